@@ -1,7 +1,8 @@
-"""Every effect that a workflow asks for, one file a noun. May import the decision packages, `infra/` and value types.
+"""The activities of all workflows. They may import the decision packages, `infra/` and value types.
 
-`scheduling/` decides and awards, `data/` copies and checks what buckets hold, `lifecycle/` starts, follows and ends
-workloads and machines. `roles.py` says which of them a worker of a role serves.
+`scheduling/` scans, bids and awards. `data/` copies and verifies tables and checkpoints. `lifecycle/` starts, monitors
+and ends workloads and machines. `capacity/` sizes pools and launches machines. `roles.py` defines which activities a
+worker of each role runs.
 
-Each effect is idempotent by keys that its workflow chose: carried out again, it finds what the first try did.
+Every activity is idempotent: its workflow chooses the keys, and a retry finds the result of the first try.
 """

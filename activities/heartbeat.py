@@ -1,4 +1,4 @@
-"""Signs of life of a long effect, also while one thing of it takes long: an object of gigabytes, a large query."""
+"""Heartbeats of a long activity. They continue while a single operation takes long, such as a large object or query."""
 
 import contextvars
 import threading
@@ -12,7 +12,10 @@ HEARTBEAT_S = 5.0
 
 @contextmanager
 def heartbeating() -> Iterator[Callable[..., None]]:
-    """Heartbeats with the details last told, and at once when they are told."""
+    """Sends heartbeats every `HEARTBEAT_S` seconds until the end of the block, with the newest details.
+
+    Yields a function that sets the details and sends a heartbeat immediately.
+    """
     told: tuple[object, ...] = ()
     done = threading.Event()
 

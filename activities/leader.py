@@ -1,4 +1,4 @@
-"""Loops of which one process of an installation does the rounds, and the others wait to take its place."""
+"""Leader election for periodic loops: one process of an installation runs the rounds, and the others are on standby."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 @unique
 class Leader(IntEnum):
-    """The advisory locks of Postgres by which one process has a loop, each another number."""
+    """The Postgres advisory locks of the loops."""
 
     RECONCILING = 0x6D697A7A656E01
     PROGRESS = 0x6D697A7A656E02
@@ -23,7 +23,10 @@ class Leader(IntEnum):
 
 
 def claim(engine: Engine, lock: int, leader: Connection | None) -> Connection | None:
-    """A connection that holds the advisory lock, `leader` if it still does; None: another process has it."""
+    """Returns a connection that holds the advisory lock; None: another process holds it.
+
+    `leader` is the connection of the previous call. It is returned if it still works.
+    """
     try:
         if leader is not None:
             leader.execute(text("select 1"))
@@ -47,9 +50,10 @@ async def lead(
 ) -> None:
     """Runs rounds until cancelled, while this process holds the advisory lock `lock`.
 
-    A round that fails is logged, as `what`, and the next one begins after `interval_s`. `share` is the part of the time
-    that rounds may take: after long ones the pause is longer. A single long round does not lengthen it, nor do failed
-    ones: they waited for a service that was away, and the round after them has the most to repair.
+    A failed round is logged under the name `what`, and the next round follows after `interval_s`. `share` is the
+    fraction of time that rounds may take: after two long rounds in a row, the pause is longer than `interval_s`. A
+    single long round and failed rounds do not lengthen the pause, because they waited for a service that was down, and
+    the round after them has the most to repair.
     """
     leader: Connection | None = None
     last_s = 0.0
@@ -60,7 +64,7 @@ async def lead(
                 leader = await in_thread(claim, engine, lock, leader)
                 if leader is not None:
                     await one_round()
-            except Exception as error:  # Postgres or Temporal is away: the next round finds the same
+            except Exception as error:  # Postgres or Temporal does not answer. The next round tries again.
                 failed = True
                 _log.warning("%s: %s; trying again", what, error)
             took_s = 0.0 if failed else time.monotonic() - began_s
@@ -68,5 +72,5 @@ async def lead(
             last_s = took_s
     finally:
         if leader is not None:
-            leader.invalidate()  # Back in its pool it would keep the lock.
+            leader.invalidate()  # A connection that returns to the pool would keep the lock.
             leader.close()

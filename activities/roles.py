@@ -1,4 +1,4 @@
-"""Which workflows and activities a worker of each role runs, and the worker itself."""
+"""The workflows and activities of each worker role, and the worker process."""
 
 import asyncio
 import logging
@@ -54,8 +54,8 @@ _log = logging.getLogger(__name__)
 _CACHED_WORKFLOWS = 5000
 _THREADS = 32
 _RUNNER = UnsandboxedWorkflowRunner()
-"""A sandbox loads every module anew for every workflow, which is half the work of a short one. It finds mistakes of
-ours, and the tests run all workflows in one."""
+"""No sandbox: it reloads every module for each workflow, which is half of the work of a short workflow. It would only
+find programming mistakes, and the tests run all workflows in the sandbox."""
 
 
 def control_activities(
@@ -66,7 +66,7 @@ def control_activities(
     here: Sequence[str] = (),
     providers: Mapping[str, Provider] = MappingProxyType({}),
 ) -> list[Callable[..., Any]]:
-    """Activities of the control queue, which decide on `state`; `here` are regions of the same process."""
+    """Returns the activities of the control queue. They decide on `state`. `here` are the regions of this process."""
     workloads = WorkloadActivities(engine, settings)
     launch = LaunchActivities(engine, settings)
     auction = AuctionActivities(engine, settings, state or SchedulerState(engine, settings.scheduler), here)
@@ -85,7 +85,7 @@ def control_activities(
 
 
 def region_activities(engine: Any, settings: Settings, state: SchedulerState) -> list[Callable[..., Any]]:
-    """Activities of a region's queue, which bid on `state`."""
+    """Returns the activities of a region's queue. They bid on `state`."""
     bids, copies = RegionActivities(engine, state), CopyActivities(engine, settings)
     return [bids.bid, copies.copy_checkpoint, copies.copy_table, ScrubActivities(engine, settings).scrub]
 
@@ -115,7 +115,7 @@ def control_worker(
     here: Sequence[str] = (),
     providers: Mapping[str, Provider] = MappingProxyType({}),
 ) -> Worker:
-    """A worker for all workflows and for the effects on Postgres."""
+    """Returns a worker for all workflows and for the activities on Postgres."""
     return Worker(
         client,
         task_queue=ids.CONTROL_QUEUE,
@@ -124,8 +124,9 @@ def control_worker(
         activity_executor=threads,
         workflow_runner=_RUNNER,
         max_cached_workflows=_CACHED_WORKFLOWS,
-        # After a rollback of Temporal a worker that remembers more than the history may write what no worker can
-        # replay. Such a workflow would be tried again for ever; it ends, and a new one goes on from Postgres.
+        # After a rollback of Temporal, the cache of a worker may be ahead of the history, so that it records events
+        # that no worker can replay. Such a workflow fails instead of being retried for ever, and a new one continues
+        # from Postgres.
         workflow_failure_exception_types=[workflow.NondeterminismError],
         build_id=BUILD_ID,
         graceful_shutdown_timeout=timedelta(seconds=5),
@@ -135,14 +136,14 @@ def control_worker(
 def region_worker(
     client: Client, region: str, engine: Any, settings: Settings, threads: ThreadPoolExecutor, state: SchedulerState
 ) -> Worker:
-    """A worker for one region's bids and copies."""
+    """Returns a worker for one region's bids and copies."""
     return Worker(
         client,
         task_queue=ids.region_queue(region),
         activities=region_activities(engine, settings, state),
         build_id=BUILD_ID,
         activity_executor=threads,
-        # A region gets a few tasks a second: one poller waits while another takes one up.
+        # A region gets a few tasks a second, so two pollers are enough.
         activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=2),
         graceful_shutdown_timeout=timedelta(seconds=5),
     )
@@ -152,16 +153,16 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
     """Runs a worker process of the given roles (`control`, `region`) until SIGTERM or SIGINT.
 
     Raises:
-        ConfigurationError: no database or Temporal address is set, a role is unknown, `region` came without one, a
-            provider's settings are not usable, or the master key does not open the database's secrets.
+        ConfigurationError: no database or Temporal address is set, a role is unknown, the role `region` has no region,
+            a provider's settings are not valid, or the master key cannot decrypt the database's secrets.
     """
     unknown = sorted(set(roles) - {"control", "region"})
     if unknown or not roles:
-        raise ConfigurationError(f"role: {', '.join(unknown) or 'none'} given, must be control, region or both")
+        raise ConfigurationError(f"role: {', '.join(unknown) or 'none'} given; must be control, region or both")
     if "region" in roles and not regions:
         raise ConfigurationError("region: the role 'region' needs at least one --region")
     if settings.database is None:
-        raise ConfigurationError("database: not set; give the URL of the Postgres of this installation")
+        raise ConfigurationError("database: not set; must be the URL of this installation's Postgres database")
     check_providers(settings)
     give_back_freed_memory()
     reporter = LivenessReporter.inherited()
@@ -175,13 +176,13 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
     if "control" in roles:
         await asyncio.to_thread(check_master_key, engine, settings.master_key_path)
     providers = await asyncio.to_thread(open_providers, settings) if "control" in roles else {}
-    _log.info("loading the schedulers' inner loops; compiling them, once for each version, takes about a minute")
+    _log.info("loading the compiled inner loops; the first start of a version compiles them, in about a minute")
     await asyncio.to_thread(precompile)
     collect_seldom()
     client = await _connect(settings, stop)
     if client is None:
         return
-    # One for the process: whoever decides here decides on the same columns.
+    # All decisions of this process share one scheduler state.
     state = SchedulerState(engine, settings.scheduler, None if "control" in roles else regions)
     async with AsyncExitStack() as stack:
         if "control" in roles:
@@ -207,7 +208,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
             for loop in loops:
                 stack.callback(asyncio.create_task(loop).cancel)
         for region in regions if "region" in roles else ():
-            # Threads of its own: copies that take hours must not keep others from their turn.
+            # Each region has its own threads, so that copies that take hours do not block other activities.
             threads = stack.enter_context(ThreadPoolExecutor(_THREADS))
             await stack.enter_async_context(region_worker(client, region, engine, settings, threads, state))
             check = BucketCheck(engine, settings.buckets, region)
@@ -219,7 +220,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
 
 
 async def _connect(settings: Settings, stop: asyncio.Event) -> Client | None:
-    """Temporal may start after its workers: tried until it answers; None if told to stop meanwhile."""
+    """Connects to Temporal, retrying until it answers, as it may start later; returns None if `stop` is set first."""
     while not stop.is_set():
         try:
             return await connect(settings.temporal)

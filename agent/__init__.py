@@ -1,6 +1,7 @@
-"""The node agent: runs one machine's share of each gang, as a Temporal worker that only dials out.
+"""The node agent: runs the tasks of each gang that are placed on one machine. A Temporal worker without open ports.
 
-What belongs here: the agent's activities, the shim under which each task runs, launch descriptions, port reservation,
-log shipping, and the hosting of one or several machines' agents on a computer. May import value types (`domain`),
-`mizzen.objects`, `infra.config`, `infra.errors` and `infra.temporal_client`; nothing that decides, no database, no API.
+Contains the agent's activities, the shim that supervises each task, launch descriptions, port reservation, log
+shipping, and a parent process that runs the agents of several machines on one computer. May import value types
+(`domain`), `mizzen.objects`, `infra.config`, `infra.errors` and `infra.temporal_client`, but no scheduling package, no
+database code and no API code.
 """

@@ -1,4 +1,7 @@
-"""`python -m agent FILE`: the agents of the machines in a JSON file, `{"temporal": {...}, "machines": [{...}]}`."""
+"""`python -m agent FILE`: runs the agents of the machines in a JSON file.
+
+The file contains `{"temporal": {...}, "machines": [{...}]}`.
+"""
 
 import logging
 import sys
@@ -13,7 +16,7 @@ from infra.errors import MizzenError
 
 
 class FleetFile(BaseModel):
-    """The file's content."""
+    """Content of the JSON file: Temporal's settings and the configuration of each machine."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -22,7 +25,7 @@ class FleetFile(BaseModel):
 
 
 def main() -> int:
-    """Run until SIGTERM or SIGINT; 2 where the file is not usable."""
+    """Runs the agents until SIGTERM or SIGINT. Returns the exit code, 2 if the arguments or the file are invalid."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if len(sys.argv) != 2:
         print("usage: python -m agent FILE", file=sys.stderr)

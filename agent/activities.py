@@ -1,7 +1,7 @@
-"""The agent's activities: preparing, running and stopping this machine's share of an attempt, and attending.
+"""The agent's Temporal activities: prepare, run and stop an attempt's tasks on this machine, and report its liveness.
 
-All that is decided here can be decided again by another agent process from the folders alone. So an activity whose
-Temporal side ends for any reason lets go of the tasks (they go on), and its retry takes hold of them again.
+All state that the activities need is in the machine's folders. So if an activity ends for any reason, its tasks
+continue, and a retry, even in another agent process, re-attaches to them.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 _LATE_S = 7.5
 _UNTIMED_S = 30.0
 _TRIES = 5
-"""How often a machine tries to start an attempt's tasks before the gang is placed anew."""
+"""Number of tries to start an attempt's tasks on this machine before the gang is placed elsewhere."""
 
 
 class NodeActivities:
@@ -65,17 +65,21 @@ class NodeActivities:
         self._shipping = shipping
         self._starting: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self.attending = 0
-        """How many `machine.attend` run: none, and the machine is not known to be alive."""
+        """Number of `machine.attend` activities that run. If it is 0, the control plane cannot see that the machine is
+        alive."""
         self.let_go = asyncio.Event()
-        """Set when a `machine.attend` ends; whoever waits for it clears it."""
+        """Set when a `machine.attend` activity ends. The waiting task must clear it."""
 
     def all(self) -> Sequence[Callable[..., Awaitable[Any]]]:
-        """What the worker registers."""
+        """Returns the activities that the worker registers."""
         return [self.prepare, self.run, self.stop, self.attend, self.prove_key]
 
     @activity.defn(name=Activity.PREPARE_NODE.value)
     async def prepare(self, request: PrepareNode) -> NodePrepared:
-        """Fetch the launch description, make the tasks' folders, reserve a port for each job led from here."""
+        """Fetches the launch description, makes the tasks' folders and reserves rendezvous ports.
+
+        Reserves a port for each job whose task 0 is on this machine. Ends older attempts of the workload first.
+        """
         self._check_machine(request.machine)
         with _detaching(), self._judging(request):
             async with self._heartbeats():
@@ -85,7 +89,7 @@ class NodeActivities:
 
     @activity.defn(name=Activity.RUN_NODE.value)
     async def run(self, request: RunNode) -> NodeOutcome:
-        """Start this machine's tasks, or find those that were started, and stay with them to their end."""
+        """Starts the attempt's tasks on this machine, or re-attaches to started ones, and waits until they end."""
         self._check_machine(request.machine)
         with _detaching():
             with self._judging(request):
@@ -102,7 +106,7 @@ class NodeActivities:
 
     @activity.defn(name=Activity.STOP_NODE.value)
     async def stop(self, request: StopNode) -> NodeOutcome:
-        """Refuse the attempt from now on, give its tasks notice and `grace_s`, and return when nothing of them runs."""
+        """Stops an attempt for good: refuses later starts, gives notice and `grace_s`, and waits for the tasks' end."""
         with _detaching():
             async with self._heartbeats():
                 await self._end(request.workload_id, request.attempt, request.grace_s)
@@ -110,10 +114,10 @@ class NodeActivities:
 
     @activity.defn(name=Activity.ATTEND.value)
     async def attend(self, request: Attend) -> None:
-        """Stop what does not belong here any more, then heartbeat `ready` for as long as the agent lives."""
+        """Stops the attempts in `request.stop`, then sends the heartbeat `ready` until the agent ends."""
         self._check_machine(request.machine)
         if request.incarnation != self._state.incarnation():
-            message = f"machine {request.machine} has been off since {request.incarnation}"
+            message = f"machine {request.machine} was restarted since incarnation {request.incarnation}"
             raise ApplicationError(message, type="OtherIncarnation", non_retryable=True)
         with _detaching():
             self.attending += 1
@@ -131,7 +135,7 @@ class NodeActivities:
 
     @activity.defn(name=Activity.PROVE_KEY.value)
     async def prove_key(self, request: ProveKey) -> str:
-        """Show that this machine holds the key that it is known with, after it has got another."""
+        """Returns the proof that this machine still holds its registered key after a rotation to a new one."""
         self._check_machine(request.machine)
         try:
             return prove(request.machine, self._state.private_keys(), request.challenge)
@@ -139,7 +143,7 @@ class NodeActivities:
             raise ApplicationError(str(error), type="CannotProve", non_retryable=True) from None
 
     def resume(self) -> None:
-        """Ship what an earlier agent of this machine left unshipped. Needs a running event loop."""
+        """Resumes shipping output that an earlier agent of this machine did not ship. Needs a running event loop."""
         for folder in self._state.attempts():
             self._ship_all(folder)
 
@@ -152,14 +156,15 @@ class NodeActivities:
     def _refuse_stopped(self, workload_id: str, attempt: int) -> None:
         stopped = self._state.stopped_attempt(workload_id)
         if attempt <= stopped:
-            message = f"attempt {attempt} of {workload_id}: attempt {stopped} was stopped here"
+            message = f"attempt {attempt} of {workload_id}: attempt {stopped} was stopped on this machine"
             raise refusal(LaunchError.STOPPED_ATTEMPT, message)
 
     @contextlib.contextmanager
     def _judging(self, request: PrepareNode | RunNode) -> Iterator[None]:
-        """Raises what goes wrong as a type of the closed list of launch errors (`domain.blame`).
+        """Converts exceptions to launch errors (`domain.blame`).
 
-        An error that may pass is tried again here, but not for ever while no task has started: another machine may do.
+        A temporary error is retried on this machine. If no task has started after `_TRIES` tries, the error becomes
+        final, so that the gang is placed on other machines.
         """
         try:
             yield
@@ -169,7 +174,7 @@ class NodeActivities:
             raise launch_failure(error, final=final) from None
 
     async def _end_older(self, workload_id: str, attempt: int) -> None:
-        """Whoever asks for an attempt has given up all older ones: what still runs of them is a zombie."""
+        """Ends older attempts of the workload. A request for `attempt` means that the control plane released them."""
         if attempt > 1:
             await self._end(workload_id, attempt - 1, 0.0)
 
@@ -179,9 +184,9 @@ class NodeActivities:
     # ------------------------------------------------------------------------------------------------------ staging
 
     async def _stage(self, request: PrepareNode | RunNode) -> tuple[StagedAttempt, dict[str, int]]:
-        """The attempt in its folder, and the ports of the jobs that are led from here.
+        """Returns the staged attempt, and the ports of the jobs whose task 0 is on this machine.
 
-        Refuses an attempt that was stopped, and ends older ones first.
+        Refuses an attempt that was stopped, and ends older attempts first.
         """
         self._refuse_stopped(request.workload_id, request.attempt)
         await self._end_older(request.workload_id, request.attempt)
@@ -199,7 +204,7 @@ class NodeActivities:
         return await asyncio.to_thread(stage)
 
     async def _prepared(self, request: RunNode) -> tuple[StagedAttempt, dict[str, str]]:
-        """The attempt in its folder, and where its jobs meet."""
+        """Returns the staged attempt, and the rendezvous address (`address:port`) of each job."""
         staged, ports = await self._stage(request)
         if request.leads_jobs is None:
             return staged, request.masters
@@ -220,15 +225,15 @@ class NodeActivities:
         self._ship(staged, staged.runs)
 
     async def _watch(self, staged: StagedAttempt) -> None:
-        """Until nothing runs: stop all when one failed, or when the platform takes the machine.
+        """Waits until no task runs. Stops all tasks if one has failed, or if the platform will take the machine.
 
-        The tasks get that notice from here, at once: some platforms leave five seconds, and Temporal may be away.
+        The agent gives this notice itself, because some platforms allow only 5 s and Temporal may be unavailable.
         """
         runs = staged.runs
         readers = [NoticeReader(run, staged.masker) for run in runs]
         grace_s = staged.launch.checkpoint.grace_s
         pause_s = self._pause_s(self._config.heartbeat_interval_s)
-        # Not at once, nor at the end: each one costs the Temporal server a write, and a short task needs none.
+        # No heartbeat at start or end: each one costs the Temporal server a write, and a short task needs none.
         next_heartbeat_s = time.monotonic() + pause_s
         noticed = False
         while True:
@@ -255,12 +260,12 @@ class NodeActivities:
             await self._next_look(running)
 
     async def _next_look(self, running: Sequence[RunFolder]) -> None:
-        """Until one of `running` has ended, or it is time to look at what they report."""
+        """Waits until a task in `running` has ended, or at most `poll_interval_s`."""
         shims = [identities[0].pid for run in running if (identities := run.identities()) is not None]
         await first_end(shims, self._config.poll_interval_s)
 
     async def _running(self, runs: Sequence[RunFolder]) -> list[RunFolder]:
-        """Those of `runs` that run. Lost ones are settled first, and overdue ones ended by force."""
+        """Returns the tasks in `runs` that are running. Ends lost tasks, and kills tasks whose stop is overdue."""
         running = []
         for run in runs:
             state = tasks.look(run)
@@ -275,9 +280,9 @@ class NodeActivities:
     # ----------------------------------------------------------------------------------------------------- stopping
 
     async def _end(self, workload_id: str, attempt: int, grace_s: float) -> None:
-        """Stop a workload's attempts up to `attempt`, for good.
+        """Stops a workload's attempts up to `attempt` for good, and waits until their tasks have ended.
 
-        Where the disk is full their tasks are stopped all the same; the refusal is on the disk when this returns.
+        A full disk does not prevent the stop of the tasks. The record of the stop is on the disk when this returns.
         """
         try:
             await asyncio.to_thread(self._state.stop_attempts, workload_id, attempt)
@@ -286,7 +291,7 @@ class NodeActivities:
                 raise
         folders = [a for a in self._state.attempts() if a.workload_id == workload_id and a.attempt <= attempt]
         runs = [run for folder in folders for run in folder.runs()]
-        # Whoever is starting tasks right now looks at the stopped attempt under the same lock.
+        # A concurrent start checks for stopped attempts under the same lock.
         async with self._lock(workload_id):
             await self._notify(runs, grace_s, told=True)
         while running := await self._running(runs):
@@ -304,17 +309,17 @@ class NodeActivities:
     # ------------------------------------------------------------------------------------------------------ results
 
     def _outcome(self, staged: StagedAttempt) -> NodeOutcome:
-        """How it ended, from the folders alone. Exits in the order in which tasks ended: the first failure first."""
+        """Returns the attempt's outcome on this machine (`agent.outcomes.outcome`), with the machine's own notice."""
         found = outcome(self._config.machine, staged.runs, staged.masker)
         return replace(found, notice=self._notices.current or found.notice)
 
     def _stopped_outcome(self, request: StopNode) -> NodeOutcome:
-        """`stopped` only if the stop ended something: tasks that had all ended by themselves count by how they did."""
+        """Returns the outcome of a stopped attempt. `stopped` is false if all its tasks ended by themselves before."""
         folder = self._state.attempt(request.workload_id, request.attempt)
         try:
             staged = self._stager.load(folder)
         except CannotUnseal:
-            staged = None  # Its tasks were started with another key, before this folder lost it.
+            staged = None  # The state folder has lost the key with which the tasks were started.
         if staged is not None:
             return self._outcome(staged)
         kept = kept_outcome(self._state, folder.key)
@@ -323,8 +328,8 @@ class NodeActivities:
     def _ship_all(self, folder: AttemptFolder) -> None:
         try:
             staged = self._stager.load(folder)
-        except CannotUnseal as error:  # Then nothing can be masked, so nothing may leave the machine.
-            _log.error("output of %s stays here: %s", folder.key, error)
+        except CannotUnseal as error:  # The secrets cannot be masked, so the output may not leave the machine.
+            _log.error("output of %s is not shipped: %s", folder.key, error)
             return
         if staged is not None:
             self._ship(staged, folder.runs())
@@ -338,9 +343,10 @@ class NodeActivities:
     # -------------------------------------------------------------------------------------------------------- beats
 
     def _attend_pause_s(self) -> float:
-        """Between two signs: one may be late by `_LATE_S`, or by three quarters of a short timeout.
+        """Returns the interval between two heartbeats of `machine.attend`.
 
-        One that is later still costs another attempt of the activity, and not the machine.
+        The margin to the heartbeat timeout is `_LATE_S`, or three quarters of a short timeout. If a heartbeat is later
+        than that, the activity is retried; the machine is not declared lost.
         """
         timeout = activity.info().heartbeat_timeout
         timeout_s = _UNTIMED_S if timeout is None else timeout.total_seconds()
@@ -353,7 +359,7 @@ class NodeActivities:
 
     @contextlib.asynccontextmanager
     async def _heartbeats(self) -> AsyncIterator[None]:
-        """Heartbeat while the body works, for the first time a while after it began."""
+        """Sends heartbeats while the body runs. The first one is sent one interval after the start."""
         pause_s = self._pause_s(self._config.heartbeat_interval_s)
 
         async def beat() -> None:
@@ -370,11 +376,11 @@ class NodeActivities:
 
 @contextlib.contextmanager
 def _detaching() -> Iterator[None]:
-    """Let go of the tasks where the activity is cancelled.
+    """Converts a cancellation into the retryable failure `DETACHED`, unless a workflow requested the cancellation.
 
-    Only a cancellation that a workflow asked for is passed on. The others (a stopping agent, a missed heartbeat) are
-    failures that a retry makes good; the SDK would report a stopping worker's as a cancellation, which ends the
-    activity.
+    Other causes are a stopping agent and a missed heartbeat. The tasks continue, and a retry of the activity
+    re-attaches to them. Without this conversion the SDK reports the cancellation by a stopping worker as the end of the
+    activity, without a retry.
     """
     try:
         yield
@@ -383,7 +389,7 @@ def _detaching() -> Iterator[None]:
         if details is not None and details.cancel_requested:
             raise
         raise ApplicationError(
-            "the agent let go of the tasks, which go on",
+            "the agent detached from the tasks, which continue",
             type=DETACHED,
             next_retry_delay=timedelta(seconds=1),
             category=ApplicationErrorCategory.BENIGN,

@@ -1,8 +1,8 @@
-"""Cgroups of tasks: limits of memory and processes, weights of CPU, and finding and killing all of a task at once.
+"""Cgroups of tasks: limits on memory and processes, CPU weights, and killing all processes of a task at once.
 
-Both versions are used, whichever has the controller. A task's cgroups are children of the agent's own; where that is a
-cgroup v2 whose children cannot have controllers, because processes are in it, of a cgroup `mizzen` below the root.
-Standard library only: the shim imports it.
+Supports cgroup v1 and v2; for each controller it uses the version that has it. A task's cgroups are children of the
+agent's own cgroup. A cgroup v2 that contains processes cannot give controllers to its children; in that case the
+parent is a cgroup `mizzen` below the root. Uses the standard library only, because the shim imports this module.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ CONTROLLERS = ("memory", "pids", "cpu")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a task may use."""
+    """Limits on the resources of one task."""
 
     memory_bytes: int
     processes: int
-    """Threads count."""
+    """Maximum number of processes and threads."""
     cpus_milli: int
-    """A share where CPUs are scarce, not a cap."""
+    """Weight when CPUs are contended, in thousandths of a CPU; not an upper limit."""
 
     def v1(self) -> dict[str, list[tuple[str, int]]]:
-        """Controller to files and values; what follows the first of a controller may be absent."""
+        """Returns the files and values to write in cgroup v1, by controller. Files after the first may be absent."""
         return {
             "memory": [
                 ("memory.limit_in_bytes", self.memory_bytes),
@@ -38,7 +38,7 @@ class Limits:
         }
 
     def v2(self) -> dict[str, list[tuple[str, int]]]:
-        """The same for the unified hierarchy."""
+        """Returns the files and values to write in cgroup v2, by controller. Files after the first may be absent."""
         shares = min(262_144, max(2, self.cpus_milli * 1024 // 1000))
         return {
             "memory": [("memory.max", self.memory_bytes), ("memory.swap.max", 0)],
@@ -48,7 +48,10 @@ class Limits:
 
 
 def make_cgroup(run_id: str) -> str | None:
-    """A cgroup v2 for a run, in which all of it can be killed at once; None where the agent may not make one."""
+    """Creates a cgroup v2 through which all processes of a run can be killed at once, and returns its path.
+
+    Returns None if the agent may not create it or the kernel has no `cgroup.kill`.
+    """
     parent = _own().get("")
     if parent is None:
         return None
@@ -61,7 +64,10 @@ def make_cgroup(run_id: str) -> str | None:
 
 
 def limit(run_id: str, limits: Limits) -> tuple[list[str], list[str]]:
-    """Cgroups with `limits`, to be joined by the run's first process, and the controllers that could not be had."""
+    """Creates cgroups with `limits` for a run. Returns their paths, and the controllers that cannot be used.
+
+    The run's first process must join them.
+    """
     folders, missing = [], []
     parent, unified = _unified()
     for controller in CONTROLLERS:
@@ -93,10 +99,10 @@ def _set(path: str, values: list[tuple[str, int]]) -> bool:
 
 
 def join(folders: Iterable[str]) -> None:
-    """Move this process into the cgroups.
+    """Moves this process into the cgroups at `folders`.
 
     Raises:
-        OSError: one of them does not take it.
+        OSError: the process cannot join one of the cgroups.
     """
     for path in folders:
         with open(f"{path}/cgroup.procs", "w") as file:
@@ -104,7 +110,7 @@ def join(folders: Iterable[str]) -> None:
 
 
 def processes_in(folders: Iterable[str]) -> set[int]:
-    """Processes in the cgroups, those below them left out."""
+    """Returns the pids of processes in the cgroups, without those in child cgroups."""
     found = set()
     for path in folders:
         with contextlib.suppress(OSError), open(f"{path}/cgroup.procs") as file:
@@ -113,7 +119,7 @@ def processes_in(folders: Iterable[str]) -> set[int]:
 
 
 def memory_use(folders: Iterable[str]) -> tuple[int, int] | None:
-    """Limit and peak in bytes, where the kernel killed a process for reaching the limit; None: it has not."""
+    """Returns the memory limit and peak in bytes if the kernel killed a process at the limit, else None."""
     for path in folders:
         for kills, limit_file, peak_file in (
             ("memory.oom_control", "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
@@ -124,24 +130,24 @@ def memory_use(folders: Iterable[str]) -> tuple[int, int] | None:
                     limit_bytes = _number(f"{path}/{limit_file}")
                     try:
                         return limit_bytes, _number(f"{path}/{peak_file}")
-                    except OSError:  # Kernels before 5.19 do not keep it.
+                    except OSError:  # Kernels before 5.19 have no `memory.peak`.
                         return limit_bytes, limit_bytes
     return None
 
 
 def kill_cgroup(path: str) -> None:
-    """Kill every process of a cgroup."""
+    """Kills every process in a cgroup."""
     try:
         with open(f"{path}/cgroup.kill", "w") as file:
             file.write("1")
-    except OSError:  # Version 1 has no such file.
+    except OSError:  # Cgroup v1 has no `cgroup.kill`.
         for pid in processes_in([path]):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def remove_cgroup(path: str) -> None:
-    """Kill what is left in a cgroup and remove it; after a second with something unkillable in it, leave it."""
+    """Kills the processes left in a cgroup and removes it. Gives up if a process is still there after 1 s."""
     give_up_s = time.monotonic() + 1.0
     while True:
         try:
@@ -149,7 +155,7 @@ def remove_cgroup(path: str) -> None:
             return
         except FileNotFoundError:
             return
-        except OSError:  # The killed leave it only when the kernel has taken them apart.
+        except OSError:  # A killed process stays in the cgroup until the kernel has released it.
             if time.monotonic() > give_up_s:
                 return
         kill_cgroup(path)
@@ -168,7 +174,7 @@ def _number(path: str) -> int:
 
 @cache
 def _own() -> dict[str, str]:
-    """This process's cgroup in each hierarchy, as a folder: by controller, the unified one as ''."""
+    """Returns the path of this process's cgroup for each v1 controller, and for cgroup v2 under the key ''."""
     own, found = dict[str, str](), dict[str, str]()
     try:
         with open("/proc/self/cgroup") as file:
@@ -193,13 +199,17 @@ def _own() -> dict[str, str]:
 
 @cache
 def _unified() -> tuple[str | None, frozenset[str]]:
-    """A cgroup v2 whose children have controllers, and which of `CONTROLLERS`; makes it so where that is allowed."""
+    """Returns a cgroup v2 to use as parent of tasks' cgroups, and the controllers that its children have.
+
+    Enables `CONTROLLERS` for its children as far as this process may. The path is None if there is no cgroup v2.
+    """
     own = _own().get("")
     if own is None:
         return None, frozenset()
     found = _enable(own)
     if not found and os.geteuid() == 0:
-        # Processes are in it, so it cannot: a sibling below the root can. The root itself is free of that rule.
+        # The cgroup contains processes, so its children cannot have controllers. A new cgroup below the root can: the
+        # root itself is exempt from that rule.
         root = own
         while os.path.exists(os.path.join(os.path.dirname(root), "cgroup.controllers")):
             root = os.path.dirname(root)

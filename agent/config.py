@@ -13,16 +13,16 @@ from mizzen.cadence import PLATFORMS as PRIORS
 from mizzen.notices.detection import PLATFORMS
 
 DETECT = "detect"
-"""A platform's name in the configuration: it is found out."""
+"""The value of `AgentConfig.platform` that makes the agent detect the platform."""
 
 
 class AgentConfig(BaseModel):
-    """One machine, as its agent announces it, and how its agent works."""
+    """One machine as its agent registers it, and the settings of the agent."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     machine: str
-    """`region/cluster/machine`."""
+    """Id of the machine, `region/cluster/name`."""
     region: str
     cluster: str
     rack: str
@@ -31,63 +31,70 @@ class AgentConfig(BaseModel):
     cpus_milli: int = Field(gt=0)
     memory_bytes: int = Field(gt=0)
     address: str
-    """Host name or IP address that the other machines of its cluster can dial."""
+    """Host name or IP address at which the other machines of the cluster can connect to this one."""
     ports: tuple[int, int]
-    """First and last port for rendezvous, outside the system's ephemeral range; disjoint where machines share an
-    address."""
+    """First and last port for rendezvous, inclusive. Must be outside the system's ephemeral range. Machines that share
+    an address need disjoint ranges."""
     bucket_url: str | None = None
-    """The region's bucket as this machine reaches it; None: the URL that comes with each request."""
+    """URL at which this machine reaches the region's bucket. None uses the URL in each request."""
     state_dir: Path
-    """On a local disk that survives a restart of the agent."""
+    """Folder for the agent's state. Must be on a local disk and persist over restarts of the agent."""
     run_as: str | None = None
-    """User of the tasks; None: the agent's own. Another one needs an agent that runs as root."""
+    """User name or user id that tasks run as. None means the agent's own user. Requires an agent that runs as root."""
     cgroup: bool = True
-    """Give each task cgroups of its own, with limits of memory and processes by what it asked for, where the agent
-    may."""
+    """Create cgroups for each task, with limits on memory and processes from its resource request, if the agent is
+    allowed to create them."""
     processes_per_task: int = Field(128, gt=0)
-    """A task may have so many processes and threads,"""
+    """Number of processes and threads that every task may have, whatever its resource request."""
     processes_per_cpu: int = Field(128, ge=0)
-    """and so many more for each CPU that it asked for."""
+    """Number of processes and threads that a task may have in addition for each CPU that it requests."""
     tenant_uids: tuple[int, int] | None = None
-    """First user id and how many: tasks of the tenant with number n run as first + n, which nobody else has. None: they
-    run as `run_as`, or as the agent. Needs an agent that runs as root."""
+    """First user id and number of user ids: tasks of the tenant with number n run as first + n, so that each tenant has
+    its own user id. None: all tasks run as `run_as`, or as the agent's user. Requires an agent that runs as root."""
     heartbeat_interval_s: float = Field(5.0, gt=0)
-    """Of a node whose tasks run, with their progress; each one costs the Temporal server a write."""
+    """Interval of the heartbeats that report the progress of running tasks, in seconds. Each heartbeat costs the
+    Temporal server a write."""
     attend_interval_s: float | None = Field(None, gt=0)
-    """Of signs that the machine is there; None: as seldom as the heartbeat timeout allows, since each one costs the
-    Temporal server a write, of every machine."""
+    """Interval of the heartbeats that show that the machine is alive, in seconds. None: as rarely as the heartbeat
+    timeout allows, because each heartbeat of each machine costs the Temporal server a write."""
     poll_interval_s: float = Field(0.5, ge=0.05)
-    """How often it is looked at what running tasks report; their ends are noticed at once."""
+    """Interval at which the reports of running tasks are read, in seconds. A task's end is detected at once,
+    independently of this interval."""
     hello_interval_s: float = Field(30.0, gt=0)
-    """How often an agent that nobody attends to announces itself again."""
+    """Interval at which the agent registers its machine again while no `machine.attend` activity runs, in seconds."""
     keep_runs_s: float = Field(600.0, ge=0)
-    """How long a run's folder is kept after all its output was shipped."""
+    """How long an attempt's folder is kept after all output of its tasks was shipped, in seconds."""
     output_bytes: int = Field(1 << 30, ge=1 << 22)
-    """How much of a task's output may be on this machine's disk: first what was shipped is freed, then what was not."""
+    """Limit on the disk space that one task's output uses on this machine. Output beyond the limit is freed: first the
+    part that was shipped, then the oldest part that was not."""
     keep_outcomes_s: float = Field(14 * 86400.0, ge=0)
-    """How long exit statuses are kept after that: Temporal may ask for them when it is back, or was restored."""
+    """How long exit statuses are kept after the folder is removed, in seconds. A workflow may need them long after the
+    end, for example after an outage of Temporal or a restore of its database."""
     keep_stopped_s: float = Field(14 * 86400.0, gt=0)
-    """How long it is remembered which attempts were stopped here, after the last of them."""
+    """How long the record of a workload's last stopped attempt is kept, in seconds since that stop."""
     platform: str | None = None
-    """Whose notices the agent listens to, by a name of `mizzen.notices` (`aws`) or of `mizzen.cadence` (`aws-spot`),
-    which also tells its tasks how often they are interrupted; `detect`: the metadata servers are asked at the start.
-    None: the agent's own `MIZZEN_PLATFORM`, and without it nobody is asked. `sigterm`: nobody is asked."""
+    """Platform whose termination notices the agent polls: a name of `mizzen.notices` (`aws`) or of `mizzen.cadence`
+    (`aws-spot`). The latter also gives the platform's rate of interruptions to the tasks. `detect` queries the metadata
+    servers at the start of the agent. None uses the agent's own `MIZZEN_PLATFORM`; if that is not set, nothing is
+    polled. `sigterm` polls nothing."""
     notice_file: Path | None = None
-    """With the platform `file`: where it says that it takes the machine (`mizzen.notices.file`)."""
+    """With platform `file`: path of the file that announces the end of the machine (`mizzen.notices.file`)."""
     instance: str = ""
-    """Id of the instance that this machine is, where mizzen launched it,"""
+    """Id of the machine's instance, if mizzen launched the machine."""
     join_token: str = ""
-    """and the token that it was launched with."""
+    """Token that the instance was launched with, if mizzen launched the machine."""
     max_archive_bytes: int = Field(1 << 30, gt=0)
-    """Of a working directory as it is uploaded, compressed."""
+    """Maximum size of an uploaded working directory's archive, compressed."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for field in ("region", "cluster"):
             if not is_name(getattr(self, field)):
-                raise ValueError(f"{field} {getattr(self, field)!r}: must be a name")
+                raise ValueError(
+                    f"{field} {getattr(self, field)!r}: must be a name of lower-case letters, digits and hyphens"
+                )
         if self.machine != machine_id(self.region, self.cluster, self.machine.rpartition("/")[2]):
-            raise ValueError(f"machine {self.machine!r}: must be {self.region}/{self.cluster}/ and a name")
+            raise ValueError(f"machine {self.machine!r}: must be {self.region}/{self.cluster}/NAME")
         first, last = self.ports
         if not 0 < first <= last < 1 << 16:
             raise ValueError(f"ports {first} to {last}: must be a range within 1 to 65535")
@@ -102,28 +109,30 @@ class AgentConfig(BaseModel):
         return self
 
     def owner_of(self, tenant_number: int | None) -> Owner | None:
-        """As whom a tenant's tasks run; None: as the agent. `tenant_number` is None in launches of earlier versions.
+        """Returns the user that a tenant's tasks run as, or None for the agent's own user.
+
+        `tenant_number` is None in launch descriptions of earlier versions.
 
         Raises:
-            ValueError: the tenant has no user id in the range.
+            ValueError: `tenant_uids` has no user id for this tenant.
         """
         if self.run_as is not None or self.tenant_uids is None or tenant_number is None:
             return self.owner()
         first, count = self.tenant_uids
         if not 0 <= tenant_number < count:
-            raise ValueError(f"tenant number {tenant_number}: tenant_uids has {count} user ids")
+            raise ValueError(f"tenant number {tenant_number}: must be less than the {count} user ids of tenant_uids")
         return Owner(first + tenant_number, first + tenant_number, ())
 
     def owner(self) -> Owner | None:
-        """As whom tasks run that are of no tenant in particular; None: as the agent.
+        """Returns the user in `run_as`, or None for the agent's own user.
 
         Raises:
-            ValueError: there is no such user.
+            ValueError: the user does not exist.
         """
         if self.run_as is None:
             return None
         try:
             user = pwd.getpwuid(int(self.run_as)) if self.run_as.isdigit() else pwd.getpwnam(self.run_as)
         except KeyError:
-            raise ValueError(f"run_as {self.run_as!r}: there is no such user on this machine") from None
+            raise ValueError(f"run_as {self.run_as!r}: this user does not exist on this machine") from None
         return Owner(user.pw_uid, user.pw_gid, tuple(os.getgrouplist(user.pw_name, user.pw_gid)))

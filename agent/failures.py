@@ -1,4 +1,4 @@
-"""Why a launch failed, as the type that workflows judge by (`domain.blame`)."""
+"""Maps exceptions of a launch to the error types that workflows distinguish (`domain.blame`)."""
 
 import errno
 
@@ -26,21 +26,25 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a file could not be written because its disk, or a quota on it, is full."""
+    """Whether `error` says that the disk, or a disk quota, is full."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
 def refusal(kind: LaunchError, message: str, *, final: bool | None = None) -> ApplicationError:
-    """The error to raise; `final`: not to be tried again here, by default as the table says."""
+    """Returns the error to raise for a failed launch.
+
+    `final` makes the error non-retryable on this machine. A type that `domain.blame.TABLE` marks as final is always
+    non-retryable.
+    """
     return ApplicationError(
         message, type=kind.value, non_retryable=TABLE[kind].final if final is None else final or TABLE[kind].final
     )
 
 
 def launch_failure(error: Exception, *, final: bool) -> Exception:
-    """`error` as workflows understand it; what is no known way of failing stays as it is.
+    """Converts `error` to an `ApplicationError` with its launch error type. Returns unknown exceptions unchanged.
 
-    `final`: it was tried often enough on this machine, so that the gang is placed anew.
+    `final` says that this machine has no tries left, so the gang must be placed elsewhere.
     """
     if isinstance(error, ApplicationError):
         return error

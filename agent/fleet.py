@@ -1,7 +1,7 @@
-"""Several machines on one computer: a process for each, forked from one that has imported everything.
+"""Runs the agents of several machines on one computer, each in a process forked from one parent.
 
-Importing Temporal's SDK costs a second and 60 MB; a fork shares both. Each machine stays a process of its own with a
-state folder of its own, so its death is real (`power_off`) and costs the others nothing.
+Importing Temporal's SDK takes a second and 60 MB, which the forks share. Each machine has its own process and its own
+state folder, so one machine can be killed (`power_off`) without affecting the others.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ from infra.liveness_pipe import LOOP, REPORT_INTERVAL_S, LivenessListener, Liven
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 _MAX_RESTART_PAUSE_S = 10.0
 _STEADY_S = 30.0
-"""An agent that lived for so long is started again without a pause."""
+"""An agent that ran for longer than this is restarted without backoff."""
 _STOP_PATIENCE_S = 20.0
 _STUCK_AFTER_S = 30.0
 _FIRST_SIGN_S = 120.0
-"""An agent may need so long from its start to its first sign of life."""
+"""Minimum time from an agent's start to its first liveness sign before it counts as stuck."""
 _HELD_UP_S = 2.0
 _POLL_S = 0.25
 _log = logging.getLogger(__name__)
@@ -43,16 +43,16 @@ class _Child:
     pid: int | None = None
     started_s: float = 0.0
     due_s: float = 0.0
-    """When it may be started again (monotonic)."""
+    """Earliest time at which the agent may be restarted (monotonic)."""
     failures: int = 0
     listener: LivenessListener = field(default_factory=LivenessListener)
     heard_s: float = 0.0
-    """When it last gave a sign of life (monotonic), or was started."""
+    """Time of the agent's last liveness sign, or of its start (monotonic)."""
     speaks: bool = False
-    """It has given a sign since its start."""
+    """Whether the agent has sent a liveness sign since its start."""
 
     wanted: bool = True
-    """False: its machine is gone for good."""
+    """False if the machine is gone for good."""
 
     @property
     def off(self) -> bool:
@@ -66,30 +66,30 @@ def serve_many(
     launched: Callable[[], Sequence[AgentConfig]] | None = None,
     stuck_after_s: float = _STUCK_AFTER_S,
 ) -> None:
-    """Run the agents of several machines until SIGTERM or SIGINT; their tasks go on. Blocks; call it in a process of
-    its own, with one thread, before anything has connected to Temporal.
+    """Runs the agents of several machines until SIGTERM or SIGINT. Their tasks continue.
 
-    An agent that dies, or gives no sign of life for `stuck_after_s`, is started again, unless its machine was powered
-    off; then it is, once it is powered on. The agents end with this process, however it ends.
+    Blocks. Must be called in a separate process with one thread, before anything connects to Temporal. An agent is
+    restarted if it dies or sends no liveness sign for `stuck_after_s`. The agent of a machine that was powered off is
+    restarted when the machine is powered on. When this process ends for any reason, the agents end, too.
 
     Args:
-        configs: machines that are always there.
-        temporal: where agents dial.
-        launched: is asked all the time which other machines there are. One that it does not name any more is gone: its
-            processes are killed, and its state folder is removed.
-        stuck_after_s: see above.
+        configs: the permanent machines.
+        temporal: connection settings of the agents.
+        launched: returns the launched machines, and is called repeatedly. If a machine disappears from the result, its
+            processes are killed and its state folder is removed.
+        stuck_after_s: time without a liveness sign, in seconds, after which an agent is killed and restarted.
 
     Raises:
-        ValueError: two machines share a name or a state folder.
+        ValueError: two machines have the same name or state folder.
     """
     for name in ("machine", "state_dir"):
         if len({str(getattr(config, name)) for config in configs}) < len(configs):
-            raise ValueError(f"{name}: two machines have the same")
+            raise ValueError(f"{name}: must be different for each machine")
     if any(config.bucket_url is None or config.bucket_url.startswith("s3:") for config in configs):
-        import mizzen.objects.s3  # noqa: F401 - so that the forks share it
+        import mizzen.objects.s3  # noqa: F401 - imported here so that the forks share it
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     gc.collect()
-    gc.freeze()  # What is never looked at is never copied.
+    gc.freeze()  # The collector then does not write to shared pages, which would copy them in each fork.
     children = [_Child(config) for config in configs]
     always = {config.machine for config in configs}
     try:
@@ -107,18 +107,18 @@ def serve_many(
             began_s = time.monotonic()
             stopping = _next_signal(_SIGNALS, pause_s) not in (None, signal.SIGCHLD)
             _reap(children)
-            # Time in which this process was itself stopped or starved is no agent's.
+            # Time during which this process was stopped or got no CPU does not count against the agents.
             _kill_stuck(children, stuck_after_s, held_up=time.monotonic() - began_s > pause_s + _HELD_UP_S)
     finally:
         _stop(children)
 
 
 def _follow(children: list[_Child], launched: Callable[[], Sequence[AgentConfig]], always: Collection[str]) -> None:
-    """Adds agents for machines that were launched, and kills everything of machines that are gone."""
+    """Adds agents for new machines in `launched`, and ends the machines that are not in it any more."""
     try:
         there = {config.machine: config for config in launched()}
-    except Exception as error:  # whatever is wrong with one source of machines, the others' agents go on
-        _log.warning("machines that were launched: %s; looked for again", error)
+    except Exception as error:  # A failure of `launched` must not stop the other agents.
+        _log.warning("cannot list the launched machines, retrying: %s", error)
         return
     known = {child.config.machine for child in children}
     children += [_Child(config) for machine, config in there.items() if machine not in known]
@@ -131,10 +131,10 @@ def _follow(children: list[_Child], launched: Callable[[], Sequence[AgentConfig]
 
 
 def _next_signal(signals: set[signal.Signals], timeout_s: float) -> int | None:
-    """The first of these blocked signals that comes in time.
+    """Returns the first pending signal in `signals`, all of which must be blocked, or None after `timeout_s`.
 
-    It polls: if this process is stopped while `sigtimedwait` waits, and continued after the time-out, CPython returns
-    a signal that never came.
+    Polls instead of waiting in `sigtimedwait`: if the process is stopped during the wait and continued after the
+    timeout, CPython returns a signal that never arrived.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -148,7 +148,10 @@ def _next_signal(signals: set[signal.Signals], timeout_s: float) -> int | None:
 
 
 def _kill_stuck(children: list[_Child], stuck_after_s: float, *, held_up: bool) -> None:
-    """Kills agents that are stopped or stuck; their tasks go on, and the next agent finds them."""
+    """Kills agents that sent no liveness sign in time. Their tasks continue, and the next agent re-attaches to them.
+
+    If `held_up`, this process was itself delayed, so the time without signs starts again.
+    """
     now_s = time.monotonic()
     for child in children:
         if child.pid is None:
@@ -158,14 +161,14 @@ def _kill_stuck(children: list[_Child], stuck_after_s: float, *, held_up: bool) 
         elif held_up:
             child.heard_s = now_s
         elif now_s - child.heard_s > (stuck_after_s if child.speaks else max(stuck_after_s, _FIRST_SIGN_S)):
-            _log.warning("agent of %s (pid %d) gives no sign of life; killing it", child.config.machine, child.pid)
+            _log.warning("agent of %s (pid %d) sends no liveness signs; killing it", child.config.machine, child.pid)
             child.heard_s = now_s
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, signal.SIGKILL)
 
 
 def _kill_stopped_predecessor(child: _Child) -> None:
-    """An agent of an earlier, killed parent that is stopped by a signal would keep the machine's folder for ever."""
+    """Kills an agent of an earlier parent process if it is stopped by a signal: it would hold the folder's lock."""
     other = StateFolder(child.config.state_dir).agent()
     if other is None or not other.alive():
         return
@@ -187,7 +190,7 @@ def _start(child: _Child, temporal: TemporalSettings) -> None:
     code = 1
     try:
         shim.die_with_parent(signal.SIGTERM)
-        os.setpgid(0, 0)  # A Ctrl-C is the parent's to pass on.
+        os.setpgid(0, 0)  # Ctrl-C then reaches only the parent, which forwards it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         if os.getppid() == parent:
             run_agent(child.config, temporal, LivenessReporter(child.listener.writing))
@@ -215,7 +218,7 @@ def _reap(children: list[_Child]) -> None:
                 child.due_s = now_s + pause_s
                 how = os.waitstatus_to_exitcode(status)
                 level = logging.INFO if how == 0 else logging.WARNING
-                _log.log(level, "agent of %s (pid %d) ended with %d", child.config.machine, pid, how)
+                _log.log(level, "agent of %s (pid %d) ended with exit code %d", child.config.machine, pid, how)
 
 
 def _stop(children: list[_Child]) -> None:
@@ -235,10 +238,13 @@ def _stop(children: list[_Child]) -> None:
 
 
 def power_off(state_dir: Path) -> None:
-    """The machine dies without notice: its agent, every shim and every task of it get SIGKILL at once.
+    """Simulates a power failure of a machine: kills its agent, shims and tasks with SIGKILL at once.
 
-    No status is written and no log is finished. Its next boot is another incarnation. For demonstrations and tests of
-    machines that share a computer; returns when nothing of it runs.
+    No exit status is written, and output that was not shipped stays on the disk. The next boot has a new incarnation.
+    Used in demonstrations and tests with several machines on one computer. Returns when none of the processes runs.
+
+    Raises:
+        PermissionError: some processes could not be killed.
     """
     state = StateFolder(state_dir)
     (state.path / POWERED_OFF).touch()
@@ -247,7 +253,7 @@ def power_off(state_dir: Path) -> None:
     known = {identity for run in runs for identity in run.identities() or ()}
     agent = state.agent()
     if agent is not None:
-        agent.send(signal.SIGSTOP)  # So that it starts nothing while it is being looked at.
+        agent.send(signal.SIGSTOP)  # So that it starts no task while its processes are listed.
 
     def alive() -> set[int]:
         roots = {identity.pid for identity in (*known, *([agent] if agent else ())) if identity.alive()}
@@ -263,17 +269,17 @@ def power_off(state_dir: Path) -> None:
 
 
 def end_machine(state_dir: Path) -> bool:
-    """The machine is gone for good, with its folder; False: something of it could not be killed, try again."""
+    """Kills all processes of a machine and removes its state folder. Returns False if that failed; call it again."""
     try:
         if state_dir.is_dir():
             power_off(state_dir)
             shutil.rmtree(state_dir, ignore_errors=True)
     except OSError as error:
-        _log.warning("machine in %s cannot be ended now: %s", state_dir, error)
+        _log.warning("machine with state folder %s cannot be ended now: %s", state_dir, error)
         return False
     return True
 
 
 def power_on(state_dir: Path) -> None:
-    """Let the agent of a machine that was powered off be started again, as a new incarnation."""
+    """Allows the agent of a machine that was powered off to be started again, as a new incarnation."""
     (state_dir / POWERED_OFF).unlink(missing_ok=True)

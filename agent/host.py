@@ -1,4 +1,4 @@
-"""One machine's agent as a process: registration, the worker, shipping and tidying, for as long as it is wanted."""
+"""Runs one machine's agent: registration, the Temporal worker, log shipping and the removal of old folders."""
 
 import asyncio
 import contextlib
@@ -38,25 +38,26 @@ NOTICED_SIGNAL = "noticed"
 T = TypeVar("T")
 ClientFactory = Callable[[], Awaitable[Client]]
 _ABANDONED_S = 86400.0
-"""A prepared attempt that nobody ran or stopped for so long is tidied away."""
+"""The folder of a prepared attempt is removed if the attempt was neither started nor stopped for this long."""
 _GOODBYE_S = 5.0
-"""How long a stopping agent tries to tell Temporal so."""
+"""Timeout for the graceful shutdown of the worker when the agent stops."""
 _HANDOVER_S = 3.0
-"""After an attendance ended: how soon the next one has begun, if nothing is wrong."""
+"""Time that the machine's workflow needs to start the next `machine.attend` activity after one has ended."""
 _FORWARD_AGAIN_S = 0.5
 _LONGEST_PAUSE_S = 3600.0
 _STEADY_S = 30.0
-"""A worker that worked for so long is started again without a long pause."""
+"""If a worker ran for longer than this before it failed, the restart backoff is reset."""
 _log = logging.getLogger(__name__)
 
 
 async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asyncio.Event | None = None) -> None:
-    """Be the agent of one machine until `stop` is set. Tasks go on afterwards, for the next agent to find.
+    """Runs the agent of one machine until `stop` is set. The tasks continue, and the next agent re-attaches to them.
 
-    Temporal may come, go and be absent: the agent dials again for as long as it takes.
+    While Temporal is unavailable, the agent keeps trying to connect, with backoff.
 
     Raises:
-        ConfigurationError: another agent runs on the same state folder, or `client_factory` says so.
+        ConfigurationError: another agent uses the same state folder, a notice setting is invalid, or `client_factory`
+            raised it.
     """
     stop = stop or asyncio.Event()
     try:
@@ -65,7 +66,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
         raise ConfigurationError(f"machine {config.machine}: {error}") from None
     state = StateFolder(config.state_dir)
     await asyncio.to_thread(state.acquire)
-    # Of its own: a bucket that does not answer must not keep tasks from being started or stopped.
+    # A separate executor, so that a bucket that does not respond cannot delay the start or stop of tasks.
     executor = ThreadPoolExecutor(4, thread_name_prefix="ship")
     shipping = Shipping(executor, config.output_bytes)
     stager = Stager(config, state, open_store, notices)
@@ -87,7 +88,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
             except Exception as error:
                 failures = 1 if time.monotonic() - began_s > _STEADY_S else failures + 1
                 pause_s = min(5.0, 0.25 * 2.0**failures)
-                _log.warning("%s: no Temporal, next try in %.1f s: %s", config.machine, pause_s, error)
+                _log.warning("%s: Temporal is unavailable, next try in %.1f s: %s", config.machine, pause_s, error)
                 await _unless(stop, asyncio.sleep(pause_s))
     finally:
         tidying.cancel()
@@ -98,12 +99,12 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
 
 
 def run_agent(config: AgentConfig, temporal: TemporalSettings, reporter: LivenessReporter | None = None) -> None:
-    """`serve` until SIGTERM or SIGINT. Blocks. `reporter` gets the signs of life of its event loop.
+    """Runs `serve` until SIGTERM or SIGINT. Blocks. The event loop sends liveness signs to `reporter`.
 
     Raises:
-        ConfigurationError: another agent runs on the same state folder, or Temporal's TLS files are unusable.
+        ConfigurationError: another agent uses the same state folder, or Temporal's TLS files are unusable.
     """
-    os.umask(0o022)  # Tasks of another user must be able to enter their folders.
+    os.umask(0o022)  # Tasks that run as other users must be able to enter their folders.
     use_quiet_runtime()
 
     async def until_signalled() -> None:
@@ -125,7 +126,7 @@ async def _work(
     notices: MachineNotices,
     stop: asyncio.Event,
 ) -> None:
-    """Poll the machine's queue until `stop` is set or Temporal refuses the worker."""
+    """Polls the machine's task queue until `stop` is set or the worker fails."""
     worker = Worker(
         client,
         task_queue=agent_queue(config.machine),
@@ -133,7 +134,7 @@ async def _work(
         build_id=BUILD_ID,
         identity=f"agent {config.machine} pid {os.getpid()}",
         max_concurrent_activities=1000,
-        # A machine gets a task now and then, and each poll costs the service something, of every machine.
+        # A machine rarely gets a task, and the polls of all machines load the Temporal server. So one poller.
         activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=1),
         max_heartbeat_throttle_interval=timedelta(seconds=config.heartbeat_interval_s),
         default_heartbeat_throttle_interval=timedelta(seconds=config.heartbeat_interval_s),
@@ -145,7 +146,7 @@ async def _work(
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            # Activities are told at once; each reports that it let go, if Temporal is there to hear it.
+            # This cancels the activities. Each then reports `DETACHED`, if Temporal is reachable.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_GOODBYE_S):
                     await worker.shutdown()
@@ -154,7 +155,7 @@ async def _work(
     finally:
         for task in (stopping, announcing, forwarding, working):
             task.cancel()
-        # A worker that cannot reach Temporal may not end for a long time; its tasks' next agent does not need it to.
+        # A worker that cannot reach Temporal may take long to end. The next agent need not wait for it.
         await asyncio.wait({stopping, announcing, forwarding, working}, timeout=1.0)
 
 
@@ -193,9 +194,10 @@ async def _say_hello(client: Client, config: AgentConfig, state: StateFolder) ->
 
 
 async def _stay_known(client: Client, config: AgentConfig, state: StateFolder, activities: NodeActivities) -> None:
-    """Announce the machine again where nobody attends to it: its workflow may be lost, or never have heard.
+    """Registers the machine again while no `machine.attend` runs: its workflow may be lost or missed the registration.
 
-    Soon after an attendance ended: it did if the machine was cut off for so long that it counts as lost.
+    Repeats every `hello_interval_s`, and soon after a `machine.attend` has ended: it ends, for example, if the machine
+    was disconnected for so long that it was declared lost.
     """
     while True:
         with contextlib.suppress(TimeoutError):
@@ -207,13 +209,14 @@ async def _stay_known(client: Client, config: AgentConfig, state: StateFolder, a
             try:
                 await _say_hello(client, config, state)
             except Exception as error:
-                _log.warning("%s: could not announce itself: %s", config.machine, error)
+                _log.warning("%s: registration failed: %s", config.machine, error)
 
 
 async def _forward(client: Client, config: AgentConfig, state: StateFolder, notices: MachineNotices) -> None:
-    """Tell the machine's workflow of notices at once, and again while they stand: it may be new, or have been lost.
+    """Signals new notices to the machine's workflow at once, and repeats them while they apply.
 
-    Ever more seldom: each time costs its history some events.
+    The repetition reaches a workflow that was replaced. Its interval doubles each time, because each signal adds events
+    to the workflow's history.
     """
     workflow = client.get_workflow_handle(machine_workflow_id(config.machine))
     pause_s = config.hello_interval_s
@@ -229,13 +232,13 @@ async def _forward(client: Client, config: AgentConfig, state: StateFolder, noti
             for notice in notices.all(config.machine, state.incarnation()):
                 await workflow.signal(NOTICED_SIGNAL, notice, rpc_timeout=timedelta(seconds=10))
         except Exception as error:
-            _log.warning("%s: a notice could not be forwarded, next try soon: %s", config.machine, error)
+            _log.warning("%s: cannot send a notice to the machine's workflow, retrying: %s", config.machine, error)
             await asyncio.sleep(_FORWARD_AGAIN_S)
             notices.heard.set()
 
 
 async def _tidy(config: AgentConfig, state: StateFolder) -> None:
-    """Remove the folders of attempts that are over and shipped, some time after."""
+    """Periodically removes the folders of old attempts, old outcomes and old records of stops."""
     while True:
         await asyncio.sleep(max(1.0, min(60.0, config.keep_runs_s)))
         try:
@@ -243,13 +246,14 @@ async def _tidy(config: AgentConfig, state: StateFolder) -> None:
             await asyncio.to_thread(forget_outcomes, state, config.keep_outcomes_s)
             await asyncio.to_thread(state.forget_stopped, config.keep_stopped_s)
         except OSError as error:
-            _log.warning("%s: run folders could not be tidied: %s", config.machine, error)
+            _log.warning("%s: old run folders could not be removed: %s", config.machine, error)
 
 
 def tidy(state: StateFolder, keep_s: float, machine: str) -> list[str]:
-    """Remove what is over, shipped and older than `keep_s` seconds; returns the attempts (`workload.attempt`).
+    """Removes the folders of attempts that have ended, are fully shipped and are older than `keep_s` seconds.
 
-    How the tasks on `machine` ended is kept.
+    Stores the outcome of each attempt's tasks on `machine` first. Returns the keys (`workload.attempt`) of the removed
+    attempts.
     """
     removed = []
     for attempt in state.attempts():
@@ -259,7 +263,7 @@ def tidy(state: StateFolder, keep_s: float, machine: str) -> list[str]:
         kept_back = any(tasks.look(run) is not State.ABSENT and not shipped(run) for run in attempt.runs())
         over = state.is_over(attempt) or (age_s > _ABANDONED_S and not state.is_started(attempt))
         if over and not kept_back:
-            # A late retry must be refused, for without the folder it would start the tasks anew.
+            # Without the folder a late retry would start the tasks again, so the attempt is refused from now on.
             keep_outcome(state, attempt, machine)
             state.stop_attempts(attempt.workload_id, attempt.attempt)
             state.remove(attempt)
@@ -268,7 +272,7 @@ def tidy(state: StateFolder, keep_s: float, machine: str) -> list[str]:
 
 
 async def _unless(stop: asyncio.Event, work: Awaitable[T]) -> T | None:
-    """The result of `work`, or None as soon as `stop` is set."""
+    """Returns the result of `work`, or cancels it and returns None as soon as `stop` is set."""
     working = asyncio.ensure_future(work)
     stopping = asyncio.create_task(stop.wait())
     try:

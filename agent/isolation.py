@@ -1,7 +1,7 @@
-"""Users of tenants: what of a machine belongs to the tenant whose task runs there, and whether a task could run at all.
+"""Separate user ids for tenants: which files a tenant's tasks can access, and whether this machine supports it.
 
-On a machine whose agent runs as root each tenant's tasks have a user of their own (`AgentConfig.tenant_uids`), so they
-can read neither what the agent and the installation keep nor what another tenant's tasks wrote.
+If the agent runs as root, each tenant's tasks run with their own user id (`AgentConfig.tenant_uids`). They cannot read
+private files of the agent and the installation, or files of other tenants' tasks.
 """
 
 import os
@@ -18,7 +18,7 @@ from domain.ids import checkpoint_prefix
 from domain.launch import LaunchDescription
 
 TENANT_UIDS = (2_000_000, 100_000)
-"""First user id and how many, by default: above what distributions and containers use."""
+"""Default first user id and number of user ids, above the ranges that distributions and containers use."""
 _PRIVATE = ("launches", "logs", "archives", "tetris", ".staging")
 _PROBE = """
 import os, sys
@@ -35,16 +35,21 @@ os.execv(sys.executable, [sys.executable, "-I", "-c", "import mizzen"])
 
 
 def needed_paths(launch: LaunchDescription, run: RunFolder) -> list[str]:
-    """Folders that a task must be able to enter: its own, Python's with the SDK, and its data in a bucket of files."""
+    """Returns the folders that a task must be able to enter.
+
+    These are its own folder, those of Python and the SDK, and, if the bucket is a local folder, its checkpoints and
+    tables.
+    """
     uris = [launch.checkpoint.uri, *launch.tables.values()]
     return [*_python_paths(), str(run.path), *(str(path) for uri in uris if (path := _local(uri)) is not None)]
 
 
 def give_bucket(bucket_url: str, launch: LaunchDescription, owner: Owner) -> None:
-    """In a bucket that is a folder, give the workload's checkpoints to `owner`, and close what is no task's business.
+    """If the bucket is a local folder, makes `owner` the owner of the workload's checkpoints, and removes tasks' access
+    to folders that tasks do not need.
 
-    Only what belongs to this process's user changes hands. Links are not followed, nor are files given that have a
-    second name elsewhere.
+    Only changes the owner of files that belong to this process's user. Skips symbolic links and files with several hard
+    links.
     """
     root = _local(bucket_url)
     if root is None:
@@ -60,7 +65,7 @@ def give_bucket(bucket_url: str, launch: LaunchDescription, owner: Owner) -> Non
     for _, _, names, folder in os.fwalk(own, follow_symlinks=False):
         for name in names:
             _give(name, folder, owner)
-        # The folder itself last: until then nobody else can put anything into it.
+        # The folder last: until then no other user can add files to it.
         if os.fstat(folder).st_uid == os.geteuid():
             os.fchown(folder, owner.uid, owner.gid)
             os.fchmod(folder, 0o700)
@@ -80,7 +85,10 @@ def _give(name: str, folder: int, owner: Owner) -> None:
 
 
 def why_not_separate(state_dir: Path, uids: tuple[int, int] = TENANT_UIDS) -> str | None:
-    """Why tenants' tasks cannot have users of their own on this computer; None: they can. Takes a tenth of a second."""
+    """Returns why this computer cannot run each tenant's tasks as a separate user, or None if it can.
+
+    Starts a test process, which takes about 0.1 s.
+    """
     if os.geteuid() != 0:
         return "mizzen does not run as root"
     state_dir.mkdir(parents=True, exist_ok=True)
@@ -99,6 +107,6 @@ def _python_paths() -> list[str]:
 
 
 def _local(url: str) -> Path | None:
-    """The folder that a file URL names."""
+    """Returns the path in a `file:` URL, or None for other URLs."""
     parts = urlsplit(url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None

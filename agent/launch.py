@@ -1,4 +1,4 @@
-"""The launch of one task, made from its attempt's launch description (`domain.launch`)."""
+"""Builds the shim's input for one task, including its environment, from the launch description (`domain.launch`)."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,7 +14,7 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class Owner:
-    """As whom a task runs."""
+    """The user, group and supplementary groups that a task runs as."""
 
     uid: int
     gid: int
@@ -23,27 +23,27 @@ class Owner:
 
 @dataclass(frozen=True)
 class TaskLaunch:
-    """What the shim is given."""
+    """The shim's input for one task."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: str
     output: str
-    """File for standard output and error."""
+    """Path of the file that receives standard output and standard error."""
     grace_s: float
-    """For a SIGTERM that comes without a deadline."""
+    """Grace in seconds for a SIGTERM to the shim without a deadline in `stop.json`."""
     uid: int | None = None
     gid: int | None = None
     groups: tuple[int, ...] = ()
     cgroup: str | None = None
-    """A cgroup v2 in which all of it can be killed at once."""
+    """Path of a cgroup v2 through which all processes of the task can be killed at once, if there is one."""
     limits: tuple[str, ...] = ()
-    """Cgroups with limits, which it joins before it runs."""
+    """Paths of cgroups with limits, which the task joins before it runs."""
     view: Mapping[str, list[str]] = field(default_factory=dict)
-    """What it sees of folders that its user may not enter (`agent.view`)."""
+    """Folders that the task's user may not enter, each with the paths below it that the task can see (`agent.view`)."""
 
     def to_json(self) -> dict[str, Any]:
-        """The shim's input."""
+        """Returns the shim's input as a JSON object."""
         return asdict(self)
 
 
@@ -58,11 +58,11 @@ def environment(
     secrets: Mapping[str, str],
     platform: str | None = None,
 ) -> dict[str, str]:
-    """The whole environment of a task: nothing of the agent's own is in it.
+    """Returns the complete environment of a task. It inherits nothing from the agent's environment.
 
-    `masters` is job to `address:port`, `secrets` are those of the task's job, `platform` is what the machine's
-    configuration says of how often it is interrupted. The user's variables may replace PATH,
-    HOME and LANG, and none of those that mizzen hands out; no name that starts with `MIZZEN_` is theirs.
+    `masters` maps a job to `address:port`. `secrets` are the secrets of the task's job. `platform` is the platform's
+    name in `mizzen.cadence`, or None if it is unknown. The user's variables may replace PATH, HOME and LANG, but no
+    variable that mizzen sets. User variables whose names start with `MIZZEN_` are dropped.
     """
     job = launch.jobs[place.job]
     theirs = {k: v for k, v in {**job.env, **secrets}.items() if not k.startswith("MIZZEN_")}

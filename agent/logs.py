@@ -1,24 +1,24 @@
-"""Shipping of tasks' output to the region's bucket, with secrets masked.
+"""Ships the output of tasks to the region's bucket, with secrets masked.
 
-Format. The output of one task of one attempt is a stream of bytes: what the task wrote, with every secret value
-replaced by `***`. It is in the bucket as segments under `domain.ids.log_prefix`:
+Format: the output of one task of one attempt is a byte stream, in which every secret value is replaced by `***`. The
+bucket contains it as segments under `domain.ids.log_prefix`:
 
     <prefix>00000000000000000000.log     the first segment
-    <prefix>00000000000000065536.log     the one that starts at byte 65536 of the stream
+    <prefix>00000000000000065536.log     the segment that starts at byte 65536 of the stream
     <prefix>end                          empty; written after the last segment, when the task has ended
 
-The name is the offset, 20 digits, of the segment's first byte in the stream, so keys sort in order and a segment ends
-where the next begins. A segment is never empty, never changes, and ends with a whole line where the task writes lines.
-A reader that has `offset` bytes lists the keys after the segment that it read last and goes on; it is finished when it
-sees `end`. A task that was stopped before it started has `end` alone.
+A segment's name is the offset of its first byte in the stream, with 20 digits. So keys sort in stream order, and a
+segment ends where the next begins. A segment is never empty and never changes. It ends with a complete line if the task
+writes lines. To continue, a reader lists the keys after the last segment that it has read. It is finished when it reads
+`end`. A task that was stopped before its start has only `end`.
 
-Before a segment is put, what it will hold is written to `ship.json`; after, that it is there. So a restarted agent puts
-an unfinished segment again, byte for byte, and goes on after it: no gaps, no duplicates. A put that fails is tried
-again for as long as the agent lives; the task never notices.
+Before a segment is uploaded, its extent is written to `ship.json`; after the upload, `ship.json` marks it as shipped.
+So a restarted agent uploads an unfinished segment again with the same bytes, and the stream has no gaps or duplicates.
+A failed upload is retried as long as the agent runs, without effect on the task.
 
-A task may print without end, and the bucket may be away: of each task's output, `LogStream.bound` keeps so much on the
-machine's disk. It frees what was shipped, and where that is not enough the oldest of what was not, in whose place the
-stream has the line `MISSING`.
+A task may print without limit while the bucket is unavailable. `LogStream.bound` limits how much output of each task is
+on the machine's disk. It first frees the part that was shipped, then the oldest part that was not. The stream contains
+the line `MISSING` in place of output that was freed before it was shipped.
 """
 
 import asyncio
@@ -45,34 +45,34 @@ MAX_SEGMENT_BYTES = 1 << 20
 MISSING = b"\nmizzen: output is missing here: more waited to be shipped than its machine keeps (tasks.output_bytes)\n"
 _MIN_LINE_BYTES = 8
 _BLOCK_BYTES = 512
-"""Unit of `st_blocks`."""
+"""Unit of `st_blocks`, in bytes."""
 _BOUND_EVERY_S = 1.0
 _PUNCH_HOLE = 0x01 | 0x02
-"""fallocate(2): free the space of a range, and keep the file's size."""
+"""Flags of fallocate(2) that free the disk space of a range without changing the file's size."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
 _log = logging.getLogger(__name__)
 
 
 class Masker:
-    """Replaces secret values in a stream of bytes that is seen piece by piece."""
+    """Replaces secret values in a byte stream that is processed in pieces."""
 
     def __init__(self, values: Iterable[str]) -> None:
         found = set()
         for value in values:
             found.add(value.encode())
-            # A key of several lines is often printed line by line, between other things.
+            # A key with several lines is often printed line by line, with other text in between.
             found.update(line for line in value.encode().splitlines() if len(line) >= _MIN_LINE_BYTES)
         self._values = tuple(sorted(value for value in found if value))
         self.longest = max(map(len, self._values), default=0)
 
     @classmethod
     def of(cls, secrets: Secrets) -> "Masker":
-        """For all secrets of all jobs: a task may print what it got from another."""
+        """Returns a masker for the secrets of all jobs, because a task may print a secret received from another job."""
         return cls(value for values in secrets.values() for value in values.values())
 
     def mask(self, text: bytes, start: int = 0) -> bytes:
-        """`text` from `start` on, masked. A value that begins before `start` and reaches over it is masked whole."""
+        """Returns `text` from `start` on, masked. The part of a secret that begins before `start` is masked, too."""
         out = []
         for first, last in self._spans(text):
             if last > start:
@@ -81,16 +81,16 @@ class Masker:
         return b"".join([*out, text[start:]])
 
     def mask_words(self, words: str, *, is_cut: bool) -> str:
-        """A short text, masked. `is_cut`: it may end in the middle of a value, whose beginning is masked too."""
+        """Returns a short text, masked. If `is_cut`, an incomplete secret at the end of the text is masked, too."""
         text = words.encode(errors="replace")
         end = self.cut(text, final=not is_cut, whole_lines=False)
         return (self.mask(text[:end]) + (MASK if end < len(text) else b"")).decode(errors="replace")
 
     def cut(self, text: bytes, *, final: bool, whole_lines: bool) -> int:
-        """How much of the start of `text` may be masked and shipped without knowing what follows.
+        """Returns how many bytes at the start of `text` can be masked before the rest of the stream is known.
 
-        Unless `final`, what could be the beginning of a value stays behind. With `whole_lines`, so does the last line
-        if it has no end.
+        Unless `final`, this excludes a possible beginning of a secret at the end of `text`. With `whole_lines`, it also
+        excludes an incomplete last line.
         """
         limit = len(text) if final else self._undecided(text)
         if whole_lines and not final:
@@ -101,7 +101,7 @@ class Masker:
         return limit
 
     def _spans(self, text: bytes) -> list[tuple[int, int]]:
-        """Where values are: sorted, those that overlap merged."""
+        """Returns the start and end of secrets in `text`, sorted, with overlapping ones merged."""
         found = []
         for value in self._values:
             at = text.find(value)
@@ -117,7 +117,7 @@ class Masker:
         return merged
 
     def _undecided(self, text: bytes) -> int:
-        """Where what could become a value begins; the length of `text` if nothing could."""
+        """Returns where a possible beginning of a secret at the end of `text` starts; `len(text)` if there is none."""
         limit = len(text)
         for value in self._values:
             at = text.find(value[:1], max(0, len(text) - len(value) + 1))
@@ -129,38 +129,38 @@ class Masker:
 
 
 class LogStream:
-    """The shipping of one task's output. Blocking; `bound` may be called while another thread ships."""
+    """Ships the output of one task. Its methods block. `bound` may be called while another thread calls `ship`."""
 
     def __init__(
         self, run: RunFolder, open_store: Callable[[], ObjectStore], masker: Masker, settings: LogLaunch
     ) -> None:
-        """`open_store` is called at the first put; what it raises, `ship` raises."""
+        """`open_store` is called by `ship` before the first upload, and `ship` raises its exceptions."""
         self._run = run
         self._open_store = open_store
         self._store: ObjectStore | None = None
         self._masker = masker
         self._settings = settings
         self._prefix = log_prefix(run.workload_id, run.attempt, run.job, run.task)
-        self._seen_bytes = -1  # Size of the file when it was last looked at.
-        self._changing = threading.Lock()  # Guards all below, and ship.json; not held while a segment is put.
+        self._seen_bytes = -1  # Size of the file at the last read.
+        self._changing = threading.Lock()  # Guards the fields below and ship.json; not held during an upload.
         body = _read_state(run.path)
-        self._raw: int = body["raw"]  # Bytes of the file that are shipped.
-        self._offset: int = body["offset"]  # Bytes of the masked stream that they became.
-        self._cut: int = body["cut"]  # Bytes of the file in the segment that is being put.
-        self._gap: list[int] | None = body.get("gap")  # First and last byte (exclusive) that will never be shipped.
+        self._raw: int = body["raw"]  # Number of bytes of the file that were shipped.
+        self._offset: int = body["offset"]  # Number of bytes of the masked stream that were shipped.
+        self._cut: int = body["cut"]  # Number of bytes of the file in the segment that is being uploaded.
+        self._gap: list[int] | None = body.get("gap")  # Range (end exclusive) of the file that is never shipped.
         self.done = bool(body["done"])
 
     def is_silent(self) -> bool:
-        """Whether all that the task has printed so far is shipped; one look at the file, without a wait."""
+        """Whether all output so far was shipped. Reads only the file's size, so it does not block."""
         try:
             return self._gap is None and self._run.output.stat().st_size == self._raw
         except FileNotFoundError:
             return True
 
     def ship(self, *, final: bool) -> bool:
-        """Ship one segment, if there is enough for one; returns whether there is reason to call again at once.
+        """Ships one segment if there is enough output for one. Returns whether to call it again without a pause.
 
-        `final`: the task has ended before this call, so what is there is all there will be.
+        `final` says that the task ended before this call, so the output is complete.
         """
         if self.done:
             return False
@@ -185,10 +185,10 @@ class LogStream:
         return final or more
 
     def bound(self, limit_bytes: int) -> None:
-        """Keeps about `limit_bytes` of the output on the disk at most, where the file system can free parts of files.
+        """Limits the output's disk space to about `limit_bytes`, by freeing parts of the file.
 
         Raises:
-            OSError: the file system cannot, or there is no room for `ship.json`.
+            OSError: the file system cannot free parts of files, or has no space for `ship.json`.
         """
         try:
             descriptor = os.open(self._run.output, os.O_RDWR | os.O_CLOEXEC)
@@ -200,20 +200,23 @@ class LogStream:
                 return
             with self._changing:
                 if status.st_size < self._raw:
-                    return  # The task truncated its output: `ship` starts again at its beginning.
+                    return  # The task truncated its output: `ship` restarts at the beginning of the file.
                 if status.st_size - self._raw > limit_bytes:
                     first = self._raw + self._cut if self._gap is None else self._gap[0]
                     self._gap = [first, max(first, status.st_size - limit_bytes // 2)]
                     self._save()
                 freed = [[0, self._raw]] if self._gap is None else [[0, self._raw], self._gap]
                 for first, last in freed:
-                    # What may begin a value is needed to mask its end.
+                    # Keep the last bytes: they may be the beginning of a secret, and are needed to mask its end.
                     _free(descriptor, first, last - first - self._masker.longest)
         finally:
             os.close(descriptor)
 
     def _next(self, final: bool) -> tuple[bytes, int, bool]:
-        """The next segment, how much of the file it takes, and whether there is enough for another; sets `_cut`."""
+        """Returns the next segment, its number of bytes in the file, and whether there is enough output for another.
+
+        Sets `_cut`.
+        """
         if self._gap is not None and self._raw == self._gap[0]:
             return MISSING, 0, True
         context, text = self._pending(self._cut or MAX_SEGMENT_BYTES + self._masker.longest + 1)
@@ -223,24 +226,24 @@ class LogStream:
 
     def _next_cut(self, text: bytes, final: bool) -> int:
         full = len(text) > MAX_SEGMENT_BYTES
-        # A line that does not go on for a while, such as a prompt or a progress bar, is shipped without its end.
+        # An incomplete line that has stopped growing, such as a prompt or a progress bar, is shipped.
         grows = self._raw + len(text) != self._seen_bytes
         self._seen_bytes = self._raw + len(text)
         cut = self._masker.cut(text, final=final and not full, whole_lines=True)
         if cut == 0 and (full or not grows):
             cut = self._masker.cut(text, final=False, whole_lines=False)
-        # Nothing but values that overlap each other, for longer than a segment: one mask for all of it.
+        # The whole segment consists of overlapping secrets: ship one mask for all of it.
         return len(text) if cut == 0 and full else cut
 
     def _pending(self, size: int) -> tuple[bytes, bytes]:
-        """What was shipped last, as much as could begin a value, and what is next."""
+        """Returns the last shipped bytes, as many as may be the beginning of a secret, and up to `size` next bytes."""
         try:
             descriptor = os.open(self._run.output, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return b"", b""
         try:
             if os.fstat(descriptor).st_size < self._raw:
-                # The task truncated its own output: what it writes now is new.
+                # The task truncated its output file, so all content of the file is new.
                 self._raw, self._cut, self._gap = 0, 0, None
             known = min(self._raw, max(0, self._masker.longest - 1))
             found = os.pread(descriptor, known + size, self._raw - known)
@@ -254,7 +257,7 @@ class LogStream:
         self._store.put(key, body)
 
     def _save(self) -> None:
-        # Not synced: what a restarted agent reads is what was written, and a dead machine ships nothing more.
+        # Not synced: a restarted agent reads the written data anyway, and a dead machine ships nothing.
         body = {"raw": self._raw, "offset": self._offset, "cut": self._cut, "gap": self._gap, "done": self.done}
         temporary = self._run.path / "ship.json.tmp"
         temporary.write_text(json.dumps(body))
@@ -268,29 +271,29 @@ def _free(descriptor: int, first: int, size: int) -> None:
 
 
 def shipped(run: RunFolder) -> bool:
-    """Whether all output of the task is in the bucket, its end included."""
+    """Whether all output of the task was shipped, including the `end` object."""
     return bool(_read_state(run.path)["done"])
 
 
 def _read_state(path: Path) -> dict[str, Any]:
     try:
         body: dict[str, Any] = json.loads((path / "ship.json").read_bytes())
-    except (FileNotFoundError, ValueError):  # Empty after a power cut: the segments are put again, the same.
+    except (FileNotFoundError, ValueError):  # Empty after a power failure: the same segments are uploaded again.
         return {"raw": 0, "offset": 0, "cut": 0, "done": False}
     return body
 
 
 def _ship(stream: LogStream | None, make: Callable[[], LogStream], *, final: bool) -> tuple[LogStream, bool]:
-    """`LogStream.ship` of `stream`, which is made where there is none yet. Blocking."""
+    """Calls `LogStream.ship` on `stream`, or on a new stream if it is None. Blocks."""
     stream = stream or make()
     return stream, stream.ship(final=final)
 
 
 class Shipping:
-    """Ships the output of every run that it is told of until it is all in the bucket: one asyncio task a run."""
+    """Ships the output of the runs passed to `watch` until all of it is in the bucket, with an asyncio task per run."""
 
     def __init__(self, executor: Executor, output_bytes: int) -> None:
-        """`output_bytes`: how much of a run's output may be on this machine's disk."""
+        """`output_bytes` limits the disk space of each run's output on this machine."""
         self._executor = executor
         self._output_bytes = output_bytes
         self._shippers: dict[str, asyncio.Task[None]] = {}
@@ -298,7 +301,7 @@ class Shipping:
         self._bounding: asyncio.Task[None] | None = None
 
     def watch(self, run: RunFolder, open_store: Callable[[], ObjectStore], masker: Masker, settings: LogLaunch) -> None:
-        """Ship the output of a run that was started, or has ended. Once is enough; more often does no harm."""
+        """Starts shipping the output of a run that was started or has ended. Idempotent."""
         if run.run_id not in self._shippers and not shipped(run):
             task = asyncio.create_task(self._ship(run, open_store, masker, settings), name=f"ship {run.run_id}")
             self._shippers[run.run_id] = task
@@ -311,7 +314,7 @@ class Shipping:
         self._streams.pop(run_id, None)
 
     async def _bound(self) -> None:
-        """Keeps outputs within their bound while any are shipped; a thread apart: puts may take long."""
+        """Limits the disk space of outputs while any are shipped. Uses a separate thread, because uploads may block."""
         complained: set[str] = set()
         while self._shippers:
             await asyncio.sleep(_BOUND_EVERY_S)
@@ -321,12 +324,12 @@ class Shipping:
                 except OSError as error:
                     if run_id not in complained:
                         _log.warning(
-                            "output of %s cannot be kept within %d bytes: %r", run_id, self._output_bytes, error
+                            "output of %s cannot be limited to %d bytes: %r", run_id, self._output_bytes, error
                         )
                         complained.add(run_id)
 
     async def close(self) -> None:
-        """Stop shipping. What is missing is shipped by the next agent."""
+        """Stops shipping. The next agent ships the rest."""
         running = [*self._shippers.values(), *filter(None, [self._bounding])]
         for task in running:
             task.cancel()
@@ -361,5 +364,5 @@ class Shipping:
             except Exception as error:
                 pause_s = min(30.0, 2.0**failures)
                 failures += 1
-                _log.warning("output of %s is not shipped yet, next try in %.0f s: %r", run.run_id, pause_s, error)
+                _log.warning("output of %s cannot be shipped, next try in %.0f s: %r", run.run_id, pause_s, error)
             await asyncio.sleep(pause_s)

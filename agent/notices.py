@@ -1,10 +1,12 @@
-"""What the machine's platform says before it takes the machine, asked by the agent for all tasks that run there.
+"""Termination notices of the machine's platform, which the agent polls on behalf of all tasks on the machine.
 
-The tasks hear of it by SIGTERM, as of any stop, and ask nobody themselves. The agent's own SIGTERM is no notice: it
-stops the agent, and tasks go on. So of platforms that tell by a signal only, the agent hears nothing.
+The agent passes a notice to the tasks as SIGTERM, like any stop, so tasks need not poll. A SIGTERM to the agent itself
+is not a notice: it stops the agent, and the tasks continue. So the agent cannot detect notices of platforms that only
+send a signal.
 
-A task that listens to its platform itself may hear first, or alone. Its word is about its own attempt; the agent's is
-about everything on the machine, which takes no new work then. A task could say anything, and must not empty a machine.
+A task may also poll the platform itself and report a notice. Such a report affects only the task's own attempt, because
+it is not trusted: a task must not be able to take a machine out of service. A notice that the agent reads affects
+everything on the machine, which then takes no new work.
 """
 
 import asyncio
@@ -27,75 +29,79 @@ _log = logging.getLogger(__name__)
 
 
 class MachineNotices:
-    """The newest notice of this machine. `run` polls; everybody else looks at `current` or waits for `heard`."""
+    """The newest notice for this machine. `run` polls the platform; callers read `current` or wait for `heard`."""
 
     def __init__(self, platform: str | None, environ: Mapping[str, str] | None = None) -> None:
-        """Nothing is asked yet. `platform` is the configuration's (`AgentConfig.platform`).
+        """Sets up the watcher without polling. `platform` is `AgentConfig.platform`.
 
         Raises:
-            ValueError: `MIZZEN_PLATFORM`, or another of mizzen's variables, is not in its form.
+            ValueError: `MIZZEN_PLATFORM` or another `MIZZEN_` variable in `environ` has an invalid value.
         """
         given = dict(os.environ if environ is None else environ)
         self._named = platform or given.get("MIZZEN_PLATFORM") or None
-        # A task of another agent may be an agent itself: whose grace that is says nothing of this machine.
+        # This agent may itself run as a task of another agent. That task's grace says nothing about this machine.
         given.pop("MIZZEN_GRACE_S", None)
         self._environ = {**given, "MIZZEN_PLATFORM": "" if self._named == DETECT else self._named or "sigterm"}
         self._watcher: Watcher | None = None if self._named == DETECT else from_environment(self._environ)
         self.current: NoticeReport | None = None
-        """The most urgent notice of a certain end; None: there was none."""
+        """The most urgent notice that the machine will certainly end, or None."""
         self.heard = asyncio.Event()
-        """Set when there is something new to tell; whoever waits for it clears it."""
+        """Set when a notice is new. The waiting task must clear it."""
         self._notice: Notice | None = None
         self._of_runs: dict[str, NoticeReport] = {}
 
     @property
     def prior(self) -> str | None:
-        """The name by which tasks find out how often this platform interrupts (`mizzen.cadence`); None: not known."""
+        """The platform's name in `mizzen.cadence`, which gives its rate of interruptions; None if it is unknown."""
         name = self._named if self._named != DETECT else self._watcher and self._watcher.platform
         name = OF_NOTICES.get(name, name) if name else None
         return name if name in PRIORS and name != "unknown" else None
 
     async def run(self) -> None:
-        """Polls the platform for as long as it is wanted; ends at once where there is nothing to poll."""
+        """Polls the platform until cancelled. Returns at once if the platform cannot be polled."""
         if self._watcher is None:
             self._watcher = await asyncio.to_thread(detect, self._environ)
-            _log.info("notices of %s", self._watcher.platform)
+            _log.info("polling platform %s for termination notices", self._watcher.platform)
         watcher, failures = self._watcher, 0
         while watcher.period_s is not None:
             try:
                 self._take(await asyncio.to_thread(watcher.poll))
                 failures = 0
-            except Exception as error:  # whatever a metadata server answers must not end the agent
+            except Exception as error:  # No response of a metadata server may end the agent.
                 failures += 1
                 if failures == 1:
-                    _log.warning("notices of %s cannot be read, and will be asked again: %s", watcher.platform, error)
+                    _log.warning("cannot read notices of platform %s, retrying: %s", watcher.platform, error)
             await asyncio.sleep(backoff_s(watcher.period_s, watcher.window.seconds, failures))
 
     def of_run(self, run: str, notice: NoticeReport) -> None:
-        """A task of `run` (`workload.attempt`) reports that the platform takes the machine."""
+        """Stores a task's report that the platform will take the machine. `run` is `workload.attempt`."""
         if self._of_runs.get(run) != notice:
             self._of_runs[run] = notice
             self.heard.set()
 
     def over(self, run: str) -> None:
-        """Nothing of `run` runs here any more: nobody needs its word."""
+        """Drops the notice that a task of `run` reported, because the run has ended here."""
         self._of_runs.pop(run, None)
 
     def all(self, machine: str, incarnation: str) -> list[MachineNotice]:
-        """What the machine's workflow is to be told: the machine's own notice first, then those of runs, sorted."""
+        """Returns the notices to send to the machine's workflow: the machine's own first, then those of sorted runs."""
         found = [] if self.current is None else [MachineNotice(machine, incarnation, self.current)]
         return found + [MachineNotice(machine, incarnation, self._of_runs[run], run) for run in sorted(self._of_runs)]
 
     def _take(self, notice: Notice | None) -> None:
-        """Advice to leave is logged and no more: whoever follows it stops work that may never be interrupted."""
+        """Stores `notice` if it is more urgent than the stored one; drops a stored notice whose end has passed.
+
+        A notice that is not certain, such as a rebalance recommendation, is only logged: the machine may never be
+        interrupted, so acting on it could stop work for nothing.
+        """
         before = self._notice
         if notice is None and before is not None and (before.ends_at_s or math.inf) < time.time():
-            # The machine was stopped and is back, or was left in peace.
+            # The announced end has passed: the machine was stopped and restarted, or was not stopped at all.
             self._notice = self.current = None
         if notice is None or not notice.supersedes(before):
             return
         self._notice = notice
-        _log.warning("notice: %s says %s: %s", notice.platform, notice.kind, notice.words)
+        _log.warning("notice of platform %s, kind %s: %s", notice.platform, notice.kind, notice.words)
         if notice.certain:
             self.current = NoticeReport(
                 notice.platform, str(notice.kind), True, notice.seen_at_s, notice.ends_at_s, notice.words

@@ -1,7 +1,8 @@
-"""How an attempt's tasks on this machine ended, from their folders alone, and kept when the folders are tidied away.
+"""Derives how an attempt's tasks on this machine ended from their folders, and keeps it after the folders are removed.
 
-A workflow may ask long after the tasks have ended: Temporal may have been away, or have lost its state, meanwhile. Work
-that has ended must not be repeated then, so the exit statuses are kept much longer than logs and working directories.
+A workflow may request the outcome long after the tasks have ended, for example because Temporal was unavailable or lost
+its state. Finished work must not be repeated then, so exit statuses are kept much longer than logs and working
+directories.
 """
 
 import time
@@ -23,14 +24,15 @@ _OUTCOME = TypeAdapter(NodeOutcome)
 
 
 def outcome(machine: str, runs: Sequence[RunFolder], masker: Masker | None) -> NodeOutcome:
-    """How `runs` ended, as far as they have. Exits in the order in which tasks ended: the first failure first.
+    """Returns the outcome of `runs`. Exits are sorted by the time at which the tasks ended, so the first failure is
+    first; tasks that have not ended have no exit.
 
-    `masker` as in `agent.progress.read_progress`.
+    `masker` has the same meaning as in `agent.progress.read_progress`.
     """
     ends = [run.exit() for run in runs]
     ended = [(run, end) for run, end in zip(runs, ends, strict=True) if end is not None]
     stops = [(run.stop(), end) for run, end in zip(runs, ends, strict=True)]
-    # A task may end by itself while it is being told to stop: its work is done, and must not be repeated.
+    # A task may end by itself while a stop is being sent. It has finished its work, so it does not count as stopped.
     told = any(stop.told and (end is None or end.noticed) for stop, end in stops if stop is not None)
     progress = [read_progress(run, masker) for run in runs]
     notices = (p.notice for p in progress if p.notice is not None and p.notice.takes_machine)
@@ -55,7 +57,7 @@ def outcome(machine: str, runs: Sequence[RunFolder], masker: Masker | None) -> N
 
 
 def keep_outcome(state: StateFolder, attempt: AttemptFolder, machine: str) -> None:
-    """Keeps how all tasks of an attempt on `machine` ended, if they did."""
+    """Stores the outcome of an attempt on `machine` if all its tasks there have ended."""
     launch = attempt.launch()
     if launch is None:
         return
@@ -66,7 +68,7 @@ def keep_outcome(state: StateFolder, attempt: AttemptFolder, machine: str) -> No
 
 
 def kept_outcome(state: StateFolder, key: str) -> NodeOutcome | None:
-    """What was kept of an attempt (`workload.attempt`); None: nothing, or nothing that can be read."""
+    """Returns the stored outcome of an attempt (`workload.attempt`), or None if it is missing or unreadable."""
     try:
         return _OUTCOME.validate_json(_file(state, key).read_bytes())
     except (FileNotFoundError, ValidationError):
@@ -81,7 +83,7 @@ def _masker(state: StateFolder, launch: LaunchDescription, machine: str) -> Mask
 
 
 def forget_outcomes(state: StateFolder, keep_s: float) -> None:
-    """Deletes what was kept for longer than `keep_s` seconds."""
+    """Deletes outcomes that were stored more than `keep_s` seconds ago."""
     oldest_s = time.time() - keep_s
     for path in (state.path / "outcomes").iterdir():
         if path.stat().st_mtime < oldest_s:

@@ -1,4 +1,4 @@
-"""Reservation of rendezvous ports: one for each job whose task 0 runs on this machine."""
+"""Reserves rendezvous ports: one for each job whose task 0 runs on this machine."""
 
 import socket
 import threading
@@ -11,15 +11,15 @@ _reserving = threading.Lock()
 
 
 class NoFreePort(Exception):
-    """Every port of the machine's range is reserved or in use."""
+    """Every port in the machine's range is reserved or in use."""
 
 
 class TooManyPorts(Exception):
-    """An attempt wants more ports on this machine than its range has."""
+    """An attempt needs more ports on this machine than the machine's range has."""
 
 
 def bindable(port: int) -> bool:
-    """Whether the port can be bound on all addresses right now. Not where connections of its last owner linger."""
+    """Whether the port can be bound on all addresses now. It cannot while old connections are in TIME_WAIT."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind(("", port))
@@ -35,19 +35,21 @@ def reserve(
     others: Iterable[AttemptFolder],
     free: Callable[[int], bool] = bindable,
 ) -> dict[str, int]:
-    """A port of `ports` (first and last, inclusive) for each of `jobs`; the same again for the same attempt and job.
+    """Reserves one port in `ports` (first and last, inclusive) for each of `jobs`, and returns the ports by job.
 
-    `others` are the attempts whose reservations still hold. The search starts at a place that depends on the attempt,
-    so that a stale peer of an earlier one rarely dials into this one. Machines that share an address need ranges of
-    their own: an agent knows only its own reservations.
+    Idempotent: the same attempt and job get the same port again. `others` are the attempts whose reservations are still
+    valid. The search starts at a hash of attempt and job, so a leftover task of an earlier attempt rarely connects to
+    this one. Machines that share an address need disjoint ranges, because an agent sees only its own reservations.
 
     Raises:
-        NoFreePort: the range is used up; the message names it.
-        TooManyPorts: `jobs` are more than the range has ports.
+        NoFreePort: no port in the range is free.
+        TooManyPorts: there are more jobs than ports in the range.
     """
     jobs = list(jobs)
     if len(set(jobs)) > ports[1] - ports[0] + 1:
-        raise TooManyPorts(f"{attempt.key} leads {len(set(jobs))} jobs here; the range is {ports[0]} to {ports[1]}")
+        raise TooManyPorts(
+            f"{attempt.key} needs {len(set(jobs))} ports on this machine; its range is {ports[0]} to {ports[1]}"
+        )
     with _reserving:
         held = attempt.ports()
         taken = {port for other in (*others, attempt) for port in other.ports().values()}

@@ -1,4 +1,4 @@
-"""Processes of this machine: who one is, whether it still lives, and finding what a lost task left behind."""
+"""Identifies processes of this machine, checks whether they are alive, and finds what a lost task left running."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from agent import shim
 
 @dataclass(frozen=True)
 class Identity:
-    """A process for good: pids come again, a pid with its start time (clock ticks) and boot does not."""
+    """The unique identity of a process: pid, start time (clock ticks) and boot id. A pid alone can be reused."""
 
     pid: int
     start: int
@@ -21,28 +21,28 @@ class Identity:
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """The identity of a living process.
+        """Returns the identity of a living process.
 
         Raises:
-            ProcessLookupError: there is none.
+            ProcessLookupError: no process has this pid.
         """
         stat = shim.process_stat(pid)
         if stat is None:
-            raise ProcessLookupError(f"no process {pid}")
+            raise ProcessLookupError(f"no process has pid {pid}")
         return cls(pid, stat[2], shim.boot_id())
 
     @classmethod
     def from_json(cls, body: dict[str, Any], boot_id: str) -> Self:
-        """From `{"pid", "start"}` as the shim writes it."""
+        """Returns the identity in a JSON object with `pid` and `start`, as the shim writes it."""
         return cls(int(body["pid"]), int(body["start"]), boot_id)
 
     def alive(self) -> bool:
-        """Whether it runs. A zombie does not."""
+        """Whether the process is alive. A zombie is not."""
         stat = shim.process_stat(self.pid)
         return stat is not None and stat[2] == self.start and stat[0] not in "ZX" and self.boot_id == shim.boot_id()
 
     def send(self, signum: int) -> bool:
-        """Send a signal to it and to no later owner of its pid; whether it was there."""
+        """Sends a signal to the process, never to a later process with the same pid. Returns whether it was alive."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except OSError:
@@ -59,7 +59,7 @@ class Identity:
 
 
 def with_run_ids(run_ids: Collection[str]) -> set[int]:
-    """Processes whose environment says that they belong to one of the runs."""
+    """Returns the pids of processes whose `MIZZEN_RUN_ID` is one of `run_ids`."""
     wanted = {f"MIZZEN_RUN_ID={run_id}".encode() for run_id in run_ids}
     found = set()
     for name in os.listdir("/proc"):  # noqa: PTH208 - of every process, and only names are needed
@@ -71,7 +71,10 @@ def with_run_ids(run_ids: Collection[str]) -> set[int]:
 
 
 def kill_until_gone(find: Callable[[], set[int]], patience_s: float = 30.0) -> set[int]:
-    """SIGKILL what `find` finds until it finds nothing; returns what could not be killed within `patience_s`."""
+    """Sends SIGKILL to the processes that `find` returns until it returns none that is alive.
+
+    Gives up after `patience_s` seconds. Returns the pids of the processes that are still alive.
+    """
     give_up_s = time.monotonic() + patience_s
     pause_s = 0.005
     while True:

@@ -1,4 +1,4 @@
-"""What a task last said of itself: its report (written by `mizzen.report` in the SDK), and its signs of life."""
+"""Reads a task's progress from the report file, which `mizzen.report` in the SDK writes, and from file times."""
 
 import json
 import math
@@ -15,16 +15,16 @@ from domain.reported import CadenceReport, LoadReport, LoadState, NoticeReport, 
 _MAX_REPORT_BYTES = 64 << 10
 _MAX_WORDS = 500
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
-"""A platform's name, or a kind of notice."""
+"""Pattern of a platform's name and of a kind of notice."""
 _LATEST_S = 253402300799.0
-"""The end of the year 9999: no time that is told comes later."""
+"""The end of the year 9999 in epoch seconds. Later times in a report are ignored."""
 
 
 def read_progress(run: RunFolder, masker: Masker | None) -> TaskProgress:
-    """The task's progress. A report that is absent, forged or half sensible gives as much as can be trusted.
+    """Returns the task's progress. Fields of the report that are missing or invalid become None.
 
-    What it says in words leaves the machine, as its output does, and is masked like that; None: the secrets are not
-    known here, and all words are masked.
+    `masker` masks secrets in the report's texts, because these texts leave the machine. If it is None, the secrets are
+    unknown and every text is replaced by the mask.
     """
     report = _read_report(run.report)
     checkpoint = _part(report, "checkpoint")
@@ -46,17 +46,17 @@ def read_progress(run: RunFolder, masker: Masker | None) -> TaskProgress:
 
 
 class NoticeReader:
-    """Reads one task's notice again and again, its file only where that has changed since the last look."""
+    """Reads one task's notice repeatedly, and opens the report file only if it has changed since the last read."""
 
     def __init__(self, run: RunFolder, masker: Masker | None) -> None:
-        """`masker` as in `read_progress`."""
+        """`masker` has the same meaning as in `read_progress`."""
         self._run = run
         self._masker = masker
         self._seen: tuple[int, int, int] | None = None
         self._notice: NoticeReport | None = None
 
     def read(self) -> NoticeReport | None:
-        """The notice that the task reports now."""
+        """Returns the notice in the task's current report, or None if there is none."""
         try:
             status = os.lstat(self._run.report)
         except OSError:
@@ -94,7 +94,7 @@ def _notice(body: dict[str, Any], masker: Masker | None) -> NoticeReport | None:
         return None
     if not _NAME.fullmatch(platform) or not _NAME.fullmatch(kind):
         return None
-    # A writer that says nothing of it is of an older SDK, whose only uncertain kind this is.
+    # Older SDKs do not write `certain`. Their only uncertain kind is "rebalance".
     certain = body.get("certain", kind != "rebalance") is True
     ends_at_s = _time(body.get("ends_at_s"))
     return NoticeReport(
@@ -109,9 +109,9 @@ def _notice(body: dict[str, Any], masker: Masker | None) -> NoticeReport | None:
 
 
 def last_sign_s(run: RunFolder) -> float | None:
-    """When (epoch seconds) it started, reported or wrote output last; None: it never started.
+    """Returns when the task last started, reported or wrote output, in epoch seconds; None if it never started.
 
-    File times, not what the report says: every report, also of a checkpoint, touches its file.
+    Uses modification times of files, not the content of the report: every report rewrites its file.
     """
     started_at_s = run.started_at_s()
     if started_at_s is None:
@@ -122,12 +122,12 @@ def last_sign_s(run: RunFolder) -> float | None:
             seen.append(os.lstat(path).st_mtime)
         except OSError:
             continue
-    # A file from the future would otherwise count as a sign of life until then.
+    # A task can set a file's time to the future. Without this limit it would look active until then.
     return min(max(seen), time.time())
 
 
 def _read_report(path: os.PathLike[str]) -> dict[str, Any]:
-    # The folder is the task's: what is there may be a link to another's file, or a pipe that nobody writes to.
+    # The task owns the folder, so the path may be a symbolic link to another user's file, or a pipe without a writer.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -149,12 +149,14 @@ def _part(report: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _words(value: object, masker: Masker | None) -> str | None:
-    """A text that Postgres and people can take: masked, no zero characters or lone surrogates, and not long."""
+    """Returns `value` masked, shortened to `_MAX_WORDS`, and without zero characters and lone surrogates, which
+    Postgres rejects; None if it is not a text.
+    """
     if not isinstance(value, str):
         return None
     if masker is None:
         return MASK.decode()
-    # The SDK has cut what is as long as this.
+    # A text of this length may have been truncated by the SDK, in the middle of a secret.
     return masker.mask_words(value, is_cut=len(value) >= _MAX_WORDS)[:_MAX_WORDS].replace("\0", "")
 
 

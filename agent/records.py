@@ -1,7 +1,7 @@
-"""Small records in files, whole or not at all: JSON that is replaced in one step and synced.
+"""Small JSON files that are written atomically and synced to the disk.
 
-Standard library only: the shim imports it. How a task ended must be on the disk even where that is full by then, so the
-space of such a record is reserved before the task starts.
+Uses the standard library only, because the shim imports this module. A task's exit status must be written even if the
+disk is full when the task ends, so the space for that file is reserved before the task starts.
 """
 
 import contextlib
@@ -12,14 +12,15 @@ import time
 from typing import Any
 
 RESERVED_BYTES = 1024
-"""Disk space that is reserved for a record."""
+"""Disk space reserved for one record, in bytes."""
 _RESERVE = ".reserve"
 
 
 def write_durably(path: str, body: dict[str, Any] | bytes) -> None:
-    """Write `body` (as JSON, unless it is bytes) in one step: a temporary file, synced, renamed, the folder synced.
+    """Write `body` to `path` atomically and durably: write and sync a temporary file, rename it, sync the folder.
 
-    Only the owner can read the file. Where the disk is full nothing is left of it.
+    A `body` that is not bytes is written as JSON. Only the owner can read the file. If the write fails, for example
+    because the disk is full, the temporary file is removed.
     """
     temporary = f"{path}.{os.getpid()}.{time.monotonic_ns()}.tmp"
     try:
@@ -33,9 +34,9 @@ def write_durably(path: str, body: dict[str, Any] | bytes) -> None:
 
 
 def reserve(path: str) -> None:
-    """Reserve the disk space of a record that `write_reserved` writes to `path` later, when the disk may be full.
+    """Reserve disk space in which `write_reserved` can write a record to `path` later, even if the disk is full.
 
-    Not synced: after a power cut it may be gone, and the record is written like any other.
+    The reservation is not synced, so a power failure can lose it. `write_reserved` then needs free disk space.
     """
     descriptor = os.open(f"{path}{_RESERVE}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -45,10 +46,10 @@ def reserve(path: str) -> None:
 
 
 def write_reserved(path: str, body: dict[str, Any]) -> None:
-    """`write_durably` in the space that was reserved, so that a full disk cannot refuse it.
+    """Write `body` to `path` like `write_durably`, but into the reserved space, so that it succeeds on a full disk.
 
-    The space is overwritten in place and synced before it gets the record's name. A record that has no reserved space,
-    or has used it up, is written like any other.
+    The reserved file is overwritten in place and synced before it is renamed to `path`. If there is no reserved file,
+    or an earlier write has used it, this calls `write_durably`.
     """
     text = json.dumps(body).encode()
     try:
@@ -64,14 +65,14 @@ def write_reserved(path: str, body: dict[str, Any]) -> None:
         os.close(descriptor)
     try:
         os.replace(f"{path}{_RESERVE}", path)
-    except FileNotFoundError:  # Another writer has used it.
+    except FileNotFoundError:  # Another writer has already renamed the reserved file.
         write_durably(path, text)
         return
     _sync_folder(path)
 
 
 def recover_reserved(path: str) -> bool:
-    """Give a record its name that was written whole into the reserved space of `path`; False where there is none."""
+    """Rename the reserved file of `path` to `path` if it holds a complete record; return False if it does not."""
     try:
         with open(f"{path}{_RESERVE}", "rb") as file:
             json.loads(file.read())

@@ -1,4 +1,4 @@
-"""A machine's X25519 key, and the secrets that were sealed to it."""
+"""A machine's X25519 key, and the decryption of secrets that were encrypted for it as sealed boxes."""
 
 import base64
 import json
@@ -8,28 +8,28 @@ from nacl.exceptions import CryptoError
 from nacl.public import PrivateKey, SealedBox
 
 Secrets = dict[str, dict[str, str]]
-"""Job to variable to value."""
+"""Values by job and name of the environment variable."""
 
 
 class CannotUnseal(Exception):
-    """The secrets were sealed to another key than this machine's."""
+    """The secrets were encrypted for another key than this machine's."""
 
 
 def new_key() -> bytes:
-    """A new private key, 32 bytes."""
+    """Returns a new private key of 32 bytes."""
     return bytes(PrivateKey.generate())
 
 
 def public_key(private: bytes) -> str:
-    """The public key that belongs to `private`, in base64."""
+    """Returns the public key of the private key `private`, in base64."""
     return base64.b64encode(bytes(PrivateKey(private).public_key)).decode()
 
 
 def unseal(private: Sequence[bytes], sealed: str | None) -> Secrets:
-    """The secrets in `sealed` (base64), by whichever of the keys opens it; none where it is None.
+    """Decrypts the secrets in `sealed` (base64) with the first of the keys that fits. Returns {} if `sealed` is None.
 
     Raises:
-        CannotUnseal: it is for none of these keys, or what is in it is not job to variable to value.
+        CannotUnseal: none of the keys fits, or the content does not map jobs to variables and values.
     """
     if sealed is None:
         return {}
@@ -39,19 +39,21 @@ def unseal(private: Sequence[bytes], sealed: str | None) -> Secrets:
             str(job): {str(variable): str(value) for variable, value in values.items()} for job, values in body.items()
         }
     except (CryptoError, ValueError, AttributeError):
-        # The reason could quote what is inside, so none is given.
-        raise CannotUnseal("the secrets of this attempt were not sealed to this machine's key") from None
+        # The cause is dropped, because its message could quote a secret.
+        raise CannotUnseal("the secrets of this attempt cannot be decrypted with this machine's keys") from None
 
 
 def prove(machine: str, private: Sequence[bytes], challenge: str) -> str:
-    """What shows that this machine holds the key that a challenge is sealed to, beside its newest, `private[0]`.
+    """Returns the proof in `challenge`, which shows that this machine holds the key that the challenge is sealed to.
+
+    The challenge also names the machine and its newest key, `private[0]`.
 
     Raises:
-        CannotUnseal: it does not, or the challenge is about another key than its own.
+        CannotUnseal: none of the keys opens the challenge, or it names another machine or key.
     """
     try:
         body = json.loads(_open(private, challenge))
-        # Else whoever announced itself in this machine's name would have its key accepted.
+        # Without this check, another machine could register under this machine's name and get its own key accepted.
         if (body["machine"], body["key"]) == (machine, public_key(private[0])):
             return str(body["proof"])
     except (CryptoError, ValueError, KeyError, TypeError):
@@ -67,4 +69,4 @@ def _open(private: Sequence[bytes], sealed: str) -> bytes:
         except CryptoError:
             if number == len(private) - 1:
                 raise
-    raise ValueError("no key")
+    raise ValueError("no private key was given")

@@ -1,20 +1,20 @@
-"""The shim: one small process above each task, which outlives the agent and keeps the task's status.
+"""The shim: a small parent process of each task, which outlives the agent and records the task's exit status.
 
-Forked by the agent's zygote (`agent.zygote`), in a session of its own, with the launch through a pipe, so that no
-secret touches a disk. Standard library only, with `records`, `cgroups` and `view`, which are too. In FOLDER it
+The agent's zygote (`agent.zygote`) forks the shim, in its own session. The launch arrives through a pipe, so that no
+secret is written to a disk. Uses only the standard library, `records`, `cgroups` and `view`. In FOLDER the shim
 
-- holds `lock` (flock) for as long as it lives;
+- holds `lock` (flock) while it lives;
 - writes `pid.json` before the task runs: its own identity and the task's (pid, start time, boot id);
-- waits as a child subreaper, so that whatever the task leaves behind becomes its child and is killed;
-- writes `exit.json` when nothing of the task is left. Both are synced to the disk.
+- is a child subreaper: processes that the task leaves running become its children, and it kills them;
+- writes `exit.json` when no process of the task is left. Both files are synced to the disk.
 
-A folder with `pid.json` or `exit.json` is never started again: a task starts at most once, whoever retries.
+A shim never starts a task in a folder with `pid.json` or `exit.json`, so a task starts at most once despite retries.
 
-SIGTERM to the shim is the stop: the task gets SIGTERM, and SIGKILL at the deadline in `stop.json` (`deadline_boot_s`,
-on CLOCK_BOOTTIME), or after the launch's `grace_s` where there is no such file. The notice goes to the top of the
-task's process tree, and to a process below only when its parent is gone: a trainer whose data loaders died of the
-notice could not save any more, and a launcher passes it on in its own way. A shell passes nothing on, so what it runs
-is told with it. Until the deadline the task's children may finish even if its first process is gone.
+SIGTERM to the shim stops the task: the task gets SIGTERM as notice, and SIGKILL at the deadline in `stop.json`
+(`deadline_boot_s`, on CLOCK_BOOTTIME), or after the launch's `grace_s` if that file does not exist. Only the top of the
+task's process tree gets the SIGTERM, and a process below it only if its parent has ended. A trainer needs its data
+loaders to save, and a launcher forwards the signal itself. A shell does not forward it, so the children of a shell get
+it too. The task's children may run until the deadline even if the task's first process has ended.
 """
 
 import contextlib
@@ -38,30 +38,33 @@ STOP_FILE = "stop.json"
 LOCK_FILE = "lock"
 _WRITE_AGAIN_S = 0.25
 CANNOT_RUN = 127
-"""Exit code of a task whose command cannot be executed, as a shell has it."""
+"""Exit code of a task whose command cannot be executed, as in shells."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SHELLS = {"sh", "bash", "dash", "ash", "ksh", "zsh", "busybox"}
-"""Names of processes that do not pass SIGTERM on to what they run."""
+"""Names of processes that do not forward SIGTERM to their children."""
 _WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @cache
 def boot_id() -> str:
-    """The kernel's id of this boot."""
+    """Returns the kernel's id of this boot."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
 
 def boot_time_s() -> float:
-    """Seconds since boot: a clock that every process of the machine shares and nobody sets."""
+    """Returns the seconds since boot. All processes of the machine share this clock, and it cannot be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def process_stat(pid: int) -> tuple[str, int, int] | None:
-    """State letter, parent and start time (clock ticks since boot, field 22) of a process; None: there is none."""
+    """Returns state letter, parent pid and start time (clock ticks since boot, field 22 of `stat`) of a process.
+
+    Returns None if the process does not exist.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -71,7 +74,7 @@ def process_stat(pid: int) -> tuple[str, int, int] | None:
 
 
 def process_name(pid: int) -> str:
-    """The name of a process (15 bytes at most); empty: there is none."""
+    """Returns the name of a process (at most 15 bytes), or an empty string if the process does not exist."""
     try:
         with open(f"/proc/{pid}/comm") as file:
             return file.read().rstrip("\n")
@@ -80,13 +83,13 @@ def process_name(pid: int) -> str:
 
 
 def process_table() -> dict[int, tuple[str, int, int]]:
-    """`process_stat` of every process."""
+    """Returns `process_stat` of every process, by pid."""
     pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
     return {pid: stat for pid in pids if (stat := process_stat(pid)) is not None}
 
 
 def descendants(roots: set[int], table: dict[int, tuple[str, int, int]] | None = None) -> set[int]:
-    """Children of `roots`, their children and so on, zombies included, `roots` not."""
+    """Returns the pids of all descendants of `roots`, including zombies, without `roots` themselves."""
     children: dict[int, list[int]] = {}
     for pid, (_, parent, _) in (process_table() if table is None else table).items():
         children.setdefault(parent, []).append(pid)
@@ -101,19 +104,19 @@ def descendants(roots: set[int], table: dict[int, tuple[str, int, int]] | None =
 
 
 def die_with_parent(signum: int = signal.SIGKILL) -> None:
-    """Have the kernel send `signum` to this process when its parent dies."""
+    """Makes the kernel send `signum` to this process when its parent dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
 
 
 def _become_task(launch: dict[str, Any], shim: int, output: int, gate: int) -> NoReturn:
-    """In the forked child: become the task once the shim has recorded it."""
+    """Runs in the forked child: waits until the shim has recorded the task, then executes the task's command."""
     try:
         os.setsid()
         os.dup2(output, 1)
         os.dup2(output, 2)
         join(launch["limits"])
         if launch["cgroup"] is not None:
-            with contextlib.suppress(OSError):  # The process tree is followed in any case.
+            with contextlib.suppress(OSError):  # Without the cgroup, the shim finds processes by the process tree.
                 join([launch["cgroup"]])
         if os.read(gate, 1) != b"x":
             os._exit(CANNOT_RUN)
@@ -140,22 +143,22 @@ def _become_task(launch: dict[str, Any], shim: int, output: int, gate: int) -> N
 
 
 class _Task:
-    """The running task, seen from its shim."""
+    """The running task, as its shim tracks it."""
 
     def __init__(self, folder: str, launch: dict[str, Any], pid: int) -> None:
         self.folder = folder
         self.launch = launch
         self.pid = pid
         self.status: int | None = None
-        """How it ended, as `os.waitpid` has it; None: it has not."""
+        """Wait status of the task's first process (`os.waitpid`), or None while it runs."""
         self.deadline_s: float | None = None
         self.noticed: set[tuple[int, int]] = set()
-        """Pid and start time of those that got the notice."""
+        """Pid and start time of the processes that got SIGTERM."""
 
     def reap(self) -> bool:
-        """Bury what died, the task among it; whether a child is left.
+        """Reaps all children that have ended. Returns whether any child is left.
 
-        Every descendant is a child's, or a child: where none is left, nothing of the task is.
+        Every process of the task is a descendant of a child, so if no child is left, no process of the task is left.
         """
         while True:
             try:
@@ -168,14 +171,16 @@ class _Task:
                 self.status = status
 
     def alive(self) -> set[int]:
-        """What lives of the task and its descendants."""
+        """Returns the pids of the task and its descendants that are alive."""
         if not self.reap():
-            return set()  # A look at every process of the machine costs milliseconds.
+            return set()  # Saves reading every process of the machine, which takes milliseconds.
         table = process_table()
         return {pid for pid in descendants({os.getpid()}, table) if table[pid][0] not in "ZX"}
 
     def notice(self) -> None:
-        """SIGTERM to the top of the tree the first time (`pass_on`); the earliest deadline counts."""
+        """Handles a stop: sets the deadline and sends SIGTERM (`pass_on`). If there are several stops, the earliest
+        deadline applies.
+        """
         try:
             with open(f"{self.folder}/{STOP_FILE}") as file:
                 deadline_s = float(json.load(file)["deadline_boot_s"])
@@ -185,9 +190,10 @@ class _Task:
         self.pass_on()
 
     def pass_on(self) -> None:
-        """SIGTERM, once each, to those at the top of the task's tree: the task, and whoever lost its parent.
+        """Sends SIGTERM once to each process at the top of the task's tree: its first process and orphans.
 
-        Where one of them is a shell, to its children too: it dies of the notice, or waits for them without a word.
+        If such a process is a shell, its children get SIGTERM too, because a shell ends on SIGTERM or waits for its
+        children without forwarding it.
         """
         table = process_table()
         children: dict[int, list[int]] = {}
@@ -204,15 +210,15 @@ class _Task:
             if (pid, start) not in self.noticed:
                 self.noticed.add((pid, start))
                 _signal(pid, signal.SIGTERM)
-                _signal(pid, signal.SIGCONT)  # A stopped process would not see the notice.
+                _signal(pid, signal.SIGCONT)  # A stopped process handles SIGTERM only after it is continued.
 
     @property
     def was_noticed(self) -> bool:
-        """Whether the task was given the notice before it ended; a notice may come when it has ended by itself."""
+        """Whether the task's first process got SIGTERM. False if it had already ended when the stop arrived."""
         return any(pid == self.pid for pid, _ in self.noticed)
 
     def kill(self) -> None:
-        """SIGKILL to everything, until nothing is left that may be killed."""
+        """Sends SIGKILL to all processes of the task until none is left that this process may kill."""
         limits = self.launch["limits"]
         if self.launch["cgroup"] is not None:
             kill_cgroup(self.launch["cgroup"])
@@ -225,7 +231,7 @@ class _Task:
                 except ProcessLookupError:
                     continue
                 except PermissionError:
-                    continue  # A setuid program of another user: nobody but root can end it.
+                    continue  # A setuid program runs as another user, so only root can kill it.
                 left = True
             if not left:
                 return
@@ -233,7 +239,7 @@ class _Task:
             pause_s = min(0.25, 2 * pause_s)
 
     def wait(self) -> None:
-        """Until the task has ended, and, where it was told to stop, its children too or the deadline came."""
+        """Waits until the task has ended. After a stop, also waits for its descendants, but at most to the deadline."""
         while True:
             self.reap()
             if self.status is not None and (self.deadline_s is None or not self.alive()):
@@ -244,7 +250,7 @@ class _Task:
                 if timeout_s <= 0:
                     return
                 self.pass_on()
-                # Who dies below the top sends us no signal, and leaves children that do not know yet.
+                # A process below the top ends without a signal to the shim. Its children then need SIGTERM: poll.
                 timeout_s = min(timeout_s, 0.25)
             seen = signal.sigtimedwait(_WATCHED, timeout_s)
             if seen is not None and seen.si_signo == signal.SIGTERM:
@@ -257,15 +263,18 @@ def _signal(pid: int, number: int) -> None:
 
 
 def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
-    """Run the task in `folder` to its end. Closes the descriptor `started` once it is recorded."""
+    """Runs the task in `folder` to its end. Closes the descriptor `started` once the task is recorded.
+
+    Returns at once if another shim holds the folder's lock, or if the task was started or stopped before.
+    """
     lock = os.open(f"{folder}/{LOCK_FILE}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return  # Another shim has this run.
+        return  # Another shim holds the lock of this run.
     if os.path.exists(f"{folder}/{PID_FILE}") or os.path.exists(f"{folder}/{EXIT_FILE}"):
         return
-    # Before anything runs: how it ends must be told, however full the disk is by then.
+    # Reserved before the task starts, so that both files can be written even if the disk is full later.
     for name in (EXIT_FILE, STOP_FILE):
         reserve(f"{folder}/{name}")
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -294,7 +303,7 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     os.write(opener, b"x")
     os.close(opener)
     os.close(started)
-    launch.pop("env")  # Secrets need not stay in memory.
+    launch.pop("env")  # Do not keep secrets in memory.
     task = _Task(folder, launch, pid)
     task.wait()
     task.kill()
@@ -311,19 +320,20 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
         try:
             write_reserved(f"{folder}/{EXIT_FILE}", exited)
             return
-        except OSError as error:  # While this process lives, the agent waits for the status.
-            print(f"the exit status {exited} is not on the disk yet: {error}", file=sys.stderr, flush=True)
+        except OSError as error:  # The agent waits for the status while this process lives, so retrying is safe.
+            print(f"the exit status {exited} cannot be written yet, retrying: {error}", file=sys.stderr, flush=True)
             time.sleep(_WRITE_AGAIN_S)
 
 
 def main(folder: str, launch: dict[str, Any], started: int) -> None:
-    """Be the shim of the run in `folder`: to the end of its task, or until it is refused.
+    """Runs the shim of the run in `folder`. Returns when its task has ended, or at once if it may not be started.
 
-    Closes the descriptor `started` once the task is recorded; writes the errno of a system call that failed before.
+    Closes the descriptor `started` once the task is recorded. If a system call fails before that, writes its errno to
+    `started`.
     """
     try:
         supervise(folder, launch, started)
     except OSError as error:
-        if not os.path.exists(f"{folder}/{PID_FILE}"):  # Else `started` is closed.
+        if not os.path.exists(f"{folder}/{PID_FILE}"):  # If the file exists, `started` is closed.
             os.write(started, str(error.errno or 0).encode())
         raise

@@ -1,4 +1,7 @@
-"""Bringing an attempt to a machine: its launch description, secrets, archive and folders; and each task's launch."""
+"""Stages an attempt on a machine: fetches its launch description and archive, decrypts its secrets, makes its folders.
+
+Also makes the input of the shim (`TaskLaunch`) for each task.
+"""
 
 import contextlib
 import hashlib
@@ -33,45 +36,45 @@ _log = logging.getLogger(__name__)
 
 
 class BadLaunch(Exception):
-    """The launch description is not one, or is that of another attempt."""
+    """The launch description is invalid, or belongs to another attempt."""
 
 
 class ChangedLaunch(Exception):
-    """The launch description is not the one that the scheduler wrote."""
+    """The launch description has another SHA-256 than the one that the scheduler wrote."""
 
 
 class BucketUnavailable(Exception):
-    """The bucket does not answer, or lacks an object that the launch needs."""
+    """The bucket cannot be reached, or does not contain an object that the launch needs."""
 
 
 class DamagedArchive(Exception):
-    """The archive in the bucket is not the one that was uploaded."""
+    """The archive in the bucket has another SHA-256 than the one that was uploaded."""
 
 
 @dataclass(frozen=True)
 class StagedAttempt:
-    """An attempt that this machine has all files of."""
+    """An attempt whose files are all on this machine."""
 
     folder: AttemptFolder
     launch: LaunchDescription
     places: tuple[TaskPlace, ...]
-    """This machine's tasks."""
+    """The tasks of the attempt that are placed on this machine."""
     secrets: Secrets
     masker: Masker
 
     def run(self, place: TaskPlace) -> RunFolder:
-        """The folder of one of its tasks."""
+        """Returns the folder of one task of this attempt."""
         return self.folder.run(place.job, place.task)
 
     @property
     def runs(self) -> list[RunFolder]:
-        """The folders of this machine's tasks."""
+        """The folders of the attempt's tasks on this machine."""
         return [self.run(place) for place in self.places]
 
 
 @contextlib.contextmanager
 def _asking(key: str) -> Iterator[None]:
-    """Tells a bucket's failures, whatever its library calls them, from those of this machine."""
+    """Raises any exception of a bucket's library as `BucketUnavailable`, to separate it from faults of this machine."""
     try:
         yield
     except Exception as error:
@@ -81,11 +84,11 @@ def _asking(key: str) -> Iterator[None]:
 def _check_launch(document: bytes, wanted: str, key: str) -> None:
     found = hashlib.sha256(document).hexdigest()
     if found != wanted:
-        raise ChangedLaunch(f"{key}: its SHA-256 is {found}, and the scheduler wrote {wanted}")
+        raise ChangedLaunch(f"{key}: its SHA-256 is {found}, but the scheduler wrote {wanted}")
 
 
 class Stager:
-    """Stages attempts in a machine's state folder. Blocking; repetition finds what the first try did."""
+    """Stages attempts in a machine's state folder. Its methods block, and staging is idempotent."""
 
     def __init__(
         self,
@@ -101,10 +104,10 @@ class Stager:
         self._warned: set[str] = set()
 
     def load(self, folder: AttemptFolder) -> StagedAttempt | None:
-        """An attempt that was staged before; None: it was not.
+        """Returns an attempt that was staged before, or None if it was not.
 
         Raises:
-            CannotUnseal: its secrets are not for this machine's key.
+            CannotUnseal: the attempt's secrets were not encrypted for this machine's key.
         """
         launch = folder.launch()
         if launch is None:
@@ -118,17 +121,18 @@ class Stager:
     def stage(
         self, workload_id: str, attempt: int, launch_key: str, bucket_url: str, launch_sha256: str | None
     ) -> StagedAttempt:
-        """Fetch what is missing and make the folders of this machine's tasks.
+        """Fetches the files that are missing and makes the folders of this machine's tasks.
 
-        `launch_sha256` is that of the description as the scheduler wrote it, in hexadecimal; None: its worker is of an
-        earlier version and does not say it. An attempt that was staged before stays as it is: a workflow that replaces
-        a lost one has its description written again, which names the same tasks.
+        `launch_sha256` is the SHA-256 of the launch description as the scheduler wrote it, in hexadecimal. Workers of
+        an earlier version send None. If the attempt was staged before, the stored launch description is used, not
+        fetched again: a workflow that replaces a lost one writes the description again, with the same tasks.
 
         Raises:
-            BadLaunch, BadArchive, CannotUnseal: what was fetched cannot be used, now or later.
-            ChangedLaunch, DamagedArchive: what was fetched has another checksum.
+            BadLaunch, BadArchive, CannotUnseal: the launch description, archive or secrets are invalid. A retry fails
+                too.
+            ChangedLaunch, DamagedArchive: the launch description or archive has another checksum than expected.
             BucketUnavailable: the launch description or the archive could not be fetched.
-            OSError: this machine cannot write what was fetched.
+            OSError: this machine cannot write the fetched files.
         """
         folder = self._state.attempt(workload_id, attempt)
         staged = self.load(folder)
@@ -143,7 +147,7 @@ class Stager:
             except ValidationError as error:
                 raise BadLaunch(f"{launch_key}: {error}") from None
             if (launch.workload_id, launch.attempt) != (workload_id, attempt):
-                raise BadLaunch(f"{launch_key}: is of {launch.workload_id}.{launch.attempt}, not of {folder.key}")
+                raise BadLaunch(f"{launch_key}: belongs to {launch.workload_id}.{launch.attempt}, not to {folder.key}")
             staged = self._staged(folder, launch)
             self._state.reserve_stop(workload_id)
             folder.save_launch(document, url)
@@ -158,14 +162,18 @@ class Stager:
         return staged
 
     def bucket(self, folder: AttemptFolder) -> ObjectStore:
-        """The bucket of an attempt that was staged."""
+        """Opens the bucket of an attempt that was staged.
+
+        Raises:
+            BadLaunch: the attempt was never staged on this machine.
+        """
         url = self._config.bucket_url or folder.bucket_url()
         if url is None:
-            raise BadLaunch(f"{folder.key}: was never staged here")
+            raise BadLaunch(f"{folder.key}: was never staged on this machine")
         return self._open_bucket(url)
 
     def task_launch(self, staged: StagedAttempt, place: TaskPlace, masters: Mapping[str, str]) -> TaskLaunch:
-        """What the shim is given for one task."""
+        """Returns the shim's input for one task."""
         run = staged.run(place)
         job = staged.launch.jobs[place.job]
         env = environment(
@@ -200,7 +208,10 @@ class Stager:
             raise BadLaunch(f"{staged.folder.key}: {error}") from None
 
     def _limits(self, run: RunFolder, place: TaskPlace) -> tuple[str, ...]:
-        """Cgroups with what the task asked for. What cannot be limited is said once."""
+        """Creates cgroups with the limits of the task's resource request and returns their paths.
+
+        Logs a warning once for each controller that cannot be used.
+        """
         if not self._config.cgroup or not place.memory_bytes:
             return ()
         processes = self._config.processes_per_task + self._config.processes_per_cpu * place.cpus_milli // 1000
@@ -209,14 +220,17 @@ class Stager:
         if new:
             self._warned.update(new)
             _log.warning(
-                "tasks are not limited in %s: this agent may not make such cgroups; run it as root, or delegate them",
+                "tasks have no limits on %s: the agent may not create cgroups with these controllers; "
+                "run it as root, or delegate the controllers to it",
                 ", ".join(new),
             )
         return tuple(folders)
 
     @contextlib.contextmanager
     def _archive(self, staged: StagedAttempt) -> Iterator[Path | None]:
-        """The working directory's archive on the local disk, its hash checked; None: there is none."""
+        """Downloads the working directory's archive, checks its hash and gives its local path; gives None if the
+        workload has no archive. The file is removed on exit.
+        """
         sha256 = staged.launch.workdir
         if sha256 is None:
             yield None
@@ -228,7 +242,7 @@ class Stager:
             if size is None:
                 raise MissingObject(f"no object {key!r} in the region's bucket")
         if size > self._config.max_archive_bytes:
-            raise BadArchive(f"{key}: {size} bytes, more than the {self._config.max_archive_bytes} that are unpacked")
+            raise BadArchive(f"{key}: {size} bytes, more than the limit of {self._config.max_archive_bytes} bytes")
         path = staged.folder.path / f"archive.{uuid.uuid4().hex}.tmp"
         try:
             digest = hashlib.sha256()
@@ -239,7 +253,7 @@ class Stager:
                     digest.update(chunk)
                     file.write(chunk)
             if digest.hexdigest() != sha256:
-                raise DamagedArchive(f"{key}: its SHA-256 is {digest.hexdigest()}")
+                raise DamagedArchive(f"{key}: its content has another SHA-256, {digest.hexdigest()}")
             yield path
         finally:
             path.unlink(missing_ok=True)
@@ -257,5 +271,5 @@ class Stager:
             os.chown(run.report.parent, owner.uid, owner.gid)
             if script is not None:
                 os.chown(path, owner.uid, owner.gid)
-        # Last: its presence says that the folder is complete.
+        # Last, because the presence of `work` marks the folder as complete.
         fill_workdir(run.work, archive, staged.launch.files, owner=owner)

@@ -1,7 +1,7 @@
-"""The agent's side of its zygote (`agent.zygote`): having one that answers, and asking it for shims.
+"""The agent's client of its zygote (`agent.zygote`): starts and replaces the zygote, and requests shims from it.
 
-A zygote that has died or does not answer is replaced. That is always safe: a shim gets its launch only after it has
-answered, and the run's folder decides whether it may start the task (`agent.shim`).
+A zygote that has died or does not respond is replaced. This is always safe: a shim receives its launch only after it
+has responded, and the run's folder ensures that only one shim starts the task (`agent.shim`).
 """
 
 import contextlib
@@ -20,18 +20,18 @@ from agent import zygote
 from agent.processes import Identity
 
 _SEND_S = 10.0
-"""How long a zygote may leave no room for another request."""
+"""Timeout for sending a request to the zygote's socket while its buffer is full."""
 _ANSWER_S = (10.0, 20.0, 40.0)
-"""How long a shim may take from the request to its first sign: of the first zygote that is tried, the second, ..."""
+"""Timeouts from the request to the first response of the shim, for the first, second and third zygote that is tried."""
 _CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from agent.zygote import main; main()"
 
 
 class NoZygote(Exception):
-    """No zygote has answered."""
+    """No zygote has responded in time."""
 
 
 def command() -> list[str]:
-    """The command that starts a zygote. It sees nothing of the environment's packages."""
+    """Returns the command that starts a zygote, without the site packages of the Python environment."""
     root = str(Path(zygote.__file__).parents[1])
     return [sys.executable, "-I", "-S", "-E", "-c", _CODE, root, zygote.TITLE_ROOM]
 
@@ -44,7 +44,7 @@ class _Zygote:
 
     @classmethod
     def start(cls) -> "_Zygote":
-        """A new one. It is started and reaped by a thread of its own: it dies with the thread that started it."""
+        """Starts a zygote. A dedicated thread starts and reaps it, because it dies with the thread that started it."""
         started: Future[Identity] = Future()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         threading.Thread(target=_keep, args=(theirs, started), name="zygote", daemon=True).start()
@@ -57,14 +57,14 @@ class _Zygote:
         return cls(ours, identity)
 
     def ask(self, folder: Path, descriptors: list[int]) -> bool:
-        """Ask for a shim; False: it does not take requests."""
+        """Requests a shim; returns False if the request cannot be sent."""
         with self.sending, contextlib.suppress(OSError):
             socket.send_fds(self.socket, [os.fsencode(folder)], descriptors)
             return True
         return False
 
     def end(self) -> None:
-        """Kill it. Its shims go on."""
+        """Kills the zygote. Its shims continue."""
         self.identity.send(SIGKILL)
         with self.sending:
             self.socket.close()
@@ -82,14 +82,14 @@ def _keep(requests: socket.socket, started: Future[Identity]) -> None:
 
 
 class _Starter:
-    """What a process has of zygotes: one at most, made at the first start. Any thread may ask."""
+    """Holds the process's zygote, at most one, which is created at the first start. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._zygote: _Zygote | None = None
 
     def start(self, folder: Path, launch: bytes, complaints: int) -> int:
-        """See `start_shim`."""
+        """Implements `start_shim`."""
         for answer_s in _ANSWER_S:
             with self._lock:
                 if self._zygote is None:
@@ -103,11 +103,14 @@ class _Starter:
                     self._zygote = None
                     current.end()
         waited = ", ".join(f"{answer_s:g}" for answer_s in _ANSWER_S)
-        raise NoZygote(f"{len(_ANSWER_S)} zygotes did not answer (waited {waited} s)")
+        raise NoZygote(f"{len(_ANSWER_S)} zygotes did not respond (waited {waited} s)")
 
 
 def _ask(asked: _Zygote, folder: Path, launch: bytes, complaints: int, answer_s: float) -> int | None:
-    """The errno that was reported, or 0; None: no shim began, and none that begins later gets the launch."""
+    """Requests a shim and sends it the launch. Returns the errno that was reported, or 0 if there was no error.
+
+    Returns None if no shim responded within `answer_s`. A shim that responds later does not get the launch.
+    """
     with contextlib.ExitStack() as stack:
         theirs, giving = os.pipe()
         report, reporting = os.pipe()
@@ -122,7 +125,7 @@ def _ask(asked: _Zygote, folder: Path, launch: bytes, complaints: int, answer_s:
             return None
         first = os.read(report, 1)
         if first == zygote.BEGUN:
-            with contextlib.suppress(BrokenPipeError):  # It has died: what its folder says counts.
+            with contextlib.suppress(BrokenPipeError):  # The shim has died. The run's folder shows how far it got.
                 left = memoryview(launch)
                 while left:
                     left = left[sending.write(left) :]
@@ -148,20 +151,21 @@ _starter = _Starter()
 
 
 def start_shim(folder: Path, launch: bytes, complaints: int) -> int:
-    """Start the shim of the run in `folder` and give it `launch` (JSON); it prints to the descriptor `complaints`.
+    """Starts the shim of the run in `folder` with `launch` (JSON). The shim writes its errors to the descriptor
+    `complaints`.
 
-    Returns when the shim has recorded the task, has refused, or is gone: the errno of the system call that failed,
-    or 0. Several threads may do so at once.
+    Returns when the shim has recorded the task, has refused it, or has ended. Returns the errno of the system call that
+    failed, or 0. Thread-safe.
 
     Raises:
-        NoZygote: no shim began; none will.
+        NoZygote: no shim was started, and none will be.
         OSError: this process has too many open files, or cannot start another process.
     """
     return _starter.start(folder, launch, complaints)
 
 
 def _forget() -> None:
-    """In a forked child: the zygote is its parent's."""
+    """Resets `_starter` in a forked child, because the zygote belongs to the parent."""
     global _starter
     _starter = _Starter()
 

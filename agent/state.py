@@ -1,16 +1,16 @@
-"""A machine's state folder: what an agent must still know after its own restart.
+"""A machine's state folder: the state that an agent keeps over restarts.
 
-    agent.lock, agent.json      held and written by the running agent
-    key                         the X25519 private key (mode 0600)
-    key.previous                the one before, where it was rotated
-    incarnation                 this boot of the machine; gone after `agent.fleet.power_off`
+    agent.lock, agent.json      lock and identity of the running agent
+    key                         X25519 private key (mode 0600)
+    key.previous                previous private key, if the key was rotated
+    incarnation                 id of this boot of the machine; deleted by `agent.fleet.power_off`
     powered-off                 marker: the machine is off and its agent must not be started
-    stopped/WORKLOAD            the last attempt of a workload that was told to stop: it and older ones are refused
-    outcomes/WORKLOAD.ATTEMPT.json     how an attempt's tasks ended whose folder was tidied away (`agent.outcomes`)
+    stopped/WORKLOAD            number of the workload's last stopped attempt; it and older attempts are refused
+    outcomes/WORKLOAD.ATTEMPT.json     outcome of an attempt whose folder was removed (`agent.outcomes`)
     runs/WORKLOAD.ATTEMPT/      one attempt: launch.json, bucket.json, ports.json
     runs/WORKLOAD.ATTEMPT/JOB.TASK/    one task (`agent.tasks.RunFolder`)
 
-JSON files are replaced in one step and synced.
+JSON files are written atomically and synced.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class AttemptFolder:
-    """What one machine knows of one attempt."""
+    """The folder of one attempt on one machine."""
 
     def __init__(self, path: Path, workload_id: str, attempt: int) -> None:
         self.path = path
@@ -49,42 +49,42 @@ class AttemptFolder:
 
     @property
     def key(self) -> str:
-        """`workload.attempt`, as `Hello.runs` and `Attend.stop` have it."""
+        """The attempt's key `workload.attempt`, as in `Hello.runs` and `Attend.stop`."""
         return f"{self.workload_id}.{self.attempt}"
 
     def launch(self) -> LaunchDescription | None:
-        """The launch description, once it was fetched."""
+        """Returns the launch description, or None if it was not fetched yet."""
         try:
             return LaunchDescription.model_validate_json((self.path / "launch.json").read_bytes())
         except FileNotFoundError:
             return None
 
     def bucket_url(self) -> str | None:
-        """The bucket that it came from, and that logs go to."""
+        """Returns the URL of the bucket that the launch description came from and that logs are shipped to."""
         body = read_json(self.path / "bucket.json")
         return None if body is None else str(body["url"])
 
     def save_launch(self, document: bytes, bucket_url: str) -> None:
-        """Keep the launch description (JSON) and where it came from."""
+        """Stores the launch description (JSON) and the URL of its bucket."""
         make_folder(self.path)
         records.write_durably(str(self.path / "bucket.json"), {"url": bucket_url})
         records.write_durably(str(self.path / "launch.json"), document)
 
     def ports(self) -> dict[str, int]:
-        """Job to the port that is reserved for its rendezvous."""
+        """Returns the reserved rendezvous port of each job."""
         return read_json(self.path / "ports.json") or {}
 
     def save_ports(self, ports: dict[str, int]) -> None:
-        """Keep the reservation."""
+        """Stores the reserved rendezvous port of each job."""
         make_folder(self.path)
         records.write_durably(str(self.path / "ports.json"), ports)
 
     def run(self, job: str, task: int) -> RunFolder:
-        """The folder of one of its tasks, which may not be there yet."""
+        """Returns the folder of one task of the attempt, which may not exist yet."""
         return RunFolder(self.path / f"{job}.{task}", self.workload_id, self.attempt, job, task)
 
     def runs(self) -> list[RunFolder]:
-        """The tasks that have a folder, by job and index."""
+        """Returns the folders of tasks that exist, sorted by job and task index."""
         found = []
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for entry in entries:
@@ -94,33 +94,33 @@ class AttemptFolder:
         return sorted(found, key=lambda run: (run.job, run.task))
 
     def age_s(self) -> float:
-        """Seconds since a file was last put into it, or into one of its tasks' folders."""
+        """Returns the seconds since a file was last added to this folder or to the folder of one of its tasks."""
         return time.time() - max(path.stat().st_mtime for path in (self.path, *(run.path for run in self.runs())))
 
     def remove(self) -> None:
-        """Delete all of it."""
+        """Deletes the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 class StateFolder:
-    """The state folder of one machine. Made with what it needs."""
+    """The state folder of one machine. The constructor creates the folder and its subfolders if they are missing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self._lock: int | None = None
         self._fence = threading.Lock()
         self._fenced: dict[str, int] = {}
-        """Attempts that are refused although the disk is too full to say so."""
+        """Last stopped attempt of each workload whose record could not be written yet, for example on a full disk."""
         self._ended: set[str] = set()
-        """Attempts of which all tasks are known to have ended: they stay so, and there may be many."""
+        """Cache of the attempts whose tasks have all ended. There may be many, and ended tasks never run again."""
         for name in ("", "runs", "stopped", "outcomes"):
             make_folder(self.path / name)
 
     def acquire(self, patience_s: float = 15.0) -> None:
-        """Become the one agent of this folder, and record who that is.
+        """Takes the folder's lock for this agent and stores the agent's identity.
 
         Raises:
-            ConfigurationError: another agent still runs on it after `patience_s`.
+            ConfigurationError: another agent still holds the lock after `patience_s` seconds.
         """
         self._lock = os.open(self.path / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         give_up_s = time.monotonic() + patience_s
@@ -132,41 +132,41 @@ class StateFolder:
                 if time.monotonic() > give_up_s:
                     other = self.agent()
                     raise ConfigurationError(
-                        f"state_dir {self.path}: another agent{f' (pid {other.pid})' if other else ''} runs on it"
+                        f"state_dir {self.path}: is in use by another agent{f' (pid {other.pid})' if other else ''}"
                     ) from None
                 time.sleep(0.1)
         me = Identity.of(os.getpid())
         body = {"pid": me.pid, "start": me.start, "boot_id": me.boot_id}
         try:
             records.write_durably(str(self.path / "agent.json"), body)
-        except OSError as error:  # A full disk: who the agent is matters less than that there is one.
-            _log.warning("%s: %s", self.path / "agent.json", error)
+        except OSError as error:  # For example a full disk. The agent can run without this record.
+            _log.warning("%s: cannot be written: %s", self.path / "agent.json", error)
 
     def release(self) -> None:
-        """Let another agent have the folder."""
+        """Releases the folder's lock so that another agent can take it."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def agent(self) -> Identity | None:
-        """The agent that last ran on it."""
+        """Returns the identity of the agent that last acquired the folder, or None if there was none."""
         body = read_json(self.path / "agent.json")
         return None if body is None else Identity.from_json(body, str(body["boot_id"]))
 
     def private_keys(self) -> list[bytes]:
-        """The machine's private key, made if there is none, and then the one before it, if it was rotated."""
+        """Returns the machine's private key, then the previous key if the key was rotated. Creates a missing key."""
         previous = self.path / "key.previous"
         return [self.private_key(), *([previous.read_bytes()] if previous.exists() else [])]
 
     def rotate_key(self) -> None:
-        """Have a new key from now on. The one before is kept, so that the machine can prove that it is the same."""
+        """Replaces the private key by a new one. Keeps the previous key so that the machine can prove its identity."""
         path = self.path / "key"
         if path.exists():
             path.replace(self.path / "key.previous")
         self.private_key()
 
     def private_key(self) -> bytes:
-        """The machine's private key; made if there is none."""
+        """Returns the machine's private key. Creates it if it is missing."""
         path = self.path / "key"
         if not path.exists():
             temporary = path.with_name(f"key.{os.getpid()}.tmp")
@@ -179,7 +179,10 @@ class StateFolder:
         return path.read_bytes()
 
     def incarnation(self) -> str:
-        """The boot of the machine, `BOOT.CHANCE`: kept over restarts of the agent; new after a boot or `power_off`."""
+        """Returns the id of this boot, `BOOT_ID.RANDOM`.
+
+        The id survives restarts of the agent. It changes with each boot of the machine and with `power_off`.
+        """
         path = self.path / "incarnation"
         body = read_json(path)
         boot = shim.boot_id()
@@ -189,7 +192,7 @@ class StateFolder:
         return f"{body['boot_id']}.{body['chance']}"
 
     def stopped_attempt(self, workload_id: str) -> int:
-        """The last attempt that was told to stop; 0: none."""
+        """Returns the number of the workload's last stopped attempt, or 0 if none was stopped."""
         return max(self._recorded_stop(workload_id), self._fenced.get(workload_id, 0))
 
     def _recorded_stop(self, workload_id: str) -> int:
@@ -197,10 +200,10 @@ class StateFolder:
         return 0 if body is None else int(body["attempt"])
 
     def stop_attempts(self, workload_id: str, attempt: int) -> None:
-        """Refuse `attempt` and older ones from now on. Durable, and never taken back.
+        """Refuses `attempt` and all older attempts of the workload from now on. Durable; cannot be undone.
 
         Raises:
-            OSError: it could not be written; this agent refuses them all the same.
+            OSError: the record could not be written. This agent process still refuses the attempts.
         """
         with self._fence:
             if attempt > self._recorded_stop(workload_id):
@@ -209,7 +212,7 @@ class StateFolder:
                 del self._fenced[workload_id]
 
     def forget_stopped(self, keep_s: float) -> None:
-        """Forget stops that were recorded more than `keep_s` seconds ago, unless something of the workload is here."""
+        """Deletes records of stops older than `keep_s` seconds, except those of workloads that have a folder here."""
         here = {attempt.workload_id for attempt in self.attempts()}
         with self._fence:
             for path in (self.path / "stopped").iterdir():
@@ -218,45 +221,47 @@ class StateFolder:
                     path.unlink(missing_ok=True)
 
     def reserve_stop(self, workload_id: str) -> None:
-        """Reserve the disk space in which `stop_attempts` refuses a workload's attempts."""
+        """Reserves the disk space for the record that `stop_attempts` writes."""
         records.reserve(str(self.path / "stopped" / check_workload(workload_id)))
 
     def attempt(self, workload_id: str, attempt: int) -> AttemptFolder:
-        """The folder of an attempt, which may not be there yet."""
+        """Returns the folder of an attempt, which may not exist yet."""
         return AttemptFolder(self.path / "runs" / f"{check_workload(workload_id)}.{attempt}", workload_id, attempt)
 
     def is_over(self, attempt: AttemptFolder) -> bool:
-        """Whether nothing of an attempt runs, or will run any more: it was stopped, or all its tasks have ended."""
+        """Whether no task of the attempt runs or will run: all its tasks have ended, or the attempt was stopped."""
         if attempt.key in self._ended:
             return True
         states = [tasks.look(run) for run in attempt.runs()]
         if states and all(state is State.ENDED for state in states):
             self._ended.add(attempt.key)
             return True
-        # Not for good: a start that had begun before the stop may still be under way.
+        # Not cached: a start that began before the stop may still be in progress.
         if self.stopped_attempt(attempt.workload_id) >= attempt.attempt:
             return State.RUNNING not in states and State.LOST not in states
         return False
 
     def remove(self, attempt: AttemptFolder) -> None:
-        """Delete all that is here of an attempt."""
+        """Deletes the folder of an attempt."""
         attempt.remove()
         self._ended.discard(attempt.key)
 
     def is_started(self, attempt: AttemptFolder) -> bool:
-        """Whether any of its tasks was ever started, or was stopped before."""
+        """Whether any task of the attempt was started, or was stopped before its start."""
         return any(tasks.look(run) is not State.ABSENT for run in attempt.runs())
 
     def running(self) -> list[str]:
-        """`workload.attempt` of every attempt of which something runs."""
+        """Returns the keys (`workload.attempt`) of the attempts with a running task."""
         return [a.key for a in self.attempts() if any(tasks.look(run) is State.RUNNING for run in a.runs())]
 
     def attempts(self) -> list[AttemptFolder]:
-        """The attempts that have a folder, by workload and number."""
+        """Returns the attempts that have a folder, sorted by workload and number."""
         return self._attempts(os.listdir(self.path / "runs"))  # noqa: PTH208 - only names are needed
 
     def unfinished(self) -> list[AttemptFolder]:
-        """Those of which something runs, or may run yet. Cheap, however many have ended."""
+        """Returns the attempts that have tasks running or still to be started. Skips attempts known to have ended
+        without reading their folders.
+        """
         names = os.listdir(self.path / "runs")  # noqa: PTH208
         return [a for a in self._attempts(name for name in names if name not in self._ended) if not self.is_over(a)]
 
@@ -270,9 +275,10 @@ class StateFolder:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder that others cannot list, and enter only where tasks may run as other users: under a root agent.
+    """Makes a folder that other users cannot list, and sets the mode of one that exists.
 
-    One that is there gets the same mode.
+    Under an agent that runs as root, whose tasks may run as other users, other users can enter the folder (mode 0711).
+    Otherwise they cannot (mode 0700).
     """
     mode = 0o711 if os.geteuid() == 0 else 0o700
     path.mkdir(mode=mode, parents=True, exist_ok=True)
@@ -281,10 +287,10 @@ def make_folder(path: Path) -> None:
 
 
 def check_workload(workload_id: str) -> str:
-    """`workload_id`, if it can name a folder.
+    """Returns `workload_id` if it is valid as the name of a folder.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: `workload_id` contains other characters than letters, digits, hyphens and underscores.
     """
     if not _WORKLOAD.fullmatch(workload_id):
         raise ValueError(f"workload id {workload_id!r}: must be letters, digits, hyphens and underscores")
@@ -292,7 +298,7 @@ def check_workload(workload_id: str) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON in a file; None: there is no file."""
+    """Returns the content of a JSON file, or None if the file does not exist."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:

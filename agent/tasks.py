@@ -1,15 +1,15 @@
-"""One task of one attempt on this machine: its folder, starting it, looking at it, stopping it.
+"""One task of one attempt on this machine: its folder, and functions that start it, read its state and stop it.
 
-    lock, pid.json, exit.json, stop.json    between agent and shim (`agent.shim`)
-    output.log                              what the task printed
-    shim.log                                what the shim complained of
-    script.sh                               the job's script, where it has one
-    work/                                   working directory and HOME; the task's own
-    report/report.json                      what the task reports; the folder is the task's own
-    ship.json                               how far its output was shipped (`agent.logs`)
+    lock, pid.json, exit.json, stop.json    state shared by agent and shim (`agent.shim`)
+    output.log                              standard output and error of the task
+    shim.log                                errors of the shim
+    script.sh                               the job's script, if it has one
+    work/                                   working directory and HOME; owned by the task's user
+    report/report.json                      the task's report; the folder is owned by the task's user
+    ship.json                               how much of the output was shipped (`agent.logs`)
 
-Nothing is kept in memory that matters: whoever looks at the folder knows all there is to know. The functions block, a
-few milliseconds where not said otherwise.
+The folder contains all state of the task, so any agent process can continue with it. The functions block for a few
+milliseconds unless their docstring says otherwise.
 """
 
 import contextlib
@@ -32,55 +32,55 @@ from agent.starting import NoZygote, start_shim
 from domain.ids import run_id
 
 _STARTING_S = 10.0
-"""How long a shim that holds the lock may take to record its task."""
+"""Timeout for a shim that holds the lock to record its task."""
 BACKSTOP_S = 5.0
-"""After the deadline of a stop: when the agent takes over from a shim that does not get it done."""
+"""If a task still runs this long after the deadline of its stop, the agent kills it without its shim."""
 
 
 class NotStarted(Exception):
-    """The shim could not record its task; the message is what it printed."""
+    """The task was not started. The message contains the shim's error output, if there is any."""
 
 
 class State(Enum):
-    """Where a task is."""
+    """State of a task on this machine."""
 
     ABSENT = "absent"
-    """Nobody has started it."""
+    """The task was not started."""
     RUNNING = "running"
-    """Its shim lives."""
+    """The task's shim is alive."""
     LOST = "lost"
-    """Its shim is gone and left no status."""
+    """The task's shim has died without recording an exit status."""
     ENDED = "ended"
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How a task ended; neither code nor signal: its status was lost, or it was stopped before it started."""
+    """How a task ended. If `exit_code` and `signal` are None, its exit status was lost or it was never started."""
 
     exit_code: int | None
     signal: int | None
     ended_at_s: float
     started: bool
     memory_limit_bytes: int | None = None
-    """Set where the kernel killed one of its processes because the task had reached its limit of memory."""
+    """The task's memory limit, if the kernel killed one of its processes for reaching it, else None."""
     memory_peak_bytes: int | None = None
     noticed: bool = True
-    """Whether it was given notice before it ended. Of a shim that does not say it: assumed, where it was to stop."""
+    """Whether the task got notice before it ended. True for records of shims of earlier versions, which lack it."""
 
     @property
     def succeeded(self) -> bool:
-        """Whether it ended by itself with exit code 0."""
+        """Whether the task ended by itself with exit code 0."""
         return self.exit_code == 0
 
 
 @dataclass(frozen=True)
 class Stop:
-    """A stop that a task was told of while it ran."""
+    """A stop that was requested while the task ran."""
 
     deadline_boot_s: float
-    """On CLOCK_BOOTTIME."""
+    """Time at which the task gets SIGKILL, in seconds on CLOCK_BOOTTIME."""
     told: bool
-    """By the control plane; else its agent's own decision."""
+    """Whether the control plane requested the stop. False if the agent decided it."""
 
 
 @dataclass(frozen=True)
@@ -100,26 +100,26 @@ class RunFolder:
 
     @property
     def work(self) -> Path:
-        """Its working directory."""
+        """The task's working directory."""
         return self.path / "work"
 
     @property
     def report(self) -> Path:
-        """Its `MIZZEN_REPORT`."""
+        """Path of the task's report (`MIZZEN_REPORT`)."""
         return self.path / "report" / "report.json"
 
     @property
     def output(self) -> Path:
-        """Its standard output and error."""
+        """Path of the file with the task's standard output and error."""
         return self.path / "output.log"
 
     def started_at_s(self) -> float | None:
-        """When (epoch seconds) it was started; None: it was not."""
+        """Returns when the task was started, in epoch seconds, or None if it was not."""
         body = self._read(shim.PID_FILE)
         return None if body is None else float(body["started_at_s"])
 
     def exit(self) -> Exit | None:
-        """How it ended; None: it has not, or nobody knows yet."""
+        """Returns how the task ended, or None if no exit status was recorded yet."""
         body = self._read(shim.EXIT_FILE)
         if body is None:
             return None
@@ -134,14 +134,14 @@ class RunFolder:
         )
 
     def stop(self) -> Stop | None:
-        """The stop that it was told of, if any."""
+        """Returns the stop that was requested while the task ran, or None."""
         body = self._read(shim.STOP_FILE)
         if body is None:
             return None
         return Stop(float(body["deadline_boot_s"]), bool(body["told"]))
 
     def identities(self) -> tuple[Identity, Identity] | None:
-        """Shim and task; None: not started."""
+        """Returns the identities of the shim and of the task's first process, or None if the task was not started."""
         body = self._read(shim.PID_FILE)
         if body is None:
             return None
@@ -149,7 +149,7 @@ class RunFolder:
         return Identity.from_json(body["shim"], boot_id), Identity.from_json(body["task"], boot_id)
 
     def cgroups(self) -> list[str]:
-        """The task's cgroups: those with limits, and one in which all of it can be killed at once."""
+        """Returns the paths of the task's cgroups: those with limits, and the one for killing all its processes."""
         body = self._read(shim.PID_FILE)
         return [] if body is None else sorted({*body.get("limits", []), *filter(None, [body["cgroup"]])})
 
@@ -161,7 +161,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
-        """Hold the lock that a shim holds for its life; gives False where another holds it."""
+        """Holds the lock that a shim holds while it lives. Gives False if another process holds it."""
         descriptor = os.open(self.path / shim.LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -175,15 +175,15 @@ class RunFolder:
 
 
 def private(path: str, flags: int) -> int:
-    """An opener (`open`) of files that only their owner may read."""
+    """Opens a file that only its owner may read; for the `opener` argument of `open`."""
     return os.open(path, flags, 0o600)
 
 
 def start(run: RunFolder, launch: TaskLaunch) -> None:
-    """Start the task, if nobody has: returns when it is recorded. The shim decides, so repetition does no harm.
+    """Starts the task if it was not started, and returns when its shim has recorded it. Idempotent.
 
     Raises:
-        NotStarted: the shim failed before it had recorded the task.
+        NotStarted: the shim failed before it recorded the task.
         OSError: the disk is full.
     """
     if look(run) is not State.ABSENT:
@@ -201,7 +201,7 @@ def start(run: RunFolder, launch: TaskLaunch) -> None:
 
 
 def _recorded(run: RunFolder) -> bool:
-    """Whether another shim, which holds the lock, records the task soon."""
+    """Whether another shim, which holds the lock, records the task within `_STARTING_S`."""
     give_up_s = time.monotonic() + _STARTING_S
     while look(run) is State.ABSENT:
         with run.locked() as free:
@@ -214,7 +214,7 @@ def _recorded(run: RunFolder) -> bool:
 
 
 def look(run: RunFolder) -> State:
-    """Where the task is, now."""
+    """Returns the current state of the task."""
     if (run.path / shim.EXIT_FILE).exists():
         return State.ENDED
     identities = run.identities()
@@ -222,12 +222,12 @@ def look(run: RunFolder) -> State:
         return State.ABSENT
     if identities[0].alive():
         return State.RUNNING
-    # It may have ended between the two looks.
+    # The shim may have recorded the exit status after the first check.
     return State.ENDED if (run.path / shim.EXIT_FILE).exists() else State.LOST
 
 
 def settle(run: RunFolder) -> None:
-    """Close the books of a lost task: kill what it left behind, and write that its status is unknown."""
+    """Ends a lost task: kills its remaining processes and records that its exit status is unknown."""
     while look(run) is State.LOST:
         with run.locked() as free:
             if free and look(run) is State.LOST:
@@ -237,10 +237,13 @@ def settle(run: RunFolder) -> None:
 
 
 def request_stop(run: RunFolder, grace_s: float, *, told: bool) -> None:
-    """Give the task notice (SIGTERM) and `grace_s` seconds; the shim sees to it from there.
+    """Requests that the shim stops the task: SIGTERM as notice, and SIGKILL after `grace_s` seconds.
 
-    One that was not started never will be. One that has ended keeps its status. Of several deadlines the earliest
-    counts.
+    A task that was not started can never be started afterwards. A task that has ended keeps its exit status. If there
+    are several requests, the earliest deadline applies. `told` has the meaning of `Stop.told`.
+
+    Raises:
+        NotStarted: the lock of a task that was not started is held, so the task can neither be started nor stopped.
     """
     while look(run) is State.ABSENT:
         run.path.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -248,7 +251,7 @@ def request_stop(run: RunFolder, grace_s: float, *, told: bool) -> None:
             if free and look(run) is State.ABSENT:
                 _write_exit(run, started=False)
         if not free and not _recorded(run):
-            raise NotStarted(f"task {run.run_id} is neither started nor can it be stopped: its lock is held")
+            raise NotStarted(f"task {run.run_id} cannot be stopped: it was not started, and its lock is held")
     identities = run.identities()
     if look(run) is not State.RUNNING or identities is None:
         return
@@ -263,13 +266,13 @@ def request_stop(run: RunFolder, grace_s: float, *, told: bool) -> None:
 
 
 def overdue(run: RunFolder) -> bool:
-    """Whether a running task should long have been stopped by its shim."""
+    """Whether more than `BACKSTOP_S` have passed since the deadline of the task's stop."""
     stop = run.stop()
     return stop is not None and shim.boot_time_s() > stop.deadline_boot_s + BACKSTOP_S
 
 
 def force(run: RunFolder) -> None:
-    """End a task without its shim's help: the shim first, then all that is left. Its status is lost."""
+    """Kills a task without its shim: first the shim, then the remaining processes. The exit status is lost."""
     identities = run.identities()
     if identities is not None:
         table = shim.process_table()
@@ -293,6 +296,6 @@ def _sweep(run: RunFolder) -> None:
 
 def _write_exit(run: RunFolder, *, started: bool) -> None:
     if started and records.recover_reserved(str(run.path / shim.EXIT_FILE)):
-        return  # Its shim was killed between the record and its name.
+        return  # The shim was killed after it wrote the record, but before it renamed the file.
     body = {"exit_code": None, "signal": None, "started": started, "ended_at_s": time.time()}
     records.write_reserved(str(run.path / shim.EXIT_FILE), body)

@@ -1,4 +1,4 @@
-"""Filling a task's working directory: the user's archive, then the files of the specification."""
+"""Fills a task's working directory with the user's archive and then with the files of the specification."""
 
 import os
 import shutil
@@ -22,13 +22,13 @@ def fill_workdir(
     max_bytes: int = MAX_UNPACKED_BYTES,
     max_members: int = MAX_MEMBERS,
 ) -> None:
-    """Make `target` with the content of `archive` (tar.gz) and `files`, all of it or nothing; as it is if it is there.
+    """Makes the folder `target` with the content of `archive` (tar.gz) and `files`, atomically.
 
-    It belongs to `owner`, if one is given, and only its owner may enter it.
+    Does nothing if `target` exists. Only the folder's owner may enter it: `owner`, or the agent's user if that is None.
 
     Raises:
         BadArchive: the archive or the files cannot be unpacked (`infra.archives`).
-        OSError: this machine cannot write them.
+        OSError: the files cannot be written on this machine.
     """
     if target.exists():
         return
@@ -48,7 +48,7 @@ def fill_workdir(
             _give(staging, owner)
         staging.rename(target)
     except OSError:
-        if not target.exists():  # Else another call was faster, with the same content.
+        if not target.exists():  # If it exists, a concurrent call has made it with the same content.
             raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)

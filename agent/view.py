@@ -1,8 +1,8 @@
-"""What a task of another user sees of folders that only root may enter: the few paths that it needs, and no more.
+"""Mount namespaces that give a task access to the paths it needs below folders that only root may enter.
 
-mizzen may be installed, or keep its data, below a folder such as /root. Rather than to open that folder, or to run
-tasks as root, a task gets a mount namespace of its own in which the folder holds only the paths that it needs.
-Standard library only: the shim imports it.
+mizzen's code or data may be below a folder such as /root, which a task of another user cannot enter. Instead of opening
+that folder to all users, or running tasks as root, the task gets its own mount namespace, in which the folder contains
+only the paths that the task needs. Uses the standard library only, because the shim imports this module.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def view_for(uid: int, paths: list[str]) -> dict[str, list[str]]:
-    """Topmost folder that `uid` may not enter, to those of `paths` (folders that exist) that are below it."""
+    """Maps each topmost folder that `uid` may not enter to the folders in `paths` below it. Skips missing paths."""
     view: dict[str, list[str]] = {}
     for path in sorted({os.path.realpath(path) for path in paths}):
         parts = path.strip("/").split("/")
@@ -35,7 +35,9 @@ def _may_enter(path: str, uid: int) -> bool:
 
 
 def enter_view(view: dict[str, list[str]]) -> None:
-    """Give this process, which is root's, a mount namespace in which the folders hold nothing else.
+    """Moves this process into a new mount namespace in which each folder in `view` contains only its listed paths.
+
+    The process must run as root.
 
     Raises:
         OSError: the kernel does not allow it.

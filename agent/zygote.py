@@ -1,18 +1,18 @@
-"""The zygote: one small process for each agent, from which the shims of its tasks are forked.
+"""The zygote: one small process per agent that forks the shims of the agent's tasks.
 
-A shim that is a fresh interpreter costs more CPU than all the rest of a short task. The zygote has imported everything,
-has one thread and does nothing but fork. The agent starts it with `agent.starting.command`: an empty environment, the
-folder `/`, and a socket (SOCK_SEQPACKET) as its standard input. Each message on the socket asks for one shim: the run's
-folder, with three file descriptors.
+Starting a new Python interpreter for each shim would cost more CPU than the rest of a short task. The zygote has
+imported all modules, has one thread and only forks. The agent starts it with `agent.starting.command`, an empty
+environment, the working directory `/`, and a socket (SOCK_SEQPACKET) as standard input. Each message on the socket
+requests one shim. It contains the run's folder and three file descriptors:
 
-- A pipe with the launch as JSON. Only the shim reads it, so no secret ever is in the zygote's memory.
-- A pipe to report on. The shim writes `BEGUN` first; the agent writes the launch only then. So a shim that the agent no
-  longer waits for finds no launch, and ends. The shim closes the pipe when the task is recorded, and writes the errno
-  of a failed system call before. If there is no shim, the zygote writes the errno of the fork.
-- The file for the shim's complaints.
+- A pipe that carries the launch as JSON. Only the shim reads it, so no secret is ever in the zygote's memory.
+- A pipe for the response. The shim first writes `BEGUN`; the agent writes the launch only after that. So if the agent
+  has given up on a shim, the shim reads no launch and exits. The shim closes the pipe when the task is recorded. If a
+  system call fails before that, the shim writes its errno first. If the fork fails, the zygote writes the errno.
+- The file for the shim's error output.
 
-A shim has a session of its own and outlives the zygote, which ends with its agent: the socket is closed then, and the
-kernel kills a zygote that is stopped by a signal. Standard library only.
+A shim has its own session and outlives the zygote. The zygote ends with its agent: it exits when the socket is closed,
+and the kernel kills it if it is stopped by a signal at that time. Uses the standard library only.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from agent import shim
 
 BEGUN = b"+"
 TITLE_ROOM = " " * 1024
-"""The last argument of the zygote's command: room for the titles of its shims."""
+"""The last argument of the zygote's command. It reserves space in the command line for the process titles of shims."""
 _MESSAGE_BYTES = 8192
 _DESCRIPTORS = 3
 _PR_SET_NAME = 15
@@ -37,21 +37,22 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Fork shims until the agent closes the socket. Blocks."""
+    """Forks shims until the agent closes the socket. Blocks."""
     shim.die_with_parent()
-    os.setsid()  # A Ctrl-C is for the agent.
+    os.setsid()  # A new session, so that Ctrl-C reaches only the agent.
     room = _title_room()
     _entitle(f"mizzen zygote of agent {os.getppid()}", "mizzen-zygote", room)
-    shim.boot_id()  # Read once for all shims.
+    shim.boot_id()  # Cached here once for all shims.
     requests = socket.socket(fileno=0)
     signal.signal(signal.SIGCHLD, _bury)
     gc.collect()
-    gc.freeze()  # What is never looked at is never copied.
+    gc.freeze()  # The collector then does not write to shared pages, which would copy them in each fork.
     while True:
         folder, descriptors, _, _ = socket.recv_fds(requests, _MESSAGE_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         if not folder:
             return
-        if len(descriptors) == _DESCRIPTORS:  # Fewer: too many files are open. The agent sees its pipes close.
+        # Fewer descriptors arrive if too many files are open. The agent then sees its pipes close.
+        if len(descriptors) == _DESCRIPTORS:
             launch, report, complaints = descriptors
             _fork(os.fsdecode(folder), launch, report, complaints, room)
         for descriptor in descriptors:
@@ -71,7 +72,7 @@ def _fork(folder: str, launch: int, report: int, complaints: int, room: tuple[in
 
 
 def _become_shim(folder: str, launch: int, report: int, complaints: int, room: tuple[int, int]) -> NoReturn:
-    """In the forked child: leave the agent's session, take the launch, and be the shim of the run in `folder`."""
+    """Runs in the forked child: makes a new session, reads the launch and runs the shim of the run in `folder`."""
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -82,7 +83,7 @@ def _become_shim(folder: str, launch: int, report: int, complaints: int, room: t
         os.dup2(nothing, 0)
         os.close(nothing)
         _entitle(f"mizzen shim {folder}", "mizzen-shim", room)
-        with contextlib.suppress(BrokenPipeError):  # Then there is no launch, either.
+        with contextlib.suppress(BrokenPipeError):  # The agent has given up; the launch is then empty, too.
             os.write(report, BEGUN)
         body = _read_launch(launch)
         if body is not None:
@@ -103,23 +104,23 @@ def _read_launch(descriptor: int) -> dict[str, Any] | None:
 
 
 def _bury(*_: object) -> None:
-    """On SIGCHLD: reap the shims that have ended."""
+    """Handles SIGCHLD: reaps the shims that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0] != 0:
             pass
 
 
 def _title_room() -> tuple[int, int]:
-    """First address of this process's command line and the one after its last; both 0: the kernel does not say."""
+    """Returns the start and end address of this process's command line; both are 0 if the kernel hides them."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     return int(fields[45]), int(fields[46])
 
 
 def _entitle(title: str, name: str, room: tuple[int, int]) -> None:
-    """Show `title` as this process's command line, and `name` (15 bytes at most) as its name.
+    """Sets this process's command line to `title` and its name to `name` (at most 15 bytes).
 
-    The end of a title that is too long is shown: there the name of the run is.
+    If `title` is too long, its end is kept, because it contains the run's name.
     """
     _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
     size = room[1] - room[0] - 1

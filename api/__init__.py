@@ -1,6 +1,6 @@
-"""The REST API: requests and their answers, event and log streams, metrics.
+"""The REST API: endpoints, event and log streams, and metrics.
 
-What belongs here: reading Postgres for people and programs, and writing down what they ask for - rows, outbox, audit
-and event in one transaction. It decides nothing: placing, evicting and stopping are the scheduler's and the workflows'.
-It may import `infra` and `domain` only.
+The API reads from Postgres, and records each change that a client requests in one transaction: rows, outbox, audit
+entry and event. It makes no scheduling decisions: the scheduler and the workflows place, evict and stop workloads. This
+package may import only `infra` and `domain`.
 """

@@ -1,4 +1,4 @@
-"""The application: routers, middleware and what they share."""
+"""Creates the FastAPI application from its routers, middleware and shared state."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,10 +25,10 @@ _ROUTERS = (
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The API for `settings`. Postgres must be migrated by the first request; Temporal may be away.
+    """Creates the API. Postgres must be migrated before the first request; Temporal may be unavailable.
 
     Raises:
-        ConfigurationError: there is no URL of a database.
+        ConfigurationError: the settings contain no database URL.
     """
     state = State(settings)
 
@@ -37,8 +37,8 @@ def create_app(settings: Settings) -> FastAPI:
         yield
         await state.aclose()
 
-    # The routers' own routes: `include_router` would derive each of them once more while the first request waits, and
-    # look through one router after another for every request.
+    # The routes are passed directly: `include_router` would create each route a second time during the first request,
+    # and would search one router after another for every request.
     app = FastAPI(
         title="mizzen", version=VERSION, lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None,
         routes=[route for router in _ROUTERS for route in router.routes],
@@ -46,7 +46,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.mizzen = state
     problems.install(app)
     openapi.install(app, routes.SCHEMAS | events.SCHEMAS)
-    # The last one added sees a request first.
+    # The middleware that is added last receives a request first.
     app.add_middleware(bodies.Limits, settings=settings.api, limits=settings.limits)
     app.add_middleware(limits.Admission, settings=settings.limits)
     app.add_middleware(

@@ -1,7 +1,7 @@
-"""Who calls: API keys, found by their hash, with a role and a tenant.
+"""Authentication by API key and authorisation by role and tenant.
 
-The key is looked up before anything else of a request under `/v1` is read. Endpoints then ask for a role with
-`Viewer`, `Submitter` or `Operator`; one that forgot to would still be closed to strangers.
+The key of a request under `/v1` is looked up by its hash before the rest of the request is read. Endpoints then require
+a role with `Viewer`, `Submitter` or `Operator`. An endpoint that requires no role still needs a valid key.
 """
 
 from dataclasses import dataclass
@@ -32,12 +32,12 @@ _KEY = select(
 ).where(ApiKey.sha256 == bindparam("sha256"))  # fmt: skip
 _NO_KEY = "send an API key: Authorization: Bearer mzn_..."
 EXPIRY_HEADER = "mizzen-key-expires"
-"""On answers to a key that expires soon: when."""
+"""Response header with the expiry time of the key; it is sent only if the key expires soon."""
 _CHALLENGE = 'Bearer realm="mizzen"'
 
 
 class Role(StrEnum):
-    """What a key may do: a viewer reads, a submitter also changes its tenant's workloads, an operator everything."""
+    """Role of a key. A viewer can read, a submitter can also change its tenant's workloads, an operator can do all."""
 
     VIEWER = "viewer"
     SUBMITTER = "submitter"
@@ -49,46 +49,49 @@ _ORDER = {Role.VIEWER: 0, Role.SUBMITTER: 1, Role.OPERATOR: 2}
 
 @dataclass(frozen=True)
 class Caller:
-    """The key of a request."""
+    """The API key that authenticated a request."""
 
     id: str
-    """The actor in the audit list."""
+    """Id of the key; it is the actor in the audit log."""
     role: Role
     tenant: str | None
-    """Sees and touches only this tenant's things; None: all."""
+    """The key can read and change only objects of this tenant; None: of all tenants."""
     label: str
     expires_at: datetime | None = None
 
     def may(self, role: Role) -> bool:
-        """Whether it has at least `role`. Operators act on everyone's things, so a key with a tenant is never one."""
+        """Returns whether the key has at least `role`.
+
+        A key with a tenant never has the role of an operator, because operators act on all tenants.
+        """
         if role is Role.OPERATOR and self.tenant is not None:
             return False
         return _ORDER[self.role] >= _ORDER[role]
 
     def sees(self, tenant: str | None) -> bool:
-        """Whether it may see things of `tenant` (None: nobody's)."""
+        """Returns whether the key may see objects of `tenant`; None: objects that belong to no tenant."""
         return self.tenant is None or self.tenant == tenant
 
     def require_tenant(self, tenant: str) -> None:
-        """Refuses what belongs to another tenant, as if it were not there."""
+        """Raises 404 for an object of another tenant, as if it did not exist."""
         if not self.sees(tenant):
             raise not_found("tenant", tenant, is_hidden=True)
 
 
 def caller_of(scope: Scope) -> Caller | None:
-    """Who sent the request of `scope`; None before authentication, and where none is needed."""
+    """Returns the caller of the request; None before authentication, and on paths that need no key."""
     caller = scope.get(_CALLER)
     return caller if isinstance(caller, Caller) else None
 
 
 def authenticate(engine: Engine, authorization: str | None) -> Caller:
-    """The caller with this `Authorization` header.
+    """Returns the caller for an `Authorization` header.
 
-    Unknown and revoked keys get the same answer. The key is looked up by its hash, so the time that it takes tells
-    nothing about the keys there are.
+    Unknown and revoked keys get the same response. A key is looked up by its hash, so the time of the lookup reveals
+    nothing about existing keys.
 
     Raises:
-        LoginFailed: 401.
+        LoginFailed: 401, there is no valid key.
     """
     scheme, _, key = (authorization or "").strip().partition(" ")
     key = key.strip()
@@ -100,15 +103,15 @@ def authenticate(engine: Engine, authorization: str | None) -> Caller:
         row = connection.execute(_KEY, {"sha256": hash_api_key(key)}).first()
     if row is None or row.revoked_at is not None:
         why = "unknown key" if row is None else "revoked key"
-        raise LoginFailed(why, "the API key is not known, or was revoked", row, is_token=True)
+        raise LoginFailed(why, "the API key is unknown or was revoked", row, is_token=True)
     if row.expires_at is not None and row.expires_at <= row.now:
-        detail = f"the API key expired at {row.expires_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC; ask for another one"
+        detail = f"the API key expired at {row.expires_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC; request a new one"
         raise LoginFailed("expired key", detail, row, is_token=True)
     return Caller(row.id, Role(row.role), row.tenant, row.label, row.expires_at)
 
 
 class LoginFailed(Problem):
-    """401, with what the audit list says of it: never the key that was given."""
+    """Status 401, with the details for the audit log, which never contain the given key."""
 
     def __init__(self, why: str, detail: str, row: Row[Any] | None = None, *, is_token: bool = False) -> None:
         challenge = f'{_CHALLENGE}, error="invalid_token"' if is_token else _CHALLENGE
@@ -119,18 +122,18 @@ class LoginFailed(Problem):
 
 
 def login_failure_of(scope: Scope) -> LoginFailed | None:
-    """Why the request of `scope` had no valid key, if so."""
+    """Returns the reason why the request had no valid key; None: it had one."""
     failure = scope.get(_FAILURE)
     return failure if isinstance(failure, LoginFailed) else None
 
 
 class Authentication:
-    """ASGI middleware: nothing below `/v1` is reached, and no body read, without a valid key.
+    """ASGI middleware: a request under `/v1` needs a valid key before an endpoint is called or a body is read.
 
-    Keys are looked up in the threads of `threads.authentication` and over `engine`, which nothing else uses, so
+    Keys are looked up in the threads of `threads.authentication` and with `engine`, which have no other use, so that
     slow requests do not block logins. An address with too many failed logins gets 429 for each further failure.
-    Its valid keys still work, since others may share the address; they are looked up in `threads.suspects`, so that
-    the address cannot take the threads in which others log in.
+    Valid keys from that address still work, because clients can share an address. They are looked up in
+    `threads.suspects`, so that the address cannot occupy the threads for other logins.
     """
 
     def __init__(self, app: ASGIApp, engine: Engine, threads: Threads, warning_s: float, limits: LimitSettings) -> None:
@@ -165,12 +168,13 @@ class Authentication:
         most = self._limits.failed_logins_per_address
         return over_limit(
             "failed_logins_per_address", most,
-            f"{problem.detail}; {address} has sent too many requests without one, send at most {most:g} per second",
+            f"{problem.detail}; {address} has sent too many requests without a valid key; send at most {most:g} per"
+            " second",
             wait_s,
         )  # fmt: skip
 
     def _warning(self, caller: Caller, send: Send) -> Send:
-        """`send`, which says when the key expires if that is soon."""
+        """Returns a `send` that adds the expiry header if the key expires soon."""
         expires_at = caller.expires_at
         if expires_at is None or expires_at - datetime.now(UTC) > timedelta(seconds=self._warning_s):
             return send
@@ -188,7 +192,7 @@ _bearer = HTTPBearer(
     auto_error=False,
     scheme_name="apiKey",
     bearerFormat="mzn_...",
-    description="An API key. Each operation names the least role that it needs: viewer, submitter or operator.",
+    description="An API key. Each operation names the lowest role that it requires: viewer, submitter or operator.",
 )
 
 
@@ -203,8 +207,8 @@ async def _caller(
     for scope in scopes.scopes:
         role = Role(scope)
         if not caller.may(role):
-            own = f"this key is a {caller.role.value}'s" + (f" of tenant {caller.tenant}" if caller.tenant else "")
-            raise Problem(Kind.FORBIDDEN, f"this needs the role {role.value}; {own}")
+            own = f"the key has the role {caller.role.value}" + (f" in tenant {caller.tenant}" if caller.tenant else "")
+            raise Problem(Kind.FORBIDDEN, f"the operation requires the role {role.value}; {own}")
     return caller
 
 

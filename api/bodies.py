@@ -1,4 +1,4 @@
-"""Request bodies and URLs: bounded, of the right media type, and free of what Postgres cannot store."""
+"""Checks of request bodies and URLs: size, time, media type, and characters that Postgres cannot store."""
 
 import asyncio
 import contextlib
@@ -21,9 +21,9 @@ _LINGER_S = 10.0
 
 
 class Limits:
-    """ASGI middleware: refuses URLs with NUL, and bodies that are too large or too slow while they come in.
+    """ASGI middleware: refuses URLs with a NUL character, and bodies that are too large or arrive too slowly.
 
-    Such a body is never kept.
+    A body is refused while it arrives; it is not buffered.
     """
 
     def __init__(self, app: ASGIApp, settings: ApiSettings, limits: LimitSettings) -> None:
@@ -37,7 +37,7 @@ class Limits:
             await self._app(scope, receive, send)
             return
         if "\0" in scope["path"] or b"%00" in scope["query_string"]:
-            problem = Problem(Kind.MALFORMED_REQUEST, "the URL holds a NUL character, which no name or value has")
+            problem = Problem(Kind.MALFORMED_REQUEST, "the URL contains a NUL character, which is not allowed")
             await problem.response()(scope, receive, send)
             return
         archive = scope["path"].startswith("/v1/archives/")
@@ -45,7 +45,7 @@ class Limits:
         headers = Headers(scope=scope)
         declared = headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
-            if "expect" not in headers:  # else the client waits for leave to send
+            if "expect" not in headers:  # With `Expect: 100-continue` the client has not sent the body.
                 await _drain(receive)
             await _too_large(limit).response()(scope, receive, send)
             return
@@ -54,7 +54,7 @@ class Limits:
         async def bounded() -> Message:
             nonlocal got, is_whole
             if is_whole:
-                return await receive()  # It waits for the client to go away.
+                return await receive()  # Returns when the client disconnects.
             allowed_s = self._limits.body_timeout_s + got / self._limits.body_bytes_per_s
             try:
                 async with asyncio.timeout(began_s + allowed_s - time.monotonic()):
@@ -73,7 +73,7 @@ class Limits:
 
 
 async def _drain(receive: Receive) -> None:
-    """Reads on for a while and forgets it: most clients look for an answer only when they have sent everything."""
+    """Reads and discards the body for a limited time, because most clients read the response only after sending all."""
     left = _LINGER_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_S):
@@ -85,13 +85,13 @@ async def _drain(receive: Receive) -> None:
 
 
 def _too_large(limit: int) -> Problem:
-    # What was not read of the body makes the connection useless.
-    return Problem(Kind.TOO_LARGE, f"the body is over the limit of {limit} bytes", headers={"Connection": "close"})
+    # The unread rest of the body makes the connection unusable.
+    return Problem(Kind.TOO_LARGE, f"the body exceeds the limit of {limit} bytes", headers={"Connection": "close"})
 
 
 def _too_slow(limits: LimitSettings, got: int) -> Problem:
-    allowed = f"{limits.body_timeout_s:g} s and a second for each {limits.body_bytes_per_s:g} bytes"
-    detail = f"{got} bytes of the body came; a body may take {allowed} (limits.body_timeout_s, limits.body_bytes_per_s)"
+    allowed = f"{limits.body_timeout_s:g} s plus 1 s for each {limits.body_bytes_per_s:g} bytes"
+    detail = f"only {got} bytes arrived in time; a body may take {allowed} (limits.body_timeout_s, body_bytes_per_s)"
     return Problem(Kind.TIMED_OUT, detail, headers={"Connection": "close"})
 
 
@@ -111,15 +111,15 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def unstorable(text: str) -> str | None:
-    """Why Postgres could not store `text`, or None if it can."""
+    """Returns why Postgres cannot store `text`; None: it can."""
     found = _UNSTORABLE.search(text)
     if found is None:
         return None
-    return "holds a NUL character" if found.group() == "\0" else "holds half of a surrogate pair"
+    return "contains a NUL character" if found.group() == "\0" else "contains an unpaired surrogate"
 
 
 class Body(BaseModel):
-    """Base of JSON bodies: unknown fields are refused, and strings that cannot be stored."""
+    """Base class of JSON bodies. Refuses unknown fields, and strings that Postgres cannot store."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -134,7 +134,7 @@ class Body(BaseModel):
             elif isinstance(value, list):
                 left += value
             elif isinstance(value, str) and (problem := unstorable(value)) is not None:
-                raise ValueError(f"a string in it {problem}")
+                raise ValueError(f"a string {problem}")
         return data
 
 
@@ -157,12 +157,12 @@ def _read(text: str) -> str:
 
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=63)]
-"""A name as `domain.ids.NAME_RULE` says."""
+"""A name that follows `domain.ids.NAME_RULE`."""
 TableName = Annotated[str, StringConstraints(pattern=TABLE_PATTERN, max_length=127), AfterValidator(_table_name)]
-"""A table's name as `domain.ids.TABLE_RULE` says."""
+"""A table name that follows `domain.ids.TABLE_RULE`."""
 Read = Annotated[str, StringConstraints(pattern=READ_PATTERN, max_length=328), AfterValidator(_read)]
-"""What a run read, as `domain.ids.READ_RULE` says: a table, or one partition of it."""
+"""Data that a run read, a table or one partition, as in `domain.ids.READ_RULE`."""
 Bytes = Annotated[int, Field(ge=0, le=1 << 60, strict=True)]
-"""A size; at most 1 EiB."""
+"""A size in bytes, at most 1 EiB."""
 Line = Annotated[str, StringConstraints(max_length=MAX_TEXT), AfterValidator(_single_line)]
-"""A short text of one line."""
+"""A single line of at most `MAX_TEXT` characters."""

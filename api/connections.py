@@ -1,4 +1,4 @@
-"""Connections: so many at the same time, and each with a bounded time for a request's head, and for an answer."""
+"""Limits on client connections: their number, the time to receive a request head, and the time to send a response."""
 
 import asyncio
 import logging
@@ -14,12 +14,12 @@ from infra.config import LimitSettings
 
 _MESSAGE = b"no whole request came in time"
 _SPARE = 64
-"""Connections beyond the limit that are still told why they are refused, and asked for health; others are closed."""
+"""Number of connections beyond the limit that still get health checks and an error response. Later ones are closed."""
 _LINGER_S = 60.0
-"""A client that was refused while it sends a body has this long to send the rest, if that comes as fast as bodies must:
-it reads the answer after that, and a connection that is closed before takes the answer with it."""
+"""A client whose request was refused while it sends a body has this long to send the rest, at the minimum rate for
+bodies. Such a client reads the response only afterwards; closing the connection earlier would lose the response."""
 _OTHER_FILES = 512
-"""File descriptors that a process needs besides: for Postgres, Temporal, object stores and archives."""
+"""File descriptors that a process needs besides connections: for Postgres, Temporal, object stores and archives."""
 _HEALTH = frozenset({"/healthz", "/readyz"})
 _FULL = b"too many connections"
 _REFUSAL = (
@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 class BoundedProtocol(H11Protocol):
-    """Uvicorn's protocol, which by itself waits for ever for the rest of a request's head and for a client that stalls.
+    """Uvicorn's protocol with timeouts: without them it waits forever for a request head and for a stalled client.
 
-    The time for the head counts while no request is being answered, whatever trickles in. Bodies are bounded elsewhere
-    (`api.bodies`).
+    The timeout for the head runs whenever no request is being answered; receiving data does not reset it. `api.bodies`
+    limits the time for bodies.
     """
 
     most: ClassVar[int]
@@ -42,9 +42,9 @@ class BoundedProtocol(H11Protocol):
     body_bytes_per_s: ClassVar[float]
     _timer: asyncio.TimerHandle | None = None
     _came_bytes = 0
-    """Since the timer was set."""
+    """Bytes received since the timer was set."""
     _refused_s = 0.0
-    """When the last answer was complete, on the loop's clock."""
+    """When the last response was complete, on the event loop's clock."""
     _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -77,9 +77,9 @@ class BoundedProtocol(H11Protocol):
         self.resume_writing()
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`: the client reads slower than the answer comes."""
+        """See `asyncio.Protocol`: the client reads more slowly than the response is written."""
         super().pause_writing()
-        # Closing would wait for what is not sent yet.
+        # `close` would wait until the buffered data is sent.
         self._stalled = self.loop.call_later(self.write_stall_s, self.transport.abort)
 
     def resume_writing(self) -> None:
@@ -101,7 +101,7 @@ class BoundedProtocol(H11Protocol):
         return self.conn.their_state is h11.SEND_BODY
 
     def timeout_keep_alive_handler(self) -> None:
-        """See `H11Protocol`: a connection on which the rest of a body comes is not idle."""
+        """See `H11Protocol`: a connection that is receiving the rest of a body is not idle."""
         if not self._is_sending:
             super().timeout_keep_alive_handler()
 
@@ -131,10 +131,10 @@ class BoundedProtocol(H11Protocol):
 
 
 def _full(app: Any, most: int) -> ASGIApp:
-    """What a connection beyond the limit is answered: health by `app`, all else with 503."""
+    """Returns the application for a connection beyond the limit: health checks go to `app`, all else gets 503."""
     problem = Problem(
         Kind.BUSY,
-        f"{most} connections are open; send the request again when some of them are closed (limits.connections)",
+        f"{most} connections are open, the maximum (limits.connections); retry when some of them are closed",
         headers={"Retry-After": "1", "Connection": "close"},
         limit=LimitView(name="limits.connections", value=most),
     )
@@ -149,7 +149,10 @@ def _full(app: Any, most: int) -> ASGIApp:
 
 
 def _allowed(wanted: int) -> int:
-    """As many of the `wanted` connections as the process has file descriptors for; raises its own limit of them."""
+    """Returns the number of connections, at most `wanted`, for which the process has enough file descriptors.
+
+    Raises the process's soft limit of open files if necessary.
+    """
     needed = wanted + _SPARE + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -158,7 +161,7 @@ def _allowed(wanted: int) -> int:
         if soft < needed:
             found = max(1, soft - _SPARE - _OTHER_FILES)
             _log.warning(
-                "limits.connections is %d, and this process may open %d files (ulimit -n): it serves %d connections",
+                "limits.connections is %d, but the process can open %d files (ulimit -n): it serves %d connections",
                 wanted, soft, found,
             )  # fmt: skip
             return found
@@ -166,7 +169,7 @@ def _allowed(wanted: int) -> int:
 
 
 def protocol(limits: LimitSettings) -> type[BoundedProtocol]:
-    """The protocol for `uvicorn.Config(http=...)`, with the limits and times of `limits`."""
+    """Returns the protocol class for `uvicorn.Config(http=...)` with the given limits."""
     bounds = {
         "most": _allowed(limits.connections),
         "header_timeout_s": limits.header_timeout_s,

@@ -1,4 +1,4 @@
-"""Whether this process lives, whether it can serve, and its metrics."""
+"""Endpoints for liveness, readiness and metrics."""
 
 import asyncio
 from functools import lru_cache, partial
@@ -22,36 +22,36 @@ router = Router(tags=["service"])
 
 
 class HealthView(View):
-    """The process serves requests."""
+    """Liveness of the process."""
 
     status: str = Field(examples=["ok"])
 
 
 class ReadyView(View):
-    """What the process depends on."""
+    """State of the services on which the process depends."""
 
     status: str = Field(examples=["ready"])
     database: str
     schema_revision: str
-    temporal: str = Field(description="ok or unreachable; the API serves without it, and what is asked for waits")
+    temporal: str = Field(description="ok or unreachable; without Temporal, requested changes are delayed")
 
 
-@router.get("/healthz", summary="Whether the process serves requests", responses=refusals(503))
+@router.get("/healthz", summary="Check liveness", responses=refusals(503))
 async def healthz(state: StateOf) -> HealthView:
-    """Whether a request would get a thread in time, whatever the process depends on.
+    """Checks whether a request gets a thread in time; Postgres and Temporal are not checked.
 
-    503 means that all threads for requests, or those that look up keys, have been busy for `limits.health_s`: a restart
-    helps if it stays so.
+    503 means that all threads for requests, or all threads that look up keys, have been busy for `limits.health_s`. If
+    this state persists, restart the process.
     """
     within_s = state.settings.limits.health_s
     if not await state.threads.serving(within_s):
-        raise Problem(Kind.BUSY, f"no thread for requests was free for {within_s:g} s: requests are not served")
+        raise Problem(Kind.BUSY, f"no thread for requests was free within {within_s:g} s: requests are not served")
     return HealthView(status="ok")
 
 
-@router.get("/readyz", summary="Whether the process can serve", responses=refusals(503))
+@router.get("/readyz", summary="Check readiness", responses=refusals(503))
 async def readyz(state: StateOf) -> ReadyView:
-    """Whether Postgres answers with the schema that this process knows, and whether Temporal answers."""
+    """Checks whether Postgres responds and has the required schema revision, and whether Temporal responds."""
     temporal = asyncio.create_task(_temporal(state))
     try:
         revision = await state.threads.service.run(partial(migrate.current, state.authentication_engine))
@@ -61,7 +61,8 @@ async def readyz(state: StateOf) -> ReadyView:
     reached = await temporal
     if revision != _head():
         raise Problem(
-            Kind.NOT_READY, f"the database's schema is at revision {revision}, this process needs {_head()}: migrate it"
+            Kind.NOT_READY,
+            f"the database schema is at revision {revision}, but this process needs {_head()}: migrate the database",
         )
     return ReadyView(status="ready", database="ok", schema_revision=revision, temporal=reached)
 
@@ -78,7 +79,7 @@ async def _temporal(state: State) -> str:
             await client.service_client.check_health()
     except ConfigurationError:
         return "not configured"
-    except Exception:  # whatever the SDK raises means the same here
+    except Exception:  # Every error of the SDK means that Temporal is unreachable.
         return "unreachable"
     return "ok"
 
@@ -87,9 +88,9 @@ async def _temporal(state: State) -> str:
     "/metrics",
     summary="Prometheus metrics",
     response_class=Response,
-    responses={200: {"description": "Numbers", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses={200: {"description": "Metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def metrics(state: StateOf) -> Response:
-    """Numbers in Prometheus's text format. They name regions, GPU types and phases, and nothing of any tenant's."""
+    """Returns metrics in the Prometheus text format. They contain no data of tenants."""
     text = await state.threads.service.run(partial(generate_latest, state.metrics.registry))
     return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -1,7 +1,7 @@
-"""What one key and one tenant may use of a process: requests per second, requests at the same time.
+"""Rate limits and concurrency limits of requests, for each key and each tenant.
 
-The counts are this process's. Several API processes behind one address each allow as much; what the database counts
-(queued workloads, archive bytes, secrets) holds for all of them together.
+The counts are per process: each of several API processes behind one address allows the full limits. Limits that are
+counted in the database (queued workloads, archive bytes, secrets) apply to all processes together.
 """
 
 import time
@@ -19,27 +19,27 @@ _ADMITTED = "mizzen.admitted"
 
 
 class Admitted:
-    """One request among those of its key and tenant that are being answered."""
+    """An admitted request, which counts towards the concurrent requests of its key and tenant."""
 
     def __init__(self, release: Callable[[], None]) -> None:
         self._release: Callable[[], None] | None = release
 
     def release(self) -> None:
-        """It counts no more: it was answered, or is a stream, which has limits of its own."""
+        """Stops counting the request, when it was answered or is a stream, which has its own limits. Idempotent."""
         if self._release is not None:
             self._release()
             self._release = None
 
 
 def release(scope: Scope) -> None:
-    """Stops counting the request of `scope` among those at the same time."""
+    """Stops counting the request of `scope` as a concurrent request."""
     admitted = scope.get(_ADMITTED)
     if isinstance(admitted, Admitted):
         admitted.release()
 
 
 class Admission:
-    """ASGI middleware behind authentication: refuses what is over the limits of its key or tenant with 429."""
+    """ASGI middleware after authentication: responds with 429 to requests beyond the limits of their key or tenant."""
 
     def __init__(self, app: ASGIApp, settings: LimitSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
@@ -74,8 +74,8 @@ class Admission:
             if self._answering[kind, name] >= most:
                 raise over_limit(
                     f"concurrent_per_{kind}", most,
-                    f"{self._answering[kind, name]} requests of {kind} {name} are being answered; "
-                    "send the next one when one of them has its answer", 1,
+                    f"{self._answering[kind, name]} requests of {kind} {name} are in progress; "
+                    "send the next one when one of them is complete", 1,
                 )  # fmt: skip
         now_s = self._clock()
         buckets = [self._bucket((kind, name), rate, now_s) for kind, name, rate, _ in owners]
@@ -83,7 +83,7 @@ class Admission:
             if (wait_s := bucket.wait_s(now_s)) > 0:
                 raise over_limit(
                     f"requests_per_{kind}", rate,
-                    f"{kind} {name} has sent more requests than are allowed; send at most {rate:g} per second", wait_s,
+                    f"{kind} {name} has exceeded its request rate; send at most {rate:g} per second", wait_s,
                 )  # fmt: skip
         for bucket in buckets:
             bucket.tokens -= 1

@@ -1,4 +1,4 @@
-"""Failed logins by client address: a limit for each address, which keys that are right do not count towards."""
+"""Rate limit of failed logins for each client address. Successful logins do not count."""
 
 import ipaddress
 import time
@@ -10,16 +10,16 @@ from starlette.types import Scope
 from domain.token_bucket import TokenBucket
 
 ADDRESSES = 10_000
-"""Addresses that are remembered at most; beyond, the one that failed least recently is forgotten."""
+"""Maximum number of stored addresses; beyond it, the address with the least recent failure is removed."""
 _MAX_TEXT = 64
 _IPV6_PREFIX = 64
 
 
 def address_of(scope: Scope) -> str:
-    """The client's address. For IPv6 its network of 64 bits, within which a client may choose addresses.
+    """Returns the client's address; for IPv6 its /64 network, within which a client can choose its address.
 
-    A proxy's `X-Forwarded-For` counts where `api.trusted_proxies` names the proxy; then the server has put that address
-    into `scope`.
+    If the client is a proxy in `api.trusted_proxies`, uvicorn has replaced the address in `scope` with the one from
+    `X-Forwarded-For`.
     """
     client = scope.get("client")
     text = str(client[0]) if client else "unknown"
@@ -35,7 +35,10 @@ def address_of(scope: Scope) -> str:
 
 
 class FailedLogins:
-    """Counts failed logins by address: `rate` per second on average, `burst` at once. Used from one event loop."""
+    """Counts failed logins by address and allows `rate` per second with bursts of `burst`.
+
+    Must be used from one event loop only.
+    """
 
     def __init__(
         self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic, addresses: int = ADDRESSES
@@ -47,16 +50,16 @@ class FailedLogins:
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many addresses are remembered."""
+        """Returns the number of stored addresses."""
         return len(self._buckets)
 
     def is_over(self, address: str) -> bool:
-        """Whether the address has used up what it may fail."""
+        """Returns whether the address has exceeded its limit of failed logins."""
         bucket = self._buckets.get(address)
         return bucket is not None and bucket.wait_s(self._clock()) > 0
 
     def count(self, address: str) -> float:
-        """Counts a failed login; seconds until the next one is within the limit, 0 if this one is."""
+        """Counts a failed login. Returns 0 if it is within the limit, else the seconds until the next one would be."""
         now_s = self._clock()
         bucket = self._buckets.setdefault(address, TokenBucket(self._rate, self._burst, self._burst, now_s))
         self._buckets.move_to_end(address)

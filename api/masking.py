@@ -1,4 +1,4 @@
-"""Ids of workloads in reasons and events, masked for keys that may not see those workloads.
+"""Masks the ids of workloads in reasons and events for keys that may not see those workloads.
 
 A tenant sees that its workload was evicted, or waits for slots, but not the ids of other tenants' workloads.
 """
@@ -18,11 +18,11 @@ V = TypeVar("V", bound=BaseModel)
 _ID = re.compile(r"\bwl-[0-9a-z]{16}\b")
 _RUN = re.compile(rf"{_ID.pattern}(?:, {_ID.pattern})*")
 _NOT_SEARCHED = frozenset({"id", "workload", "spec", "labels", "name", "jobs", "tables", "progress", "load"})
-"""Fields of answers that are about a workload which the caller may see, or that its owner has written."""
+"""Response fields that are not masked: they describe a workload that the caller may see, or its owner wrote them."""
 
 
 def mask(session: Session, caller: Caller, view: V) -> V:
-    """`view` with a count in place of the ids of workloads that `caller` may not see."""
+    """Returns `view` with the ids of workloads that `caller` may not see replaced by their number."""
     if caller.tenant is None:
         return view
     body = {name: value for name, value in view.model_dump().items() if name not in _NOT_SEARCHED}
@@ -37,7 +37,7 @@ def mask(session: Session, caller: Caller, view: V) -> V:
 
 
 def _texts(value: Any, *, is_answer: bool = True) -> Iterator[str]:
-    """All strings in the parts of an answer that are searched. Within a detail every field is."""
+    """Yields all strings in the masked fields of a response. Within `detail`, every field is masked."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -67,7 +67,7 @@ def _masked(value: Any, seen: frozenset[str], *, is_answer: bool) -> Any:
 
 
 def _named(ids: list[str], seen: frozenset[str]) -> list[str]:
-    """The ids that may be seen, and how many others there are."""
+    """Returns the ids in `seen`, followed by a text with the number of the other ids."""
     named = [id_ for id_ in ids if id_ in seen]
     others = len(ids) - len(named)
     if others:

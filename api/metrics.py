@@ -1,4 +1,4 @@
-"""Prometheus metrics: numbers of the whole installation from Postgres, and of this process's requests."""
+"""Prometheus metrics: of the whole installation, read from Postgres, and of the requests to this process."""
 
 import logging
 import time
@@ -26,26 +26,26 @@ from infra.db.silent import silent_regions
 _log = logging.getLogger(__name__)
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _KEEP_S = 1.0
-"""Scrapes closer than this get the same numbers: the endpoint is open to all, and counting costs something."""
+"""Scrapes within this time return cached values: the endpoint needs no key, and the queries are expensive."""
 
 
 class Installation(Collector):
-    """Numbers that Postgres has."""
+    """Collects the metrics that are read from Postgres."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._kept: tuple[float, list[Metric]] = (float("-inf"), [])
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: registering must not ask the database."""
+        """Returns nothing, so that registering the collector does not query the database."""
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """All metric families; without Postgres only that it is away."""
+        """Returns all metric families; if Postgres does not respond, only `mizzen_database_up` with value 0."""
         at, families = self._kept
         if time.monotonic() - at < _KEEP_S:
             return families
-        is_up = GaugeMetricFamily("mizzen_database_up", "1 if Postgres answers")
+        is_up = GaugeMetricFamily("mizzen_database_up", "1 if Postgres responds, else 0")
         try:
             families = [*self._read(), is_up]
             is_up.add_metric([], 1)
@@ -88,12 +88,12 @@ class Installation(Collector):
             missing = silent_regions(session)
             silent = GaugeMetricFamily(
                 "mizzen_region_silent_seconds",
-                "For how long a region has not bid in time: silent (nothing is placed there) or slow; 0: neither",
+                "Time since a region last bid in time; state silent: nothing is placed there, slow: it bids late",
                 labels=["region", "state"],
             )
             buckets = GaugeMetricFamily(
                 "mizzen_region_bucket_unavailable_seconds",
-                "For how long a region's bucket has not answered (nothing is placed there); 0: it answers",
+                "Time since a region's bucket last responded (nothing is placed there meanwhile); 0: it responds",
                 labels=["region"],
             )
             states = bucket_states(session, [str(name) for (name,) in rows("select name from region")])
@@ -113,12 +113,12 @@ class Installation(Collector):
                 "select count(*), coalesce(extract(epoch from clock_timestamp() - min(created_at)), 0) from outbox"
                 " where delivered_at is null"
             )[0]
-            yield GaugeMetricFamily("mizzen_outbox_backlog", "Mail not delivered yet", value=_number(backlog))
+            yield GaugeMetricFamily("mizzen_outbox_backlog", "Undelivered outbox messages", value=_number(backlog))
             yield GaugeMetricFamily(
-                "mizzen_outbox_oldest_seconds", "Age of the oldest of it", value=max(0.0, _number(age_s))
+                "mizzen_outbox_oldest_seconds", "Age of the oldest undelivered message", value=max(0.0, _number(age_s))
             )
             copies = GaugeMetricFamily(
-                "mizzen_replicas_wrong", "Replicas that were found wrong and are not repaired yet", labels=["region"]
+                "mizzen_replicas_wrong", "Replicas that failed verification and are not repaired yet", labels=["region"]
             )
             kept = GaugeMetricFamily(
                 "mizzen_replicas_kept", "Replicas that are not deleted although their grace is over", labels=["region"]
@@ -137,7 +137,7 @@ class Installation(Collector):
             yield CounterMetricFamily("mizzen_preemptions", "Attempts that were preempted", value=_number(preempted))
             yield from self._checkpoints(session)
             auctions = CounterMetricFamily(
-                "mizzen_auction", "What scans and auctions did since their worker started", labels=["what"]
+                "mizzen_auction", "Counters of scans and auctions since the start of their worker", labels=["what"]
             )
             for what, count in rows(
                 "select key, value from publication, jsonb_each_text(body -> 'counters') where name = :name order by 1",
@@ -148,21 +148,21 @@ class Installation(Collector):
 
     @staticmethod
     def _checkpoints(session: Session) -> Iterator[Metric]:
-        """Checkpoints of running workloads, by region: there are too many workloads for a label each."""
+        """Yields checkpoint metrics of running workloads by region; one label per workload would be too many."""
         families = [
             GaugeMetricFamily(f"mizzen_{name}", text_, labels=["region"])
             for name, text_ in (
-                ("checkpoint_oldest_seconds", "Longest time since a running workload last saved, or started"),
+                ("checkpoint_oldest_seconds", "Longest time since a running workload last saved or started"),
                 ("checkpoint_bytes", "Total size of the newest checkpoints of running workloads"),
-                ("checkpoint_interval_seconds", "W: work between two saves, mean over running workloads"),
-                ("checkpoint_cost_seconds", "C: time that a save costs the training, mean over running workloads"),
+                ("checkpoint_interval_seconds", "W: time between two saves, mean over running workloads"),
+                ("checkpoint_cost_seconds", "C: time that a save blocks the training, mean over running workloads"),
                 ("gang_mtbf_seconds", "mu: mean time between interruptions of a gang, mean over running workloads"),
                 ("work_at_risk_seconds", "Work that would be lost if all running workloads were interrupted now"),
             )
         ]
         live: dict[str, list[Attempt]] = defaultdict(list)
         running = select(Attempt).where(Attempt.released_at.is_(None), Attempt.started_at.is_not(None))
-        # Without the plans, which may be large.
+        # The plans are not loaded, because they can be large.
         for attempt in session.scalars(running.options(defer(Attempt.plan))):
             live[attempt.region].append(attempt)
         now_s = float(session.execute(text("select extract(epoch from clock_timestamp())")).scalar_one())
@@ -179,7 +179,7 @@ class Installation(Collector):
                 if value is not None:
                     family.add_metric([region], value)
         yield from families
-        lost = CounterMetricFamily("mizzen_work_lost_seconds", "Work that interruptions have lost", labels=["region"])
+        lost = CounterMetricFamily("mizzen_work_lost_seconds", "Work lost by interruptions", labels=["region"])
         summed = "select region, coalesce(sum(lost_s), 0) from attempt group by region order by region"
         for region, seconds in session.execute(text(summed)):
             lost.add_metric([region], _number(seconds))
@@ -196,24 +196,24 @@ def _number(value: object) -> float:
 
 
 class Metrics:
-    """The registry of one process."""
+    """The metrics registry of one process."""
 
     def __init__(self, engine: Engine, hub: Hub) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self.requests = Counter(
-            "mizzen_api_requests", "Requests", ["method", "route", "status"], registry=self.registry
+            "mizzen_api_requests", "Requests to the API", ["method", "route", "status"], registry=self.registry
         )
         self.seconds = Histogram(
-            "mizzen_api_request_seconds", "Time to the first byte of an answer", ["method", "route"],
+            "mizzen_api_request_seconds", "Time to the first byte of the response", ["method", "route"],
             buckets=_BUCKETS, registry=self.registry,
         )  # fmt: skip
-        followers = Gauge("mizzen_api_followers", "Streams that are followed", registry=self.registry)
+        followers = Gauge("mizzen_api_followers", "Open event and log streams", registry=self.registry)
         followers.set_function(lambda: float(hub.followers))
         self.registry.register(Installation(engine))
 
 
 class Counting:
-    """ASGI middleware: counts requests by route, so that ids do not become labels."""
+    """ASGI middleware: counts requests by route template, so that ids do not become labels."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app

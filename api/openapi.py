@@ -1,4 +1,4 @@
-"""The OpenAPI description: problem documents for every refusal, and what FastAPI adds that is not so."""
+"""Builds the OpenAPI description: adds problem documents to all operations and corrects FastAPI's error schemas."""
 
 from typing import Any
 
@@ -8,41 +8,41 @@ from fastapi.openapi.utils import get_openapi
 from api.problems import MEDIA_TYPE, ProblemView
 
 DESCRIPTION = """
-Submit gang workloads, watch and steer them, and see the fleet that they run on.
+Submit, monitor and control gang workloads, and inspect the fleet on which they run.
 
-* Every refusal is a problem document (RFC 9457) with a stable `type`; several things that are wrong come together in
-  `errors`, each with its path.
-* A key with a tenant sees and touches only that tenant's things: another's are as if they were not there (404).
-* Each operation names the least role that it needs (viewer, submitter, operator) in its security requirement.
-* Priority 1 is the highest and 7 the lowest. Times are ISO 8601 with a zone, sizes are bytes, CPUs are cores.
+* Every error is a problem document (RFC 9457) with a stable `type`. If a request has several errors, `errors` lists all
+  of them, each with its path.
+* A key with a tenant can read and change only objects of that tenant. For objects of other tenants the response is 404.
+* Each operation names the lowest role that it requires (viewer, submitter, operator) in its security requirement.
+* Priority 1 is the highest and 7 the lowest. Times are ISO 8601 with a time zone, sizes are bytes, CPUs are cores.
 """
 _TAGS = [
     {"name": "workloads", "description": "Submit, list, change"},
     {"name": "following", "description": "Events, logs, reasons and the queue"},
     {"name": "tenants", "description": "Tenants, their quotas and secrets, and API keys"},
     {"name": "fleet", "description": "Regions, clusters and machines"},
-    {"name": "data", "description": "Tables with their partitions and replicas, who reads them, and uploaded archives"},
-    {"name": "service", "description": "This process"},
+    {"name": "data", "description": "Tables, partitions, replicas, the jobs that read them, and uploaded archives"},
+    {"name": "service", "description": "Health and metrics of the API process"},
 ]
 _DESCRIPTIONS = {
     400: "The request is malformed",
     401: "No valid API key",
     403: "The key's role does not allow this",
-    404: "There is no such thing, or it is another tenant's",
+    404: "The object does not exist, or it belongs to another tenant",
     408: "The request did not arrive in time",
-    409: "The present state does not allow this",
-    410: "It was deleted after its time",
+    409: "The current state does not allow this",
+    410: "The data was deleted after its retention time",
     413: "The body is too large",
-    415: "The media type is not understood",
-    422: "The request is not valid: `errors` tells everything that is wrong",
-    429: "A limit of the key or the tenant is reached: `limit` names it, Retry-After says when to try again",
-    503: "A part of the system does not answer now; nothing was changed",
+    415: "The media type is not supported",
+    422: "The request is not valid: `errors` lists all errors",
+    429: "A limit of the key or the tenant is reached: `limit` names it, `Retry-After` says when to retry",
+    503: "A part of the system does not respond; nothing was changed",
 }
 PROBLEM_REF = {"$ref": "#/components/schemas/Problem"}
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The problem answers of an operation, for `responses=`, beyond those that any may give: `_describe` adds them."""
+    """Returns the error responses of an operation, for `responses=`. `_describe` adds the common ones."""
     return {status: _refusal(status) for status in statuses}
 
 
@@ -51,7 +51,7 @@ def _refusal(status: int) -> dict[str, Any]:
 
 
 def install(app: FastAPI, components: dict[str, Any]) -> None:
-    """Gives `app` its description; `components` are schemas that operations refer to by name."""
+    """Installs the OpenAPI description of `app`; `components` are schemas that operations refer to by name."""
 
     def description() -> dict[str, Any]:
         if app.openapi_schema is None:

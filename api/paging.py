@@ -1,4 +1,4 @@
-"""Pages of lists: so many items at most, and where the next page begins."""
+"""Cursor pagination of lists."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, TypeVar
@@ -8,12 +8,12 @@ from pydantic import Field
 
 Row = TypeVar("Row")
 MAX_ITEMS = 500
-Limit = Annotated[int, Query(ge=1, le=MAX_ITEMS, description="Items of a page")]
-Cursor = Annotated[str | None, Query(max_length=300, description="`next_cursor` of the page before")]
-NumberCursor = Annotated[str | None, Query(pattern=r"^[0-9]{1,9}$", description="`next_cursor` of the page before")]
+Limit = Annotated[int, Query(ge=1, le=MAX_ITEMS, description="Maximum number of items in the page")]
+Cursor = Annotated[str | None, Query(max_length=300, description="`next_cursor` of the previous page")]
+NumberCursor = Annotated[str | None, Query(pattern=r"^[0-9]{1,9}$", description="`next_cursor` of the previous page")]
 NextCursor = Annotated[str | None, Field(description="The `cursor` of the next page; null on the last one")]
 
 
 def page(rows: Sequence[Row], limit: int, cursor_of: Callable[[Row], str]) -> tuple[Sequence[Row], str | None]:
-    """The page and its `next_cursor`, from one row more than `limit` where there is one."""
+    """Returns the page and its `next_cursor`. `rows` contains one row more than `limit` if there is a next page."""
     return rows[:limit], cursor_of(rows[limit - 1]) if len(rows) > limit else None

@@ -1,4 +1,4 @@
-"""Errors as problem documents (RFC 9457), of a closed list of types whose URIs never change."""
+"""Errors as problem documents (RFC 9457). The list of problem types is closed and their URIs never change."""
 
 import logging
 import math
@@ -20,14 +20,14 @@ from starlette.types import Scope
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:mizzen:problem:"
 MAX_ERRORS = 100
-"""Errors listed in one answer at most."""
+"""Maximum number of errors listed in one response."""
 _MAX_SHOWN = 200
 _REFUSED = "mizzen.refused"
 _log = logging.getLogger(__name__)
 
 
 class Kind(StrEnum):
-    """The closed list of problem types; `TYPE_PREFIX` and the value make the URI."""
+    """The closed list of problem types. The type URI is `TYPE_PREFIX` followed by the value."""
 
     MALFORMED_REQUEST = "malformed-request"
     UNAUTHENTICATED = "unauthenticated"
@@ -57,43 +57,43 @@ _KINDS: dict[Kind, tuple[int, str]] = {
     Kind.MALFORMED_REQUEST: (400, "The request is malformed"),
     Kind.UNAUTHENTICATED: (401, "A valid API key is needed"),
     Kind.FORBIDDEN: (403, "The API key's role does not allow this"),
-    Kind.NOT_FOUND: (404, "There is no such thing"),
+    Kind.NOT_FOUND: (404, "Not found"),
     Kind.METHOD_NOT_ALLOWED: (405, "This method is not allowed here"),
-    Kind.CONFLICT: (409, "The present state does not allow this"),
+    Kind.CONFLICT: (409, "The current state does not allow this"),
     Kind.WRONG_PHASE: (409, "The workload's phase does not allow this"),
-    Kind.GONE: (410, "It was deleted after its time"),
+    Kind.GONE: (410, "The data was deleted after its retention time"),
     Kind.TOO_LARGE: (413, "The body is too large"),
-    Kind.UNSUPPORTED_MEDIA_TYPE: (415, "This media type is not understood here"),
+    Kind.UNSUPPORTED_MEDIA_TYPE: (415, "The media type is not supported"),
     Kind.INVALID_REQUEST: (422, "The request is not valid"),
     Kind.INVALID_DOCUMENT: (422, "The workload document is not valid"),
-    Kind.IDEMPOTENCY_MISMATCH: (422, "The Idempotency-Key was used for another body"),
+    Kind.IDEMPOTENCY_MISMATCH: (422, "The Idempotency-Key was already used with another body"),
     Kind.TIMED_OUT: (408, "The request did not arrive in time"),
     Kind.LIMIT_EXCEEDED: (429, "A limit of the key, the tenant or the address is reached"),
     Kind.BUSY: (503, "The server is busy"),
-    Kind.TOO_MANY_FOLLOWERS: (503, "Too many streams are followed"),
-    Kind.DATABASE_UNAVAILABLE: (503, "The database does not answer"),
-    Kind.SCHEDULER_UNAVAILABLE: (503, "The scheduler does not answer"),
-    Kind.STORAGE_UNAVAILABLE: (503, "The object store does not answer"),
+    Kind.TOO_MANY_FOLLOWERS: (503, "Too many streams are open"),
+    Kind.DATABASE_UNAVAILABLE: (503, "The database does not respond"),
+    Kind.SCHEDULER_UNAVAILABLE: (503, "The scheduler does not respond"),
+    Kind.STORAGE_UNAVAILABLE: (503, "The object store does not respond"),
     Kind.NOT_READY: (503, "Not ready yet"),
-    Kind.INTERNAL: (500, "A fault of the server's"),
+    Kind.INTERNAL: (500, "Internal server error"),
 }
 _RETRY_AFTER = {"Retry-After": "1"}
 
 
 @dataclass(frozen=True)
 class FieldError:
-    """One of the things that are wrong with a document or request."""
+    """One error in a document or request."""
 
     path: str
-    """Where: `jobs[0].resources.accelerators`; empty for the whole."""
+    """Path of the field, such as `jobs[0].resources.accelerators`; empty for the whole document."""
     message: str
     value: object = None
-    """What is there; None also where nothing is."""
+    """The invalid value; None also if the field is missing."""
     suggestion: str | None = None
-    """The nearest known key or name, for a misspelt one."""
+    """The most similar known key or name, if the given one is misspelt."""
 
     def to_json(self) -> dict[str, Any]:
-        """The error as a problem document lists it."""
+        """Returns the error as an entry of `errors` in a problem document."""
         body: dict[str, Any] = {"path": self.path, "message": self.message}
         if self.value is not None:
             body["value"] = shown(self.value)
@@ -105,12 +105,12 @@ class FieldError:
 class LimitView(BaseModel):
     """The limit that a request would have exceeded."""
 
-    name: str = Field(examples=["limits.streams_per_key"], description="The setting's name")
+    name: str = Field(examples=["limits.streams_per_key"], description="Name of the setting")
     value: float = Field(examples=[32])
 
 
 class Problem(HTTPException):
-    """An error answer. Raised anywhere below a request, it becomes a problem document."""
+    """An HTTP error. If it is raised while a request is handled, the response is a problem document."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Problem(HTTPException):
         self.is_hidden = False
 
     def to_json(self) -> dict[str, Any]:
-        """The problem document."""
+        """Returns the problem document."""
         body: dict[str, Any] = {
             "type": TYPE_PREFIX + self.kind.value,
             "title": self.title,
@@ -143,12 +143,12 @@ class Problem(HTTPException):
         return body
 
     def response(self) -> Response:
-        """The answer."""
+        """Returns the response."""
         return JSONResponse(self.to_json(), self.status_code, dict(self.headers or {}), MEDIA_TYPE)
 
 
 class FieldErrorView(BaseModel):
-    """One of the things that are wrong with a document or request."""
+    """One error in a document or request."""
 
     path: str = Field(examples=["jobs[0].resources.accelerators"])
     message: str
@@ -157,7 +157,7 @@ class FieldErrorView(BaseModel):
 
 
 class ProblemView(BaseModel):
-    """A problem document (RFC 9457). `type` is stable: programs look at it, and nobody parses `detail`."""
+    """A problem document (RFC 9457). Programs should read `type`, which is stable, and should not parse `detail`."""
 
     model_config = ConfigDict(title="Problem")
     type: str = Field(examples=["urn:mizzen:problem:invalid-document"])
@@ -165,31 +165,34 @@ class ProblemView(BaseModel):
     status: int
     detail: str
     errors: list[FieldErrorView] | None = None
-    limit: LimitView | None = Field(None, description="With limit-exceeded: which limit")
+    limit: LimitView | None = Field(None, description="The exceeded limit, for type limit-exceeded")
 
 
 def not_found(what: str, name: str, *, is_hidden: bool = False) -> Problem:
-    """404: there is no `what` of this name, or (`is_hidden`, which only operators learn) it is another tenant's."""
+    """Returns a 404 problem: there is no `what` with this name.
+
+    `is_hidden`: the object exists but belongs to another tenant. Only operators see this, in the audit log.
+    """
     problem = Problem(Kind.NOT_FOUND, f"there is no {what} {shown(name)!r}")
     problem.is_hidden = is_hidden
     return problem
 
 
 def is_refusal(scope: Scope) -> bool:
-    """Whether a request was refused without saying so: its answer is as if there were nothing."""
+    """Returns whether the response was 404 because the object belongs to another tenant."""
     return bool(scope.get(_REFUSED))
 
 
 def invalid(path: str, message: str, value: object = None) -> Problem:
-    """422 for one field of a request."""
+    """Returns a 422 problem for one field of a request."""
     error = FieldError(path, message, value)
     return Problem(Kind.INVALID_REQUEST, f"{path}: {message}", errors=[error])
 
 
 def over_limit(name: str, value: float, detail: str, retry_after_s: float) -> Problem:
-    """429: the setting `limits.<name>`, which is `value`, does not allow the request now.
+    """Returns a 429 problem: the request exceeds the setting `limits.<name>`, whose value is `value`.
 
-    `detail` says what was counted and what would be right. `retry_after_s` is when it is worth another try.
+    `detail` says what was counted and what is allowed. `retry_after_s` is sent in the `Retry-After` header.
     """
     pause_s = max(1, math.ceil(retry_after_s))
     return Problem(
@@ -201,18 +204,18 @@ def over_limit(name: str, value: float, detail: str, retry_after_s: float) -> Pr
 
 
 def busy(detail: str, retry_after_s: int = 5) -> Problem:
-    """503: the process has as much of this work as it takes at a time."""
+    """Returns a 503 problem: the process already handles the maximum number of requests of this kind."""
     return Problem(Kind.BUSY, detail, headers={"Retry-After": str(retry_after_s)})
 
 
 def database_unavailable() -> Problem:
-    """503: Postgres does not answer."""
-    detail = "Postgres does not answer now; nothing was changed unless a retry finds it"
+    """Returns a 503 problem: Postgres does not respond."""
+    detail = "Postgres does not respond; if a commit was in progress, the change may have been made: retry the request"
     return Problem(Kind.DATABASE_UNAVAILABLE, detail, headers=_RETRY_AFTER)
 
 
 def shown(value: object, limit: int = _MAX_SHOWN) -> Any:
-    """`value` as an answer repeats it: short, and always valid JSON."""
+    """Returns `value` in the form in which responses repeat it: truncated to `limit` characters and valid as JSON."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int) and abs(value) < 1 << 53:
@@ -231,7 +234,7 @@ def shown(value: object, limit: int = _MAX_SHOWN) -> Any:
 
 
 def field_path(parts: Iterable[object]) -> str:
-    """`("jobs", 0, "name")` as `jobs[0].name`."""
+    """Formats a path: `("jobs", 0, "name")` becomes `jobs[0].name`."""
     out = ""
     for part in parts:
         out += f"[{part}]" if isinstance(part, int) else f".{part}" if out else str(part)
@@ -240,7 +243,7 @@ def field_path(parts: Iterable[object]) -> str:
 
 def _of_validation(error: RequestValidationError, request: Request) -> Problem:
     errors = []
-    is_secret = "/secrets/" in request.url.path  # whose value no answer repeats
+    is_secret = "/secrets/" in request.url.path  # Responses never repeat the value of a secret.
     for found in error.errors():
         if found["type"] == "json_invalid":
             at = found["loc"][-1]
@@ -266,7 +269,7 @@ _OF_STATUS = {
 def _of_http(error: HTTPException, request: Request) -> Problem:
     kind = _OF_STATUS.get(error.status_code, Kind.MALFORMED_REQUEST)
     detail = {
-        Kind.NOT_FOUND: f"there is nothing at {shown(request.url.path)}; /openapi.json lists what is there",
+        Kind.NOT_FOUND: f"the path {shown(request.url.path)} does not exist; /openapi.json lists all paths",
         Kind.METHOD_NOT_ALLOWED: f"{request.method} is not allowed at {shown(request.url.path)}",
         Kind.MALFORMED_REQUEST: "the body is not valid JSON",
     }.get(kind, str(error.detail))
@@ -274,17 +277,17 @@ def _of_http(error: HTTPException, request: Request) -> Problem:
 
 
 def of_database(error: Exception) -> Problem:
-    """The problem for an error that Postgres, or the way to it, raised."""
+    """Returns the problem for an error of Postgres or of the connection to it."""
     if isinstance(error, DataError):
-        return Problem(Kind.INVALID_REQUEST, "a value is out of the range of what can be stored")
+        return Problem(Kind.INVALID_REQUEST, "a value is out of the range that the database can store")
     if isinstance(error, IntegrityError):
-        return Problem(Kind.CONFLICT, "what this depends on was changed at the same time; look again and retry")
+        return Problem(Kind.CONFLICT, "an object that this depends on was changed concurrently; read it and retry")
     _log.warning("database: %s", str(error).splitlines()[0])
     return database_unavailable()
 
 
 def install(app: FastAPI) -> None:
-    """Makes every error of `app` a problem document."""
+    """Installs error handlers so that every error response of `app` is a problem document."""
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -300,7 +303,7 @@ def install(app: FastAPI) -> None:
         return of_database(error).response()
 
     async def fault(_request: Request, _error: Exception) -> Response:
-        return Problem(Kind.INTERNAL, "an unexpected error, which the server's log tells of").response()
+        return Problem(Kind.INTERNAL, "an unexpected error; see the log of the server").response()
 
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, validation)

@@ -1,4 +1,4 @@
-"""`/docs`: the OpenAPI description as a plain page that loads nothing from anywhere."""
+"""`/docs`: the OpenAPI description as an HTML page without scripts or external resources."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -22,7 +22,7 @@ table { border-collapse: collapse; margin: .5rem 0 } td { padding: .1rem 1rem .1
 
 @router.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> HTMLResponse:
-    """All operations, with their parameters, bodies and answers."""
+    """Returns an HTML page of all operations with their parameters, bodies and responses."""
     app: FastAPI = request.app
     headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
     return HTMLResponse(_page(app), headers=headers)
@@ -59,7 +59,7 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[st
     yield f"{escape(operation['summary'])}</summary><p>{escape(operation['description'])}</p>"
     scopes = [scope for need in operation.get("security", ()) for names in need.values() for scope in names]
     if scopes:
-        yield f"<p>Needs the role {escape(', '.join(scopes))}.</p>"
+        yield f"<p>Requires the role {escape(', '.join(scopes))}.</p>"
     given = operation.get("parameters", ())
     yield from _table((f"{p['name']} ({p['in']})", _type(p.get("schema", {})), p.get("description", "")) for p in given)
     for media, body in operation.get("requestBody", {}).get("content", {}).items():
@@ -76,7 +76,7 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[st
 
 
 def _table(rows: Any) -> Iterator[str]:
-    """Rows of a name, a type (HTML already) and a description."""
+    """Yields an HTML table. A row is a name, a type (already HTML) and a description."""
     yield "<table>"
     for name, kind, text in rows:
         yield f"<tr><td><code>{escape(name)}</code><td>{kind}<td>{escape(text)}"
@@ -84,7 +84,7 @@ def _table(rows: Any) -> Iterator[str]:
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """A schema in one line of HTML, with links to those that have a name."""
+    """Returns a schema as one line of HTML, with links to named schemas."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f"<a href='#{name}'>{name}</a>"

@@ -1,7 +1,7 @@
-"""Refused requests and failed logins in the audit list, of which an attacker cannot make many.
+"""Records refused requests and failed logins in the audit log, with a limit so that an attacker cannot flood it.
 
-Equal refusals within an hour are one entry with a count. Each process makes at most `audited_refusals` of them in an
-hour and counts the rest in one more. The entries are deleted with the rest of the audit list.
+Equal refusals within an hour share one entry with a count. Each process writes at most `audited_refusals` entries per
+hour and counts all further refusals in one additional entry. The entries are deleted like all other audit entries.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Refusal:
-    """What equal refusals have in common."""
+    """The fields by which refusals are grouped into one audit entry."""
 
     action: str
     actor: str
@@ -43,24 +43,24 @@ class Refusal:
 
 @dataclass
 class _Entry:
-    """A refusal's entry in the audit list."""
+    """The audit entry of a group of equal refusals."""
 
     first_at: datetime
     last_at: datetime
     count: int = 0
     written: int = 0
-    """The count that the database has."""
+    """The count that is stored in the database."""
     id: int | None = None
 
     def detail(self) -> dict[str, Any]:
-        """What the entry says of how often."""
+        """Returns the count and the times of the first and last refusal, for the entry's detail."""
         return {"first_at": self.first_at.isoformat(), "last_at": self.last_at.isoformat(), "count": self.count}
 
 
 class Recorder:
-    """Writes refusals down, shortly after they happened. Used from one event loop.
+    """Writes refusals to the audit log shortly after they happen. Must be used from one event loop only.
 
-    `threads` and `engine` are those that look up keys. At most `most` entries are made in an hour.
+    `threads` and `engine` are those that look up keys. At most `most` entries are created per hour.
     """
 
     def __init__(self, engine: Engine, threads: Pool, most: int) -> None:
@@ -72,7 +72,7 @@ class Recorder:
         self._writing: asyncio.Task[None] | None = None
 
     def note(self, refusal: Refusal) -> None:
-        """Counts a refusal; it is in the audit list within seconds."""
+        """Counts a refusal. It appears in the audit log within seconds."""
         now = datetime.now(UTC)
         if time.monotonic() - self._window_s >= WINDOW_S:
             self._entries = {r: entry for r, entry in self._entries.items() if entry.count > entry.written}
@@ -86,7 +86,7 @@ class Recorder:
             self._writing = asyncio.get_running_loop().create_task(self._keep_writing(), name="audit of refusals")
 
     async def aclose(self) -> None:
-        """Writes what is not written yet."""
+        """Writes all pending counts."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait([self._writing])
@@ -97,7 +97,7 @@ class Recorder:
             await asyncio.sleep(_FLUSH_S)
 
     async def _write_due(self) -> bool:
-        """Whether there was something to write."""
+        """Writes pending counts. Returns whether there were any, also if writing failed."""
         due = {refusal: replace(entry) for refusal, entry in self._entries.items() if entry.count > entry.written}
         if not due:
             return False
@@ -131,7 +131,7 @@ class Recorder:
 
 
 class Noting:
-    """ASGI middleware around authentication: notes what is refused, and who asked."""
+    """ASGI middleware around authentication: records refused requests and their callers."""
 
     def __init__(self, app: ASGIApp, recorder: Recorder) -> None:
         self._app = app
@@ -160,9 +160,9 @@ def _refusal(scope: Scope, status: int) -> Refusal:
             "login.failed", failure.actor or _UNKNOWN, failure.tenant, "/v1", (address, ("why", failure.why))
         )
     caller = caller_of(scope)
-    route = str(getattr(scope.get("route"), "path", "/v1"))  # Its template: what a user may vary makes no entry.
+    route = str(getattr(scope.get("route"), "path", "/v1"))  # The template: ids in paths create no new entries.
     actor, tenant = (caller.id, caller.tenant) if caller else (_UNKNOWN, None)
     method = scope["method"] if len(scope["method"]) <= 10 else "other"
     if is_refusal(scope):
-        tenant = None  # Its own list must not tell a tenant that others' things are there.
+        tenant = None  # A tenant's audit log must not reveal that objects of other tenants exist.
     return Refusal("request.refused", actor, tenant, f"{method} {route}", (address, ("status", status)))

@@ -1,7 +1,7 @@
-"""Routes whose endpoints' views are answered as they are.
+"""Routes that serialise an endpoint's view without validating it again.
 
-FastAPI hands what an endpoint returns to another thread, to validate it against the declared model. A view was
-validated when it was made.
+By default FastAPI validates the returned value against the declared model, in another thread. A view was already
+validated when it was constructed.
 """
 
 import inspect
@@ -16,14 +16,17 @@ from api.views import View
 
 
 class Route(APIRoute):
-    """A route that turns a view into JSON in the thread that made it."""
+    """A route that serialises a view to JSON in the thread that created it."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], *, status_code: int | None = None, **options: Any):
         super().__init__(path, _answering(endpoint, status_code or 200), status_code=status_code, **options)
 
 
 def _answering(endpoint: Callable[..., Any], status_code: int) -> Callable[..., Any]:
-    """`endpoint`, which gives a whole answer; as it is where it is asynchronous or has headers to add."""
+    """Wraps `endpoint` so that it returns a complete response.
+
+    Asynchronous endpoints, endpoints that add headers and endpoints that return no view are returned unchanged.
+    """
     hints = get_type_hints(endpoint)
     made = hints.pop("return", None)
     is_view = isinstance(made, type) and issubclass(made, View)
@@ -41,4 +44,4 @@ def _answering(endpoint: Callable[..., Any], status_code: int) -> Callable[..., 
 
 
 Router = partial(APIRouter, route_class=Route)
-"""A router of such routes."""
+"""A router whose routes are of class `Route`."""

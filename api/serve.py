@@ -1,4 +1,4 @@
-"""Serving the API with uvicorn until SIGINT or SIGTERM."""
+"""Serves the API with uvicorn until SIGINT or SIGTERM."""
 
 import asyncio
 import logging
@@ -22,25 +22,25 @@ from infra.memory import collect_seldom
 
 _log = logging.getLogger(__name__)
 _TICK_S = 1.0
-"""How often the date of answers is renewed."""
+"""Interval at which the `Date` header of responses is updated."""
 GRACEFUL_S = 10
-"""How long requests that are being answered may take at a shutdown; streams end at once."""
+"""Timeout for requests in progress at a shutdown; streams end immediately."""
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, with shutdowns of our own.
+    """Uvicorn with a different shutdown.
 
-    Streams are told of one: uvicorn would wait for them, and they would go on. One that was asked for is no failure,
-    so the signal is not raised again at its end.
+    Streams are closed at a shutdown; uvicorn alone would wait for them until its timeout. A requested shutdown is not a
+    failure, so the signal is not raised again afterwards.
     """
 
     _told = False
     _wake: Callable[[], object] | None = None
-    """Ends the wait of `main_loop`, from any thread and from a signal's handler."""
+    """Ends the wait in `main_loop`. It may be called from any thread and from a signal handler."""
 
     @property
     def should_exit(self) -> bool:
-        """Whether to stop. May be set from any thread."""
+        """Whether the server has to stop. May be set from any thread."""
         return self._told
 
     @should_exit.setter
@@ -50,7 +50,7 @@ class Server(uvicorn.Server):
             self._wake()
 
     async def main_loop(self) -> None:
-        """Runs until `should_exit` is set. Uvicorn's own loop polls it, which was most of an idle API's CPU time."""
+        """Runs until `should_exit` is set. Uvicorn's loop polls the flag, which was most of the CPU time when idle."""
         stopping = asyncio.Event()
         self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, stopping.set)
         try:
@@ -62,7 +62,7 @@ class Server(uvicorn.Server):
             self._wake = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal asks for a shutdown; a second Ctrl-C does not wait for what is being answered."""
+        """Starts a shutdown at the first signal; at a second SIGINT, does not wait for requests in progress."""
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
@@ -76,10 +76,10 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes any that is free.
+    """Returns a listening socket; port 0 selects a free port.
 
     Raises:
-        StackError: the port is taken, or the host is not this machine's.
+        StackError: the port is in use, or the host is not an address of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -88,14 +88,14 @@ def listen(host: str, port: int) -> socket.socket:
         raise StackError(
             f"api.port: port {port} on {host} is not free ({error.strerror}); stop what uses it or choose another port"
         ) from None
-    # Accepted connections inherit it. Asyncio sets it only on sockets whose protocol number is given, and without it
-    # the second part of an answer waits some 40 ms for the client's acknowledgement of the first.
+    # Accepted connections inherit this option; asyncio sets it only on sockets with an explicit protocol number.
+    # Without it, the second part of a response waits about 40 ms for the client's acknowledgement of the first.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def config_of(app: FastAPI, settings: Settings, graceful_s: int = GRACEFUL_S) -> uvicorn.Config:
-    """How uvicorn serves `app`; `graceful_s` is how long a shutdown waits for answers."""
+    """Returns uvicorn's configuration for `app`. `graceful_s`: how long a shutdown waits for requests in progress."""
     return uvicorn.Config(
         app,
         http=protocol(settings.limits),
@@ -103,7 +103,7 @@ def config_of(app: FastAPI, settings: Settings, graceful_s: int = GRACEFUL_S) ->
         log_config=None,
         access_log=False,
         server_header=False,
-        # By default uvicorn believes these headers of any process on this machine.
+        # By default uvicorn trusts these headers from every process on this machine.
         proxy_headers=bool(settings.api.trusted_proxies),
         forwarded_allow_ips=list(settings.api.trusted_proxies),
         timeout_graceful_shutdown=graceful_s,
@@ -112,18 +112,18 @@ def config_of(app: FastAPI, settings: Settings, graceful_s: int = GRACEFUL_S) ->
 
 
 def serve(settings: Settings, listener: socket.socket | None = None) -> None:
-    """Serves until SIGINT or SIGTERM, on `listener` or else on the configured host and port.
+    """Serves until SIGINT or SIGTERM, on `listener` or, without one, on the configured host and port.
 
     Raises:
-        StackError: the port is taken.
-        ConfigurationError: there is no URL of a database, or the master key does not open its secrets.
+        StackError: the port is in use.
+        ConfigurationError: the settings contain no database URL, or the master key does not decrypt its secrets.
     """
     app = create_app(settings)
     try:
         check_master_key(app.state.mizzen.engine, settings.master_key_path)
     except SQLAlchemyError as error:
-        # Postgres may come later; `put_secret` looks again.
-        _log.warning("the master key could not be compared with the database's secrets: %s", error)
+        # Postgres may become available later; `put_secret` repeats the check.
+        _log.warning("the master key could not be checked against the secrets in the database: %s", error)
     listener = listener or listen(settings.api.host, settings.api.port)
     collect_seldom()
     with listener:

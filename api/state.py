@@ -1,4 +1,4 @@
-"""What the endpoints share: settings, the database, object stores, the hub of followers and the way to Temporal."""
+"""State that all endpoints share: settings, database, object stores, event streams and the Temporal client."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,12 +25,12 @@ from infra.temporal_client import connect
 from mizzen.objects import ObjectStore, open_store
 
 _POOL = 25
-"""Connections that are kept; twice as many there may be, one for each thread that uses them (`api.threads`)."""
+"""Number of connections that are kept open. Up to twice as many can be opened, one per thread (`api.threads`)."""
 _AUTHENTICATION_POOL = 4
 
 
 class State:
-    """The shared parts of one API process."""
+    """The shared state of one API process."""
 
     def __init__(self, settings: Settings) -> None:
         if settings.database is None:
@@ -40,7 +40,7 @@ class State:
         self.authentication_engine: Engine = open_engine(
             settings.database, pool_size=_AUTHENTICATION_POOL, application="mizzen-api-keys"
         )
-        """Connections for looking up keys: those of requests may all be in use."""
+        """Separate connections for key lookups, because requests may use all connections of `engine`."""
         self.threads = Threads()
         self.refusals = Recorder(self.authentication_engine, self.threads.authentication, settings.api.audited_refusals)
         self.uploads = Uploads(settings)
@@ -48,18 +48,18 @@ class State:
         self.hub = Hub(self.engine, settings.limits)
         self.metrics = Metrics(self.engine, self.hub)
         self.store: Callable[[str], ObjectStore] = lru_cache(maxsize=256)(open_store)
-        """The store of a bucket's URL."""
+        """Returns the object store for the URL of a bucket; results are cached."""
         self.queue = published.Newest()
-        """The queue as the last scan published it."""
+        """The queue that the last scan published."""
         self._temporal: Client | None = None
         self._temporal_lock = asyncio.Lock()
 
     def transaction(self) -> AbstractContextManager[Session]:
-        """A session in one transaction, as `infra.db.session.transaction`."""
+        """Returns a session in one transaction (`infra.db.session.transaction`)."""
         return transaction(self.engine)
 
     async def temporal(self) -> Client:
-        """The client, connected at its first use.
+        """Returns the Temporal client, which is connected at its first use.
 
         Raises:
             ConfigurationError: no address is configured.
@@ -78,7 +78,7 @@ class State:
         self.dispose()
 
     def dispose(self) -> None:
-        """Closes the connections to Postgres that nothing uses."""
+        """Closes the idle connections to Postgres."""
         self.engine.dispose()
         self.authentication_engine.dispose()
 

@@ -1,4 +1,4 @@
-"""Answers that several endpoints share."""
+"""Response models and helpers that several endpoints share."""
 
 import json
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ _AUDIT = text(
 
 
 class View(BaseModel):
-    """Base of answers."""
+    """Base class of responses."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class ReasonView(View):
-    """Why something waits, stopped or ended: a code of a closed list, its numbers, and a sentence made of them."""
+    """The reason why an object waits, was stopped or ended: a code from a closed list, its details, and a sentence."""
 
     code: str = Field(examples=["quota_exceeded"])
     detail: dict[str, Any]
@@ -32,19 +32,19 @@ class ReasonView(View):
 
 
 class ResourcesView(View):
-    """GPU slots by type, and CPUs in cores; as a quota, no CPUs (null) is no limit."""
+    """GPU slots by type, and CPUs in cores. In a quota, null CPUs means no limit."""
 
     gpus: dict[str, int] = Field(examples=[{"a100": 8}])
     cpus: float | None = Field(examples=[64])
 
 
 class AuditView(View):
-    """One change: who made it, and to what."""
+    """An audit entry: one change, with its actor and its target."""
 
     id: int
     at: datetime
     actor: str
-    """The id of an API key, `mizzen`, or `unknown` where no known key was given."""
+    """The id of an API key, `mizzen`, or `unknown` if the request had no known key."""
     tenant: str | None
     action: str = Field(examples=["workload.cancel"])
     target: str
@@ -52,7 +52,7 @@ class AuditView(View):
 
 
 def reason_view(body: Mapping[str, Any] | None) -> ReasonView | None:
-    """A reason as `Reason.to_json` stored it."""
+    """Returns the view of a reason that was stored with `Reason.to_json`; None: there is none."""
     if not body or "code" not in body:
         return None
     code = str(body["code"])
@@ -62,7 +62,7 @@ def reason_view(body: Mapping[str, Any] | None) -> ReasonView | None:
 def write_audit(
     session: Session, caller: Caller, action: str, target: str, *, tenant: str | None = None, **detail: object
 ) -> None:
-    """Notes, in the transaction of the change, who made it."""
+    """Records the author of a change in the audit log, in the transaction of the change."""
     session.execute(
         _AUDIT,
         {"actor": caller.id, "tenant": tenant, "action": action, "target": target, "detail": json.dumps(detail)},

@@ -1,6 +1,7 @@
-"""The auction (MAST 4.2, 4.3): the head of the queue against all regions, each award seen by the bids after it.
+"""The auction (MAST 4.2, 4.3): regions bid on the head of the queue, and the best plans are awarded in queue order.
 
-What belongs here: which plan of which region a workload gets, what an award makes stale, the joint choice for the head
-of the queue, reservations of those who waited too long, and the plain reference. Only pure functions and state in
-memory: no clock, chance, database or network. It imports only `domain`, `rms`, numpy and OR-Tools.
+The package contains the choice of the winning plan, the detection of stale bids, the joint choice for the head of the
+queue, reservations for workloads that have waited too long, and the backoff for regions that do not answer. It has only
+pure functions and in-memory state: no clock, no randomness, no database, no network. It imports only `domain`, `rms`,
+numpy and OR-Tools.
 """

@@ -1,4 +1,4 @@
-"""The auction: every region bids on a batch of the queue's head, and plans are awarded in its order (MAST 4.2, 4.3)."""
+"""The auction (MAST 4.2, 4.3): every region bids on a batch of queued workloads; plans are awarded in queue order."""
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,54 +18,61 @@ from rms.region import Region
 from rms.reserve import Reservation
 
 _FORGOTTEN_S = 3600.0
-"""A reservation that was not renewed for so long is dropped: its workload no longer waits."""
+"""A reservation that has not been renewed for this time is dropped, because its workload is no longer waiting."""
 Bids = dict[str, Bid]
-"""By region."""
+"""Bids by region name."""
 Won = tuple[Bid, Award]
+"""The winning bid and its award."""
 Result = tuple[Bids, Won | None]
-"""A workload's bids, as they were last, and what it was awarded."""
+"""The latest bids on a workload, and its award, if any."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the auction decides."""
+    """Options of the auction."""
 
     negative_cache: bool = True
     explain: bool = True
-    """Whether a refusal that the negative cache answers says why: a simulation asks often, and shows no reasons."""
+    """Whether refusals from the negative cache have reasons. Simulations disable this: they make many bids and show no
+    reasons.
+    """
     may_evict: bool = True
+    """Whether plans may evict running workloads."""
     joint: bool = False
-    """Whether bids for the head of the queue are chosen together where one at a time leaves somebody out."""
+    """Whether plans for the head of the queue are chosen jointly if that may be better than greedy awards."""
     joint_head: int = 32
+    """Number of workloads in the head of the queue."""
     joint_budget: float = 1.0
-    """CP-SAT's deterministic time for one head, about seconds."""
+    """CP-SAT's deterministic time limit for one head; one unit is about a second."""
     reserve_after_s: float = inf
-    """A workload that has waited longer reserves what it needs as it frees up.
+    """A workload that has waited longer than this gets a reservation of the resources that it needs.
 
-    A region is reserved once in a pass, in queue order: for over-quota workloads only what those within quota leave,
-    and only once they have waited for twice as long as they are expected to wait still. What is kept for a gang is idle
-    until others end. Where their ends are not known, they are expected to go on for as long as they ran: so nothing is
-    kept idle for longer than the gang had waited when the last of them began.
+    Each region has at most one reservation per pass, given in queue order. So over-quota workloads can only reserve in
+    regions that within-quota workloads have left. An over-quota workload also must have waited for at least twice its
+    expected remaining wait. Reserved resources are idle until other workloads end. If the end of a workload is unknown,
+    its remaining runtime is estimated as its elapsed runtime. So resources are idle for at most as long as the gang had
+    waited when the last of those workloads started.
     """
 
 
 @dataclass(frozen=True)
 class Reserved:
-    """What a workload reserved in a pass, to go on with it in the next: it holds nothing."""
+    """A workload's reservation of one pass, stored for renewal in the next pass. It holds no resources."""
 
     jobs: tuple[JobRequest, ...]
-    """For what: with other GPU types it may need other machines."""
+    """Jobs of the request. A reservation is not renewed for other jobs: they may need other machines."""
     region: str
     machines: Mapping[str, I8]
-    """What it needs of each, shape (3,)."""
+    """Reserved amounts by machine id, each of shape (3,)."""
     at_s: float
+    """Time of the last renewal."""
 
 
 class Auction:
-    """All regions, in one process. Awards show in the regions' columns at once."""
+    """The auction over all regions, in one process. Awards update the regions' columns immediately."""
 
     def __init__(self, regions: Iterable[Region], options: Options = Options(), stats: Stats | None = None) -> None:
-        """Counts go on from `stats`."""
+        """`stats`: counters to continue; None starts from 0."""
         self._options = options
         self.stats = stats if stats is not None else Stats()
         self._bidders = {
@@ -79,17 +86,17 @@ class Auction:
             for region in sorted(regions, key=lambda region: region.name)
         }
         self._reserved: dict[str, Reserved] = {}
-        """By workload, what it reserved last."""
+        """The latest reservation of each workload, by workload id."""
         self._changed: set[str] = set()
-        """Regions that an award has changed since the bids of the batch."""
+        """Regions that an award or reservation has changed since the bids on the batch."""
 
     @property
     def regions(self) -> Mapping[str, Region]:
-        """The regions, by name."""
+        """The regions by name."""
         return {name: bidder.region for name, bidder in self._bidders.items()}
 
     def open(self, now_s: float) -> None:
-        """Starts a pass over the queue: columns are of this moment, and nothing has been refused or reserved yet."""
+        """Starts a pass: updates the columns to `now_s`, and clears the refusals and reservations of the last pass."""
         for bidder in self._bidders.values():
             bidder.open(now_s)
         self._reserved = {id_: last for id_, last in self._reserved.items() if last.at_s > now_s - _FORGOTTEN_S}
@@ -97,22 +104,24 @@ class Auction:
     def place(
         self, candidates: Sequence[Candidate], answers: Sequence[Mapping[str, Bid]] | None = None
     ) -> list[Outcome]:
-        """`placing`, all of it."""
+        """Runs `placing` to its end and returns all outcomes."""
         return list(self.placing(candidates, answers))
 
     def placing(
         self, candidates: Sequence[Candidate], answers: Sequence[Mapping[str, Bid]] | None = None
     ) -> Generator[Outcome, None, None]:
-        """What each of a batch gets, as if they were placed one at a time: `candidates` are in queue order.
+        """Places a batch of candidates and yields their outcomes, with the same result as placing them one at a time.
 
-        Each outcome comes as soon as it is known. Closed before its end, those that were not told have taken nothing.
+        `candidates` are in queue order. Each outcome is yielded as soon as it is known. If the generator is closed
+        early, candidates whose outcome was not yielded hold no resources.
 
-        All regions bid on the whole batch first. A bid is stale once its region has changed since, and is asked for
-        again in its turn. A refusal that is lasting is never stale: awards only take. (Any other may be: with less room
-        a gang's first job may go elsewhere, and leave its place to the next.)
+        First, all regions bid on the whole batch. A bid is stale if its region has changed since; the region then bids
+        again when it is the candidate's turn. A lasting refusal is never stale, because awards only consume resources.
+        (Other refusals can become stale: with less free room, the first job of a gang may be placed elsewhere and leave
+        its place to the next job.)
 
-        `answers` are bids on the batch from elsewhere, for each candidate by region, made on columns that may have been
-        older or newer than these: what does not hold here is asked for again, and what they lack is asked for.
+        `answers` are bids that another process made on the batch, by region for each candidate. They may be based on
+        older or newer columns. A bid that is not valid on the columns here, or that is missing, is requested again.
         """
         self._changed.clear()
         self.stats.rounds += 1
@@ -133,20 +142,23 @@ class Auction:
             yield self._settle(candidate, found, self._one(candidate, found))
 
     def bidder(self, region: str) -> RegionBidder:
-        """A region's bidder."""
+        """Returns the bidder of a region."""
         return self._bidders[region]
 
     def revoke(self, given: Award) -> None:
-        """Takes an award back that could not be committed."""
+        """Reverts an award that could not be committed to the database."""
         self._bidders[given.plan.region].revoke(given)
 
     def forget_refusals(self) -> None:
-        """What was awarded was not to be, and is free again: so what had no room may have some now."""
+        """Clears all negative caches. Call it after awards were reverted: refused jobs may fit now."""
         for bidder in self._bidders.values():
             bidder.cache.clear()
 
     def _first(self, candidate: Candidate, known: Bids) -> Bids:
-        """Bids on one workload; `known` ones stay, but for plans of regions that are not there or not allowed."""
+        """Returns the bids on one workload: the usable bids in `known`, and new bids of all other allowed regions.
+
+        A plan in `known` is not usable if its region does not exist here or is not allowed for the workload.
+        """
         usable = {r: b for r, b in known.items() if b.plan is None or (r in self._bidders and candidate.may_run_in(r))}
         return usable | self._ask(candidate, [name for name in self._regions_of(candidate) if name not in usable])
 
@@ -154,11 +166,11 @@ class Auction:
         return {name: self._bidders[name].bid(candidate) for name in regions}
 
     def _regions_of(self, candidate: Candidate) -> Iterable[str]:
-        """Where it may run, by name."""
+        """Returns the names of the regions where a candidate may run, sorted."""
         return self._bidders if candidate.regions is None else sorted(candidate.regions & self._bidders.keys())
 
     def _one(self, candidate: Candidate, bids: Bids, only: str | None = None) -> Won | None:
-        """Awards the best plan, wherever it is or in one region only. `bids` are renewed where they are stale."""
+        """Awards the best plan, of all regions or of the region `only`. Stale entries of `bids` are renewed."""
         stale = [
             name
             for name, bid in bids.items()
@@ -181,7 +193,7 @@ class Auction:
             except StalePlan:
                 if best.region in fresh:
                     raise
-                stale = [best.region]  # It was bid on other facts than these.
+                stale = [best.region]  # The bid was based on a different state of the region.
                 continue
             self._changed.add(best.region)
             return bids[best.region], given
@@ -212,7 +224,7 @@ class Auction:
         return Outcome(candidate.request.workload, None, bids, reason, starts_at_s)
 
     def _offers(self, candidate: Candidate, within_s: float) -> Iterator[tuple[float, str, Reservation]]:
-        """Reservations that could be made, with their starts: that of the pass before, else one of each region."""
+        """Yields possible reservations with start and region: the renewed one if possible, else one of each region."""
         last = self._reserved.get(candidate.request.workload)
         if last is not None and last.jobs == candidate.request.jobs and last.region in self._regions_of(candidate):
             again = self._bidders[last.region].again(candidate, last.machines, within_s)
@@ -227,7 +239,7 @@ class Auction:
     # ------------------------------------------------------------------------------------------------- the joint choice
 
     def _together(self, candidates: Sequence[Candidate], bids: Sequence[Bids]) -> list[Result]:
-        """What the head gets: as one at a time, or more of them if another choice of regions makes room."""
+        """Places the head of the queue: greedily, or by a joint choice of regions if that is better (`is_better`)."""
         refused = {name: bidder.cache.copy() for name, bidder in self._bidders.items()}
         alone = self._run(candidates, bids, {})
         plans = _plans(alone)
@@ -250,7 +262,7 @@ class Auction:
         return self._run(candidates, bids, {})
 
     def _run(self, candidates: Sequence[Candidate], bids: Sequence[Bids], choice: Choice) -> list[Result]:
-        """Awards one after another, each in the region that was chosen for it if that still has a plan."""
+        """Awards plans in queue order, each in the chosen region if that still has a plan, else in the best region."""
         out: list[Result] = []
         for i, (candidate, first) in enumerate(zip(candidates, bids, strict=True)):
             found = dict(first)
@@ -264,7 +276,7 @@ class Auction:
                 self.revoke(won[1])
 
     def _take_back(self, results: Sequence[Result], refused: Mapping[str, NegativeCache]) -> None:
-        """Revokes all awards; what was refused because of them is forgotten."""
+        """Reverts all awards and restores the negative caches to `refused`."""
         self._revoke_all(results)
         for name, known in refused.items():
             self._bidders[name].cache.become(known)

@@ -1,4 +1,4 @@
-"""What goes into an auction and what comes out."""
+"""Inputs, outcomes and counters of the auction."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,49 +10,49 @@ from domain.scheduling import Bid, PlacementRequest, Plan
 
 @dataclass(frozen=True)
 class Candidate:
-    """One queued workload, in its turn."""
+    """A queued workload in an auction."""
 
     request: PlacementRequest
     regions: frozenset[str] | None = None
-    """Where it may run: as its user wishes and its data allows. None: anywhere."""
+    """Regions that the user allows and that have the data; None: all regions."""
     planned_region: str | None = None
-    """Where the slow path planned it (MAST 6): of bids that are equal in every criterion the one from there wins."""
+    """Region planned by the slow path (MAST 6). It wins ties between bids that are equal in all criteria."""
     waited_s: float = 0.0
     max_runtime_s: float = inf
 
     def may_run_in(self, region: str) -> bool:
-        """Whether a region may have it."""
+        """Returns whether the workload may run in a region."""
         return self.regions is None or region in self.regions
 
     def preference(self, plan: Plan) -> tuple[object, ...]:
-        """The order of plans for it: their quality, then where the slow path wanted it, then the region's name.
+        """Returns the sort key of a plan: quality, then the region planned by the slow path, then the region name.
 
-        A region has one plan for it, so this is a total order.
+        Each region has at most one plan for the workload, so this is a total order.
         """
         return plan.quality.key, plan.region != self.planned_region, plan.region
 
     def best(self, bids: Iterable[Bid]) -> Plan | None:
-        """The plan that it gets of what regions bid; None: no region has one."""
+        """Returns the best plan of the bids; None if no bid has a plan."""
         return min((bid.plan for bid in bids if bid.plan is not None), key=self.preference, default=None)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the auction decided about one workload."""
+    """The auction's decision on one workload."""
 
     workload: str
     bid: Bid | None
-    """The bid that won; None: it waits."""
+    """The winning bid; None if the workload keeps waiting."""
     bids: Mapping[str, Bid] = field(default_factory=dict)
-    """What every region said last."""
+    """The latest bid of each region."""
     reserved: Reason | None = None
-    """Where it waits for what is kept for it, if a reservation is made."""
+    """The reason that names the reserved region, if a reservation was made."""
     starts_at_s: float | None = None
-    """When it is expected to start then."""
+    """Expected start time of the reservation, if there is one."""
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """Why it waits: the reservation, and what regions said, by region. None if it won."""
+        """Reasons why the workload waits: the reservation, then those of the regions by name. Empty if it won."""
         if self.bid is not None:
             return ()
         said = [reason for _, bid in sorted(self.bids.items()) for reason in bid.reasons]
@@ -60,32 +60,32 @@ class Outcome:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that won."""
+        """The winning plan, if any."""
         return self.bid.plan if self.bid is not None else None
 
 
 @dataclass
 class Stats:
-    """What an auction has counted so far."""
+    """Counters of an auction."""
 
     bids: int = 0
-    """Requests that a region looked at, whether the negative cache answered or not."""
+    """Bids made, including those answered from a cache."""
     rebids: int = 0
-    """Those of them that an earlier award had made stale."""
+    """Bids made again because the first bid was stale."""
     rounds: int = 0
-    """How often regions were asked: once for each batch, and again for each workload whose bids were stale."""
+    """Rounds of bidding: one per batch, and one for each time that a workload's stale bids were renewed."""
     negative_hits: int = 0
     negative_misses: int = 0
     awards: int = 0
     joint_heads: int = 0
-    """Heads of the queue for which a joint choice was looked for."""
+    """Queue heads for which a joint choice was searched."""
     joint_gains: int = 0
-    """Workloads that were placed because of it."""
+    """Additional workloads that were placed by joint choices."""
     joint_spared: int = 0
-    """Evictions that it made needless."""
+    """Evictions that were avoided by joint choices."""
 
     @property
     def negative_hit_rate(self) -> float:
-        """The fraction of bids that the negative cache spared; 0 where none was asked for."""
+        """Hit rate of the negative cache, 0 to 1; 0 without lookups."""
         asked = self.negative_hits + self.negative_misses
         return self.negative_hits / asked if asked else 0.0

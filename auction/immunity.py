@@ -1,19 +1,18 @@
-"""Who is immune to whom: no chain of evictions comes back to where it began before something else has changed.
+"""Immunity prevents eviction cycles: a workload may not evict its direct or indirect evictors.
 
-Ranks follow from what is submitted and placed, from levels and quotas: when these change, a workload may outrank one
-that evicted it. Evictions change what is placed, and so ranks, too: A evicts B, its award makes A over-quota, and B
-would evict A, although nothing new was submitted. So an eviction counts until the next submission, end of a
-workload, or change of a level or quota. Afterwards ranks alone decide, and a workload that was evicted fares like one
-that was just submitted.
+Ranks depend on the submitted and placed workloads, on levels and on quotas. Evictions change the placed workloads, and
+thereby ranks. Example: A evicts B, the award makes A over-quota, and B could then evict A, although nothing was
+submitted in between. Immunity lasts until the next submission, end of a workload, or change of a level or quota. After
+that only ranks count again, and an evicted workload is treated like a newly submitted one.
 """
 
 from collections.abc import Collection, Mapping
 
 
 def immune_to(workload: str, evictors: Mapping[str, Collection[str]]) -> frozenset[str]:
-    """The workloads that one may not evict: its evictors, their evictors, and so on.
+    """Returns the workloads that a workload may not evict: its evictors, their evictors, and so on.
 
-    `evictors` has each workload's evictors since the last submission, end, or change of a level or quota.
+    `evictors` maps each workload to its evictors since the last submission, end, or change of a level or quota.
     """
     found: set[str] = set()
     left = [workload]

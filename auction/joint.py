@@ -1,13 +1,15 @@
-"""The joint choice for the queue's head (MAST 4.1): who gets which region, decided for several workloads together.
+"""The joint choice for the head of the queue (MAST 4.1): assigns regions to several workloads together, with CP-SAT.
 
-One at a time, the first may take the only region that the second could have used, or that the second could have used
-without evicting anybody. CP-SAT looks for regions for all of them within what regions have in all; whether machines,
-racks and victims work out is for the auction to try.
+If workloads are placed greedily, one at a time, the first may take the only region that the second could use, or the
+only one that the second could use without evictions. CP-SAT assigns regions to all workloads of the head, subject to
+the total resources of each region. The auction then tries to place each workload in its assigned region, with machines,
+racks and victims.
 
-What it may not cost: whoever is placed one at a time is placed, on a GPU type that it likes as well and in one cluster
-if it was in one. No more are evicted in all, at no rank or above it, and no more work is lost. So what it wins is room
-that would have stayed empty, or evictions that are not needed. Without that it would place more at the expense of those
-who run, and they would be back in the queue: measured over days that is a loss.
+A joint choice is accepted only if it has no disadvantage. Every workload that greedy placement places is still placed,
+and is not placed worse by GPU type, capacity kind, price, or the number of jobs that span clusters. For each rank, the
+number of victims of that rank and of more important ranks does not grow, nor does the lost work. So the gain is
+resources that would have stayed idle, or avoided evictions. Without these conditions, more workloads would be placed at
+the expense of running workloads, which would return to the queue. Measured over several days, that is a loss.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,33 +22,37 @@ from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import Bid, Plan
 
 CPUS = ""
-"""The resource that is not a GPU type."""
+"""Key of the CPU resource; all other keys are GPU types."""
 _PROPOSALS = 6
+"""Maximum number of choices that are tried."""
 _VICTIMS = OVER_QUOTA_RANK - 1
-"""Where in a cost (`_cost`) the number of all victims is."""
+"""Index of the total number of victims in a cost vector (`_cost`)."""
 _LOSSES = tuple(name for name in names(About.VICTIMS, adding=True) if name != "victims_by_rank")
 Choice = dict[int, str]
-"""Place in the head to region."""
+"""Maps positions in the head to region names."""
 At = tuple[int, str]
-"""Place in the head, and region."""
+"""Position in the head, and region name."""
 Plans = Mapping[int, Plan]
-"""Place in the head to the plan that it was awarded."""
+"""Maps positions in the head to the awarded plans."""
 Supply = Mapping[str, Mapping[str, int]]
-"""By region and resource (a GPU type, or `CPUS` in thousandths): what is free or may be evicted for."""
+"""Amounts that are free or held by possible victims, by region and resource (a GPU type, or `CPUS` in thousandths)."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """The queue's head, with what each region offers for each of its workloads as if it were alone."""
+    """The head of the queue, with the bids of each region on each workload on its own."""
 
     candidates: Sequence[Candidate]
     bids: Sequence[Mapping[str, Bid]]
     supply: Mapping[int, Supply]
-    """By rank: what a workload of that rank may use."""
+    """The supply that a workload of each rank may use, by rank."""
 
 
 def is_hopeful(bids: Sequence[Mapping[str, Bid]], alone: Plans) -> bool:
-    """Whether a joint choice could win anything: somebody with an offer is left out, or evicts more than it offered."""
+    """Returns whether a joint choice could improve on greedy placement (`alone`).
+
+    That is so if a workload with a plan in its bids was not placed, or if one has more victims than its best bid.
+    """
     offers = [[bid.plan for bid in found.values() if bid.plan is not None] for found in bids]
     if any(i not in alone and found for i, found in enumerate(offers)):
         return True
@@ -54,14 +60,15 @@ def is_hopeful(bids: Sequence[Mapping[str, Bid]], alone: Plans) -> bool:
 
 
 def proposals(head: Head, tried: Sequence[Plans], budget: float) -> Iterator[Choice]:
-    """Choices of regions that may be better (`is_better`) than what was placed one at a time, most promising first.
+    """Yields up to `_PROPOSALS` distinct choices of regions that may be better than greedy placement, the best first.
 
-    More at a higher priority counts before any number at a lower one, then fewer victims, and then plans that are
-    better for their workloads. A few are tried; each has to differ from those before it. `tried` has what came of each
-    so far, first of all of one at a time: who took the machines of somebody's bid there will not be in one region with
-    it again. `budget` is CP-SAT's deterministic time for all of them, about seconds.
+    The objective is lexicographic: the number of placed workloads by priority, then fewer victims, then plans that the
+    workloads prefer. `tried` has the plans of each attempt so far; the first is the greedy placement, and the caller
+    appends the result of each choice. If workloads took the machines of another workload's bid in an attempt, later
+    choices do not assign all of them to that region again. `budget` is CP-SAT's deterministic time for all choices; one
+    unit is about a second.
     """
-    from ortools.sat.python import cp_model  # Heavy, and seldom needed.
+    from ortools.sat.python import cp_model  # Imported late: slow to import and rarely needed.
 
     alone = tried[0]
     model = cp_model.CpModel()
@@ -90,7 +97,7 @@ def proposals(head: Head, tried: Sequence[Plans], budget: float) -> Iterator[Cho
         model.add(sum(costs[at][k] * v for at, v in x.items()) <= amount)
     scale = len(head.candidates) * (1 + max((len(options) for options in own.values()), default=0))
     worth = {(i, region): -scale * _victims(plan) - _place(head, i, region) for (i, region), plan in plans.items()}
-    weight = scale * (1 + most[_VICTIMS])  # More than all victims that there may be.
+    weight = scale * (1 + most[_VICTIMS])  # Exceeds any possible number of victims.
     for rank in reversed(ranks):
         numbers = {i for i, candidate in enumerate(head.candidates) if candidate.request.rank == rank}
         for at in x:
@@ -100,7 +107,7 @@ def proposals(head: Head, tried: Sequence[Plans], budget: float) -> Iterator[Cho
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
-    solver.parameters.catch_sigint_signal = False  # Ctrl-C is for whoever asked for this.
+    solver.parameters.catch_sigint_signal = False  # The caller handles Ctrl-C.
     solver.parameters.max_deterministic_time = budget / _PROPOSALS
     before = _by_rank(head, alone)
     for _ in range(_PROPOSALS):
@@ -117,7 +124,7 @@ def proposals(head: Head, tried: Sequence[Plans], budget: float) -> Iterator[Cho
 
 
 def _clashes(offers: Mapping[At, Plan], made: Plans) -> Iterator[list[At]]:
-    """Each offer that came to nothing, or evicts more than it said, with those before it who took its machines."""
+    """Yields each bid that failed or needed more victims, together with the earlier bids that took its machines."""
     rows = {i: _machines(plan) for i, plan in made.items()}
     for (i, region), offer in offers.items():
         if i in made and _victims(made[i]) <= _victims(offer):
@@ -138,9 +145,9 @@ def _by_rank(head: Head, placed: Iterable[int]) -> tuple[int, ...]:
 
 
 def is_better(head: Head, plans: Plans, than: Plans) -> bool:
-    """Whether more are placed, by priority, or the same at less cost; and nobody pays for it.
+    """Returns whether `plans` place more workloads (by priority) than `than`, or as many with fewer victims.
 
-    That is neither those of `than` nor those who run.
+    Also, no workload of `than` may get a worse plan, and no cost of evictions (`_cost`) may grow.
     """
     costs, most = _cost(plans.values()), _cost(than.values())
     if any(cost > limit for cost, limit in zip(costs, most, strict=True)):
@@ -151,7 +158,10 @@ def is_better(head: Head, plans: Plans, than: Plans) -> bool:
 
 
 def _as_good(plan: Plan, than: Plan) -> bool:
-    """Whether a workload would not mind: racks and machines may be more, and whom it evicts is judged for all."""
+    """Returns whether a plan is at least as good in all placement criteria except the numbers of racks and machines.
+
+    Victims are compared for all workloads together, in `_cost`.
+    """
     return all(getattr(plan.quality, name) <= getattr(than.quality, name) for name in names(About.PLACE))
 
 
@@ -160,7 +170,11 @@ def _victims(plan: Plan) -> int:
 
 
 def _cost(plans: Iterable[Plan]) -> list[int]:
-    """What may not grow: the victims at each rank or above it, and all else about them that adds up, in thousandths."""
+    """Returns the eviction costs that may not grow, as integers.
+
+    These are the numbers of victims at each rank or a more important one, then the other additive criteria about
+    victims (lost work, for example), in thousandths.
+    """
     made = [plan.quality for plan in plans]
     victims = (sum(quality.victims_by_rank[k] for quality in made) for k in range(OVER_QUOTA_RANK))
     others = (sum(1000 * getattr(quality, name) for quality in made) for name in _LOSSES)
@@ -168,7 +182,7 @@ def _cost(plans: Iterable[Plan]) -> list[int]:
 
 
 def _place(head: Head, i: int, region: str) -> int:
-    """How many of its plans a workload would like better."""
+    """Returns the number of plans that the workload prefers to that of `region`."""
     plans = {r: bid.plan for r, bid in head.bids[i].items() if bid.plan is not None}
     keys = {r: head.candidates[i].preference(plan) for r, plan in plans.items()}
     return sum(key < keys[region] for key in keys.values())

@@ -1,4 +1,4 @@
-"""A region's bidder in an auction: it bids, remembers what it refused, and keeps what is reserved."""
+"""A region's bidder in an auction: it makes bids, caches refusals, and withholds reserved resources."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +23,7 @@ from rms.reserve import Reservation, expected_ends_s, kept, reserve, reserve_aga
 
 
 class RegionBidder:
-    """One region in one auction."""
+    """The bidder of one region in one auction."""
 
     def __init__(
         self, region: Region, stats: Stats, *, may_evict: bool, uses_cache: bool, explains: bool = True
@@ -35,28 +35,29 @@ class RegionBidder:
         self._uses_cache = uses_cache
         self._explains = explains
         self.cache = NegativeCache()
-        """What it refused in this pass; empty where it does not remember."""
+        """Refusals of this pass; always empty if the cache is disabled."""
         self.reservation: Reservation | None = None
+        """The reservation in this region in the current pass, if any."""
         self._ends_s: F8 | None = None
-        """When holders are expected to end, as long as they are the same."""
+        """Cached expected ends of the holders; None after an award or a revocation."""
         self._plans: dict[tuple[tuple[JobRequest, ...], bool], Plan] = {}
-        """Plans that evict nobody, by jobs and whether what is reserved was out of reach: good for `_state` only."""
+        """Cached plans without evictions, by jobs and whether reserved resources were withheld; valid for `_state`."""
         self._state: tuple[object, ...] = ()
 
     def open(self, now_s: float) -> None:
-        """Starts a pass."""
+        """Starts a pass at the time `now_s`: updates the columns, and clears the reservation and all caches."""
         self.region.refresh(now_s)
         self.reservation, self._ends_s = None, None
         self.cache.clear()
         self._plans.clear()
 
     def bid(self, candidate: Candidate) -> Bid:
-        """The region's answer for one workload."""
+        """Returns the region's bid for one workload, from a cache if possible."""
         request, bound = self._request(candidate), self._binds(candidate)
         self._stats.bids += 1
         plans, alike = self._plans_now(), (request.jobs, bound)
         if alike in plans:
-            # Equal gangs get equal plans as long as nobody is evicted: whose they are, and at what rank, is no matter.
+            # A plan without evictions depends only on the jobs, not on the workload or its rank.
             return Bid(request.workload, self.region.name, replace(plans[alike], workload=request.workload))
         if self._uses_cache:
             known = self.cache.find(request, bound=bound)
@@ -79,33 +80,33 @@ class RegionBidder:
         return answer
 
     def offer(self, candidate: Candidate) -> Bid:
-        """The region's answer as it is now, found anew, with what is reserved out of reach. Nothing is remembered."""
+        """Computes a new bid for the current state without caches. Reserved resources are withheld."""
         with self._reach(candidate):
             return bid_in(self._planner, self._request(candidate))
 
     def award(self, candidate: Candidate, plan: Plan) -> Award:
-        """Awards a plan: the columns change.
+        """Awards a plan and updates the columns.
 
         Raises:
-            StalePlan: the plan does not hold any more.
-            ValueError: it is not a plan for this workload.
+            StalePlan: the plan is no longer valid.
+            ValueError: the plan is for another workload.
         """
         self._ends_s = None
         request = self._request(candidate)
         if self._binds(candidate):
             with self._reach(candidate):
                 check(self.region, plan, request)
-        # Of a machine it takes what is free first, as the award in the database does, which knows of no reservation.
-        # What was kept there comes back with the victims.
+        # The award takes free resources first, also reserved ones, because the award in the database does not consider
+        # reservations. The reserved amounts become free again when the victims release their resources.
         return award(self.region, plan, request, self.region.now_s + candidate.max_runtime_s)
 
     def revoke(self, given: Award) -> None:
-        """Takes an award back."""
+        """Reverts an award."""
         self._ends_s = None
         revoke(self.region, given)
 
     def supply(self, rank: int) -> dict[str, int]:
-        """What is free in all, or held by those below a rank, by GPU type and for CPUs (`auction.joint.CPUS`)."""
+        """Returns the total of free resources and holdings of less important ranks, by GPU type and for `CPUS`."""
         region = self.region
         reach = np.maximum(region.machines.kind_free, 0) + region.holders.kind_held[rank + 1 :].sum(axis=0)
         out = {CPUS: int(reach[CPUS_MILLI].sum())}
@@ -114,14 +115,20 @@ class RegionBidder:
         return out
 
     def soonest(self, candidate: Candidate, within_s: float) -> Reservation | None:
-        """What a reservation would be; None: there is one already, or the workload could not start within that time."""
+        """Returns the reservation with the earliest start; None if the start would be later than `within_s` from now.
+
+        Also None if the region already has a reservation, or if the workload would not fit even into an empty region.
+        """
         request = self._request(candidate)
         if self.reservation is not None or no_hardware(self._planner, request):
             return None
         return reserve(self._planner, request, self._expected_ends_s(), self.region.now_s + within_s)
 
     def again(self, candidate: Candidate, needs: Mapping[str, I8], within_s: float) -> Reservation | None:
-        """The reservation of an earlier pass, by machine, as it would be now; None: as in `soonest`."""
+        """Renews a reservation of an earlier pass, given as amounts by machine id; None if that is not possible.
+
+        See `reserve_again`. Also None if the region already has a reservation.
+        """
         if self.reservation is not None:
             return None
         latest_s = self.region.now_s + within_s
@@ -133,7 +140,7 @@ class RegionBidder:
         return self._ends_s
 
     def _plans_now(self) -> dict[tuple[tuple[JobRequest, ...], bool], Plan]:
-        """What is known of the region as it is now."""
+        """Returns the cached plans, after clearing them if the region has changed."""
         if self._state != self.region.state:
             self._plans.clear()
             self._state = self.region.state
@@ -143,7 +150,7 @@ class RegionBidder:
         return candidate.request if self._may_evict else replace(candidate.request, rank=OVER_QUOTA_RANK)
 
     def _binds(self, candidate: Candidate) -> bool:
-        """Whether what is reserved is out of a workload's reach: it may not be gone in time."""
+        """Returns whether reserved resources are withheld from a workload: it may still run at the reserved start."""
         reservation = self.reservation
         return reservation is not None and self.region.now_s + candidate.max_runtime_s > reservation.starts_at_s
 

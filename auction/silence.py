@@ -1,8 +1,8 @@
-"""Which regions a scheduling pass asks for bids, waits for, and leaves out: a silent region costs the others no time.
+"""Selects the regions that a scheduling pass requests bids from, so that an unresponsive region does not delay others.
 
-A region that misses the deadline is silent: passes leave it out, and ask it again with exponential backoff without
-waiting for the answer. An answer within the deadline ends that. A region whose answers come, but late, is slow: it is
-not left out, since the awarding process can bid in its place.
+A region that misses the deadline becomes *silent*: passes leave it out, and probe it with exponential backoff without
+waiting for the reply. A reply within the deadline makes it normal again. A region that replies, but late, is *slow*: it
+is not left out, because the awarding process can compute its bids itself.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,44 +11,44 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Backoff:
-    """Pauses before a region that missed the deadline is asked again, in seconds: each is twice the one before."""
+    """Exponential backoff, in seconds, for probes of a region that missed the deadline. Each pause doubles."""
 
     first_s: float = 2.0
     longest_s: float = 60.0
 
     def pause_s(self, misses: int) -> float:
-        """The pause after the `misses`-th miss in a row, counted from 1."""
+        """Returns the pause after the `misses`-th consecutive miss, counted from 1."""
         return float(min(self.longest_s, self.first_s * 2.0 ** min(misses - 1, 60)))
 
 
 @dataclass(frozen=True)
 class Asking:
-    """The regions that a pass asks."""
+    """Regions that a pass requests bids from."""
 
     waited_for: list[str]
-    """Their bids are waited for, until the deadline."""
+    """Regions whose bids the pass waits for, until the deadline."""
     probed: list[str]
-    """Silent or slow ones whose backoff has ended: asked, and not waited for."""
+    """Silent or slow regions whose backoff has ended. The pass does not wait for their bids."""
 
 
 @dataclass(frozen=True)
 class Missed:
-    """A region that missed the deadline and has not met it since."""
+    """State of a region that missed the deadline and has not met it since."""
 
     since_s: float
-    """When the first question that it missed was asked, in seconds since 1970."""
+    """Time of the first missed request, in seconds since the epoch."""
     misses: int
-    """In a row, probes included."""
+    """Consecutive misses, including probes."""
     next_s: float
-    """When it is asked again."""
+    """Time of the next probe."""
     slow: bool = False
-    """Whether it answers, late."""
+    """Whether the region replies late, instead of not at all."""
     heard: bool = False
-    """Whether it has answered since it was asked last."""
+    """Whether the region has replied since the last request."""
 
 
 class Silence:
-    """What one scheduling process knows of regions that missed the deadline. It is gone with the process."""
+    """The regions that missed the deadline, in the memory of one scheduling process. The state is not persistent."""
 
     def __init__(self, backoff: Backoff = Backoff()) -> None:
         self._backoff = backoff
@@ -56,20 +56,20 @@ class Silence:
 
     @property
     def missed(self) -> Mapping[str, Missed]:
-        """Regions that are silent or slow."""
+        """Silent and slow regions, by name."""
         return self._missed
 
     @property
     def silent(self) -> list[str]:
-        """Regions that passes leave out, sorted."""
+        """Silent regions, which passes leave out, sorted."""
         return [region for region, m in sorted(self._missed.items()) if not m.slow]
 
     def due_s(self, now_s: float) -> float | None:
-        """In how many seconds a region is to be asked again; None: all answer in time."""
+        """Returns the seconds until the next probe is due; None if no region missed the deadline."""
         return min((max(0.0, m.next_s - now_s) for m in self._missed.values()), default=None)
 
     def asking(self, regions: Iterable[str], now_s: float) -> Asking:
-        """The regions that a pass over `regions` asks; others are forgotten."""
+        """Returns the regions of `regions` to request bids from. The state of all other regions is removed."""
         regions = sorted(regions)
         for gone in self._missed.keys() - set(regions):
             del self._missed[gone]
@@ -80,12 +80,12 @@ class Silence:
         return Asking([region for region in regions if region not in self._missed], due)
 
     def miss(self, region: str, asked_s: float, now_s: float) -> None:
-        """A region that was asked at `asked_s`, and waited for, has not answered by now. Repeated, nothing changes."""
+        """Records that a region missed the deadline of the request made at `asked_s`. Repeated calls change nothing."""
         if region not in self._missed:
             self._again(region, Missed(asked_s, 0, now_s), now_s)
 
     def answer(self, region: str, *, in_time: bool) -> None:
-        """A region has answered, within the deadline or later."""
+        """Records a reply of a region, within the deadline or late."""
         if in_time:
             self._missed.pop(region, None)
         elif region in self._missed:

@@ -1,5 +1,5 @@
-"""Benches: what the schedulers, the award and the whole stack reach, each as a ratio of two things of one run.
+"""Benchmarks of the schedulers, the award and the whole stack. Each figure is a ratio of two measurements of one run.
 
-`harness` times and counts, `command` chooses and prints, and every other module is one suite or draws instances for
-several. `docs/bench.md` says how to read the figures.
+`harness` measures, and `command` selects suites and prints results. Each other module is a suite, or code that several
+suites share. `docs/bench.md` explains the figures.
 """

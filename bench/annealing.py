@@ -1,13 +1,13 @@
-"""A plain simulated annealing of tables' homes: what `climb` is compared with in the suite `tetris-annealing`.
+"""A simple simulated annealing of tables' homes, the baseline for `climb` in the suite `tetris-annealing`.
 
-Metropolis, geometric cooling over the whole budget, one thread. A step proposes one table in another region, all tables
-of a job in one region, or two tables that change places. It shares the instance's arrays with Tetris
-(`tetris.kernels.layout.Fixed`) and the terms of the objective, but not its moves: it keeps, for each job, the tables
-and bytes in each region, so a proposal costs the jobs of its tables and a few operations for each. That takes memory of
-jobs times regions, which Tetris does not have at its full size.
+It uses the Metropolis rule with geometric cooling over the whole budget, in one thread. A proposal moves one table to
+another region, moves all tables of a job to one region, or swaps the regions of two tables. The code shares the
+instance's arrays (`tetris.kernels.layout.Fixed`) and the terms of the objective with Tetris, but not its moves. It
+keeps the tables and bytes of each job in each region, so a proposal costs a few operations for each job of its tables.
+This needs memory for jobs times regions, which is too much at the full size of Tetris.
 
-The energy is the objective and a penalty for the excess over the limits. The best plan without excess is kept; while
-there is none, the one with the least.
+The energy is the objective plus a penalty for the excess over the limits. The best plan without excess is kept; until
+there is one, the plan with the least excess.
 """
 
 import time
@@ -26,45 +26,47 @@ from tetris.problem import Problem
 _READ, _STORED2, _STORED_SHARE, _HOME_H, _CPU_LACK, _STORED_LACK, _CPU_BROKEN, _STORED_BROKEN = range(8)
 _BEST_LACK, _BEST_TOTAL, _PROPOSED = 0, 1, 2
 _JOBS, _SWAPS = 0.15, 0.25
-"""Parts of the proposals: of whole jobs; of two tables. The rest are single tables."""
+"""Fractions of the proposals that move whole jobs, and that swap two tables. The rest move single tables."""
 HOT, COLD = 3e-3, 1e-5
-"""The first and the last temperature, in parts of the objective after a short descent: the better over all
-shapes of two pairs that were tried with 10 s."""
+"""First and last temperature, relative to the objective after a short descent.
+
+Two pairs were tried with 10 s; this one was better over all shapes.
+"""
 _PENALTY = 3.0
-"""What the relative excess weighs, in the same parts."""
+"""Weight of the relative excess, relative to the same objective."""
 _DESCENT = 0.03
-"""The part of the time that the descent takes."""
+"""Fraction of the time that the descent takes."""
 _CHUNK = 2000
-"""Proposals at one temperature."""
+"""Number of proposals at one temperature."""
 _MOST_TABLES = 64
 _FEASIBLE = 1e-9
 
 
 class Plan(NamedTuple):
-    """A plan and what follows from it."""
+    """A plan with its derived values. K: GPU type and priority level; A: app."""
 
     home: I4
-    """int32[T]"""
+    """int32[T]: home of each table."""
     where: I4
-    """int32[J]: where each job runs, or NONE."""
+    """int32[J]: region of each job, or NONE."""
     read: F8
-    """float64[J]: each job's read term."""
+    """float64[J]: read term of each job."""
     tables: I4
-    """int32[J, R]: tables of the job."""
+    """int32[J, R]: number of the job's tables in the region."""
     size: F8
-    """float64[J, R]: bytes of the job."""
+    """float64[J, R]: bytes of the job's tables in the region."""
     demand: F8
-    """float64[K, R]"""
+    """float64[K, R]: GPU hours."""
     strained: F8
-    """float64[K, R]"""
+    """float64[K, R]: overload term."""
     sums: F8
     """float64[K, 4]: as `tetris.kernels.layout.State.sums`."""
     cpu: F8
-    """float64[A, R]"""
+    """float64[A, R]: CPU hours."""
     stored: F8
-    """float64[R]"""
+    """float64[R]: stored bytes."""
     now: F8
-    """float64[8]: running sums."""
+    """float64[8]: running sums, indexed by `_READ` to `_STORED_BROKEN`."""
 
 
 def anneal(
@@ -76,10 +78,10 @@ def anneal(
     cold: float = COLD,
     clock: Callable[[], float] = time.thread_time,
 ) -> Ints:
-    """The best plan ([T]) found from the instance's own homes in `time_s` seconds of `clock`.
+    """Returns the best plan ([T]) found from the instance's homes in `time_s` seconds of `clock`.
 
     Raises:
-        ValueError: the instance has replicas or a quota of moved bytes, which this does not know.
+        ValueError: the instance has replicas or a quota of moved bytes, which are not supported.
     """
     if len(columns.replica) or np.isfinite(columns.move_quota_bytes):
         raise ValueError("columns: replicas and quotas of moved bytes are not supported")
@@ -142,7 +144,7 @@ def _settle(fixed: Fixed, plan: Plan) -> None:
 
 @compiled
 def _store(fixed: Fixed, plan: Plan, region: int, size: float) -> None:
-    """Bytes come to a region, or leave it (negative)."""
+    """Adds bytes to a region; negative bytes are removed."""
     now, before = plan.now, plan.stored[region]
     after = before + size
     scale = fixed.number[layout.STORED_SCALE]
@@ -156,7 +158,7 @@ def _store(fixed: Fixed, plan: Plan, region: int, size: float) -> None:
 
 @compiled
 def _flow(fixed: Fixed, plan: Plan, job: int, region: int, sign: float) -> None:
-    """A job's hours come to a region (sign 1), or leave it (-1)."""
+    """Adds a job's hours to a region (sign 1), or removes them (-1)."""
     key, app = fixed.job[job, layout.KEY], fixed.job[job, layout.APP]
     if key != NONE:
         hours, sums = sign * fixed.job_amount[job, layout.GPU_H], plan.sums
@@ -181,7 +183,7 @@ def _flow(fixed: Fixed, plan: Plan, job: int, region: int, sign: float) -> None:
 
 @compiled
 def _place(fixed: Fixed, plan: Plan, job: int) -> None:
-    """Where a job runs by its tables' regions, and all that follows if that has changed."""
+    """Updates the region of a job after a change of its tables' regions, with all derived values."""
     tables, count, size = fixed.job[job, layout.COUNT], plan.tables, plan.size
     if tables == 0:
         return
@@ -244,7 +246,7 @@ def _total(fixed: Fixed, plan: Plan) -> float:
 
 @compiled
 def _lack(fixed: Fixed, plan: Plan) -> tuple[float, float]:
-    """The relative excess over the limits, and over what the start allows."""
+    """Returns the relative excess over the limits, and the excess over what the start keeps."""
     short = short_of_home(plan.now[_HOME_H], fixed.number)
     lack = plan.now[_CPU_LACK] + plan.now[_STORED_LACK] + short
     return lack, plan.now[_CPU_BROKEN] + plan.now[_STORED_BROKEN] + short
@@ -264,14 +266,14 @@ def _keep(fixed: Fixed, plan: Plan, best: I4, tally: F8) -> None:
         return
     total = _total(fixed, plan)
     if lack < tally[_BEST_LACK] or (lack == tally[_BEST_LACK] and total < tally[_BEST_TOTAL]):
-        for table in range(best.shape[0]):  # Numba compiles an assignment of a whole array for four seconds.
+        for table in range(best.shape[0]):  # Numba takes four seconds to compile a whole-array assignment.
             best[table] = plan.home[table]
         tally[_BEST_LACK], tally[_BEST_TOTAL] = lack, total
 
 
 @compiled
 def _anneal(fixed: Fixed, plan: Plan, jobs: I4, heat: float, penalty: float, best: I4, tally: F8, undo: I4) -> None:
-    """Propose `_CHUNK` steps at one temperature."""
+    """Makes `_CHUNK` proposals at one temperature."""
     tables, regions = plan.home.shape[0], plan.stored.shape[0]
     energy = _energy(fixed, plan, penalty)
     lowest = energy

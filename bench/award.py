@@ -1,14 +1,13 @@
-"""award: awards/s of 16 slots in 8 regions at once, on Postgres with fsync on (MAST 4.3; one transaction each).
+"""award: awards/s of 16 slots in 8 regions concurrently, on Postgres with fsync on (MAST 4.3; one transaction each).
 
-Against commits/s of one row on 8 connections of the same server: each connection inserts one short row after the other
-and commits each, with a prepared statement, from a thread of its own. An award is that of
-`activities.scheduling.awards`: it locks the workload and its machines, checks, writes the attempt, the allocations, the
-phase, its event and the mail to the workflow, and commits. Every workload is 16 tasks with one GPU each, on two
-machines of 8; each region has a thread of
-its own. One award in ten comes too late first: its plan names machines that the award before it took, is refused, and
-the next plan is taken. In a round each region awards 64 new workloads on 128 new machines, one transaction each; then 8
-connections commit 4,000 rows; then each region awards 64 others as an auction does a batch: all that are left in one
-transaction, up to the first that is stale.
+The baseline is commits/s of one row on 8 connections of the same server: each connection, in its own thread, inserts
+and commits one short row after the other with a prepared statement. The awards are those of
+`activities.scheduling.awards`: an award locks the workload and its machines, checks them, writes the attempt, the
+allocations, the phase, its event and the outbox message to the workflow, and commits. Every workload has 16 tasks with
+one GPU each, on two machines of 8 GPUs. Each region has its own thread. One award in ten is stale at first: its plan
+uses machines that the award before it took, so it is refused, and a second plan is awarded. In a round, each region
+awards 64 new workloads on 128 new machines, one transaction each; then 8 connections commit 4,000 rows; then each
+region awards 64 others in batches as the auction does: all that are left in one transaction, up to the first stale one.
 """
 
 import threading
@@ -40,14 +39,14 @@ _JOB = JobSpec(name="main", role="main", tasks=TASKS, resources=_RESOURCES, argv
 _SPEC = WorkloadSpec(name="bench", tenant="t", jobs=(_JOB,))
 STALE_NOW = Awarded(0, Verdict.STALE)
 Round = list[list[Plan]]
-"""A round's plans, by region."""
+"""The plans of a round, by region."""
 
 
 def at_once(works: Sequence[Callable[[], None]]) -> float:
-    """Seconds until all have ended, each in a thread of its own.
+    """Runs each function in its own thread, and returns the seconds until all have ended.
 
     Raises:
-        Exception: what one of them raised.
+        Exception: the first exception of a function.
     """
     ready = threading.Barrier(len(works) + 1)
     errors: list[BaseException] = []
@@ -68,7 +67,7 @@ def at_once(works: Sequence[Callable[[], None]]) -> float:
         for one in threads:
             one.join()
     except KeyboardInterrupt:
-        for one in threads:  # They end soon by themselves, and need the server until then.
+        for one in threads:  # The threads end soon, and need the server until then.
             one.join()
         raise
     took_s = time.perf_counter() - start_s
@@ -92,11 +91,11 @@ class House:
             session.add_all(Cluster(region=f"r{r}", name="c") for r in range(REGIONS))
 
     def close(self) -> None:
-        """Gives its connections back."""
+        """Closes the connections."""
         self.engine.dispose()
 
     def next_round(self) -> Round:
-        """New machines, new workloads, and a plan for each."""
+        """Inserts new machines and workloads, and returns a plan for each workload."""
         self._rounds += 1
         machines, workloads = [], []
         plans: Round = [[] for _ in range(REGIONS)]
@@ -117,23 +116,23 @@ class House:
         return plans
 
     def one_by_one(self, plans: Sequence[Plan]) -> None:
-        """Awards one region's plans, one transaction each; every tenth is tried with the machines of the one before.
+        """Awards one region's plans, one transaction each; before every tenth, a stale plan for it is tried.
 
         Raises:
-            Unfit: an award did not end as it must.
+            Unfit: an award does not have the expected result.
         """
         with connected(self.engine) as connection:
             for late, plan in _tried(plans):
                 if late is not None and _award(connection, [late]) != STALE_NOW:
-                    raise Unfit(f"{late.workload} got machines that are taken")
+                    raise Unfit(f"{late.workload} was awarded machines that another workload holds")
                 if _award(connection, [plan]) != Awarded(1):
                     raise Unfit(f"{plan.workload} was not awarded")
 
     def batched(self, plans: Sequence[Plan]) -> None:
-        """Awards one region's plans as the auction does a batch: all that are left, up to the first that is stale.
+        """Awards one region's plans in batches as the auction does: all that are left, up to the first stale one.
 
         Raises:
-            Unfit: an award did not end as it must.
+            Unfit: an award does not have the expected result.
         """
         tried = _tried(plans)
         at = 0
@@ -154,7 +153,7 @@ def _award(connection: psycopg.Connection[Any], plans: Iterable[Plan]) -> Awarde
 
 
 def _tried(plans: Sequence[Plan]) -> list[tuple[Plan | None, Plan]]:
-    """Each plan, and for every tenth one that comes too late, which names the machines of the plan before it."""
+    """Returns (stale plan, plan) pairs. Every tenth pair has a stale plan, with the machines of the plan before."""
     out: list[tuple[Plan | None, Plan]] = []
     for number, plan in enumerate(plans):
         stale = number % STALE_EVERY == STALE_EVERY - 1
@@ -172,7 +171,7 @@ def _machine(name: str, region: str) -> dict[str, object]:
 
 
 class Commits:
-    """One row a commit on 8 connections."""
+    """The baseline: commits of one row each on 8 connections."""
 
     def __init__(self, url: str) -> None:
         self._connections = [psycopg.connect(url, autocommit=True) for _ in range(REGIONS)]
@@ -186,7 +185,7 @@ class Commits:
             connection.close()
 
     def __call__(self) -> float:
-        """Commits a second."""
+        """Returns the commits per second."""
         return COMMITS / at_once([partial(self._insert, c) for c in self._connections])
 
     @staticmethod
@@ -197,7 +196,7 @@ class Commits:
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """Both figures."""
+    """Runs the suite, and yields its two figures."""
     bench.say("starting Postgres")
     with postgres() as url:
         house, commits = House(url), Commits(url)

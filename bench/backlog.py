@@ -1,17 +1,17 @@
-"""backlog: what a queue of 5,000 waiting workloads costs while nothing happens, and to fill and to cancel it.
+"""backlog: the CPU time that 5,000 pending workloads cost while idle, and the cost of submitting and cancelling them.
 
-One `mizzen up` with default settings, on a fleet of one machine with one GPU, which one workload holds throughout. All
-others ask for that GPU, so each is pending with a reason. In one run, on one Temporal server with one SQLite setting:
+`mizzen up` runs with default settings, on a fleet of one machine with one GPU, which one workload holds throughout. All
+other workloads request that GPU, so each is pending with a reason. One run measures on the same Temporal server:
 
-1. CPU seconds of the process tree of `mizzen up` for a stretch with an empty queue.
-2. 5,000 workloads are POSTed by 8 threads; CPU until all mail is delivered.
-3. CPU of the same stretch with these pending, and `GET /queue` of all of them.
-4. Each is cancelled by a request of its own, by 8 threads: from the first request until every row is `cancelled`, and
+1. CPU seconds of the process tree of `mizzen up` over an idle period with an empty queue.
+2. 8 threads POST 5,000 workloads; CPU until all outbox messages are delivered.
+3. CPU over an idle period of the same length with these workloads pending, and the time of `GET /queue` for all.
+4. 8 threads cancel the workloads, one request each: the time from the first request until every row is `cancelled`, and
    until none of their workflows runs.
-5. 5,000 bare workflows on the same server, which wait for a signal, are signalled and complete: from the first signal
-   to the last result. Their worker is a process of its own, and does not count as part of the tree.
+5. 5,000 bare workflows on the same server, which wait for a signal, are signalled and complete: the time from the first
+   signal to the last result. Their worker is a separate process that is not part of the tree.
 
-CPU is user and system time of every process of the tree, the reaped ones included, from /proc.
+CPU is the user and system time of every process of the tree, including ended ones, from /proc.
 
     python -m bench.backlog --pending 500 --idle-s 30      # a short form
 """
@@ -50,7 +50,7 @@ from mizzen.client import Client
 
 CLIENTS = 8
 _AT_ONCE = 200
-"""Bare workflows that are started or signalled at the same time."""
+"""Bare workflows that are started or signalled concurrently."""
 _PATIENCE_S = 1800.0
 _READS = 5
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -69,21 +69,21 @@ PARTS = {
     "agents": "server agents",
     "postgres": "postgres",
 }
-"""Part of the stack to what its command line has."""
+"""A substring of the command line for each part of the stack."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """The number of workloads, and the durations of the measurement."""
 
     pending: int = 5000
     idle_s: float = 300.0
     settle_s: float = 60.0
-    """Before each idle stretch."""
+    """Pause before each idle period."""
 
 
 def cpu_s(root: int) -> dict[str, float]:
-    """CPU seconds that the tree below `root` has used so far, by part, and `all`."""
+    """Returns the CPU seconds that the process tree of `root` has used so far, by part, and in total as `all`."""
     found: dict[int, tuple[int, float, str]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -100,7 +100,7 @@ def cpu_s(root: int) -> dict[str, float]:
 
     def add(pid: int, part: str) -> None:
         _, seconds, command = found[pid]
-        # A part's processes are below it, whatever they call themselves.
+        # Child processes belong to the part of their parent, whatever their command line is.
         part = part if part != "rest" else next((p for p, word in PARTS.items() if word in command), "rest")
         out[part] += seconds
         out["all"] += seconds
@@ -116,10 +116,10 @@ def _less(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, 
 
 
 class Stack:
-    """A `mizzen up` in a process of its own."""
+    """A `mizzen up` in a separate process."""
 
     def __init__(self, folder: Path, exit_: ExitStack, fleet: str = FLEET, machines: int = 1) -> None:
-        """`fleet`: the file's text, with so many `machines`, which are ready when this returns."""
+        """Starts the stack, and waits until its machines are ready. `fleet`: the text of a file with `machines`."""
         names = ("port", "database-port", "temporal-port", "temporal-ui-port")
         ports = {name: free_port() for name in names}
         self.data = folder / "data"
@@ -141,47 +141,47 @@ class Stack:
         self._exit = exit_
 
     def start_bare_worker(self) -> None:
-        """A process for the bare workflows. Not before they begin: Temporal would spend time on its polls."""
+        """Starts the worker of the bare workflows; only when they begin, since its polls cost Temporal CPU time."""
         worker = subprocess.Popen([*dies_with_parent(), sys.executable, "-m", "bench.bare", self.address])
         self._exit.callback(worker.wait)
         self._exit.callback(worker.terminate)
 
     def _stop(self) -> None:
-        for _ in range(2):  # The second time: without waiting for the workload that runs.
+        for _ in range(2):  # The second signal skips the wait for the running workload.
             self.process.send_signal(signal.SIGINT)
             time.sleep(1.0)
         self.process.wait(120.0)
 
     def client(self) -> Client:
-        """The operator's."""
+        """Returns a client with the operator's key."""
         return Client(self.url, self.key)
 
     def count(self, rows: Any) -> int:
-        """How many rows a select gives."""
+        """Returns the number of rows of a select."""
         with transaction(self.engine) as session:
             return int(session.scalar(select(func.count()).select_from(rows.subquery())) or 0)
 
     def until(self, holds: Callable[[], bool], patience_s: float = _PATIENCE_S) -> None:
-        """Waits.
+        """Waits until `holds` returns True.
 
         Raises:
-            Unfit: `mizzen up` ended, or it takes longer than `patience_s`.
+            Unfit: `mizzen up` ended, or `patience_s` have passed.
         """
         give_up_s = time.monotonic() + patience_s
         while not holds():
             if time.monotonic() > give_up_s or self.process.poll() is not None:
                 self._log.seek(0)
-                raise Unfit(f"not done after {patience_s:.0f} s: {self._log.read()[-500:]}")
+                raise Unfit(f"mizzen up has ended, or {patience_s:.0f} s have passed; log: {self._log.read()[-500:]}")
             time.sleep(0.1)
 
     def in_threads(self, work: Callable[[Client, int], object], count: int) -> None:
-        """Does `work` for 0 to `count` - 1 in 8 threads, with a client for all."""
+        """Calls `work` with 0 to `count` - 1 in 8 threads, which share a client."""
         with self.client() as client, ThreadPoolExecutor(CLIENTS) as threads:
             for done in [threads.submit(work, client, k) for k in range(count)]:
                 done.result()
 
     def idle(self, sizes: Sizes) -> dict[str, float]:
-        """CPU seconds of a stretch in which nothing is asked for."""
+        """Returns the CPU seconds of an idle period, by part."""
         time.sleep(sizes.settle_s)
         before = cpu_s(self.process.pid)
         time.sleep(sizes.idle_s)
@@ -189,14 +189,14 @@ class Stack:
 
 
 def document(name: str, run: str = "true") -> dict[str, Any]:
-    """A workload of one task with the GPU."""
+    """Returns the document of a workload with one task that requests the GPU."""
     resources = {"accelerators": "a100:1", "cpus": 0.1, "memory": "16MiB"}
     job = {"name": "main", "tasks": 1, "resources": resources, "run": run}
     return {"version": 1, "name": name, "tenant": "t", "jobs": [job]}
 
 
 async def _bare(address: str, count: int) -> float:
-    """Seconds in which `count` bare workflows that wait are signalled and complete."""
+    """Starts `count` bare workflows, and returns the seconds to signal them until all have completed."""
     client: Temporal = await connect(TemporalSettings(address=address))
     batch = uuid.uuid4().hex[:8]
     gate = asyncio.Semaphore(_AT_ONCE)
@@ -235,7 +235,7 @@ LINES = (
 
 
 def measure(sizes: Sizes, say: Callable[[str], None]) -> Iterator[Figure]:
-    """All lines, once."""
+    """Yields the figures of all lines, from one round."""
     shown: dict[str, float | str] = {
         "pending": sizes.pending, "idle_s": sizes.idle_s, "settle_s": sizes.settle_s, "clients": CLIENTS,
     }  # fmt: skip
@@ -251,7 +251,7 @@ def measure(sizes: Sizes, say: Callable[[str], None]) -> Iterator[Figure]:
             client.submit(document("holder", "sleep 1000000"))
         stack.until(lambda: stack.count(select(Workload.id).where(Workload.phase == "running")) == 1)
         waiting = select(Workload.id).where(Workload.name.startswith("w-"))
-        say("idle, empty")
+        say("idle, empty queue")
         empty = stack.idle(sizes)
         yield figure(1, empty["all"] / sizes.idle_s, {f"{part}_s": s for part, s in empty.items()})
         say("POSTs")
@@ -262,7 +262,7 @@ def measure(sizes: Sizes, say: Callable[[str], None]) -> Iterator[Figure]:
         stack.until(lambda: stack.count(select(Outbox.id).where(Outbox.delivered_at.is_(None))) == 0)
         posts = {part: s / sizes.pending for part, s in _less(cpu_s(stack.process.pid), before).items()}
         yield figure(4, posts["all"], {f"{part}_s": s for part, s in posts.items()} | {"took_s": posted_s})
-        say("idle, pending")
+        say("idle, workloads pending")
         full = stack.idle(sizes)
         if stack.count(waiting.where(Workload.phase == "pending")) != sizes.pending:
             raise Unfit("not all workloads are pending")
@@ -296,7 +296,7 @@ def measure(sizes: Sizes, say: Callable[[str], None]) -> Iterator[Figure]:
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """All lines at full size. Rounds are not repeated: one takes a quarter of an hour."""
+    """Yields the figures of all lines at full size, from one round, which takes a quarter of an hour."""
     yield from measure(Sizes(), bench.say)
 
 
@@ -308,7 +308,7 @@ SUITE = Suite("backlog", LINES, run)
 @click.option("--idle-s", type=click.FloatRange(min=1), default=Sizes.idle_s, show_default=True)
 @click.option("--settle-s", type=click.FloatRange(min=0), default=Sizes.settle_s, show_default=True)
 def main(pending: int, idle_s: float, settle_s: float) -> None:
-    """Measure at another size."""
+    """Measures with other sizes, and prints one figure per line as JSON."""
     for figure in measure(Sizes(pending, idle_s, settle_s), lambda text: click.echo(f"backlog: {text}", err=True)):
         print(figure.to_json(), flush=True)
 

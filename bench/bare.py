@@ -1,4 +1,4 @@
-"""The bare workflows of the benches end-to-end and backlog, and their worker: a process of its own, as mizzen's is."""
+"""The bare workflows of the suites end-to-end and backlog, and their worker, which is a separate process."""
 
 import asyncio
 import sys
@@ -20,34 +20,34 @@ async def nothing() -> None:
 
 @workflow.defn
 class Bare:
-    """One activity."""
+    """A workflow that executes one activity."""
 
     @workflow.run
     async def run(self) -> None:
-        """Has it done."""
+        """Executes the activity."""
         await workflow.execute_activity(nothing, start_to_close_timeout=timedelta(seconds=60))
 
 
 @workflow.defn
 class Signalled:
-    """One signal."""
+    """A workflow that waits for one signal."""
 
     def __init__(self) -> None:
         self._told = False
 
     @workflow.signal
     def end(self) -> None:
-        """Ends it."""
+        """Ends the workflow."""
         self._told = True
 
     @workflow.run
     async def run(self) -> None:
-        """Waits for it."""
+        """Waits for the signal `end`."""
         await workflow.wait_condition(lambda: self._told)
 
 
 async def work(address: str) -> None:
-    """Works until it is stopped. Without the sandbox, which would cost it time."""
+    """Runs the worker until it is stopped, without Temporal's sandbox, which would slow it down."""
     client = await connect(TemporalSettings(address=address))
     worker = Worker(
         client,

@@ -1,7 +1,7 @@
-"""Servers on loopback that speak the protocols of S3 and Google Cloud Storage, in threads of this process.
+"""Servers on loopback with the protocols of S3 and Google Cloud Storage, in threads of this process.
 
-moto enforces conditional puts, but looks and puts in two steps, between which another thread may put: here they are
-one. The emulator of Google's storage does not enforce them: a create there replaces.
+moto checks the condition of a conditional put and puts in two steps, between which another thread may put. Here a lock
+makes them atomic. The emulator of Google's storage does not enforce conditions: a create replaces an existing object.
 """
 
 import logging
@@ -21,16 +21,16 @@ from moto.server import ThreadedMotoServer
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server, and how a process finds it."""
+    """A running server."""
 
     url: str
     environ: dict[str, str]
-    """What a process that opens its buckets must have in its environment."""
+    """Environment variables that a process needs to open the server's buckets."""
     scheme: str
     _make: str = field(repr=False)
 
     def bucket(self) -> str:
-        """URL of a prefix in a new bucket."""
+        """Creates a bucket, and returns the URL of a prefix in it."""
         name = f"b-{uuid.uuid4().hex[:12]}"
         if self.scheme == "s3":
             httpx.put(f"{self._make}/{name}").raise_for_status()
@@ -41,7 +41,7 @@ class Endpoint:
 
 @contextmanager
 def s3() -> Iterator[Endpoint]:
-    """An S3 server, gone afterwards."""
+    """Runs a temporary S3 server."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     put, one_at_a_time = S3Response.put_object, threading.Lock()
 
@@ -67,7 +67,7 @@ def s3() -> Iterator[Endpoint]:
 
 @contextmanager
 def gcs() -> Iterator[Endpoint]:
-    """A server for Google's protocol, gone afterwards."""
+    """Runs a temporary server with the protocol of Google Cloud Storage."""
     logging.getLogger("gcp_storage_emulator").setLevel(logging.ERROR)
     server = create_server("127.0.0.1", 0, in_memory=True)
     server.start()

@@ -1,20 +1,23 @@
-"""cadence: what interruptions and saves cost at the chosen interval, against the best fixed one on the same failures.
+"""cadence: the cost of interruptions and saves at the chosen interval, against the best fixed interval.
 
-A gang works in steps of 2 s until it is interrupted, and goes on at once from its last save; a save holds it up. Three
-mean times between interruptions and three save times; 20,000 interruptions each, drawn anew in every round, exponential
-for the lines with a bar. The ratio is of the waste: all time less the work that was saved. The best interval in whole
-steps is searched for on the very draws: a grid from a tenth of to ten times the chosen one, then a finer one around the
-best. Restarts take no time: they would only hide differences. Beside it stand an interval of 10 minutes, of 30 minutes,
-and no saves, where 24 hours of work must be done in one go (null: not once in the draws), all in hours for 24 hours of
-work; and the ratio of the whole time.
+Both intervals are simulated on the same failures. A gang works in steps of 2 s until it is interrupted, and resumes at
+once from its last save; a save blocks it. The cases are three mean times between interruptions and three save times,
+each with 20,000 interruptions, which are drawn again in every round (from an exponential distribution for the lines
+with a bar). The ratio is that of the waste: all time minus the saved work. The best interval, in whole steps, is
+searched on the same draws: on a grid from a tenth to ten times the chosen interval, then on a finer grid around the
+best. Restarts take no time, because they would only reduce differences. The absolute values also contain intervals of
+10 and 30 minutes, and no saves, where 24 hours of work must be done without an interruption (null: this never happens
+in the draws). They are hours for 24 hours of work. The ratio of the total times is shown too.
 
-The Weibull lines have up-times of shape 0.7 and the same mean: soon after a restart failures are likelier, for which
-the formula was not made. `live` is the object that a `Checkpointer` holds, on a clock of its own: new after every
-interruption, without knowing what a save takes, with save times that vary (lognormal, the first five times as long), an
-interruption every 3 hours; the best fixed interval has the same failures and saves of the same kind.
+The Weibull lines have up-times with shape 0.7 and the same mean: failures are more likely soon after a restart, which
+the formula does not model. `live` uses the object that a `Checkpointer` holds, on a simulated clock. It is created
+after every interruption without knowledge of the save time. Save times vary (lognormal, the first one five times as
+long), and the mean time between interruptions is 3 hours. The best fixed interval has the same failures and the same
+distribution of save times.
 
-`should_save` is timed where neither a save nor a look at the clock is due, against a call of a function of Python that
-returns False, in turns; beside it is the mean over 100,000 steps in a row, looks at the clock included.
+`should_save` is timed in steps where neither a save nor a reading of the clock is due, against a call of a Python
+function that returns False, in turns. The absolute values also contain the mean over 100,000 consecutive steps,
+including readings of the clock.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -43,25 +46,25 @@ Floats = NDArray[np.float64]
 
 
 def up_times(rng: np.random.Generator, mtbf_s: float, shape: float, failures: int = FAILURES) -> Floats:
-    """Seconds from one restart to the next interruption, Weibull of that shape (1: exponential) and mean."""
+    """Draws seconds from a restart to the next interruption: Weibull with mean `mtbf_s`; shape 1 is exponential."""
     return rng.weibull(shape, failures) * (mtbf_s / gamma(1 + 1 / shape))
 
 
 def time_per_work(up_s: Floats, save_s: float, steps: int) -> float:
-    """Seconds for each second of work that was saved, with a save after so many steps; infinite if none was."""
+    """Returns the total time per second of saved work, with a save every `steps` steps; infinity: nothing is saved."""
     work_s = steps * STEP_S
     done_s = float(np.floor(up_s / (work_s + save_s)).sum()) * work_s
     return float(up_s.sum()) / done_s if done_s else inf
 
 
 def without_saves(up_s: Floats, job_s: float = JOB_S) -> float:
-    """Seconds for each second of a job that must be done between two interruptions; infinite if none was."""
+    """Returns the total time per second of a job that must run without interruption; infinity: it never finishes."""
     done = int((up_s >= job_s).sum())
     return (float(up_s[up_s < job_s].sum()) / done + job_s) / job_s if done else inf
 
 
 def best(cost: Callable[[int], float], near: int) -> tuple[float, int]:
-    """The least cost and its steps: a grid by ratio around `near` steps, then a finer one around the best of it."""
+    """Returns the lowest cost and its steps: from a geometric grid around `near`, then a finer grid around the best."""
     tried = {
         int(k): cost(int(k)) for k in np.unique(np.geomspace(max(1, near / 10), max(40, near * 10), 61).astype(int))
     }
@@ -73,7 +76,7 @@ def best(cost: Callable[[int], float], near: int) -> tuple[float, int]:
 
 
 def case(up_s: Floats, mtbf_s: float, save_s: float) -> dict[str, float]:
-    """One round of a line."""
+    """Returns the values of one round of a line."""
     choice = choose(mtbf(gang_mtbf_s=mtbf_s), save_s, STEP_S)
     least, steps = best(lambda k: time_per_work(up_s, save_s, k), choice.steps)
     hours = JOB_S / 3600
@@ -109,7 +112,7 @@ def _cases() -> Iterator[tuple[str, float, float, float]]:
 
 
 def _saves(rng: np.random.Generator) -> Iterator[float]:
-    """Save times after one restart: lognormal, of the mean `LIVE_SAVE_S`, the first five times as long."""
+    """Yields save times after a restart: lognormal with mean `LIVE_SAVE_S`, the first one five times as long."""
     factor = 5.0
     while True:
         yield factor * LIVE_SAVE_S * exp(float(rng.normal(0, 0.5)) - 0.125)
@@ -117,11 +120,11 @@ def _saves(rng: np.random.Generator) -> Iterator[float]:
 
 
 def live(rng: np.random.Generator, up_s: Floats) -> float:
-    """Seconds for each second of saved work, with a `Cadence` that is new after every interruption."""
+    """Returns the total time per second of saved work, with a new `Cadence` after every interruption."""
     done_s, told = 0.0, mtbf(gang_mtbf_s=LIVE_MTBF_S)
     for up in up_s:
         now_s, saved, saves = 0.0, 0, _saves(rng)
-        cadence = Cadence(told, clock=lambda: now_s)  # noqa: B023  # Called in this turn only.
+        cadence = Cadence(told, clock=lambda: now_s)  # noqa: B023  # It is called only in this iteration.
         cadence.begin(0)
         for step in count(1):
             now_s += LIVE_STEP_S
@@ -138,7 +141,7 @@ def live(rng: np.random.Generator, up_s: Floats) -> float:
 
 
 def fixed(rng: np.random.Generator, up_s: Floats, steps: int) -> float:
-    """The same with a save after every so many steps."""
+    """Returns the total time per second of saved work, with a save every `steps` steps."""
     done_s, work_s = 0.0, steps * LIVE_STEP_S
     for up in up_s:
         now_s, saves = 0.0, _saves(rng)
@@ -148,7 +151,7 @@ def fixed(rng: np.random.Generator, up_s: Floats, steps: int) -> float:
 
 
 def live_round(seed: int) -> dict[str, float]:
-    """One round of the line `live`."""
+    """Returns the values of one round of the line `live`."""
     up_s = up_times(np.random.default_rng(seed), LIVE_MTBF_S, 1.0, LIVE_FAILURES)
     near = choose(mtbf(gang_mtbf_s=LIVE_MTBF_S), LIVE_SAVE_S, LIVE_STEP_S).steps
     grid = np.unique(np.geomspace(near / 3, near * 3, 25).astype(int))
@@ -163,7 +166,7 @@ def _bare(_: int) -> bool:
 
 
 def _each_ns(function: Callable[[int], object], steps: range, times: int = 1) -> float:
-    """Nanoseconds of one `function(step)` over all of `steps`, so many times, with the loop around it."""
+    """Returns nanoseconds per `function(step)`, over all `steps` repeated `times` times, including the loop."""
 
     def calls() -> None:
         for _ in range(times):
@@ -174,11 +177,11 @@ def _each_ns(function: Callable[[int], object], steps: range, times: int = 1) ->
 
 
 def question(bench: Bench) -> Figure:
-    """The line `should_save`."""
+    """Measures the line `should_save`."""
     still = Cadence(mtbf(gang_mtbf_s=LIVE_MTBF_S), clock=lambda: 0.0)
     still.begin(0)
     still.should_save(1)
-    # The first look was at step 1 and the next one is ten steps later: nothing is due between them.
+    # The clock was read at step 1 and is read again ten steps later: nothing is due between them.
     between = range(2, 10)
 
     def in_a_row() -> float:
@@ -197,7 +200,7 @@ def question(bench: Bench) -> Figure:
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """All lines."""
+    """Runs the suite, and yields the figures of all lines."""
     for number, (line, mtbf_s, save_s, shape) in enumerate(_cases()):
         bench.say(line)
         rngs = (np.random.default_rng((number, turn)) for turn in range(bench.rounds))

@@ -1,23 +1,25 @@
 """checkpoint: a state of 1 GiB saved to files and loaded, against plain writing and reading, and against torch.
 
-The state is a model and an optimiser, 48 float32 tensors; a few values of every tensor change before each save, so
-that no part is found unchanged. All run in one process, in turns, on the folder's own file system:
+The state is a model and an optimizer with 48 float32 tensors. A few values of every tensor change before each save, so
+that no part is skipped as unchanged. All measurements take turns in one process, on the folder's own file system.
+"Ours" is `mizzen.checkpoint`:
 
-- `save`: plain writing of the same bytes to a new file and one fsync, over `Checkpointer.save` (checksums of all bytes,
-  everything durable, the checkpoint before removed).
-- `load, cold` and `load, warm`: reading that file into memory, over `load_latest` with all checksums verified. Cold is
-  after the kernel was told to drop the files' pages; a host below it may still have them, for both alike. Each load is
-  in a process that has just started, as it is when a training goes on; its memory is provided by the host before.
-- `stall`: how long `save_async` holds the training up, over the synchronous save; after the first one, which makes the
-  memory for the copy.
-- `load into a live model`: the same tensors are a model's parameters, whose memory is there before. `torch.load` and
-  `load_state_dict` over `restore`, warm; and by how much memory grows at most while ours runs.
-- `small tensors`: 10,000 of 4 KiB; `stall` is over a synchronous save of the same.
-- `save, torch.save` and the others of that form: their time over ours. `torch.save` leaves its file to the kernel, so
-  an fsync is added to it, as there is one in ours and in `torch.distributed.checkpoint`'s; without it is beside.
-- the lines with `sha256` are ours with the standard library's checksum, where xxhash is not installed.
+- `save`: the time of writing the same bytes to a new file with one fsync, divided by that of `Checkpointer.save` (which
+  computes all checksums, syncs everything, and removes the previous checkpoint).
+- `load, cold` and `load, warm`: the time of reading that file into memory, divided by that of `load_latest` with all
+  checksums verified. Cold is after the kernel has dropped the files' pages; a host below may still cache them, for both
+  alike. Each load runs in a new process, as in a resumed training; the host has provided its memory before.
+- `stall`: the time for which `save_async` blocks the training, divided by that of the synchronous save. The first
+  `save_async`, which allocates the memory for the copy, does not count.
+- `load into a live model`: the same tensors are parameters of a model that is allocated before. The time of
+  `torch.load` and `load_state_dict`, divided by that of `restore`, warm; and the peak memory growth during `restore`.
+- `small tensors`: 10,000 of 4 KiB; `stall` is divided by the time of a synchronous save of the same tensors.
+- `save, torch.save` and the other lines of this form: the other library's time divided by ours. `torch.save` does not
+  sync its file, so an fsync is added, because ours and `torch.distributed.checkpoint` sync too. The absolute values
+  also contain the time without fsync.
+- The lines with `sha256` are ours with the standard library's checksum, which is used if xxhash is not installed.
 
-Needs torch, so it runs in the environment of `make test-integrations` where the current one has none.
+The suite needs torch. If the current environment has none, it uses that of `make test-integrations`.
 """
 
 import importlib.util
@@ -71,12 +73,12 @@ _OF = {
     "save, sha256": ("save_plain_s", "save_sha256_s"),
     "load, warm, sha256": ("load_plain_warm_s", "load_sha256_warm_s"),
 }
-"""What each line's ratio is of, in each round."""
+"""Numerator and denominator of each line's ratio, as names of a round's values."""
 _BESIDE: dict[str, tuple[str, ...]] = {"save, torch.save": ("save_torch_s",), "stall": ("durable_s",)}
 
 
 def python() -> str:
-    """An interpreter that has torch.
+    """Returns the path of an interpreter with torch.
 
     Raises:
         Unfit: there is none.
@@ -85,17 +87,17 @@ def python() -> str:
         return sys.executable
     if INTEGRATIONS.exists():
         return str(INTEGRATIONS)
-    raise Unfit(f"torch is not installed: make {INTEGRATIONS.parts[0]}/.ready brings it")
+    raise Unfit(f"torch is not installed: run `make {INTEGRATIONS.parts[0]}/.ready` to install it")
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """All lines."""
-    # Below the current folder: a temporary one may be in memory.
+    """Runs the suite, and yields the figures of all lines."""
+    # Below the current folder, because a folder for temporary files may be in memory.
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as folder:
         command = [python(), "-W", "ignore", "-m", "bench.checkpoint_rounds"]
         options = ["--rounds", str(bench.rounds), "--megabytes", str(MEGABYTES), "--folder", f"{folder}/checkpoints"]
         rounds: list[dict[str, float]] = []
-        # Nobody is asked where this machine is.
+        # MIZZEN_PLATFORM skips the search for a cloud's metadata server.
         environ = {**os.environ, "PYTHONPATH": "sdk", "MIZZEN_PLATFORM": "sigterm"}
         with subprocess.Popen([*command, *options], env=environ, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -109,7 +111,7 @@ def run(bench: Bench) -> Iterator[Figure]:
         ratios = sorted(found[above] / found[below] for found in rounds)
         names = (above, below, *_BESIDE.get(line.name, ()))
         absolute = {name: median(found[name] for found in rounds) for name in names}
-        # Half of the rounds lie between these two: what a second run's median may well be.
+        # The quartiles of the ratio, which indicate how much the median may vary between runs.
         absolute |= {"ratio_quarter": ratios[len(ratios) // 4], "ratio_three_quarters": ratios[-1 - len(ratios) // 4]}
         yield Figure(SUITE.name, line, median(ratios), absolute, bench.rounds, {"megabytes": MEGABYTES})
 

@@ -2,7 +2,7 @@
 
     python -m bench.checkpoint_rounds --rounds 7 --megabytes 1024 --folder /somewhere
 
-Needs torch, and nothing of the server's. See `bench.checkpoint` for what is measured.
+Needs torch, but no server code. `bench.checkpoint` describes the measurements.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _MIB = 1 << 20
 
 
 def make_state(size_bytes: int) -> dict[str, dict[str, Any]]:
-    """A model and an optimiser of twice its size, as float32 tensors of equal sizes."""
+    """Returns a model and an optimizer of twice its size, as float32 tensors of equal sizes."""
     torch.manual_seed(1)
     tensors = [torch.rand(size_bytes // TENSORS // 4) for _ in range(TENSORS)]
     third = TENSORS // 3
@@ -41,14 +41,14 @@ def make_state(size_bytes: int) -> dict[str, dict[str, Any]]:
 
 
 def change(state: dict[str, dict[str, Any]]) -> None:
-    """Let a training step pass: every tensor is another one, at the price of a few pages each."""
+    """Simulates a training step: changes a few values of every tensor, which touches only a few pages."""
     for part in state.values():
         for tensor in part.values():
             tensor[:: 1 << 14] += 1
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Seconds of one call, with the garbage collector off."""
+    """Returns the seconds of one call, with the garbage collector off."""
     gc.collect()
     gc.disable()
     try:
@@ -60,7 +60,7 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def forget(folder: Path) -> None:
-    """Let the kernel drop the files' pages from its cache."""
+    """Drops the pages of the files from the kernel's cache."""
     os.sync()
     for path in folder.rglob("*"):
         if path.is_file():
@@ -70,9 +70,9 @@ def forget(folder: Path) -> None:
 
 
 def touch_memory(size_bytes: int) -> None:
-    """Let a virtual machine's host provide this much memory, which the kernel then has free.
+    """Makes the host of a virtual machine back this much memory, which is free afterwards.
 
-    Memory that the host has not provided yet costs more to touch than a file to read, for whichever load gets it.
+    Otherwise the first load that uses memory without backing would pay for it, which costs more than reading a file.
     """
     with mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -81,74 +81,74 @@ def touch_memory(size_bytes: int) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make a file's content durable."""
+    """Syncs a file's content to the disk."""
     descriptor = os.open(path, os.O_RDWR)
     os.fsync(descriptor)
     os.close(descriptor)
 
 
 class Loads:
-    """Each method loads what was saved below the folder."""
+    """The load methods; each loads its own saved state from the folder."""
 
     def __init__(self, folder: Path, shapes: dict[str, dict[str, int]]) -> None:
         self.folder, self.shapes = folder, shapes
 
     def plain(self) -> object:
-        """Read the file."""
+        """Reads the file."""
         return (self.folder / "plain" / "state").read_bytes()
 
     def ours(self) -> object:
-        """Load the newest checkpoint, checksums and all."""
+        """Loads the newest checkpoint, and verifies all checksums."""
         return Checkpointer(self.folder / "ours", rank=1, world_size=2).load_latest()
 
     def sha256(self) -> object:
-        """The same with the standard library's checksum."""
+        """Loads the newest checkpoint with the standard library's checksum."""
         return Checkpointer(self.folder / "sha256", rank=1, world_size=2).load_latest()
 
     def torch(self) -> object:
-        """`torch.load`."""
+        """Loads the state with `torch.load`."""
         return torch.load(self.folder / "torch" / "state", weights_only=True)
 
     def dcp(self) -> object:
-        """`torch.distributed.checkpoint.load` into tensors that are made for it."""
+        """Loads the state with `torch.distributed.checkpoint.load` into new tensors."""
         target = {name: {k: torch.empty(n) for k, n in part.items()} for name, part in self.shapes.items()}
         dcp.load(target, checkpoint_id=self.folder / "dcp" / "state", no_dist=True)
         return target
 
 
 class Live:
-    """A model of the process's own, which each method loads into: its memory is there before."""
+    """The load methods into an existing model, whose memory is allocated before."""
 
     def __init__(self, folder: Path, shapes: dict[str, dict[str, int]]) -> None:
         self.folder = folder
         self.model = modules({k: torch.zeros(n) for part in shapes.values() for k, n in part.items()})
 
     def ours(self) -> object:
-        """Restore the newest checkpoint."""
+        """Restores the newest checkpoint."""
         checkpointer = Checkpointer(self.folder / "live", rank=1, world_size=2)
         checkpointer.track(model=self.model)
         return checkpointer.restore()
 
     def torch(self) -> object:
-        """`torch.load` and `load_state_dict`."""
+        """Loads with `torch.load` and `load_state_dict`."""
         return self.model.load_state_dict(torch.load(self.folder / "live" / "state", weights_only=True))
 
 
 def modules(tensors: dict[str, Any]) -> torch.nn.ParameterDict:
-    """A model of these parameters."""
+    """Returns a model with these parameters."""
     return torch.nn.ParameterDict({name.replace(".", "_"): torch.nn.Parameter(t) for name, t in tensors.items()})
 
 
 def memory_bytes(name: str) -> int:
-    """This process's `VmRSS`, or its highest since `VmHWM` was reset."""
+    """Returns a value of this process's memory status: `VmRSS`, or `VmHWM`, the peak since its last reset."""
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
     return int(line.split()[1]) << 10
 
 
 class Starter:
-    """Loads in processes that have just started, as a training does: each a fork of one that has only imported.
+    """Runs each load in a new process, as in a resumed training: a fork of a process that has only imported modules.
 
-    In a process that has loaded before, memory that was freed is there again, for whichever happens to get it.
+    A process that has loaded before would reuse freed memory, which would favour some loads at random.
     """
 
     def __init__(self) -> None:
@@ -160,19 +160,19 @@ class Starter:
         theirs.close()
 
     def seconds(self, folder: Path, shapes: dict[str, dict[str, int]], name: str) -> list[float]:
-        """Seconds of one load by that name, in a new process, and by how many bytes its memory grew meanwhile."""
+        """Runs one load in a new process; returns its seconds and the memory growth in bytes."""
         self._ours.sendall(json.dumps([str(folder), shapes, name]).encode() + b"\n")
         said = b""
         while not said.endswith(b"\n"):
             got = self._ours.recv(1024)
             if not got:
-                raise RuntimeError(f"the process that loads by {name!r} has failed")
+                raise RuntimeError(f"load {name!r}: the process has failed")
             said += got
         took_s, grew_bytes = json.loads(said)
         return [took_s, grew_bytes]
 
     def close(self) -> None:
-        """End the process."""
+        """Ends the process."""
         self._ours.close()
         os.waitpid(self._pid, 0)
 
@@ -194,7 +194,7 @@ class Starter:
 
 
 class Saves:
-    """Each method saves the state once."""
+    """The save methods; each saves the state once."""
 
     def __init__(self, folder: Path, state: dict[str, dict[str, Any]]) -> None:
         self.state = state
@@ -211,7 +211,7 @@ class Saves:
         self.step = 0
 
     def plain(self) -> None:
-        """Write the bytes to a new file and sync it."""
+        """Writes the bytes to a new file, and syncs it."""
         path = self._plain / "state"
         path.unlink(missing_ok=True)
         with open(path, "xb", buffering=0) as file:
@@ -221,32 +221,32 @@ class Saves:
             os.fsync(file.fileno())
 
     def ours(self) -> None:
-        """Commit a checkpoint; the one before goes."""
+        """Commits a checkpoint, which also removes the previous one."""
         self.step += 1
         self.checkpointer.save(self.step, self.state)
 
     def sha256(self) -> None:
-        """The same with the standard library's checksum."""
+        """Commits a checkpoint with the standard library's checksum."""
         self.step += 1
         self.plainer.save(self.step, self.state)
 
     def torch(self) -> None:
-        """`torch.save`, without a sync."""
+        """Saves with `torch.save`, without a sync."""
         path = self._torch / "state"
         path.unlink(missing_ok=True)
         torch.save(self.state, path)
 
     def sync_torch(self) -> None:
-        """What `torch.save` leaves to the kernel."""
+        """Syncs the file of `torch.save`."""
         sync_file(self._torch / "state")
 
     def dcp(self) -> None:
-        """`torch.distributed.checkpoint.save`, which syncs its files."""
+        """Saves with `torch.distributed.checkpoint.save`, which syncs its files."""
         shutil.rmtree(self._dcp / "state", ignore_errors=True)
         dcp.save(self.state, checkpoint_id=self._dcp / "state", no_dist=True)
 
     def live(self) -> None:
-        """What `Live` loads: the same tensors as the parameters of one model."""
+        """Saves the input of `Live`: the same tensors as the parameters of one model."""
         model = modules({k: t for part in self.state.values() for k, t in part.items()})
         keeper = Checkpointer(self.folder / "live", keep=1)
         keeper.track(model=model)
@@ -256,7 +256,7 @@ class Saves:
         os.sync()
 
     def stall(self) -> dict[str, float]:
-        """How long a save in the background holds the training up, and how long until it is durable."""
+        """Returns how long a background save blocks the training, and how long until it is durable, in seconds."""
         self.step += 1
         began_s = time.perf_counter()
         saving = self.checkpointer.save_async(self.step, self.state)
@@ -266,7 +266,7 @@ class Saves:
 
 
 class Small:
-    """Saves of a model of many small tensors."""
+    """Saves of a model with many small tensors."""
 
     def __init__(self, folder: Path) -> None:
         self.model = {f"block.{n // 10}.{n % 10}.weight": torch.rand(SMALL_ELEMENTS) for n in range(SMALL_TENSORS)}
@@ -275,7 +275,7 @@ class Small:
         self.step = 0
 
     def round(self) -> dict[str, float]:
-        """Seconds of a save of ours, one of `torch.save` with a sync, and how long one in the background holds up."""
+        """Returns the seconds of our save, of `torch.save` with a sync, and of the stall by a background save."""
         out = {"small_ours_s": seconds(self._save)}
         self._change()
         out["small_torch_s"] = seconds(self._save_torch)
@@ -304,7 +304,7 @@ class Small:
 
 
 def one_round(saves: Saves, starter: Starter) -> dict[str, float]:
-    """All of them once, in turns."""
+    """Runs each measurement once, and returns the values."""
     out: dict[str, float] = {}
     for name in NAMES:
         change(saves.state)
@@ -315,7 +315,7 @@ def one_round(saves: Saves, starter: Starter) -> dict[str, float]:
     for heat in ("cold", "warm"):
         for name in NAMES:
             if heat == "cold":
-                # Its own only: the others' are read again while they are warm.
+                # Drop only the files of this method: the warm loads of the others follow.
                 forget(saves.folder / name)
             touch_memory(3 * saves.size_bytes)
             out[f"load_{name}_{heat}_s"] = starter.seconds(saves.folder, saves.shapes, name)[0]
@@ -327,7 +327,7 @@ def one_round(saves: Saves, starter: Starter) -> dict[str, float]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print one line for each round."""
+    """Runs the rounds, and prints one JSON object for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--megabytes", type=int, default=1024)

@@ -1,4 +1,4 @@
-"""The command: which suites, and where their figures go. JSON lines on stdout, progress and the table on stderr."""
+"""The command line: runs the selected suites, with JSON lines on stdout, and progress and the table on stderr."""
 
 import contextlib
 import math
@@ -41,16 +41,16 @@ SUITES = {
     "machines": "machines",
     "memory": "memory",
 }
-"""Name to module, in the order in which they run."""
+"""Module of each suite, in the order of execution."""
 _PLAIN_WIDTH = 160
 _AGAIN_S = 10.0
 
 
 def chosen(asked: str | None, names: Sequence[str]) -> list[str]:
-    """The suites that `asked` (comma separated names or beginnings of names) selects; None: all.
+    """Returns the suites that `asked` (comma-separated names or prefixes of names) selects; None: all.
 
     Raises:
-        click.UsageError: a part selects none.
+        click.UsageError: a part selects no suite.
     """
     if asked is None:
         return list(names)
@@ -58,18 +58,21 @@ def chosen(asked: str | None, names: Sequence[str]) -> list[str]:
     for part in (p.strip() for p in asked.split(",")):
         found = {part} if part in names else {name for name in names if part and name.startswith(part)}
         if not found:
-            raise click.UsageError(f"suite {part!r}: there is none; there are {', '.join(names)}")
+            raise click.UsageError(f"suite {part!r}: must be a name or prefix of {', '.join(names)}")
         picked |= found
     return [name for name in names if name in picked]
 
 
 def load(names: Sequence[str], modules: Mapping[str, str] = SUITES) -> list[Suite]:
-    """The suites of those names: each is the `SUITE` of its module."""
+    """Imports the suites with these names: each is the `SUITE` of its module."""
     return [import_module(f"bench.{modules[name]}").SUITE for name in names]
 
 
 class Progress:
-    """How far it is: one line that is written over on a terminal, lines elsewhere. No thread that would disturb."""
+    """Shows progress: one line that is overwritten on a terminal, else separate lines.
+
+    It uses no thread, which would disturb the measurements.
+    """
 
     def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -79,7 +82,7 @@ class Progress:
         self.suite = ""
 
     def __call__(self, text: str) -> None:
-        """Says where the suite is. Elsewhere than on a terminal, `phase: …` again only after a while."""
+        """Reports the state of the suite. Without a terminal, lines `phase: …` of one phase are rate limited."""
         line = f"{self.suite}: {text}"
         phase, now = line.rpartition(":")[0], self._clock()
         if not self._terminal:
@@ -90,14 +93,18 @@ class Progress:
         self._stream.flush()
 
     def clear(self) -> None:
-        """Leaves an empty line on a terminal."""
+        """Clears the line on a terminal."""
         if self._terminal:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
 
 
 def run(suites: Sequence[Suite], rounds: int, outputs: Sequence[IO[str]]) -> int:
-    """Runs suites one after the other, writes each figure to all `outputs` at once, shows the table; the exit code."""
+    """Runs suites one after the other, writes each figure to all `outputs`, and shows the table.
+
+    Returns:
+        The exit code.
+    """
     progress = Progress(sys.stderr)
     figures: list[Figure] = []
     interrupted = False
@@ -128,7 +135,7 @@ def run(suites: Sequence[Suite], rounds: int, outputs: Sequence[IO[str]]) -> int
 
 
 def show(figures: Sequence[Figure], absent: Sequence[str], console: Console) -> None:
-    """The table, and the lines that have no figure."""
+    """Prints the table of figures, and the lines that have no figure."""
     if not console.is_terminal:
         console.width = _PLAIN_WIDTH
     table = Table(box=None, pad_edge=False)
@@ -154,11 +161,25 @@ def _outputs(path: Path | None) -> Iterator[list[IO[str]]]:
 
 
 @click.command()
-@click.option("--suite", metavar="NAMES", help="Comma separated; a beginning such as `rms` selects all with it.")
-@click.option("--rounds", type=click.IntRange(min=1), default=ROUNDS, show_default=True, help="After the warm-up.")
-@click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False), help="Write the JSON lines here too.")
+@click.option("--suite", metavar="NAMES", help="Comma-separated names or prefixes, such as `rms`.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=ROUNDS,
+    show_default=True,
+    help="Number of rounds after the warm-up.",
+)
+@click.option(
+    "--json",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write the JSON lines to this file.",
+)
 def bench(suite: str | None, rounds: int, path: Path | None) -> None:
-    """Measure, and compare with the bars. Exit code 1: a line falls short or is missing; 130: interrupted."""
+    """Run benchmarks and compare them with their bars.
+
+    Exit code 1: a line misses its bar or has no figure; 130: interrupted.
+    """
     names = chosen(suite, list(SUITES))
     with _outputs(path) as outputs:
         sys.exit(run(load(names), rounds, outputs))

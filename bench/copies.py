@@ -1,14 +1,14 @@
-"""copies: small objects copied by the engine (`mizzen.objects.copying`), beside the plain way of doing it.
+"""copies: small objects copied by the engine (`mizzen.objects.copying`), against a simple implementation.
 
-Objects of 4 KiB of random bytes under one prefix, drawn once; each round copies all of them to an empty place:
+The objects are 4 KiB of random bytes under one prefix, generated once. Each round copies all of them to an empty place:
 
-- `files`: for each file a plain loop reads it, writes a new one beside its place, syncs that and renames it. What the
-  engine does besides: it syncs folders, reads back what it wrote, marks the copy, and looks for what is there already.
-- `S3, up` and `S3, down`: boto3 with ten threads, `put_object` of a file and `get_object` into a file, with no fsync
-  and no comparison. `S3, within`: `copy_object`. moto serves S3 on loopback, in a process of its own; opening stores
-  and clients is not counted.
+- `files`: a simple loop reads each file, writes a temporary file, syncs it and renames it. The engine also syncs
+  folders, reads back what it wrote, marks the copy, and checks which objects exist already.
+- `S3, up` and `S3, down`: boto3 with ten threads, `put_object` of a file and `get_object` into a file, without fsync or
+  comparison. `S3, within`: `copy_object`. moto serves S3 on loopback, in a separate process; the time to open stores
+  and clients does not count.
 
-The folders are below the current one: a temporary one may be in memory, where fsync costs nothing.
+The folders are below the current folder, because a folder for temporary files may be in memory, where fsync is free.
 """
 
 import os
@@ -40,7 +40,7 @@ LINES = tuple(Line(name, 0.8, at_least=True) for name in ("files", "S3, up", "S3
 
 @contextmanager
 def _s3() -> Iterator[str]:
-    """URL of an S3 server, a process of its own, gone afterwards."""
+    """Runs a temporary S3 server in a separate process, and yields its URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -54,7 +54,7 @@ def _s3() -> Iterator[str]:
                 break
             except httpx.TransportError as error:
                 if process.poll() is not None or time.monotonic() > give_up_s:
-                    raise Unfit("the S3 server does not start") from error
+                    raise Unfit("the S3 server did not start") from error
                 time.sleep(0.1)
         yield url
     finally:
@@ -63,7 +63,7 @@ def _s3() -> Iterator[str]:
 
 
 class _Rounds:
-    """The ways of copying; each call copies all objects to a place that is empty."""
+    """The implementations; each call copies all objects to an empty place, and returns the seconds."""
 
     def __init__(self, root: Path, url: str) -> None:
         import boto3
@@ -83,7 +83,7 @@ class _Rounds:
         self._each(lambda n: self._put(self.bucket, n))
 
     def plain_files(self) -> float:
-        """One after the other: read, write, sync, rename."""
+        """Copies one file after the other in a loop: reads, writes, syncs and renames it."""
         target = self._folder() / "t"
 
         def copy() -> None:
@@ -99,22 +99,22 @@ class _Rounds:
         return self._judged(seconds(copy), target, FILES)
 
     def files(self) -> float:
-        """The same by the engine."""
+        """Copies the files with the engine."""
         target = self._folder()
         took_s = self._copied(f"file://{self.source}", f"file://{target}")
         return self._judged(took_s, target / "t", FILES)
 
     def boto3_up(self) -> float:
-        """Ten threads put files."""
+        """Uploads the objects with boto3 in ten threads."""
         bucket = self._bucket()
         return seconds(lambda: self._each(lambda n: self._put(bucket, n)))
 
     def up(self) -> float:
-        """The same by the engine."""
+        """Uploads the objects with the engine."""
         return self._copied(f"file://{self.few}", f"s3://{self._bucket()}")
 
     def boto3_down(self) -> float:
-        """Ten threads get objects into files."""
+        """Downloads the objects into files with boto3 in ten threads."""
         target = self._folder() / "t"
 
         def get(number: int) -> None:
@@ -124,12 +124,12 @@ class _Rounds:
         return self._judged(seconds(lambda: self._each(get)), target, OBJECTS)
 
     def down(self) -> float:
-        """The same by the engine."""
+        """Downloads the objects with the engine."""
         target = self._folder()
         return self._judged(self._copied(f"s3://{self.bucket}", f"file://{target}"), target / "t", OBJECTS)
 
     def boto3_within(self) -> float:
-        """Ten threads have the server copy."""
+        """Copies the objects within the server with boto3 in ten threads."""
         bucket = self._bucket()
 
         def copy(number: int) -> None:
@@ -139,7 +139,7 @@ class _Rounds:
         return seconds(lambda: self._each(copy))
 
     def within(self) -> float:
-        """The same by the engine."""
+        """Copies the objects within the server with the engine."""
         return self._copied(f"s3://{self.bucket}", f"s3://{self._bucket()}")
 
     def _copied(self, source_url: str, target_url: str) -> float:
@@ -155,10 +155,10 @@ class _Rounds:
             list(pool.map(one, range(OBJECTS)))
 
     def _judged(self, took_s: float, target: Path, count: int) -> float:
-        """The seconds, if all is there; then it is removed, so that no round finds a fuller disk."""
+        """Checks the copies and returns `took_s`; removes the copies, so that all rounds have an equally full disk."""
         wrong = [p for p in target.iterdir() if p.read_bytes() != (self.source / "t" / p.name).read_bytes()]
         if wrong or len(list(target.iterdir())) != count:
-            raise Unfit(f"{target}: not all {count} objects have arrived")
+            raise Unfit(f"{target}: not all of the {count} objects were copied correctly")
         shutil.rmtree(target.parent)
         return took_s
 
@@ -178,7 +178,7 @@ class _Rounds:
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """All lines."""
+    """Runs the suite, and yields the figures of all lines."""
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as folder, _s3() as url:
         rounds = _Rounds(Path(folder), url)
         ways = {

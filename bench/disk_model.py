@@ -1,12 +1,12 @@
-"""A disk that promises what POSIX does and no more, and the states that it may be in after a loss of power.
+"""A model of a disk with only the guarantees of POSIX, and of its possible states after a power loss.
 
-- Of a file's content, what was written before its last fsync; a write after that is there, missing, torn, or zeros,
-  each by itself.
-- Of a folder's names, what was so at its last fsync; each name that changed after that, by creation, link, renaming or
-  removal, is in any of the states that it had since, whatever the other names are in. A renaming is a removal in one
-  folder and a creation in the other, and each may be missing.
+- File content: writes before the file's last fsync are durable. Each later write is, independently of the others,
+  complete, missing, torn, or replaced by zeros.
+- Folder entries: the entries at the folder's last fsync are durable. Each name that was created, linked, renamed or
+  removed later is, independently of the others, in any of the states that it had since. A rename is a removal in one
+  folder and a creation in another, and each of them may be missing.
 
-A crash is an instant between two operations and a choice for each thing that is not promised.
+A crash is a point between two operations, and a choice for each state that is not durable.
 """
 
 import random
@@ -19,9 +19,9 @@ from typing import Any
 from bench.disk_recording import Mutation
 
 Pick = Callable[[int], int]
-"""Chooses a number below its argument. 0 is the promised state, the greatest what happened."""
+"""Chooses a number below its argument: 0 is the durable state, the largest number is the latest state."""
 Tree = dict[str, bytes | None]
-"""Path to content; None: a folder."""
+"""The content of each path; None: a folder."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class _File:
 @dataclass
 class _Folder:
     names: dict[str, list[Any]] = field(default_factory=dict)
-    """Name to the things it stood for since the folder's last fsync: the first one is promised, the last is so now."""
+    """States of each name since the folder's last fsync: the first is durable, the last is the present one."""
 
     def set(self, name: str, thing: Any) -> None:
         self.names.setdefault(name, [None]).append(thing)
@@ -43,7 +43,7 @@ class _Folder:
 
 
 class Disk:
-    """A disk to which recorded operations are done one by one. The base folder itself is there for good."""
+    """A disk on which recorded operations are replayed one by one. The base folder itself is always durable."""
 
     def __init__(self) -> None:
         self._base = _Folder()
@@ -57,10 +57,10 @@ class Disk:
         return folder, name
 
     def do(self, mutation: Mutation) -> None:
-        """One more operation."""
+        """Replays one operation."""
         match mutation:
             case ("create" | "mkdir" as kind, path, number):
-                # Numbers are used again by later files.
+                # Inode numbers are reused by later files.
                 self._things[number] = _File() if kind == "create" else _Folder()
                 folder, name = self._parent(path)
                 folder.set(name, self._things[number])
@@ -80,7 +80,7 @@ class Disk:
                 folder, name = self._parent(path)
                 folder.set(name, None)
             case _:
-                raise ValueError(f"{mutation}: an operation that is not modelled")
+                raise ValueError(f"{mutation}: this operation is not modelled")
 
     def _sync(self, thing: Any) -> None:
         if isinstance(thing, _File):
@@ -90,7 +90,7 @@ class Disk:
             thing.names = {name: [states[-1]] for name, states in thing.names.items() if states[-1] is not None}
 
     def loose(self) -> int:
-        """How many choices a crash now has."""
+        """Returns the number of names whose state after a crash is undetermined."""
         return sum(1 for _ in self._choices(self._base))
 
     def _choices(self, folder: _Folder) -> Iterator[None]:
@@ -101,7 +101,7 @@ class Disk:
                 yield from self._choices(states[-1])
 
     def crash(self, pick: Pick) -> Tree:
-        """What is there after a crash now."""
+        """Returns the files and folders after a crash at this point; `pick` makes the choices."""
         tree: Tree = {}
         files: dict[int, bytes] = {}
 
@@ -125,7 +125,7 @@ def _torn(pending: Sequence[bytes], pick: Pick) -> bytes:
     for data in pending:
         match pick(5):
             case 0:
-                # The file ends here: nothing of a later write can be known to be there.
+                # The file ends here: this write and all later ones are missing.
                 return content
             case 1:
                 return content + data[: pick(len(data)) if data else 0]
@@ -140,28 +140,28 @@ def _torn(pending: Sequence[bytes], pick: Pick) -> bytes:
 
 
 def everything(count: int) -> int:
-    """All that was done is there."""
+    """Chooses the latest state: nothing is lost."""
     return count - 1
 
 
 def nothing(_: int) -> int:
-    """Only what is promised is there."""
+    """Chooses the durable state: everything else is lost."""
     return 0
 
 
 def biased(rng: random.Random, share: float) -> Pick:
-    """Each thing is as it is now with this probability, else in any state."""
+    """Chooses the latest state with probability `share`, else a random state."""
     return lambda count: count - 1 if rng.random() < share else rng.randrange(count)
 
 
 def all_but(index: int, rest: Pick, other: Pick) -> Pick:
-    """The choice of that index is made by `other`."""
+    """Makes the choice number `index` with `other`, and all other choices with `rest`."""
     made = iter(range(1 << 30))
     return lambda count: other(count) if next(made) == index else rest(count)
 
 
 def crashes(disk: Disk, rng: random.Random, randoms: int) -> Iterator[Tree]:
-    """States after a crash now, each once: the extremes, each thing alone lost or kept, and random ones."""
+    """Yields distinct states after a crash: all lost, all kept, each name alone lost or kept, and random ones."""
     loose = disk.loose()
     picks: list[Pick] = [everything, nothing]
     picks += [all_but(index, everything, nothing) for index in range(loose)]
@@ -177,7 +177,7 @@ def crashes(disk: Disk, rng: random.Random, randoms: int) -> Iterator[Tree]:
 
 
 def materialise(tree: Tree, base: Path) -> None:
-    """Make the state anew in `base`."""
+    """Recreates a state in the folder `base`."""
     shutil.rmtree(base, ignore_errors=True)
     base.mkdir(parents=True)
     for path, content in tree.items():

@@ -1,4 +1,4 @@
-"""Records what this process does to the files below a folder, and kills it there between two operations."""
+"""Records this process's file operations below a folder, and simulates a kill between two operations."""
 
 import os
 import sys
@@ -10,35 +10,39 @@ from pathlib import Path
 from typing import Any
 
 Mutation = tuple[Any, ...]
-"""What was done, and to what: `("write", inode, data)`, `("link", source, target, inode)`."""
+"""An operation with its arguments, such as `("write", inode, data)` or `("link", source, target, inode)`."""
 
 _AUDITED = {"os.mkdir": "mkdir", "os.rmdir": "rmdir", "os.remove": "unlink", "os.link": "link", "os.rename": "rename"}
 
 
 class Killed(BaseException):
-    """Thrown out of every operation on the folder from a kill on, so that no clean-up happens."""
+    """Is raised by every operation on the folder after a simulated kill, so that no clean-up happens."""
 
 
 @dataclass
 class Recording:
-    """What was done below a folder, in order, and when what was acknowledged."""
+    """The operations below a folder, in order, and the acknowledged saves."""
 
     base: Path
     mutations: list[Mutation] = field(default_factory=list)
     acknowledged: list[tuple[int, int]] = field(default_factory=list)
-    """How many operations came before, and the step."""
+    """(number of earlier operations, step) of each acknowledged save."""
     kill_at: int | None = None
-    """The operation that is not done any more."""
+    """Index of the first operation that is not executed; None: no kill."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _inodes: dict[int, int] = field(default_factory=dict)
     _dead: bool = False
 
     def acknowledge(self, step: int) -> None:
-        """The save of `step` has returned."""
+        """Records that the save of `step` has returned."""
         self.acknowledged.append((len(self.mutations), step))
 
     def do(self, call: Callable[[], Any], note: Callable[[Any], Mutation | None]) -> Any:
-        """Do one operation, and note what it did."""
+        """Executes one operation, and records it.
+
+        Raises:
+            Killed: the simulated kill has happened.
+        """
         with self._lock:
             if self._dead or (self.kill_at is not None and len(self.mutations) >= self.kill_at):
                 self._dead = True
@@ -50,12 +54,12 @@ class Recording:
             return result
 
     def restart(self, kill_after: int | None = None) -> None:
-        """A new process, to be killed after so many operations."""
+        """Begins a new simulated process, to be killed after `kill_after` operations (None: not at all)."""
         self._dead = False
         self.kill_at = None if kill_after is None else len(self.mutations) + kill_after
 
     def below(self, path: Any) -> str | None:
-        """The path below the base; None: it is not, or it is the base itself (an empty path is never a name)."""
+        """Returns the path relative to the base, an empty string for the base itself; None: it is outside the base."""
         absolute = os.path.normpath(Path(path).absolute())
         if absolute == str(self.base):
             return ""
@@ -64,10 +68,10 @@ class Recording:
 
 @contextmanager
 def recording(base: Path) -> Iterator[Recording]:
-    """Record what this process does below `base` by the functions of `os`.
+    """Records the operations of this process below `base` that use the functions of `os`.
 
     Raises:
-        AssertionError: something was done there in another way.
+        AssertionError: an operation below `base` used another function.
     """
     recorder = Recording(base.absolute())
     real = {
@@ -89,7 +93,7 @@ def recording(base: Path) -> Iterator[Recording]:
         if not flags & os.O_CREAT:
             assert not flags & (os.O_TRUNC | os.O_APPEND), f"{path}: opened with flags that are not modelled"
             return int(recorder.do(lambda: real["open"](path, flags, mode), lambda _: None))
-        assert flags & os.O_EXCL, f"{path}: made in a way that is not modelled"
+        assert flags & os.O_EXCL, f"{path}: created with flags that are not modelled"
         return int(
             recorder.do(lambda: real["open"](path, flags, mode), lambda made: ("create", name, os.fstat(made).st_ino))
         )
@@ -151,5 +155,5 @@ def recording(base: Path) -> Iterator[Recording]:
             setattr(os, name, function)
     noted = [mutation[0].replace("replace", "rename") for mutation in recorder.mutations]
     for kind in _AUDITED.values():
-        # Those that failed are audited too.
-        assert noted.count(kind) <= seen.count(kind), f"{kind}: {noted.count(kind)} noted, {seen.count(kind)} done"
+        # Failed operations are audited too.
+        assert noted.count(kind) <= seen.count(kind), f"{kind}: {noted.count(kind)} recorded, {seen.count(kind)} done"

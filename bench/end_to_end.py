@@ -1,14 +1,14 @@
 """end-to-end: 500 workloads of one task from POST to finished on the embedded stack.
 
-Against 500 bare workflows with one activity on the same Temporal server (`bench.bare`): from the start of the first to
-the result of the last. The stack is `mizzen up`'s: API, worker, Postgres, Temporal and the agents of 13 machines, each
-a process, on this computer; the bare workflows' worker is one more process. A workload's task is `true`; all 500 fit at
-once. They are POSTed by 8 threads, and have finished when Postgres says so of the last. While one thing is measured the
-others' processes wait.
+The baseline is 500 bare workflows with one activity on the same Temporal server (`bench.bare`), from the start of the
+first to the result of the last. The stack is that of `mizzen up`: API, worker, Postgres, Temporal and the agents of 13
+machines, each a process on this computer. The worker of the bare workflows is one more process. A workload's task is
+`true`, and all 500 workloads fit at once. 8 threads POST them. The measurement ends when Postgres has the last one as
+finished. The processes of the baseline are idle during the measurement, and vice versa.
 
-What one user feels is measured on the same stack: workloads are POSTed at a fixed rate, 1 and 10 a second, each from
-its POST to when its attempt began to run by Postgres's clock, which is this computer's. Beside them, at the same rate,
-bare workflows from start to result. One round each.
+The latency for one user is measured on the same stack: workloads are POSTed at a fixed rate, 1 and 10 per second. A
+latency is the time from the POST until the attempt began to run, by Postgres's clock, which is this computer's. The
+baseline is the time of a bare workflow from start to result, at the same rate. Latencies are measured in one round.
 """
 
 import asyncio
@@ -40,10 +40,10 @@ from mizzen.client import Client
 
 WORKLOADS, CLIENTS = 500, 8
 RATES = {1: 30, 10: 200}
-"""Arrivals a second to how many of them."""
+"""Number of arrivals for each rate in arrivals per second."""
 PERCENTILES = 50, 99
 MACHINES, CPUS = 13, 4
-"""40 tasks fit on a machine: as many as it has ports for the tasks that lead a job."""
+"""40 tasks fit on a machine, which is also the number of ports for the first tasks of jobs."""
 _PATIENCE_S = 600.0
 _MACHINES = MachineEntry(name="m", count=MACHINES, cpus=CPUS, memory=64 << 30)
 FLEET = Fleet(
@@ -52,13 +52,13 @@ FLEET = Fleet(
 
 
 def document(name: str) -> dict[str, Any]:
-    """A workload of one trivial task."""
+    """Returns the document of a workload with one trivial task."""
     job = {"name": "main", "tasks": 1, "resources": {"cpus": 0.1, "memory": "16MiB"}, "run": "true"}
     return {"version": 1, "name": name, "tenant": "t", "jobs": [job]}
 
 
 class Stack:
-    """An embedded stack on a data folder, with the bare workflows' worker beside it."""
+    """An embedded stack on a data folder, with the worker of the bare workflows."""
 
     def __init__(self, folder: Path) -> None:
         ports = [free_port() for _ in range(4)]
@@ -73,7 +73,7 @@ class Stack:
         self.engine: Engine
 
     async def start(self) -> None:
-        """Starts it, and waits for its machines."""
+        """Starts the stack, and waits for its machines."""
         await self.embedded.start()
         address = f"127.0.0.1:{self.settings.temporal.port}"
         command = [*dies_with_parent(), sys.executable, "-m", "bench.bare", address]
@@ -86,7 +86,7 @@ class Stack:
             await asyncio.to_thread(client.set_tenant, "t", 3, {}, None)
 
     async def stop(self) -> None:
-        """Stops everything."""
+        """Stops all processes."""
         hurry = asyncio.Event()
         hurry.set()
         await self.embedded.stop(hurry=hurry)
@@ -99,14 +99,14 @@ class Stack:
         give_up_s = time.monotonic() + _PATIENCE_S
         while not await asyncio.to_thread(holds):
             if time.monotonic() > give_up_s:
-                raise Unfit(f"not done after {_PATIENCE_S:.0f} s")
+                raise Unfit(f"a condition was not met within {_PATIENCE_S:.0f} s")
             await asyncio.sleep(0.05)
 
     async def workloads(self) -> float:
-        """Workloads a second.
+        """Returns the workloads per second.
 
         Raises:
-            Unfit: one did not succeed.
+            Unfit: a workload did not succeed.
         """
         batch = uuid.uuid4().hex[:8]
         mine = select(Workload).where(Workload.name.startswith(batch))
@@ -128,7 +128,7 @@ class Stack:
         return WORKLOADS / took_s
 
     async def bare(self) -> float:
-        """Bare workflows a second."""
+        """Returns the bare workflows per second."""
         batch = uuid.uuid4().hex[:8]
         start_s = time.perf_counter()
         await asyncio.gather(
@@ -140,7 +140,7 @@ class Stack:
         return WORKLOADS / (time.perf_counter() - start_s)
 
     async def running_after_s(self, rate: int) -> list[float]:
-        """Seconds from POST to running of each of several workloads, sorted."""
+        """Returns the seconds from POST to running of each workload at a rate, sorted."""
         batch = uuid.uuid4().hex[:8]
         began_s: dict[str, float] = {}
         with Client(self.embedded.api_url, self.embedded.operator_key) as client:
@@ -164,7 +164,7 @@ class Stack:
         return sorted(at.timestamp() - began_s[name] for name, at in started if at is not None)
 
     async def bare_after_s(self, rate: int) -> list[float]:
-        """Seconds from start to result of each of several bare workflows, sorted."""
+        """Returns the seconds from start to result of each bare workflow at a rate, sorted."""
         batch, took_s = uuid.uuid4().hex[:8], []
 
         async def execute(k: int) -> None:
@@ -177,7 +177,7 @@ class Stack:
 
 
 async def _at_rate(rate: int, work: Callable[[int], Coroutine[None, None, None]]) -> None:
-    """Does `work` for 0, 1 and so on, one begun every 1 / `rate` seconds however long they take."""
+    """Calls `work` with 0, 1 and so on, one call every 1 / `rate` seconds, without waiting for earlier calls."""
     first_s = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for k in range(RATES[rate]):
@@ -203,7 +203,7 @@ def _line(percent: int, rate: int) -> str:
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """Throughput over several rounds, then what one user feels."""
+    """Yields the throughput over several rounds, then the latencies."""
     bench.say("starting the stack")
     with (
         tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as name,
@@ -220,7 +220,7 @@ def run(bench: Bench) -> Iterator[Figure]:
             found = medians(interleave(bench, things))
             felt: list[Figure] = []
             for rate in RATES:
-                bench.say(f"{rate} a second")
+                bench.say(f"{rate} arrivals per second")
                 felt += _felt(runner, stack, rate)
         finally:
             runner.run(stack.stop())

@@ -1,8 +1,8 @@
-"""gms-reference: 10,000 workloads of 50 tenants, the columns against the plain reference (`gms.reference`).
+"""gms-reference: a scan of 10,000 workloads of 50 tenants on columns, against the reference implementation.
 
-The reference reads plain Python values and gives plain Python values. The first line compares with the pass over the
-columns, which is all that a tick needs; the second one also makes a value of every workload, as the reference does. The
-queue is `bench.queues`'s, and both must give the same result.
+The reference (`gms.reference`) takes and returns plain Python objects. The first line compares it with the pass over
+the columns, whose result is sufficient for a tick. In the second line, the pass also creates an object for every
+workload, as the reference does. The queue is from `bench.queues`, and both must have the same result.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ WORKLOADS, TENANTS = 10_000, 50
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """Both figures."""
+    """Runs the suite, and yields its two figures."""
     snapshot = queues.queue(WORKLOADS, TENANTS)
     queue = QueueColumns.of(snapshot)
     if scan_queue(queue, snapshot.now_s, snapshot.weights).result() != reference.scan(snapshot):
-        raise Unfit("the columns and the reference differ")
+        raise Unfit("the results of the columns and of the reference differ")
     found = medians(
         interleave(
             bench,

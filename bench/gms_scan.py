@@ -1,7 +1,7 @@
-"""gms-scan: one pass over 1,000,000 pending workloads of 500 tenants, columns to ranked order (MAST 4.2).
+"""gms-scan: one pass over 1,000,000 pending workloads of 500 tenants, from columns to the ranked order (MAST 4.2).
 
-Against `numpy.argsort(kind="stable")` of 1,000,000 uniform doubles: what sorting alone costs. The queue is
-`bench.queues`'s. MAST's Python takes 34 s for 6,000 to 10,000 workloads (section 5.4).
+The baseline is `numpy.argsort(kind="stable")` of 1,000,000 uniform doubles, which is the cost of sorting alone. The
+queue is from `bench.queues`. MAST's Python implementation takes 34 s for 6,000 to 10,000 workloads (section 5.4).
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ WORKLOADS, TENANTS = 1_000_000, 500
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """One figure."""
-    bench.say(f"drawing a queue of {WORKLOADS:,} workloads")
+    """Runs the suite, and yields its figure."""
+    bench.say(f"generating a queue of {WORKLOADS:,} workloads")
     queue = QueueColumns.of(queues.queue(WORKLOADS, TENANTS))
     doubles = np.random.default_rng(2).random(WORKLOADS)
     scan = scan_queue(queue, queues.NOW_S, queues.WEIGHTS)

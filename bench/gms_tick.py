@@ -1,15 +1,15 @@
 """gms-tick: a tick from the change log to awards in Postgres, 100,000 pending, 1% changed, 200 awarded (MAST 4.2, 4.3).
 
-Against the same tick with all rows read by COPY first, as a process does that has just started. A tick is what the
-workflow asks for, in one process as in the embedded stack: the scan, and for the first batch of 200 the bids of five
-regions and their award; all 200 are awarded. Neither line has a bar, since the disk decides. The second compares
-with a tick that follows the change log too, and before it only fetches the same 100,000 rows by COPY, without making
-anything of them.
+The baseline is the same tick after reading all rows by COPY, as in a process that has just started. A tick is the work
+of one round of the workflow, in one process as in the embedded stack: the scan, and for the first batch of 200
+workloads the bids of five regions and the awards; all 200 are awarded. Neither line has a bar, because the figures
+depend on the disk. The baseline of the second line follows the change log too, but first fetches the same 100,000 rows
+by COPY and discards them.
 
-Before each tick 500 workloads are submitted, 300 are cancelled and 200 change their level, those of the tick before
-end, and the schedulers of the other things that are measured catch up. 500 tenants and times of submission are those of
-`bench.queues`; every fifth tenant has no quota, the others more than they use. A workload is 1 to 4 tasks (50, 25, 15,
-10%) of 8 GPUs, a machine each; there are 200 machines of 8 GPUs in each region.
+Before each tick 500 workloads are submitted, 300 are cancelled, 200 change their level, and the awarded workloads of
+the tick before end; the schedulers that follow the change log catch up with earlier changes. The 500 tenants and the
+submission times are from `bench.queues`. Every fifth tenant has no quota, the others have more than they use. A
+workload has 1 to 4 tasks (50, 25, 15, 10%) of 8 GPUs, each on its own machine; each region has 200 machines of 8 GPUs.
 """
 
 import itertools
@@ -52,7 +52,7 @@ _SPECS = {tasks: _spec(tasks) for tasks in _TASKS}
 
 
 class Schedulers:
-    """The schedulers of one process, as the embedded stack has them: what they hold, and their activities."""
+    """The schedulers of one process as in the embedded stack, with their state and activities."""
 
     def __init__(self, engine: Engine) -> None:
         self.held = SchedulerState(engine, SETTINGS.scheduler)
@@ -60,17 +60,17 @@ class Schedulers:
         self._region = RegionActivities(engine, self.held)
 
     def tick(self) -> None:
-        """A scan, the bids of all regions on the first batch, and its awards.
+        """Runs a scan, the bids of all regions on the first batch, and the awards.
 
         Raises:
-            Unfit: not all of the batch were awarded.
+            Unfit: not all workloads of the batch were awarded.
         """
         ticket = self._auction.scan()
         for region in ticket.regions:
             self._region.bid(BidRequest(region, ticket.scan, 0))
         result = self._auction.award(AwardRequest(ticket.scan, 0, [], 30.0))
         if result.awarded != AWARDS:
-            raise Unfit(f"{result.awarded} of {AWARDS} workloads were awarded")
+            raise Unfit(f"{result.awarded} of {AWARDS} workloads were awarded, must be all")
 
 
 class House:
@@ -86,7 +86,7 @@ class House:
         self._fill()
 
     def close(self) -> None:
-        """Gives its connections back."""
+        """Closes the connections."""
         self._connection.close()
         self.engine.dispose()
 
@@ -126,14 +126,14 @@ class House:
                 copy.write_row((id_, f"t{tenant:03}", id_, _SPECS[int(task)], at, 6 if requested_level else None))
 
     def copy_and_tick(self, schedulers: Schedulers) -> None:
-        """Fetches all rows, and then a tick."""
+        """Fetches all rows and discards them, then runs a tick."""
         with transaction(self.engine) as session:
             for _ in Reader(session).queue():
                 pass
         schedulers.tick()
 
     def change(self) -> None:
-        """1% of the queue changes, and what was awarded ends."""
+        """Changes 1% of the queue, and ends the awarded workloads."""
         run = self._connection.execute
         with self._connection.transaction():
             run("update allocation set released_at = now(), stopped_at = now() where released_at is null")
@@ -149,8 +149,8 @@ class House:
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """Both figures."""
-    bench.say(f"starting Postgres, and putting {PENDING:,} workloads into it")
+    """Runs the suite, and yields its two figures."""
+    bench.say(f"starting Postgres, and inserting {PENDING:,} workloads")
     with postgres() as url:
         house = House(url)
         following = Schedulers(house.engine)

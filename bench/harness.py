@@ -1,4 +1,4 @@
-"""What all suites share: lines with a bar, rounds in which the things compared take turns, and figures of them."""
+"""The code that all suites share: lines with bars, interleaved rounds of measurements, and figures."""
 
 import gc
 import json
@@ -16,37 +16,37 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a suite, and the ratio that it must reach."""
+    """One line of a suite, with the bar for its ratio."""
 
     name: str
     bar: float | None
-    """None: told for what it tells, without a bar."""
+    """The ratio that must be reached; None: the line is for information only."""
     at_least: bool = False
-    """Whether the ratio must be at least the bar; else at most."""
+    """Whether the ratio must be at least the bar; otherwise at most."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What was measured for a line."""
+    """The result of a line."""
 
     suite: str
     line: Line
     ratio: float
     absolute: Mapping[str, float]
-    """What the ratio is of, medians over the rounds; units are in the names."""
+    """The values behind the ratio, as medians over the rounds; units are in the names."""
     rounds: int
     sizes: Mapping[str, float | str]
-    """What it was measured on."""
+    """Sizes of the instance and of the measurement."""
 
     @property
     def holds(self) -> bool | None:
-        """Whether the line reaches its bar; None without one. A ratio that is no number reaches none."""
+        """Whether the line reaches its bar; None: it has no bar. NaN reaches no bar."""
         if self.line.bar is None:
             return None
         return self.ratio >= self.line.bar if self.line.at_least else self.ratio <= self.line.bar
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Returns the figure as one line of JSON."""
         body = {
             "suite": self.suite,
             "line": self.line.name,
@@ -62,7 +62,7 @@ class Figure:
 
 
 def _short(value: float) -> float | None:
-    """Four digits are more than a measurement has. JSON has no infinity: null."""
+    """Rounds to four significant digits; returns None for infinity and NaN, which JSON does not have."""
     if not np.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.4g}")
@@ -70,33 +70,33 @@ def _short(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class Bench:
-    """What a suite is given."""
+    """The arguments of a suite's run."""
 
     rounds: int
     say: Say
-    """Takes a line on how far it is."""
+    """Reports progress."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """One suite: its lines, and what measures them."""
+    """One suite: its lines, and the function that measures them."""
 
     name: str
     lines: tuple[Line, ...]
     run: Callable[[Bench], Iterable[Figure]]
 
     def line(self, name: str) -> Line:
-        """A line by its name."""
+        """Returns the line with a name."""
         return next(line for line in self.lines if line.name == name)
 
 
 class Unfit(Exception):
-    """An instance is not what the suite says that it measures on, or a run did not do what is to be measured."""
+    """The instance does not have the properties that the suite requires, or a run did not have the expected result."""
 
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """The garbage collector is off, as for `timeit`."""
+    """Disables the garbage collector, as `timeit` does."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -107,7 +107,7 @@ def collector_off() -> Iterator[None]:
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Seconds that one call takes."""
+    """Returns the seconds of one call, with the garbage collector off."""
     with collector_off():
         start_s = time.perf_counter()
         function()
@@ -115,9 +115,9 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def timed(function: Callable[[], object], times: int = 1) -> Callable[[], float]:
-    """`function` as one that gives the seconds of its call, on average over `times` calls in a row.
+    """Returns a function that calls `function` `times` times, and returns the mean seconds of a call.
 
-    What takes a millisecond is called many times: one call is a matter of luck.
+    Use many calls for a function that takes only milliseconds, because the time of one call varies.
     """
 
     def calls() -> None:
@@ -131,10 +131,10 @@ Measured = Callable[[], "float | Mapping[str, float]"]
 
 
 def interleave(bench: Bench, things: Mapping[str, Measured], *, warm_ups: int = 1) -> dict[str, list[float]]:
-    """In every round each of `things` once, in their order: A B A B. Their values by round.
+    """Calls each of `things` once in every round, in their order (A B A B), and returns their values by round.
 
-    One that measures several values at once gives a mapping; they appear under the names in it. The first `warm_ups`
-    rounds do not count.
+    A function that measures several values returns a mapping, whose names are used instead of its own. The first
+    `warm_ups` rounds do not count.
     """
     out: dict[str, list[float]] = {}
     for number in range(warm_ups + bench.rounds):
@@ -150,17 +150,17 @@ def interleave(bench: Bench, things: Mapping[str, Measured], *, warm_ups: int = 
 
 
 def medians(values: Mapping[str, Iterable[float]]) -> dict[str, float]:
-    """The median of each list."""
+    """Returns the median of each list."""
     return {name: float(median(found)) for name, found in values.items()}
 
 
 def exponent(sizes: Iterable[float], times: Iterable[float]) -> float:
-    """The least-squares exponent: the slope of log time over log size."""
+    """Returns the exponent of a power law, fitted by least squares: the slope of log time over log size."""
     slope, _ = np.polyfit(np.log(np.array(list(sizes), float)), np.log(np.array(list(times), float)), 1)
     return float(slope)
 
 
 def missing(suites: Iterable[Suite], figures: Iterable[Figure]) -> Iterator[str]:
-    """The lines without a figure, as `suite: line`."""
+    """Yields the lines without a figure, as `suite: line`."""
     there = {(f.suite, f.line.name) for f in figures}
     return (f"{s.name}: {line.name}" for s in suites for line in s.lines if (s.name, line.name) not in there)

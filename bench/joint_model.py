@@ -1,9 +1,9 @@
-"""Homes and replicas decided together by one formulation (MAST 6), for instances small enough for CP-SAT.
+"""Decides homes and replicas together in one formulation (MAST 6), for instances small enough for CP-SAT.
 
-Variables: x[t, r], a table's home (exactly one); y[t, r], a copy there, x among them; c[j, r], an ML job finds all its
-tables and its hardware in r. Storage, CPU quotas, the home threshold and the move quota are constraints. The objective
-is that of `bench.replica_objective`, with GPU demand and storage on a grid: of all solutions on the way the one is kept
-that costs least by `bench.replica_objective` itself.
+Variables: x[t, r], region r is the home of table t (exactly one per table); y[t, r], r has a copy of t (x implies y);
+c[j, r], r has all tables and the hardware of ML job j. Storage, CPU quotas, the home threshold and the move quota are
+constraints. The objective is that of `bench.replica_objective`, with GPU demand and storage rounded to a grid. So each
+intermediate solution is scored by `bench.replica_objective` itself, and the one with the lowest cost is kept.
 """
 
 from collections import defaultdict
@@ -21,26 +21,26 @@ from tetris.problem import Problem
 from tetris.replicas import Parts, Policy, replicate
 
 MOST_PAIRS = 400
-"""Tables times regions that are modelled at most."""
+"""Largest number of tables times regions that is modelled."""
 _GRID = 200
 _LEAST = 1e-9
-"""What is better by less is not."""
+"""Smallest improvement of the cost that counts."""
 USUAL = ReplicaWeights()
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Homes and replicas, and what they cost."""
+    """Homes and replicas with their cost."""
 
     home: Ints
-    """[T]"""
+    """[T] Home of each table."""
     held: Parts
-    """[T, R] copies, the home among them."""
+    """[T, R] Copies, including the homes."""
     worth: Worth
 
 
 def two_step(columns: Columns, *, time_s: float, seed: int = 0, weights: ReplicaWeights = USUAL) -> Decided:
-    """Homes first, then the replicas that they call for: the way of MAST 3.4 and 3.5."""
+    """Decides homes first, then the replicas for them, as in MAST 3.4 and 3.5."""
     home = climb(columns, time_s=time_s, seed=seed).home
     held = replicate(columns, home, Policy(hot_part=1.0, hot_jobs=1)).held
     return Decided(home, held, worth(columns, home, held, weights))
@@ -55,16 +55,17 @@ def together(
     weights: ReplicaWeights = USUAL,
     moves: bool = True,
 ) -> Decided:
-    """Homes and replicas that cost at most what those of `begin` do; `effort_s`: CP-SAT's deterministic seconds.
+    """Decides homes and replicas together, starting from `begin`, at no higher cost.
 
-    `moves` is off: only the replicas are decided anew.
+    `effort_s` is the limit in CP-SAT's deterministic seconds. If `moves` is False, homes are kept and only the replicas
+    change.
 
     Raises:
         ValueError: the instance has more than MOST_PAIRS tables times regions.
     """
     pairs = len(columns.home) * len(columns.regions)
     if pairs > MOST_PAIRS:
-        raise ValueError(f"tables times regions: {pairs}: homes and replicas together are for at most {MOST_PAIRS}")
+        raise ValueError(f"tables times regions: {pairs}: must be at most {MOST_PAIRS}")
     seen = _Seen(columns, begin, weights)
     for free in (False, True, True) if moves else (False,):
         before = seen.best
@@ -75,7 +76,7 @@ def together(
 
 
 class _Seen:
-    """The best that may be chosen, by what it is worth."""
+    """The best allowed solution so far, by its cost."""
 
     def __init__(self, columns: Columns, begin: Decided, weights: ReplicaWeights) -> None:
         self.columns, self.best, self.weights = columns, begin, weights
@@ -83,7 +84,7 @@ class _Seen:
         self._broken = {(v.constraint, v.where): v.by for v in Problem(columns).score().violations}
 
     def offer(self, home: Ints, held: Parts) -> None:
-        """Take it, if it costs less and breaks nothing that the start keeps, nor that by more."""
+        """Accepts a solution if it costs less, and does not exceed a limit by more than the start does."""
         found = worth(self.columns, home, held, self.weights)
         if found.total >= self.best.worth.total - _LEAST:
             return
@@ -95,14 +96,14 @@ class _Seen:
 
 
 class _Scored(cp_model.CpSolverSolutionCallback):
-    """Offers each solution on the way: the model's order of them is not that of what they are worth."""
+    """Offers each intermediate solution: the order of costs in the model may differ from that of the true costs."""
 
     def __init__(self, model: "_Joint", seen: _Seen) -> None:
         super().__init__()
         self.joint, self.seen = model, seen
 
     def on_solution_callback(self) -> None:
-        """A better solution of the model."""
+        """Offers a solution that improves the model's objective."""
         home = self.joint.homes_of(self)
         held = [[self.boolean_value(y) for y in row] for row in self.joint.copy]
         self.seen.offer(np.array(home, np.int32), np.array(held, np.float32))
@@ -113,10 +114,10 @@ def _stored(columns: Columns, held: Parts) -> Floats:
 
 
 class _Joint(HomesModel):
-    """The model of homes with copies beside them."""
+    """The model of homes, extended by copies."""
 
     def __init__(self, problem: Problem, held: Parts, allowed: Floats, weights: ReplicaWeights, free: bool) -> None:
-        """Near the homes of the problem and the copies `held`; homes may change if they are `free`."""
+        """Builds the model, with the problem's homes and the copies `held` as hints; homes may change if `free`."""
         self.columns, self.weights, self.allowed, self.held = problem.columns, weights, allowed, held
         tables = np.arange(len(problem.home), dtype=np.int32)
         more = weights.nowhere + weights.recovery + weights.reach
@@ -125,12 +126,12 @@ class _Joint(HomesModel):
             self.model.add(self.at[table][home] == 1)
 
     def search(self, seen: _Seen, seed: int, effort_s: float) -> None:
-        """Offer all that is found in CP-SAT's deterministic seconds."""
+        """Runs CP-SAT for its deterministic seconds, and offers all solutions that it finds."""
         self.model.minimize(sum(self.cost))
         one_worker(seed, effort_s).solve(self.model, _Scored(self, seen))
 
     def add_storage(self) -> None:
-        """Copies, room for them, what they cost, and what they are for."""
+        """Adds the copies with their storage constraints and cost terms."""
         model = self.model
         self.copy = [[self.new_literal(bool(part == 1.0)) for part in row] for row in self.held]
         for table, row in enumerate(self.copy):
@@ -163,7 +164,7 @@ class _Joint(HomesModel):
             self.cost.append(-self.whole(self.weights.recovery * sizes[table] / sizes.sum()) * recovers)
 
     def _add_reach(self) -> None:
-        """Jobs with the same tables and hardware are one."""
+        """Adds the terms `reach` and `nowhere`; jobs with the same tables and hardware are grouped."""
         c = self.columns
         share = supply_share(c)
         of_all = c.weight / (float(c.weight[c.kind == ML].sum()) or 1.0)

@@ -1,21 +1,22 @@
-"""Proof that training survives being killed at any instant: `python -m bench.kill_loop --kills 500 --store s3`.
+"""Tests that training survives SIGKILL at any time: `python -m bench.kill_loop --kills 500 --store s3`.
 
-Trainings (`bench.kill_training`) run one after the other, in processes that are killed by SIGKILL again and again until
-they are done: after a random time, or between two system calls of a start or of a save (`bench.ptrace`), with the call
-drawn evenly among as many as one was measured to make. In turn they save in the foreground, in the background, to two
-roots (a local one and the far one, and the training moves between two machines), and as gangs of two and three ranks,
-each of which is killed at an instant of its own. On files and S3 some are frozen instead, in the midst of a save, until
-a successor has claimed the root and saved: a frozen one that goes on must be refused, and change nothing.
+Trainings (`bench.kill_training`) run one after the other. Their processes are killed repeatedly until the training has
+finished: after a random time, or between two system calls of a start or of a save (`bench.ptrace`). The system call is
+chosen at random from as many as one start or save was measured to make. The trainings take turns in their
+configuration: saves in the foreground, in the background, to two roots (a local and a remote one, where the training
+moves between two machines), and gangs of two and three ranks, each of which is killed at its own time. On files and S3,
+some processes are frozen during a save instead, until a successor has claimed the root and saved. A frozen process that
+continues must be refused, and must not change anything.
 
-After every kill an observer (`bench.kill_watch`) reads the root, and these must hold, else it is a violation:
+After every kill an independent reader (`bench.kill_watch`) reads the root. A violation is reported unless:
 
-- every record of the log is whole, every checkpoint in it too, and its content is that of an uninterrupted run;
-- no checkpoint is lost whose save had returned;
-- the restart goes on from the newest checkpoint, passes nothing over and warns of nothing;
-- what is left unfinished is gone after the restart's claim, and everything but the kept checkpoints at the end;
-- the final state is, byte by byte, that of an uninterrupted run.
+- every record of the log and every checkpoint is complete, and its content is that of an uninterrupted run;
+- every checkpoint whose save had returned still exists, or a newer one does;
+- the restart resumes from the newest checkpoint, without skipping a checkpoint and without warnings;
+- the restart's claim removes all incomplete objects, and at the end only the kept checkpoints remain;
+- the final state is identical, byte by byte, to that of an uninterrupted run.
 
-Where the kills fell is counted: with 200 kills or more a place that none fell in fails the proof too.
+The kills are counted by the stage of the process. With 200 kills or more, a stage without a kill is a failure.
 """
 
 import json
@@ -44,14 +45,14 @@ from bench.power_loss import sweeps as power_loss_sweeps
 
 EXIT_VIOLATED, EXIT_INTERRUPTED = 1, 130
 ENOUGH = 200
-"""Kills from which on every place must have been hit."""
+"""Number of kills from which on every stage must have been hit."""
 _NEVER = {Place.STARTING, Place.ENDED}
-"""A process is hardly there."""
+"""Activities that are too short to require a kill."""
 MOST_VIOLATIONS = 10
 
 
 def loop(arena: Arena, kills: int, say: Callable[[str], None], variants: Sequence[Variant] = VARIANTS) -> Tally:
-    """Trainings until there were so many kills and the last one is done; the first violation of each ends it."""
+    """Runs trainings until there were `kills` kills and the last one has finished; a violation ends its training."""
     tally = arena.tally
     began_s = time.monotonic()
 
@@ -79,7 +80,10 @@ def loop(arena: Arena, kills: int, say: Callable[[str], None], variants: Sequenc
 
 @contextmanager
 def _server(store: str) -> Iterator[Callable[[], str]]:
-    """A server of the store in a process of its own; what makes a new bucket. Its environment is set here too."""
+    """Runs a storage server in a separate process; yields a function that creates a bucket and returns its URL.
+
+    The environment variables for the server are set in this process too.
+    """
     code = (
         "import json, sys\nfrom bench import buckets\n"
         f"with buckets.{store}() as endpoint:\n"
@@ -119,7 +123,7 @@ def _server(store: str) -> Iterator[Callable[[], str]]:
 
 @contextmanager
 def arena(store: str, seed: int, tell: Callable[[dict[str, Any]], None], parent: Path | None = None) -> Iterator[Arena]:
-    """An arena on `file`, `s3` or `gcs`, gone afterwards."""
+    """Yields an arena on `file`, `s3` or `gcs`; removes its files and server afterwards."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kill-loop-", dir=parent)))
         if store == "file":
@@ -129,30 +133,30 @@ def arena(store: str, seed: int, tell: Callable[[dict[str, Any]], None], parent:
                 return str(folder / f"root-{next(numbers)}")
         else:
             new_root = stack.enter_context(_server(store))
-            # The clouds' libraries are imported once, before all forks.
+            # Imports the clouds' libraries once, before the forks.
             look(new_root())
         yield Arena(random.Random(seed), folder, new_root, store != "gcs", tell)
 
 
 def unhit(tally: Tally) -> list[str]:
-    """Places that no kill fell in, and should."""
+    """Returns the stages in which a kill is required but none has happened."""
     hit = {place for place, _ in tally.places}
     return [WORDS[place] for place in Place if place not in hit | _NEVER]
 
 
 def show(store: str, tally: Tally, passed_s: float, out: IO[str]) -> None:
-    """The table."""
+    """Prints the counts as a table."""
     print(f"{tally.kills} kills ({tally.processes} processes) on {store} in {passed_s:.0f} s:", file=out)
     rows = [(place_name(place, local), count) for (place, local), count in sorted(tally.places.items())]
     for name, count in rows:
         print(f"  {name:44} {count:6}", file=out)
-    print(f"how: {', '.join(f'{how} {count}' for how, count in sorted(tally.hows.items()))}", file=out)
-    print(f"{tally.trainings} trainings done, {tally.restarts} restarts that were looked at", file=out)
+    print(f"methods: {', '.join(f'{how} {count}' for how, count in sorted(tally.hows.items()))}", file=out)
+    print(f"{tally.trainings} trainings finished, {tally.restarts} restarts checked", file=out)
     if tally.freezes:
         frozen = ", ".join(f"{place_name(*where)} {count}" for where, count in sorted(tally.frozen.items()))
         print(f"{tally.freezes} frozen and continued, {tally.refused} refused: {frozen}", file=out)
     if store == "gcs":
-        print("two writers: not tried, as the emulator does not enforce generation conditions", file=out)
+        print("two writers: not tested, because the emulator does not enforce generation conditions", file=out)
     for text in tally.violations:
         print(f"VIOLATION  {text}", file=out)
     if not tally.violations:
@@ -160,7 +164,7 @@ def show(store: str, tally: Tally, passed_s: float, out: IO[str]) -> None:
 
 
 def _lose_power(states: int, seed: int, say: Callable[[str], None], tell: Callable[[dict[str, Any]], None]) -> int:
-    """States of the disk after a power loss (`bench.power_loss`); the exit code."""
+    """Checks states of the disk after a power loss (`bench.power_loss`); returns the exit code."""
     began_s = time.monotonic()
     try:
         checked = power_loss_sweeps(states, seed, say)
@@ -179,10 +183,15 @@ def _lose_power(states: int, seed: int, say: Callable[[str], None], tell: Callab
 @click.option("--kills", type=click.IntRange(min=1), default=500, show_default=True)
 @click.option("--store", type=click.Choice(["file", "s3", "gcs"]), default="file", show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--power-loss", type=click.IntRange(min=1), metavar="STATES", help="Instead: states after a power loss.")
-@click.option("--folder", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Where files are put.")
+@click.option(
+    "--power-loss",
+    type=click.IntRange(min=1),
+    metavar="STATES",
+    help="Instead of killing, check so many states of the disk after a power loss.",
+)
+@click.option("--folder", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Folder for files.")
 def main(kills: int, store: str, seed: int, power_loss: int | None, folder: Path | None) -> None:
-    """Kill trainings; exit code 1: something may not happen, and did; 130: interrupted."""
+    """Kill trainings and check their checkpoints. Exit code 1: violation, or a stage not hit; 130: interrupted."""
     terminal = sys.stderr.isatty()
     last_s = 0.0
 

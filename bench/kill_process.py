@@ -1,7 +1,7 @@
-"""Processes that train, forked from the supervisor: how they are started, heard, killed and frozen.
+"""Training processes that are forked from the supervisor, with methods to read, kill and freeze them.
 
-They are forked, so a start takes milliseconds and not the seconds of imports; nothing else of the supervisor is used in
-them. They die with it.
+A fork starts in milliseconds, because imports are not repeated; otherwise the processes use nothing of the supervisor.
+They are killed when the supervisor ends.
 """
 
 import ctypes
@@ -19,12 +19,12 @@ from bench.kill_training import Channel, Job, Place, train
 from bench.ptrace import WALL, Trace
 
 WAIT_S = 60.0
-"""What takes longer hangs."""
+"""Timeout in seconds: a process that takes longer is considered hung."""
 _PDEATHSIG = 1
 
 
 class Hangs(Exception):
-    """A process does not do in time what it should."""
+    """A process did not make progress within the timeout."""
 
 
 class Process:
@@ -33,7 +33,7 @@ class Process:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.lines: list[str] = []
-        """What it has told."""
+        """Lines that the process has sent."""
         self.status: int | None = None
         self._place = mmap.mmap(-1, mmap.PAGESIZE)
         self._read, write = os.pipe()
@@ -55,30 +55,30 @@ class Process:
 
     @property
     def place(self) -> tuple[Place, bool]:
-        """What it is, or was, at; and whether that was about the local root."""
+        """The last reported stage of the process, and whether it concerns the local root."""
         return Place(self._place[0]), bool(self._place[1])
 
     @property
     def ended(self) -> bool:
-        """Whether it was seen to have ended."""
+        """Whether the process is known to have ended."""
         return self.status is not None
 
     @property
     def killed(self) -> bool:
-        """Whether it was ended by SIGKILL."""
+        """Whether the process was ended by SIGKILL."""
         return self.status is not None and os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGKILL
 
     def told(self, word: str) -> list[str]:
-        """The rest of all lines that begin with `word`."""
+        """Returns the rest of each line that begins with `word`."""
         return [line[len(word) :].strip() for line in self.lines if line.split(" ", 1)[0] == word]
 
     def go(self) -> None:
-        """The word to go on, which it waits for or will wait for."""
+        """Sends the signal to continue, for the present or the next wait of the process."""
         with suppress(BrokenPipeError):
             os.write(self._go, b"g")
 
     def hear(self) -> None:
-        """Take in what it has told up to now."""
+        """Reads the lines that the process has sent so far."""
         while True:
             try:
                 raw = os.read(self._read, 1 << 16)
@@ -91,10 +91,10 @@ class Process:
         self.lines += [line.decode() for line in lines]
 
     def wait_line(self, word: str, times: int = 1) -> bool:
-        """Wait until it has told a line that begins with `word` so often; False: it ended before.
+        """Waits until the process has sent `times` lines that begin with `word`; returns False if it ended before.
 
         Raises:
-            Hangs: that takes too long.
+            Hangs: the timeout has passed.
         """
         end_s = time.monotonic() + WAIT_S
         while True:
@@ -105,11 +105,11 @@ class Process:
                 self.hear()
                 return len(self.told(word)) >= times
             if time.monotonic() > end_s:
-                raise Hangs(f"{self.job}: no {word!r} in {WAIT_S:g} s; it is at {self.place}; told: {self.lines[-5:]}")
+                raise Hangs(f"{self.job}: no {word!r} in {WAIT_S:g} s; at {self.place}; last lines: {self.lines[-5:]}")
             select.select([self._read], [], [], 0.2)
 
     def poll(self) -> bool:
-        """Whether it has ended."""
+        """Returns whether the process has ended."""
         if self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -117,10 +117,10 @@ class Process:
         return self.ended
 
     def wait(self) -> None:
-        """Wait for its end.
+        """Waits until the process ends.
 
         Raises:
-            Hangs: it tells nothing for too long.
+            Hangs: the process has sent no line within the timeout.
         """
         told, end_s = -1, 0.0
         while not self.poll():
@@ -128,16 +128,16 @@ class Process:
             if len(self.lines) > told:
                 told, end_s = len(self.lines), time.monotonic() + WAIT_S
             if time.monotonic() > end_s:
-                raise Hangs(f"{self.job}: neither ends nor says anything in {WAIT_S:g} s; it is at {self.place}")
+                raise Hangs(f"{self.job}: no line and no end of the process in {WAIT_S:g} s; at {self.place}")
             select.select([self._read], [], [], 0.05)
         self.hear()
 
     def kill(self) -> None:
-        """SIGKILL, and take in what it told."""
+        """Kills the process by SIGKILL, and reads the lines that it has sent."""
         if not self.ended:
             os.kill(self.pid, signal.SIGKILL)
             while not self.poll():
-                # Threads that are traced must be waited for, each by itself.
+                # Traced threads must be reaped one by one.
                 for path in _tasks(self.pid):
                     with suppress(ChildProcessError):
                         os.waitpid(path, os.WNOHANG | WALL)
@@ -145,7 +145,7 @@ class Process:
         self.hear()
 
     def close(self) -> None:
-        """Kill it if it lives, and forget it."""
+        """Kills the process if it still runs, and closes its pipes."""
         with suppress(ChildProcessError, ProcessLookupError):
             self.kill()
         for descriptor in (self._read, self._go):
@@ -153,21 +153,24 @@ class Process:
                 os.close(descriptor)
 
     def trace(self, others: "list[Process]") -> Trace:
-        """Seize it, while it waits for a word. The end of `others` is noted when it is seen."""
+        """Starts tracing the process while it waits for `go`. Also records the end of `others`."""
         known = {process.pid: process for process in others}
 
         def ended(pid: int, status: int) -> None:
-            # Else it is a thread that was killed before it was seen.
+            # An unknown id belongs to a thread that was killed before the tracer saw it.
             if pid in known:
                 known[pid].status = status
 
         return Trace(self.pid, ended)
 
     def kill_at(self, calls: int, others: "list[Process]", until: Callable[[], bool] = lambda: False) -> int:
-        """Give it a word, and kill it at the `calls`-th stop at a system call; how many stops there were.
+        """Lets the process go on, and kills it at the `calls`-th stop at a system call.
+
+        Returns:
+            The number of stops.
 
         Raises:
-            Hangs: that takes too long.
+            Hangs: the timeout has passed.
         """
         with _Deadline(self):
             trace = self.trace(others)
@@ -179,7 +182,14 @@ class Process:
         return trace.calls
 
     def freeze_at(self, calls: int) -> bool:
-        """The same, but it is stopped by SIGSTOP; False: it ended before."""
+        """Lets the process go on, and stops it by SIGSTOP at the `calls`-th stop at a system call.
+
+        Returns:
+            False if the process ended before.
+
+        Raises:
+            Hangs: the timeout has passed.
+        """
         with _Deadline(self):
             trace = self.trace([])
             self.go()
@@ -199,14 +209,14 @@ def _tasks(pid: int) -> list[int]:
 
 
 class _Deadline:
-    """Within it, what blocks for too long is interrupted."""
+    """A context that raises `Hangs` in a call that blocks for longer than the timeout."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     def __enter__(self) -> None:
         def late(*_: object) -> None:
-            raise Hangs(f"{self._process.job}: traced, at {self._process.place}, for {WAIT_S:g} s")
+            raise Hangs(f"{self._process.job}: traced for more than {WAIT_S:g} s; at {self._process.place}")
 
         self._before = signal.signal(signal.SIGALRM, late)
         signal.setitimer(signal.ITIMER_REAL, WAIT_S)
@@ -217,11 +227,11 @@ class _Deadline:
 
 
 def _alone(supervisor: int, keep: set[int]) -> None:
-    """In the new process: nothing of the supervisor's but these descriptors, and no life without it."""
+    """Isolates the new process: closes all descriptors but `keep`, and ends the process with its supervisor."""
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         os._exit(0)
-    # The supervisor decides when it ends, not the terminal.
+    # The process is ended by the supervisor, not by a Ctrl-C in the terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if number > 2 and number not in keep:
@@ -230,5 +240,5 @@ def _alone(supervisor: int, keep: set[int]) -> None:
     for name in list(os.environ):
         if name.startswith("MIZZEN_"):
             del os.environ[name]
-    # No metadata server is looked for: there is none here.
+    # Skips the search for a cloud's metadata server, which does not exist here.
     os.environ["MIZZEN_PLATFORM"] = "sigterm"

@@ -1,4 +1,4 @@
-"""One training: how `bench.kill_loop` starts, kills and freezes it, and what it demands after that."""
+"""One training of `bench.kill_loop`: starts, kills and freezes its processes, and checks the invariants afterwards."""
 
 import os
 import random
@@ -17,15 +17,15 @@ from bench.kill_training import WORDS, Job, Place, Table, expected, ranks
 from bench.kill_watch import Seen, look
 
 FREEZES = 6
-"""One in so many interruptions of a training alone is a freeze."""
+"""One in `FREEZES` interruptions of a training with a single process is a freeze."""
 MOVES = 6
-"""One in so many restarts of a training with two roots is on the other machine; of those one in three is a new one."""
+"""One in `MOVES` restarts of a training with two roots is on the other machine; one in three of these is new."""
 ALL_CALLS = 1 << 62
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to train."""
+    """A configuration of a training."""
 
     name: str
     background: bool = False
@@ -33,7 +33,7 @@ class Variant:
     local: bool = False
     world_size: int = 1
     numbered: bool = True
-    """Whether the attempts get their numbers from outside."""
+    """Whether the supervisor numbers the attempts; otherwise the checkpointer does."""
     keep: int = 2
 
 
@@ -50,15 +50,15 @@ VARIANTS = (
 
 
 class Violation(Exception):
-    """Something that may never happen."""
+    """An invariant does not hold."""
 
 
 @dataclass
 class Tally:
-    """What has happened so far."""
+    """Counts of events so far."""
 
     kills: int = 0
-    """Interruptions by SIGKILL; that of a gang is one."""
+    """Interruptions by SIGKILL; the kill of a whole gang counts once."""
     processes: int = 0
     freezes: int = 0
     refused: int = 0
@@ -73,7 +73,7 @@ class Tally:
 
 @dataclass
 class Arena:
-    """What all trainings of a run share."""
+    """The state that all trainings of a run share."""
 
     rng: random.Random
     folder: Path
@@ -82,15 +82,15 @@ class Arena:
     tell: Callable[[dict[str, Any]], None]
     tally: Tally = field(default_factory=Tally)
     calls: dict[tuple[str, str], int] = field(default_factory=dict)
-    """System-call stops of a start and of a save, by variant, as measured once."""
+    """Number of system-call stops of a "start" or a "save", by (variant name, kind); measured once."""
     seconds: dict[tuple[str, str], float] = field(default_factory=dict)
     job: Job = field(default_factory=lambda: Job(0, ""))
-    """What all jobs are made from."""
+    """Template of all jobs."""
 
 
 @contextmanager
 def children(processes: Sequence[Process]) -> Iterator[Sequence[Process]]:
-    """None of them lives afterwards."""
+    """Ends all processes at the exit of the context."""
     try:
         yield processes
     finally:
@@ -125,17 +125,17 @@ class Run:
         self.digests = [digest for _, digest in both]
 
     def jobs(self, **changes: Any) -> list[Job]:
-        """The jobs of the next attempt."""
+        """Returns the jobs of the next attempt, one per rank."""
         self.launched += 1
         attempt = self.launched if self.variant.numbered else None
         local = self.machines[self.machine] if self.machines else None
         return [replace(job, attempt=attempt, local=local, **changes) for job in ranks(self.base)]
 
     def look(self) -> list[tuple[str, Seen]]:
-        """The roots that the next attempt uses; the far one last.
+        """Reads the roots that the next attempt uses; the remote one is last.
 
         Raises:
-            Violation: what is in one of them may not be.
+            Violation: a root has an invalid record, checkpoint or object.
         """
         roots = [self.machines[self.machine]] if self.machines else []
         seen = [(root, look(root, self.tables)) for root in [*roots, self.base.root]]
@@ -146,7 +146,7 @@ class Run:
         return seen
 
     def resume_step(self) -> int:
-        """Where the next attempt must go on.
+        """Returns the step from which the next attempt must resume.
 
         Raises:
             Violation: an acknowledged save is lost.
@@ -154,15 +154,15 @@ class Run:
         newest = [seen.newest for _, seen in self.look()]
         step = max(((commit.order, commit.step) for commit in newest if commit), default=((0, 0), 0))[1]
         if step < self.acknowledged:
-            raise Violation(f"step {self.acknowledged} was acknowledged, and the newest checkpoint is of step {step}")
+            raise Violation(f"step {self.acknowledged} was acknowledged, but the newest checkpoint has step {step}")
         return step
 
     def finish(self) -> None:
-        """Kill and restart until it is done.
+        """Kills and restarts the training until it has finished.
 
         Raises:
-            Violation: as it says.
-            Hangs: a process does.
+            Violation: an invariant does not hold.
+            Hangs: a process did not make progress within the timeout.
         """
         turn = 0
         while True:
@@ -181,35 +181,36 @@ class Run:
 
     def _all_done(self) -> None:
         roots = self.look()
-        # One that was killed between its last save's two roots finds nothing to do after that.
+        # If the kill came between the two roots of the last save, the restart finds all steps done and saves nothing.
         steps = [seen.newest.step if seen.newest else 0 for _, seen in roots]
         if max(steps) != self.base.steps:
-            raise Violation(f"the training is done, and the newest checkpoints are of steps {steps}")
+            raise Violation(f"the training has finished, but the newest checkpoints have steps {steps}")
         for root, seen in roots:
             if seen.loose_before(max(attempt for _, attempt in seen.claims)) if seen.claims else seen.loose:
-                raise Violation(f"{root}: left at the end: {seen.loose}")
-            # One that was frozen before it had put anything, and was too late, leaves a whole checkpoint to the next
-            # save.
-            # One that is killed between a commit and its removals leaves those to the next save.
+                raise Violation(f"{root}: loose objects at the end: {seen.loose}")
+            # A process that was frozen before its first write and resumed too late leaves one more checkpoint for the
+            # next save to remove. So does a process that was killed between a commit and the removals after it.
             most = self.variant.keep + self.freezes + self.unpruned
             if len(seen.commits) > most or len(seen.claims) > self.launched:
-                raise Violation(f"{root}: {len(seen.commits)} checkpoints and {len(seen.claims)} claims are kept")
+                raise Violation(
+                    f"{root}: too many records remain: {len(seen.commits)} checkpoints, {len(seen.claims)} claims"
+                )
 
     def _freezable(self, turn: int) -> bool:
         return self.variant.world_size == 1 and turn > 1 and not self.enough()
 
     def _move(self) -> int:
-        """To the other machine, which has what it had then, or (a new one) nothing."""
+        """Moves the training to the other machine; one in three times, this machine is new, with an empty root."""
         self.machine = 1 - self.machine
         if self.arena.rng.randrange(3) == 0:
             shutil.rmtree(self.machines[self.machine], ignore_errors=True)
         return self.resume_step()
 
     def heard(self, processes: Sequence[Process]) -> None:
-        """Take in what ended processes have told.
+        """Processes the lines of ended processes.
 
         Raises:
-            Violation: one of them told of one.
+            Violation: a process has reported one.
         """
         for process in processes:
             process.hear()
@@ -218,29 +219,29 @@ class Run:
                 raise Violation(f"rank {process.job.rank}, attempt {process.job.attempt}: {words}")
 
     def met(self, processes: Sequence[Process], step: int) -> None:
-        """All ranks have claimed and loaded, and wait: they must have the right step, and have swept.
+        """Waits until all ranks have claimed and loaded, and checks their step and the sweep.
 
         Raises:
-            Violation: they have not.
+            Violation: a rank resumes from the wrong step, or loose objects of older attempts remain.
         """
         for process in processes:
             if not process.wait_line("restored"):
                 self.heard([process])
-                raise Violation(f"a restart ended with status {process.status}; it told {process.lines}")
+                raise Violation(f"a restart ended with status {process.status}; its lines: {process.lines}")
             told = int(process.told("restored")[0])
-            # A server may have ended a dead one's request after the root was looked at.
+            # The server may have completed a request of a killed process after the root was read.
             if told != step and told != self.resume_step():
-                raise Violation(f"rank {process.job.rank} resumes from step {told}, the newest checkpoint is {step}")
+                raise Violation(f"rank {process.job.rank} resumes from step {told}, but must resume from step {step}")
         self.heard(processes)
         self.arena.tally.restarts += 1
         for root, seen in self.look():
-            # Where nobody gives the numbers the two roots may count differently: the newest claim's is the root's.
+            # If attempts are not numbered by the supervisor, the two roots may number them differently.
             claimed = max(attempt for _, attempt in seen.claims)
             if loose := seen.loose_before(claimed):
-                raise Violation(f"{root}: attempt {claimed} has claimed, and this is left: {loose}")
+                raise Violation(f"{root}: attempt {claimed} has claimed, but loose objects remain: {loose}")
 
     def _attempt(self, step: int) -> bool:
-        """One start, and most times a kill; whether the training is done."""
+        """Runs one attempt, usually with a kill; returns whether the training has finished."""
         rng, name = self.arena.rng, self.variant.name
         measured = self.arena.calls.keys()
         if self.enough():
@@ -273,11 +274,11 @@ class Run:
         killed = [process for process in processes if process.killed]
         for process in processes:
             if not process.killed and process.status != 0:
-                raise Violation(f"rank {process.job.rank} ended with status {process.status}, nobody killed it so")
+                raise Violation(f"rank {process.job.rank} ended with status {process.status}, but was not killed")
             if not process.killed and process.told("finished") != [self.digests[process.job.rank]]:
                 raise Violation(
-                    f"rank {process.job.rank} ended with {process.lines[-1:]}; the state of an uninterrupted run has "
-                    f"SHA-256 {self.digests[process.job.rank]}"
+                    f"rank {process.job.rank} ended with {process.lines[-1:]}, but the state of an uninterrupted run "
+                    f"has SHA-256 {self.digests[process.job.rank]}"
                 )
         if killed:
             tally.kills += 1
@@ -285,7 +286,7 @@ class Run:
             tally.hows[how] += 1
             for process in killed:
                 tally.places[process.place] += 1
-            # What a process is at is told a little before it is there.
+            # A process reports a stage shortly before it begins.
             late = (Place.RECORD, Place.COMMITTED, Place.REMOVAL, Place.ENDED, Place.TRAINING, Place.MEETING)
             self.unpruned += any(process.place[0] in late for process in killed)
             self.arena.tell(
@@ -302,7 +303,7 @@ class Run:
         return not killed
 
     def _at_start(self, processes: Sequence[Process], victim: int, how: str, began_s: float) -> None:
-        """Kill within claim, sweep and load: no rank goes on to train."""
+        """Kills the ranks during claim, sweep or load, before any rank trains."""
         rng, key = self.arena.rng, (self.variant.name, "start")
         one = processes[victim]
         for process in processes:
@@ -313,7 +314,7 @@ class Run:
             until_s = 1.3 * self.arena.seconds[key]
         else:
             one.wait_line("began")
-            one.go()  # For the second time that it waits: after its load.
+            one.go()  # For its second wait, which is after the load.
             others = [process for process in processes if process is not one]
             known = self.arena.calls.get(key)
             calls = rng.randint(1, known) if known else ALL_CALLS
@@ -323,7 +324,7 @@ class Run:
         self._kill_all(processes, until_s, began_s)
 
     def _later(self, processes: Sequence[Process], victim: int, how: str) -> None:
-        """Kill while it trains and saves."""
+        """Kills the ranks during training and saves."""
         rng, key = self.arena.rng, (self.variant.name, "save")
         one = processes[victim]
         began_s = time.monotonic()
@@ -340,12 +341,12 @@ class Run:
                 self.arena.calls[key] = made
                 self.arena.seconds[key] = time.monotonic() - started_s
             else:
-                # Some more than it makes: what comes between two saves is hit too.
+                # One eighth more than a save has, so that the time between two saves is hit too.
                 one.kill_at(rng.randint(1, known + known // 8), others)
         self._kill_all(processes, 3 * self.arena.seconds[key], began_s)
 
     def _kill_all(self, processes: Sequence[Process], within_s: float, began_s: float) -> None:
-        """Kill those that still live, each after a random time of its own."""
+        """Kills the processes that still run, each after its own random time."""
         rng = self.arena.rng
         times = sorted(
             ((rng.uniform(0, within_s), process.job.rank, process) for process in processes), key=lambda t: t[:2]
@@ -360,13 +361,13 @@ class Run:
 
 
 class Freeze:
-    """A process that is frozen in a save, and goes on when its successor has saved."""
+    """A process that is frozen during a save, and continues after its successor has saved."""
 
     def __init__(self, run: Run, step: int) -> None:
         self.run, self.step = run, step
 
     def done(self) -> bool:
-        """Whether the training was done before it could be frozen."""
+        """Freezes a process and runs its successor; returns whether the training has finished."""
         run, rng = self.run, self.run.arena.rng
         known = run.arena.calls.get((run.variant.name, "save"))
         if known is None:
@@ -381,7 +382,7 @@ class Freeze:
                 return run._counted([old], "none", self.step)
             run.heard([old])
             if old.told("finished"):
-                # It was so late that it had nothing more to do, and nothing to be refused.
+                # The process was frozen after its work was complete, so nothing can be refused.
                 os.kill(old.pid, signal.SIGCONT)
                 old.wait()
                 return run._counted([old], "none", self.step)
@@ -400,42 +401,40 @@ class Freeze:
                 run.arena.tell(
                     {"freeze": run.arena.tally.freezes, "variant": run.variant.name, "place": place_name(*where)}
                 )
-                # The successor goes on, until it is killed as any other.
+                # The successor continues, until it is killed like any other process.
                 new.go()
                 run._kill_all([new], 3 * run.arena.seconds[run.variant.name, "save"], time.monotonic())
                 run.heard([new])
                 return run._counted([new], "any time", self.step)
 
     def _succeed(self, new: Process) -> None:
-        """The successor claims, loads and saves, up to the save before which it waits."""
+        """Runs the successor through claim, load and saves, up to the save before which it waits."""
         step = self.run.resume_step()
         new.wait_line("restored")
         self.run.heard([new])
         if [str(step)] != new.told("restored"):
-            raise Violation(f"the successor of a frozen one resumes from {new.told('restored')}, and not from {step}")
+            raise Violation(f"the successor of a frozen process resumes from {new.told('restored')}, not from {step}")
         new.go()
         new.wait_line("save", new.job.arm or 1)
         self.run.heard([new])
 
     def _refused(self, old: Process, committed: int, before: list[tuple[str, Seen]]) -> None:
-        """It must be stale, and may have changed nothing that counts."""
+        """Checks that the frozen process was refused as stale, and did not damage or remove kept checkpoints."""
         old.hear()
         self.run.heard([old])
         if not old.told("stale"):
-            raise Violation(f"a frozen one that went on was not refused: {old.lines[-3:]}, status {old.status}")
+            raise Violation(f"a frozen process was not refused: {old.lines[-3:]}, status {old.status}")
         self.run.arena.tally.refused += 1
         if any(int(step) > committed for step in old.told("done")):
-            raise Violation(f"a frozen one had committed step {committed}, and acknowledged {old.told('done')[-1]}")
+            raise Violation(f"a frozen process had committed {committed}, but acknowledged {old.told('done')[-1]}")
         for (root, was), (_, now) in zip(before, self.run.look(), strict=True):
-            # It may end the removals that it had begun, of checkpoints that are too old.
+            # The process may complete removals of old checkpoints that it had begun.
             kept = {commit.number for commit in was.commits[: self.run.variant.keep]}
             gone = kept - {commit.number for commit in now.commits}
             if gone or (was.newest and (now.newest is None or now.newest.order < was.newest.order)):
-                raise Violation(
-                    f"{root}: a frozen one that went on has removed the records {gone}; newest is {now.newest}"
-                )
+                raise Violation(f"{root}: a frozen process has removed the records {gone}; newest is {now.newest}")
 
 
 def place_name(place: Place, local: bool) -> str:
-    """Its words, for people."""
+    """Returns the description of a stage for the table."""
     return f"{WORDS[place]}{' (local root)' if local else ''}"

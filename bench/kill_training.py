@@ -1,8 +1,8 @@
-"""The training that `bench.kill_loop` kills: small, deterministic, and told apart by its seed and rank only.
+"""The training that `bench.kill_loop` kills: small, and determined by its seed and rank.
 
-Its state changes at every step, from a generator of its own, the generators that the process shares and a shuffled
-order of the data. A part of the state never changes, so it is put once. `places` in shared memory say at each instant
-what a process is at: that needs no system call, and outlives the process.
+Its state changes at every step, with random values from its own generator and from the global generators of the
+process, and with a shuffled order of the data. One part of the state is constant, so it is stored only once. The
+process keeps its present stage (`Place`) in shared memory, which needs no system call and survives a kill.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ SIDE, SLICE, SAMPLES, FIXED_BYTES = 160, 3000, 17, 64 << 10
 
 
 class Place(IntEnum):
-    """What a process is at."""
+    """The stage of the training in which a process is."""
 
     STARTING = 0
     CLAIM = 1
@@ -51,24 +51,24 @@ class Place(IntEnum):
 WORDS = {
     Place.STARTING: "before the claim",
     Place.CLAIM: "claim, before its record",
-    Place.CLAIM_RECORD: "in the claim's record",
+    Place.CLAIM_RECORD: "writing the claim's record",
     Place.SWEEP: "claimed, sweeping",
     Place.LOADING: "loading",
     Place.TRAINING: "training, no save",
     Place.SAVE_BEGUN: "save, before any write",
-    Place.PARTS: "in the parts",
-    Place.SHARD: "in a rank's shard record",
+    Place.PARTS: "writing parts",
+    Place.SHARD: "writing a rank's shard record",
     Place.MEETING: "waiting for the other ranks",
-    Place.RECORD: "in the checkpoint's record",
+    Place.RECORD: "writing the checkpoint's record",
     Place.COMMITTED: "committed, before removal",
-    Place.REMOVAL: "removing old ones",
+    Place.REMOVAL: "removing old checkpoints",
     Place.ENDED: "after the training",
 }
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a process is to do."""
+    """The parameters of a training process."""
 
     seed: int
     root: str
@@ -76,24 +76,24 @@ class Job:
     attempt: int | None = None
     keep: int = 2
     every: int = 3
-    """Steps from one save to the next."""
+    """Steps between two saves."""
     steps: int = 30
     background: bool = False
     by_step: bool = False
-    """Whether it uses `Checkpointer.step`, else `save` and `save_async`."""
+    """Whether the training uses `Checkpointer.step`; otherwise `save` and `save_async`."""
     rank: int = 0
     world_size: int = 1
     arm: int | None = None
-    """The save before which it waits for a word, from 1; 0: it waits before it claims."""
+    """Number of the save, from 1, before which the process waits for a signal; 0: it waits before the claim."""
     settle: bool = False
-    """Whether it waits for a save in the background at once, so that the save can be measured."""
+    """Whether the process waits for each background save to end, so that the save can be measured."""
     eager: bool = False
-    """A fault, to see that it is found: a save is acknowledged when it begins."""
+    """An injected fault that the checks must find: a save is acknowledged when it begins."""
     open: Callable[[str | os.PathLike[str]], ObjectStore] = open_root
 
 
 class Training:
-    """The state, and how a step changes it."""
+    """The state of the training, and the step that changes it."""
 
     def __init__(self, seed: int, rank: int) -> None:
         random.seed(seed * 1000 + rank)
@@ -107,7 +107,7 @@ class Training:
 
     @property
     def tracked(self) -> dict[str, Any]:
-        """Part name to object."""
+        """The tracked objects, by part name."""
         return {
             "model": self.model,
             "fixed": self.fixed,
@@ -118,13 +118,13 @@ class Training:
         }
 
     def step(self) -> None:
-        """One step."""
+        """Runs one training step."""
         if not self.data["left"]:
             self.data["left"] = self._shuffle.sample(range(SAMPLES), SAMPLES)
             self.data["epoch"] += 1
         sample = self.data["left"].pop()
         gradient = self.dice.standard_normal((SIDE, SIDE)) * (1 + sample)
-        # In place: a save in the background that did not copy would be seen.
+        # Changed in place, to detect a background save that does not copy.
         self.model["v"] *= 0.9
         self.model["v"] += gradient
         self.model["w"] -= 0.01 * self.model["v"]
@@ -132,7 +132,7 @@ class Training:
         self.slice["coins"] = [random.random(), *self.slice["coins"][:9]]
 
     def digest(self) -> str:
-        """SHA-256 over all of the state, without the code that saves it."""
+        """Returns the SHA-256 of the whole state, computed independently of the code under test."""
         digest = hashlib.sha256()
         for array in (self.model["w"], self.model["v"], self.slice["mean"]):
             digest.update(array.tobytes())
@@ -146,7 +146,7 @@ OWN = frozenset({"slice", "rng"})
 
 
 def expected(job: Job) -> tuple[dict[tuple[int, str], str], str]:
-    """What an uninterrupted run has: SHA-256 of each part's content by (step, part name), and the final digest."""
+    """Returns the results of an uninterrupted run: SHA-256 of each part by (step, part name), and the final digest."""
     training = Training(job.seed, job.rank)
     tracked = Tracked(training.tracked)
     table = {}
@@ -162,36 +162,36 @@ def expected(job: Job) -> tuple[dict[tuple[int, str], str], str]:
 
 @dataclass
 class Channel:
-    """A process's line to its supervisor, and back."""
+    """The connection of a process with its supervisor."""
 
     out: int
     back: int
     place: mmap.mmap
-    """One byte: the `Place`; the second one: 1 while that is about the local root."""
+    """First byte: the `Place`; second byte: 1 while the stage concerns the local root."""
 
     def say(self, line: str) -> None:
-        """Tell one line. What was told outlives the process."""
+        """Sends one line, which the supervisor receives even if the process is killed afterwards."""
         os.write(self.out, line.replace("\n", "\\n").encode() + b"\n")
 
     def meet(self, line: str) -> None:
-        """Tell a line, and wait for a word to go on."""
+        """Sends a line, and waits for the signal to continue."""
         self.say(line)
         os.read(self.back, 1)
 
     def at(self, place: Place, local: bool = False) -> None:
-        """Note where this process is."""
+        """Records the present stage."""
         self.place[:2] = bytes((place, local))
 
 
 @dataclass
 class Watched:
-    """A store that notes what is being done to it."""
+    """A store that records the present operation as the stage of the process."""
 
     inner: ObjectStore
     channel: Channel
     local: bool
     saving: Callable[[], bool]
-    """Whether what is done is a save; else it is a claim or a load."""
+    """Returns whether the present operation belongs to a save; otherwise it belongs to a claim or a load."""
     _done: set[Place] = field(default_factory=set)
 
     def _at(self, claiming: Place, saving: Place) -> None:
@@ -282,14 +282,14 @@ class Watched:
 
 
 def train(job: Job, channel: Channel) -> None:
-    """Train to the end, or to the kill. What goes wrong is told as a `violation`, a newer attempt as `stale`."""
+    """Trains to the end, or until the kill. Sends errors and warnings as `violation`, a newer attempt as `stale`."""
 
     def warned(message: Warning | str, category: type[Warning], *_: Any) -> None:
         if issubclass(category, CheckpointWarning):
             channel.say(f"violation a warning: {message}")
 
     warnings.simplefilter("always")
-    warnings.showwarning = warned  # type: ignore[assignment]  # It takes whatever is given.
+    warnings.showwarning = warned  # type: ignore[assignment]  # `warned` accepts all arguments.
     try:
         _Trainer(job, channel).run()
     except StaleAttemptError as error:
@@ -306,20 +306,20 @@ class _Trainer:
         self.saving = False
         self.handle: Saving | None = None
         self.unsettled: int | None = None
-        """The step of a save in the background that is not acknowledged yet."""
+        """Step of the background save that is not acknowledged yet."""
 
     def _open(self, uri: str | os.PathLike[str]) -> ObjectStore:
         return Watched(self.job.open(uri), self.channel, uri == self.job.local, lambda: self.saving)
 
     def run(self) -> None:
-        """See `train`."""
+        """Runs the training; see `train`."""
         job, channel = self.job, self.channel
         if job.arm == 0:
             channel.meet("began")
         else:
             channel.say("began")
         channel.at(Place.CLAIM)
-        setattr(checkpointer, "open_root", self._open)  # noqa: B010  # It is that module's by import only.
+        setattr(checkpointer, "open_root", self._open)  # noqa: B010  # That module only imports the name.
         kept = Checkpointer(
             job.root,
             local=job.local,
@@ -332,7 +332,7 @@ class _Trainer:
             world_size=job.world_size,
         )
         if kept.writer:
-            # Without a number it would be the first save that does.
+            # If the attempt has no number, the claim would otherwise happen in the first save.
             kept.claim()
         channel.say(f"claimed {kept.attempt}")
         channel.at(Place.LOADING)
@@ -340,7 +340,7 @@ class _Trainer:
         kept.track(own=own, **self.training.tracked)
         step = kept.restore()
         if kept.skipped:
-            channel.say(f"violation passed over: {kept.skipped}")
+            channel.say(f"violation skipped checkpoints: {kept.skipped}")
         channel.at(Place.TRAINING)
         channel.meet(f"restored {step}")
         tracked = Tracked(self.training.tracked)
@@ -360,7 +360,7 @@ class _Trainer:
             if step == self.job.steps:
                 kept.wait()
             if not kept.should_save(step):
-                kept.step(step)  # The one before is still being written.
+                kept.step(step)  # The previous save is still in progress.
                 return
         self.saves += 1
         self.saving = True
@@ -382,7 +382,7 @@ class _Trainer:
         else:
             kept.save(step, tracked.capture(step), own=OWN)
         if before is not None:
-            # A save begins when the one before it is written.
+            # A save begins only after the previous one has ended.
             channel.say(f"done {before}")
         if job.background and job.settle:
             kept.wait()
@@ -401,7 +401,7 @@ class _Trainer:
 
 
 def ranks(job: Job) -> list[Job]:
-    """The jobs of all ranks of a gang."""
+    """Returns the jobs of all ranks of a gang."""
     return [replace(job, rank=rank) for rank in range(job.world_size)]
 
 

@@ -1,7 +1,7 @@
-"""An observer of a root of checkpoints, with a reading of its own: it shares no code with what it judges but the store.
+"""An independent reader of a checkpoint root. It shares only the object store with the code under test.
 
-It reads every object of the root, checks each record's own checksum and each part's, and compares the content with that
-of an uninterrupted run.
+It reads every object of the root, checks the checksums of all records and parts, and compares the content with that of
+an uninterrupted run.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _SETTLE_S = 0.02
 
 @dataclass(frozen=True)
 class Commit:
-    """A manifest in the log."""
+    """A checkpoint's record in the log."""
 
     number: int
     attempt: int
@@ -38,40 +38,40 @@ class Commit:
     step: int
     parts: tuple[dict[str, Any], ...]
     broken: str
-    """Why it cannot be loaded; empty: it can."""
+    """Reason why the checkpoint cannot be loaded; empty: it is valid."""
 
     @property
     def order(self) -> tuple[int, int]:
-        """The newest has the greatest."""
+        """The sort key: the newest checkpoint has the greatest."""
         return self.attempt, self.save
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A root at one instant, when nobody writes to it."""
+    """A snapshot of a root without concurrent writers."""
 
     commits: tuple[Commit, ...]
-    """The newest first."""
+    """Newest first."""
     claims: tuple[tuple[int, int], ...]
-    """Number and attempt."""
+    """(record number, attempt) of each claim."""
     objects: dict[str, bytes] = field(repr=False)
     wrong: tuple[str, ...]
-    """What no kill may leave: damaged records, damaged commits, names that mean nothing."""
+    """Errors that no kill may cause: damaged records, invalid checkpoints, objects with unknown names."""
     empty_folders: int
 
     @property
     def newest(self) -> Commit | None:
-        """The one to load."""
+        """The newest valid checkpoint; None: there is none."""
         return next((commit for commit in self.commits if not commit.broken), None)
 
     @property
     def loose(self) -> list[str]:
-        """Parts and shards that no commit names, and staged files."""
+        """Keys of parts and shards that no checkpoint refers to, and of staged files."""
         named = {part["key"] for commit in self.commits for part in commit.parts}
         return sorted(key for key in self.objects if not key.startswith("log/") and key not in named)
 
     def loose_before(self, attempt: int) -> list[str]:
-        """Those that a claim of `attempt` must have swept, and files that nobody writes any more."""
+        """Returns the loose objects that a claim of `attempt` must have deleted: older attempts' and staged files."""
         found = []
         for key in self.loose:
             match = _PART.fullmatch(key) or _SHARD.fullmatch(key)
@@ -81,7 +81,7 @@ class Seen:
 
 
 def look(root: str, tables: list[Table] | None = None) -> Seen:
-    """Read the root (a folder, or a URL of a bucket). `tables`: the expected contents by rank; None: not compared."""
+    """Reads a root (a folder or a bucket URL). `tables`: the expected contents by rank; None: no comparison."""
     folder = None if "://" in root else Path(root)
     objects = dict(_files(folder)) if folder else _bucket(root)
     empty = _empty_folders(folder) if folder else 0
@@ -92,11 +92,11 @@ def look(root: str, tables: list[Table] | None = None) -> Seen:
         number = _RECORD.fullmatch(key)
         if number is None:
             if not (_PART.fullmatch(key) or _SHARD.fullmatch(key) or key.startswith(_STAGED)):
-                wrong.append(f"{key}: nobody should have made this")
+                wrong.append(f"{key}: an object with an unknown name")
             continue
         body = _record(raw)
         if body is None:
-            wrong.append(f"{key}: a damaged record")
+            wrong.append(f"{key}: the record is damaged")
         elif body["format"] == "mizzen.claim/1":
             claims.append((int(number[1]), body["attempt"]))
         else:
@@ -124,7 +124,7 @@ def _opened(root: str) -> ObjectStore:
 
 
 def _bucket(root: str) -> dict[str, bytes]:
-    """All objects, when nothing changes any more: the server may still be at a request of one who is dead."""
+    """Reads all objects once the listing is stable: the server may still process a request of a killed process."""
     store = _opened(root)
     while True:
         before = list(store.list(""))
@@ -136,7 +136,10 @@ def _bucket(root: str) -> dict[str, bytes]:
 
 
 def _record(raw: bytes) -> dict[str, Any] | None:
-    """The record's content, if its checksum is right: SHA-256 of the rest as JSON, keys sorted, without spaces."""
+    """Returns a record's content; None: the checksum is wrong.
+
+    The checksum is the SHA-256 of the rest of the record as JSON with sorted keys and without spaces.
+    """
     try:
         body: dict[str, Any] = json.loads(raw)
         told = body.pop("record_sha256")
@@ -158,12 +161,12 @@ def _broken(body: dict[str, Any], objects: dict[str, bytes], tables: list[Table]
         if tables is not None:
             table = tables[part["rank"] or 0]
             if hashlib.sha256(raw).hexdigest() != table[body["step"], part["name"]]:
-                return f"{part['key']} is not what an uninterrupted run has at step {body['step']}"
+                return f"{part['key']} differs from an uninterrupted run at step {body['step']}"
     names = {(part["name"], part["rank"]) for part in body["parts"]}
     own = {name for name, rank in names if rank is not None}
     if tables is not None:
         wanted: set[tuple[str, int | None]] = {(name, rank) for name in own for rank in range(len(tables))}
         wanted |= {(name, None) for _, name in tables[0] if name not in own}
         if names != wanted:
-            return f"it has the parts {sorted(map(str, names))}, and should have {sorted(map(str, wanted))}"
+            return f"parts {sorted(map(str, names))}: must be {sorted(map(str, wanted))}"
     return ""

@@ -1,9 +1,9 @@
-"""machines: what machines without work cost the control plane, and how soon the loss of one is noticed.
+"""machines: the CPU time that idle machines cost the control plane, and the time until a lost machine is noticed.
 
-One `mizzen up` with default settings, once with one machine and once with 300, each with an agent of its own. CPU is
-user and system time of Temporal, the worker and Postgres while nothing is asked for; the line is what 299 machines add.
-The agents' own CPU time is shown beside it and does not count. Then a machine is powered off, and the time until it
-counts as lost is compared with what the settings promise (`heartbeat_timeout_s` and `node_lost_after_s`).
+`mizzen up` runs with default settings, once with one machine and once with 300, each with its own agent. CPU is the
+user and system time of Temporal, the worker and Postgres without any requests; the figure is what 299 more machines
+add. The agents' CPU time is shown but does not count. Then a machine is powered off. The time until it counts as lost
+is compared with the sum of the settings `heartbeat_timeout_s` and `node_lost_after_s`.
 
     python -m bench.machines --machines 50 --idle-s 30 --settle-s 20      # a short form
 """
@@ -38,7 +38,7 @@ CONTROL = ("temporal", "worker", "postgres")
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """The number of machines, and the durations of the measurement."""
 
     machines: int = 300
     idle_s: float = 120.0
@@ -47,7 +47,7 @@ class Sizes:
 
 LINES = (
     Line("CPU of the control plane for 300 idle machines, of a core", 0.08),
-    # A twentieth for the last steps: the time-outs of Temporal, a workflow task, a row.
+    # 5 % tolerance for the last steps: Temporal's timers, a workflow task, and the update of the row.
     Line("time until a lost machine is noticed, of what is promised", 1.05),
 )
 
@@ -59,7 +59,7 @@ def _idle(folder: Path, machines: int, sizes: Sizes, exit_: ExitStack) -> tuple[
 
 
 def measure(sizes: Sizes, say: Callable[[str], None]) -> Iterator[Figure]:
-    """The figures, one after the other."""
+    """Yields the figures one after the other."""
 
     def figure(number: int, value: float, absolute: dict[str, float]) -> Figure:
         shown = {"machines": sizes.machines, "idle_s": sizes.idle_s}
@@ -77,7 +77,7 @@ def measure(sizes: Sizes, say: Callable[[str], None]) -> Iterator[Figure]:
             absolute = {f"{part}_of_a_core": added[part] for part in (*CONTROL, "agents")}
             absolute["of_10000_machines_cores"] = control * 10_000 / sizes.machines
             yield figure(0, control * 300 / sizes.machines, absolute)
-            say("a machine is powered off")
+            say("powering off a machine")
             machine = f"east/a/m-{sizes.machines}" if sizes.machines > 1 else "east/a/m-1"
             power_off(machine_state_dir(stack.data, machine))
             began_s = time.monotonic()
@@ -90,7 +90,7 @@ def measure(sizes: Sizes, say: Callable[[str], None]) -> Iterator[Figure]:
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """The suite, in one round."""
+    """Yields the figures of the suite, from one round."""
     yield from measure(Sizes(), bench.say)
 
 
@@ -102,7 +102,7 @@ SUITE = Suite("machines", LINES, run)
 @click.option("--idle-s", type=click.FloatRange(min=1), default=Sizes.idle_s, show_default=True)
 @click.option("--settle-s", type=click.FloatRange(min=0), default=Sizes.settle_s, show_default=True)
 def main(machines: int, idle_s: float, settle_s: float) -> None:
-    """Measures with other sizes; one figure a line."""
+    """Measures with other sizes, and prints one figure per line as JSON."""
     for figure in measure(Sizes(machines, idle_s, settle_s), lambda text: click.echo(f"machines: {text}", err=True)):
         click.echo(figure.to_json())
 

@@ -1,14 +1,14 @@
-"""memory: how much a process grows from empty to 1,000,000 pending workloads and 84,000 machines.
+"""memory: the memory growth of a process from empty to 1,000,000 pending workloads and 84,000 machines.
 
-Against the bytes of the columns. Each round is a process of its own: it loads all code with a small queue and region
-and looks at its resident memory (VmRSS), takes the queue (`bench.queues`) and the machines from a log, 10,000 rows at a
-time, scans and refreshes once, lets go of what it read, and looks again. Told beside it is `in_use`: the growth without
-the freed memory that the C library keeps for later.
+It is compared with the bytes of the columns. Each round is a new process: it loads all code with a small queue and
+region, reads its resident memory (VmRSS), applies the queue (`bench.queues`) and the machines as changes, 10,000
+workloads at a time, scans and refreshes once, frees its input, and reads VmRSS again. The absolute values also contain
+`in_use`: the growth without the freed memory that the C library keeps.
 
-Columns are: of the queue the arrays of `Rows` (times, ids, tenant, wish, held, gang; the ids are the workloads' names)
-and the flat arrays of its gangs; of the region the arrays of `Machines` and `Holders`. Names of machines, dictionaries
-by name and whatever else is kept are no columns: the ratio shows them. The 84,000 machines are 20 clusters, each with
-1,000 of 8 GPUs and 3,200 without.
+The columns of the queue are the arrays of `Rows` (times, ids, tenant, wish, held, gang; the ids are the workloads'
+names) and the flat arrays of its gangs; those of the region are the arrays of `Machines` and `Holders`. Machine names,
+dictionaries by name and other objects are not columns, so they increase the ratio. The 84,000 machines are in 20
+clusters, each with 1,000 machines of 8 GPUs and 3,200 without GPUs.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ CHUNK = 10_000
 
 
 def resident_bytes() -> int:
-    """VmRSS of this process."""
+    """Returns VmRSS of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) << 10
@@ -70,17 +70,18 @@ def _bytes(arrays: Iterable[object]) -> int:
 
 
 def column_bytes(queue: QueueColumns, region: Region) -> dict[str, int]:
-    """Bytes of the columns of each."""
+    """Returns the bytes of the columns of the queue and of the region."""
     of_queue = queue.pending.nbytes + queue.placed.nbytes + _bytes(queue.gangs.demand) + _bytes(queue.holdings.held)
     return {"queue": of_queue, "region": _bytes(region.machines) + _bytes(region.holders)}
 
 
 def measure(workloads: int) -> Mapping[str, int]:
-    """In a process of its own: the growth of its resident memory, and the bytes of the columns.
+    """Returns the growth of this process's resident memory, and the bytes of the columns.
 
-    `used` is the growth without what the C library keeps of what was freed (malloc_trim); the figure is with it.
+    `grown` includes freed memory that the C library keeps, and is used for the figure; `used` excludes it
+    (malloc_trim).
     """
-    give_back_freed_memory()  # As a worker does.
+    give_back_freed_memory()  # A worker does the same.
     precompile()
     queue, region = QueueColumns(), Region("here")
     _fill(QueueColumns(), Region("small"), 1000)
@@ -108,12 +109,12 @@ def _in_a_process() -> Mapping[str, float]:
 
 
 def main(workloads: int) -> None:
-    """Prints what `measure` finds."""
+    """Measures in this process, and prints the result as JSON."""
     print(json.dumps(measure(workloads)))
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """One figure."""
+    """Runs the suite, and yields its figure."""
     found = medians(interleave(bench, {"process": _in_a_process}, warm_ups=0))
     sizes = {"pending": WORKLOADS, "machines": regions.CLUSTERS * (GPU_MACHINES + CPU_MACHINES)}
     yield Figure(SUITE.name, SUITE.lines[0], found["grown_mb"] / found["columns_mb"], found, bench.rounds, sizes)

@@ -1,4 +1,4 @@
-"""A Postgres for one suite: the embedded one as `mizzen up` runs it, with its settings (fsync on), gone afterwards."""
+"""A temporary Postgres for one suite: the embedded one of `mizzen up`, with the same settings (fsync on)."""
 
 import signal
 import subprocess
@@ -16,15 +16,17 @@ from infra.stack.postgres import EmbeddedPostgres
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """URL of an empty database. Its files are below the current folder: a temporary one may be in memory.
+    """Starts Postgres, and yields the URL of an empty database.
+
+    The files are below the current folder, because a folder for temporary files may be in memory.
 
     Raises:
-        Unfit: its commits would not wait for the disk.
+        Unfit: commits would not wait for the disk.
     """
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as folder:
         server = EmbeddedPostgres(Path(folder), free_port())
         server.initialise()
-        # In a session of its own: a Ctrl-C is ours to pass on.
+        # In its own session, so that a Ctrl-C in the terminal does not reach it.
         process = subprocess.Popen(
             server.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )

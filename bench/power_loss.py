@@ -1,9 +1,9 @@
-"""Power loss, simulated: checkpoints after it, for the file operations of real saves.
+"""Simulates power losses during the file operations of real saves, and checks the checkpoints afterwards.
 
-The operations on a folder are recorded (`bench.disk_recording`) while checkpoints are claimed, saved, removed and
-killed. `check` demands of every state that the disk may be in then (`bench.disk_model`): there is a checkpoint no older
-than the last one that was acknowledged, its content is exact, nothing warns, and the next attempt claims, saves and
-loads.
+The operations on a folder are recorded (`bench.disk_recording`) during claims, saves, removals and kills. `check` tests
+every possible state of the disk after a power loss (`bench.disk_model`): there must be a checkpoint that is no older
+than the last acknowledged one, with exact content and without warnings, and the next attempt must be able to claim,
+save and load.
 """
 
 import os
@@ -20,12 +20,12 @@ from bench.disk_recording import Killed, Recording, recording
 from mizzen.checkpoint import Checkpointer, list_committed
 
 ROOT = "runs/one"
-"""The root of the checkpoints below the base: its folders are made by the first save."""
+"""Root of the checkpoints, relative to the base; the first save creates its folders."""
 TOKENS = b"the same in each checkpoint " * 40
 
 
 def state(step: int) -> dict[str, Any]:
-    """The state of a step: one part that does not change, and three that do."""
+    """Returns the state of a step: one part is constant, three change with the step."""
     return {
         "model": random.Random(step).randbytes(3000),
         "tokens": TOKENS,
@@ -35,7 +35,7 @@ def state(step: int) -> dict[str, Any]:
 
 
 def saves(base: Path, recorder: Recording, steps: Sequence[int], keep: int) -> None:
-    """One process: it claims, loads, and saves these steps."""
+    """Runs one process, which claims, loads, and saves these steps."""
     kept = Checkpointer(base / ROOT, keep=keep)
     kept.load_latest()
     for step in steps:
@@ -44,10 +44,10 @@ def saves(base: Path, recorder: Recording, steps: Sequence[int], keep: int) -> N
 
 
 def record(base: Path, keep: int, kills: Sequence[int]) -> Recording:
-    """A training on a new root: a process for each kill, killed after so many operations, and one that is not.
+    """Records a training on a new root: a process for each of `kills`, killed after so many operations, and one more.
 
     Raises:
-        AssertionError: the operations do not make up what is on the disk.
+        AssertionError: the recorded operations do not result in the files on the disk.
     """
     with recording(base) as recorder:
         step = 1
@@ -62,25 +62,26 @@ def record(base: Path, keep: int, kills: Sequence[int]) -> Recording:
     there: Tree = {}
     for path in sorted(base.rglob("*")):
         there[path.relative_to(base).as_posix()] = None if path.is_dir() else path.read_bytes()
-    assert disk.crash(everything) == there, "not every operation was seen"
+    assert disk.crash(everything) == there, "not every operation was recorded"
     return recorder
 
 
 class LostWork(AssertionError):
-    """A state of the disk from which a training cannot go on as it must."""
+    """A training cannot resume correctly from a state of the disk."""
 
 
 def check(tree: Tree, base: Path, acknowledged: int, keep: int) -> None:
-    """Load, claim and save in that state.
+    """Loads, claims and saves in a state of the disk.
 
     Raises:
-        LostWork: what `acknowledged` names (0: nothing) is not there, is not exact, or training cannot go on.
+        LostWork: the step `acknowledged` (0: none) or a later one is missing, the content is wrong, or claim, load or
+            save fail.
     """
     materialise(tree, base)
     sync, platform = os.fsync, os.environ.get("MIZZEN_PLATFORM")
-    # No metadata server is looked for: there is none here.
+    # Skips the search for a cloud's metadata server, which does not exist here.
     os.environ["MIZZEN_PLATFORM"] = "sigterm"
-    os.fsync = lambda _: None  # type: ignore[assignment]  # What is checked here is not lost again.
+    os.fsync = lambda _: None  # type: ignore[assignment]  # These saves need not be durable.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -88,17 +89,17 @@ def check(tree: Tree, base: Path, acknowledged: int, keep: int) -> None:
             found = kept.load_latest()
             step = found.step if found else 0
             if step < acknowledged:
-                raise LostWork(f"step {acknowledged} was acknowledged, step {step} is there")
+                raise LostWork(f"step {acknowledged} was acknowledged, but the newest checkpoint has step {step}")
             if found is not None and found.state != state(step):
-                raise LostWork(f"the checkpoint of step {step} has another content")
+                raise LostWork(f"the checkpoint of step {step} has wrong content")
             kept.save(1000, state(1000))
             newest = list_committed(base / ROOT, verify=True)[:1]
             if [manifest.step for manifest in newest] != [1000]:
-                raise LostWork(f"after a save of step 1000 the newest is {newest}")
+                raise LostWork(f"after a save of step 1000 the newest checkpoint is {newest}")
     except LostWork as error:
-        raise LostWork(f"{error}; the disk had {sorted(tree)}") from None
+        raise LostWork(f"{error}; files on the disk: {sorted(tree)}") from None
     except Exception as error:
-        raise LostWork(f"{error!r}; the disk had {sorted(tree)}") from error
+        raise LostWork(f"{error!r}; files on the disk: {sorted(tree)}") from error
     finally:
         os.fsync = sync
         if platform is None:
@@ -108,7 +109,7 @@ def check(tree: Tree, base: Path, acknowledged: int, keep: int) -> None:
 
 
 def sweep(folder: Path, recorder: Recording, keep: int, rng: random.Random, randoms: int, share: float = 1.0) -> int:
-    """Check states at every instant of a recording, that share of them; how many.
+    """Checks a random `share` of the states after a power loss at every point of a recording; returns their number.
 
     Raises:
         LostWork: see `check`.
@@ -126,13 +127,13 @@ def sweep(folder: Path, recorder: Recording, keep: int, rng: random.Random, rand
                 except LostWork as error:
                     last = recorder.mutations[max(0, done - 3) : done]
                     told = [mutation if mutation[0] != "write" else mutation[:2] for mutation in last]
-                    raise LostWork(f"after {done} operations, the last {told}: {error}") from error
+                    raise LostWork(f"after {done} operations, the last ones {told}: {error}") from error
                 checked += 1
     return checked
 
 
 def sweeps(states: int, seed: int, say: Callable[[str], None]) -> int:
-    """Recordings with random kills, until so many states were checked; how many were.
+    """Checks recordings with random kills, until at least `states` states were checked; returns their number.
 
     Raises:
         LostWork: see `check`.
@@ -147,5 +148,5 @@ def sweeps(states: int, seed: int, say: Callable[[str], None]) -> int:
             kills = [rng.randint(1, 150) for _ in range(rng.randrange(4))]
             recorder = record(base, keep, kills)
             checked += sweep(Path(folder) / "state", recorder, keep, rng, 8)
-        say(f"{checked} of {states} states after a power loss")
+        say(f"{checked} of {states} states checked")
     return checked

@@ -1,8 +1,8 @@
-"""Stopping a process between two of its system calls, by ptrace (Linux).
+"""Stops a process between two of its system calls, by ptrace (Linux).
 
-A process runs untraced until `Trace` seizes all its threads. From then on each thread stops when it enters a system
-call and when it comes back from it; new threads are traced from their first instruction on. Who is killed at an
-entrance has not done that call.
+A process runs untraced until `Trace` seizes all its threads. From then on each thread stops at the entry and at the
+exit of every system call; new threads are traced from their first instruction on. A thread that is killed at the entry
+of a call has not executed it.
 """
 
 import ctypes
@@ -23,24 +23,24 @@ _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c
 
 
 class Trace:
-    """All threads of one process, which this thread has seized and which go on at once. Used by one thread only."""
+    """A tracer of all threads of one process, which keep running. It must be used by a single thread."""
 
     def __init__(self, pid: int, others: Callable[[int, int], None]) -> None:
-        """Seize it. `others(pid, status)` is told of the end of other children that is seen on the way.
+        """Seizes the process. Calls `others(pid, status)` if another child of this process ends meanwhile.
 
         Raises:
-            ProcessLookupError: it is gone.
-            PermissionError: the system forbids it.
+            ProcessLookupError: the process does not exist.
+            PermissionError: the system does not allow ptrace.
         """
         self.pid = pid
         self.calls = 0
-        """Stops at system calls so far, entrances and returns, of all threads."""
+        """Stops of all threads at system calls so far, entries and exits."""
         self.status: int | None = None
-        """What `waitpid` gave for its end, once it has ended."""
+        """Exit status of the process from `waitpid`; None: it has not ended."""
         self._others = others
         self._stopped: set[int] = set()
         self._threads: set[int] = set()
-        # A thread that starts meanwhile is that of one that is seized already, or shows up in the next look.
+        # A thread that starts meanwhile is traced if its parent is; otherwise the next listing contains it.
         gone: set[int] = set()
         while new := {int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()} - self._threads - gone:
             for thread in new:
@@ -60,10 +60,12 @@ class Trace:
             waiting &= self._threads
 
     def run(self, calls: int, until: Callable[[], bool] = lambda: False) -> bool:
-        """Let it run to the `calls`-th stop from now on, or the first one at which `until()`; one thread stands there.
+        """Runs the process to the `calls`-th stop from now on, or to the first stop at which `until()` returns True.
+
+        The thread of that stop remains stopped.
 
         Returns:
-            False: it ended before.
+            False if the process ended before.
         """
         end = self.calls + calls
         while self.status is None:
@@ -78,21 +80,21 @@ class Trace:
         return False
 
     def freeze(self) -> None:
-        """Stop the process by SIGSTOP where its threads are, and let go of it."""
+        """Stops the process by SIGSTOP at its present point, and detaches from it."""
         for thread in list(self._threads - self._stopped):
             _ask(_INTERRUPT, thread)
         while self.status is None and self._threads - self._stopped:
             self._next()
-        # A thread that was made just now is traced too, and would stand for ever if nobody let go of it.
+        # A thread that was created just now is traced too, and would stay stopped forever without a detach.
         while self.status is None and self._unseen():
             self._next()
-        # Not before: one who stands at this very signal would lose it with the tracing.
+        # Send SIGSTOP only now: a thread that is stopped for delivery of this signal would lose it at the detach.
         os.kill(self.pid, signal.SIGSTOP)
         for thread in self._threads:
             _ask(_DETACH, thread)
 
     def _unseen(self) -> set[int]:
-        """Threads of the process whose first stop has not been seen yet."""
+        """Returns the threads of the process whose first stop was not received yet."""
         try:
             tasks = {int(path.name) for path in Path(f"/proc/{self.pid}/task").iterdir()}
         except OSError:
@@ -100,13 +102,13 @@ class Trace:
         return {task for task in tasks - self._stopped if _state(task) not in (None, "Z", "X")}
 
     def kill(self) -> None:
-        """End it by SIGKILL, and see its end."""
+        """Kills the process by SIGKILL, and waits for its end."""
         os.kill(self.pid, signal.SIGKILL)
         while self.status is None:
             self._next()
 
     def _next(self) -> int | None:
-        """Wait for a thread to stop: which. None: it, or something else, has ended."""
+        """Waits until a thread stops, and returns its id; None: a thread or another child has ended instead."""
         thread, status = os.waitpid(-1, WALL)
         if not os.WIFSTOPPED(status):
             if thread == self.pid:
@@ -119,7 +121,7 @@ class Trace:
         self._threads.add(thread)
         self._stopped.add(thread)
         self._call = os.WSTOPSIG(status) == _SYSCALL_STOP
-        # A signal that is on its way to the thread is passed on; stops of the tracing itself are not.
+        # Pass a pending signal on to the thread, but not the stops of ptrace itself.
         self._signal = 0 if self._call or status >> 16 else os.WSTOPSIG(status)
         return thread
 
@@ -129,10 +131,10 @@ class Trace:
 
 
 def _ask(request: int, thread: int, data: int = 0) -> bool:
-    """Whether it worked: a thread that is gone, or was killed while it stood, is no error.
+    """Calls ptrace, and returns whether it succeeded; False: the thread has ended, or was killed while stopped.
 
     Raises:
-        PermissionError: the system forbids it.
+        PermissionError: the system does not allow ptrace.
     """
     if _libc.ptrace(request, thread, None, data) == 0:
         return True
@@ -143,7 +145,7 @@ def _ask(request: int, thread: int, data: int = 0) -> bool:
 
 
 def _traced(thread: int) -> bool:
-    """Whether this process traces it already: a new thread comes with the one that made it."""
+    """Returns whether this process traces a thread already, such as a new thread of a traced one."""
     return _status(thread, "TracerPid") == str(os.getpid())
 
 

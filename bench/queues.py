@@ -1,16 +1,16 @@
-"""Queues for the benches of GMS, drawn from a seed.
+"""Generates queues for the GMS benchmarks from a seed.
 
-- Tenants: their levels by MAST's shares of workloads (section 5.1): 3, 20, 16, 54, 0.2, 0.5 and the rest % for levels 1
-  to 7. Tenant i submits in proportion to 1 / i (Zipf). One in four has a limit on CPUs. Shares of the window's use are
-  uniform up to 2%.
-- Gangs: 2,000, of which some are the same. 30% want no GPUs; the others 8, 16, 32, 64, 128 or 256 (35, 25, 20, 12, 7,
-  1%; MAST's percentiles 50, 90 and 99 are 16, 64 and 128) of one to three accepted types, in tasks of 8. One in two has
-  a job without GPUs beside it. Workloads take any of them with the same probability.
-- Submissions: 70% evenly over the last week, 30% in 100 bursts of a minute.
-- 2% as many placed workloads as pending ones, with one gang's GPUs of its most preferred types each.
-- Quotas: for each tenant and type what is placed and between 20% and 100% (evenly) of what it has pending could take,
-  so that about four in five are within quota.
-- One workload in 20 asks for level 6, one in 100 is held.
+- Tenants: the levels 1 to 7 have MAST's shares of workloads (section 5.1): 3, 20, 16, 54, 0.2, 0.5 and 6.3 %. Tenant i
+  submits in proportion to 1 / i (Zipf). One in four has a limit on CPUs. The shares of the window's use are uniform up
+  to 2%.
+- Gangs: 2,000, some of them equal. 30% have no GPUs; the others have 8, 16, 32, 64, 128 or 256 (35, 25, 20, 12, 7, 1%;
+  MAST's P50, P90 and P99 are 16, 64 and 128) of one to three accepted types, in tasks of 8. One in two also has
+  a job without GPUs. Each workload has a random gang, with equal probability.
+- Submissions: 70% uniform over the last week, 30% in 100 bursts of a minute.
+- Placed workloads: 2% of the number of pending ones, each with the GPUs of a gang of its most preferred types.
+- Quotas: for each tenant and GPU type, the placed slots plus 20% to 100% (uniform) of what its pending workloads could
+  take, so that about four in five are within quota.
+- One workload in 20 requests level 6, one in 100 is held.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ _GIB = 1 << 30
 
 
 class Draw(NamedTuple):
-    """A queue as it was drawn: for each workload the numbers of its tenant and gang, and so on."""
+    """The random values of a queue as columns: for each workload the numbers of its tenant and gang, and so on."""
 
     tenant: np.ndarray
     gang: np.ndarray
@@ -49,7 +49,7 @@ class Draw(NamedTuple):
 
 
 def gangs(rng: np.random.Generator) -> list[tuple[JobRequest, ...]]:
-    """The different gangs of a queue."""
+    """Draws the gangs of a queue."""
     gpus = rng.choice((8, 16, 32, 64, 128, 256), GANGS, p=(0.35, 0.25, 0.2, 0.12, 0.07, 0.01))
     gpus[rng.random(GANGS) < 0.3] = 0
     types, beside, tasks = rng.integers(len(_TYPES), size=GANGS), rng.random(GANGS) < 0.5, rng.integers(1, 2000, GANGS)
@@ -67,7 +67,7 @@ def gangs(rng: np.random.Generator) -> list[tuple[JobRequest, ...]]:
 def draw(
     rng: np.random.Generator, workloads: int, tenants: int, among: Sequence[tuple[JobRequest, ...]] | None = None
 ) -> Draw:
-    """So many workloads, not in any order, that ask for gangs `among` those (None: others are drawn)."""
+    """Draws workloads in random order, with gangs from `among` (None: new gangs are drawn)."""
     share = 1.0 / np.arange(1, tenants + 1)
     at_s = NOW_S - rng.random(workloads) * _WEEK_S
     bursts = rng.random(workloads) < 0.3
@@ -84,7 +84,7 @@ def draw(
 
 
 def pending(drawn: Draw, first: int = 0) -> Iterator[QueuedWorkload]:
-    """The workloads of a draw, one by one, numbered from `first`."""
+    """Yields the workloads of a draw, numbered from `first`."""
     names = [f"t{t:03}" for t in range(int(drawn.tenant.max()) + 1)]
     rows = zip(*(column.tolist() for column in drawn[:5]), strict=True)
     for number, (tenant, gang, at_s, requested_level, held) in enumerate(rows, first):
@@ -94,7 +94,7 @@ def pending(drawn: Draw, first: int = 0) -> Iterator[QueuedWorkload]:
 
 
 def tenants(rng: np.random.Generator, number: int, waiting: Draw, holding: Draw) -> tuple[TenantState, ...]:
-    """Tenants with quotas in proportion to what they have."""
+    """Returns tenants whose quotas cover their placed workloads and a random part of their pending ones."""
     levels = rng.choice(7, number, p=LEVEL_SHARES / LEVEL_SHARES.sum()) + 1
     wants = {t: np.zeros(number) for t in ("h100", "a100", "v100")}
     has = {t: np.zeros(number) for t in wants}
@@ -125,7 +125,7 @@ def _held(gang: tuple[JobRequest, ...]) -> dict[str, int]:
 
 
 def queue(workloads: int, number_of_tenants: int, seed: int = 1) -> QueueSnapshot:
-    """A queue of so many pending workloads; the values of one drawing are the same everywhere."""
+    """Returns a queue with `workloads` pending workloads; equal seeds give equal queues on all platforms."""
     rng = np.random.default_rng(seed)
     waiting, holding = draw(rng, workloads, number_of_tenants), draw(rng, workloads // 50, number_of_tenants)
     placed = tuple(

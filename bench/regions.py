@@ -1,18 +1,18 @@
-"""Regions of MAST's largest size, and workloads that ask them for room, drawn from a seed.
+"""Generates regions of MAST's largest size, and workloads to place in them, from a seed.
 
 - The region (section 4.3.1): 20 dynamic clusters, each with 125 machines of 8 GPUs (96 cores, 1 TiB; racks of 16) and
   3,200 without GPUs (64 cores, 256 GiB; racks of 40): 66,500 machines, 64,000 of them without GPUs, and 20,000 GPUs.
-- `free_region`: 2% of the GPUs are free, the i-th cluster's share in proportion to 1 / i (Zipf). Three in four of a
-  cluster's free GPUs are whole machines, the rest 1 to 7 on a machine; what machines they are is drawn. Of the machines
-  without GPUs 13% are idle (MAST allocates 87%, section 5.2), evenly over clusters; the others have 0, 2 or 8 cores and
-  16 GiB free.
-- `full_region`: nothing is free, and 250 running workloads a cluster hold everything: each cluster's GPUs in halves of
-  machines, the others' machines whole, shared out by exponentially distributed sizes. Ranks 3 to 7 by MAST's shares
-  (section 5.1), and one in five of rank 8. They started within the last 66 hours, half of them reported a checkpoint
-  since, and all may be evicted.
-- Workloads (section 5.1): in turn 16, 64 and 128 GPUs in tasks of 8 (8 cores and 32 GiB each), and tasks of 60 cores
-  and 200 GiB without GPUs, one a machine, that fill it up to 72, 180 and 205 machines. Sizes are shuffled, each a
-  third.
+- `free_region`: 2% of the GPUs are free; the i-th cluster's share is in proportion to 1 / i (Zipf). Three in four of a
+  cluster's free GPUs are on machines that are wholly free, the rest are 1 to 7 per machine; the machines are random. Of
+  the machines without GPUs 13% are idle (MAST allocates 87%, section 5.2), evenly over clusters; the others have 0, 2
+  or 8 cores and 16 GiB free.
+- `full_region`: nothing is free. In each cluster, 250 running workloads hold everything: GPU machines in halves, other
+  machines as a whole, with exponentially distributed shares. Their ranks are 3 to 7 by MAST's shares (section 5.1), and
+  8 for one in five. They started within the last 66 hours, half of them have reported a checkpoint since, and all may
+  be evicted.
+- Workloads (section 5.1): a third each have 16, 64 and 128 GPUs, in tasks of 8 GPUs (8 cores and 32 GiB each), in
+  random order. They also have tasks of 60 cores and 200 GiB without GPUs, one per machine, for a total of 72, 180 and
+  205 machines.
 """
 
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ NOW_S = 1_000_000.0
 CLUSTERS, GPU_MACHINES, CPU_MACHINES, GPUS = 20, 125, 3200, 8
 MACHINES = CLUSTERS * (GPU_MACHINES + CPU_MACHINES)
 RUNNING = 250
-"""Running workloads of a cluster of a full region."""
+"""Running workloads per cluster of a full region."""
 SIZES = ((16, 72), (64, 180), (128, 205))
-"""GPUs, and machines in all."""
+"""(GPUs, total machines) of the workload sizes."""
 _GPU_CORES, _CPU_CORES = 96_000, 64_000
 _GIB = 1 << 30
 _GPU_BYTES, _CPU_BYTES = 1024 * _GIB, 256 * _GIB
@@ -35,7 +35,7 @@ _RANK_SHARES = np.array((16, 54, 0.2, 0.5, 6.3)) / 77 * 0.8
 
 
 def machine(cluster: str, number: int, gpu: bool, gpus: int = 0, cpus: int = 0, memory: int = 0) -> MachineState:
-    """A machine of the region, and what of it is free."""
+    """Returns a machine of the region with the given free amounts."""
     if gpu:
         id_, rack = f"{cluster}/g{number:04}", f"r{number // 16:03}"
         return MachineState(id_, cluster, rack, "a100", GPUS, gpus, cpus, memory, _GPU_CORES, _GPU_BYTES)
@@ -44,7 +44,7 @@ def machine(cluster: str, number: int, gpu: bool, gpus: int = 0, cpus: int = 0, 
 
 
 def free_region(seed: int = 1) -> RegionSnapshot:
-    """2% of the GPUs are free, and nothing may be evicted."""
+    """Returns a region with 2% of the GPUs free, and no running workloads to evict."""
     rng = np.random.default_rng(seed)
     weights = 1.0 / np.arange(1, CLUSTERS + 1)
     free = np.floor(0.02 * CLUSTERS * GPU_MACHINES * GPUS * weights / weights.sum()).astype(int)
@@ -63,7 +63,7 @@ def free_region(seed: int = 1) -> RegionSnapshot:
 
 
 def _free_gpus(rng: np.random.Generator, free: int) -> np.ndarray:
-    """Free GPUs by machine of one cluster."""
+    """Returns the free GPUs of each GPU machine of one cluster."""
     whole = int(0.75 * free) // GPUS
     parts = []
     left = free - whole * GPUS
@@ -76,7 +76,7 @@ def _free_gpus(rng: np.random.Generator, free: int) -> np.ndarray:
 
 
 def full_region(seed: int = 1, units: int = 1) -> RegionSnapshot:
-    """Nothing is free, and all that runs may be evicted. `units` times the region: so many times the clusters."""
+    """Returns a region without free capacity, whose workloads may all be evicted; `units`: factor on the clusters."""
     rng = np.random.default_rng(seed)
     machines: list[MachineState] = []
     running: list[RunningWorkload] = []
@@ -90,7 +90,7 @@ def full_region(seed: int = 1, units: int = 1) -> RegionSnapshot:
 
 
 def _holders(rng: np.random.Generator, cluster: str, machines: list[MachineState]) -> Iterator[RunningWorkload]:
-    """Workloads that hold all of a cluster."""
+    """Yields running workloads that together hold a whole cluster."""
     share = rng.exponential(size=RUNNING)
     share /= share.sum()
     holdings: list[list[Holding]] = [[] for _ in range(RUNNING)]
@@ -117,7 +117,7 @@ def _shuffled(rng: np.random.Generator, machines: list[MachineState]) -> list[Ma
 
 
 def requests(workloads: int, rank: int, seed: int = 2) -> list[PlacementRequest]:
-    """So many workloads of a rank."""
+    """Returns requests of `workloads` workloads of a rank."""
     rng = np.random.default_rng(seed)
     out = []
     for number, size in enumerate(rng.permutation(np.arange(workloads) % len(SIZES)).tolist()):
@@ -129,5 +129,5 @@ def requests(workloads: int, rank: int, seed: int = 2) -> list[PlacementRequest]
 
 
 def table_to_sum() -> np.ndarray:
-    """What a bid is compared with: (66,500 x 4) random numbers of 32 bits."""
+    """Returns the (66,500 x 4) array of random 32-bit integers whose sum is the baseline for a bid."""
     return np.random.default_rng(3).integers(0, 100, (MACHINES, 4), np.int32)

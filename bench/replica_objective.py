@@ -1,13 +1,14 @@
-"""What homes and replicas are worth together: one function, whichever way they were decided (MAST 3.3 and 3.5).
+"""The common objective of homes and replicas, independent of the method that decided them (MAST 3.3 and 3.5).
 
 total = read * read_weight + gpu * gpu_weight + storage * storage_weight + weights.nowhere * nowhere
-+ weights.recovery * recovery + weights.reach * reach. Read and GPU term are those of the homes (`tetris.score`),
-storage is that of all copies: sum over regions of (U[r]/sum U - C[r]/sum C)^2. What replicas are for adds, each from 0
-(all is well) to 1:
++ weights.recovery * recovery + weights.reach * reach. The read and GPU terms are those of the homes (`tetris.score`).
+The storage term covers all copies: the sum over regions of (U[r]/sum U - C[r]/sum C)^2. The terms of replicas are
+between 0 (best) and 1:
 
-    nowhere:   weight of the ML jobs that find their tables and their hardware nowhere together, of all ML jobs' weight
-    recovery:  bytes of the tables that a job reads and that have no copy outside their home, of all such tables' bytes
-    reach:     over ML jobs on GPUs, by weight: the part of their type's supply that is in regions without their tables
+    nowhere:   fraction, by weight, of the ML jobs for which no region has both all their tables and their hardware
+    recovery:  fraction, by bytes, of the tables read by jobs that have no copy outside their home
+    reach:     mean over ML jobs on GPUs, by weight, of the fraction of their GPU type's supply in regions without
+               their tables
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from tetris.replicas import Parts, candidate_regions, jobs_without_region
 
 @dataclass(frozen=True, slots=True)
 class ReplicaWeights:
-    """Weights of the three terms of replicas; the other terms are below 1 for a good plan."""
+    """Weights of the three terms of replicas. For scale: the other terms are below 1 for a good plan."""
 
     nowhere: float = 10.0
     recovery: float = 1.0
@@ -30,7 +31,7 @@ class ReplicaWeights:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What homes and replicas cost: the terms before their weights, and their weighted sum."""
+    """The cost of homes and replicas: the unweighted terms, and their weighted sum."""
 
     read: float
     gpu: float
@@ -40,11 +41,11 @@ class Worth:
     reach: float
     total: float
     over_bytes: float
-    """Bytes that do not fit, over all regions."""
+    """Bytes beyond the capacity, summed over regions."""
 
 
 def worth(columns: Columns, home: Ints, held: Parts, weights: ReplicaWeights = ReplicaWeights()) -> Worth:
-    """What homes [T] with their copies cost; `held`: [T, R] as in `tetris.replicas.Replicated`."""
+    """Returns the cost of homes [T] with their copies; `held`: [T, R] as in `tetris.replicas.Replicated`."""
     read, gpu, _ = Problem(columns, home).terms
     stored = held.astype(np.float64).T @ columns.size_bytes
     capacity = columns.capacity_bytes
@@ -65,14 +66,14 @@ def worth(columns: Columns, home: Ints, held: Parts, weights: ReplicaWeights = R
 
 
 def is_read(columns: Columns) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    """[T] whether a job reads a table."""
+    """Returns [T] whether a job reads a table."""
     out = np.zeros(len(columns.size_bytes), np.bool_)
     out[columns.job_table] = True
     return out
 
 
 def out_of_reach(columns: Columns, held: Parts) -> Floats:
-    """[J] the part of its type's supply that is in regions without a job's tables; 0 for a job without GPUs."""
+    """Returns [J] the fraction of the GPU type's supply in regions without the job's tables; 0 if it needs no GPUs."""
     out = np.zeros(len(columns.kind))
     mine = columns.gpu_type != NONE
     share = supply_share(columns)[columns.gpu_type[mine]]
@@ -81,7 +82,7 @@ def out_of_reach(columns: Columns, held: Parts) -> Floats:
 
 
 def supply_share(columns: Columns) -> Floats:
-    """[G, R] each region's part of a type's supply; 0 where there is none."""
+    """Returns [G, R] each region's fraction of a GPU type's supply; 0 if the type has no supply."""
     sums = columns.supply_h.sum(axis=1, keepdims=True)
     return np.asarray(columns.supply_h / np.where(sums > 0, sums, 1.0), np.float64)
 

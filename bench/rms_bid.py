@@ -1,12 +1,12 @@
 """rms-bid: bids in a region of MAST's size where 2% of the GPUs are free (MAST 4.3; 1.3 ms there, section 5.4).
 
-Against `numpy.sum` of a (66,500 x 4) int32 array: one look at four numbers of each machine. Region and workloads are
-`bench.regions`'s. A bid gives its plan with the list of machines, or the reasons for none; nothing is remembered from
-one bid to the next (no negative cache), and nothing is taken. In a round every workload is bid on once, with a sum
-after each bid; bids that succeed and bids that do not are counted apart, each by the median.
+The baseline is `numpy.sum` of a (66,500 x 4) int32 array, which reads four numbers of each machine once. Region and
+workloads are from `bench.regions`. A bid is a plan with its list of machines, or the reasons why there is none. Bids
+are independent: there is no negative cache, and nothing is awarded. A round bids on every workload once, with a sum
+after each bid. Successful and refused bids are separate lines, each with the median time.
 
-The third line has no bar: workloads for whose GPUs there is room, and for whose other tasks there is none, though the
-free cores of all machines would do.
+The third line has no bar: the GPUs of its workloads fit, but their tasks without GPUs do not fit in one cluster,
+although the free cores of all machines would suffice.
 """
 
 import time
@@ -28,10 +28,10 @@ AT_LEAST_PLACED = 0.6
 
 
 def bids(planner: Planner, requests: Sequence[PlacementRequest], table: np.ndarray) -> Mapping[str, float]:
-    """Bids on each request, with a sum after each; medians of seconds of `placed`, `refused` and `sum_s`.
+    """Bids on each request, with a sum after each; returns the median seconds of placed and refused bids and of sums.
 
-    A planner remembers whom it would evict where nothing has changed since. Here nothing does: so it forgets, and each
-    bid looks for its victims.
+    The planner caches its choice of victims until the region changes. The region does not change here, so the cache is
+    cleared before each bid.
     """
     took: dict[str, list[float]] = {"sum_s": []}
     with collector_off():
@@ -48,34 +48,34 @@ def bids(planner: Planner, requests: Sequence[PlacementRequest], table: np.ndarr
 
 
 def placed_share(planner: Planner, requests: Sequence[PlacementRequest]) -> float:
-    """The share of requests that get a plan.
+    """Returns the share of requests that get a plan.
 
     Raises:
-        Unfit: too few do.
+        Unfit: the share is below `AT_LEAST_PLACED`.
     """
     share = sum(bid_in(planner, request).plan is not None for request in requests) / len(requests)
     if share < AT_LEAST_PLACED:
-        raise Unfit(f"{share:.0%} of the bids succeed, at least {AT_LEAST_PLACED:.0%} must")
+        raise Unfit(f"{share:.0%} of the bids succeed, must be at least {AT_LEAST_PLACED:.0%}")
     return share
 
 
 def with_too_many_readers(requests: Sequence[PlacementRequest]) -> list[PlacementRequest]:
-    """16 GPUs each, and as many other tasks as no cluster has idle machines for."""
+    """Returns requests for 16 GPUs with more tasks without GPUs than any cluster has idle machines for."""
     gpus, _ = regions.SIZES[0]
     small = [r for r in requests if r.jobs[0].gpus == gpus]
     return [replace(r, jobs=(r.jobs[0], replace(r.jobs[1], tasks=550))) for r in small]
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """The three figures."""
-    bench.say(f"drawing a region of {regions.MACHINES:,} machines")
+    """Runs the suite, and yields its three figures."""
+    bench.say(f"generating a region of {regions.MACHINES:,} machines")
     planner = Planner(Region.of(regions.free_region()))
     table = regions.table_to_sum()
     requests = regions.requests(WORKLOADS, 3)
     sizes = {"machines": regions.MACHINES, "workloads": WORKLOADS, "placed": placed_share(planner, requests)}
     lacking = with_too_many_readers(requests)
     if any(bid_in(planner, request).plan for request in lacking):
-        raise Unfit("a cluster has room for them")
+        raise Unfit("the requests with too many readers fit in a cluster, must be refused")
 
     def second() -> Mapping[str, float]:
         found = bids(planner, lacking, table)

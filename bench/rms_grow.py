@@ -1,10 +1,10 @@
-"""rms-grow: how the time to schedule grows with a region (MAST 4.3.1: with the square of its hardware).
+"""rms-grow: the growth of scheduling time with the size of a region (MAST 4.3.1: with the square of its hardware).
 
-k times the region of rms-preempt gets k times 32 workloads, k = 1, 2, 4, 8 and 16: each is bid on and awarded before
-the next one, what it takes and whom it evicts shows in the columns (`rms.award`), and after every 32 awards the region
-follows its log (`Region.refresh`), as it does at every batch of a tick. Timed is all of that, not the making of the
-region. The figure is the least-squares exponent of log time over log k: 1 is a time in proportion to the hardware, 2 is
-MAST's.
+For k = 1, 2, 4, 8 and 16, a region of k times the size of that of rms-preempt gets k times 32 workloads. The region
+bids on each workload and awards it before the next one; the columns are updated with the award and its victims
+(`rms.award`). After every 32 awards the region applies its change log (`Region.refresh`), as in every batch of a tick.
+All of this is timed, but not the construction of the region. The figure is the least-squares slope of log time over
+log k: 1 is a time in proportion to the hardware, 2 is MAST's.
 """
 
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ from rms.region import Region
 
 UNITS = (1, 2, 4, 8, 16)
 BATCH = 32
-"""Workloads a unit, and awards from one refresh to the next."""
+"""Workloads per unit of k, and awards between two refreshes."""
 
 
 def schedule(region: Region, workloads: int) -> float:
-    """Seconds for so many workloads, one after the other.
+    """Schedules workloads one after the other, and returns the seconds.
 
     Raises:
-        Unfit: one was refused.
+        Unfit: a workload was refused.
     """
     planner, requests = Planner(region), regions.requests(workloads, 2)
     refused: list[str] = []
@@ -43,16 +43,16 @@ def schedule(region: Region, workloads: int) -> float:
 
     took_s = seconds(work)
     if refused:
-        raise Unfit(f"{len(refused)} of {workloads} workloads were refused, the first is {refused[0]}")
+        raise Unfit(f"{len(refused)} of {workloads} workloads were refused, first {refused[0]}; all must fit")
     return took_s
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """One figure."""
-    schedule(Region.of(regions.full_region()), 8)  # The kernels are loaded now.
+    """Runs the suite, and yields its figure."""
+    schedule(Region.of(regions.full_region()), 8)  # Loads the compiled kernels.
     snapshots = {}
     for k in UNITS:
-        bench.say(f"drawing {k} times a region of {regions.MACHINES:,} machines")
+        bench.say(f"generating {k} times a region of {regions.MACHINES:,} machines")
         snapshots[k] = regions.full_region(units=k)
 
     def measured(k: int) -> float:

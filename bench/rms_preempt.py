@@ -1,7 +1,7 @@
 """rms-preempt: bids in a region where nothing is free and 5,000 workloads run (MAST 4.3; 5.5 ms there, section 5.4).
 
-As rms-bid, with `bench.regions.full_region`: workloads of level 2 choose victims among those that run, all of lower
-ranks. Nobody is evicted: every bid meets the same region.
+Like rms-bid, with `bench.regions.full_region`. The workloads have level 2, and bids choose victims among the running
+workloads, which all have worse ranks. Nothing is evicted: every bid sees the same region.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from rms.region import Region
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """One figure."""
-    bench.say(f"drawing a region of {regions.MACHINES:,} machines")
+    """Runs the suite, and yields its figure."""
+    bench.say(f"generating a region of {regions.MACHINES:,} machines")
     snapshot = regions.full_region()
     planner = Planner(Region.of(snapshot))
     table = regions.table_to_sum()

@@ -1,8 +1,8 @@
-"""simulate: events a second of the simulator, against the same simulator on the plain references.
+"""simulate: events per second of the simulator, against the same simulator on the reference implementations.
 
-Five regions of 200 machines of 8 GPUs, workloads by MAST's quantiles (`simulation.synthetic`) that ask for 20 times the
-supply, so that queues and evictions are there from the start, under the policy `global`. Timed are the first events of
-each; both do the same, event by event (a test says so). The scenario is drawn before.
+Five regions have 200 machines of 8 GPUs each. Workloads have MAST's quantiles (`simulation.synthetic`) and request 20
+times the supply, so that there are queues and evictions from the start. The policy is `global`. The first events of
+both are timed; their events are identical (a test checks this). The scenario is generated before.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ WORKLOADS, REGIONS, MACHINES, LOAD, EVENTS = 1500, 5, 200, 20.0, 1500
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """One figure."""
+    """Runs the suite, and yields its figure."""
     scenario = synthetic(WORKLOADS, regions=REGIONS, machines=MACHINES, load=LOAD)
 
     def measured(plain: bool) -> float:
-        bench.say("on the references" if plain else "on the columns")
+        bench.say("on the reference implementations" if plain else "on the columns")
         return 1.0 / events_per_s(scenario, POLICIES["global"], plain, EVENTS)
 
     found = medians(interleave(bench, {"event_s": lambda: measured(False), "plain_event_s": lambda: measured(True)}))

@@ -1,10 +1,10 @@
-"""tetris-annealing: plans by `climb` and by a plain simulated annealing (`bench.annealing`) in the same time.
+"""tetris-annealing: plans of `climb` against those of a simple simulated annealing (`bench.annealing`) in equal time.
 
-Three instances each of three shapes: 300 and 2,000 tables with several jobs each of both kinds and tight CPU quotas
-(`bench.tetris_dense`), and 2,000 tables with MAST's shape. Budgets of 10 and 60 s of the thread's CPU time for
-both, so that a busy machine disturbs neither; compilation is in neither. Both begin with the instance's homes and take
-turns. The ratio is the total of climb's plan over that of the annealing's: the worst of the three instances, and their
-median.
+There are three instances of each of three shapes: 300 and 2,000 tables with several jobs of both kinds each and tight
+CPU quotas (`bench.tetris_dense`), and 2,000 tables with MAST's shape. Both methods get 10 and 60 s of CPU time of their
+thread, so that other load does not affect them; compilation does not count. Both start with the instance's homes and
+take turns. The ratio is the total of climb's plan divided by that of the annealing: the worst of the three instances,
+and their median.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,22 +30,22 @@ _SAME_EXCESS = 1e-8
 
 
 def compare(columns: Columns, time_s: float, seed: int) -> tuple[float, float]:
-    """The totals of climb's plan and of the annealing's.
+    """Returns the totals of climb's plan and of the annealing's plan.
 
     Raises:
-        Unfit: a plan breaks what the start keeps, or one of them is over the limits by more than the other is.
+        Unfit: a plan breaks a limit that the start keeps, or the plans exceed the limits by different amounts.
     """
     (total, lack), (other, lack_of_other) = (_judged(columns, home) for home in _plans(columns, time_s, seed))
     if abs(lack - lack_of_other) > _SAME_EXCESS:
         raise Unfit(
-            f"seed {seed}: climb's plan is over the limits by {lack:.3g}, the annealing's by {lack_of_other:.3g}"
+            f"seed {seed}: climb's plan exceeds the limits by {lack:.3g}, the annealing's by {lack_of_other:.3g}"
         )
     return total, other
 
 
 def _plans(columns: Columns, time_s: float, seed: int) -> tuple[Ints, Ints]:
     load(exact=False)
-    # Its effort may end a search a tenth later than its time: here both have the same.
+    # `ends_s` stops climb exactly at the time limit, which its effort may exceed by a tenth.
     ends_s = thread_time() + time_s
     ours = climb(columns, time_s=time_s, seed=seed, proves=False, clock=thread_time, ends_s=ends_s).home
     return ours, anneal(columns, time_s=time_s, seed=seed, clock=thread_time)
@@ -55,13 +55,13 @@ def _judged(columns: Columns, home: Ints) -> tuple[float, float]:
     problem = Problem(columns, home)
     lack, broken = problem.excess
     if broken > _SAME_EXCESS:
-        raise Unfit(f"a plan breaks by {broken:.3g} what the start keeps")
+        raise Unfit(f"a plan exceeds limits that the start keeps by {broken:.3g}")
     return problem.total, lack
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """The worst and the median ratio of each shape and budget."""
-    _plans(dense(20, 3, 0), 0.1, 0)  # Compiles both. So short a search may end with any plan: it is not judged.
+    """Yields the worst and the median ratio of each shape and budget."""
+    _plans(dense(20, 3, 0), 0.1, 0)  # Compiles both methods; the plans are not used.
     for shape, instance in _SHAPES.items():
         for time_s in _BUDGETS_S:
             totals: list[tuple[float, float]] = []

@@ -1,9 +1,10 @@
-"""tetris-colocation: workloads that find data and hardware nowhere together, as the scheduler runs on a placement.
+"""tetris-colocation: the fraction of workloads for which no region has both data and hardware, by simulated placement.
 
-Instances with MAST's shape (`tetris.generate`), with V0's, V1's and V2's homes, without replicas and with those that
-they call for. A day of their ML jobs goes through the scheduler's decisions (`simulation.day`). A workload that arrives
-and is not colocated would wait for an on-demand copy (MAST 5.3); here it waits to the end. V2's replicas are also made
-where the homes alone fill most of the storage. Beside it: counts by priority, and what becomes of GPUs and objectives.
+The instances have MAST's shape (`tetris.generate`) and the homes of V0, V1 and V2, without replicas and with the
+replicas that `tetris.replicas` makes for these homes. The simulator schedules a day of their ML jobs
+(`simulation.day`). A workload that is not colocated would wait for an on-demand copy (MAST 5.3); here it waits to the
+end. Replicas for V2 are also made with short storage, most of which the homes fill. The absolute values contain counts
+by priority, the allocation rate, and the missed objectives of level 1.
 """
 
 from collections import Counter
@@ -28,25 +29,25 @@ _FULL = 0.8
 
 
 def without_replicas(columns: Columns, home: Ints) -> Placement:
-    """The homes alone."""
+    """Returns the placement of the homes alone."""
     held = np.zeros((len(home), len(columns.regions)), np.float32)
     held[np.arange(len(home)), home] = 1.0
     return Placement(held)
 
 
 def with_replicas(columns: Columns, home: Ints) -> Placement:
-    """The homes and the replicas that they call for."""
+    """Returns the placement of the homes and of the replicas for them."""
     return Placement(replicate(columns, home, Policy()).held)
 
 
 def filled(columns: Columns, home: Ints, part: float) -> Columns:
-    """The same with so little storage that the homes fill that part of it, evenly over the regions."""
+    """Returns the instance with storage of which the homes fill `part` in each region."""
     stored = np.bincount(home, weights=columns.size_bytes, minlength=len(columns.regions))
     return replace(columns, capacity_bytes=stored / part)
 
 
 def day(columns: Columns, placement: Placement, seed: int) -> Counter[str]:
-    """Counts and amounts of a day: they can be added up over instances."""
+    """Simulates a day, and returns counts and amounts that can be summed over instances."""
     run = Run(day_of(columns, placement, seed=seed), POLICIES["global"]).go().to_json()["run"]
     out: Counter[str] = Counter()
     for level, count in run["arrived"].items():
@@ -59,7 +60,7 @@ def day(columns: Columns, placement: Placement, seed: int) -> Counter[str]:
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """The fraction of V2 with replicas against its bar, and those of all others."""
+    """Yields the fraction of non-colocated workloads of each line."""
     found: dict[str, Counter[str]] = {line.name: Counter() for line in SUITE.lines}
     for seed in range(SEEDS):
         columns = generate(TABLES, REGIONS, seed)

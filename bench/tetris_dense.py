@@ -1,9 +1,9 @@
-"""Instances unlike MAST's: every table is read by several jobs of both kinds, from all over, and CPU quotas are tight.
+"""Generates instances unlike MAST's: several unrelated jobs of both kinds read each table, and CPU quotas are tight.
 
-There are two jobs for each table, half of them ML jobs on one of three GPU types, half Spark's or Presto's. Each reads
-one to five tables drawn at random: no projects keep them apart. Homes at the start are random, and break quotas. Each
-app's quotas over all regions are 1.1 times its CPU hours, GPU supply 1.1 times the demand, storage 1.6 times the bytes,
-all uneven over regions.
+There are two jobs for each table. Half of them are ML jobs on one of three GPU types, half are Spark or Presto jobs.
+Each job reads one to five random tables; tables are not grouped by project. Homes at the start are random, and violate
+quotas. Over all regions, each app's quotas are 1.1 times its CPU hours, the GPU supply is 1.1 times the demand, and the
+storage is 1.6 times the bytes; all are distributed unevenly over regions.
 """
 
 import numpy as np
@@ -15,11 +15,11 @@ _JOBS_OF_TABLE = 2
 _MOST_TABLES = 5
 _GPU_TYPES, _APPS = ("a100", "h100", "v100"), ("presto", "spark")
 _QUOTA, _SUPPLY, _CAPACITY = 1.1, 1.1, 1.6
-"""In parts of what is used."""
+"""Ratios of quota to CPU hours, of supply to GPU demand, and of capacity to stored bytes."""
 
 
 def dense(tables: int, regions: int, seed: int) -> Columns:
-    """An instance by seed; at least five tables."""
+    """Returns an instance; `tables` must be at least five."""
     draw = np.random.default_rng(seed)
     jobs = tables * _JOBS_OF_TABLE
     count = draw.integers(1, _MOST_TABLES + 1, jobs)

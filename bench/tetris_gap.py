@@ -1,7 +1,8 @@
-"""tetris-gap: how far climb is from the optimum, where the exact method proves it, and from the best bound above that.
+"""tetris-gap: the gap of climb to the optimum on small instances, and to the best lower bound on larger ones.
 
-50 generated instances of 14 tables on 4 regions (`tetris.generate`). The gap is (climb - optimum) / max(optimum, a
-hundredth of the start). Climb as it is proves plans of that size itself; told beside it is the gap of its search alone.
+There are 50 generated instances of 14 tables on 4 regions (`tetris.generate`), whose optimum the exact method proves.
+The gap is (climb - optimum) / max(optimum, a hundredth of the start). By default, climb itself proves plans of this
+size; the gap of its search without the proof is a separate line.
 """
 
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ def _gap(total: float, least: float, columns: Columns) -> float:
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """The gaps' median and worst, with and without the proof, and the gaps to bounds of larger instances."""
+    """Yields the median and worst gaps, with and without the proof, and the gaps to the bounds of larger instances."""
     gaps: list[float] = []
     alone: list[float] = []
     for seed in range(SEEDS):
@@ -36,9 +37,9 @@ def run(bench: Bench) -> Iterator[Figure]:
         searched = climb(columns, time_s=_SEARCH_S, seed=seed, proves=False)
         answer = exact.solve(columns, time_s=_EXACT_S, upper=searched.home)
         if not answer.proved:
-            raise Unfit(f"seed {seed}: {TABLES} tables on {REGIONS} regions are not proved in {_EXACT_S:.0f} s")
+            raise Unfit(f"seed {seed}: {TABLES} tables on {REGIONS} regions: optimum not proved in {_EXACT_S:.0f} s")
         if max(found.lack, searched.lack) > answer.excess + 1e-9:
-            raise Unfit(f"seed {seed}: climb lacks more than it must")
+            raise Unfit(f"seed {seed}: climb's plan exceeds the limits by more than the optimum does")
         gaps.append(_gap(found.total, answer.total, columns))
         alone.append(_gap(searched.total, answer.total, columns))
     sizes = {"tables": TABLES, "regions": REGIONS, "instances": SEEDS}

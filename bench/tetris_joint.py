@@ -1,10 +1,10 @@
-"""tetris-joint: homes and replicas decided together (`bench.joint_model`), beside homes first, then replicas (MAST 6).
+"""tetris-joint: homes and replicas decided together (`bench.joint_model`), against homes first, then replicas (MAST 6).
 
-Generated instances of 14 tables on 4 regions, with storage as generated (homes fill 40 % of it at the start) and with
-so little that they fill 70 %. Both ways are scored by `bench.replica_objective`: the gap is
-(two steps - together) / together. The joint search starts from the plan of the two steps, so it is never worse. A
-separate line shows the gap if the homes stay and only the replicas are improved. The two steps may fill the storage
-with hot tables; by default they leave half of it.
+The instances are generated, with 14 tables on 4 regions. Homes fill 40 % of the storage at the start (as generated), or
+70 %. Both methods are scored by `bench.replica_objective`: the gap is (two steps - together) / together. The joint
+search starts from the plan of the two steps, so it is never worse. A separate line shows the gap if the homes are kept
+and only the replicas are improved. Here the two steps may fill the storage with hot tables; by default they leave half
+of it free.
 """
 
 from collections.abc import Iterator
@@ -24,19 +24,19 @@ FILLED = (0.4, 0.7)
 _SEARCH_S = 2.0
 _EFFORT_S = 3.0
 _WORDS = {"gap, median": 0.02, "gap, worst": None, "gap with the homes kept, worst": None}
-"""And the bars: two steps are what `solve` does, so they should hardly cost more."""
+"""Bar of each line. `solve` decides in two steps, so the median gap should be small."""
 _TERMS = ("read", "gpu", "storage", "nowhere", "recovery", "reach")
 
 
 def filled(columns: Columns, part: float) -> Columns:
-    """The same with storage of which the homes fill that part, but for regions where they need more."""
+    """Returns the instance with storage of which the homes fill `part`; a region has at least room for its homes."""
     stored = np.bincount(columns.home, weights=columns.size_bytes, minlength=len(columns.regions))
     share = columns.capacity_bytes / columns.capacity_bytes.sum()
     return replace(columns, capacity_bytes=np.maximum(np.round(share * stored.sum() / part), stored))
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """For each amount of storage the gap's median and worst, and what is left of it with the homes kept."""
+    """Yields, for each amount of storage, the median and the worst gap, and the worst gap with the homes kept."""
     for part in FILLED:
         gaps: list[float] = []
         kept: list[float] = []

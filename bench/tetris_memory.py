@@ -1,8 +1,8 @@
-"""tetris-memory: how much a process grows by searching, on 1,000,000 tables, 30 regions and 10,000,000 edges.
+"""tetris-memory: the memory growth of a search, on 1,000,000 tables, 30 regions and 10,000,000 edges.
 
-Against the bytes of the input's arrays (`tetris.columns.Columns`). Each round is a process of its own: it reads the
-instance from Parquet, looks at its resident memory, makes a problem of it and does a pass over all tables, and looks
-at the most that was resident meanwhile.
+It is compared with the bytes of the input's arrays (`tetris.columns.Columns`). Each round is a new process: it reads
+the instance from Parquet, reads its resident memory, builds the problem and runs a pass over all tables, and reads its
+peak resident memory.
 """
 
 import gc
@@ -30,11 +30,11 @@ def _status_bytes(field: str) -> int:
 
 
 def main(folder: str) -> None:
-    """Prints the growth and the bytes of the input."""
+    """Measures in this process, and prints the growth and the bytes of the input as JSON."""
     load()
     columns = read_folder(Path(folder))
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # The most that was resident counts from here.
+    Path("/proc/self/clear_refs").write_text("5")  # Resets VmHWM, the peak.
     before = _status_bytes("VmRSS")
     problem = Problem(columns)
     one_pass(problem, np.zeros(search.N_TALLY))
@@ -49,8 +49,8 @@ def _in_a_process(folder: str) -> Mapping[str, float]:
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """One figure."""
-    bench.say(f"making {TABLES:,} tables")
+    """Runs the suite, and yields its figure."""
+    bench.say(f"generating {TABLES:,} tables")
     columns = generate(TABLES, REGIONS, seed=1, jobs_of_table=SHARED)
     sizes = {"tables": TABLES, "regions": REGIONS, "jobs": len(columns.kind), "edges": len(columns.job_table)}
     with tempfile.TemporaryDirectory() as folder:

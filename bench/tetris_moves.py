@@ -1,8 +1,8 @@
-"""tetris-moves: how fast a table's best region is found, on 1,000,000 tables, 30 regions, 10,000,000 edges (MAST 3.4).
+"""tetris-moves: the time to find a table's best region, on 1,000,000 tables, 30 regions, 10,000,000 edges (MAST 3.4).
 
-Against numpy on the table's jobs only, all regions at once (`bench.tetris_numpy`), and against working everything out
-anew, compiled too, once for each region but the table's own. Tables are drawn at random, the same for each. A search
-of 300 s then shows how the plan gets better with time, beside the end of the paper's first pass.
+It is compared with numpy on the table's jobs, for all regions at once (`bench.tetris_numpy`), and with a compiled
+recomputation of the whole plan for each other region. All methods use the same random tables. Afterwards, a search of
+300 s shows the objective over time, relative to the result of the paper's first pass.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tetris.problem import Problem
 
 TABLES, REGIONS, EDGES = 1_000_000, 30, 10_000_000
 SHARED = 1.46
-"""How many more jobs share a table than in MAST's shape: brings the edges to ten for each table."""
+"""Factor on the jobs per table of MAST's shape, which results in ten edges per table."""
 _WEIGHED = 20_000
 _BY_NUMPY = 200
 _SEARCH_S = 300.0
@@ -27,8 +27,8 @@ _CHECKED = 50
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """Two figures, and those of quality over time."""
-    bench.say(f"making {TABLES:,} tables")
+    """Runs the suite, and yields two figures of speed and those of the objective over time."""
+    bench.say(f"generating {TABLES:,} tables")
     columns = generate(TABLES, REGIONS, seed=1, jobs_of_table=SHARED)
     edges = len(columns.job_table)
     sizes = {"tables": TABLES, "regions": REGIONS, "jobs": len(columns.kind), "edges": edges}
@@ -40,7 +40,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     for table in tables[:_CHECKED]:
         weighed = problem.weigh(int(table)).total
         if abs(plain.best(int(table))[1] - weighed.min()) > 1e-9:
-            raise Unfit(f"table {table}: numpy and the compiled moves disagree")
+            raise Unfit(f"table {table}: numpy and the compiled moves have different results")
 
     def compiled() -> None:
         search.rank(*parts, tables, LACKING * problem.magnitude, spent, gain)

@@ -1,6 +1,6 @@
-"""One table's best region by numpy: all regions at once, on the table's jobs only.
+"""Finds a table's best region with numpy: for all regions at once, on the table's jobs only.
 
-What the compiled moves are measured against; the bench compares their answers first.
+It is the baseline for the compiled moves; the benchmark first checks that both have the same results.
 """
 
 import numpy as np
@@ -10,17 +10,17 @@ from tetris.problem import Problem
 
 
 def _sigmoid_less_half(over: Floats, mean: Floats) -> Floats:
-    """[...] where `mean` is 0, any demand counts 1/2."""
+    """Returns [...] the overload, sigmoid(over / mean) - 1/2; 1/2 for any demand where `mean` is 0."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inside = 1 / (1 + np.exp(-over / mean)) - 0.5
     return np.where(over > 0, np.where(mean > 0, inside, 0.5), 0.0)
 
 
 class Numpy:
-    """A plan as arrays. CPU quotas, homes and moved bytes are not looked at: only the objective is."""
+    """A plan as arrays, for the objective only: CPU quotas, the home threshold and moved bytes are ignored."""
 
     def __init__(self, problem: Problem) -> None:
-        """The problem's plan, which must stay as it is; tables have no replicas."""
+        """Takes the plan of a problem, which must not change afterwards; tables must have no replicas."""
         c = self.c = problem.columns
         self.home, self.demand, self.stored = problem.home, problem.state.demand, problem.state.stored
         levels = np.unique(c.priority)
@@ -39,7 +39,7 @@ class Numpy:
         self.table_start = np.searchsorted(c.job_table[order], np.arange(len(c.home) + 1))
 
     def best(self, table: int) -> tuple[int, float]:
-        """The best region for a table, and what moving there changes."""
+        """Returns the best region for a table, and the change of the objective if the table moves there."""
         c, w = self.c, self.c.weights
         regions = len(c.regions)
         jobs = self.table_job[self.table_start[table] : self.table_start[table + 1]]
@@ -48,7 +48,7 @@ class Numpy:
         begin = np.repeat(c.job_start[jobs] - (np.cumsum(length) - length), length)
         edges = c.job_table[begin + np.arange(len(row))]
         homes, sizes = self.home[edges], c.size_bytes[edges]
-        # Every candidate region is a world of its own: its jobs are numbered after those of the one before.
+        # Each candidate region has its own copy of the jobs, numbered after those of the region before.
         world = np.arange(regions)[:, None]
         there = np.where(edges == table, world, homes).ravel()
         numbers = (row + world * len(jobs)).ravel()
@@ -76,7 +76,7 @@ class Numpy:
     def _regions(
         self, job: Longs, home: Ints, size: Floats, jobs: int, kind: "np.ndarray[tuple[int], np.dtype[np.int8]]"
     ) -> tuple[Longs, Floats]:
-        """[jobs] where each one runs, and the bytes that it reads there; by the rules of `tetris.score`."""
+        """Returns [jobs] each job's region, and the bytes that it reads there; by the rules of `tetris.score`."""
         regions = len(self.c.regions)
         cell = job * regions + home
         count = np.bincount(cell, minlength=jobs * regions).reshape(jobs, regions)
@@ -88,7 +88,7 @@ class Numpy:
         return region, np.where(apart, 0.0, held[np.arange(jobs), first])
 
     def _gpu(self, demand: Floats, keys: Longs) -> Floats:
-        """[..., keys] the GPU term of each type and level."""
+        """Returns [..., keys] the GPU term of each type and level."""
         sums = demand.sum(axis=-1, keepdims=True)
         part = np.divide(demand, sums, out=np.zeros_like(demand), where=sums > 0)
         over = np.maximum(demand - self.supply[keys], 0.0)

@@ -1,7 +1,8 @@
-"""tetris-shape: V0, V1 and V2 on instances with MAST's shape, as in 5.6: high-priority demand over supply, colocation.
+"""tetris-shape: plans of V0, V1 and V2 on instances with MAST's shape, with the metrics of MAST 5.6.
 
-Over all GPU types the worst region's demand over supply and the standard deviation over regions; what trains at home
-beside V0; and the part of the high-priority GPU hours whose job has all its data in one region. Medians over seeds.
+The metrics are, over all GPU types: the largest ratio of high-priority demand to supply of a region, the standard
+deviation of this ratio over regions, the GPU hours that train at home compared with V0, and the fraction of the
+high-priority GPU hours whose job has all its data in one region. Figures are medians over seeds.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ _SEARCH_S = 120.0
 
 
 def figures(columns: Columns, home: Ints) -> dict[str, float]:
-    """What 5.6 tells of a plan; demand is that of jobs of priority 1 and 2 which have a region."""
+    """Returns the metrics of a plan. Demand is the GPU hours of jobs of priority 1 and 2 that have a region."""
     region = Problem(columns, home).state.region
     high = (columns.priority <= HIGH_PRIORITY) & (columns.gpu_type != NONE)
     all_h = float(columns.gpu_h[high].sum())
@@ -41,7 +42,7 @@ def figures(columns: Columns, home: Ints) -> dict[str, float]:
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """The figures of V2 against their bars, with those of V0 and V1 beside them."""
+    """Yields the figures of V2; the absolute values include those of V0 and V1."""
     found: dict[str, list[float]] = {}
     for seed in range(SEEDS):
         columns = generate(TABLES, REGIONS, seed)

@@ -1,5 +1,6 @@
-"""Where machines come from: offers, pools, what a provider of machines can do, and what follows for a pool. Pure.
+"""Pools of launched machines: offers, pool sizing, and the interface of machine providers. The package does no I/O.
 
-The life of one machine that was asked for (an instance) is a table in `lifecycle.instances`; its rows are in
-`infra.db.capacity`, its effects in `activities.capacity`, and the providers themselves in `providers`.
+An instance is one machine that was requested from a provider. Its lifecycle is a table in `lifecycle.instances`, its
+database rows are in `infra.db.capacity`, and its activities are in `activities.capacity`. The providers are in
+`providers`.
 """

@@ -1,4 +1,4 @@
-"""Comparing the ledger with what a provider has: machines without an owner, second ones, and those that are missing."""
+"""Compares the ledger with a provider's list of machines: finds stray, duplicate and missing machines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,36 +11,36 @@ class LedgerEntry:
     """A live instance of one provider in the ledger."""
 
     native_id: str | None
-    """None: nothing is known of a launch; one may be under way."""
+    """The provider's id of the machine; None: no launch is recorded, but one may be in progress."""
     launched_at_s: float | None
     """Seconds since the epoch."""
 
 
 @dataclass(frozen=True)
 class Differences:
-    """What is not as the ledger says."""
+    """The differences between the ledger and a provider's list."""
 
     strays: dict[str, str] = field(default_factory=dict)
-    """Machines of the provider that no live instance owns, by its id: the instance that they were launched for."""
+    """Machines that no live instance owns: the provider's id to the instance that the machine was launched for."""
     seconds: dict[str, str] = field(default_factory=dict)
-    """The same of those that were launched beside the one that the ledger knows."""
+    """Duplicates: the provider's id to the live instance, for which the ledger records another machine."""
     missing: list[str] = field(default_factory=list)
-    """Instances that the provider has launched and does not have."""
+    """Instances that were launched and are not in the provider's list."""
 
 
 def compare(
     entries: Mapping[str, LedgerEntry], found: Sequence[Found], now_s: float, lists_late_s: float
 ) -> Differences:
-    """What differs between the ledger and a provider's list.
+    """Returns the differences between the ledger and a provider's list.
 
-    The list must be asked for before the ledger is read: whatever it names was in the ledger before it was launched.
-    One look proves little, since providers list late; what is found again by the next one is so.
+    The list must be fetched before the ledger is read: each machine in the list was in the ledger before its launch. A
+    difference is confirmed only when the next comparison finds it again, because providers' lists lag.
 
     Args:
         entries: all live instances of the provider, by id.
-        found: its list.
-        now_s: seconds since the epoch, when the list was asked for.
-        lists_late_s: for how long after its launch a machine may be missing from the list.
+        found: the provider's list.
+        now_s: the time when the list was requested, in seconds since the epoch.
+        lists_late_s: the time after its launch for which a machine may be missing from the list.
     """
     out = Differences()
     for machine in found:

@@ -1,19 +1,19 @@
-"""What a provider offers: machines of a shape, in a zone, of a kind of capacity, at a price."""
+"""Offers of a provider: machines of a shape, in a zone, with a capacity kind, at a price."""
 
 from dataclasses import dataclass
 
 from domain.capacity import CPU, CapacityKind
 
 OfferKey = tuple[str, str, str, str]
-"""Provider, zone, kind of capacity, type of machine."""
+"""Provider, zone, capacity kind and machine type."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A type of machine, and what of it work may use."""
+    """A machine type, and the resources of such a machine that workloads may use."""
 
     machine_type: str
-    """As its provider names it."""
+    """The provider's name of the type."""
     gpus: int
     gpu_type: str | None
     cpus_milli: int
@@ -25,24 +25,24 @@ class Offer:
     """Machines of one shape that a provider may launch in one zone."""
 
     provider: str
-    """As the installation's settings name it."""
+    """The provider's name in the installation's settings."""
     region: str
-    """Mizzen's region in which they would be."""
+    """The mizzen region of the machines."""
     zone: str
     kind: CapacityKind
     shape: Shape
     usd_per_h: float
-    """Of one machine."""
+    """The price of one machine."""
     start_s: float
-    """Expected from the request until its agent is there."""
+    """The expected time from the request until the machine's agent announces itself."""
 
     @property
     def key(self) -> OfferKey:
-        """What tells one offer from another."""
+        """The unique key of the offer."""
         return self.provider, self.zone, self.kind.value, self.shape.machine_type
 
     def prices(self) -> dict[str, float]:
-        """The price of the machine as prices of its parts (`domain.capacity`): by GPU, or by core where it has none."""
+        """Returns the price per resource (`domain.capacity`): per GPU or, if the machine has none, per core."""
         if self.shape.gpus:
             return {str(self.shape.gpu_type): self.usd_per_h / self.shape.gpus}
         return {CPU: self.usd_per_h * 1000 / self.shape.cpus_milli}

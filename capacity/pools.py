@@ -1,7 +1,7 @@
-"""Pools: how many machines of which offers there are to be, and what is to be launched and ended for that.
+"""Pools: the desired number of machines, the allowed offers, and the changes that bring a pool to its size.
 
-A pool is MAST's dynamic cluster (3.1), seen from where its machines come from. Its machines are in one cluster for each
-zone and kind of capacity, since machines share both with their cluster.
+A pool is a group of launched machines, MAST's dynamic cluster (3.1). Its machines form one cluster for each zone and
+capacity kind, because all machines of a cluster share both.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,43 +14,43 @@ from lifecycle.instances import InstancePhase
 PoolKey = tuple[str, str]
 """Region and name."""
 _HAD = (InstancePhase.REQUESTED, InstancePhase.LAUNCHING, InstancePhase.JOINING, InstancePhase.READY)
-"""Phases of instances that a pool has, or is about to have."""
+"""The phases of instances that count towards a pool's size."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """How many machines there are to be, and which."""
+    """The sizes of a pool, and the offers that it may use."""
 
     region: str
     name: str
     size: int
-    """Machines that there are to be, or at least where it may grow."""
+    """The desired number of machines; the minimum if the pool may grow."""
     providers: tuple[str, ...] = ()
-    """Whose offers it may take; empty: any. So are the following."""
+    """The providers whose offers are allowed; empty: all. The same holds for the next three fields."""
     zones: tuple[str, ...] = ()
     kinds: tuple[CapacityKind, ...] = ()
     machine_types: tuple[str, ...] = ()
     max_usd_per_h: float | None = None
-    """Of one machine; dearer offers are not taken."""
+    """The highest allowed price of one machine."""
     max_size: int | None = None
-    """It grows for what waits, up to so many; None: it does not."""
+    """The number of machines to which the pool may grow for waiting workloads; None: the pool does not grow."""
     idle_s: float = 600.0
-    """A machine above `size` that has had no work for so long is ended."""
+    """A machine above `size` is ended after it has been idle for this long."""
     buffer: int = 0
-    """Of a pool that grows: so many machines without work there are to be for what comes next."""
+    """The number of idle machines that a growing pool keeps ready for new workloads."""
 
     @property
     def key(self) -> PoolKey:
-        """What tells one pool from another."""
+        """The unique key of the pool."""
         return self.region, self.name
 
     @property
     def most(self) -> int:
-        """Machines at most."""
+        """The maximum number of machines."""
         return self.size if self.max_size is None else self.max_size
 
     def takes(self, offer: Offer) -> bool:
-        """Whether it may have machines of an offer."""
+        """Returns whether the pool may use an offer."""
         allowed: Sequence[tuple[object, Collection[object]]] = (
             (offer.provider, self.providers),
             (offer.zone, self.zones),
@@ -65,49 +65,49 @@ class Pool:
 
 
 def wrong_size(size: int, max_size: int | None, buffer: int) -> tuple[str, str] | None:
-    """The field of a pool's sizes that does not go with the others, and what would be right; None: all go together."""
+    """Returns the name of an inconsistent size field and an error message; None: the sizes are consistent."""
     if max_size is not None and max_size < size:
-        return "max_size", f"must be at least the size, {size}, it is {max_size}"
+        return "max_size", f"must be at least size, {size}; it is {max_size}"
     if buffer > (max_size or 0):
-        most = "only a pool with max_size has one" if max_size is None else f"max_size is {max_size}"
-        return "buffer", f"must be at most max_size, it is {buffer}, and {most}"
+        most = "a buffer needs max_size" if max_size is None else f"max_size is {max_size}"
+        return "buffer", f"must be at most max_size; it is {buffer}, and {most}"
     return None
 
 
 def cluster_of(pool: str, offer: Offer) -> str:
-    """The cluster in which a pool's machines of an offer are."""
+    """Returns the cluster for the machines that a pool launches from an offer."""
     return f"{pool}-{offer.zone}-{offer.kind.value}".replace("_", "-")
 
 
 @dataclass(frozen=True)
 class Instance:
-    """An instance of a pool that is not gone, and not to end, as far as it matters for the pool's size."""
+    """An instance of a pool that is neither gone nor marked to end, with the facts that pool sizing needs."""
 
     id: str
     phase: InstancePhase
     busy: bool
-    """Something is held on its machine."""
+    """Whether an attempt holds resources of the machine."""
     offer: Offer
-    """As it was when the instance was asked for."""
+    """The offer at the time of the request."""
     usable: bool = True
-    """It is on its way, or its machine takes work."""
+    """Whether the machine takes work, or the instance is not ready yet."""
     idle_s: float | None = None
-    """For how long it has had no work; None: it has, or is not ready."""
+    """The time for which the machine has been idle; None: it is busy or not ready."""
     claims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """The workloads that wait for it (`capacity.scaling.Claims`)."""
+    """The workloads that wait for this machine (`capacity.scaling.Claims`)."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What is to be done for a pool."""
+    """The launches and ends of a pool."""
 
     launch: list[Offer] = field(default_factory=list)
     end: list[str] = field(default_factory=list)
     """Ids of instances."""
     missing: int = 0
-    """Machines that nobody can be asked for now."""
+    """The number of wanted machines that no offer can supply now."""
     offered: bool = True
-    """With `missing`: there are offers that it may take, and all of them were refused lately."""
+    """Valid with `missing`. True: all allowed offers were refused recently; False: there is no allowed offer."""
 
 
 def changes(
@@ -116,19 +116,19 @@ def changes(
     offers: Sequence[Offer],
     refused: Collection[OfferKey] = (),
 ) -> Changes:
-    """What brings a pool to its size: the cheapest offers that it may take, or ends of those that cost least to end.
+    """Returns the changes that bring a pool to its size: launches from the cheapest allowed offer, or ends.
 
     Args:
-        pool: its rules.
-        instances: all of it that are not gone.
-        offers: of all providers.
-        refused: keys of offers that were refused lately, which are not asked now.
+        pool: the pool's rules.
+        instances: the pool's instances that are not gone.
+        offers: the offers of all providers.
+        refused: keys of offers that were refused recently; they are not used now.
     """
     had = [instance for instance in instances if instance.phase in _HAD]
     missing = pool.size - len(had)
     excess = len(had) - max(pool.size, pool.most)
     if excess > 0:
-        # Those first that are furthest from working, then those that do nothing, then the youngest.
+        # End idle instances before busy ones; among those, the earliest phase first, then the youngest.
         order = sorted(had, key=lambda i: i.id, reverse=True)
         order.sort(key=lambda i: (i.busy, _HAD.index(i.phase)))
         return Changes(end=[instance.id for instance in order[:excess]])
@@ -136,7 +136,7 @@ def changes(
 
 
 def launches(pool: Pool, missing: int, offers: Sequence[Offer], refused: Collection[OfferKey] = ()) -> Changes:
-    """So many machines of the cheapest offer that a pool may take and that was not refused lately."""
+    """Returns `missing` launches of the cheapest allowed offer that was not refused recently."""
     fitting = [offer for offer in offers if pool.takes(offer)]
     possible = [offer for offer in fitting if offer.key not in refused]
     if missing <= 0 or not possible:

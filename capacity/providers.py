@@ -1,4 +1,4 @@
-"""What mizzen asks of a provider of machines, and the provider's words. `docs/providers.md` says how to write one."""
+"""The interface of a machine provider, and its errors. `docs/providers.md` explains how to write a provider."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,76 +9,77 @@ from capacity.offers import Offer
 
 
 class Refusal(StrEnum):
-    """Why a provider launches nothing. The closed list."""
+    """Why a provider refuses a launch. The list is closed."""
 
     CAPACITY = "capacity"
-    """It has none of these machines there now; others may be had, and these later."""
+    """The zone has no such machine now. Other offers may be available, and this one later."""
     QUOTA = "quota"
-    """Its customer may not have more of them."""
+    """The account's quota is used up."""
     REQUEST = "request"
-    """It would not take the request at any time: the configuration is wrong."""
+    """The provider would never accept the request: the configuration is wrong."""
 
 
 class LaunchRefused(Exception):
-    """A launch was refused for good: nothing was launched, and the same request is not asked again."""
+    """A launch was refused permanently: nothing was launched, and the request is not repeated."""
 
     def __init__(self, refusal: Refusal, words: str) -> None:
         super().__init__(words)
         self.refusal = refusal
         self.words = words
-        """The provider's own."""
+        """The provider's error message."""
 
 
 class ProviderUnavailable(Exception):
-    """The provider did not answer, or answered that it is overloaded: it may or may not have done what it was asked."""
+    """The provider did not answer or is overloaded. Whether the request was carried out is unknown."""
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """A machine to be launched. Asked again with the same `instance` it is the same machine."""
+    """A request to launch a machine. A repeated request with the same `instance` yields the same machine."""
 
     instance: str
-    """Its id in the ledger: the provider's client token, and the tag by which the machine is found again."""
+    """The instance's id in the ledger: the client token of the request, and the tag of the machine."""
     machine: str
-    """`region/cluster/machine`, as its agent shall announce it."""
+    """The name that the agent must announce, as `region/cluster/machine`."""
     offer: Offer
     bucket_url: str
-    """Of the region's bucket."""
+    """The URL of the region's bucket."""
     join_token: str
-    """What its agent shows at its first hello. A secret."""
+    """The token that the agent must present in its first hello. A secret."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A machine that a provider has, by our tag."""
+    """A machine in a provider's list that carries mizzen's tag."""
 
     native_id: str
-    """As the provider calls it."""
+    """The provider's id of the machine."""
     instance: str
-    """The tag."""
+    """The tag: the id of the instance in the ledger."""
     launched_at_s: float
     """Seconds since the epoch, by the provider's clock."""
 
 
 class Provider(Protocol):
-    """A provider of machines. Its methods block, are called by several threads, and may be called again at any time.
+    """A provider of machines. Its methods block, are called from several threads, and may be repeated at any time.
 
-    All of them raise ProviderUnavailable where nothing is known of the outcome.
+    All methods raise ProviderUnavailable if the outcome is unknown.
     """
 
     name: str
-    """As the installation's settings name it."""
+    """The provider's name in the installation's settings."""
     lists_late_s: float
-    """For how long after its launch a machine may be missing from the list."""
+    """The time after its launch for which a machine may be missing from the list."""
 
     def offers(self) -> Sequence[Offer]:
-        """What it can launch, with the prices of now. Offers that it would refuse now for want of capacity are among
-        them.
+        """Returns the machines that the provider can launch, with current prices.
+
+        Offers for which the provider has no capacity at the moment are included.
         """
         ...
 
     def launch(self, request: LaunchRequest) -> str:
-        """Launches a machine whose agent appears as `request.machine`; returns the provider's own id of it.
+        """Launches a machine whose agent announces itself as `request.machine`; returns the provider's id of it.
 
         Raises:
             LaunchRefused: nothing was launched.
@@ -86,9 +87,9 @@ class Provider(Protocol):
         ...
 
     def describe(self) -> Sequence[Found]:
-        """The machines that it has by our tags: launched, and neither gone nor on the way to be."""
+        """Returns the launched machines that carry mizzen's tag and are neither terminated nor terminating."""
         ...
 
     def terminate(self, native_id: str) -> None:
-        """Ends a machine, and what it costs. One that is gone, or was never there, is no error."""
+        """Terminates a machine. A machine that is already gone or never existed is not an error."""
         ...

@@ -1,6 +1,6 @@
-"""One look at all pools: what each launches and ends, for its size, for what waits and for its buffer.
+"""One sizing round over all pools: the launches and ends for the pool's size, for waiting workloads and for its buffer.
 
-The keeper of a live installation and the simulator do what this says, and nothing else.
+Both the keeper of a live installation and the simulator carry out exactly these decisions.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,24 +14,24 @@ from domain.reasons import Reason, ReasonCode
 
 @dataclass(frozen=True)
 class Launch:
-    """One machine that is to be asked for."""
+    """One machine to be requested."""
 
     offer: Offer
     claims: Claims = field(default_factory=dict)
-    """The workloads that wait for it."""
+    """The workloads that wait for this machine."""
 
 
 @dataclass
 class Round:
-    """What is to be done."""
+    """The decisions of one sizing round."""
 
     launch: dict[PoolKey, list[Launch]] = field(default_factory=dict)
     end: dict[str, Reason] = field(default_factory=dict)
-    """By instance, why."""
+    """The instances to end, each with the reason."""
     claims: dict[str, Claims] = field(default_factory=dict)
-    """Instance that is idle or on its way to the workloads that wait for it; no other is waited for."""
+    """For each existing instance that workloads wait for, those workloads. Other instances have no claims."""
     lacks: dict[PoolKey, Changes] = field(default_factory=dict)
-    """Pools that stay below their size or buffer, since no offer for the rest can be asked for now."""
+    """The pools that stay below their size or buffer because no offer can supply the rest now."""
 
 
 def plan_round(
@@ -41,14 +41,14 @@ def plan_round(
     offers: Sequence[Offer],
     refused: Collection[OfferKey] = (),
 ) -> Round:
-    """What all pools launch and end now.
+    """Returns the launches and ends of all pools.
 
     Args:
-        pools: by region and name; instances of a pool that is not among them are ended.
-        instances: of each pool all that are not gone and not to end.
-        shortages: workloads that no region has room for, in the order of the queue.
-        offers: of all providers.
-        refused: keys of offers that were refused lately, which are not asked now.
+        pools: the pools by region and name. Instances of a pool that is not in this mapping are ended.
+        instances: for each pool, its instances that are neither gone nor marked to end.
+        shortages: workloads for which no region has room, in queue order.
+        offers: the offers of all providers.
+        refused: keys of offers that were refused recently; they are not used now.
     """
     out = Round()
     every = dict(pools) | {key: Pool(*key, 0) for key in instances.keys() - pools.keys()}
@@ -95,7 +95,7 @@ def _grow(
     offers: Sequence[Offer],
     refused: Collection[OfferKey],
 ) -> None:
-    """Launches for what waits; machines that are launched for a pool's size may be theirs, too."""
+    """Adds launches for waiting workloads. Machines that are launched for a pool's size are also assigned to them."""
     idle = [
         Idle(one.id, key, one.offer, one.claims)
         for key, all_ in kept.items()

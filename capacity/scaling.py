@@ -1,8 +1,8 @@
-"""A pool grows for what waits, and shrinks when nothing does.
+"""Growing and shrinking of pools: a pool grows for waiting workloads, and shrinks when machines are idle.
 
-What waits takes room on machines that stand idle, are on their way or are just being launched for others, in the order
-of the queue; only what is then missing is launched. Small workloads share machines, as they will when they are placed.
-A workload keeps the machines that it waits for from one look to the next, so a shortage is launched for only once.
+In queue order, each waiting workload first claims room on machines that are idle, starting, or being launched for
+other workloads. Only the rest is launched. Small workloads share a machine, as they will when they are placed. A
+workload keeps its claims from one round to the next, so machines for a shortage are launched only once.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,46 +15,46 @@ from domain.scheduling import JobRequest
 Room = tuple[int, int, int]
 """GPUs, thousandths of a core, bytes of memory."""
 MOST_SHORTAGES = 1000
-"""So many of the queue's head are looked at."""
+"""The maximum number of waiting workloads, from the head of the queue, that one round considers."""
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """A workload that no region has room for."""
+    """A workload for which no region has room."""
 
     workload: str
     jobs: tuple[JobRequest, ...]
     regions: frozenset[str]
-    """Those in which nothing but machines is missing."""
+    """The regions in which only machines are missing."""
 
 
 Claims = Mapping[str, tuple[int, ...]]
-"""Workload to how many tasks of each of its jobs a machine is meant for."""
+"""The workloads that claim a machine, each with the number of tasks of each of its jobs that the machine is to run."""
 
 
 @dataclass(frozen=True)
 class Idle:
-    """A machine that stands idle, or is on its way."""
+    """A machine that is idle or starting."""
 
     instance: str
     pool: PoolKey
     offer: Offer
     claims: Claims = field(default_factory=dict)
-    """Who waited for it at the last look."""
+    """The claims of the previous round."""
 
 
 @dataclass
 class Growth:
-    """What is to be launched, and which machines are whose."""
+    """The machines to launch, and the claims on existing machines."""
 
     launch: dict[PoolKey, list[tuple[Offer, Claims]]] = field(default_factory=dict)
-    """By pool, each with the workloads that wait for it."""
+    """For each pool, the offers to launch from, each with the workloads that claim the machine."""
     claims: dict[str, Claims] = field(default_factory=dict)
-    """Instance that is idle or on its way to the workloads that wait for it."""
+    """For each idle or starting instance that is claimed, the workloads that claim it."""
 
 
 def tasks_on(job: JobRequest, gpu_type: str | None, room: Room) -> int:
-    """How many of a job's tasks have room: of GPUs of a type, of thousandths of a core and of bytes of memory."""
+    """Returns how many of a job's tasks fit into free GPUs of a type, thousandths of a core and bytes of memory."""
     if job.gpus_per_task and gpu_type not in job.gpu_types:
         return 0
     needs = (job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task)
@@ -69,27 +69,28 @@ def grow(
     offers: Sequence[Offer],
     refused: Collection[OfferKey] = (),
 ) -> Growth:
-    """What to launch for workloads that wait, the most important first.
+    """Returns the machines to launch for waiting workloads, served in queue order.
 
-    A workload gets all that it needs from one pool, or nothing: within the pool's maximum, of offers that the pool and
-    the workload's document allow. Each job gets the offer for which least is to be launched in US dollars an hour; then
-    the one whose machines cost least. Pools are chosen in the same way. First of all, a
-    workload whose machines of the last look are all still there keeps them, also while their provider is silent.
+    First, a workload whose claimed machines of the previous round still exist keeps them, even while their provider
+    does not answer. Every other workload gets all that it needs from one pool, or nothing: within the pool's maximum
+    size, and from offers that both the pool and the workload's document allow. For each job, the offer with the lowest
+    additional cost of launches in US dollars an hour is chosen, then the one with the lowest cost of all machines used.
+    Pools are chosen by the same criteria.
 
     Args:
-        pools: those that may grow, and others.
-        had: machines that each pool has or is about to have.
-        shortages: in the order of the queue.
-        idle: machines without work, of all pools.
-        offers: of all providers that answer.
-        refused: keys of offers that were refused lately, which are not asked now.
+        pools: all pools, whether they may grow or not.
+        had: for each pool, the number of machines that exist or are being launched.
+        shortages: the waiting workloads in queue order.
+        idle: the idle and starting machines of all pools.
+        offers: the offers of all providers that answer.
+        refused: keys of offers that were refused recently; they are not used now.
     """
     stock = _Stock(idle)
     left = {key: max(0, pool.most - had.get(key, 0)) for key, pool in pools.items()}
     taken = [(key, [offer for offer in offers if pool.takes(offer)]) for key, pool in sorted(pools.items())]
     launched = 0
     in_vain: dict[tuple[tuple[JobRequest, ...], frozenset[str]], int] = {}
-    """What was asked for without success, with how many machines had been launched: only those make more room."""
+    """Demands that could not be served, each with the number of launches so far: only a new launch adds room."""
     for shortage in [one for one in shortages if not stock.keep(one)]:
         asked = shortage.jobs, shortage.regions
         if in_vain.get(asked) == launched:
@@ -111,22 +112,22 @@ def grow(
 
 
 class _Machine:
-    """A machine that takes what waits."""
+    """A machine that waiting workloads may claim."""
 
     def __init__(self, pool: PoolKey, offer: Offer, instance: str | None = None) -> None:
-        """`instance`: None for one that is to be launched."""
+        """`instance` is None for a machine that is still to be launched."""
         self.pool, self.offer, self.instance = pool, offer, instance
         self.room = room_of(offer.shape)
         self.claims: dict[str, tuple[int, ...]] = {}
 
 
 class _Stock:
-    """Machines on which waiting workloads could run: idle ones, launched ones that have yet to join, planned ones."""
+    """The machines that waiting workloads may claim: idle machines, starting machines, and planned launches."""
 
     def __init__(self, idle: Sequence[Idle]) -> None:
         self._machines: list[_Machine] = []
         self._open: dict[tuple[PoolKey, OfferKey], list[_Machine]] = {}
-        """Those with room, the ones that others share first."""
+        """The machines with free room, by pool and offer; machines that already have claims come first."""
         self._before: dict[str, list[tuple[_Machine, tuple[int, ...]]]] = {}
         for one in sorted(idle, key=lambda one: one.instance):
             machine = _Machine(one.pool, one.offer, one.instance)
@@ -139,11 +140,11 @@ class _Stock:
         self._open.setdefault((machine.pool, machine.offer.key), []).append(machine)
 
     def open(self, pool: PoolKey, offer: Offer) -> Sequence[_Machine]:
-        """Machines of a pool and an offer on which there is room."""
+        """Returns the machines of a pool and an offer that have free room."""
         return self._open.get((pool, offer.key), ())
 
     def keep(self, shortage: Shortage) -> bool:
-        """Gives a workload the machines that it waited for; False: there were none, or not all are there."""
+        """Renews a workload's claims of the previous round; False: it had none, or not all machines still exist."""
         before = self._before.get(shortage.workload, [])
         jobs = shortage.jobs
         if [sum(tasks) for tasks in zip(*(tasks for _, tasks in before), strict=True)] != [job.tasks for job in jobs]:
@@ -153,7 +154,7 @@ class _Stock:
         return True
 
     def take(self, shortage: Shortage, served: "_Served") -> None:
-        """Gives a workload what was found for it."""
+        """Adds the machines that `served` launches, and the workload's claims."""
         for machine in served.launched:
             self._add(machine)
         for machine, tasks in served.taken:
@@ -167,7 +168,7 @@ class _Stock:
         self._open[key] = sorted(there, key=lambda one: not one.claims)
 
     def growth(self) -> Growth:
-        """What was given to whom."""
+        """Returns the launches and claims so far."""
         out = Growth()
         for machine in self._machines:
             if machine.instance is None:
@@ -178,25 +179,25 @@ class _Stock:
 
 
 class _Served:
-    """How one pool would serve a workload."""
+    """The machines with which one pool would serve a workload."""
 
     def __init__(self, pool: PoolKey, jobs: Sequence[JobRequest]) -> None:
         self.pool, self._jobs = pool, jobs
         self.launched: list[_Machine] = []
         self.taken: list[tuple[_Machine, list[int]]] = []
-        """Machines, with how many tasks of each job are on them."""
+        """The machines used, each with the number of tasks of each job on it."""
         self.launch_usd_per_h = self.usd_per_h = 0.0
-        """Of the machines that are launched, and of all on which something is."""
+        """The price of the launched machines, and the price of all machines used."""
 
     def room(self, machine: _Machine) -> Room:
-        """What is left of a machine."""
+        """Returns the free room of a machine."""
         for one, tasks in self.taken:
             if one is machine:
                 return _left(machine.room, zip(self._jobs, tasks, strict=True))
         return machine.room
 
     def put(self, number: int, filled: Sequence[tuple[_Machine, int]], launched: Sequence[_Machine]) -> None:
-        """Puts tasks of a job, by its number, on machines, some of which are to be launched."""
+        """Assigns tasks of the job at index `number` to machines. `launched` are the new machines among them."""
         self.launched += launched
         self.launch_usd_per_h += sum(machine.offer.usd_per_h for machine in launched)
         self.usd_per_h += sum(machine.offer.usd_per_h for machine, _ in filled)
@@ -216,7 +217,7 @@ def _serve(
     refused: Collection[OfferKey],
     most: int,
 ) -> _Served | None:
-    """On offers that the pool takes, with `most` launches at most; None: some job fits on nothing that it may take."""
+    """Serves a workload from a pool with at most `most` launches; None: at least one job fits no allowed offer."""
     out = _Served(pool, jobs)
     for number, job in enumerate(jobs):
         found = []
@@ -244,11 +245,11 @@ def _serve(
 def _fill(
     job: JobRequest, pool: PoolKey, offer: Offer, machines: Sequence[tuple[_Machine, Room]]
 ) -> tuple[list[tuple[_Machine, int]], list[_Machine]] | None:
-    """Puts a job's tasks on machines of an offer, and on as many new ones as it takes.
+    """Assigns a job's tasks to machines of an offer, and to new machines as needed.
 
     Returns:
-        The machines, new ones among them, with how many tasks each gets; and the new ones. None: not even an empty one
-        has room for a task.
+        All machines used, each with its number of tasks, and the new machines. None: a task does not fit on an empty
+        machine.
     """
     left, on_empty = job.tasks, tasks_on(job, offer.shape.gpu_type, room_of(offer.shape))
     if not on_empty:
@@ -266,12 +267,12 @@ def _fill(
 
 
 def room_of(shape: Shape) -> Room:
-    """What an empty machine has."""
+    """Returns the room of an empty machine."""
     return shape.gpus, shape.cpus_milli, shape.memory_bytes
 
 
 def _left(room: Room, tasks: Iterable[tuple[JobRequest, int]]) -> Room:
-    """What so many tasks of jobs leave."""
+    """Returns the room that is left after the given numbers of tasks are placed."""
     gpus, cpus_milli, memory_bytes = room
     for job, count in tasks:
         gpus -= count * job.gpus_per_task
@@ -281,14 +282,15 @@ def _left(room: Room, tasks: Iterable[tuple[JobRequest, int]]) -> Room:
 
 
 def shrink(pool: Pool, had: int, idle_s: Mapping[str, float], wanted: Collection[str] = ()) -> list[str]:
-    """Instances that have been idle for longer than the pool keeps them: those that were idle longest first, down to
-    the pool's size and its buffer.
+    """Returns the instances to end because they have been idle for at least `pool.idle_s`, the longest idle first.
+
+    The pool keeps its size and its buffer of idle machines.
 
     Args:
-        pool: its rules.
-        had: machines that it has or is about to have.
-        idle_s: for how long each idle instance has been so.
-        wanted: instances that something waits for.
+        pool: the pool's rules.
+        had: the number of machines that exist or are being launched.
+        idle_s: for each idle instance, how long it has been idle, in seconds.
+        wanted: instances that workloads wait for; they are kept.
     """
     spare = sorted((-seconds, name) for name, seconds in idle_s.items() if name not in wanted)
     over = [name for seconds, name in spare if -seconds >= pool.idle_s]

@@ -1,5 +1,6 @@
-"""Value types that several rooms share: resources, priority, phases, reasons, plans, the specification of a workload
-and the messages between workflows, activities and agents.
+"""Value types that several packages share: resources, priority, phases, reasons, plans, workload specifications, and
+the messages between workflows, activities and agents.
 
-Everything here is frozen data with no I/O, clock or randomness, and may import nothing of ours.
+Everything here is immutable data without I/O, clock or randomness. This package imports no other package of the
+project.
 """

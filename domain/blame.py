@@ -1,9 +1,9 @@
-"""Every way in which the start of a gang can fail, and who is to blame: the one table of it.
+"""The table of launch errors: every way in which the start of a gang can fail, and what is to blame.
 
-Agents raise these types across Temporal, workflows judge by them, and `docs/operating.md` shows the table. A failure
-that blames the workload fails it, for another machine would refuse it too. One that blames the machine counts towards
-its cordon (`infra.config.LifecycleSettings.cordon_after_failed_gangs`). One that blames nobody sends the gang back to
-the queue.
+Agents raise these error types through Temporal, workflows act on them, and `docs/operating.md` shows the table. An
+error that blames the workload fails the workload, because every other machine would refuse it too. An error that
+blames the machine counts towards the machine's cordon (`infra.config.LifecycleSettings.cordon_after_failed_gangs`).
+An error that blames nobody returns the gang to the queue.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class Blame(StrEnum):
-    """Who is to blame."""
+    """What is to blame for a launch error."""
 
     WORKLOAD = "workload"
     MACHINE = "machine"
@@ -19,7 +19,7 @@ class Blame(StrEnum):
 
 
 class LaunchError(StrEnum):
-    """The closed list of error types with which a launch fails; the value is the `ApplicationError`'s type."""
+    """The error types with which a launch can fail. Each value is the type of the Temporal `ApplicationError`."""
 
     BAD_ARCHIVE = "BadArchive"
     TOO_MANY_PORTS = "TooManyPorts"
@@ -42,11 +42,11 @@ class LaunchError(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one of the errors means."""
+    """How a launch error is handled, and what it means."""
 
     blame: Blame
     final: bool
-    """Whether trying again on the same machine is pointless."""
+    """True if a retry on the same machine cannot succeed."""
     meaning: str
 
 
@@ -55,53 +55,61 @@ TABLE: dict[LaunchError, Verdict] = {
         Blame.WORKLOAD, True, "the working directory cannot be unpacked, or its archive and `files` collide"
     ),
     LaunchError.TOO_MANY_PORTS: Verdict(
-        Blame.WORKLOAD, True, "more jobs are led from one machine than its agent has rendezvous ports"
+        Blame.WORKLOAD, True, "one machine runs task 0 of more jobs than its agent has rendezvous ports"
     ),
     LaunchError.CANNOT_UNSEAL: Verdict(
-        Blame.MACHINE, True, "the agent's key does not open the secrets that were sealed to this machine"
+        Blame.MACHINE, True, "the agent's key cannot decrypt the secrets that were sealed for this machine"
     ),
     LaunchError.NO_FREE_PORT: Verdict(Blame.MACHINE, False, "all rendezvous ports of the agent's range are in use"),
     LaunchError.NOT_STARTED: Verdict(Blame.MACHINE, False, "the process that supervises a task could not start it"),
     LaunchError.MACHINE_FAULT: Verdict(
-        Blame.MACHINE, False, "the operating system refused what the agent needs (input/output error, no permission)"
+        Blame.MACHINE, False, "the operating system refused a call of the agent (input/output error, permission denied)"
     ),
     LaunchError.SILENT: Verdict(
-        Blame.MACHINE, True, "the agent did not answer in time: the machine counts as lost (`machine_lost`)"
+        Blame.MACHINE, True, "the agent did not respond in time; the machine counts as lost (`machine_lost`)"
     ),
-    LaunchError.DISK_FULL: Verdict(Blame.NOBODY, False, "the disk of the agent's folder is full, or its quota is used"),
+    LaunchError.DISK_FULL: Verdict(
+        Blame.NOBODY, False, "the disk with the agent's folder is full, or its disk quota is used up"
+    ),
     LaunchError.BUCKET_UNAVAILABLE: Verdict(
-        Blame.NOBODY, False, "the region's bucket did not answer, or an object is missing in it"
+        Blame.NOBODY, False, "the region's bucket did not respond, or an object is missing from it"
     ),
     LaunchError.DAMAGED_ARCHIVE: Verdict(
-        Blame.NOBODY, True, "the archive in the bucket has another checksum; the next attempt writes it again"
+        Blame.NOBODY, True, "the checksum of the archive in the bucket is wrong; the next attempt uploads it again"
     ),
     LaunchError.BAD_LAUNCH: Verdict(
-        Blame.NOBODY, True, "the launch description is unreadable or of another attempt (agent and worker differ)"
+        Blame.NOBODY,
+        True,
+        "the launch description is unreadable or of another attempt (different agent version)",
     ),
     LaunchError.CHANGED_LAUNCH: Verdict(
         Blame.NOBODY, True, "the launch description in the bucket is not the one that the scheduler wrote"
     ),
-    LaunchError.STOPPED_ATTEMPT: Verdict(Blame.NOBODY, True, "the attempt was stopped on this machine before"),
-    LaunchError.WRONG_MACHINE: Verdict(Blame.NOBODY, True, "the agent of another machine took the request"),
-    LaunchError.TOO_SLOW: Verdict(Blame.NOBODY, True, "preparing took longer than ten minutes, with heartbeats"),
+    LaunchError.STOPPED_ATTEMPT: Verdict(Blame.NOBODY, True, "the attempt was already stopped on this machine"),
+    LaunchError.WRONG_MACHINE: Verdict(Blame.NOBODY, True, "the agent of another machine received the request"),
+    LaunchError.TOO_SLOW: Verdict(
+        Blame.NOBODY, True, "preparation took longer than ten minutes although the agent sent heartbeats"
+    ),
     LaunchError.MISSING_SECRET: Verdict(
-        Blame.NOBODY, False, "a secret that the workload names does not exist any more; the launch waits for it"
+        Blame.NOBODY,
+        False,
+        "a secret that the workload names no longer exists; the launch waits for a new one",
     ),
     LaunchError.MISSING_ARCHIVE: Verdict(
-        Blame.NOBODY, False, "the uploaded archive does not exist any more; the launch waits for it"
+        Blame.NOBODY, False, "the uploaded archive no longer exists; the launch waits until it is uploaded again"
     ),
 }
 
 
 def verdict(error_type: str | None) -> Verdict:
-    """The verdict on an error type. A type that is not in the list, of an agent of another version, blames nobody."""
+    """Returns the verdict on an error type. An unknown type, from an agent of another version, blames nobody."""
     try:
         return TABLE[LaunchError(error_type or "")]
     except ValueError:
-        return Verdict(Blame.NOBODY, False, "an error that is not in the list")
+        return Verdict(Blame.NOBODY, False, "an unknown error type")
 
 
 def markdown() -> str:
-    """The table as the documentation has it."""
+    """Returns the table in Markdown, as `docs/operating.md` shows it."""
     rows = [f"| `{error.value}` | {row.blame.value} | {row.meaning} |" for error, row in TABLE.items()]
     return "\n".join(["| error | blames | when |", "| --- | --- | --- |", *rows])

@@ -1,4 +1,4 @@
-"""What kind of machines a cluster has, and what an hour of them costs."""
+"""Capacity kinds of machines, and prices per hour."""
 
 import math
 from collections.abc import Mapping
@@ -6,38 +6,39 @@ from enum import StrEnum
 
 
 class CapacityKind(StrEnum):
-    """How machines are had, and how they may leave."""
+    """How machines were obtained, which also says how they can be taken away."""
 
     RESERVED = "reserved"
-    """Paid for in any case: owned, or reserved for long."""
+    """Paid for whether used or not: owned, or reserved for a long term."""
     ON_DEMAND = "on_demand"
-    """Paid by the hour, and kept for as long as wanted."""
+    """Paid by the hour, and kept until released."""
     SPOT = "spot"
-    """Paid by the hour, and taken back at short notice when others pay more."""
+    """Paid by the hour, and reclaimed by the provider at short notice when it needs the capacity."""
     VOLUNTARY = "voluntary"
-    """Lent by owners who take them back at will."""
+    """Lent by owners who can take the machines back at any time."""
 
 
 USUAL = (CapacityKind.RESERVED.value, CapacityKind.ON_DEMAND.value, CapacityKind.SPOT.value)
-"""What a workload may run on where its document does not say it, in order of preference."""
+"""The default capacity kinds of a workload, in order of preference."""
 CPU = "cpu"
-"""The key of a core's price, beside those of GPU types."""
+"""The key of the price of one core in a mapping of prices; the other keys are GPU types."""
 
 
 NANO_USD = 1_000_000_000
-"""Prices are compared in whole billionths of a US dollar an hour, so that sums do not depend on their order."""
+"""Prices are compared in whole billionths of a US dollar an hour, so that a sum does not depend on the order of its
+terms."""
 
 
 def nano_usd_per_h(gpus: int, gpu_usd_per_h: float, cpus_milli: int, core_usd_per_h: float) -> int:
-    """The price of an hour of so many GPUs and thousandths of a core, in billionths of a US dollar."""
+    """Returns the price of `gpus` GPUs and `cpus_milli` thousandths of a core, in billionths of a US dollar an hour."""
     return gpus * round(gpu_usd_per_h * NANO_USD) + cpus_milli * round(core_usd_per_h * NANO_USD) // 1000
 
 
 def check_prices(prices: Mapping[str, float]) -> None:
-    """Prices in US dollars an hour: of a GPU by its type, of a core as `cpu`.
+    """Checks prices in US dollars an hour: the price of a GPU under its type, the price of a core under `cpu`.
 
     Raises:
-        ValueError: one is negative or no number.
+        ValueError: a price is negative, infinite or not a number.
     """
     for name, price in prices.items():
         if not 0 <= price < math.inf:

@@ -1,4 +1,4 @@
-"""The decision packages' inner loops are compiled to machine code, and the code is kept for the next process."""
+"""Compiles the inner loops of the decision packages to machine code, and caches the code on disk."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,18 +14,18 @@ _NARROW = (int8, int16, int32)
 
 
 def compiled(function: F) -> F:
-    """Compiles `function` at its first call with new types of arguments: a second or so, once for each machine.
+    """Compiles `function` when it is first called with new argument types: about one second, once per machine.
 
-    The code is cached in a folder that is named after the sources of the function's whole package: the machine code of
-    one module holds that of others which it calls, and numba itself looks at one file only. Where nothing may be
-    written, each process compiles anew.
+    The code is cached in a folder whose name contains a hash of all sources of the function's package. A hash of one
+    file, as numba uses it, is not enough: the machine code of a module includes functions of other modules that it
+    calls. If no folder is writable, each process compiles again.
 
-    Calls between compiled functions do not compile a function anew for a constant argument. (Numba's default does: a
-    loop variable that starts at 0 cost one more copy of all functions that it is given to, a sixth of all compiling.)
-    Nor for a narrow integer: int32 out of an array is widened, else a function with three such arguments is compiled up
-    to eight times.
+    Calls between compiled functions do not specialise on constant arguments. (Numba does by default: a loop variable
+    that starts at 0 cost one more copy of every function that receives it, a sixth of the total compile time.) They do
+    not specialise on narrow integers either: an int32 from an array is widened, because otherwise a function with three
+    such arguments is compiled up to eight times.
 
-    A division by zero gives what numpy gives, not an exception: checking for one made the loops up to 60 times slower.
+    A division by zero returns what numpy returns instead of raising: the check made the loops up to 60 times slower.
     """
     folder = folder_of(str(Path(function.__code__.co_filename).parent))
     config: Any = numba.config

@@ -1,8 +1,9 @@
-"""How the plans for one workload compare (MAST 4.3): one list of criteria, in order. A smaller value is better.
+"""The ordered criteria by which plans for one workload are compared (MAST 4.3). A smaller value is better.
 
-The fields of `PlanQuality` are the list. The auction, the joint choice, the dry run and `docs/scheduling.md` read it. A
-region compares its options for one job by the same criteria as columns (`rms/criteria.py`), and the plain reference
-(`rms/reference.py`) states them once more: a new criterion is a field here and a line in each of the two.
+The criteria are the fields of `PlanQuality`. The auction, the joint choice, the dry run and `docs/scheduling.md` use
+them. A region compares its options for one job by the same criteria, stored as columns (`rms/criteria.py`), and the
+reference implementation (`rms/reference.py`) repeats them. To add a criterion, add a field here and a line in each of
+these two modules.
 """
 
 from dataclasses import dataclass, field, fields
@@ -14,59 +15,61 @@ from typing import Any
 from pydantic import ConfigDict
 
 JSON_CONFIG = ConfigDict(ser_json_inf_nan="strings")
-"""JSON has no infinity: it travels as a string, and is read as a number again."""
+"""JSON has no infinity: it is written as a string and read back as a number."""
 
 
 class About(StrEnum):
-    """What a criterion is about."""
+    """The groups of criteria."""
 
     VICTIMS = "victims"
-    """The work that is evicted."""
+    """The workloads that are evicted."""
     PLACE = "place"
-    """What the workload gets, as its document prefers it."""
+    """How well the place matches the preferences in the workload's document."""
     PACKING = "packing"
     """How compact the plan is."""
 
 
 def _criterion(about: About, says: str, default: Any, *, adds: bool = True) -> Any:
-    """A criterion. `adds`: the values of several workloads' plans can be added up."""
+    """Declares a criterion. `adds`: the values of several workloads' plans can be summed."""
     return field(default=default, metadata={"about": about, "says": says, "adds": adds})
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanQuality:
-    """What a plan is judged by. The order of the fields is the order of the criteria."""
+    """The values of all criteria for one plan. The order of the fields is the order of the criteria."""
 
     __pydantic_config__ = JSON_CONFIG
 
     victims_by_rank: tuple[int, ...] = _criterion(
-        About.VICTIMS, "fewer victims of rank 1, then of rank 2, and so on; rank 8 is work over its quota", (0,) * 8
+        About.VICTIMS, "fewer victims of rank 1, then of rank 2, and so on; rank 8 is over-quota work", (0,) * 8
     )
-    """At ranks 1 to 8. Plans that agree on it have equally many victims."""
+    """Number of victims at each rank from 1 to 8. Plans with equal values have equally many victims."""
     lost_gpu_s: float = _criterion(About.VICTIMS, "less lost work: GPU seconds since the victims' checkpoints", 0.0)
     youngest_victim_started_at_s: float = _criterion(
-        About.VICTIMS, "the victim that started last started earlier", -inf, adds=False
+        About.VICTIMS, "an earlier start of the most recently started victim", -inf, adds=False
     )
-    """Minus infinity without victims."""
+    """Minus infinity if the plan has no victims."""
     spanning: int = _criterion(About.PLACE, "fewer jobs whose tasks span clusters", 0)
     type_preference: int = _criterion(
-        About.PLACE, "GPU types that come earlier in the jobs' lists: the sum of their places", 0
+        About.PLACE, "GPU types that come earlier in the jobs' lists (the sum of their positions)", 0
     )
     capacity_preference: int = _criterion(
-        About.PLACE, "kinds of capacity that come earlier in the document's list: the sum of their places over jobs", 0
+        About.PLACE,
+        "capacity kinds that come earlier in the document's list (the sum of their positions over all jobs)",
+        0,
     )
-    usd_per_h: float = _criterion(About.PLACE, "a lower price an hour, at the prices of the clusters", 0.0)
+    usd_per_h: float = _criterion(About.PLACE, "a lower price per hour, by the prices of the clusters", 0.0)
     racks: int = _criterion(About.PACKING, "fewer racks", 0)
     machines: int = _criterion(About.PACKING, "fewer machines", 0)
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """The values in order. Ties are broken by the caller: region and machine ids."""
+        """The values in order. The caller breaks ties by region and machine ids."""
         return tuple(getattr(self, name) for name in _NAMES)
 
     @property
     def victims(self) -> int:
-        """How many workloads are evicted."""
+        """The number of workloads that are evicted."""
         return sum(self.victims_by_rank)
 
 
@@ -74,7 +77,7 @@ _NAMES = tuple(one.name for one in fields(PlanQuality))
 
 
 def names(about: About, *, adding: bool = False) -> tuple[str, ...]:
-    """The criteria about something, in order; only those whose values add up, if asked for."""
+    """Returns the names of the criteria in group `about`, in order. `adding`: only those whose values can be summed."""
     return tuple(
         one.name
         for one in fields(PlanQuality)
@@ -83,7 +86,7 @@ def names(about: About, *, adding: bool = False) -> tuple[str, ...]:
 
 
 def markdown() -> str:
-    """The list as the documentation has it."""
+    """Returns the criteria as a Markdown table, as `docs/scheduling.md` shows it."""
     rows = [f"| {number} | {one.metadata['says']} |" for number, one in enumerate(fields(PlanQuality), 1)]
-    last = "| | then the region that the slow path planned for it, and the ids of region and machines |"
+    last = "| | last: the region that the slow path planned for it, then the smaller ids of region and machines |"
     return "\n".join(["| | a plan comes first if it has |", "| --- | --- |", *rows, last])

@@ -1,6 +1,7 @@
-"""One region's instance: its datacenters as regions, its partitions as tables, the jobs that run there (MAST 3.5).
+"""Builds the placement problem inside one region (MAST 3.5).
 
-So what places tables in regions places partitions in datacenters.
+Datacenters take the role of regions and partitions the role of tables, so that the solver that places tables in regions
+also places partitions in datacenters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,43 +14,44 @@ from domain.reads import Reads
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Tables of an installation, where they are, and what reads them."""
+    """The tables of an installation, their locations, and the jobs that read them."""
 
     tables: Sequence[Table]
     jobs: Sequence[Job]
     reads: Reads
     supply: Mapping[str, Mapping[str, float]]
-    """Region to its GPU hours by type."""
+    """Region to its GPU hours of supply by GPU type."""
     parts: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
-    """(table, region) of a replica of some partitions to those, as `table/partition`."""
+    """(table, region) of a partial replica to the partitions in it, each as `table/partition`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A partition that the region holds."""
+    """A partition that is stored in the region."""
 
     table: str
     name: str
     size_bytes: float
     datacenter: str | None
-    """None: it is in none yet."""
+    """None: the partition is not assigned to a datacenter yet."""
 
 
 def datacenter_name(region: str, datacenter: str) -> str:
-    """The name of a datacenter among those of all regions: `region/datacenter`."""
+    """Returns the globally unique name of a datacenter: `region/datacenter`."""
     return f"{region}/{datacenter}"
 
 
 def region_instance(
     placed: Placed, homes: Homes, region: str, datacenters: Sequence[Region], held: Sequence[Held]
 ) -> Instance:
-    """The instance of a region whose tables are at `homes` (those that it does not name stay).
+    """Returns the placement instance of one region after the plan `homes`; tables that are not in `homes` stay.
 
-    Its tables are what it holds, but for tables whose home leaves it. Its jobs are those that run there, each with what
-    it reads there; partitions in no datacenter begin where there is room, the largest first.
+    The instance's tables are the partitions that the region stores, except those of tables whose home moves away. Its
+    jobs are the jobs that run in the region, each with the partitions that it reads there. Partitions that are not
+    assigned yet start in the datacenter with the most free storage, the largest partition first.
 
     Raises:
-        ValueError: `homes` names a table that there is not.
+        ValueError: `homes` names a table that does not exist.
     """
     tables = {table.name: table for table in placed.tables}
     if unknown := sorted(homes.keys() - tables.keys()):
@@ -68,14 +70,15 @@ def region_instance(
 
 
 def running_regions(placed: Placed, homes: Homes) -> list[str | None]:
-    """Where each job runs, replicas counted; None: nowhere.
+    """Returns the region in which each job runs, with replicas taken into account; None: the job runs nowhere.
 
-    Its region by the homes (`domain.instance.job_region`), if that has its hardware. Else, of the regions that have
-    it and a copy of all that the job reads, the one with the highest supply, then the first by name.
+    A job runs in its region by the homes (`domain.instance.job_region`) if that region has the job's hardware.
+    Otherwise it runs in a region that has the hardware and a copy of everything that the job reads: the one with the
+    highest supply, then the first by name.
     """
     tables = {table.name: table for table in placed.tables}
     home = {table.name: homes.get(table.name, table.home) for table in placed.tables}
-    # A move uses up the replica at the new home, and the copy at the old home goes.
+    # After a move, the replica at the new home is the home copy, and the copy at the old home is deleted.
     copies = {table.name: frozenset((home[table.name], *table.replicas)) for table in placed.tables}
     return [_running_region(job, placed, copies, job_region(job, tables, home)) for job in placed.jobs]
 
@@ -100,7 +103,7 @@ def _running_region(job: Job, placed: Placed, copies: Mapping[str, frozenset[str
 
 
 def _partitions(job: Job, reads: Reads, by_table: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """What a job reads of the partitions that are there."""
+    """Returns the partitions in `by_table` that a job reads."""
     own = set(reads.by_job.get(job.name, ()))
     partly = {split_read(name)[0] for name in own}
     there = [name for table in job.tables for name in by_table.get(table, ())]
@@ -110,7 +113,7 @@ def _partitions(job: Job, reads: Reads, by_table: Mapping[str, Sequence[str]]) -
 def _start(held: Sequence[Held], region: str, datacenters: Sequence[Region]) -> list[Table]:
     room = {datacenter.name: datacenter.storage_bytes for datacenter in datacenters}
     home: dict[Held, str] = {}
-    # Those that are somewhere come first: what is left is for the others.
+    # Partitions with a datacenter come first; the unassigned ones get the storage that is left.
     for partition in sorted(held, key=lambda p: (p.datacenter is None, -p.size_bytes, p.table, p.name)):
         if partition.datacenter is None:
             where = min(room, key=lambda name: (-room[name], name))

@@ -1,4 +1,4 @@
-"""What a workload asks of the schedulers, as Postgres derives it from its specification (`workload.ask`)."""
+"""The resource demand of a workload, which Postgres derives from the specification (column `workload.ask`)."""
 
 import json
 from dataclasses import dataclass, replace
@@ -12,29 +12,29 @@ from domain.scheduling import JobRequest
 
 @dataclass(frozen=True)
 class WorkloadDemand:
-    """All of a specification that decisions look at, except for tenant and level, which may change."""
+    """The parts of a specification that scheduling decisions use, except tenant and level, which can change."""
 
     jobs: tuple[JobRequest, ...]
     tables: tuple[str, ...] = ()
     allowed: frozenset[str] | None = None
-    """Regions where it may run; None: anywhere."""
+    """Regions in which the workload may run; None: all."""
     excluded: frozenset[str] = frozenset()
     max_runtime_s: float = inf
 
     def allows_region(self, region: str) -> bool:
-        """Whether the user lets it run in `region`."""
+        """Returns whether the user allows the workload to run in `region`."""
         return region not in self.excluded and (self.allowed is None or region in self.allowed)
 
 
 @lru_cache(maxsize=50_000)
 def demand_of(text: str) -> WorkloadDemand:
-    """Reads `workload.ask`, where a job is the list of the fields of `JobRequest` in their order, without the
-    kinds of capacity, which the whole workload has.
+    """Parses `workload.ask`, in which a job is the list of the fields of `JobRequest` in order, without `capacity`.
 
-    Queues repeat themselves, so most strings are known already.
+    `capacity` is stored once for the whole workload. Results are cached, because many queued workloads have equal
+    demands.
 
     Raises:
-        ValueError: it is not what Postgres writes.
+        ValueError: `text` is not what Postgres writes.
     """
     body = json.loads(text)
     jobs: list[list[Any]] = [[tuple(v) if isinstance(v, list) else v for v in job] for job in body.get("jobs", ())]

@@ -1,20 +1,22 @@
-"""How often machines of a cluster are interrupted, by what was seen there."""
+"""Estimates how often the machines of a cluster are interrupted, from the interruptions that were observed."""
 
 FEWEST_INTERRUPTIONS = 3
 FEWEST_MACHINE_H = 1000.0
-"""Without so many interruptions, so many machine hours tell that they are rare."""
+"""With fewer than `FEWEST_INTERRUPTIONS`, at least this many machine hours are needed to conclude that interruptions
+are rare."""
 
 
 def hazard_per_h(interruptions: int, machine_h: float) -> float | None:
-    """Interruptions per machine hour, more than 0; None: too little was seen to say.
+    """Returns the interruptions per machine hour, more than 0; None: there are too few observations for an estimate.
 
-    The estimate is (k + 1/2) / h for k interruptions in h machine hours: the mean of what they make likely, if nothing
-    was known before (a Poisson rate under Jeffreys' prior). So a quiet time is never taken for a hazard of 0, and half
-    an interruption more or less does not matter where there were many.
+    The estimate is (k + 1/2) / h for k interruptions in h machine hours: the posterior mean of a Poisson rate under
+    Jeffreys' prior. So the estimate is never 0 when no interruption was observed, and the added half has little effect
+    when there were many.
 
-    It says something after 3 interruptions: the hazard is then within a factor of two or so, and an interval chosen by
-    it within 1.4, which wastes some percent of what is wasted in any case. Or after 1000 machine hours, which tell that
-    interruptions are rarer than any prior of a spot machine has it. With less, a prior of the platform knows more.
+    An estimate is returned after 3 interruptions: the hazard is then known within a factor of about two, and a
+    checkpoint interval chosen from it within a factor of 1.4, which adds a few percent to the unavoidable waste. It is
+    also returned after 1000 machine hours, which show that interruptions are rarer than any prior for spot machines
+    assumes. With fewer observations, a prior for the platform is more accurate.
 
     Raises:
         ValueError: a number is negative.

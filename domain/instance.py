@@ -1,6 +1,6 @@
-"""An instance of the placement of data: regions, tables, and the jobs that read them (MAST 3.2, 3.3).
+"""An instance of the data placement problem: regions, tables, and the jobs that read the tables (MAST 3.2, 3.3).
 
-`docs/tetris-instances.md` says what each field means; `tetris.documents` reads it from JSON.
+`docs/tetris-instances.md` describes each field; `tetris.documents` parses instances from JSON.
 """
 
 from collections.abc import Mapping
@@ -10,27 +10,27 @@ from typing import Any, Literal, TypeAlias
 JobKind: TypeAlias = Literal["ml", "spark", "presto"]
 DOCUMENT_VERSION = 1
 LEAST_AMOUNT, MOST_AMOUNT = 1e-20, 1e20
-"""Sizes, hours and weights are 0 or between these: sums of any number of them, and their squares, are then exact enough
-to be compared, and no fraction is one of nothing."""
+"""Bounds of sizes, hours and weights that are not 0. Within them, sums and their squares are exact enough to be
+compared, and no division is by a value that underflowed to 0."""
 HIGH_PRIORITY = 2
-"""Jobs of this level or higher (1, 2) count for the training that is at home."""
+"""Training jobs of this level or higher (1 and 2) count for the home threshold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """What a region has to give."""
+    """A region's storage, GPU supply and CPU quotas."""
 
     name: str
     storage_bytes: float
     gpu_hours: Mapping[str, float] = field(default_factory=dict)
-    """GPU type to hours of supply; a type that is not here has none."""
+    """GPU type to hours of supply; an absent type has none."""
     cpu_hours: Mapping[str, float] = field(default_factory=dict)
-    """App to its quota; an app that is not here has no limit."""
+    """App to its quota in CPU hours; an absent app has no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Data that has one home, and may have replicas elsewhere."""
+    """A table, with its home region and the regions of its replicas."""
 
     name: str
     size_bytes: float
@@ -40,7 +40,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A recurring job, as its history says it will run again."""
+    """A recurring job, with the demand that is predicted from its history."""
 
     name: str
     kind: JobKind
@@ -55,19 +55,19 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What the terms of the objective weigh."""
+    """The weights of the terms of the objective."""
 
     read: float = 1.0
     gpu: float = 1.0
     storage: float = 1.0
     overload: float = 4.0
     by_priority: Mapping[int, float] = field(default_factory=dict)
-    """Priority level to the weight of its GPU terms; a level that is not here weighs 1."""
+    """Priority level to the weight of its GPU terms; an absent level has weight 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """Names are unique in each list; tables name regions, jobs name tables."""
+    """A placement problem. Names are unique in each list; tables refer to regions by name, and jobs to tables."""
 
     regions: tuple[Region, ...]
     tables: tuple[Table, ...]
@@ -78,21 +78,21 @@ class Instance:
 
 
 def instance_document(instance: Instance) -> dict[str, Any]:
-    """The instance as its document, for JSON."""
+    """Returns the instance as a document that can be written as JSON."""
     body = asdict(instance)
     body["weights"]["by_priority"] = {str(p): w for p, w in instance.weights.by_priority.items()}
     return {"version": DOCUMENT_VERSION, **body}
 
 
 Homes: TypeAlias = Mapping[str, str]
-"""A plan: table to its home region; a table that is not here stays."""
+"""A plan: table to its home region; an absent table keeps its home."""
 
 
 def job_region(job: Job, tables: Mapping[str, Table], home: Homes) -> str | None:
-    """Where a job runs; None: nowhere.
+    """Returns the region in which a job runs; None: nowhere.
 
-    ML: the common home of its tables. Spark and Presto: the home of the most of them, of the more bytes where that is a
-    tie, of the first name where that is one too.
+    An ML job runs at the common home of its tables. A Spark or Presto job runs at the home of most of its tables; ties
+    are broken by more bytes, then by the first name.
     """
     homes = {home[t] for t in job.tables}
     if job.kind == "ml":
@@ -104,18 +104,18 @@ def job_region(job: Job, tables: Mapping[str, Table], home: Homes) -> str | None
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A constraint that a plan does not keep."""
+    """A constraint that a plan violates."""
 
     constraint: Literal["storage", "cpu_hours", "home_threshold", "move_quota"]
     where: str
-    """The region; for cpu_hours `region/app`; for the others `all`."""
+    """For storage the region; for cpu_hours `region/app`; for the other constraints `all`."""
     by: float
-    """How far over (or, for home_threshold, under) the limit: bytes, CPU hours, a fraction, bytes."""
+    """The excess over the limit (for home_threshold, the shortfall) in bytes, CPU hours, a fraction, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a plan costs: the terms before their weights, and their weighted sum."""
+    """The cost of a plan: the unweighted terms, their weighted sum, and the violated constraints."""
 
     read: float
     gpu: float

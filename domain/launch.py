@@ -1,9 +1,9 @@
-"""The launch description: all that an agent needs to know of an attempt.
+"""The launch description: everything that the agents of a gang need to start an attempt.
 
-The control plane writes it, as JSON, into the region's bucket under `domain.ids.launch_key`, once for the whole gang;
-every agent of the gang reads the same document and runs the tasks that name its machine. Ports are not in it: they are
-reserved by the agents afterwards and come with `RunNode.masters`. Secrets are in it only sealed, for each machine those
-of the jobs that run there.
+The control plane writes it once for the whole gang, as JSON, into the region's bucket under `domain.ids.launch_key`.
+Every agent of the gang reads the same document and runs the tasks of its machine. Ports are not part of it: agents
+reserve them later, and they are sent in `RunNode.masters`. Secrets are included only in sealed form: for each machine,
+the secrets of the jobs that run there.
 """
 
 from typing import Self
@@ -21,29 +21,29 @@ class CheckpointLaunch(_Frozen):
     """Checkpoint settings of the attempt."""
 
     interval_s: float | None = None
-    """Seconds from one save to the next, where the user asked for an interval; None: each task finds its own."""
+    """Seconds between saves, if the user set an interval; None: each task computes its own interval."""
     grace_s: float
     """Time from the notice (SIGTERM) to SIGKILL."""
     keep: int
     uri: str
-    """Folder of the workload's checkpoints in the region's bucket."""
+    """URI of the workload's checkpoint folder in the region's bucket."""
     machine_hazard_per_h: float | None = Field(None, gt=0)
-    """Interruptions per machine hour that the scheduler has seen in the region; None: too little was seen."""
+    """Observed interruptions per machine hour in the region; None: too few observations for an estimate."""
 
 
 class LogLaunch(_Frozen):
-    """How output is shipped (`agent.logs`)."""
+    """Settings for uploading the output of tasks (`agent.logs`)."""
 
     segment_bytes: int = Field(64 << 10, gt=0)
-    """New output of this size is shipped at once."""
+    """New output of at least this size is uploaded immediately."""
     interval_s: float = Field(1.0, gt=0)
-    """Less is shipped this often."""
+    """A smaller amount of new output is uploaded at this interval."""
     tail_bytes: int = Field(4096, ge=0)
-    """Of earlier versions: the end of the output travelled with the exit status."""
+    """Unused: earlier versions sent this much of the end of the output with the exit status."""
 
 
 class JobLaunch(_Frozen):
-    """What the tasks of a job have in common."""
+    """The parts of a launch that all tasks of a job share."""
 
     role: str
     tasks: int = Field(gt=0)
@@ -63,7 +63,7 @@ class JobLaunch(_Frozen):
 
 
 class TaskPlace(_Frozen):
-    """One task and where it runs."""
+    """One task, with its machine, ranks and resources."""
 
     job: str
     task: int = Field(ge=0)
@@ -75,36 +75,37 @@ class TaskPlace(_Frozen):
     local_rank: int
     local_world_size: int
     slots: tuple[int, ...] = ()
-    """Indices of the machine's GPU slots that it holds."""
+    """Indices of the machine's GPU slots that the task holds."""
     cpus_milli: int = 0
     memory_bytes: int = 0
 
 
 class LaunchDescription(_Frozen):
-    """An attempt of a workload, as its agents read it."""
+    """The launch description of one attempt of a workload."""
 
     version: int = 1
     workload_id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
     name: str
     tenant: str
     tenant_number: int | None = Field(None, ge=0)
-    """Which user the tenant's tasks run as, where tenants have users of their own (`AgentConfig.tenant_uids`)."""
+    """Number from which the operating-system user of the tenant's tasks is derived, if tenants have separate users
+    (`AgentConfig.tenant_uids`)."""
     attempt: int = Field(gt=0)
     region: str
     checkpoint: CheckpointLaunch
     tables: dict[str, str] = Field(default_factory=dict)
     """Table to the URI of its folder in the region's bucket."""
     stale_tables: dict[str, AwareDatetime] = Field(default_factory=dict)
-    """Those of which the region lacks what was appended lately, each with the time before which it is complete."""
+    """Tables whose latest appends are missing in the region, each with the time up to which the copy is complete."""
     files: dict[str, str] = Field(default_factory=dict)
-    """Relative path to text, written over the archive's content."""
+    """Relative path to text. These files overwrite files of the archive."""
     workdir: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    """SHA-256 of the archive, which is in the same bucket under `domain.ids.archive_key`."""
+    """SHA-256 of the archive, stored in the same bucket under `domain.ids.archive_key`."""
     logs: LogLaunch = LogLaunch()
     jobs: dict[str, JobLaunch]
     tasks: tuple[TaskPlace, ...]
     sealed_secrets: dict[str, str] = Field(default_factory=dict)
-    """Machine to base64 of a sealed box, for its public key, of the JSON `{job: {variable: value}}`."""
+    """Machine to the JSON `{job: {variable: value}}` in a sealed box for the machine's public key, in base64."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -117,12 +118,12 @@ class LaunchDescription(_Frozen):
         seen = set()
         for task in self.tasks:
             if task.job not in self.jobs or task.task >= self.jobs[task.job].tasks:
-                raise ValueError(f"task {task.job}/{task.task}: there is no such job or task")
+                raise ValueError(f"task {task.job}/{task.task}: no such job or task in `jobs`")
             if (task.job, task.task) in seen:
-                raise ValueError(f"task {task.job}/{task.task}: named twice")
+                raise ValueError(f"task {task.job}/{task.task}: listed twice in `tasks`")
             seen.add((task.job, task.task))
         return self
 
     def on_machine(self, machine: str) -> tuple[TaskPlace, ...]:
-        """The tasks of one machine, by job and index."""
+        """Returns the tasks of one machine, sorted by job and index."""
         return tuple(sorted((t for t in self.tasks if t.machine == machine), key=lambda t: (t.job, t.task)))

@@ -1,4 +1,4 @@
-"""A snapshot of the live fleet, its tenants and its workloads: what the API exports and the simulator starts from."""
+"""A snapshot of the live fleet, its tenants and its workloads. The API exports it; the simulator can start from it."""
 
 from datetime import datetime
 
@@ -13,7 +13,7 @@ class _Part(BaseModel):
 
 
 class LiveMachine(_Part):
-    """A machine on which work may be placed now."""
+    """A machine on which workloads can be placed now."""
 
     id: str
     region: str
@@ -29,7 +29,7 @@ class LiveMachine(_Part):
 
 
 class LiveTenant(_Part):
-    """A tenant."""
+    """A tenant, with its level and quotas."""
 
     name: str
     level: int = Field(ge=1, le=7)
@@ -39,38 +39,38 @@ class LiveTenant(_Part):
 
 
 class LivePlacement(_Part):
-    """Where a workload is placed."""
+    """The placement of a workload that is not queued."""
 
     region: str
     awarded_at: datetime
     started_at: datetime | None
-    """When its tasks ran; null: they do not yet."""
+    """When its tasks started; null: they have not started yet."""
     gpus: dict[str, int]
     """GPU type to slots."""
     holdings: tuple[Holding, ...]
-    """What it holds, or was promised."""
+    """Resources that the workload holds, or that are promised to it when its victims leave."""
 
 
 class LiveWorkload(_Part):
-    """A workload that has not ended. Null `placement`: it is queued, or on its way back to the queue."""
+    """A workload that has not ended. Null `placement`: the workload is queued, or is returning to the queue."""
 
     id: str
     tenant: str
     submitted_at: datetime
     level: int | None = Field(None, ge=1, le=7)
-    """The level that it requests, lower than its tenant's."""
+    """The level that the workload requested, with lower priority than its tenant's."""
     held: bool
     jobs: tuple[JobRequest, ...] = Field(min_length=1)
     regions: tuple[str, ...] | None
-    """Where it may run, by what its user allows and its data; null: anywhere."""
+    """Regions in which the workload may run, by the user's choice and the location of its data; null: all."""
     ran_s: float = Field(ge=0)
-    """Seconds that it ran so far, all attempts together."""
+    """Seconds of running so far, summed over all attempts."""
     max_runtime_s: float | None
     placement: LivePlacement | None
 
 
 class LiveSnapshot(_Part):
-    """All of it, at one moment."""
+    """A consistent snapshot of all machines, tenants and workloads."""
 
     version: int = Field(1, ge=1, le=1)
     taken_at: datetime

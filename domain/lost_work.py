@@ -1,4 +1,4 @@
-"""How many seconds of work an interruption loses."""
+"""Computes how many seconds of work an interruption loses."""
 
 
 def lost_work_s(
@@ -10,23 +10,24 @@ def lost_work_s(
     saved_step: int | None = None,
     step_s: float | None = None,
 ) -> float:
-    """Seconds of work after the newest checkpoint of an attempt, or after its start where it has saved none.
+    """Returns the seconds of work since the newest checkpoint of an attempt, or since its start if it has saved none.
 
-    With the steps and the time of one it is their difference times that time, which counts no pause. Without, it is
-    the time since the checkpoint, an upper bound; and nothing where no step was done since.
+    If the steps and the time per step are given, the result is the number of steps since the checkpoint times the time
+    per step, which excludes pauses. Otherwise it is the time since the checkpoint, an upper bound, or 0 if no step was
+    completed since.
 
     Args:
-        began_s: when the attempt's tasks started, on the clock of the others; None: they did not, and nothing is lost.
-        saved_s: when its newest checkpoint was committed; None: it has saved none.
-        until_s: the interruption.
+        began_s: when the attempt's tasks started, on the same clock as the other times; None: they never started.
+        saved_s: when the newest checkpoint was committed; None: the attempt has saved none.
+        until_s: the time of the interruption.
         step: the last step that was reported.
-        saved_step: the checkpoint's step, or that from which the attempt resumed.
-        step_s: what a step takes.
+        saved_step: the step of the newest checkpoint, or the step from which the attempt resumed.
+        step_s: the duration of a step.
     """
     if began_s is None:
         return 0.0
     since_s = max(0.0, until_s - max(began_s, saved_s if saved_s is not None else began_s))
     if step is None or saved_step is None:
         return since_s
-    # More steps than fit into the time are a report that does not agree with itself.
+    # The time since the checkpoint is an upper bound; a report with more steps than fit into it is inconsistent.
     return min(since_s, max(0, step - saved_step) * step_s) if step_s else since_s if step > saved_step else 0.0

@@ -1,4 +1,4 @@
-"""Where the machine code of compiled loops is kept, and whether all of it is there. Imports no compiler."""
+"""The folders in which compiled machine code is cached, and whether the cache is complete. Does not import numba."""
 
 import contextlib
 import hashlib
@@ -15,7 +15,10 @@ _COMPLETE = "complete"
 
 @cache
 def folder_of(package: str) -> str | None:
-    """Where a package's machine code is kept: beside its sources, else in the user's cache folder; None: nowhere."""
+    """Returns the cache folder for a package's machine code, and deletes the folders of other versions of its sources.
+
+    The folder is beside the sources or, if that is not writable, in the user's cache folder; None: neither is writable.
+    """
     digest = hashlib.sha256(version("numba").encode())
     for source in sorted(Path(package).glob("*.py")):
         digest.update(source.read_bytes())
@@ -35,16 +38,16 @@ def folder_of(package: str) -> str | None:
 
 
 def is_complete(package: str) -> bool:
-    """Whether a package's loops need no compiling: `mark_complete` was called for this version of its sources.
+    """Returns whether `mark_complete` was called for this version of a package's sources: nothing is left to compile.
 
-    True also where machine code cannot be kept: compiling before it is needed would not help the next process.
+    Also returns True if no cache folder is writable: compiling ahead of time would not help the next process.
     """
     folder = _folder_by_name(package)
     return folder is None or (folder / _COMPLETE).exists()
 
 
 def mark_complete(package: str) -> None:
-    """Notes that all that scheduling needs of a package is compiled and kept."""
+    """Records that all functions of a package that scheduling needs are compiled and cached."""
     folder = _folder_by_name(package)
     if folder is not None:
         (folder / _COMPLETE).touch()

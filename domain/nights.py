@@ -1,11 +1,11 @@
-"""What the workflow of a night and its activities say to each other."""
+"""Messages between the workflow of a night (the nightly run of Tetris) and its activities."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class NightRef:
-    """A night by its id, with why it failed if it did."""
+    """The id of a night, and the error if the night failed."""
 
     night: str
     problem: str | None = None
@@ -13,18 +13,18 @@ class NightRef:
 
 @dataclass
 class NightTicket:
-    """What is to be done of a night."""
+    """The state of a night, which says what its workflow has to do."""
 
     state: str
-    """`planning`, `moving`; anything else: nothing is to be done."""
+    """`planning` or `moving`; in every other state there is nothing to do."""
     lanes: int = 0
-    """Moves at the same time."""
+    """Number of moves that run concurrently."""
     solve_s: float = 0.0
 
 
 @dataclass
 class NextMove:
-    """Asks for a lane's next move; the one that it has and has not finished comes again."""
+    """Request for the next move of a lane. If the lane has an unfinished move, that move is returned again."""
 
     night: str
     lane: int
@@ -32,10 +32,10 @@ class NextMove:
 
 @dataclass
 class MoveOrder:
-    """A move that has begun, or why there is none now."""
+    """The move that a lane has to carry out, or the reason why there is none now."""
 
     over: bool = False
-    """The lane is done: nothing waits any more, or the deadline is over."""
+    """The lane is done: no move is left, or the night's deadline has passed."""
     paused: bool = False
     number: int = 0
     table: str = ""
@@ -45,7 +45,7 @@ class MoveOrder:
 
 @dataclass
 class MoveRef:
-    """A move whose copy has ended, with why it failed if it did."""
+    """A move whose copy has ended, and the error if the copy failed."""
 
     night: str
     number: int

@@ -1,24 +1,24 @@
-"""The phases of a workload's life. Which may follow which, `lifecycle.attempts` says."""
+"""The phases of a workload. `lifecycle.attempts` defines the allowed transitions."""
 
 from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """Where a workload is in its life. Every transition is an event and a Temporal search attribute."""
+    """The phase of a workload. Every transition emits an event and updates a Temporal search attribute."""
 
     PENDING = "pending"
-    """In the queue: never awarded yet, or back after a machine loss, a hang or a failure of its own."""
+    """In the queue: never awarded yet, or queued again after a machine loss, a hang or a failed task."""
     PLACING = "placing"
-    """Awarded; some of its slots are still being given up by its victims."""
+    """Awarded; its victims still hold some of its slots."""
     MIGRATING = "migrating"
-    """Awarded in another region than its checkpoint's, which is being copied there."""
+    """Awarded in a region that does not have its checkpoint; the checkpoint is being copied there."""
     PROVISIONING = "provisioning"
-    """Holds all its slots; files are staged and tasks are being started."""
+    """Holds all its slots; files are being staged and tasks are being started."""
     RUNNING = "running"
     CHECKPOINTING = "checkpointing"
-    """Asked to save and stop, within its grace."""
+    """Has received the notice to save a checkpoint and stop, within its grace."""
     PREEMPTED = "preempted"
-    """In the queue again after an eviction, a drain or an operator's preemption."""
+    """Queued again after an eviction, a drain or a preemption by an operator."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"

@@ -1,4 +1,4 @@
-"""Which partitions jobs read of their tables, beside an instance of the placement of data, whose tables are whole."""
+"""The partitions that jobs read. A placement instance (`domain.instance`) itself contains only whole tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ from domain.instance import DOCUMENT_VERSION
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Partitions are named `table/partition` (`domain.ids.split_read`)."""
+    """The partitions that jobs read. A partition is named `table/partition` (`domain.ids.split_read`)."""
 
     size_bytes: Mapping[str, float] = field(default_factory=dict)
-    """Of each partition that is named below."""
+    """Size of each partition in `by_job`."""
     by_job: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Job to the partitions that it reads: of the tables that they are of, it reads nothing else. Of its other tables
-    it reads all."""
+    """Job to the partitions that it reads. The job reads no other partition of the same tables; its tables without a
+    partition here are read completely."""
 
 
 def reads_document(reads: Reads) -> dict[str, Any]:
-    """The reads as their document, for JSON."""
+    """Returns the reads as a document that can be written as JSON."""
     return {
         "version": DOCUMENT_VERSION,
         "partitions": dict(reads.size_bytes),

@@ -1,6 +1,7 @@
-"""Why something waits, was refused, evicted or stopped: one closed list of codes, each with its numbers.
+"""Reasons why a workload, machine or instance waits, was refused, was evicted or was stopped.
 
-Programs read the code and the numbers; the sentence is made from them and nobody parses it.
+A reason is a code from a closed list, with details. Programs read the code and the details; the sentence for people is
+generated from them and must not be parsed.
 """
 
 import string
@@ -12,15 +13,15 @@ from typing import Any
 
 
 class ReasonCode(StrEnum):
-    """The closed list. The value is what the API, events and search attributes carry."""
+    """The closed list of reason codes. The values appear in the API, in events and in search attributes."""
 
-    # A region, or the queue, says no.
+    # Why a workload is not placed.
     SCAN_PENDING = "scan_pending"
     HELD = "held"
     QUOTA_EXCEEDED = "quota_exceeded"
     REGION_EXCLUDED = "region_excluded"
     REGION_UNREACHABLE = "region_unreachable"
-    """Of earlier versions; `REGION_SILENT` says more."""
+    """Written by earlier versions only; replaced by `REGION_SILENT`."""
     REGION_SILENT = "region_silent"
     BUCKET_UNAVAILABLE = "bucket_unavailable"
     SCAN_OVERDUE = "scan_overdue"
@@ -41,7 +42,7 @@ class ReasonCode(StrEnum):
     COPYING_CHECKPOINT = "copying_checkpoint"
     STARTING_TASKS = "starting_tasks"
     RUNNING = "running"
-    # Why it was placed, stopped or moved.
+    # Why a workload was placed, stopped or moved.
     AWARDED = "awarded"
     EVICTED = "evicted"
     PREEMPTED_BY_OPERATOR = "preempted_by_operator"
@@ -52,7 +53,7 @@ class ReasonCode(StrEnum):
     CANNOT_START = "cannot_start"
     NO_PROGRESS = "no_progress"
     STACK_STOPPED = "stack_stopped"
-    # Why it ended.
+    # Why a workload ended.
     COMPLETED = "completed"
     TASK_FAILED = "task_failed"
     OUT_OF_MEMORY = "out_of_memory"
@@ -61,11 +62,11 @@ class ReasonCode(StrEnum):
     MAX_RUNTIME = "max_runtime"
     PENDING_EXPIRED = "pending_expired"
     CANCELLED_BY_USER = "cancelled_by_user"
-    # Machines.
+    # Why a machine is cordoned.
     CORDONED_BY_OPERATOR = "cordoned_by_operator"
     KEEPS_FAILING_GANGS = "keeps_failing_gangs"
     KEY_NOT_TRUSTED = "key_not_trusted"
-    # Instances: machines that were asked of providers.
+    # The state of an instance, and why it ended.
     LAUNCHING = "launching"
     AWAITING_AGENT = "awaiting_agent"
     JOINED = "joined"
@@ -83,8 +84,8 @@ class ReasonCode(StrEnum):
 
 _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.SCAN_PENDING: "waits for the next scan of the queue",
-    ReasonCode.HELD: "held by {by}; `mizzen release` lets it go on",
-    ReasonCode.QUOTA_EXCEEDED: "tenant {tenant} uses {used} of {quota} {resource} and this needs {needs} more",
+    ReasonCode.HELD: "held by {by}; `mizzen release` ends the hold",
+    ReasonCode.QUOTA_EXCEEDED: "tenant {tenant} uses {used} of {quota} {resource} and this workload needs {needs} more",
     ReasonCode.REGION_EXCLUDED: "the workload's regions do not include {region}",
     ReasonCode.REGION_UNREACHABLE: "no scheduler of region {region} answered within {waited_s} s",
     ReasonCode.REGION_SILENT: (
@@ -94,7 +95,7 @@ _SENTENCES: dict[ReasonCode, str] = {
         "the bucket of region {region} has not answered since {since} ({error}); nothing is placed there until it does"
     ),
     ReasonCode.SCAN_OVERDUE: (
-        "no scan of the queue has reached it since {since}; check that a worker with the role control is running"
+        "no scan of the queue has included it since {since}; check that a worker with the role control is running"
     ),
     ReasonCode.NO_HARDWARE: "region {region} has no cluster whose machines can hold job {job} ({needs})",
     ReasonCode.DATA_NOT_HERE: "region {region} has no complete replica of table {table}",
@@ -107,7 +108,7 @@ _SENTENCES: dict[ReasonCode, str] = {
         "table {table} is being copied to {region}: {done_bytes} of {total_bytes:1 byte|# bytes}"
     ),
     ReasonCode.NO_STORAGE: (
-        "bringing its tables to region {region} needs {more_bytes:1 byte|# bytes}; the region stores {stored_bytes}"
+        "copying its tables to region {region} needs {more_bytes:1 byte|# bytes}; the region stores {stored_bytes}"
         " of {storage_bytes}"
     ),
     ReasonCode.INSUFFICIENT_CAPACITY: (
@@ -118,14 +119,14 @@ _SENTENCES: dict[ReasonCode, str] = {
     ),
     ReasonCode.REFUSED_LIKE: "region {region} has no room for {needs}, and job {job} needs at least as much",
     ReasonCode.RESERVED: (
-        "slots that free up in region {region} are kept for it; it is expected to start at {starts_at}"
+        "slots that become free in region {region} are reserved for it; it is expected to start at {starts_at}"
     ),
     ReasonCode.WAITING_FOR_CAPACITY: (
         "launching {machines} {machine_type} in {zone}, expected in {expected_s:1 second|# seconds}"
     ),
     ReasonCode.AWARD_CONFLICT: "region {region} changed between its bid and the award; it bids again",
     ReasonCode.WAITING_FOR_VICTIMS: "waits for the slots of {victims}, which it evicts",
-    ReasonCode.STAGING_FAILED: "its start in region {region} cannot be prepared: {error}; tried again until it can",
+    ReasonCode.STAGING_FAILED: "its start in region {region} cannot be prepared: {error}; retried until it succeeds",
     ReasonCode.COPYING_CHECKPOINT: "its checkpoint is being copied from {source} to {region}",
     ReasonCode.STARTING_TASKS: "starting {tasks:1 task|# tasks} on {machines:1 machine|# machines}",
     ReasonCode.RUNNING: "attempt {attempt} has run in {region} since {since}",
@@ -136,10 +137,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.PREEMPTED_BY_OPERATOR: "preempted by {by}",
     ReasonCode.MACHINE_DRAINED: "machine {machine} is being drained",
     ReasonCode.MACHINE_LOST: "machine {machine} stopped answering",
-    ReasonCode.PLATFORM_NOTICE: "{platform} takes machine {machine} ({notice}): {words}",
+    ReasonCode.PLATFORM_NOTICE: "{platform} reclaims machine {machine} ({notice}): {words}",
     ReasonCode.LAUNCH_FAILED: "tasks could not be started on {machine}: {error}",
     ReasonCode.CANNOT_START: "its tasks cannot be started on any machine: {error}",
-    ReasonCode.NO_PROGRESS: "no progress for {silent_s} s, more than the {limit_s} s that it allows",
+    ReasonCode.NO_PROGRESS: "no progress for {silent_s} s; its limit is {limit_s} s",
     ReasonCode.STACK_STOPPED: "mizzen was stopped; the workload continues at the next start",
     ReasonCode.COMPLETED: "{tasks:its task|all # tasks} ended with exit code 0",
     ReasonCode.TASK_FAILED: "task {task} ended with {status}",
@@ -156,25 +157,25 @@ _SENTENCES: dict[ReasonCode, str] = {
         " ({failures} of at most {limit:1 attempt|# attempts} in a row): {error}"
     ),
     ReasonCode.MAX_RUNTIME: "ran for {ran_s} s; its maximum runtime is {limit_s} s",
-    ReasonCode.PENDING_EXPIRED: "waited in the queue for {waited_s} s; it allows {limit_s} s",
+    ReasonCode.PENDING_EXPIRED: "waited in the queue for {waited_s} s; its limit is {limit_s} s",
     ReasonCode.CANCELLED_BY_USER: "cancelled by {by}",
     ReasonCode.CORDONED_BY_OPERATOR: "cordoned by {by}",
     ReasonCode.KEY_NOT_TRUSTED: (
-        "it announces itself with another key ({key}) than it is known with ({pinned});"
-        " `mizzen machines trust` accepts it"
+        "its agent registers with the key {key}, but the machine's pinned key is {pinned};"
+        " `mizzen machines trust` accepts the new key"
     ),
     ReasonCode.LAUNCHING: "launching {machine_type} ({kind}) in {zone} at {provider}, for pool {pool}",
-    ReasonCode.AWAITING_AGENT: "launched by {provider}; its agent has not announced itself",
-    ReasonCode.JOINED: "its machine is in the fleet",
-    ReasonCode.POOL_SHRINKS: "pool {pool} is to have {size:1 machine|# machines}",
-    ReasonCode.IDLE: "it has had no work for {idle_s} s, and pool {pool} keeps no more idle machines for so long",
+    ReasonCode.AWAITING_AGENT: "launched by {provider}; its agent has not registered yet",
+    ReasonCode.JOINED: "its machine has joined the fleet",
+    ReasonCode.POOL_SHRINKS: "pool {pool} shrinks to {size:1 machine|# machines}",
+    ReasonCode.IDLE: "it has had no work for {idle_s} s, and pool {pool} has more machines than its size",
     ReasonCode.ENDED_BY_OPERATOR: "ended by {by}",
     ReasonCode.CAPACITY_REFUSED: "{provider} has no {machine_type} ({kind}) in {zone} now: {words}",
     ReasonCode.PROVIDER_QUOTA: "{provider} allows no more {machine_type} ({kind}) in {zone}: {words}",
-    ReasonCode.LAUNCH_REQUEST_REFUSED: "{provider} would not launch {machine_type} ({kind}) in {zone}: {words}",
-    ReasonCode.NO_OFFER: "no provider offers machines that pool {pool} may take in region {region}",
+    ReasonCode.LAUNCH_REQUEST_REFUSED: "{provider} refused to launch {machine_type} ({kind}) in {zone}: {words}",
+    ReasonCode.NO_OFFER: "no provider offers machines that pool {pool} may use in region {region}",
     ReasonCode.NEVER_JOINED: "its agent was not ready {waited_s} s after the launch",
-    ReasonCode.NOT_AT_PROVIDER: "{provider} does not have it any more",
+    ReasonCode.NOT_AT_PROVIDER: "{provider} no longer has this instance",
     ReasonCode.AGENT_AWAY: "its agent has not answered since {since}",
     ReasonCode.KEEPS_FAILING_GANGS: (
         "{failures:1 workload|# workloads in a row} lost tasks or failed to start them here; the last was {workload}"
@@ -183,9 +184,9 @@ _SENTENCES: dict[ReasonCode, str] = {
 
 
 class _Sentences(string.Formatter):
-    """Fills in a sentence. A field's forms are `{n:one|many}` or `{n:none|one|many}`; `#` is the number.
+    """Formats a sentence. A field with forms is `{n:one|many}` or `{n:none|one|many}`, where `#` stands for the number.
 
-    A field that is missing is `?`.
+    A missing value is written as `?`.
     """
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -205,35 +206,35 @@ _FORMATTER = _Sentences()
 
 @dataclass(frozen=True)
 class Reason:
-    """A code and the numbers that belong to it. `str()` gives `code: sentence`."""
+    """A reason code and its details. `str()` returns `code: sentence`."""
 
     code: ReasonCode
     detail: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def sentence(self) -> str:
-        """The code's sentence with this reason's numbers."""
+        """The sentence of the code, filled in with the details."""
         return _FORMATTER.vformat(_SENTENCES[self.code], (), self.detail)
 
     def __str__(self) -> str:
         return f"{self.code.value}: {self.sentence}"
 
     def to_json(self) -> dict[str, object]:
-        """`{"code", "detail", "sentence"}`, as the API, events and the database carry it."""
+        """Returns `{"code", "detail", "sentence"}`, the form used in the API, in events and in the database."""
         return {"code": self.code.value, "detail": dict(self.detail), "sentence": self.sentence}
 
     @classmethod
     def from_json(cls, body: Mapping[str, object]) -> "Reason":
-        """The reason that `to_json` wrote.
+        """Parses a reason that `to_json` wrote.
 
         Raises:
-            ValueError: the code is not of the closed list.
+            ValueError: the code is not in the closed list.
         """
         detail = body.get("detail")
         return cls(ReasonCode(str(body["code"])), dict(detail) if isinstance(detail, Mapping) else {})
 
 
 def running_since(attempt: int, region: str | None, since: datetime) -> Reason:
-    """Why a workload is running: since when, and where."""
+    """Returns the reason of a running workload, with its attempt, its region and its start time."""
     at = since.astimezone(UTC).isoformat(timespec="seconds")
     return Reason(ReasonCode.RUNNING, {"attempt": attempt, "region": region, "since": at})

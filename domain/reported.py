@@ -1,7 +1,7 @@
-"""What tasks report of their checkpoints and of notices (`mizzen.report`), as it travels from agents to workflows.
+"""Reports of tasks about checkpoints and notices (`mizzen.report`), as agents send them to workflows.
 
-A task may write anything into its report. These are what an agent found to be of the right kind and bounded in size
-(`agent.progress`); nothing here is known to be true. So what follows from a task's word concerns its own attempt only.
+A task can write anything into its report. An agent checks only types and sizes (`agent.progress`), so the values here
+are untrusted. Therefore a report may affect only the task's own attempt.
 """
 
 from dataclasses import dataclass
@@ -9,29 +9,29 @@ from enum import StrEnum
 
 
 class LoadState(StrEnum):
-    """How far a task got with its checkpoint."""
+    """The state of loading a checkpoint in a task."""
 
     STARTED = "started"
     LOADED = "loaded"
     NONE = "none"
-    """There was nothing valid."""
+    """There was no valid checkpoint."""
     FAILED = "failed"
 
 
 @dataclass
 class LoadReport:
-    """How loading the newest checkpoint went."""
+    """The result of loading the newest checkpoint."""
 
     state: str
     """A `LoadState`."""
     error: str | None = None
     skipped: int = 0
-    """Checkpoints that were passed over as damaged or partial."""
+    """Number of checkpoints that were skipped because they are damaged or incomplete."""
 
 
 @dataclass
 class CadenceReport:
-    """How often a task saves: W, C and mu, in seconds, and who says mu."""
+    """A task's checkpoint cadence in seconds: `interval_s` is W, `cost_s` is C, `mtbf_s` is mu from `source`."""
 
     interval_s: float
     cost_s: float | None = None
@@ -42,7 +42,7 @@ class CadenceReport:
 
 @dataclass
 class NoticeReport:
-    """A platform's word that a task or its machine will be stopped."""
+    """A notice from a platform that a task or its machine will be stopped."""
 
     platform: str
     kind: str
@@ -50,45 +50,45 @@ class NoticeReport:
     certain: bool
     """False: a recommendation to leave."""
     at_s: float
-    """When it was learnt, in seconds since the epoch."""
+    """When the notice was received, in seconds since the epoch."""
     ends_at_s: float | None = None
-    """When the machine goes, in seconds since the epoch; None: not known."""
+    """When the machine will be stopped, in seconds since the epoch; None: unknown."""
     words: str = ""
     decision: str | None = None
-    """What the task does about it."""
+    """The task's reaction to the notice."""
 
     @property
     def takes_machine(self) -> bool:
-        """Whether the platform itself said, outside of any signal, that it will certainly take the machine.
+        """Whether the platform announced, by other means than a signal, that it will certainly reclaim the machine.
 
-        A signal alone (kind `stop`, and all that tasks of this agent hear) says nothing of who sent it or why: a
-        launcher sends SIGTERM to the ranks that are left when one has failed, and that is a failure.
+        A signal alone (kind `stop`, and every notice that this agent sends to its tasks) does not identify the sender
+        or the cause: when a rank fails, a launcher sends SIGTERM to the remaining ranks, and that is a failure.
         """
         return self.certain and self.kind != "stop" and self.platform not in ("mizzen", "sigterm")
 
     def numbers(self) -> dict[str, object]:
-        """The numbers of a reason (`ReasonCode.PLATFORM_NOTICE`)."""
+        """Returns the details for a `ReasonCode.PLATFORM_NOTICE`."""
         return {"platform": self.platform, "notice": self.kind, "ends_at_s": self.ends_at_s, "words": self.words}
 
 
 @dataclass
 class TaskProgress:
-    """What a task last reported through the SDK (`report.json`), and what the agent saw."""
+    """A task's last report through the SDK (`report.json`), and observations of the agent."""
 
     job: str
     task: int
     step: int | None = None
     resumed_step: int | None = None
-    """The step of the checkpoint that this attempt started from; None: from the beginning."""
+    """The step of the checkpoint from which this attempt resumed; None: it started from the beginning."""
     checkpoint_step: int | None = None
     checkpoint_at_s: float | None = None
     checkpoint_bytes: int | None = None
     checkpoint_s: float | None = None
-    """How long the last save held the training up."""
+    """How long the last save blocked the training."""
     active_at_s: float | None = None
-    """Last sign of life: a report, a checkpoint or log output."""
+    """Time of the last activity: a report, a checkpoint or log output."""
     checkpoint_write_s: float | None = None
-    """How long the last save took until it was durable."""
+    """How long the last save took until the checkpoint was durable."""
     cadence: CadenceReport | None = None
     load: LoadReport | None = None
     notice: NoticeReport | None = None

@@ -1,4 +1,4 @@
-"""What the decision packages take and give: the queue for GMS, a region's snapshot, requests, bids and plans for RMS.
+"""Inputs and outputs of the decision packages: the queue for GMS; snapshots, requests, bids and plans for RMS.
 
 Times are seconds since the epoch, CPUs are thousandths of a core (`_milli`), memory is bytes, GPUs are whole slots.
 """
@@ -15,7 +15,7 @@ from domain.criteria import JSON_CONFIG, PlanQuality
 from domain.reasons import Reason
 
 Amount = Annotated[int, Field(ge=0)]
-"""Checked where it is read from a document, a snapshot for example; not where it is made."""
+"""A non-negative integer. It is validated when it is parsed from a document, not when an object is constructed."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class JobRequest:
     cpus_milli_per_task: Amount
     memory_bytes_per_task: Amount
     span_clusters: bool = False
-    """Its tasks may run in several clusters of a region, where no single one can take them all."""
+    """The tasks may span several clusters of a region if no single cluster can hold them all."""
     capacity: tuple[str, ...] = USUAL
-    """Kinds of capacity (`domain.capacity.CapacityKind`) on which it may run, in order of preference."""
+    """Capacity kinds (`domain.capacity.CapacityKind`) on which the job may run, in order of preference."""
 
     @property
     def gpus(self) -> int:
-        """GPU slots of all tasks together."""
+        """Total GPU slots of all tasks."""
         return self.tasks * self.gpus_per_task
 
     @property
     def cpus_milli(self) -> int:
-        """Thousandths of a core of all tasks together."""
+        """Total CPUs of all tasks, in thousandths of a core."""
         return self.tasks * self.cpus_milli_per_task
 
 
@@ -52,7 +52,7 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class TenantState:
-    """A tenant's level (1..7), quota, and what it used over the window."""
+    """A tenant's level (1..7), quotas, and usage over the fairness window."""
 
     name: str
     level: int
@@ -61,26 +61,26 @@ class TenantState:
     quota_cpus_milli: int | None
     """None: no limit on CPUs."""
     window_share: float
-    """The larger of its share of the fleet's GPUs and of its CPUs, averaged over the window."""
+    """The tenant's share of the fleet's GPUs or of its CPUs, whichever is larger, averaged over the window."""
 
 
 @dataclass(frozen=True)
 class QueuedWorkload:
-    """A pending workload as the scan sees it."""
+    """A pending workload, as input of a scan."""
 
     id: str
     tenant: str
     submitted_at_s: float
-    """The start of its age: kept over preemptions."""
+    """The time from which age is counted; preemptions do not change it."""
     jobs: tuple[JobRequest, ...]
     requested_level: int | None = None
-    """A level below (numerically above) its tenant's, where the user asked for one."""
+    """A level below (numerically above) the tenant's, if the user requested one."""
     held: bool = False
 
 
 @dataclass(frozen=True)
 class PlacedWorkload:
-    """A workload that holds resources, as the scan sees it."""
+    """A workload that holds resources, as input of a scan."""
 
     id: str
     tenant: str
@@ -92,7 +92,7 @@ class PlacedWorkload:
 
 @dataclass(frozen=True)
 class CreditWeights:
-    """The constants of expressions 10 and 11."""
+    """The constants of expressions 10 and 11 of MAST."""
 
     w_age: float
     """Credit per second of age."""
@@ -102,7 +102,7 @@ class CreditWeights:
 
 @dataclass(frozen=True)
 class QueueSnapshot:
-    """All that a GMS scan pass looks at, taken at one moment `now_s`."""
+    """The input of a GMS scan: a consistent snapshot at time `now_s`."""
 
     now_s: float
     tenants: tuple[TenantState, ...]
@@ -122,16 +122,16 @@ class Ranked:
     over_quota: bool
     credit: float
     gpu_types: tuple[tuple[str, ...], ...]
-    """For each job, the GPU types on which it may be placed: within its tenant's quota where it is within-quota."""
+    """For each job, the GPU types on which it may be placed; for a within-quota workload, those within the quota."""
     reason: Reason | None
-    """Why it is over-quota, if it is."""
+    """Why the workload is over-quota; None: it is within-quota."""
     displaces: tuple[str, ...] = ()
-    """Less important placed workloads of its tenant, by id, that its award makes over-quota."""
+    """Ids of lower-priority placed workloads of the same tenant that become over-quota when this one is awarded."""
 
 
 @dataclass(frozen=True)
 class ScanResult:
-    """A scan pass: the queue in order, and the rank of every placed workload."""
+    """The result of a scan: the queue in order, and the rank of every placed workload."""
 
     queue: tuple[Ranked, ...]
     placed_ranks: Mapping[str, int]
@@ -142,7 +142,7 @@ class ScanResult:
 
 @dataclass(frozen=True)
 class MachineState:
-    """A machine's free resources: what no workload holds and none was promised."""
+    """A machine and its free resources, which no workload holds and which are promised to none."""
 
     id: str
     cluster: str
@@ -155,14 +155,15 @@ class MachineState:
     cpus_milli: int
     memory_bytes: int
     capacity: str = CapacityKind.RESERVED.value
-    """Its cluster's; as are the prices, in US dollars an hour of one GPU and of one core."""
+    """The capacity kind of the cluster. The prices below are also the cluster's, in US dollars an hour per GPU and per
+    core."""
     gpu_usd_per_h: float = 0.0
     core_usd_per_h: float = 0.0
 
 
 @dataclass(frozen=True)
 class Holding:
-    """What one workload holds on one machine."""
+    """The resources that one workload holds on one machine."""
 
     machine: str
     gpus: Amount
@@ -179,25 +180,25 @@ class RunningWorkload:
     started_at_s: float
     holdings: tuple[Holding, ...]
     last_checkpoint_at_s: float | None
-    """None: it has reported no checkpoint; the cluster's usual is imputed."""
+    """None: the workload has reported no checkpoint, and the cluster's typical value is assumed."""
     evictable: bool = True
-    """False: not running yet, or being evicted already."""
+    """False: the workload is not running yet, or is already being evicted."""
     protected_until_s: float = -inf
-    """Not evictable before: the end of its minimum runtime."""
+    """End of the minimum runtime; the workload cannot be evicted before this time."""
     attempt: int = 0
-    """Which of its attempts this is: a plan to evict it is about no other."""
+    """Number of the running attempt; a plan evicts this attempt and no later one."""
     ends_by_s: float = inf
-    """When its maximum runtime is over; infinity: it has none."""
+    """When the maximum runtime ends; infinity: the workload has none."""
 
     @property
     def gpus(self) -> int:
-        """GPU slots that it holds in the region."""
+        """GPU slots that the workload holds in the region."""
         return sum(h.gpus for h in self.holdings)
 
 
 @dataclass(frozen=True)
 class RegionSnapshot:
-    """A region's schedulable machines and running workloads at a moment."""
+    """A snapshot of a region's schedulable machines and running workloads."""
 
     region: str
     now_s: float
@@ -207,31 +208,33 @@ class RegionSnapshot:
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """A workload that asks a region for a plan."""
+    """A workload for which a region is asked to make a plan."""
 
     workload: str
     rank: int
     jobs: tuple[JobRequest, ...]
     may_not_evict: frozenset[str] = frozenset()
-    """Workloads whose evictions led to this one's, with no change from outside since (`auction.immunity`)."""
+    """Workloads that evicted this one, directly or through others, since the queue last changed from outside
+    (`auction.immunity`)."""
     displaces: frozenset[str] = frozenset()
-    """Less important workloads of its tenant that its award makes over-quota: in its plan they are so already."""
+    """Lower-priority workloads of the same tenant that become over-quota when this one is awarded; the plan already
+    treats them as over-quota."""
 
 
 @dataclass(frozen=True)
 class JobPlacement:
-    """Where one job's tasks go: `machines` is a list of (machine id, number of tasks), sorted by machine id."""
+    """The placement of one job: `machines` is a list of (machine id, number of tasks), sorted by machine id."""
 
     job: str
     cluster: str
-    """Where its tasks span several, their names joined by `+`."""
+    """Name of the cluster; if the tasks span several clusters, their names joined by `+`."""
     gpu_type: str | None
     machines: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A region's plan for a whole gang. Nothing has been touched: the award checks and commits it."""
+    """A region's plan for a whole gang. A plan reserves nothing; the award checks and commits it."""
 
     workload: str
     region: str
@@ -241,7 +244,7 @@ class Plan:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Total order over plans for one workload: all criteria, then region and machine ids."""
+        """Sort key that orders all plans for one workload: all criteria, then region and machine ids."""
         return (*self.quality.key, self.region, tuple(m for job in self.jobs for m in job.machines))
 
 
@@ -256,6 +259,6 @@ class Bid:
     plan: Plan | None
     reasons: tuple[Reason, ...] = field(default=())
     victim_attempts: Mapping[str, int] = field(default_factory=dict)
-    """The attempts of the plan's victims that the bid is about: the award evicts no others."""
+    """Victim to the number of its attempt; the award evicts only these attempts."""
     lasting: bool = False
-    """A refusal that no award can change: one of the jobs has no room, whatever becomes of the others."""
+    """True for a refusal that holds for the rest of the pass: one job does not fit even on its own."""

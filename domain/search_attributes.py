@@ -1,4 +1,4 @@
-"""The search attributes that operators filter by in Temporal: names here, registered by `infra.search_attributes`."""
+"""Names of the Temporal search attributes; `infra.search_attributes` registers them."""
 
 TENANT = "MizzenTenant"
 REGION = "MizzenRegion"

@@ -1,4 +1,4 @@
-"""What a plan wants of each machine, and which GPU slots each of its tasks has there."""
+"""Computes which resources of each machine a plan uses, and which GPU slots each task gets."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from domain.scheduling import JobPlacement, JobRequest
 
 @dataclass
 class Share:
-    """What a plan wants of one machine."""
+    """The resources of one machine that a plan uses."""
 
     gpus: int = 0
     cpus_milli: int = 0
@@ -17,10 +17,10 @@ class Share:
 
 
 def shares(requests: Iterable[JobRequest], placements: Iterable[JobPlacement]) -> dict[str, Share]:
-    """A plan by machine id.
+    """Returns the resources that a plan uses on each machine, by machine id.
 
     Raises:
-        ValueError: it places more or fewer tasks than a job has.
+        ValueError: the plan places more or fewer tasks than a job has.
     """
     out: dict[str, Share] = {}
     for request, placement in zip(requests, placements, strict=True):
@@ -37,7 +37,7 @@ def shares(requests: Iterable[JobRequest], placements: Iterable[JobPlacement]) -
 
 
 def plan_body(placements: Iterable[JobPlacement]) -> list[dict[str, Any]]:
-    """Placements as an attempt keeps them (`plan["jobs"]`)."""
+    """Returns placements in the form in which an attempt stores them (`plan["jobs"]`)."""
     return [{"job": j.job, "cluster": j.cluster, "gpu_type": j.gpu_type, "machines": j.machines} for j in placements]
 
 
@@ -48,17 +48,17 @@ class TaskSlots:
     machine: str
     job: str
     task: int
-    """Its index in the job."""
+    """Index of the task in the job."""
     slots: tuple[int, ...]
 
 
 def slots_of_tasks(
     requests: Iterable[JobRequest], jobs: Sequence[Mapping[str, Any]], masks: Mapping[str, int]
 ) -> Iterator[TaskSlots]:
-    """Every task of an attempt, by job and index; `jobs` as `plan_body` wrote them.
+    """Yields every task of an attempt, by job and index; `jobs` is the result of `plan_body`.
 
-    Tasks are numbered in the plan's order of machines. On each machine they have the slots of its mask (held or
-    awaited) in ascending order, in the order of jobs and tasks.
+    Tasks are numbered in the plan's order of machines. On each machine, the slots of its mask (held or awaited) are
+    assigned in ascending order to the tasks in the order of jobs and indices.
     """
     rest = {machine: bits(mask) for machine, mask in masks.items()}
     for request, job in zip(requests, jobs, strict=True):
@@ -69,5 +69,5 @@ def slots_of_tasks(
 
 
 def bits(mask: int) -> list[int]:
-    """Slot numbers of a mask, ascending."""
+    """Returns the slot numbers of a bit mask in ascending order."""
     return [slot for slot in range(mask.bit_length()) if mask >> slot & 1]

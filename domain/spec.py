@@ -1,7 +1,7 @@
-"""A workload's specification after validation: what the database keeps and the launch reads.
+"""The validated specification of a workload, as the database stores it and the launch reads it.
 
-The user's document (YAML or JSON, `api.documents`) is checked and normalised into this once, at submission. Units are
-in the names. Nothing here looks into a command.
+`api.documents` validates the user's document (YAML or JSON) and normalises it into this form once, at submission. Names
+end in their unit. Commands are not interpreted.
 """
 
 from typing import Any
@@ -21,30 +21,30 @@ class ResourceSpec(_Frozen):
 
     gpus: int = 0
     gpu_types: tuple[str, ...] = ()
-    """In order of preference; empty where `gpus` is 0."""
+    """In order of preference; empty if `gpus` is 0."""
     cpus_milli: int = 1000
     memory_bytes: int = 1 << 30
 
 
 class JobSpec(_Frozen):
-    """`tasks` identical tasks with a role."""
+    """A job: `tasks` identical tasks with a role."""
 
     name: str
     role: str
     tasks: int
     span_clusters: bool = False
-    """Its tasks may run in several clusters of a region, where no single one can take them all as things are."""
+    """The tasks may span several clusters of a region if no single cluster can currently hold them all."""
     resources: ResourceSpec
     argv: tuple[str, ...] = ()
-    """Empty where `script` is set."""
+    """Empty if `script` is set."""
     script: str | None = None
-    """Run with `/bin/sh -eu` where set."""
+    """Shell script, run with `/bin/sh -eu`."""
     env: dict[str, str] = Field(default_factory=dict)
     secrets: dict[str, str] = Field(default_factory=dict)
-    """Environment variable to name of a secret of the tenant."""
+    """Environment variable to the name of one of the tenant's secrets."""
 
     def request(self, capacity: tuple[str, ...] = USUAL) -> JobRequest:
-        """What the schedulers see of it. `capacity` as `WorkloadSpec.capacity`."""
+        """Returns the scheduling request of this job. `capacity` is as in `WorkloadSpec.kinds`."""
         return JobRequest(
             name=self.name,
             tasks=self.tasks,
@@ -58,30 +58,30 @@ class JobSpec(_Frozen):
 
 
 class CheckpointSpec(_Frozen):
-    """Checkpoint settings. A workload without checkpoints starts anew at each attempt."""
+    """Checkpoint settings. A workload without checkpoints starts from the beginning at each attempt."""
 
     interval_s: float | None = None
-    """None: each task finds its own, by what a save costs and how often it is interrupted."""
+    """None: each task computes its own interval from the cost of a save and the frequency of interruptions."""
     grace_s: float = 120.0
     """Time between the notice (SIGTERM) and SIGKILL."""
     keep: int = 2
 
 
 class LimitsSpec(_Frozen):
-    """Limits after which mizzen acts on a workload by itself. None: no limit."""
+    """Limits that mizzen enforces automatically. None: no limit."""
 
     max_runtime_s: float | None = None
-    """Seconds of running, all attempts together."""
+    """Seconds of running, summed over all attempts."""
     max_silence_s: float | None = None
-    """Seconds without progress, log output or checkpoint before a gang counts as hung."""
+    """Seconds without progress, log output or checkpoint after which a gang counts as hung."""
     max_pending_s: float | None = None
-    """Seconds in the queue, since it was submitted or came back, after which it fails."""
+    """Seconds in the queue, since the submission or the last return to the queue, after which the workload fails."""
     retries: int = 0
-    """Retries of the user's own failures; preemptions and machine losses never count."""
+    """Number of retries after failures of the user's tasks; preemptions and machine losses do not count."""
 
 
 class WorkloadSpec(_Frozen):
-    """A whole workload: a gang that gets all its resources together, in one region, or none."""
+    """A workload: a gang that gets all its resources at once, in one region, or none."""
 
     version: int = 1
     name: str
@@ -89,11 +89,11 @@ class WorkloadSpec(_Frozen):
     labels: dict[str, str] = Field(default_factory=dict)
     recurring: str | None = None
     level: int | None = None
-    """A priority level below its tenant's; None: the tenant's."""
+    """A priority level below the tenant's; None: the tenant's level."""
     jobs: tuple[JobSpec, ...]
     tables: tuple[str, ...] = ()
     files: dict[str, str] = Field(default_factory=dict)
-    """Relative path to text, put into each task's working directory."""
+    """Relative path to text; the files are written into each task's working directory."""
     workdir: str | None = None
     """SHA-256 (hex) of an uploaded tar.gz archive, unpacked into each task's working directory before `files`."""
     checkpoint: CheckpointSpec = CheckpointSpec()
@@ -102,25 +102,25 @@ class WorkloadSpec(_Frozen):
     """None: all."""
     regions_excluded: tuple[str, ...] = ()
     capacity: tuple[CapacityKind, ...] | None = None
-    """Kinds of capacity on which it may run, in order of preference; None: `domain.capacity.USUAL`."""
+    """Capacity kinds on which the workload may run, in order of preference; None: `domain.capacity.USUAL`."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a word of capacity where the document has none: so versions of before it read it as well."""
+        """Omits `capacity` if the document has none, so that versions without this field can parse the result."""
         body: dict[str, Any] = handler(self)
         if self.capacity is None:
             body.pop("capacity", None)
         return body
 
     def requests(self) -> tuple[JobRequest, ...]:
-        """The jobs as the schedulers see them."""
+        """Returns the scheduling requests of the jobs."""
         return tuple(job.request(self.kinds) for job in self.jobs)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of capacity on which it may run."""
+        """The capacity kinds on which the workload may run, in order of preference."""
         return USUAL if self.capacity is None else tuple(kind.value for kind in self.capacity)
 
     def allows_region(self, region: str) -> bool:
-        """Whether the user lets it run in `region`."""
+        """Returns whether the user allows the workload to run in `region`."""
         return region not in self.regions_excluded and (self.regions_allowed is None or region in self.regions_allowed)

@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them."""
+"""Parses and formats sizes and durations in the notation that users write."""
 
 import re
 from itertools import pairwise
@@ -13,10 +13,10 @@ _WHOLE_SECONDS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds of a string such as `90s`, `10m`, `1h30m` or `2d`.
+    """Returns the seconds of a duration such as `90s`, `10m`, `1h30m` or `2d`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `text` is not a duration.
     """
     if len(text) > _LONGEST or not _DURATION.fullmatch(text):
         raise ValueError("must be a duration such as 30s, 10m, 2h or 1d")
@@ -24,10 +24,10 @@ def parse_duration_s(text: str) -> float:
 
 
 def parse_size_bytes(text: str) -> int:
-    """Bytes of a string such as `512MiB`, `1.5Gi` (powers of 1024), `16GB` (of 1000) or `4096`.
+    """Returns the bytes of a size such as `512MiB`, `1.5Gi` (powers of 1024), `16GB` (powers of 1000) or `4096`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `text` is not a size.
     """
     match = _SIZE.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if match is None or (match[3] and not match[2]):
@@ -37,7 +37,7 @@ def parse_size_bytes(text: str) -> int:
 
 
 def format_duration(seconds: float) -> str:
-    """A length of time of at least 0 s in its two largest units, rounded to the second: `45s`, `12m 30s`, `2d 3h`."""
+    """Formats a non-negative duration in its two largest units, rounded to the second: `45s`, `12m 30s`, `2d 3h`."""
     left = round(seconds)
     for (size, unit), (smaller, smaller_unit) in pairwise(_WHOLE_SECONDS):
         if left >= size:

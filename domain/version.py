@@ -1,5 +1,6 @@
-"""The server's version."""
+"""The version of the server."""
 
 VERSION = "0.1.0"
 BUILD_ID = f"mizzen-{VERSION}"
-"""What workers tell Temporal they are. By default the SDK hashes all loaded modules for it: 1.4 s of CPU a process."""
+"""The build id that workers report to Temporal. The SDK's default, a hash of all loaded modules, takes 1.4 s of CPU per
+process."""

@@ -1,1 +1,1 @@
-"""The comparison of schedulers on real traces (MAST 5.6): `make experiment` writes docs/experiments.md."""
+"""Compares schedulers on real traces (MAST 5.6): `make experiment` writes docs/experiments.md."""

@@ -1,6 +1,6 @@
 """`make experiment`: compares schedulers on real traces, and writes docs/experiments.md and its pictures.
 
-Cases whose outcomes are in `--out` already are not run again: it may be interrupted at any time.
+The command may be interrupted at any time: outcomes that exist in `--out` are not computed again.
 """
 
 import argparse
@@ -23,17 +23,17 @@ _SAYING = threading.Lock()
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(prog="experiment", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="the folder with philly.csv and openb's two files")
     parser.add_argument("--out", type=Path, required=True, help="the folder for cases and outcomes")
-    parser.add_argument("--before", type=Path, help="another checkout, whose `global` is run beside")
+    parser.add_argument("--before", type=Path, help="an earlier checkout, whose policy `global` is run for comparison")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), choices=SEEDS)
     parser.add_argument("--loads", type=float, nargs="+", default=list(LOADS))
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cases at the same time")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of cases that run concurrently")
     parser.add_argument("--report", type=Path, default=ROOT / "docs" / "experiments.md")
-    parser.add_argument("--only-report", action="store_true", help="of what has been run")
+    parser.add_argument("--only-report", action="store_true", help="write the report from the existing outcomes")
     args = parser.parse_args()
     args.out = args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _run_all(chosen: Sequence[Case], data: Path, out: Path, before: Path | None, jobs: int) -> list[str]:
-    """Runs the cases; the names of the failed ones."""
+    """Runs the cases; returns the names of those that failed."""
     began_s = time.monotonic()
     done = 0
     failed: list[str] = []
@@ -67,7 +67,7 @@ def _run_all(chosen: Sequence[Case], data: Path, out: Path, before: Path | None,
 
 
 def _run(case: Case, data: Path, out: Path, before: Path | None) -> str:
-    """Runs one case in processes of its own; why it failed."""
+    """Runs one case in separate processes; returns the error, or an empty string."""
     folder = case.folder(out)
     ran = partial(subprocess.run, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if not (folder / "case.json").exists():

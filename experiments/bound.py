@@ -1,10 +1,10 @@
-"""What no scheduler can exceed: the work of a fluid relaxation, as a linear program (OR-Tools).
+"""Computes an upper bound on the work of any scheduler, from a fluid relaxation (a maximum flow, by OR-Tools).
 
-Workloads are fluids: they start at once, on any machines of their GPU type, at any rate up to all their GPUs, and stop
-and go on as often as they like at no cost. The work of a set of levels within a time is then the value of a flow from
-workloads through buckets of time to the GPUs: each workload gives at most its work, and into each bucket at most its
-GPUs times the time that it is there; each bucket takes at most all GPUs of the type. Its linear program is that of a
-maximum flow, which OR-Tools' algorithm solves exactly in whole GPU-seconds.
+In the relaxation, workloads start at once, on any machines of their GPU type, at any rate up to all their GPUs, and can
+be paused and resumed at no cost. The work of a set of levels within a time is then the value of a maximum flow from
+workloads through time buckets to the GPUs. A workload supplies at most its work, and to each bucket at most its GPUs
+times its presence in the bucket. A bucket takes at most the time of all GPUs of the type. OR-Tools solves the maximum
+flow exactly in whole GPU-seconds.
 
     python -m experiments.bound FOLDER
 """
@@ -26,7 +26,7 @@ BUCKET_S = 900.0
 
 @dataclass(frozen=True)
 class Fluid:
-    """A workload: when it comes, how much it works, on what."""
+    """A workload in the relaxation."""
 
     level: int
     arrives_s: float
@@ -36,9 +36,9 @@ class Fluid:
 
 
 def most_gpu_h(workloads: Iterable[Fluid], slots: Mapping[str, int], until_s: float) -> dict[int, float]:
-    """By level, the most GPU hours that this level and those above it can work until `until_s`, together.
+    """Returns, by level, the upper bound on the GPU hours of this level and all higher ones together until `until_s`.
 
-    GPU types do not compete, so each is a flow of its own.
+    GPU types do not compete, so each is a separate flow.
     """
     by_type: dict[str, list[Fluid]] = defaultdict(list)
     for workload in workloads:
@@ -55,7 +55,7 @@ def most_gpu_h(workloads: Iterable[Fluid], slots: Mapping[str, int], until_s: fl
 
 
 def _flow(workloads: Sequence[Fluid], slots: int, until_s: float) -> int:
-    """GPU-seconds. Capacities are rounded up: the bound stays one."""
+    """Returns the maximum flow in GPU-seconds. Capacities are rounded up, so it stays an upper bound."""
     if not workloads:
         return 0
     flow = SimpleMaxFlow()
@@ -72,12 +72,12 @@ def _flow(workloads: Sequence[Fluid], slots: int, until_s: float) -> int:
             flow.add_arc_with_capacity(node, 2 + bucket, int(-(-w.gpus * span_s // 1)))
     status = flow.solve(source, sink)
     if status != flow.OPTIMAL:
-        raise RuntimeError(f"the flow of {len(workloads)} workloads is not optimal: {status}")
+        raise RuntimeError(f"maximum flow of {len(workloads)} workloads: status {status}, must be OPTIMAL")
     return int(flow.optimal_flow())
 
 
 def bound(folder: Path) -> dict[str, float]:
-    """Of a case, over its whole time: level to the GPU hours that it and those above it can work at most."""
+    """Returns the upper bounds of `most_gpu_h` for a case, over its whole time, by level."""
     facts, scene = scene_of(folder)
     scene = fitting(scene)
     fluids = [

@@ -1,4 +1,4 @@
-"""What is compared: traces, loads, seeds and policies, and where a case's files are."""
+"""The cases of the experiment: traces, loads, seeds and policies, and the folders of their files."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,27 +6,27 @@ from pathlib import Path
 
 HOUR_S = 3600.0
 LOADS = (0.8, 1.0, 1.3)
-"""GPU hours offered in the measured span over those of the fleet."""
+"""GPU hours offered in the measured span, divided by those of the fleet."""
 SEEDS = (0, 1, 2, 3, 4)
-"""Each with a window of its own."""
+"""Each seed has its own window of the trace."""
 HIGH_LEVELS = (1, 2)
 HIGH_AT_MOST = 0.5
-"""Of the fleet's GPU hours, what levels 1 and 2 offer at most."""
+"""Upper bound on the load of levels 1 and 2, as a fraction of the fleet's GPU hours."""
 POLICIES = ("global", "global-joint", "federated", "cluster", "fifo", "slurm", "kueue", "kueue-best-effort")
 BEFORE = "global-before"
-"""`global` of another checkout."""
+"""Name of the outcome of `global` in an earlier checkout."""
 DATA = ("global", "global-joint")
-"""Compared once more where data is in few regions."""
+"""The policies of the variant in which data is in few regions."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace, and what is taken for a gang in it."""
+    """A trace, and the number of GPUs from which its workloads count as gangs."""
 
     name: str
     file: str
     gang_gpus: int
-    """Gangs have so many GPUs at least: windows are those in which most GPUs of gangs are submitted."""
+    """Fewest GPUs of a gang. Windows are the spans in which the most GPUs of gangs are submitted."""
 
 
 TRACES = {
@@ -34,29 +34,29 @@ TRACES = {
 }
 NODES = "openb_node_list_gpu_node.csv"
 MIXED = "mixed"
-"""Each tenant has work of all levels: they are drawn for each workload, by MAST's distribution."""
+"""Each tenant has workloads of all levels: the level of each workload is drawn from MAST's distribution."""
 BY_TENANT = "tenants"
-"""All work of a tenant has one level: at times no workload may be evicted."""
+"""All workloads of a tenant have one level, so that at times no workload may be evicted."""
 FEW_REGIONS = "data"
-"""As `MIXED`, and data is in one to three regions for most workloads; otherwise it is everywhere."""
+"""As `MIXED`, but the data of most workloads is in one to three regions; in the other variants it is in all."""
 VARIANTS = (MIXED, BY_TENANT, FEW_REGIONS)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is simulated."""
+    """The lengths of the simulated spans, and the size of the openb fleet."""
 
     warm_up_s: float = 12 * HOUR_S
     measured_s: float = 12 * HOUR_S
     after_s: float = HOUR_S
-    """Longer than the longest objective: what waits at the end of the measured span is judged."""
+    """Time after the measured span. It exceeds the longest objective, so all waits of the measured span are judged."""
     machines: int = 76
-    """Nodes drawn for openb; Philly's fleet is that of its example."""
+    """Nodes of the openb fleet; the Philly fleet is that of the example."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One fleet, one span of a trace."""
+    """One comparison of policies: a trace, a load, a seed and a variant."""
 
     trace: str
     load: float
@@ -65,24 +65,24 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Also its folder's name."""
+        """The name of the case and of its folder."""
         return f"{self.trace}-{self.variant}-{self.load:g}-{self.seed}"
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """What runs on it."""
+        """The policies that are run on the case."""
         return DATA if self.variant == FEW_REGIONS else POLICIES
 
     def folder(self, out: Path) -> Path:
-        """Where its files are."""
+        """Returns the folder of the case's files."""
         return out / self.name
 
 
 def case_of(name: str) -> Case:
-    """The case of a name.
+    """Returns the case with a name.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the name is malformed.
     """
     trace, variant, load, seed = name.split("-")
     return Case(trace, float(load), int(seed), variant)
@@ -91,7 +91,7 @@ def case_of(name: str) -> Case:
 def cases(
     loads: Sequence[float] = LOADS, seeds: Sequence[int] = SEEDS, variants: Sequence[str] = VARIANTS
 ) -> Iterator[Case]:
-    """All cases, those of the first seeds first."""
+    """Yields all cases, ordered by seed."""
     for seed in seeds:
         for variant in variants:
             for load in loads:

@@ -1,4 +1,4 @@
-"""The fleets: that of the Philly example, and nodes of openb over five regions."""
+"""The fleets of the experiment: that of the Philly example, and nodes of the openb trace in five regions."""
 
 import csv
 from collections import Counter
@@ -9,24 +9,24 @@ from typing import Any
 import yaml
 
 ASSUMPTIONS: Mapping[str, Any] = {"tick_spacing_s": 30.0}
-"""A pass every 30 s at most; all else is the live scheduler's default."""
+"""At most one pass every 30 s; all other settings are the live scheduler's defaults."""
 REGIONS = ("central", "east", "north", "south", "west")
 SPREAD = (0.45, 0.25, 0.15, 0.1, 0.05)
-"""A model's parts by region, another region first for each model: no region is like another."""
+"""Fractions of a model's nodes by region. The order of regions rotates from model to model, so all regions differ."""
 LEAST_NODES = 2
-"""Of a model that is there at all: a gang of one node has two places."""
+"""Fewest nodes of a kind that is kept, so that a gang of one node can be placed on two of them."""
 
 
 def philly_regions(example: Path) -> list[dict[str, Any]]:
-    """The regions of the fleet file of the Philly example."""
+    """Returns the regions of the fleet file of the Philly example."""
     regions: list[dict[str, Any]] = yaml.safe_load(example.read_text())["regions"]
     return regions
 
 
 def openb_regions(nodes: Path, machines: int) -> list[dict[str, Any]]:
-    """`machines` nodes in the proportions of openb's, each model a cluster of each of its regions.
+    """Returns regions with `machines` nodes in the proportions of openb; each model is a cluster in its regions.
 
-    Of the kinds of nodes (model, GPUs, CPUs, memory) those are left out that would have fewer than `LEAST_NODES`.
+    Kinds of nodes (model, GPUs, CPUs, memory) with fewer than `LEAST_NODES` nodes are left out.
     """
     with nodes.open(newline="") as file:
         kinds = Counter(
@@ -60,7 +60,7 @@ def openb_regions(nodes: Path, machines: int) -> list[dict[str, Any]]:
 def fleet_body(
     regions: Sequence[Mapping[str, Any]], quotas: Mapping[str, Mapping[str, int]], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A fleet file of the simulator. Levels are the workloads' own: every tenant may have the highest."""
+    """Returns the body of a fleet file. All tenants have level 1, so each workload keeps its own level."""
     tenants = {name: {"level": 1, "quota": dict(quota)} for name, quota in quotas.items()}
     return {"version": 1, "regions": list(regions), "tenants": tenants, "simulation": {**ASSUMPTIONS, **settings}}
 
@@ -71,7 +71,7 @@ def _rotated(by: int) -> tuple[str, ...]:
 
 
 def _parts(count: int, weights: Sequence[float]) -> list[int]:
-    """`count` in proportion to weights: what rounding down leaves goes to the largest remainders."""
+    """Splits `count` in proportion to weights: rounds down, and gives the rest to the largest remainders."""
     exact = [count * weight / sum(weights) for weight in weights]
     parts = [int(part) for part in exact]
     order = sorted(range(len(exact)), key=lambda k: (parts[k] - exact[k], k))

@@ -1,4 +1,4 @@
-"""The pictures of docs/experiments.md: misses by load, and waits, of each policy."""
+"""Draws the pictures of docs/experiments.md: each policy's misses by load, and its waits."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ _SAYS = {MIXED: "levels drawn", BY_TENANT: "levels by tenant"}
 
 
 def draw(found: Sequence[Outcome], folder: Path) -> list[str]:
-    """Writes the pictures as SVG files into a folder; their names."""
+    """Writes the pictures as SVG files into a folder; returns their names."""
     folder.mkdir(parents=True, exist_ok=True)
     panels = {(t, v): [o for o in found if (o.case.trace, o.case.variant) == (t, v)] for v in _SAYS for t in TRACES}
     panels = {panel: here for panel, here in panels.items() if here}
@@ -31,7 +31,7 @@ def draw(found: Sequence[Outcome], folder: Path) -> list[str]:
             for axes, ((trace, variant), here) in zip(places, panels.items(), strict=False):
                 axes.set_title(f"{trace}, {_SAYS[variant]}")
                 one(axes, here)
-            for axes in places:  # A grid of two columns may have one panel less.
+            for axes in places:  # With an odd number of panels, the last cell of the grid is empty.
                 axes.remove()
             handles, labels = figure.axes[0].get_legend_handles_labels()
             if handles:
@@ -41,7 +41,7 @@ def draw(found: Sequence[Outcome], folder: Path) -> list[str]:
 
 
 def _misses(axes: Axes, here: Sequence[Outcome]) -> None:
-    """Avoidable misses of levels 1 and 2 until running, a group of bars for each load."""
+    """Draws the avoidable misses of levels 1 and 2 until running, as a group of bars for each load."""
     width = 0.8 / len(_NAMES)
     for k, policy in enumerate(_NAMES):
         mine = [[o for o in here if o.policy == policy and o.case.load == load] for load in LOADS]
@@ -56,7 +56,7 @@ def _misses(axes: Axes, here: Sequence[Outcome]) -> None:
 
 
 def _waits(axes: Axes, here: Sequence[Outcome]) -> None:
-    """The distribution of waits of levels 1 and 2 until running, at load 1."""
+    """Draws the distribution of waits of levels 1 and 2 until running, at load 1."""
     for k, policy in enumerate(_NAMES):
         waits = sorted(
             wait.wait_s
@@ -66,7 +66,7 @@ def _waits(axes: Axes, here: Sequence[Outcome]) -> None:
             if wait.level in HIGH_LEVELS
         )
         if waits:
-            # As many as the logarithmic axis can show, or the picture's file becomes large.
+            # Limit the points to what the logarithmic axis can show, to keep the file small.
             longer = np.unique(np.geomspace(1, len(waits), 400).astype(int))[::-1]
             share = 100 * longer / len(waits)
             axes.step(

@@ -1,9 +1,9 @@
-"""Replays a case under policies, and writes down every wait as seen from outside: by what happened to workloads.
+"""Replays a case under policies, and records every wait from the events of the run.
 
     python experiments/replay.py FOLDER POLICY...
 
-Run as a file: `PYTHONPATH` says which checkout's simulator and scheduler it runs, also those of an earlier commit
-(`--as NAME` names the outcome). Nothing of a policy's own accounts is used.
+Run it as a file: `PYTHONPATH` selects the checkout whose simulator and scheduler run, which may be an earlier commit
+(`--as NAME` names the outcome). Waits are not taken from the simulator's own statistics.
 """
 
 import argparse
@@ -20,21 +20,21 @@ from simulation.scenario import Span, from_trace
 from simulation.workloads import Hardware, Workload
 
 if TYPE_CHECKING:
-    from simulation.transitions import Happened  # Elsewhere in earlier commits.
+    from simulation.transitions import Happened  # Earlier commits have it in another module.
 
 MACHINES = ("usd", "usd_by", "pools", "interruptions", "available_gpu_hours", "lost_gpu_hours_by")
-"""Of the simulator's own accounts, what machines cost and how they came and went; earlier commits say less."""
+"""Keys of the simulator's statistics on machines that are copied to the outcome; earlier commits lack some of them."""
 COLUMNS = ("level", "gpus", "within_quota", "wait_s", "ended", "provisioning_s")
-"""Of a wait: of what workload; how long; whether it had ended; how long the provisioning was that ended it."""
+"""Columns of a wait. `ended`: whether it ended before the run did. `provisioning_s`: the provisioning that ended it."""
 
 
 class Watch:
-    """Follows a run. Times are seconds on the simulation's clock.
+    """Observes the events of a run. Times are seconds on the simulation's clock.
 
-    A wait until the award begins with the submission or the notice of an eviction; one until the start with the
-    submission or the notice of the eviction that ended its last work. It is within quota if, when it begins, all that
-    its tenant has unfinished at its level and above, itself included, is within the tenant's quota of the GPU type:
-    a rule that is the same for all policies.
+    A wait until the award begins with the submission or the notice of an eviction. A wait until the start begins with
+    the submission, or with the notice of the eviction that ended the workload's last run. A wait is within quota if, at
+    its beginning, the GPUs of the tenant's unfinished workloads of this level and higher ones, this workload included,
+    are within the tenant's quota of the GPU type. The rule is the same for all policies.
     """
 
     def __init__(self, workloads: list[Workload], quotas: dict[str, dict[str, int]]) -> None:
@@ -47,7 +47,7 @@ class Watch:
         """(began, workload, within quota, ended, provisioning) until the award and until the start."""
         self._ready_s: dict[str, float] = {}
         self._owing: dict[str, str] = {}
-        """By victim that still holds slots, its evictor."""
+        """Evictor of each victim that still holds slots."""
         self._works_since_s: dict[str, float] = {}
         self._awards: dict[str, int] = defaultdict(int)
         self._evicted_s: dict[str, float] = {}
@@ -58,7 +58,7 @@ class Watch:
         """(when, GPU-seconds held without work: through evictions, and through provisioning after the first)."""
 
     def __call__(self, event: "Happened") -> None:
-        """One event of the run."""
+        """Processes one event of the run."""
         w, at_s = self._of[event.workload], event.at_s
         getattr(self, f"_{event.what}")(w, at_s, event.detail)
 
@@ -92,7 +92,7 @@ class Watch:
             self._begin("start", w, at_s)
 
     _interrupted = _evicted
-    """A machine of its own goes."""
+    """The loss of a machine is counted as an eviction."""
 
     def _left(self, w: Workload, at_s: float, _: Any) -> None:
         self.lost.append((at_s, (at_s - self._evicted_s[w.id]) * w.gpus))
@@ -106,7 +106,7 @@ class Watch:
         self.finished.append((at_s, w))
 
     def close(self, at_s: float) -> None:
-        """The end: what waits has waited so long, and what works has worked."""
+        """Ends the observation: records the unfinished waits and runs up to `at_s`."""
         for until, began in self._began.items():
             for id_, (began_s, within) in began.items():
                 self.waits[until].append((began_s, self._of[id_], within, float("inf"), 0.0))
@@ -135,7 +135,7 @@ def _type(w: Workload) -> str:
 
 
 def scene_of(folder: Path, fleet: str = "fleet.yaml") -> tuple[dict[str, Any], Scenario]:
-    """What is known of a case, and its scenario on one of its fleets."""
+    """Returns the facts of a case (`case.json`), and its scenario on one of its fleets."""
     facts = json.loads((folder / "case.json").read_text())
     scene = from_trace(
         folder / fleet, str(folder / "trace.csv"), seed=facts["seed"], until_s=facts["until_s"],
@@ -145,19 +145,19 @@ def scene_of(folder: Path, fleet: str = "fleet.yaml") -> tuple[dict[str, Any], S
 
 
 def fitting(scene: Scenario) -> Scenario:
-    """The scenario without the workloads that its machines could not hold if they were empty."""
+    """Returns the scenario without the workloads that do not fit on its machines even if they are empty."""
     hardware = Hardware(scene.machines)
     return replace(scene, workloads=[w for w in scene.workloads if all(map(hardware.regions_for, w.jobs))])
 
 
 def replay(folder: Path, policy: str) -> dict[str, Any]:
-    """Runs one policy on a case, without the workloads that would fit nowhere; see `outcome`."""
+    """Runs one policy on a case, without the workloads that fit in no region; see `outcome`."""
     facts, scene = scene_of(folder)
     return outcome(facts, fitting(scene), policy)
 
 
 def outcome(facts: dict[str, Any], scene: Scenario, policy: str) -> dict[str, Any]:
-    """Runs one policy, and says what came of it: waits that began in the measured span, work over the whole time."""
+    """Runs one policy, and returns the waits that began in the measured span, and the work over the whole run."""
     watch = Watch(list(scene.workloads), facts["quotas"])
     began_s = time.perf_counter()
     run = Run(scene, POLICIES[policy], follow=watch).go()
@@ -204,11 +204,11 @@ def _by_level(amounts: Any) -> dict[str, float]:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("policies", nargs="+")
-    parser.add_argument("--as", dest="name", help="what the outcome is called, instead of the policy's name")
+    parser.add_argument("--as", dest="name", help="name of the outcome (default: the policy's name)")
     args = parser.parse_args()
     for policy in args.policies:
         path = args.folder / f"{args.name or policy}.json"

@@ -1,4 +1,4 @@
-"""The tables of docs/experiments.md: what was found, between two marks; the words around them stay."""
+"""Writes the tables of docs/experiments.md between two markers; the text around them is kept."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isnan
@@ -37,7 +37,7 @@ _EVERY_LEVEL, _EVERY_SIZE = range(1, 8), range(1 << 20)
 
 
 def write_report(out: Path, report: Path) -> None:
-    """Writes the tables of what is in `out` into the report, and the pictures beside it."""
+    """Writes the tables of the outcomes in `out` into the report, and the pictures into a folder beside it."""
     chosen = list(cases())
     found = load(out, chosen, _ALL)
     if not found:
@@ -49,9 +49,9 @@ def write_report(out: Path, report: Path) -> None:
 def _tables(out: Path, found: Sequence[Outcome], pictures: Sequence[str]) -> Iterable[str]:
     yield _seeds(found)
     yield from (f"![{name}](experiments/{name}.svg)" for name in pictures)
-    yield "### Before and after"
+    yield "### Before and after\n\nMissed objectives of levels 1 and 2, in %:"
     yield _before(found)
-    yield "### The joint choice"
+    yield "### Joint placement\n\nPlacement of one workload at a time (`global`) and jointly (`global-joint`):"
     yield _joint(found)
     for trace in TRACES:
         for variant in (MIXED, BY_TENANT):
@@ -66,7 +66,7 @@ def _tables(out: Path, found: Sequence[Outcome], pictures: Sequence[str]) -> Ite
 
 
 def _seeds(found: Sequence[Outcome]) -> str:
-    """How many seeds there are of each case: those in which the last of its policies was run."""
+    """Returns the table with the number of seeds for which all policies of a case were run."""
     rows = []
     for trace in TRACES:
         for variant in VARIANTS:
@@ -75,7 +75,7 @@ def _seeds(found: Sequence[Outcome]) -> str:
                 last = Case(trace, load_, 0, variant).policies[-1]
                 cells.append(f"{len(_at(found, last, trace, variant, load_))} of {len(SEEDS)}")
             rows.append(cells)
-    return "Seeds that were run:\n\n" + table(("", *(f"load {load_:g}" for load_ in LOADS)), rows)
+    return "Number of seeds that were run:\n\n" + table(("case", *(f"load {load_:g}" for load_ in LOADS)), rows)
 
 
 def _before(found: Sequence[Outcome]) -> str:
@@ -94,15 +94,15 @@ def _before(found: Sequence[Outcome]) -> str:
                     rows.append(cells)
     return table(
         (
-            "",
+            "case",
             "load",
-            "award: before",
+            "until the award: before",
             "now",
             "ratio",
-            "running: before",
+            "until running: before",
             "now",
             "ratio",
-            "avoidable: before",
+            "avoidable until running: before",
             "now",
             "ratio",
         ),
@@ -124,17 +124,17 @@ def _joint(found: Sequence[Outcome]) -> str:
                     rows.append([*cells, f"{shorter} of {len(one)}"])
     return table(
         (
-            "",
+            "case",
             "load",
-            "missed: one by one",
+            "missed until the award, %: one at a time",
             "jointly",
-            "mean wait",
+            "mean wait until running: one at a time",
             "jointly",
-            "preemptions",
+            "preemptions: one at a time",
             "jointly",
-            "GPU h worked",
+            "GPU h worked: one at a time",
             "jointly",
-            "shorter mean wait jointly, of seeds",
+            "seeds with a shorter mean wait jointly",
         ),
         rows,
     )
@@ -151,7 +151,7 @@ def _misses(here: Sequence[Outcome]) -> str:
         ]
 
     rows = [[name, f"{load_:g}", *cell(of)] for load_, name, of in _rows(here)]
-    return "Objectives of levels 1 and 2 that were missed, % (of each seed):\n\n" + table(
+    return "Missed objectives of levels 1 and 2, in % (lowest and highest seed):\n\n" + table(
         ("policy", "load", "until the award", "within quota", "until running", "within quota", "avoidable"), rows
     )
 
@@ -188,7 +188,7 @@ def _hours(out: Path, here: Sequence[Outcome]) -> str:
                 f"{100 * sum(o.body['allocation_rate'] or 0 for o in of) / len(of):.1f}",
             ]
         )  # fmt: skip
-    return "Work, of what the fluid bound allows; the others are means of a seed:\n\n" + table(
+    return "Work as a fraction of the fluid bound; the other columns are means per seed:\n\n" + table(
         ("policy", "load", "levels 1 and 2", "all", "GPU h finished", "preemptions", "GPU h lost", "allocated %"), rows
     )
 

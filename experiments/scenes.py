@@ -1,4 +1,4 @@
-"""From a trace to the files of a case: the window, the load, levels and quotas; then any checkout can replay it.
+"""Writes the files of a case from a trace: window, load, levels and quotas. Any checkout can replay the files.
 
 python -m experiments.scenes DATA OUT CASE
 """
@@ -39,14 +39,14 @@ from simulation.workloads import scaled
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "philly" / "fleet.yaml"
 OPENB_LEVELS = {"guaranteed": 1, "ls": 2, "burstable": 4, "be": 7}
-"""By class of service: guaranteed, latency sensitive, burstable, best effort."""
+"""Level by openb's quality of service: guaranteed, latency sensitive, burstable, best effort."""
 LOW_LEVELS = (4, 7, 3, 6, 5)
-"""Philly's tenants that are not of level 1 or 2, in their turns."""
+"""Levels of the Philly tenants that do not have level 1 or 2, assigned in turn."""
 APART_S = 24 * HOUR_S
-"""Windows of different seeds begin so far apart at least."""
+"""Smallest distance between the starts of windows of different seeds."""
 _TRIES = 16
 _NEAR = 0.004
-"""Of the fleet's GPU hours."""
+"""Tolerance of the load, as a fraction of the fleet's GPU hours."""
 _MOST_COPIES = 500.0
 _MAST_LEVELS = {**Settings().priority_percent, LOWEST_LEVEL: 100.0 - sum(Settings().priority_percent.values())}
 
@@ -61,13 +61,13 @@ class Window:
 
 @dataclass(frozen=True)
 class Levels:
-    """The priority level of each row: its tenant's, or drawn for it. Copies of a row have its level."""
+    """The priority level of each row: that of its tenant, or a random one. Copies of a row have the row's level."""
 
     seed: int
     by_tenant: Mapping[str, int] | None = None
 
     def of(self, row: TraceRow) -> int:
-        """From 1 to 7."""
+        """Returns the level of a row, from 1 to 7."""
         if self.by_tenant is not None:
             return self.by_tenant[row.tenant]
         return pick(chance(self.seed, "level", row.workload_id.partition("~")[0]), _MAST_LEVELS)
@@ -120,9 +120,9 @@ def build(case: Case, data: Path, out: Path, sizes: Sizes) -> None:
 
 
 def windows(rows: Sequence[TraceRow], gang_gpus: int, count: int, sizes: Sizes) -> list[Window]:
-    """The spans in which most GPUs of gangs are submitted, the first one the most; they begin `APART_S` apart.
+    """Returns the `count` spans with the most submitted GPUs of gangs, largest first, at least `APART_S` apart.
 
-    There is room for the time before and after within the trace.
+    The warm-up before each span lies within the trace.
     """
     first_s, last_s = min(row.submit_s for row in rows), max(row.submit_s for row in rows)
     hours = int((last_s - first_s) // HOUR_S) + 1
@@ -143,7 +143,10 @@ def windows(rows: Sequence[TraceRow], gang_gpus: int, count: int, sizes: Sizes) 
 
 
 def offered(rows: Sequence[TraceRow], levels: Levels, window: Window, gpus: int) -> dict[str, float]:
-    """GPU hours that workloads would hold in a window if each started at once, over the fleet's; high levels, all."""
+    """Returns the load of the high levels and of all: GPU hours in a window, divided by those of the fleet.
+
+    The GPU hours are those that workloads would hold if each started at its submission.
+    """
     whole = gpus * (window.to_s - window.from_s)
     high = [row for row in rows if levels.of(row) in HIGH_LEVELS]
     return {
@@ -153,9 +156,10 @@ def offered(rows: Sequence[TraceRow], levels: Levels, window: Window, gpus: int)
 
 
 def at_load(rows: Sequence[TraceRow], levels: Levels, window: Window, case: Case, gpus: int) -> list[TraceRow]:
-    """The trace with as many copies as offer the case's load in the window.
+    """Returns the trace, copied so many times that it offers the case's load in the window.
 
-    High levels offer their own part of it, but at most `HIGH_AT_MOST` of the fleet; the others the rest.
+    The high levels keep their share of the load, but offer at most `HIGH_AT_MOST` of the fleet; the other levels offer
+    the rest.
     """
     natural = offered(rows, levels, window, gpus)
     share = natural["high"] / natural["all"]
@@ -171,10 +175,10 @@ def at_load(rows: Sequence[TraceRow], levels: Levels, window: Window, case: Case
 def _copies(
     rows: Sequence[TraceRow], levels: Levels, window: Window, seed: int, gpus: int, target: float
 ) -> list[TraceRow]:
-    """The trace scaled until it offers the target in the window, by bisection; of all tries the nearest.
+    """Returns the trace scaled by bisection to offer the target load in the window; the closest of all tries.
 
-    More copies never offer less. But they come at other times than their originals, so they add less to a window that
-    was chosen for what comes in it.
+    The load grows with the number of copies, but not in proportion: copies are shifted in time, so they add less to a
+    window that was chosen for its many submissions.
     """
     settings = Settings()
     found: tuple[float, list[TraceRow]] | None = None
@@ -196,11 +200,11 @@ def _copies(
 
 
 def _levels(case: Case, rows: Sequence[TraceRow], window: Window) -> Levels:
-    """By workload, unless tenants have levels of their own.
+    """Returns the levels of a case: drawn for each workload, or (variant `BY_TENANT`) one for each tenant.
 
-    openb's are those of its classes of service. Philly's tenants, in an order drawn by the seed, are of levels 1 and 2
-    in turn as long as these offer at most `HIGH_AT_MOST` of the fleet at this load, and at most half of them; the
-    others of `LOW_LEVELS` in turn.
+    A tenant of openb has the level of its quality of service. The tenants of Philly are put in a random order. In this
+    order they get levels 1 and 2 in turn, as long as these levels offer at most `HIGH_AT_MOST` of the fleet at this
+    load and at most half of the tenants have them. The others get the `LOW_LEVELS` in turn.
     """
     if case.variant != BY_TENANT:
         return Levels(case.seed)
@@ -232,7 +236,7 @@ def _held_gpu_s(rows: Iterable[TraceRow], from_s: float, to_s: float) -> dict[st
 
 
 def _write_rows(path: Path, rows: Iterable[TraceRow], levels: Levels) -> None:
-    """In the simulator's own format."""
+    """Writes the rows in the simulator's own format."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)

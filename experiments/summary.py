@@ -1,4 +1,4 @@
-"""Figures of outcomes: misses, waits, GPU hours, over the seeds of one trace, variant, load and policy."""
+"""Aggregates outcomes over the seeds of one trace, variant, load and policy: misses, waits and GPU hours."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ class Wait:
 
     @property
     def missed(self) -> bool | None:
-        """Whether it was longer than its level's objective; None: there is none, or the run ended before."""
+        """Whether the wait exceeded its level's objective; None: there is no objective, or the run ended before it."""
         objective_s = OBJECTIVE_S.get(self.level)
         if objective_s is None or (not self.ended and self.wait_s <= objective_s):
             return None
@@ -36,45 +36,45 @@ class Wait:
 
     @property
     def avoidable(self) -> bool:
-        """It was missed, and not because provisioning alone took longer than the objective."""
+        """Whether the objective was missed, although provisioning alone did not take longer than the objective."""
         return bool(self.missed) and not (self.ended and self.provisioning_s > OBJECTIVE_S[self.level])
 
 
 @dataclass(frozen=True)
 class Misses:
-    """Missed and judged waits."""
+    """Numbers of missed and of judged waits."""
 
     missed: int
     judged: int
 
     @property
     def percent(self) -> float:
-        """Of the judged; not a number where there are none."""
+        """Percentage of missed waits among the judged ones; NaN if there are none."""
         return 100 * self.missed / self.judged if self.judged else float("nan")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one policy on one case."""
+    """The outcome of one policy on one case."""
 
     case: Case
     policy: str
     body: dict[str, Any]
 
     def waits(self, until: str) -> list[Wait]:
-        """Until `award` or `start`."""
+        """Returns the waits until `award` or `start`."""
         return [
             Wait(level, gpus, bool(within), wait_s, bool(ended), provisioning_s)
             for level, gpus, within, wait_s, ended, provisioning_s in self.body["waits"][until]
         ]
 
     def worked_gpu_h(self, levels: Iterable[int] = range(1, 8)) -> float:
-        """GPU hours of work that levels did over the whole time, saved or not."""
+        """Returns the GPU hours that workloads of these levels ran over the whole time, saved or not."""
         return float(sum(self.body["worked_gpu_h"].get(str(level), 0.0) for level in levels))
 
 
 def load(out: Path, cases: Iterable[Case], policies: Sequence[str]) -> list[Outcome]:
-    """The outcomes that there are."""
+    """Returns the outcomes of the cases and policies that were run."""
     found = []
     for case in cases:
         for policy in policies:
@@ -88,7 +88,7 @@ def misses(
     outcomes: Iterable[Outcome], until: str, levels: Sequence[int] = HIGH_LEVELS, *, within: bool = False,
     avoidable: bool = False,
 ) -> Misses:  # fmt: skip
-    """Of some levels; `within`: only waits within quota; `avoidable`: no misses by provisioning alone."""
+    """Counts the misses of some levels; `within`: only waits within quota; `avoidable`: only avoidable misses."""
     judged = [
         wait
         for outcome in outcomes
@@ -101,7 +101,7 @@ def misses(
 def wait_figures(
     outcomes: Iterable[Outcome], until: str, levels: Sequence[int], gpus: Sequence[int]
 ) -> list[float] | None:
-    """Mean, P50, P95 and P99 in seconds, unfinished waits as long as they were at the end; None: no waits."""
+    """Returns mean, P50, P95 and P99 in seconds; None: no waits. Unfinished waits count up to the end of the run."""
     waits = [
         wait.wait_s
         for outcome in outcomes
@@ -114,7 +114,7 @@ def wait_figures(
 
 
 def bound_gpu_h(out: Path, case: Case, levels: Sequence[int]) -> float:
-    """The fluid bound of a case for all levels from the first to the last of `levels`; nan: it was not computed."""
+    """Returns the fluid bound in GPU hours for levels 1 to the largest of `levels`; NaN: it was not computed."""
     path = case.folder(out) / "bound.json"
     if not path.exists():
         return float("nan")

@@ -1,5 +1,6 @@
-"""GMS, the Global ML Scheduler's decisions (MAST 4.2): the <priority, credit> of every workload and the queue's order.
+"""Decisions of the Global ML Scheduler, GMS (MAST 4.2): the <priority, credit> of each workload and the queue order.
 
-What belongs here: the scan pass, the credit, the quota, and the plain reference that they are tested against. Only pure
-functions of a snapshot: no clock, chance, database or network. It imports only `domain` and numpy.
+The package contains the scan, the credit, the quota check, and the plain reference implementation that tests compare
+them with. All functions are pure functions of a snapshot: no clock, no randomness, no database, no network. The package
+imports only `domain` and numpy.
 """

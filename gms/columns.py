@@ -1,7 +1,7 @@
-"""The queue as columns, kept up to date from the change log: one row a workload, in an order that a scan can walk.
+"""The queue as columns with one row per workload, updated from the change log.
 
-Rows are in the order (submitted, id) for what is pending and (awarded, id) for what is placed. Credit falls with the
-time of submission within a tenant, so neither a scan nor a change ever has to sort a tenant's workloads.
+Pending workloads are sorted by (submission time, id), placed workloads by (award time, id). Within a tenant, an earlier
+submission gives a higher credit, so neither a scan nor an update has to sort a tenant's workloads.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,12 +21,15 @@ _FIELDS = {"tenant": np.int32, "requested_level": np.int8, "held": np.bool_, "wa
 
 
 class Rows:
-    """Workloads by (time, id). `wants` is the number of the gang that it asks for, or of what it holds."""
+    """Workloads sorted by (time, id).
+
+    The column `wants` has the gang number of a pending workload and the holding number of a placed one.
+    """
 
     def __init__(self) -> None:
         self.at_s: npt.NDArray[np.float64] = np.empty(0)
         self.id: Array = np.empty(0, "S1")
-        """UTF-8; it sorts as the ids do."""
+        """Workload ids in UTF-8, which sorts in the same order as the strings."""
         self.columns: dict[str, Array] = {name: np.empty(0, kind) for name, kind in _FIELDS.items()}
 
     def __len__(self) -> int:
@@ -34,18 +37,18 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns."""
+        """Size of all columns in bytes."""
         return self.at_s.nbytes + self.id.nbytes + sum(column.nbytes for column in self.columns.values())
 
     def name(self, row: int) -> str:
-        """A row's workload."""
+        """Returns the id of the workload in a row."""
         return str(bytes(self.id[row]).decode())
 
     def find(self, at_s: npt.NDArray[np.float64], ids: Array) -> tuple[Array, Array]:
-        """For each key the row where it is or belongs, and whether it is there."""
+        """Returns the row or insertion point of each key, and whether the key is present."""
         first, after = np.searchsorted(self.at_s, at_s, "left"), np.searchsorted(self.at_s, at_s, "right")
         place = first.copy()
-        for k in np.flatnonzero(after > first):  # Ties of time are few, or all at one time.
+        for k in np.flatnonzero(after > first):  # Equal times are rare, or all keys have the same time.
             place[k] += np.searchsorted(self.id[first[k] : after[k]], ids[k], "left")
         inside = place < after
         there = np.zeros(len(place), np.bool_)
@@ -53,9 +56,9 @@ class Rows:
         return place, there
 
     def change(self, gone: Iterable[Key], new: Mapping[Key, tuple[int, int, bool, int]]) -> None:
-        """Takes rows out, and puts others in or in the place of those with the same key.
+        """Deletes the rows of the keys in `gone`, and inserts or replaces those in `new`.
 
-        A row's values are (tenant, requested_level, held, wants), in the order of the columns.
+        The values of a row are (tenant, requested_level, held, wants), in column order.
         """
         keep = np.ones(len(self), np.bool_)
         leaving = list(gone)
@@ -74,7 +77,7 @@ class Rows:
         keep[place[there]] = True
         if keep.all() and there.all():
             return
-        before = np.concatenate(([0], np.cumsum(keep)))  # How many rows that stay are before a row.
+        before = np.concatenate(([0], np.cumsum(keep)))  # Number of kept rows before each row.
         slots = before[place[~there]]
         self.at_s = np.insert(self.at_s[keep], slots, at_s[~there])
         width = np.promote_types(self.id.dtype, ids.dtype)
@@ -95,20 +98,22 @@ def _arrays(keys: list[tuple[float, bytes]]) -> tuple[npt.NDArray[np.float64], A
 
 @dataclass(frozen=True)
 class QueueChange(Generic[W]):
-    """One workload's news: what it is now, or None where it is no longer pending (placed), and its time as it was."""
+    """A change of one workload in the pending or in the placed rows."""
 
     at_s: float
+    """Submission time in the pending rows, award time in the placed rows."""
     id: str
     now: W | None
+    """The new state; None deletes the row."""
 
 
 class QueueColumns:
-    """Tenants, pending and placed workloads. Changed by `apply`; scanned by `gms.scan.scan_queue`."""
+    """Tenants, pending workloads and placed workloads. `apply` updates them; `gms.scan.scan_queue` scans them."""
 
     def __init__(self) -> None:
         self.tenants: tuple[TenantState, ...] = ()
         self.numbers: dict[str, int] = {}
-        """Tenant to number."""
+        """Maps tenant names to tenant numbers."""
         self.gangs = Gangs()
         self.holdings = Holdings(self.gangs)
         self.pending = Rows()
@@ -116,10 +121,10 @@ class QueueColumns:
 
     @classmethod
     def of(cls, snapshot: QueueSnapshot) -> "QueueColumns":
-        """A queue that holds what a snapshot does.
+        """Builds the columns from a snapshot.
 
         Raises:
-            ValueError: a workload names a tenant that the snapshot lacks.
+            ValueError: a workload names a tenant that is not in the snapshot.
         """
         queue = cls()
         queue.set_tenants(snapshot.tenants)
@@ -130,7 +135,7 @@ class QueueColumns:
         return queue
 
     def set_tenants(self, tenants: Iterable[TenantState]) -> None:
-        """Takes the tenants as they are now. Those of earlier calls keep their numbers.
+        """Replaces the tenants. A tenant of an earlier call keeps its number.
 
         Raises:
             ValueError: a tenant that still has workloads is missing.
@@ -151,10 +156,10 @@ class QueueColumns:
     def apply(
         self, pending: Iterable[QueueChange[QueuedWorkload]], placed: Iterable[QueueChange[PlacedWorkload]]
     ) -> None:
-        """Takes over news of workloads; of several about one the last counts.
+        """Applies changes of workloads. If several changes concern one workload, the last one wins.
 
         Raises:
-            ValueError: a workload names a tenant that was never set.
+            ValueError: a workload names a tenant that `set_tenants` never received.
         """
         news = {(c.at_s, c.id): c.now for c in pending}
         self.pending.change(
@@ -179,6 +184,6 @@ class QueueColumns:
         number = self.numbers.get(workload.tenant)
         if number is None:
             raise ValueError(
-                f"workload {workload.id!r} has tenant {workload.tenant!r}, which is none of the snapshot's tenants"
+                f"workload {workload.id!r} has tenant {workload.tenant!r}, which is not one of the known tenants"
             )
         return number

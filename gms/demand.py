@@ -1,7 +1,7 @@
-"""What workloads ask for, as columns: each distinct gang of jobs is kept once and named by a number.
+"""Resource requests as columns: each distinct gang of jobs is stored once and has a number.
 
-Queues repeat themselves: a million workloads ask for a few thousand different things. So a row of the queue holds one
-number, and what it stands for is laid out in flat arrays that the scan's kernels walk.
+Queues contain many identical requests: a million workloads have a few thousand distinct gangs. A row of the queue
+therefore stores one gang number. The gangs are stored in flat arrays that the scan kernels read.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,11 @@ Gang = tuple[JobRequest, ...]
 
 
 class DemandColumns(NamedTuple):
-    """All distinct gangs, flat. Gang g's envelope is `envelope_*[envelope_at[g]:envelope_at[g + 1]]`, and so on.
+    """All distinct gangs in flat arrays.
 
-    The envelope is what it could take at most of each GPU type, whichever of their types its jobs get. `job_*` has its
-    jobs in order (GPU slots of all tasks; 0: a job without GPUs), `type_of` the types of each, most preferred first.
+    The envelope of gang g is `envelope_*[envelope_at[g]:envelope_at[g + 1]]`: the most slots of each GPU type that the
+    gang could take. The jobs of gang g are `job_gpus[job_at[g]:job_at[g + 1]]`: the slots of all tasks of the job,
+    0 for a job without GPUs. The GPU types of job j are `type_of[type_at[j]:type_at[j + 1]]`, most preferred first.
     """
 
     cpus_milli: Ints
@@ -34,7 +35,10 @@ class DemandColumns(NamedTuple):
 
 
 class HoldingColumns(NamedTuple):
-    """All distinct holdings, flat. Holding h's GPUs are `gpus[at[h]:at[h + 1]]` of the types at the same places."""
+    """All distinct holdings in flat arrays.
+
+    Holding h has `gpus[at[h]:at[h + 1]]` slots of the types `gpu_type[at[h]:at[h + 1]]`.
+    """
 
     cpus_milli: Ints
     at: Ints
@@ -43,11 +47,11 @@ class HoldingColumns(NamedTuple):
 
 
 class Gangs:
-    """Numbers for gangs and for GPU types. Numbers are never taken back."""
+    """Assigns numbers to gangs and to GPU types. Numbers are never reused."""
 
     def __init__(self) -> None:
         self.types: dict[str, int] = {}
-        """GPU type to number."""
+        """Maps GPU types to type numbers."""
         self._names: list[str] = []
         self._numbers: dict[Gang, int] = {}
         self._gangs: list[Gang] = []
@@ -58,22 +62,22 @@ class Gangs:
         return len(self._gangs)
 
     def __getitem__(self, number: int) -> Gang:
-        """The jobs that a number stands for."""
+        """Returns the jobs of the gang that has the given number."""
         return self._gangs[number]
 
     def type_number(self, gpu_type: str) -> int:
-        """The number of a GPU type."""
+        """Returns the number of a GPU type; a new type gets the next number."""
         number = self.types.setdefault(gpu_type, len(self.types))
         if number == len(self._names):
             self._names.append(gpu_type)
         return number
 
     def type_name(self, number: int) -> str:
-        """The GPU type that a number stands for."""
+        """Returns the GPU type that has the given number."""
         return self._names[number]
 
     def number(self, jobs: Gang) -> int:
-        """The number of a gang of jobs."""
+        """Returns the number of a gang; a new gang gets the next number."""
         known = self._numbers.get(jobs)
         if known is not None:
             return known
@@ -101,14 +105,17 @@ class Gangs:
 
     @property
     def demand(self) -> DemandColumns:
-        """All gangs so far."""
+        """Columns of all gangs numbered so far."""
         if self._demand is None:
             self._demand = DemandColumns(*(np.array(column, np.int64) for column in self._flat))
         return self._demand
 
 
 class Holdings:
-    """Numbers for what placed workloads hold: CPUs and slots of each GPU type. Numbers are never taken back."""
+    """Assigns numbers to the distinct holdings of placed workloads: CPUs, and slots of each GPU type.
+
+    Numbers are never reused.
+    """
 
     def __init__(self, gangs: Gangs) -> None:
         self._gangs = gangs
@@ -116,7 +123,7 @@ class Holdings:
         self._flat: tuple[list[int], ...] = ([], [0], [], [])
 
     def number(self, gpus: Mapping[str, int], cpus_milli: int) -> int:
-        """The number of what is held."""
+        """Returns the number of a holding; a new holding gets the next number."""
         held = tuple((self._gangs.type_number(t), slots) for t, slots in sorted(gpus.items()) if slots)
         known = self._numbers.setdefault((cpus_milli, held), len(self._numbers))
         cpus, at, types, slots_of = self._flat
@@ -129,5 +136,5 @@ class Holdings:
 
     @property
     def held(self) -> HoldingColumns:
-        """All holdings so far."""
+        """Columns of all holdings numbered so far."""
         return HoldingColumns(*(np.array(column, np.int64) for column in self._flat))

@@ -1,7 +1,7 @@
-"""The scan pass's inner loops, compiled. Each says what it does in terms of columns; `gms.scan` says what it means.
+"""Compiled inner loops of the scan. `gms.scan.scan_queue` documents the rules that they implement.
 
-Compiled because quota is a walk: whether a workload fits depends on those before it. (Plain Python takes 1.5 us a
-workload for it, numpy cannot, and a million workloads would take more than a second. `bench/` has the figures.)
+The quota check is sequential: whether a workload fits depends on the workloads before it, so numpy cannot vectorise it.
+Plain Python takes 1.5 us per workload, more than a second for a million workloads. `bench/` has the measurements.
 """
 
 import numpy as np
@@ -18,10 +18,10 @@ I1 = npt.NDArray[np.int8]
 B1 = npt.NDArray[np.bool_]
 
 NO_PICK = -1
-"""A workload that may be placed on every type that its jobs accept."""
+"""Marks a workload that may be placed on every GPU type that its jobs accept."""
 _BUCKETS = 1 << 17
 _LARGE = 64
-"""A bucket larger than this is merge-sorted: equal times and caps can put any number into one."""
+"""A larger bucket is merge-sorted. Equal submission times or capped ages can put any number of rows into one bucket."""
 
 
 @compiled
@@ -29,10 +29,10 @@ def walk_placed(
     tenant: I4, requested_level: I1, holding: I4, holdings: HoldingColumns,
     level: I1, quota_cpus: I8, quota_gpus: I8, used_cpus: I8, used_gpus: I8,
 ) -> I1:  # fmt: skip
-    """Ranks of placed workloads, given oldest award first: each tenant's highest level is judged first.
+    """Returns the ranks of placed workloads. Each tenant's quota goes to the most important level first.
 
-    `used_*` becomes what those within quota use. Shapes: `quota_gpus` and `used_gpus` are (tenants, types);
-    `quota_cpus` is -1 where there is no limit.
+    Rows are sorted by award time, oldest first. `used_*` receives the usage of the within-quota workloads. `quota_gpus`
+    and `used_gpus` have the shape (tenants, types). `quota_cpus` is -1 for no limit.
     """
     cpus, at, gpu_type, gpus = holdings
     ranks = np.empty(tenant.size, np.int8)
@@ -56,7 +56,7 @@ def walk_placed(
 def _holding_fits(
     t: int, h: int, holdings: HoldingColumns, quota_cpus: I8, quota_gpus: I8, used_cpus: I8, used_gpus: I8
 ) -> bool:
-    """Whether a tenant has quota left for a holding."""
+    """Returns whether the unused quota of a tenant covers a holding."""
     cpus, at, gpu_type, gpus = holdings
     fits = cpus[h] == 0 or quota_cpus[t] < 0 or used_cpus[t] + cpus[h] <= quota_cpus[t]
     for k in range(at[h], at[h + 1]):
@@ -70,10 +70,10 @@ def displaced(
     tenant: I4, requested_level: I1, placed_rank: I1, holding: I4, holdings: HoldingColumns,
     quota_cpus: I8, quota_gpus: I8, used_cpus: I8, used_gpus: I8,
 ) -> I4:  # fmt: skip
-    """A tenant's placed rows of levels after `below` that are within quota, and for which there is none left then.
+    """Returns the within-quota rows of a tenant's placed workloads that would become over-quota.
 
-    Quotas and `used_*` are that tenant's alone, shapes (1,) and (1, types); `used_*` is what is counted before those
-    rows, and is changed on the way.
+    Only levels less important than `below` are examined. The quotas and `used_*` are those of this tenant, with shapes
+    (1,) and (1, types). `used_*` is the usage that is counted before these rows; it is modified.
     """
     cpus, at, gpu_type, gpus = holdings
     out = np.empty(tenant.size, np.int32)
@@ -100,18 +100,25 @@ def walk_pending(
     level: I1, fair: F8, quota_cpus: I8, quota_gpus: I8, total_cpus: I8, total_gpus: I8,
     now_s: float, w_age: float, age_cap_s: float,
 ) -> tuple[I1, F8, I4, I4, I2, I8, I8, I8]:  # fmt: skip
-    """Rank and credit of pending workloads, given in the order (submitted, id).
+    """Computes rank and credit of pending workloads, whose rows are sorted by (submission time, id).
 
-    That is the order of credit within each tenant, and no other tenant's workloads matter to it, so one pass over all
-    tenants together for each level judges each tenant's in the order of (level, credit). Each is judged by what its
-    tenant's placed workloads of its level and above use, and the pending ones before it. `total_*` is what all placed
-    workloads within quota use (`walk_placed`), and is changed on the way.
+    Within a tenant this is the order of descending credit, and quotas of different tenants are independent. One pass
+    over all rows per level therefore checks each tenant's workloads in the order (level, credit). The usage that is
+    checked against the quota is that of the tenant's placed workloads of this level and of more important levels, and
+    of its pending workloads that were already accepted. `total_*` is the usage of all placed within-quota workloads
+    (`walk_placed`); it is modified.
 
-    Returns columns by row: rank (0: held), credit, where its picked types begin (`NO_PICK`: all); the picked types (the
-    index in each job's list, in the order of the jobs); for workloads over quota the resource that lacks (a type's
-    number, or the number of types for CPUs), what of it is used and what is needed. The last one has the workloads that
-    are within quota only because less important placed work is counted after them, shape (n, 2 + types): the row,
-    then the CPUs and GPUs that are used up to it, its own included.
+    Returns, with one entry per row unless stated otherwise:
+
+    - the rank; 0 for a held workload,
+    - the credit,
+    - the offset of the picked types; `NO_PICK` if all types are allowed,
+    - the picked types (flat): the index in the list of each job, in job order,
+    - for over-quota workloads the lacking resource (a type number, or the number of types for CPUs),
+    - its usage,
+    - its need,
+    - the workloads that are within quota only because less important placed workloads are counted after them, shape
+      (n, 2 + types): the row, then the CPUs and GPUs used up to and including that row.
     """
     cpus, envelope_at, envelope_type, envelope_gpus, job_at, job_gpus, type_at, type_of = demand
     held_cpus, held_at, held_type, held_gpus = holdings
@@ -155,11 +162,11 @@ def walk_pending(
                 for k in range(envelope_at[g], envelope_at[g + 1]):
                     need[envelope_type[k]] = envelope_gpus[k]
             else:
-                # Not all types: for each job in turn the first of its types with quota left after the jobs before it.
+                # The envelope exceeds the quota: give each job its first type that has quota left after earlier jobs.
                 jobs = job_at[g + 1] - job_at[g]
                 if picked + jobs > picks.size:
                     larger = np.empty(2 * picks.size + jobs, np.int32)
-                    for k in range(picked):  # A slice would have numba compile the check of shapes: a second.
+                    for k in range(picked):  # A slice assignment would cost one second of compile time.
                         larger[k] = picks[k]
                     picks = larger
                 without = -1
@@ -216,9 +223,10 @@ def walk_pending(
 
 @compiled
 def order_queue(rank: I1, credit: F8) -> I4:
-    """Rows with a rank above 0 in the order (rank, more credit, row): a bucket sort on rank and rounded credit.
+    """Returns the rows with a rank above 0, sorted by rank, then descending credit, then row.
 
-    Within a bucket rows are put in order by their exact credit, so the rounding decides nothing.
+    This is a bucket sort on rank and rounded credit. Rows within a bucket are sorted by exact credit, so the rounding
+    does not affect the order.
     """
     n = rank.size
     low, high = np.inf, -np.inf
@@ -233,7 +241,7 @@ def order_queue(rank: I1, credit: F8) -> I4:
     buckets = min(_BUCKETS, max(16, waiting))
     scale = (buckets - 1) / (high - low) if high > low else 0.0
     if not np.isfinite(scale):
-        scale = 0.0  # Credits so close together that one bucket must do.
+        scale = 0.0  # The credits are too close together to separate: use one bucket.
     ends = np.zeros(8 * buckets + 1, np.int32)
     key = np.empty(n, np.int32)
     for row in range(n):

@@ -1,7 +1,7 @@
-"""The plain scan pass: what `gms.scan` must equal, for tests and benches only.
+"""Plain reference implementation of `gms.scan`, for tests and benchmarks only.
 
-It follows MAST 4.2 step by step over all tenants together: ranks of what is placed, credits, then level by level the
-pending workloads in the order of their credit.
+It follows MAST 4.2 step by step for all tenants: ranks of placed workloads, credits, then the pending workloads by
+level and descending credit.
 """
 
 from math import fsum
@@ -11,14 +11,14 @@ from domain.scheduling import JobRequest, PlacedWorkload, QueuedWorkload, QueueS
 
 _CPUS = "cpus"
 _Amounts = dict[str, int]
-"""GPU type to slots, and under `cpus` thousandths of a core."""
+"""Maps GPU types to slots, and the key `cpus` to thousandths of a core."""
 
 
 def scan(snapshot: QueueSnapshot) -> ScanResult:
-    """Ranks and queue order, as `gms.scan.scan` documents them.
+    """Returns the ranks and the queue order that `gms.scan.scan_queue` documents.
 
     Raises:
-        ValueError: a workload names a tenant that the snapshot lacks.
+        ValueError: a workload names a tenant that is not in the snapshot.
     """
     tenants = {tenant.name: tenant for tenant in snapshot.tenants}
     for name in [w.tenant for w in snapshot.placed] + [w.tenant for w in snapshot.pending]:
@@ -74,7 +74,7 @@ def _held(placed: PlacedWorkload) -> _Amounts:
 
 
 def _without_quota(tenant: TenantState, used: _Amounts, placed: list[PlacedWorkload]) -> list[str]:
-    """Those for which the tenant has no quota left, one after another, where so much is used before them."""
+    """Returns the ids of the placed workloads that do not fit into the quota if `used` is counted before them."""
     used, out = dict(used), []
     for workload in placed:
         if _blocking(tenant, used, _held(workload)):
@@ -101,7 +101,7 @@ def _credit(snapshot: QueueSnapshot, tenant: TenantState, average: float, worklo
 
 
 def _blocking(tenant: TenantState, used: _Amounts, need: _Amounts) -> list[str]:
-    """The resources of which `need` on top of `used` is more than the quota."""
+    """Returns the resources for which `used` plus `need` exceeds the quota."""
     blocking = []
     for resource, amount in need.items():
         quota = tenant.quota_cpus_milli if resource == _CPUS else tenant.quota_gpus.get(resource, 0)
@@ -118,7 +118,7 @@ def _add(used: _Amounts, need: _Amounts) -> None:
 def _judge(
     tenant: TenantState, used: _Amounts, jobs: tuple[JobRequest, ...]
 ) -> tuple[tuple[tuple[str, ...], ...], _Amounts, Reason | None]:
-    """The types on which the jobs may be placed, what that needs, and why the workload is over-quota, if it is."""
+    """Returns the GPU types allowed for each job, their resource need, and the reason if the workload is over-quota."""
     every_type = tuple(job.gpu_types for job in jobs)
     cpus = sum(job.tasks * job.cpus_milli_per_task for job in jobs)
 

@@ -1,4 +1,4 @@
-"""The GMS-scan pass (MAST 4.2): gives every workload its rank and credit, and puts the pending ones in order."""
+"""The GMS scan (MAST 4.2): computes rank and credit of each workload, and sorts the pending workloads."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ UNLIMITED = -1
 
 @dataclass(frozen=True)
 class Scan:
-    """One pass over a queue, as columns by row. Valid until the queue changes."""
+    """Result of one scan of a queue, as columns with one entry per row. It is valid until the queue changes."""
 
     queue: QueueColumns
     order: npt.NDArray[np.int32]
-    """Rows of pending workloads in queue order."""
+    """Rows of the pending workloads in queue order."""
     rank: npt.NDArray[np.int8]
-    """1..8 by row; 0: held."""
+    """Rank of each pending row, 1 to 8; 0 for a held workload."""
     credit: npt.NDArray[np.float64]
     placed_rank: npt.NDArray[np.int8]
     _pick_at: npt.NDArray[np.int32]
@@ -40,11 +40,11 @@ class Scan:
     _holdings: HoldingColumns
 
     def __iter__(self) -> Iterator[Ranked]:
-        """All pending workloads in queue order."""
+        """Yields the pending workloads that are not held, in queue order."""
         return (self.ranked(int(row)) for row in self.order)
 
     def ranked(self, row: int) -> Ranked:
-        """One pending workload that is not held."""
+        """Returns the ranking of one pending workload, which must not be held."""
         rank, over = int(self.rank[row]), self.rank[row] == OVER_QUOTA_RANK
         jobs = self.queue.gangs[int(self.queue.pending.columns["wants"][row])]
         types = tuple(job.gpu_types for job in jobs)
@@ -65,7 +65,7 @@ class Scan:
 
     @cached_property
     def _displacing_at(self) -> dict[int, int]:
-        """By the row of a pending workload that displaces placed ones, where it is in `_displacing`."""
+        """Maps the row of a pending workload that displaces placed ones to its row in `_displacing`."""
         return {row: place for place, row in enumerate(self._displacing[:, 0].tolist())}
 
     def _displaces(self, row: int) -> tuple[str, ...]:
@@ -96,40 +96,41 @@ class Scan:
         return Reason(ReasonCode.QUOTA_EXCEEDED, detail)
 
     def result(self) -> ScanResult:
-        """The pass as values."""
+        """Returns the scan as a `ScanResult`."""
         placed = {self.queue.placed.name(row): int(rank) for row, rank in enumerate(self.placed_rank)}
         return ScanResult(tuple(self), placed)
 
 
 def scan(snapshot: QueueSnapshot) -> ScanResult:
-    """Ranks everything in a snapshot: `scan_queue` for those who have no queue at hand.
+    """Ranks all workloads of a snapshot, as `scan_queue` does for columns.
 
     Raises:
-        ValueError: a workload, held or not, names a tenant that the snapshot lacks.
+        ValueError: a workload, held or not, names a tenant that is not in the snapshot.
     """
     return scan_queue(QueueColumns.of(snapshot), snapshot.now_s, snapshot.weights).result()
 
 
 def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights) -> Scan:
-    """Ranks everything that is pending or placed.
+    """Ranks all pending and placed workloads.
 
-    A tenant's quota goes to its most important level first; a workload's level is its tenant's, or the one that it
-    requests if that is lower. Within a level it goes to what is placed first, oldest award first, then to what is
-    pending, most credit first. Whatever fits what is left of the quota counts against it and takes its level as its
-    rank; anything else is over-quota, counts for nothing, and a later, smaller one may still fit. No decision depends
-    on another tenant's, except through the credit.
+    A tenant's quota is assigned level by level, the most important level first. The level of a workload is that of its
+    tenant, or the requested level if that is less important. Within a level, placed workloads come first (oldest award
+    first), then pending workloads (highest credit first). A workload that fits into the remaining quota is counted
+    against it, and its rank is its level. Any other workload is over-quota and is not counted, so a later, smaller
+    workload may still fit. Tenants affect each other only through the credit.
 
-    What is placed is judged without what is pending: it loses its rank only when something more important of its
-    tenant is awarded. So a pending workload is judged by what is placed of its level and above and by what is pending
-    before it, and may be within quota only because less important placed work is counted after it. `Ranked.displaces`
-    is that work as far as it will be over-quota once the pending workload, and those before it, are awarded.
+    Placed workloads are ranked without regard to pending workloads: a placed workload becomes over-quota only when a
+    more important workload of its tenant is awarded. A pending workload is checked against the placed workloads of its
+    level and of more important levels, and against the pending workloads before it. It can therefore be within quota
+    only because less important placed workloads are counted after it. `Ranked.displaces` lists those of them that will
+    be over-quota once the pending workload and the pending workloads before it are awarded.
 
-    A workload that may run on several GPU types counts against all of them until it is placed: its *envelope*. So
-    whatever type RMS picks, the tenant never exceeds its quota with within-quota workloads. Where the envelope is too
-    much, each of its jobs in turn gets the first of its types for which quota is left after the jobs before it. A
-    refusal names the resource that is lacking: the most preferred type of the first job without a type left, else CPUs.
+    Until it is placed, a workload that accepts several GPU types counts against all of them: its *envelope*. So the
+    within-quota workloads of a tenant never exceed its quota, whichever type RMS chooses. If the envelope exceeds the
+    quota, each job in turn is restricted to the first of its types that has quota left after the earlier jobs. If a job
+    has no such type, the reason names its most preferred type; otherwise the lacking resource is CPUs.
 
-    Held workloads are neither ranked nor counted. The queue is in the order: rank, more credit, submitted earlier, id.
+    Held workloads are neither ranked nor counted. The queue is sorted by rank, descending credit, submission time, id.
     """
     tenants = queue.tenants
     types = max(1, len(queue.gangs.types))
@@ -164,5 +165,5 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights) -> Sca
 
 
 def _cores(cpus_milli: int) -> float:
-    """Cores; an int where they are whole, so that sentences read `16` and not `16.0`."""
+    """Converts to cores. A whole number is returned as an int, so that messages show `16` instead of `16.0`."""
     return cpus_milli / 1000 if cpus_milli % 1000 else cpus_milli // 1000

@@ -1,3 +1,4 @@
-"""What the system stands on: database models and migrations, object stores, the Temporal client, configuration and the
-embedded stack. May import value types (`domain`), and nothing that decides.
+"""Infrastructure: database models and migrations, the Temporal client, configuration, keys and the embedded stack.
+
+May import value types (`domain`), but no scheduling package.
 """

@@ -1,9 +1,9 @@
-"""Archives of working directories (tar.gz): one walk, by which the API judges an upload and an agent unpacks it.
+"""Reads archives of working directories (tar.gz). The API uses it to check uploads, and agents to unpack them.
 
-An archive is untrusted input. Only regular files and folders are accepted, only with paths that stay below the working
-directory, and no path may be both a file and a folder. A header's declared size is compared with the limits before
-anything that it describes is read or skipped, and the walk never decompresses more than its limits allow, so memory
-and time are bounded whatever the headers say. ustar, PAX and GNU's long names are understood; sparse files are not.
+An archive is untrusted input. Only regular files and folders are accepted, only with paths below the working directory,
+and no path may be both a file and a folder. A header's declared size is compared with the limits before the content is
+read or skipped, and at most the allowed number of bytes is decompressed, so memory and time are bounded for any input.
+Supports ustar, PAX and GNU long names, but not sparse files.
 """
 
 import gzip
@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 MAX_PATH_BYTES = 1024
-"""Of a member's whole path: below PATH_MAX with room for the folder it is unpacked into."""
+"""Maximum length of a member's path. Less than PATH_MAX, to leave room for the path of the target folder."""
 MAX_NAME_BYTES = 255
-"""Of one part of a path (NAME_MAX)."""
+"""Maximum length of one part of a path (NAME_MAX)."""
 _BLOCK = 512
 _CHUNK_BYTES = 1 << 20
 _EXTENSION_BYTES = 64 << 10
-"""A PAX or long-name header holds a few paths; a larger one is refused before it is read."""
+"""Maximum size of a PAX or long-name header, which contains a few paths. A larger one is rejected before it is read."""
 _OVERHEAD_BYTES = 4096
-"""Headers and padding of one member, at most on average."""
+"""Maximum average size of the headers and padding of one member."""
 _REGULAR = (b"0", b"\0", b"7")
 
 
 class BadArchive(Exception):
-    """An archive, or files beside it, that cannot be unpacked; `member` is the path at fault, if it is one's."""
+    """An archive, or the files of the specification, cannot be unpacked. `member` is the invalid path, or None."""
 
     def __init__(self, message: str, member: str | None = None) -> None:
         super().__init__(message)
@@ -37,17 +37,17 @@ class BadArchive(Exception):
 
 @dataclass(frozen=True)
 class Member:
-    """A regular file or a folder of an archive."""
+    """A regular file or a folder in an archive."""
 
     path: str
-    """Relative, in its shortest form; empty: the root folder."""
+    """Normalised relative path; empty for the root folder."""
     is_folder: bool
     size_bytes: int
     executable: bool
 
 
 class Tree:
-    """The paths of a working directory: each is a file or a folder, and at most `max_paths` exist, implied ones too."""
+    """The paths of a working directory, each a file or a folder. At most `max_paths`, including implied folders."""
 
     def __init__(self, max_paths: int) -> None:
         self.files: set[str] = set()
@@ -55,10 +55,10 @@ class Tree:
         self._max_paths = max_paths
 
     def add(self, path: str, *, is_folder: bool) -> None:
-        """Add a path and the folders above it. The same file may come again: the later content counts.
+        """Adds a path and its parent folders. A file may be added again: later content replaces earlier content.
 
         Raises:
-            BadArchive: it collides with what is there, leads out of the folder, or is one too many.
+            BadArchive: the path conflicts with an existing one, leaves the folder, or exceeds the number of paths.
         """
         check_path(path)
         above = [path[:end] for end, letter in enumerate(path) if letter == "/"]
@@ -66,44 +66,44 @@ class Tree:
             if folder in self.files:
                 raise BadArchive("a file of this path is also the folder of another member", folder)
         if not is_folder and path in self.folders:
-            raise BadArchive("a folder of this path exists, so no file can have it", path)
+            raise BadArchive("a folder of this path exists, so it cannot be a file", path)
         self.folders.update(above)
         (self.folders if is_folder else self.files).add(path)
         if len(self.files) + len(self.folders) > self._max_paths:
             raise BadArchive(f"more than {self._max_paths} files and folders", path)
 
     def add_files(self, files: Iterable[str]) -> None:
-        """Add the paths of a document's `files`, which are written over the archive's content.
+        """Adds the paths of a specification's `files`, which overwrite files of the archive.
 
         Raises:
-            BadArchive: one of them collides with the archive.
+            BadArchive: a path conflicts with the archive.
         """
         for path in files:
             try:
                 self.add(path, is_folder=False)
             except BadArchive as error:
-                # Which side is at fault depends on the user: both are named.
+                # Either side may be wrong, so the message names both.
                 where = "" if error.member == path else f" (at {error.member!r})"
                 raise BadArchive(f"files and archive collide: {error}{where}", path) from None
 
     def dump(self) -> bytes:
-        """The tree as it is stored beside an archive: compressed JSON."""
+        """Returns the tree as compressed JSON, the form in which it is stored with an archive."""
         body = {"files": sorted(self.files), "folders": sorted(self.folders)}
         return zlib.compress(json.dumps(body).encode())
 
     @classmethod
     def load(cls, body: bytes, max_paths: int) -> "Tree":
-        """What `dump` wrote. `max_paths` is the limit for what is added afterwards."""
+        """Returns the tree that `dump` wrote. `max_paths` limits later additions."""
         tree, found = cls(max_paths), json.loads(zlib.decompress(body))
         tree.files, tree.folders = set(found["files"]), set(found["folders"])
         return tree
 
 
 def check_path(path: str) -> str:
-    """`path`, if it can be one below a working directory.
+    """Returns `path` if it is a valid path below a working directory.
 
     Raises:
-        BadArchive: it is absolute, empty, has empty, `.` or `..` parts, or is longer than file systems take.
+        BadArchive: the path is absolute or empty, has empty, `.` or `..` parts, or is too long for file systems.
     """
     parts = path.split("/")
     if "\0" in path or any(part in ("", ".", "..") for part in parts):
@@ -111,16 +111,18 @@ def check_path(path: str) -> str:
     size_bytes = len(os.fsencode(path)) if _encodable(path) else -1
     if not 0 <= size_bytes <= MAX_PATH_BYTES or any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in parts):
         raise BadArchive(
-            f"must be UTF-8 of at most {MAX_PATH_BYTES} bytes, and {MAX_NAME_BYTES} between slashes", path[:200]
+            f"must be UTF-8 of at most {MAX_PATH_BYTES} bytes, and at most {MAX_NAME_BYTES} between slashes", path[:200]
         )
     return path
 
 
 def inspect_archive(file: BinaryIO, *, max_bytes: int, max_members: int, files: Iterable[str] = ()) -> Tree:
-    """The paths in an archive and in `files`, which go over it, or what is wrong with them. Writes nothing.
+    """Checks an archive, and `files`, which overwrite its content, and returns all paths. Writes nothing.
+
+    `max_bytes` limits the unpacked size, `max_members` the number of files and folders.
 
     Raises:
-        BadArchive: an agent with these limits (bytes unpacked, files and folders) could not unpack it.
+        BadArchive: an agent with these limits could not unpack it.
     """
     tree = Tree(max_members)
     for _ in walk(file, tree, max_bytes=max_bytes, max_members=max_members):
@@ -130,12 +132,12 @@ def inspect_archive(file: BinaryIO, *, max_bytes: int, max_members: int, files: 
 
 
 def walk(file: BinaryIO, tree: Tree, *, max_bytes: int, max_members: int) -> Iterator[tuple[Member, Iterator[bytes]]]:
-    """Each member with the pieces of its content, in the archive's order, once it was found to fit `tree`.
+    """Yields each member with an iterator over its content, in the archive's order, and adds its path to `tree`.
 
-    Content that the caller does not take is skipped. The whole stream is read, so its checksums are verified.
+    Content that the caller does not consume is skipped. The whole stream is read, which verifies its checksum.
 
     Raises:
-        BadArchive: it is no tar.gz archive, or it is not acceptable within the limits.
+        BadArchive: the file is not a tar.gz archive, has invalid members or exceeds the limits.
     """
     tar = _Tar(file, max_bytes + (max_members + 2) * _OVERHEAD_BYTES)
     left_bytes, number = max_bytes, 0
@@ -156,14 +158,14 @@ def walk(file: BinaryIO, tree: Tree, *, max_bytes: int, max_members: int) -> Ite
 
 
 class _Tar:
-    """Reads headers and contents one after the other; never goes back, and never past `limit_bytes`."""
+    """Reads headers and contents of a tar.gz stream sequentially, at most `limit_bytes` decompressed bytes."""
 
     def __init__(self, file: BinaryIO, limit_bytes: int) -> None:
         self._file = gzip.GzipFile(fileobj=file, mode="rb")
         self._limit_bytes = self._left_bytes = limit_bytes
 
     def next_member(self) -> Member | None:
-        """The next file or folder; None at the end of the archive."""
+        """Returns the next file or folder, or None at the end of the archive."""
         try:
             return self._next_member()
         except ValueError as error:
@@ -179,7 +181,7 @@ class _Tar:
             kind, size_bytes = header[156:157], _number(header[124:136])
             if kind in (b"x", b"g", b"X", b"L", b"K"):
                 if size_bytes > _EXTENSION_BYTES:
-                    raise BadArchive(f"a header of {size_bytes} bytes; at most {_EXTENSION_BYTES} are read")
+                    raise BadArchive(f"a header has {size_bytes} bytes; at most {_EXTENSION_BYTES} are allowed")
                 body = b"".join(self.content(size_bytes))
                 if kind == b"L":
                     extended["path"] = _text(body)
@@ -189,7 +191,7 @@ class _Tar:
             return _member(header, kind, size_bytes, extended)
 
     def content(self, size_bytes: int) -> Iterator[bytes]:
-        """The next `size_bytes` in pieces, and then their padding."""
+        """Yields the next `size_bytes` in pieces, then skips their padding."""
         left = size_bytes
         while left:
             piece = self._read(min(left, _CHUNK_BYTES))
@@ -199,17 +201,17 @@ class _Tar:
             self._read(_BLOCK - size_bytes % _BLOCK)
 
     def drain(self) -> None:
-        """Reads what is left, within the limit."""
+        """Reads the rest of the stream, within the limit."""
         while self._take(_CHUNK_BYTES):
             pass
 
     def _read(self, size_bytes: int, *, may_end: bool = False) -> bytes:
-        """Exactly so many bytes; none where the stream ends and `may_end`."""
+        """Returns exactly `size_bytes` bytes. With `may_end`, returns no bytes at the end of the stream."""
         found = self._take(size_bytes)
         while 0 < len(found) < size_bytes and (more := self._take(size_bytes - len(found))):
             found += more
         if len(found) < size_bytes and not (may_end and not found):
-            raise BadArchive("not a tar.gz archive: it ends in the middle")
+            raise BadArchive("not a tar.gz archive: it is truncated")
         return found
 
     def _take(self, size_bytes: int) -> bytes:
@@ -228,10 +230,10 @@ def _member(header: bytes, kind: bytes, size_bytes: int, extended: Mapping[str, 
     if header[257:263] == b"ustar\0" and (prefix := _text(header[345:500])):
         path = f"{prefix}/{path}"
     path = extended.get("path", path)
-    is_folder = kind == b"5" or (kind in _REGULAR and path.endswith("/"))  # as before POSIX
+    is_folder = kind == b"5" or (kind in _REGULAR and path.endswith("/"))  # A slash: pre-POSIX archives.
     path = path.removeprefix("./").rstrip("/") if is_folder else path.removeprefix("./")
     if any(name.startswith("GNU.sparse") for name in extended) or (kind not in _REGULAR and not is_folder):
-        raise BadArchive("is neither a file nor a folder; links are refused, as are devices and sparse files", path)
+        raise BadArchive("is neither a file nor a folder; links, devices and sparse files are not allowed", path)
     if "size" in extended:
         size_bytes = _decimal(extended["size"])
     return Member(
@@ -243,14 +245,14 @@ def _member(header: bytes, kind: bytes, size_bytes: int, extended: Mapping[str, 
 
 
 def _take_records(body: bytes, into: dict[str, str], *, everywhere: bool) -> None:
-    """PAX records, `length key=value` each."""
+    """Parses PAX records (`length key=value` each) into `into`. `everywhere` marks a global header."""
     while body and body.rstrip(b"\0"):
         length, space, _ = body[:20].partition(b" ")
         end = _decimal(length.decode("ascii"))
         record = body[len(length) + 1 : end]
         key, equals, value = record.rstrip(b"\n").partition(b"=")
         if not space or not equals or not len(length) + 1 < end <= len(body):
-            raise ValueError("a PAX header that is not well formed")
+            raise ValueError("a PAX header is malformed")
         if everywhere and key in (b"path", b"size"):
             raise BadArchive(f"a global header sets {key.decode()} for all members")
         if not everywhere:
@@ -265,20 +267,20 @@ def _check_sum(header: bytes) -> None:
 
 
 def _number(field: bytes) -> int:
-    """A header's number: octal, or in base 256 where it is large."""
+    """Parses a number in a header: octal, or base 256 for large numbers."""
     if field[0] & 0x80:
         if field[0] & 0x40:
-            raise ValueError("a negative number in a header")
+            raise ValueError("a header contains a negative number")
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:])
     digits = field.split(b"\0", 1)[0].strip(b" ")
     if digits.translate(None, b"01234567"):
-        raise ValueError("a header with a number that is none")
+        raise ValueError("a header contains an invalid number")
     return int(digits or b"0", 8)
 
 
 def _decimal(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise ValueError(f"a PAX header with the number {text[:30]!r}")
+        raise ValueError(f"a PAX header contains the invalid number {text[:30]!r}")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""What an installation needs before its first workload: the schema, the regions, the master key, an operator's key."""
+"""Initialises an installation: the database schema, the regions, the master key and the first operator's API key."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,14 +28,21 @@ def bootstrap(
     *,
     forget_unreadable_secrets: bool = False,
 ) -> str:
-    """Brings the database up to date, adds regions (name to bucket URL) that it lacks, and returns the operator's key.
+    """Migrates the database, writes regions and clusters, and returns the operator's API key. Idempotent.
 
-    `clusters`: region and name to columns of `Cluster`, which are set.
+    The API key is created by the first call and stored in `data_dir`; the database stores only its hash.
 
-    The key is made at the first call and kept in `data_dir`; the database has its hash only.
+    Args:
+        engine: the database.
+        data_dir: the data folder.
+        master_key: path of the master key, which is created if it is missing.
+        buckets: bucket URL of each region. Missing regions are added; the URLs of existing ones are updated.
+        clusters: values of columns of `Cluster`, by region and cluster name. They are inserted or updated.
+        forget_unreadable_secrets: whether to delete secrets that the master key does not decrypt.
 
     Raises:
-        ConfigurationError: the master key does not open the database's secrets, and they are not to be forgotten.
+        ConfigurationError: the master key does not decrypt the database's secrets, and `forget_unreadable_secrets` is
+            false.
     """
     upgrade(engine)
     settle_master_key(engine, master_key, forget_unreadable=forget_unreadable_secrets)

@@ -1,4 +1,4 @@
-"""Errors that reach an operator: each names the field, the value and what would be right."""
+"""Errors that are shown to operators. Each message names the field, the value and the correction."""
 
 
 class MizzenError(Exception):
@@ -6,12 +6,12 @@ class MizzenError(Exception):
 
 
 class ConfigurationError(MizzenError):
-    """A setting, flag or file that cannot be used as it is."""
+    """A setting, flag or file is invalid."""
 
 
 class StackError(MizzenError):
-    """A part of the embedded stack cannot run: a taken port, a folder in use, a server that does not come up."""
+    """A part of the embedded stack cannot run, for example because its port or folder is in use or a server fails."""
 
 
 class CatalogueError(MizzenError):
-    """What is known of regions and tables does not suffice for what was asked."""
+    """An operation on tables or regions is not possible with the current state of the catalogue."""

@@ -1,4 +1,4 @@
-"""Ending a process that has native threads, which Python cannot stop."""
+"""Exit of a process with native threads that Python cannot stop."""
 
 import logging
 import os
@@ -7,16 +7,16 @@ from typing import NoReturn
 
 
 def end_process(code: int) -> NoReturn:
-    """Ends this process at once with `code`, after all that it printed and logged is written.
+    """Flushes output and logs, then exits this process at once with `code`, without finalising the interpreter.
 
-    The interpreter is not torn down. Threads of Temporal's SDK go on to the last instant, and one that calls into an
-    interpreter which is being torn down crashes the process after all its work was done, and with a signal for an exit
-    status. Python's own threads are not joined either: one may wait for a bucket or a database that does not answer.
+    Native threads of Temporal's SDK run to the end. A call of such a thread into an interpreter that is being finalised
+    crashes the process, so that its exit status is a signal although its work was done. Python threads are not joined,
+    because one may be blocked on a bucket or database that does not respond.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # A broken pipe, or the stream is closed.
+        except (OSError, ValueError):  # A broken pipe or a closed stream.
             continue
     os._exit(code)

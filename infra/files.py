@@ -1,4 +1,4 @@
-"""YAML files that operators write: settings and fleets. Errors name the place, the value and the remedy."""
+"""Reads YAML files that operators write, such as settings. Errors name the path, the value and the remedy."""
 
 import difflib
 import os
@@ -40,10 +40,10 @@ _MESSAGES = {
 
 
 def read_mapping(path: Path, what: str) -> dict[str, Any]:
-    """The mapping in a YAML file; empty for an empty file. `what` names its kind in errors.
+    """Returns the mapping in a YAML file; {} for an empty file. `what` is the kind of file for error messages.
 
     Raises:
-        ConfigurationError: it cannot be read, or is not a mapping in YAML.
+        ConfigurationError: the file cannot be read, or does not contain a YAML mapping.
     """
     try:
         body = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -68,10 +68,10 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
 
 
 def problems(model: type[BaseModel], error: ValidationError) -> str:
-    """Everything that is wrong, one a line: the path, what would be right, and the value."""
+    """Returns all problems in `error`, one per line: the path, what is required, and the value."""
     found = error.errors(include_url=False)
     inner = {one["loc"][:length] for one in found for length in range(len(one["loc"]))}
-    # A list whose entries are wrong also counts as one that has none of them.
+    # pydantic also reports a list with invalid entries as too short; such errors of an outer path are dropped.
     return "\n".join(f"  {_problem(model, one)}" for one in found if one["loc"] not in inner)
 
 
@@ -81,8 +81,8 @@ def _problem(model: type[BaseModel], found: Mapping[str, Any]) -> str:
     if kind == "extra_forbidden":
         keys = _keys(model, place[:-1])
         near = difflib.get_close_matches(str(place[-1]), keys, 1)
-        remedy = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(keys)}"
-        return f"{path}: is not a key here; {remedy}"
+        remedy = f"did you mean {near[0]!r}?" if near else f"valid keys are {', '.join(keys)}"
+        return f"{path}: unknown key; {remedy}"
     if kind in ("value_error", "assertion_error"):
         message = str(found["ctx"]["error"])
     else:
@@ -100,7 +100,7 @@ def _shown(value: object) -> str:
 
 
 def _keys(model: type[BaseModel], place: Iterable[object]) -> list[str]:
-    """The keys of the model at `place`."""
+    """Returns the keys of the model at the path `place` in `model`."""
     at: Any = model
     for part in place:
         if isinstance(part, str) and _is_model(at):
@@ -117,7 +117,7 @@ def _is_model(kind: Any) -> bool:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Writes a file that only its owner can read, whole or not at all."""
+    """Writes a file that only its owner can read, atomically and synced to the disk."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:

@@ -1,4 +1,4 @@
-"""API keys and the master key: made, stored as hashes, and used to seal secrets."""
+"""Creation and hashing of API keys, the master key, and encryption of secrets."""
 
 import base64
 import contextlib
@@ -16,22 +16,22 @@ KEY_PREFIX = "mzn_"
 
 
 def new_api_key() -> tuple[str, str, str]:
-    """A new key: (id, the key itself, SHA-256 of the key in hex). Only the hash is ever stored."""
+    """Creates an API key and returns its id, the key and the key's SHA-256 in hexadecimal. Only the hash is stored."""
     key_id = secrets.token_hex(6)
     key = f"{KEY_PREFIX}{key_id}_{secrets.token_urlsafe(32)}"
     return key_id, key, hash_api_key(key)
 
 
 def hash_api_key(key: str) -> str:
-    """SHA-256 in hex. Keys carry 256 random bits, so a fast hash is enough and no salt is needed."""
+    """Returns the SHA-256 of an API key in hexadecimal. A key has 256 random bits, so it needs no salt or slow hash."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def load_master_key(path: Path, *, create: bool = False) -> bytes:
-    """The 32-byte key that encrypts secrets at rest. With `create`, one is made if there is none (mode 0600).
+    """Returns the 32-byte key that encrypts secrets at rest. With `create`, creates a missing file (mode 0600).
 
     Raises:
-        ConfigurationError: there is no such file, or it does not hold 32 bytes in base64.
+        ConfigurationError: the file does not exist, or does not contain 32 bytes in base64.
     """
     if create and not path.exists():
         _create_master_key(path)
@@ -40,21 +40,21 @@ def load_master_key(path: Path, *, create: bool = False) -> bytes:
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"master_key: {path}: {error}") from None
     if len(key) != SecretBox.KEY_SIZE:
-        raise ConfigurationError(f"master_key: {path} holds {len(key)} bytes, it must hold {SecretBox.KEY_SIZE}")
+        raise ConfigurationError(f"master_key: {path} contains {len(key)} bytes; must be {SecretBox.KEY_SIZE} bytes")
     return key
 
 
 def installation_id(path: Path) -> str:
-    """What tells this installation from others, such as in the tags of a cloud: it follows from the master key.
+    """Returns the installation's id, derived from the master key. It marks the installation's resources in a cloud.
 
     Raises:
-        ConfigurationError: as `load_master_key`.
+        ConfigurationError: the master key cannot be read (`load_master_key`).
     """
     return hashlib.sha256(b"installation " + load_master_key(path)).hexdigest()[:16]
 
 
 def _create_master_key(path: Path) -> None:
-    """Writes a new key, as a whole; another process that does the same at once wins or loses."""
+    """Writes a new key atomically. If several processes do this concurrently, the key of one of them is kept."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -70,21 +70,21 @@ def _create_master_key(path: Path) -> None:
 
 
 def encrypt_secret(master_key: bytes, value: str) -> bytes:
-    """`value` as it is stored."""
+    """Encrypts `value` with the master key, for storage in the database."""
     return bytes(SecretBox(master_key).encrypt(value.encode()))
 
 
 def decrypt_secret(master_key: bytes, box: bytes) -> str:
-    """What `encrypt_secret` was given."""
+    """Decrypts a value that `encrypt_secret` returned."""
     return SecretBox(master_key).decrypt(box).decode()
 
 
 def key_fingerprint(public_key: str) -> str:
-    """How people compare keys: 16 hexadecimal digits of a public key's SHA-256."""
+    """Returns a fingerprint for comparing public keys: the first 16 hexadecimal digits of the key's SHA-256."""
     return hashlib.sha256(public_key.encode()).hexdigest()[:16]
 
 
 def seal_for_machine(public_key: str, body: bytes) -> str:
-    """`body` sealed to a machine's X25519 key (base64), in base64: only its agent can open it."""
+    """Encrypts `body` for a machine's X25519 key (base64) and returns base64. Only that machine can decrypt it."""
     box = SealedBox(PublicKey(base64.b64decode(public_key)))
     return base64.b64encode(box.encrypt(body)).decode()

@@ -1,7 +1,6 @@
-"""Signs of life from a process to its supervisor: bytes in a pipe, which need no disk, no port and no clock.
+"""Liveness signs of a process, sent to its supervisor as bytes through a pipe, without a disk, a port or a clock.
 
-Each sign comes from the thing that must go on (the event loop, the dispatcher), so a process that is stopped or stuck
-gives none.
+The monitored loop itself (the event loop or the dispatcher) sends the signs, so a stopped or stuck process sends none.
 """
 
 import asyncio
@@ -11,21 +10,21 @@ import os
 VARIABLE = "MIZZEN_BEAT_FD"
 REPORT_INTERVAL_S = 1.0
 LOOP = b"l"
-"""The event loop, or a main loop, turns."""
+"""Sign that the event loop, or another main loop, is running."""
 DISPATCHER = b"d"
-"""The outbox was looked at, or mail was delivered."""
+"""Sign that the dispatcher has checked the outbox or delivered mail."""
 
 
 class LivenessReporter:
-    """A process's end."""
+    """The end of the pipe in the monitored process, which sends liveness signs."""
 
     def __init__(self, descriptor: int | None) -> None:
-        """`descriptor`: the pipe's end for writing; None: nobody listens."""
+        """`descriptor` is the pipe's write end, or None if there is no supervisor."""
         self._descriptor = descriptor
 
     @classmethod
     def inherited(cls) -> "LivenessReporter":
-        """The pipe that the supervisor gave to this process. Processes that this one starts do not get it."""
+        """Returns a reporter for the pipe inherited from the supervisor. Child processes do not inherit the pipe."""
         found = os.environ.pop(VARIABLE, "")
         if not found.isdigit():
             return cls(None)
@@ -38,34 +37,34 @@ class LivenessReporter:
         return cls(descriptor)
 
     def report(self, source: bytes = LOOP) -> None:
-        """One sign of life. Never waits: with a supervisor that does not read, signs are dropped."""
+        """Sends one liveness sign. Never blocks: if the supervisor does not read, signs are dropped."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.write(self._descriptor, source)
 
     async def go_on(self) -> None:
-        """Signs of the event loop, until cancelled."""
+        """Sends liveness signs of the event loop until cancelled."""
         while True:
             self.report()
             await asyncio.sleep(REPORT_INTERVAL_S)
 
 
 class LivenessListener:
-    """The supervisor's end; one for each process that it starts."""
+    """The end of the pipe in the supervisor, which has one listener for each monitored process."""
 
     def __init__(self) -> None:
         self._reading, self.writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._heard: set[bytes] = set()
 
     def take(self, source: bytes) -> bool:
-        """Whether `source` gave a sign since the last call about it."""
+        """Whether `source` has sent a sign since the last call for this source."""
         self._read()
         found = source in self._heard
         self._heard.discard(source)
         return found
 
     def clear(self) -> None:
-        """Forgets what was heard, and what a process that is gone left in the pipe."""
+        """Discards all received signs, including unread bytes of an earlier process in the pipe."""
         self._read()
         self._heard.clear()
 
@@ -75,6 +74,6 @@ class LivenessListener:
                 self._heard.update(chunk[i : i + 1] for i in range(len(chunk)))
 
     def close(self) -> None:
-        """Frees the pipe."""
+        """Closes both ends of the pipe."""
         os.close(self._reading)
         os.close(self.writing)

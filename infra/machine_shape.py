@@ -1,4 +1,4 @@
-"""What of a machine work may use, as files of settings say it."""
+"""The resources of a machine, as configuration files declare them."""
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -6,7 +6,7 @@ from domain.units import parse_size_bytes
 
 
 class MachineShape(BaseModel):
-    """GPUs of one type or none, cores, memory."""
+    """Number and type of GPUs (one type per machine, or no GPUs), number of cores, and memory in bytes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -23,5 +23,5 @@ class MachineShape(BaseModel):
     @model_validator(mode="after")
     def _typed(self) -> "MachineShape":
         if (self.gpus > 0) != (self.gpu_type is not None):
-            raise ValueError("gpus and gpu_type go together: a machine with GPUs has a type, one without has none")
+            raise ValueError("gpus and gpu_type go together: set gpu_type if gpus is above 0, and only then")
         return self

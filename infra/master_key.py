@@ -1,4 +1,4 @@
-"""Whether the master key opens the secrets that the database has; asked at the start of each process that uses it."""
+"""Checks that the master key decrypts the secrets in the database. Runs at the start of processes that use the key."""
 
 from pathlib import Path
 
@@ -17,22 +17,22 @@ _NAMED = 3
 
 
 def check_master_key(engine: Engine, path: Path) -> None:
-    """Returns if the key in `path` opens every secret; without secrets, also where there is no key.
+    """Checks that the key in the file `path` decrypts every secret. If there are no secrets, the file may be missing.
 
     Raises:
-        ConfigurationError: it does not; how to restore it, and how to give the secrets up.
+        ConfigurationError: a secret cannot be decrypted. The message says how to restore the key or delete the secrets.
     """
     with transaction(engine) as session:
         _refuse(session, path)
 
 
 def settle_master_key(engine: Engine, path: Path, *, forget_unreadable: bool = False) -> int:
-    """`check_master_key`, and makes a key where there is none; how many secrets were forgotten.
+    """Checks the key like `check_master_key`, and creates it if it is missing. Returns the number of deleted secrets.
 
-    With `forget_unreadable`, secrets that the key does not open are deleted, with an entry in the audit list.
+    With `forget_unreadable`, deletes the secrets that the key does not decrypt, each with an entry in the audit list.
 
     Raises:
-        ConfigurationError: see `check_master_key`, or the key's file is damaged.
+        ConfigurationError: a secret cannot be decrypted, or the key's file is damaged.
     """
     with transaction(engine) as session:
         found = _unreadable(session, path) if forget_unreadable else []
@@ -56,16 +56,16 @@ def _refuse(session: Session, path: Path) -> None:
         return
     named = ", ".join(f"{tenant}/{name}" for tenant, name in unreadable[:_NAMED])
     named += f" and {len(unreadable) - _NAMED} more" if len(unreadable) > _NAMED else ""
-    found = "does not open" if path.exists() else "is lost, and no other key opens"
+    found = "does not decrypt" if path.exists() else "is missing, but is needed to decrypt"
     raise ConfigurationError(
         f"master_key: {path} {found} {len(unreadable)} of the database's secrets ({named}). Restore the file from a"
-        f" backup; or give these secrets up: `mizzen up {FORGET_OPTION}` (with a Postgres of your own:"
-        f" `mizzen init {FORGET_OPTION}`) deletes them, and their tenants set them again"
+        f" backup; or delete these secrets with `mizzen up {FORGET_OPTION}` (with your own Postgres:"
+        f" `mizzen init {FORGET_OPTION}`), and let their tenants set them again"
     )
 
 
 def _unreadable(session: Session, path: Path) -> list[tuple[str, str]]:
-    """Tenant and name of the secrets that the key in `path` does not open; all of them without a key."""
+    """Returns tenant and name of the secrets that the key in `path` does not decrypt; all of them if it is missing."""
     rows = session.execute(select(Secret.tenant, Secret.name, Secret.box).order_by(Secret.tenant, Secret.name)).all()
     if not rows:
         return []
@@ -74,7 +74,7 @@ def _unreadable(session: Session, path: Path) -> list[tuple[str, str]]:
 
 
 def opens(key: bytes, box: bytes) -> bool:
-    """Whether a secret was encrypted with this key."""
+    """Whether the encrypted secret `box` can be decrypted with `key`."""
     try:
         decrypt_secret(key, box)
     except (CryptoError, ValueError):

@@ -1,4 +1,4 @@
-"""What a long-lived process does about its memory: what it gives back, and how often it looks for cycles."""
+"""Memory settings of long-lived processes: returning freed memory to the system, and garbage collection."""
 
 import contextlib
 import ctypes
@@ -11,10 +11,10 @@ _YOUNG_OBJECTS = 10_000
 
 
 def give_back_freed_memory() -> None:
-    """Has glibc map every large block by itself, so that it goes back to the system when it is freed.
+    """Makes glibc allocate each block from 128 KiB with mmap, so that freed blocks return to the system.
 
-    By default glibc raises the size from which it does so whenever such a block is freed. A process whose columns grow
-    by being copied then keeps the memory of many a former copy. Does nothing where the C library is another one.
+    By default glibc raises this threshold whenever such a block is freed. A process whose arrays grow by copying then
+    keeps the memory of many old copies. Does nothing with other C libraries.
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)
@@ -22,9 +22,9 @@ def give_back_freed_memory() -> None:
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Switches garbage collection off while libraries are imported in this context.
+    """Disables garbage collection in the context, for importing libraries.
 
-    They stay until the process ends, and collecting among them took up to a fifth of the CPU time of a start.
+    Imported objects live until the process ends, and garbage collection took up to a fifth of the CPU time of a start.
     """
     gc.disable()
     try:
@@ -35,10 +35,10 @@ def loading() -> Iterator[None]:
 
 
 def collect_seldom() -> None:
-    """Exempts all present objects from garbage collection, and has the youngest generation collected less often.
+    """Excludes all existing objects from garbage collection, and makes collections of the youngest generation rarer.
 
-    A process that has loaded its libraries holds about a million objects that it will never free. Scanning them took a
-    tenth of a worker's time. Call it once, when everything is loaded.
+    After importing its libraries a process has about a million objects that it never frees. Scanning them took a tenth
+    of a worker's time. Call this once, after everything is loaded.
     """
     gc.collect()
     gc.freeze()

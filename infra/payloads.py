@@ -1,4 +1,4 @@
-"""How arguments and results travel in Temporal: JSON, by pydantic's rules for dataclasses."""
+"""The encoding of arguments and results in Temporal: JSON, with pydantic's rules for dataclasses."""
 
 from temporalio.contrib.pydantic import PydanticJSONPlainPayloadConverter
 from temporalio.converter import (
@@ -9,18 +9,18 @@ from temporalio.converter import (
 )
 
 _JSON = PydanticJSONPlainPayloadConverter()
-"""One for the process: it keeps what it has built to read each type."""
+"""One converter for the whole process, because it caches the pydantic validator of each type."""
 
 
 class PayloadConverter(CompositePayloadConverter):
-    """Temporal's converters, with pydantic's for JSON.
+    """Temporal's default converters, with pydantic's converter for JSON.
 
-    A worker makes one for every workflow. The one of `temporalio.contrib.pydantic` would start each of them with an
-    empty cache and build the readers of all their types again, which was a sixth of the worker's work.
+    A worker creates one instance for each workflow. The converter in `temporalio.contrib.pydantic` would give each one
+    an empty cache and build the validators of all types again, which took a sixth of the worker's time.
     """
 
     def __init__(self) -> None:
-        """Takes no arguments: Temporal makes it."""
+        """Takes no arguments, because Temporal creates the instances."""
         defaults = DefaultPayloadConverter.default_encoding_payload_converters
         super().__init__(*(_JSON if isinstance(c, JSONPlainPayloadConverter) else c for c in defaults))
 

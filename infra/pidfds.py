@@ -1,4 +1,4 @@
-"""Waiting for the ends of processes, which need not be children, by the kernel's word."""
+"""Waits for the end of processes with pidfds. The processes need not be children of this one."""
 
 import asyncio
 import contextlib
@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterable
 
 _LOOK_S = 0.1
-"""How long a wait lasts at most where the kernel does not tell."""
+"""Maximum duration of a wait if the kernel does not support pidfds."""
 
 
 async def first_end(pids: Iterable[int], timeout_s: float | None = None) -> None:
-    """Returns when one of the processes has ended, or after `timeout_s`; the caller looks which, and may ask again.
+    """Waits until one of the processes has ended, or for `timeout_s`. The caller must check which process has ended.
 
-    A pid may have come to another process meanwhile, so there is no answer. Where pidfds are refused (an old kernel,
-    a sandbox) it returns after a tenth of a second.
+    Returns nothing, because a pid may have been reused by another process. If pidfds are not available (an old kernel,
+    a sandbox), it returns after at most 0.1 s.
     """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     with contextlib.ExitStack() as opened:

@@ -1,4 +1,4 @@
-"""Registers the search attributes by which operators filter workflows in Temporal: the one place that does."""
+"""Registers the search attributes by which operators filter workflows in Temporal."""
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
@@ -9,10 +9,10 @@ from domain.search_attributes import INTEGERS, KEYWORDS
 
 
 async def register(client: Client) -> None:
-    """Adds those that the namespace lacks.
+    """Adds the search attributes that are missing in the client's namespace.
 
     Raises:
-        RPCError: the service refuses (a cloud service may want them added by its own tools).
+        RPCError: the service refuses. Some cloud services require their own tools for adding search attributes.
     """
     wanted = dict.fromkeys(KEYWORDS, IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD)
     wanted |= dict.fromkeys(INTEGERS, IndexedValueType.INDEXED_VALUE_TYPE_INT)

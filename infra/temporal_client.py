@@ -1,4 +1,4 @@
-"""Connecting to Temporal: one data converter, one place that knows about TLS and API keys."""
+"""Connects to Temporal with the configured TLS files and API key, and with mizzen's data converter."""
 
 from temporalio.client import Client
 from temporalio.runtime import Runtime, TelemetryConfig
@@ -10,13 +10,13 @@ from infra.payloads import DATA_CONVERTER
 
 
 def tls_config(settings: TemporalSettings) -> TLSConfig | bool:
-    """What the client needs to know of TLS: False, True (the system's roots), or certificates.
+    """Returns the TLS argument of the client: False, True (the system's root certificates), or certificates.
 
     Raises:
-        ConfigurationError: a certificate file cannot be read, or a certificate comes without its key.
+        ConfigurationError: a certificate file cannot be read, or only one of certificate and key is configured.
     """
     if (settings.tls_cert is None) != (settings.tls_key is None):
-        raise ConfigurationError("temporal.tls_cert and temporal.tls_key go together: give both or none")
+        raise ConfigurationError("temporal.tls_cert and temporal.tls_key go together: set both or neither")
     if settings.tls_ca is None and settings.tls_cert is None:
         return settings.tls or settings.api_key is not None
     try:
@@ -30,24 +30,24 @@ def tls_config(settings: TemporalSettings) -> TLSConfig | bool:
 
 
 def use_quiet_runtime() -> None:
-    """For the whole process, before it connects: its workers do not report on themselves to the service every minute.
+    """Disables the status reports that workers of this process send to the service every minute.
 
-    Of thousands of agents that costs the service more than the work that they wait for. A process that has connected
-    already stays as it is.
+    With thousands of agents these reports cost the service more than the agents' work. Must be called before the
+    process connects; otherwise it has no effect.
     """
     quiet = Runtime(telemetry=TelemetryConfig(), worker_heartbeat_interval=None)
     Runtime.set_default(quiet, error_if_already_set=False)
 
 
 async def connect(settings: TemporalSettings) -> Client:
-    """A client for the configured service.
+    """Connects to the configured service and returns the client.
 
     Raises:
-        ConfigurationError: no address is configured, or TLS files are unusable.
+        ConfigurationError: no address is configured, or the TLS files are unusable.
         RuntimeError: the service cannot be reached.
     """
     if settings.address is None:
-        raise ConfigurationError("temporal.address: not set; give host:port of a Temporal service")
+        raise ConfigurationError("temporal.address: is not set; must be host:port of a Temporal service")
     return await Client.connect(
         settings.address,
         namespace=settings.namespace,

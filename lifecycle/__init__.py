@@ -1,4 +1,4 @@
-"""The rules of a life: which phase follows which event, and how an ending is judged. Pure tables and functions.
+"""The lifecycles of attempts and instances: which phase follows which event, and what follows from an ending.
 
-Workflows, the simulator and tests interpret them. Imports value types only.
+The tables and functions do no I/O. Workflows, the simulator and tests use them. The package imports value types only.
 """

@@ -1,12 +1,13 @@
-"""The way of an attempt from its award to its end: one table, which the workload's workflow follows.
+"""The lifecycle of an attempt from its award to its end: a table of steps that the workload's workflow follows.
 
-A step is what the workflow does; meanwhile the workload shows the step's phase. How the step went is an event, and the
-row of the step says what follows: another step, or the end of the attempt. How an attempt that ran has ended is judged
-by `lifecycle.endings`. A step with nothing to do is done at once: there is no checkpoint to copy, for example.
+A step is an action of the workflow. During a step, the workload shows the step's phase. The outcome of a step is an
+event. The row of the step maps each event to the next step, or to the end of the attempt. `lifecycle.endings` decides
+what follows from the end of an attempt that ran. A step that has nothing to do, such as a copy without a checkpoint,
+completes immediately.
 
-A workflow keeps to the version of the table with which it started (`WorkloadInput.table`), also where it goes on in a
-new history: another order of steps would not fit what its history says. A version stays in `TABLES` for as long as a
-history that needs it may be replayed (`temporal.keep_closed_s`).
+A workflow follows the table version with which it started (`WorkloadInput.table`), even after it continues as new:
+a different order of steps would not match its recorded history. A version stays in `TABLES` as long as a history that
+uses it may be replayed (`temporal.keep_closed_s`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,67 +19,68 @@ from lifecycle.endings import EARLY_PHASES, ENDINGS
 
 
 class Step(StrEnum):
-    """What is done."""
+    """An action of the workflow during an attempt."""
 
     WAIT = "wait for slots"
-    """Victims still hold some of them."""
+    """Waits until the victims have released the attempt's slots."""
     STAGE = "stage"
-    """The launch description is written into the region's bucket."""
+    """Writes the launch description into the region's bucket."""
     AWAIT_SAVES = "await saves"
-    """Tasks of the attempt before may still save: nothing is done that they would notice."""
+    """Waits until tasks of the previous attempt have saved. Until then, nothing is done that would disturb the save."""
     COPY = "copy checkpoint"
-    """The newest checkpoint is in another region."""
+    """Copies the newest checkpoint to the attempt's region, if it is in another region."""
     PREPARE = "prepare"
     """Agents fetch files and reserve ports."""
     RUN = "run"
     STOP = "stop"
-    """The tasks get their notice to save, and the workflow waits until they have ended."""
+    """Sends the tasks their notice to save, and waits until they have ended."""
     LEAVE = "leave"
-    """The tasks get their notice to save. Only the next attempt waits until they have ended."""
+    """Sends the tasks their notice to save, without waiting. The next attempt waits until they have ended."""
     WITHDRAW = "withdraw"
-    """No task was started. But where this workflow replaces one that is gone, tasks may run, and are stopped."""
+    """Stops the tasks of an attempt that never ran. Tasks exist only if an earlier workflow of the workload started
+    them."""
     WIND_UP = "wind up"
-    """An earlier workflow has told the tasks to stop: what is left of them is stopped."""
+    """Stops the tasks that an earlier workflow of the workload has left running."""
 
 
 class Event(StrEnum):
-    """How a step went."""
+    """The outcome of a step."""
 
     DONE = "done"
     TOLD = "told to stop"
     REFUSED = "refused"
-    """A machine would not prepare or start the tasks."""
+    """A machine refused to prepare or start the tasks."""
     STOPPED_BEFORE = "stopped before"
-    """An agent has stopped the attempt at the word of an earlier workflow."""
+    """An agent refuses the attempt because an earlier workflow of the workload has already stopped it."""
     TIMED_OUT = "runtime used up"
     NOTICED = "noticed"
-    """The platform takes a machine on which tasks still run."""
+    """The platform reclaims a machine on which tasks still run."""
 
 
 class End(StrEnum):
     """How an attempt ends."""
 
     TOLD_EARLY = "told early"
-    """Told to stop before an agent was asked for anything."""
+    """Mail stopped it before any agent received a request."""
     NOT_STARTED = "not started"
-    """Told to stop while agents prepared its tasks, or refused by them."""
+    """Mail stopped it while agents prepared its tasks, or an agent refused them."""
     JUDGED = "judged"
-    """Its tasks have ended, by themselves or stopped."""
+    """Its tasks have ended by themselves, or were stopped."""
     LEFT = "left"
-    """It is in the queue again while its tasks save."""
+    """It is back in the queue while its tasks still save."""
     WOUND_UP = "wound up"
-    """What an earlier workflow had told to stop has ended."""
+    """The tasks that an earlier workflow had started have ended."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table."""
+    """A row of the table of steps."""
 
     phase: Phase | None
-    """What the workload shows during the step; None: what it showed before."""
+    """The phase that the workload shows during the step; None: unchanged."""
     after: Mapping[Event, Step | End]
     may_pass: bool = False
-    """The step may have nothing to do; then its phase is not shown."""
+    """Whether the step may have nothing to do. In that case its phase is not shown."""
 
 
 Table = Mapping[Step, Row]
@@ -113,14 +115,14 @@ TABLES: Mapping[int, Table] = {
         Step.WIND_UP: Row(None, {Event.DONE: End.WOUND_UP}),
     },
 }
-"""By version."""
+"""The tables of steps, by version."""
 
 LATEST = max(TABLES)
 FIRST = Step.WAIT
 
 _JUDGED = frozenset(row.phase for row in ENDINGS)
 END_PHASES: Mapping[End, frozenset[Phase]] = {
-    # Tasks of an earlier workflow may have succeeded all the same.
+    # Tasks that an earlier workflow started may have succeeded.
     End.TOLD_EARLY: EARLY_PHASES | {Phase.SUCCEEDED},
     End.NOT_STARTED: _JUDGED,
     End.JUDGED: _JUDGED,
@@ -131,7 +133,7 @@ END_PHASES: Mapping[End, frozenset[Phase]] = {
 
 
 def _shown_by(table: Table, step: Step) -> Iterator[Phase]:
-    """The phases that may be shown first from `step` on, while all goes well."""
+    """Yields the phases that the workload may show next when the workflow begins `step`."""
     row = table[step]
     if row.phase is not None:
         yield row.phase
@@ -142,7 +144,7 @@ def _shown_by(table: Table, step: Step) -> Iterator[Phase]:
 
 
 def _ends_of(table: Table, step: Step) -> Iterator[End]:
-    """The ends that may follow `step` before the workload shows another phase."""
+    """Yields the ends that may follow `step` before the workload shows another phase."""
     for target in table[step].after.values():
         if isinstance(target, End):
             yield target
@@ -151,15 +153,16 @@ def _ends_of(table: Table, step: Step) -> Iterator[End]:
 
 
 def next_phases(table: Table) -> dict[Phase, frozenset[Phase]]:
-    """Which phase may follow which in a workload's life.
+    """Returns, for each phase of a workload, the phases that may follow it.
 
-    Workflows go from step to step. One that replaces another begins with the first step again, while the workload shows
-    the phase that it had come to: so any end of an earlier step may follow a later phase, too.
+    A workflow goes from step to step. A workflow that replaces another one starts with the first step, while the
+    workload still shows the phase that the earlier workflow reached. So the ends of earlier steps may also follow a
+    later phase.
     """
     out = dict.fromkeys(Phase, frozenset[Phase]())
-    for phase in QUEUED_PHASES:  # An award, the end of a wait that was too long, or the user's cancellation.
+    for phase in QUEUED_PHASES:  # An award, an expired wait, or a cancellation by the user.
         out[phase] = frozenset({*_shown_by(table, FIRST), Phase.FAILED, Phase.CANCELLED})
-    # A successor that cannot go on winds the attempt up, whatever phase it shows.
+    # A replacement workflow that cannot continue the attempt stops its tasks (`Step.WIND_UP`), in any phase.
     earlier: set[Phase] = set(END_PHASES[End.WOUND_UP])
     for step, row in table.items():
         if row.phase is None:
@@ -176,10 +179,13 @@ def next_phases(table: Table) -> dict[Phase, frozenset[Phase]]:
 
 
 def of_all_versions(tables: Iterable[Table]) -> dict[Phase, frozenset[Phase]]:
-    """Which phase may follow which by one of the tables: workflows that follow an older one go its ways."""
+    """Returns, for each phase, the phases that may follow it in at least one of the tables.
+
+    Workflows that started with an older version still follow it.
+    """
     each = [next_phases(table) for table in tables]
     return {phase: frozenset().union(*(allowed[phase] for allowed in each)) for phase in Phase}
 
 
 NEXT_PHASES = of_all_versions(TABLES.values())
-"""What some version allows."""
+"""The transitions that at least one version of the table allows."""

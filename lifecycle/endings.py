@@ -1,4 +1,4 @@
-"""What follows from how an attempt ended: one table, of which the first row that applies decides."""
+"""Decides what follows from the end of an attempt: a decision table of which the first matching row applies."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,9 +14,10 @@ from lifecycle.gangs import GangEnd
 from lifecycle.loading import FailedLoad, failed_load, loaded
 
 HANGS_IN_A_ROW = 3
-"""A gang that hung this often in a row, without a step in between, has failed."""
+"""A workload fails after this many consecutive attempts that hung without completing a step."""
 UNLOADABLE_IN_A_ROW = 2
-"""A workload whose checkpoints cannot be loaded so often in a row has failed: each restart would find the same."""
+"""A workload fails after this many consecutive attempts that could not load a checkpoint: every restart would fail in
+the same way."""
 STOP_REASONS = {
     MailKind.EVICT: ReasonCode.EVICTED,
     MailKind.PREEMPT: ReasonCode.PREEMPTED_BY_OPERATOR,
@@ -25,72 +26,72 @@ STOP_REASONS = {
     MailKind.CANCEL: ReasonCode.CANCELLED_BY_USER,
 }
 STOPS = frozenset(STOP_REASONS)
-"""Mail that asks an attempt to stop."""
+"""The kinds of mail that stop an attempt."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What happened in a row so far, over the attempts of a workload."""
+    """Counts of failures over the attempts of a workload."""
 
     failures: int = 0
-    """Failures of the user's own, in all."""
+    """Failures of the user's tasks, in total."""
     hangs: int = 0
-    """Attempts in a row that hung."""
+    """Consecutive attempts that hung."""
     unloadable: int = 0
-    """Attempts in a row whose checkpoint could not be loaded; attempts that ended before they loaded do not count."""
+    """Consecutive attempts whose checkpoint could not be loaded. Attempts that never reached loading do not count."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended: the phase that follows, why, and what the tasks last reported."""
+    """How an attempt ended: the phase that follows, the reason, and the last reports of its tasks."""
 
     phase: Phase
     reason: Reason
     progress: tuple[TaskProgress, ...] = ()
     blames_machine: str | None = None
     flushing_s: float | None = None
-    """Its tasks still run, and may go on for so long to save; None: nothing runs any more."""
+    """The time that the tasks, which still run, have to save, in seconds; None: no task runs."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """All that an ending is judged by."""
+    """The facts that decide what follows from an ending."""
 
     end: GangEnd
     plan: LaunchPlan
     counts: Counts
-    """Before this ending."""
+    """The counts before this ending."""
     workload_id: str
     attempt: int
     ran_s: float
-    """Seconds of running, all attempts together."""
+    """Seconds of running, summed over all attempts."""
     told: Mail | None = None
-    """The mail that asked it to stop."""
+    """The mail that stopped the attempt, if any."""
     timed_out: bool = False
-    """Its maximum runtime is used up."""
+    """Whether the maximum runtime is used up."""
     minds_reports: Callable[[], bool] = lambda: True
-    """Whether what tasks report of notices and loads counts: workflows of before it did ask a patch, each when it
-    matters first."""
+    """Returns whether the tasks' reports of notices and loads are used. It may evaluate a workflow patch, so it is
+    called only where the result matters."""
 
     @cached_property
     def noticed(self) -> Reason | None:
-        """The platform's word that it takes a machine, where nothing else asked the gang to stop."""
+        """The platform's notice that it reclaims a machine; None: there is none, or mail stopped the gang."""
         return self.end.noticed if self.told is None and self.end.noticed is not None and self.minds_reports() else None
 
     @cached_property
     def own(self) -> bool:
-        """Whether it ended by itself."""
+        """Whether the gang ended by itself: not by mail, a notice, a lost machine or a refusal."""
         end = self.end
         return self.told is None and self.noticed is None and end.lost_machine is None and end.refused is None
 
     @cached_property
     def failed_load(self) -> FailedLoad | None:
-        """The task that could not load its checkpoint, if one could not."""
+        """The task that could not load its checkpoint, if any."""
         return _failed_load(self.end, self.own)
 
     @cached_property
     def counts_after(self) -> Counts:
-        """The counts with what the tasks report taken into account, which does not depend on the row."""
+        """The counts after the tasks' reports are applied. They are the same for every row of the table."""
         counts = self.counts
         if any(p.step is not None and p.step > (p.resumed_step or 0) for p in self.end.progress):
             counts = replace(counts, hangs=0)
@@ -99,12 +100,12 @@ class Case:
         return count_loads(counts, self.end, self.own, self.minds_reports)
 
     def is_told(self, kind: MailKind) -> bool:
-        """Whether it was told to stop by mail of a kind."""
+        """Returns whether mail of this kind stopped the attempt."""
         return self.told is not None and self.told.kind == kind
 
     @cached_property
     def is_unloadable(self) -> bool:
-        """Whether its checkpoint could not be loaded, and that is why it ended, or it has happened too often."""
+        """Whether a checkpoint could not be loaded, and either that ended the attempt or the limit is reached."""
         if self.failed_load is None or not self.minds_reports():
             return False
         return self.own or self.counts_after.unloadable >= UNLOADABLE_IN_A_ROW
@@ -112,7 +113,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table."""
+    """A row of the decision table."""
 
     name: str
     applies: Callable[[Case], bool]
@@ -127,10 +128,10 @@ def _failed_load(end: GangEnd, own: bool) -> FailedLoad | None:
 
 
 def count_loads(counts: Counts, end: GangEnd, own: bool, minds_reports: Callable[[], bool]) -> Counts:
-    """The counts after an attempt, as far as loading is concerned; `own`: it ended by a failure of its own.
+    """Returns the counts after an attempt, with its failed or successful load applied.
 
-    The first load that fails is no failure of the user's: a store that did not answer may answer next time. A load that
-    succeeds ends the row.
+    A failed load does not count as a failure of the user's tasks: a store that did not answer may answer next time. A
+    successful load resets the count of consecutive failed loads. `own`: the attempt ended by itself (`Case.own`).
     """
     if _failed_load(end, own) is not None:
         return replace(counts, unloadable=counts.unloadable + 1) if minds_reports() else counts
@@ -138,23 +139,23 @@ def count_loads(counts: Counts, end: GangEnd, own: bool, minds_reports: Callable
 
 
 def code_of(mail: Mail) -> ReasonCode:
-    """A mail may say more exactly why it asks to stop, by a `code` in its detail."""
+    """Returns the reason code of a mail that stops an attempt: `code` of its detail, else the default of its kind."""
     code = mail.detail.get("code")
     return ReasonCode(code) if code is not None else STOP_REASONS[MailKind(mail.kind)]
 
 
 def lost_machine(mail: Mail | None) -> str | None:
-    """The machine that the mail reports as lost; None: the mail is about something else."""
+    """Returns the machine that the mail reports as lost; None: the mail is about something else."""
     return str(mail.detail["machine"]) if mail is not None and mail.kind == MailKind.MACHINE_LOST else None
 
 
 def completed(plan: LaunchPlan) -> Reason:
-    """Why a gang all of whose tasks succeeded has ended."""
+    """Returns the reason for a gang whose tasks have all succeeded."""
     return Reason(ReasonCode.COMPLETED, {"tasks": plan.tasks})
 
 
 def why_stopped(told: Mail | None, plan: LaunchPlan, ran_s: float) -> Reason:
-    """By what was told, else because the runtime is used up."""
+    """Returns why an attempt is stopped: the reason of the mail `told` or, without mail, the used-up runtime."""
     if told is not None:
         return Reason(code_of(told), told.detail)
     return Reason(ReasonCode.MAX_RUNTIME, {"ran_s": round(ran_s, 3), "limit_s": plan.max_runtime_s})
@@ -233,9 +234,9 @@ ENDINGS = (
         _unloadable,
     ),
     Row("checkpoint unloadable", lambda case: case.is_unloadable, Phase.PENDING, _unloadable),
-    Row("platform takes a machine", lambda case: case.noticed is not None, Phase.PREEMPTED, _noticed, _no_hang),
+    Row("platform reclaims a machine", lambda case: case.noticed is not None, Phase.PREEMPTED, _noticed, _no_hang),
     Row(
-        "machine found lost",
+        "machine lost, seen by the workflow",
         lambda case: case.end.lost_machine is not None,
         Phase.PENDING,
         _lost,
@@ -271,20 +272,20 @@ ENDINGS = (
     ),
     Row("hung", lambda case: case.is_told(MailKind.HUNG), Phase.PENDING, _as_told, _one_hang_more),
     Row(
-        "told of a lost machine",
+        "machine lost, reported by mail",
         lambda case: case.is_told(MailKind.MACHINE_LOST),
         Phase.PENDING,
         _as_told,
         _no_hang,
         blames=lambda case: lost_machine(case.told),
     ),
-    Row("told to leave", lambda case: True, Phase.PREEMPTED, _as_told, _no_hang),
+    Row("stopped by other mail", lambda case: True, Phase.PREEMPTED, _as_told, _no_hang),
 )
-"""In order. What a task's failure is due to is looked for before it counts as the user's."""
+"""The rows in order of precedence. Other causes of a task's failure come before the row that blames the user's task."""
 
 
 def judge(case: Case) -> tuple[Ending, Counts]:
-    """What follows from an ending, and the counts after it."""
+    """Returns what follows from an ending, and the counts after it."""
     row = next(row for row in ENDINGS if row.applies(case))
     return Ending(row.phase, row.reason(case), case.end.progress, row.blames(case)), row.counts(case.counts_after)
 
@@ -294,16 +295,16 @@ _EARLY = dict.fromkeys(STOPS, Phase.PREEMPTED) | {
     MailKind.MACHINE_LOST: Phase.PENDING,
 }
 EARLY_PHASES = frozenset(_EARLY.values())
-"""The phases of attempts that were told to stop before any task was started."""
+"""The phases that may follow if an attempt is stopped before any task was started."""
 
 
 def stopped_early(told: Mail) -> Ending:
-    """Told to stop before any task was started."""
+    """Returns the ending of an attempt that the mail `told` stopped before any task was started."""
     return Ending(_EARLY[MailKind(told.kind)], Reason(code_of(told), told.detail), (), lost_machine(told))
 
 
 def unless_completed(otherwise: Ending, end: GangEnd, plan: LaunchPlan) -> Ending:
-    """`otherwise`, with what the tasks reported; but tasks that had all succeeded before they were stopped have."""
+    """Returns success if all tasks succeeded before they were stopped, else `otherwise` with the tasks' reports."""
     if end.all_succeeded:
         return Ending(Phase.SUCCEEDED, completed(plan), end.progress)
     return replace(otherwise, progress=end.progress)

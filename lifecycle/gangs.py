@@ -1,4 +1,4 @@
-"""How an attempt's gang ended, as its machines' agents tell it."""
+"""How the gang of an attempt ended, as reported by the agents of its machines."""
 
 from dataclasses import dataclass, field
 
@@ -13,17 +13,17 @@ class LaunchFailure:
     reason: Reason
     blames_machine: str | None
     blames_workload: bool = False
-    """No other machine could start it either."""
+    """Whether the workload is at fault: no other machine could start it either."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A task that ended badly by itself."""
+    """A task that failed by itself."""
 
     name: str
     status: str
     memory: dict[str, int] | None = None
-    """Limit and peak, where its memory ran out."""
+    """The memory limit and the peak in bytes, if the task ran out of memory."""
 
 
 @dataclass
@@ -34,11 +34,11 @@ class GangEnd:
     lost_machine: str | None
     first_failure: Failure
     refused: LaunchFailure | None = None
-    """A machine would not run its tasks, and no task failed by itself."""
+    """A machine refused to run its tasks, and no task failed by itself."""
     stopped_before: bool = False
-    """An agent had stopped it before this workflow asked for anything, and no task failed by itself."""
+    """An agent refused the gang because an earlier workflow had stopped it, and no task failed by itself."""
     failed: bool = False
-    """A task failed by itself: not because it was told to stop."""
+    """A task failed by itself, not because it was stopped."""
     noticed: Reason | None = None
-    """A platform said that it takes one of its machines."""
+    """The platform's notice that it reclaims one of the gang's machines."""
     progress: tuple[TaskProgress, ...] = field(default=())

@@ -1,7 +1,8 @@
-"""The way of an instance from its request to its end: one table, which its workflow follows.
+"""The lifecycle of an instance from its request to its end: a table of steps that the instance's workflow follows.
 
-An instance is one machine that was asked of a provider. As for attempts (`lifecycle.attempts`), a step is what the
-workflow does, the instance shows the step's phase meanwhile, and how the step went is an event that says what follows.
+An instance is one machine that was requested from a provider. The table works like that of attempts
+(`lifecycle.attempts`): a step is an action of the workflow, the instance shows the step's phase during the step, and
+the outcome of the step is an event that selects the next step.
 """
 
 from collections.abc import Mapping
@@ -10,55 +11,55 @@ from enum import StrEnum
 
 
 class InstancePhase(StrEnum):
-    """What an instance is doing."""
+    """The phase of an instance."""
 
     REQUESTED = "requested"
-    """It is in the ledger; nothing was asked of the provider."""
+    """The instance is in the ledger. The provider has not received a request."""
     LAUNCHING = "launching"
-    """The provider is being asked."""
+    """The launch request is sent to the provider until the provider answers."""
     JOINING = "joining"
-    """The provider has launched it; its agent has not announced itself, or is not ready."""
+    """The provider has launched the machine. Its agent has not announced itself, or is not ready."""
     READY = "ready"
-    """Its machine is in the fleet."""
+    """The machine is in the fleet."""
     DRAINING = "draining"
-    """It takes no new work, what runs there saves and goes, and then the provider ends it."""
+    """The machine takes no new work. Once its tasks have saved and left, the provider terminates it."""
     GONE = "gone"
 
 
 class InstanceStep(StrEnum):
-    """What is done."""
+    """An action of the instance's workflow."""
 
     LAUNCH = "launch"
-    """The provider is asked, until it answers."""
+    """Sends the launch request to the provider until the provider answers."""
     AWAIT_AGENT = "await agent"
     SERVE = "serve"
-    """Its machine works, until somebody says that it shall end, or that it is gone."""
+    """Waits until the instance is to end or is lost, while its machine works."""
     DRAIN = "drain"
-    """Its machine is drained, as an operator would do it."""
+    """Drains the machine, in the same way as an operator would."""
     TERMINATE = "terminate"
-    """The provider is asked to end it, until its list does not have it."""
+    """Asks the provider to terminate the machine, until the provider's list no longer contains it."""
 
 
 class InstanceEvent(StrEnum):
-    """How a step went."""
+    """The outcome of a step."""
 
     DONE = "done"
     REFUSED = "refused"
     TOLD = "told to end"
-    """Its pool shrinks, or an operator said so."""
+    """The pool shrinks, or an operator ends the instance."""
     LOST = "lost"
-    """The provider does not have it any more, or its agent was away for too long."""
+    """The provider no longer has the machine, or its agent was away for too long."""
     TIMED_OUT = "timed out"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table."""
+    """A row of the table of steps."""
 
     phase: InstancePhase
-    """What the instance shows during the step."""
+    """The phase that the instance shows during the step."""
     after: Mapping[InstanceEvent, InstanceStep | None]
-    """None: it is gone."""
+    """The next step for each event; None: the instance is gone."""
 
 
 InstanceTable = Mapping[InstanceStep, Row]
@@ -70,7 +71,7 @@ INSTANCE_TABLES: Mapping[int, InstanceTable] = {
             {
                 InstanceEvent.DONE: InstanceStep.AWAIT_AGENT,
                 InstanceEvent.REFUSED: None,
-                # What was asked may have been done.
+                # The provider may have launched the machine.
                 InstanceEvent.TOLD: InstanceStep.TERMINATE,
             },
         ),
@@ -98,7 +99,7 @@ INSTANCE_TABLES: Mapping[int, InstanceTable] = {
         InstanceStep.TERMINATE: Row(InstancePhase.DRAINING, {InstanceEvent.DONE: None}),
     },
 }
-"""By version, as `lifecycle.attempts.TABLES`."""
+"""The tables of steps, by version, like `lifecycle.attempts.TABLES`."""
 
 LATEST_INSTANCES = max(INSTANCE_TABLES)
 
@@ -109,11 +110,11 @@ FIRST_STEPS: Mapping[InstancePhase, InstanceStep] = {
     InstancePhase.READY: InstanceStep.SERVE,
     InstancePhase.DRAINING: InstanceStep.DRAIN,
 }
-"""Where a workflow begins that is new, or takes the place of one that is gone."""
+"""The first step of a workflow by the instance's phase. A workflow that replaces a lost one starts in a later phase."""
 
 
 def next_instance_phases(table: InstanceTable) -> dict[InstancePhase, frozenset[InstancePhase]]:
-    """Which phase may follow which in an instance's life."""
+    """Returns, for each phase of an instance, the phases that may follow it."""
     first = table[FIRST_STEPS[InstancePhase.REQUESTED]].phase
     out: dict[InstancePhase, set[InstancePhase]] = {phase: set() for phase in InstancePhase}
     out[InstancePhase.REQUESTED].add(first)
@@ -125,4 +126,4 @@ def next_instance_phases(table: InstanceTable) -> dict[InstancePhase, frozenset[
 
 _EACH = [next_instance_phases(table) for table in INSTANCE_TABLES.values()]
 NEXT_INSTANCE_PHASES = {phase: frozenset().union(*(each[phase] for each in _EACH)) for phase in InstancePhase}
-"""What some version allows: workflows that follow an older one go its ways."""
+"""The transitions that at least one version of the table allows: a workflow may follow an older version."""

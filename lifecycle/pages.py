@@ -1,4 +1,4 @@
-"""The tables of this package as users see them in `docs/lifecycle.md`: Markdown, with a picture that Mermaid draws."""
+"""Renders the tables of this package for `docs/lifecycle.md`, as Markdown tables and Mermaid diagrams."""
 
 from collections.abc import Mapping
 
@@ -9,10 +9,10 @@ from lifecycle.instances import InstancePhase, InstanceTable
 
 
 def picture(following: Mapping[Phase, frozenset[Phase]]) -> str:
-    """The phases and which may follow which. `following` as `lifecycle.attempts.NEXT_PHASES`.
+    """Returns a Mermaid diagram of the phases and their transitions, given as in `lifecycle.attempts.NEXT_PHASES`.
 
-    The queued phases are in one box, the phases of an attempt in another. A phase that may follow every phase of a box
-    has one arrow from the box.
+    The queued phases are in one box, and the phases of an attempt in another. A phase that may follow every phase of a
+    box has one arrow from the box.
     """
     boxes = {"queued": QUEUED_PHASES, "placed": PLACED_PHASES}
     lines = ["```mermaid", "stateDiagram-v2", "    direction LR"]
@@ -34,31 +34,31 @@ def picture(following: Mapping[Phase, frozenset[Phase]]) -> str:
 
 
 def steps(table: Table) -> str:
-    """A version of the table of steps, by step."""
-    lines = ["| step | phase | what follows |", "| --- | --- | --- |"]
+    """Returns a version of the table of an attempt's steps, as Markdown."""
+    lines = ["| step | phase | next step or end |", "| --- | --- | --- |"]
     for step, row in table.items():
-        phase = "as before" if row.phase is None else f"`{row.phase}`" + (", if needed" if row.may_pass else "")
+        phase = "unchanged" if row.phase is None else f"`{row.phase}`" + (", if needed" if row.may_pass else "")
         after = "; ".join(f"{event}: **{target}**" for event, target in row.after.items())
         lines.append(f"| {step} | {phase} | {after} |")
     return "\n".join(lines)
 
 
 def endings() -> str:
-    """How an attempt's ending is judged, by row: the first that applies decides."""
-    lines = ["| the attempt | then it is |", "| --- | --- |"]
+    """Returns the decision table `lifecycle.endings.ENDINGS` as Markdown."""
+    lines = ["| how the attempt ended | next phase |", "| --- | --- |"]
     return "\n".join([*lines, *(f"| {row.name} | `{row.phase}` |" for row in ENDINGS)])
 
 
 def instance_picture(following: Mapping[InstancePhase, frozenset[InstancePhase]]) -> str:
-    """The phases of an instance and which may follow which."""
+    """Returns a Mermaid diagram of an instance's phases and their transitions."""
     lines = ["```mermaid", "stateDiagram-v2", "    direction LR", f"    [*] --> {InstancePhase.REQUESTED}"]
     lines += [f"    {a} --> {b}" for a in InstancePhase for b in InstancePhase if b in following[a]]
     return "\n".join([*lines, f"    {InstancePhase.GONE} --> [*]", "```"])
 
 
 def instance_steps(table: InstanceTable) -> str:
-    """A version of the table of an instance's steps."""
-    lines = ["| step | phase | what follows |", "| --- | --- | --- |"]
+    """Returns a version of the table of an instance's steps, as Markdown."""
+    lines = ["| step | phase | next step |", "| --- | --- | --- |"]
     for step, row in table.items():
         after = "; ".join(f"{event}: **{target or 'gone'}**" for event, target in row.after.items())
         lines.append(f"| {step} | `{row.phase}` | {after} |")

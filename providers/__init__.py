@@ -1,1 +1,1 @@
-"""Providers of machines, a folder each (`capacity.providers.Provider`). `docs/providers.md` says how to write one."""
+"""Machine providers, one package each (`capacity.providers.Provider`). See `docs/providers.md` to write a provider."""

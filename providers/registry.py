@@ -1,4 +1,4 @@
-"""Which kinds of providers there are, and those of an installation by its settings."""
+"""The registry of provider kinds, and the providers that an installation's settings configure."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -17,37 +17,37 @@ KINDS: Mapping[str, str] = {
     "static": "providers.static",
     "trace": "providers.trace",
 }
-"""Kind to the package that has it, which is imported where it is used. A package has `SettingsOf`, the model of what is
-said of a provider in the installation's settings, and `open_provider(name, settings, installation)`."""
+"""Each kind's package, which is imported when the kind is used. A package defines `SettingsOf`, the model of a
+provider's settings, and `open_provider(name, settings, installation)`."""
 STATIC = "static"
-"""The name of the provider of machines that nobody launched. It is always there."""
+"""The name of the provider of static machines, whose agents were started by hand. Every installation has it."""
 
 
 def open_providers(settings: Settings) -> dict[str, Provider]:
-    """The providers of an installation by name.
+    """Returns the providers of an installation by name.
 
     Raises:
-        ConfigurationError: what is said of one is not usable; every problem is named.
+        ConfigurationError: the settings of a provider are not valid; the message lists every problem.
     """
     given = {STATIC: {"kind": STATIC}, **settings.providers}
     return {name: _open(name, dict(body), settings) for name, body in given.items()}
 
 
 def check_providers(settings: Settings) -> None:
-    """Nothing where what is said of them is usable.
+    """Validates the settings of all providers.
 
     Raises:
-        ConfigurationError: as `open_providers`.
+        ConfigurationError: as in `open_providers`.
     """
     for name, body in settings.providers.items():
         _check(name, dict(body))
 
 
 def providers_of(settings: Settings, kind: str) -> dict[str, Any]:
-    """What is said of the providers of one kind, checked, by name.
+    """Returns the validated settings of the providers of one kind, by name.
 
     Raises:
-        ConfigurationError: as `open_providers`.
+        ConfigurationError: as in `open_providers`.
     """
     own = {name: body for name, body in settings.providers.items() if body.get("kind") == kind}
     return {name: _check(name, dict(body))[1] for name, body in own.items()}
@@ -66,7 +66,7 @@ def _check(name: str, body: dict[str, Any]) -> tuple[Any, Any]:
     kind = body.pop("kind", None)
     if kind not in KINDS or (kind == STATIC) != (name == STATIC):
         known = ", ".join(sorted(KINDS.keys() - {STATIC}))
-        raise ConfigurationError(f"{where}.kind: must be one of {known}, it is {kind!r}")
+        raise ConfigurationError(f"{where}.kind: must be one of {known}; it is {kind!r}")
     package = import_module(KINDS[kind])
     try:
         return package, package.SettingsOf.model_validate(body)

@@ -1,6 +1,6 @@
-"""RMS, a Regional ML Scheduler's decisions (MAST 4.3): whether, where and at whose expense a gang fits into a region.
+"""Decisions of a Regional ML Scheduler, RMS (MAST 4.3): placement of a gang in a region, and the evictions it needs.
 
-What belongs here: fit and packing, the choice of victims, the work that they lose, the bid, the comparison of bids,
-and the plain reference that they are tested against. Only pure functions of a snapshot and a request: no clock, chance,
-database or network. It imports only `domain` and numpy.
+The package contains fit and packing, the choice of victims, the estimate of their lost work, bids, and the plain
+reference implementation that tests compare them with. All functions are pure functions of a snapshot and a request: no
+clock, no randomness, no database, no network. The package imports only `domain` and numpy.
 """

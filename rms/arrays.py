@@ -1,4 +1,4 @@
-"""Short names for the arrays that the columns are made of, by the kind and width of their numbers."""
+"""Short names of array types, by the kind and width in bytes of their elements."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,4 +1,7 @@
-"""What an award, its revocation and a workload's leaving change in a region's columns: the next bid sees it."""
+"""Updates a region's columns after an award, after its revocation, and when a workload releases its resources.
+
+The next bid uses the updated columns.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,31 +20,34 @@ _NAMES = ("GPUs", "thousandths of a CPU", "bytes of memory")
 
 
 class StalePlan(ValueError):
-    """A plan was made on facts that do not hold any more: its region may bid again. Nothing has changed."""
+    """The region changed after the plan was made, and the plan is no longer valid. The region may bid again.
+
+    Nothing has been changed when this is raised.
+    """
 
 
 @dataclass(frozen=True)
 class Award:
-    """An award, with what it takes to revoke it."""
+    """An award, with the data that `revoke` needs."""
 
     plan: Plan
     victims: tuple[RunningWorkload, ...]
-    """As they were."""
+    """The victims before the award."""
 
 
 def award(region: Region, plan: Plan, request: PlacementRequest, ends_by_s: float = inf) -> Award:
     """Awards `plan` to `request` in a region's columns.
 
-    On each machine the workload first takes what is free; the rest it is promised from what the plan's victims hold.
-    The victims still hold everything and can be evicted no more; what they hold beyond the promise (their surplus)
-    is free for nobody until they release it. The workload joins the running ones with what it holds already, started
-    now and not evictable. So for each machine what is free and what is held add up to the same as before. `ends_by_s`
-    is when its maximum runtime will be over.
+    On each machine the workload first takes free resources; the rest is promised to it from the holdings of the plan's
+    victims. The victims keep their holdings until they release them, and cannot be evicted again. Until then, holdings
+    beyond the promise (the surplus) are not available to any workload. The workload is added to the running workloads
+    with the resources that it already took; its start time is now, and it is not evictable. So the sum of free and held
+    resources of each machine does not change. `ends_by_s` is the end of the workload's maximum runtime.
 
     Raises:
-        StalePlan: the plan names a machine or victim that the region lacks or that may not be evicted, or needs more of
-            a machine than is free there and held by its victims. Nothing has changed then.
-        ValueError: the plan is not one for the request. Nothing has changed then.
+        StalePlan: the plan names a machine or victim that is not in the region, or a victim that may not be evicted, or
+            it needs more of a machine than is free there plus held by its victims. Nothing is changed then.
+        ValueError: the plan does not match the request. Nothing is changed then.
     """
     needs, takes = _shares(region, plan, request)
     for row, taken in takes.items():
@@ -59,16 +65,16 @@ def award(region: Region, plan: Plan, request: PlacementRequest, ends_by_s: floa
 
 
 def check(region: Region, plan: Plan, request: PlacementRequest) -> None:
-    """Whether a plan could be awarded with what is free now; nothing changes.
+    """Checks that a plan can be awarded now. It changes nothing.
 
     Raises:
-        StalePlan, ValueError: as `award`.
+        StalePlan, ValueError: as for `award`.
     """
     _shares(region, plan, request)
 
 
 def _shares(region: Region, plan: Plan, request: PlacementRequest) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """What the plan needs of each machine, by row, and how much of that is free."""
+    """Returns, by machine row, what the plan needs and how much of it the workload takes from free resources."""
     _check(region, plan, request)
     needs = _needs(region, plan, request)
     released = _released(region, plan)
@@ -81,13 +87,13 @@ def _shares(region: Region, plan: Plan, request: PlacementRequest) -> tuple[dict
             if need[column] - takes[row][column] > given[column]:
                 raise StalePlan(
                     f"machine {region.ids[row]!r} has {free[column]} {name} free and {given[column]} held by the plan's"
-                    f" victims, and the plan needs {need[column]}"
+                    f" victims, but the plan needs {need[column]}"
                 )
     return needs, takes
 
 
 def revoke(region: Region, given: Award) -> None:
-    """Takes an award back, as if it had not been. Nothing may have happened to those concerned since."""
+    """Reverts an award. The workload and the victims must not have changed since the award."""
     _give_up(region, region.workload(given.plan.workload), {})
     region.drop_running(given.plan.workload)
     for victim in given.victims:
@@ -97,10 +103,12 @@ def revoke(region: Region, given: Award) -> None:
 
 
 def leave(region: Region, workload: str) -> None:
-    """A workload gives up all it holds: what was promised goes to its evictor if that still waits, the rest is free.
+    """Releases all resources of a workload. Promised amounts go to its evictor if that is still in the region.
+
+    All other amounts become free.
 
     Raises:
-        KeyError: it holds nothing here.
+        KeyError: the workload holds nothing in the region.
     """
     going = region.workload(workload)
     promise = region.promises.pop(workload, None)
@@ -117,7 +125,7 @@ def leave(region: Region, workload: str) -> None:
 
 
 def _held(workload: RunningWorkload) -> dict[str, I8]:
-    """What a workload holds by machine; it may hold something in several parts."""
+    """Returns a workload's amounts by machine. Several holdings on one machine are added up."""
     out: dict[str, I8] = {}
     for h in workload.holdings:
         part = np.array((h.gpus, h.cpus_milli, h.memory_bytes), np.int64)
@@ -126,7 +134,7 @@ def _held(workload: RunningWorkload) -> dict[str, I8]:
 
 
 def _give_up(region: Region, workload: RunningWorkload, kept: Mapping[str, I8]) -> None:
-    """Frees what a workload holds, but for what is `kept` for another."""
+    """Frees what a workload holds, except the amounts in `kept`, which are promised to another workload."""
     for machine, amounts in _held(workload).items():
         row = region.row(machine)
         if row is not None:
@@ -134,7 +142,7 @@ def _give_up(region: Region, workload: RunningWorkload, kept: Mapping[str, I8]) 
 
 
 def _promised(victim: RunningWorkload, awaited: dict[str, I8]) -> dict[str, I8]:
-    """What of a victim's holdings is promised on; `awaited` shrinks by it."""
+    """Returns the part of a victim's holdings that is promised to its evictor, and subtracts it from `awaited`."""
     out: dict[str, I8] = {}
     for machine, held in _held(victim).items():
         amounts = np.minimum(awaited.get(machine, 0), held)
@@ -156,11 +164,11 @@ def _check(region: Region, plan: Plan, request: PlacementRequest) -> None:
         )
     placed, wanted = [placement.job for placement in plan.jobs], [job.name for job in request.jobs]
     if placed != wanted:
-        raise ValueError(f"plan places the jobs {placed}, and the request has {wanted}")
+        raise ValueError(f"plan places the jobs {placed}, but the request has the jobs {wanted}")
     for placement, job in zip(plan.jobs, request.jobs, strict=True):
         tasks = sum(count for _, count in placement.machines)
         if tasks != job.tasks:
-            raise ValueError(f"plan places {tasks} of {job.tasks} tasks of job {job.name!r}; a gang is placed whole")
+            raise ValueError(f"plan places {tasks} of {job.tasks} tasks of job {job.name!r}; it must place all of them")
     holders = region.holders
     for victim in plan.victims:
         number = region.number(victim)
@@ -177,7 +185,7 @@ def _check(region: Region, plan: Plan, request: PlacementRequest) -> None:
 
 
 def _needs(region: Region, plan: Plan, request: PlacementRequest) -> dict[int, list[int]]:
-    """What the plan needs of each machine, by row."""
+    """Returns what the plan needs of each machine, by row."""
     out: dict[int, list[int]] = {}
     for placement, job in zip(plan.jobs, request.jobs, strict=True):
         one = need_of(job)[:3]
@@ -190,7 +198,7 @@ def _needs(region: Region, plan: Plan, request: PlacementRequest) -> dict[int, l
 
 
 def _released(region: Region, plan: Plan) -> dict[int, list[int]]:
-    """What the plan's victims hold, by row."""
+    """Returns what the plan's victims hold, by machine row."""
     out: dict[int, list[int]] = {}
     for victim in plan.victims:
         number = region.number(victim)

@@ -1,4 +1,4 @@
-"""A region's bid for one workload (MAST 4.3): a plan for the whole gang with its quality, or the reasons for none."""
+"""A region's bid for one workload (MAST 4.3): a plan for the whole gang with its quality, or reasons for a refusal."""
 
 from domain.scheduling import Bid, JobPlacement, PlacementRequest, Plan, RegionSnapshot
 from rms.criteria import quality
@@ -10,17 +10,18 @@ from rms.surplus import without_surplus
 
 
 def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
-    """Bids on a snapshot: `bid_in` for those who have no columns at hand."""
+    """Returns the bid of a region that is given as a snapshot; see `bid_in`."""
     return bid_in(Planner(Region.of(snapshot)), request)
 
 
 def bid_in(planner: Planner, request: PlacementRequest) -> Bid:
-    """Bids on a planner's region. Evicts nobody and takes nothing: the award does, if the region's facts still hold.
+    """Returns the bid of the planner's region. It changes nothing; resources are taken by `rms.award.award`.
 
-    The plan is for all jobs or there is none; it uses what is free and what its victims hold, and none of the victims
-    can be dropped from it. Victims are listed by id. The same region in any order gives the same bid.
+    A plan places all jobs. It uses free resources and those of its victims, and no victim can be dropped from it.
+    Victims are sorted by id. The bid does not depend on the order in which machines and workloads were added to the
+    region.
 
-    What the request displaces counts as over-quota, so it is evicted before others of its rank.
+    Workloads that the request displaces count as over-quota, so they are evicted first.
     """
     if not request.displaces:
         return _bid(planner, request)

@@ -1,4 +1,4 @@
-"""Where in a region a job may run, by how its document prefers it: GPU type, kind of capacity, price an hour."""
+"""Clusters and GPU types on which a job may run, grouped by preference: GPU type, capacity kind, price per hour."""
 
 from typing import NamedTuple
 
@@ -11,20 +11,24 @@ from rms.machines import Layout
 
 
 class Choices(NamedTuple):
-    """Classes of places, the most preferred first. Within a class only victims and packing make a difference."""
+    """Preference classes of a job, the most preferred first.
+
+    A class is a GPU type together with the clusters that have the same capacity kind and price. Options in one class
+    differ only in their victims and their packing.
+    """
 
     type: I4
-    """By class: the number of its GPU type (`Region.type_numbers`)."""
+    """GPU type number (`Region.type_numbers`) of each class."""
     preference: I4
-    """By class: the place of its type in the job's list."""
+    """Index of the GPU type of each class in the job's list."""
     allowed: B1
-    """(classes, clusters): whether a cluster belongs to a class."""
+    """(classes, clusters): whether the cluster belongs to the class."""
     anywhere: B1
-    """By cluster: whether the job may run there at all."""
+    """Whether the job accepts the capacity kind of each cluster."""
 
 
 def choices(layout: Layout, job: JobRequest, types: I4) -> Choices:
-    """The classes for a job. `types` as `Region.type_numbers`."""
+    """Returns the preference classes of a job. `types` is `Region.type_numbers` of the job."""
     names = job.gpu_types if job.gpus_per_task else (None,)
     classes: dict[tuple[int, int, int], list[int]] = {}
     for preference, name in enumerate(names):
@@ -50,6 +54,6 @@ def choices(layout: Layout, job: JobRequest, types: I4) -> Choices:
 
 
 def spanning(types: I4) -> Choices:
-    """The classes for a region whose clusters count as one: its types."""
+    """Returns the classes of a region that is treated as one cluster: one class per GPU type."""
     once = np.ones((len(types), 1), np.bool_)
     return Choices(types, np.arange(len(types), dtype=np.int32), once, np.ones(1, np.bool_))

@@ -1,8 +1,9 @@
-"""The criteria of `domain/criteria.py` as columns: what a region's options for one job are compared by.
+"""The criteria of `domain/criteria.py` as numbers, for comparing a region's options for one job.
 
-A rating is a float64[WIDTH], a column for each criterion that can be told before the tasks are packed, in the order of
-the list; a smaller rating, compared column by column, is better. How compact an option is matters only between equal
-ratings, and is found out only then. (Numbers of victims and GPU-milliseconds are whole and below 2**53: exact.)
+A rating is a float64[WIDTH] with one column per criterion that is known before the tasks are packed, in the order of
+the criteria. Ratings are compared lexicographically; the smaller one is better. Compactness (racks and machines) is
+computed only to break ties. Numbers of victims and GPU-milliseconds are integers below 2**53, so float64 represents
+them exactly.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from rms.plans import SEVERAL, GangPlan
 LOST_GPU_MS = RANKS
 YOUNGEST_S = RANKS + 1
 OF_VICTIMS = RANKS + 2
-"""So many columns, the first, are about victims."""
+"""Number of leading columns that rate the victims."""
 PREFERENCE = OF_VICTIMS
 WIDTH = OF_VICTIMS + 1
 
@@ -39,7 +40,7 @@ def rate(holders: Holders, victims: I4, count: int, preference: int, rating: F8)
 
 @compiled
 def compare(a: F8, b: F8, columns: int) -> int:
-    """Below 0 where rating a comes first by the first `columns` columns, above 0 where b does; 0: a tie."""
+    """Compares two ratings by the first `columns` columns: -1 if a is better, 1 if b is better, 0 if they are equal."""
     for column in range(columns):
         if a[column] != b[column]:
             return -1 if a[column] < b[column] else 1
@@ -47,14 +48,14 @@ def compare(a: F8, b: F8, columns: int) -> int:
 
 
 def rating_of(holders: Holders, victims: Sequence[int], preference: int = 0) -> F8:
-    """The rating of an option with these victims."""
+    """Returns the rating of an option with the given victims."""
     rating = np.empty(WIDTH)
     rate(holders, np.array(victims, np.int32), len(victims), preference, rating)
     return rating
 
 
 def quality(holders: Holders, plan: GangPlan) -> PlanQuality:
-    """What the plan for a whole gang is judged by."""
+    """Returns the quality of the plan for a whole gang."""
     rating = rating_of(holders, plan.victims)
     return PlanQuality(
         victims_by_rank=tuple(map(int, rating[:RANKS])),

@@ -1,4 +1,4 @@
-"""Whom to evict for one job (MAST 4.3): few, of the lowest priority, and nobody who is not needed."""
+"""Choice of victims for one job (MAST 4.3): few, of the lowest priority, and none that is not needed."""
 
 from typing import NamedTuple
 
@@ -15,20 +15,20 @@ from rms.planning import NO_PLAN, group_rows, pack_group, roomy_tasks
 from rms.sorting import order_of
 
 _REMEMBERED = 32
-"""A choice of more victims is not remembered."""
+"""Maximum number of victims of a cached choice."""
 
 
 class Choice(NamedTuple):
-    """Scratch for victims: those of the best plan so far, and those of the place under way."""
+    """Scratch arrays for victims: `best` for the best option so far, `victims` for the current option."""
 
     victims: I4
     best: I4
     rating: F8
-    """(2, WIDTH): that of the place under way, and that of the best plan."""
+    """(2, WIDTH): ratings of the current option and of the best option."""
 
     @classmethod
     def of(cls, holders: int) -> "Choice":
-        """Scratch for so many holders."""
+        """Allocates scratch arrays for the given number of holders."""
         return cls(
             np.empty(holders, np.int32),
             np.empty(holders, np.int32),
@@ -37,28 +37,30 @@ class Choice(NamedTuple):
 
 
 class Memo(NamedTuple):
-    """Choices of victims for one kind of job, by class of places and cluster, each good for one version of the cluster.
+    """Cache of victim choices for one job request, by preference class and cluster.
 
-    A choice depends on nothing but the job, its rank and the cluster. Queues repeat themselves, and an award changes a
-    cluster or two, so in a large region nearly all choices are known.
+    A choice depends only on the job, its rank and the cluster, so it is valid while the version of the cluster is the
+    same. Queues contain many identical requests and an award changes only one or two clusters, so in a large region
+    nearly all choices are cached.
     """
 
     version: I8
+    """(classes, clusters): cluster version of the choice; -1 if there is no entry."""
     size: I4
-    """How many victims; 0: there is no choice."""
+    """(classes, clusters): number of victims; 0 if evicting all candidates is not enough."""
     victims: I4
-    """(classes, clusters, places)."""
+    """(classes, clusters, positions): numbers of the victims."""
 
     @classmethod
     def of(cls, classes: int, clusters: int) -> "Memo":
-        """Nothing is known."""
+        """Creates an empty cache."""
         shape = classes, clusters
         return cls(np.full(shape, -1), np.zeros(shape, np.int32), np.empty((*shape, _REMEMBERED), np.int32))
 
 
 @compiled
 def release(holders: Holders, holder: int, sign: int, free: I8, first: int, last: int) -> None:
-    """Adds to `free` what a holder has on the rows `first:last`; takes it back where `sign` is -1."""
+    """Adds a holder's amounts on the rows `first:last` to `free`, or subtracts them (`sign` -1)."""
     for k in range(holders.first[holder], holders.last[holder]):
         row = holders.machine[k]
         if first <= row < last:
@@ -70,9 +72,9 @@ def release(holders: Holders, holder: int, sign: int, free: I8, first: int, last
 def _fit_after(
     need: Need, holders: Holders, holder: int, sign: int, free: I8, first: int, last: int
 ) -> tuple[int, int]:
-    """How many more tasks fit once a holder's share of the rows is added to `free` (taken back: `sign` -1).
+    """Adds a holder's amounts on the rows to `free`, or subtracts them (`sign` -1).
 
-    And on how many machines of the rows it has something.
+    Returns the change of the number of tasks that fit, and the number of the rows on which the holder has resources.
     """
     more, here = 0, 0
     for k in range(holders.first[holder], holders.last[holder]):
@@ -88,7 +90,10 @@ def _fit_after(
 
 @compiled
 def _largest_first(holders: Holders, scanned: I4, count: int, by_gpus: bool, first: int, last: int) -> I4:
-    """The scanned in the order of size on the rows: the resource that the job is about, then the other, then id."""
+    """Returns the scanned holders sorted by descending size of their holdings on the rows.
+
+    Sizes are compared by the job's main resource (GPUs if `by_gpus`, else CPUs), then by the other one; ties by id.
+    """
     size = np.zeros((count, 2), np.int64)
     for i in range(count):
         holder = scanned[i]
@@ -97,7 +102,7 @@ def _largest_first(holders: Holders, scanned: I4, count: int, by_gpus: bool, fir
                 size[i, 0] -= holders.held[k, GPUS if by_gpus else CPUS_MILLI]
                 size[i, 1] -= holders.held[k, CPUS_MILLI if by_gpus else GPUS]
     order = order_of(size)
-    # Of equal sizes by id: runs are short.
+    # Sort runs of equal size by id with insertion sort: the runs are short.
     for i in range(1, count):
         j, here = i, order[i]
         while (
@@ -120,11 +125,16 @@ def choose_victims(
     need: Need, machines: Machines, holders: Holders, protected: B1, rank: int, cluster: int, first: int, last: int,
     victims: I4,
 ) -> int:  # fmt: skip
-    """The victims who make room for the job on the rows `first:last`, written to `victims`; 0: all are not enough.
+    """Chooses victims that make room for the job on the rows `first:last`, and writes them to `victims`.
 
-    Collects victims in the order of the scan until the job fits. Then takes the collected ones again from the largest
-    until it fits, and last drops, from the smallest, each one without which it still fits. (For 10 GPUs from 4, 5 and
-    12: only the 12.) What is free is changed on the way and put back.
+    1. Collect candidates in scan order until the job fits.
+    2. From the collected candidates, take the largest first until the job fits.
+    3. From the smallest, drop each victim without which the job still fits.
+
+    For example, if 10 GPUs are needed and the candidates hold 4, 5 and 12, only the one with 12 is evicted.
+
+    Returns the number of victims; 0 if evicting all candidates is not enough. The free amounts are modified
+    temporarily.
     """
     free = machines.free
     at_first = roomy_tasks(machines, need, first, last)
@@ -172,7 +182,10 @@ def _place_after(
     machines: Machines, holders: Holders, victims: I4, count: int, need: Need, first: int, last: int, middle: int,
     out: Spread,
 ) -> tuple[int, int]:  # fmt: skip
-    """Numbers of machines and racks, and in `out` the plan, of a job on a group's rows with the victims gone."""
+    """Packs a job into a group's rows as if the victims were gone; returns the numbers of machines and racks.
+
+    The plan is written to `out.machine` and `out.tasks`.
+    """
     for i in range(count):
         release(holders, victims[i], 1, machines.free, first, last)
     used, spans = pack_group(machines, need, machines.free, first, last, middle, out)
@@ -183,7 +196,10 @@ def _place_after(
 
 @compiled
 def _could_fit(machines: Machines, holders: Holders, need: Need, rank: int, first: int, last: int) -> bool:
-    """Whether the sums of what is free and of what lower ranks hold would do: if not, nobody need be asked."""
+    """Returns whether the sum of free resources and of the holdings of less important ranks suffices for the job.
+
+    This is a necessary condition: if it is false, the victim search is skipped.
+    """
     sums = np.zeros(3, np.int64)
     for kind in range(machines.kind[first], machines.kind[last - 1] + 1):
         for column in range(3):
@@ -198,11 +214,11 @@ def plan_evicting(
     machines: Machines, holders: Holders, protected: B1, rank: int, need: Need, choices: Choices, out: Spread,
     choice: Choice, memo: Memo,
 ) -> tuple[int, int, int, int, int]:  # fmt: skip
-    """The best plan over all places, each with its own choice of victims; `protected` holders are not asked.
+    """Finds the best plan over all preference classes and clusters; each has its own choice of victims.
 
-    Returns its class of places (`NO_PLAN`: there is no plan), its cluster, its numbers of machines, racks and
-    victims. The plan is in `out.best_machine`, `out.best_tasks` and `choice.best`. Of equal plans the one in the
-    cluster that comes first counts.
+    `protected` holders are never evicted. Returns the preference class (`NO_PLAN` if there is no plan), the cluster,
+    and the numbers of machines, racks and victims. The plan is written to `out.best_machine`, `out.best_tasks` and
+    `choice.best`. Ties go to the first cluster.
     """
     best, where, used, spans, victims_of = NO_PLAN, 0, 0, 0, 0
     rating, best_rating = choice.rating[0], choice.rating[1]
@@ -233,7 +249,7 @@ def plan_evicting(
             rate(holders, choice.victims, needed, preference, rating)
             order = -1 if best == NO_PLAN else compare(rating, best_rating, WIDTH)
             if order == 0:
-                # Only now does it matter how compact the plans are: most are never packed.
+                # Packing is needed only to break a tie, so most options are never packed.
                 if used == 0:
                     top, end, mid = group_rows(machines, where, choices.type[best])
                     used, spans = _place_after(machines, holders, choice.best, victims_of, need, top, end, mid, out)
@@ -256,7 +272,10 @@ def plan_evicting(
 def most_placeable(
     machines: Machines, holders: Holders, protected: B1, rank: int, need: Need, choices: Choices, span: bool, work: I8
 ) -> int:
-    """The most tasks that one cluster (`span`: the region) and type could take once all are gone who may be."""
+    """Returns the most tasks that one GPU type of one cluster could take after evicting all evictable holders.
+
+    With `span`, all clusters together count as one.
+    """
     most, fits = 0, 0
     for number, wanted in enumerate(choices.type):
         if number == 0 or choices.preference[number] != choices.preference[number - 1]:
@@ -291,7 +310,7 @@ def most_placeable(
 
 @compiled
 def free_all(machines: Machines, holders: Holders, holder: int, sign: int) -> None:
-    """Gives up all that a holder has in the region, or takes it back where `sign` is -1."""
+    """Frees all holdings of a holder in the region, or takes them back (`sign` -1)."""
     for k in range(holders.first[holder], holders.last[holder]):
         gpus, cpus_milli, memory_bytes = holders.held[k, 0], holders.held[k, 1], holders.held[k, 2]
         shift(machines, holders.machine[k], sign * gpus, sign * cpus_milli, sign * memory_bytes)

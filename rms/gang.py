@@ -1,4 +1,4 @@
-"""Plans for a whole gang: its jobs one after another, each on what the earlier ones left (MAST 4.3)."""
+"""Plans a whole gang (MAST 4.3): job by job, each on the resources that the earlier jobs left free."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,11 +18,11 @@ from rms.region import Region
 from rms.spanning import merged
 
 _MEMOS = 64
-"""Kinds of jobs for which choices of victims are remembered."""
+"""Number of distinct job requests for which victim choices are cached."""
 
 
 class Planner:
-    """Plans on one region's columns, which it changes under way and leaves as they were."""
+    """Plans gangs on the columns of one region. Each call modifies the columns temporarily and restores them."""
 
     def __init__(self, region: Region) -> None:
         self.region = region
@@ -32,14 +32,18 @@ class Planner:
         self._work: I8
         self._stuck: JobRequest | None = None
         self.evictable = 0
-        """How many the request at hand may evict."""
+        """Number of workloads that the current request may evict."""
         self._has_enemies = False
         self._memos: dict[tuple[object, ...], Memo] = {}
         self._most_ever: dict[tuple[object, ...], int] = {}
         self._lacking: dict[tuple[JobRequest, ...], tuple[JobRequest, ...]] = {}
 
     def begin(self, request: PlacementRequest) -> B1:
-        """Holders that the request may not evict whatever their rank: protected, on the way out, or immune to it."""
+        """Starts planning a request, and returns a mask of the holders that it may not evict whatever their rank.
+
+        These are holders in their minimum runtime, holders that are not evictable (already being evicted, for example),
+        and those in `may_not_evict`.
+        """
         self._fit()
         holders, self._has_enemies = self.region.holders, False
         protected = ~holders.evictable
@@ -55,7 +59,7 @@ class Planner:
         return protected
 
     def _fit(self) -> None:
-        """Scratch of the region's size, and nothing remembered of other hardware."""
+        """Allocates scratch arrays and clears the caches if the region's size or hardware has changed."""
         size = len(self.region.ids), len(self.region.holders.rank), self.region.hardware
         if size != self._size:
             self._out, self._choice = Spread.of(size[0]), Choice.of(size[1])
@@ -66,9 +70,10 @@ class Planner:
             self._size = size
 
     def without_room(self, request: PlacementRequest) -> JobRequest | None:
-        """The job on which the last plan for the request failed, if it has no room by itself either.
+        """Returns the job on which the last plan for the request failed, if it does not fit even on its own.
 
-        The jobs before it may have taken what it needs; the region is as it was before the plan.
+        Returns None if it fits on its own, that is, if the earlier jobs of the gang took the resources it needs. The
+        region must be in its state before the plan.
         """
         job = self._stuck
         if job is None or job is request.jobs[0] or self.most_now(job, request.rank, self.begin(request)) < job.tasks:
@@ -76,9 +81,9 @@ class Planner:
         return None
 
     def gang(self, request: PlacementRequest, protected: B1, undo: "Undo") -> GangPlan | Stuck:
-        """Plans each job with as little eviction as it can; what victims give up is free for the jobs after.
+        """Plans each job with as few evictions as possible. Later jobs can use the resources of earlier jobs' victims.
 
-        What a job takes and its victims give up is taken and given up in the region until `undo`, where a job follows.
+        All jobs but the last are applied to the region's columns, together with their victims, until `undo` is called.
         """
         plans: list[JobPlan] = []
         for number, job in enumerate(request.jobs, 1):
@@ -95,7 +100,10 @@ class Planner:
         return GangPlan(tuple(plans), tuple(victim for plan in plans for victim in plan.victims))
 
     def most_ever(self, job: JobRequest) -> int:
-        """The largest number of the job's tasks that one cluster and type could take if nothing ran."""
+        """Returns the most tasks of the job that one cluster and GPU type could hold if the region were empty.
+
+        For a job that may span clusters, it is the most that one GPU type of all clusters together could hold.
+        """
         key = (need_of(job)[:3], job.gpu_types, job.span_clusters, job.capacity)
         if key not in self._most_ever:
             choices = self.region.choices(job)
@@ -103,14 +111,14 @@ class Planner:
         return self._most_ever[key]
 
     def lacking(self, jobs: tuple[JobRequest, ...]) -> tuple[JobRequest, ...]:
-        """The jobs that no cluster could hold even if nothing ran."""
+        """Returns the jobs that would not fit even into an empty region."""
         self._fit()
         if jobs not in self._lacking:
             self._lacking[jobs] = tuple(job for job in jobs if self.most_ever(job) < job.tasks)
         return self._lacking[jobs]
 
     def most_now(self, job: JobRequest, rank: int, protected: B1) -> int:
-        """The same now, with everybody evicted who may be."""
+        """Returns the same maximum as `most_ever`, but for the current state after evicting all evictable workloads."""
         region, choices = self.region, self.region.choices(job)
         return int(
             most_placeable(
@@ -119,7 +127,7 @@ class Planner:
         )
 
     def free(self, job: JobRequest) -> JobPlan | None:
-        """The job's best plan that evicts nobody: in one cluster, else in several if it may."""
+        """Returns the job's best plan without evictions, in one cluster or else, if allowed, across clusters."""
         choices = self.region.choices(job)
         best, cluster, count, racks = plan_free(self.region.machines, need_of(job), choices, self._out)
         if best != NO_PLAN:
@@ -132,7 +140,7 @@ class Planner:
         return None if best == NO_PLAN else self._plan(job, best, SEVERAL, count, racks, rows=rows)
 
     def all_free(self, jobs: Sequence[JobRequest]) -> tuple[JobPlan, ...] | None:
-        """All jobs' plans, nobody evicted, each on what the earlier ones left; None if that does not go."""
+        """Plans all jobs in order without evictions; returns None if one of them does not fit."""
         plans: list[JobPlan] = []
         with undoing(self.region) as undo:
             for job in jobs:
@@ -144,7 +152,10 @@ class Planner:
         return tuple(plans)
 
     def _evicting(self, job: JobRequest, rank: int, protected: B1) -> JobPlan | None:
-        """The job's best plan with victims: in one cluster, or in several if it may and that costs less."""
+        """Returns the job's best plan with evictions.
+
+        It uses one cluster, or several if the job may span clusters and the victims rate better.
+        """
         if not self.evictable:
             return None
         region, need, choices = self.region, need_of(job), self.region.choices(job)
@@ -171,19 +182,22 @@ class Planner:
         return alone if ratings[0] <= ratings[1] else several
 
     def _memo(self, job: JobRequest, rank: int, classes: int) -> Memo:
-        """Whom jobs like this one would evict in each cluster, as found before. Not for who may not evict everybody."""
+        """Returns the cached victim choices of identical jobs. The cache is bypassed if the request has enemies.
+
+        Enemies are holders in the region that the request may not evict.
+        """
         shape = classes, len(self.region.clusters)
         if self._has_enemies:
             return Memo.of(*shape)
         key = need_of(job), job.gpu_types, job.capacity, rank
         memo = self._memos.pop(key, None) or Memo.of(*shape)
-        self._memos[key] = memo  # The last one used is the last one to go.
+        self._memos[key] = memo  # Moved to the end: the cache is LRU.
         if len(self._memos) > _MEMOS:
             del self._memos[next(iter(self._memos))]
         return memo
 
     def forget(self) -> None:
-        """Forgets what was found before, for benches of the search itself."""
+        """Clears the cache of victim choices, for benchmarks of the search itself."""
         self._memos.clear()
 
     def _plan(
@@ -200,9 +214,9 @@ class Planner:
         return JobPlan(job, preference, cluster, where, tasks, racks, evicted, kind, price)
 
     def _terms(self, job: JobRequest, preference: int, cluster: int, rows: I4, tasks: I8) -> tuple[int, int]:
-        """The place of the kind of capacity in the job's list, and billionths of a US dollar an hour.
+        """Returns the index of the capacity kind in the job's list, and the price in nano-dollars (USD) per hour.
 
-        Of several clusters the last of the places, and the sum of the prices.
+        For several clusters these are the largest index and the sum of the prices.
         """
         gpu_type = job.gpu_types[preference] if job.gpus_per_task else None
         place, price = 0, 0
@@ -217,7 +231,7 @@ class Planner:
 
 
 class Undo:
-    """What was taken and given up in a region, to be put back."""
+    """Records temporary changes of a region's columns; calling it reverts them."""
 
     def __init__(self, region: Region) -> None:
         self._region = region
@@ -225,17 +239,17 @@ class Undo:
         self._released: list[int] = []
 
     def take(self, plan: JobPlan) -> None:
-        """Takes what a job's tasks need."""
+        """Takes the resources of a job's tasks."""
         self._take(plan, 1)
         self._taken.append(plan)
 
     def release(self, victim: int) -> None:
-        """Gives up what a victim holds."""
+        """Frees the resources of a victim."""
         self._release(victim, 1)
         self._released.append(victim)
 
     def withhold(self, victim: int) -> None:
-        """A victim keeps what it had given up."""
+        """Reverts `release` for one victim."""
         self._release(victim, -1)
         self._released.remove(victim)
 
@@ -246,7 +260,7 @@ class Undo:
         free_all(self._region.machines, self._region.holders, victim, sign)
 
     def __call__(self) -> None:
-        """Puts everything back."""
+        """Reverts all recorded changes."""
         for plan in self._taken:
             self._take(plan, -1)
         for victim in self._released:
@@ -257,10 +271,10 @@ class Undo:
 
 @contextmanager
 def undoing(region: Region) -> Iterator[Undo]:
-    """An `Undo` that is called at the end, whatever happens."""
+    """Yields an `Undo`, and calls it at the end of the block, also after an exception."""
     undo, version = Undo(region), region.machines.version.copy()
     try:
         yield undo
     finally:
         undo()
-        region.machines.version[:] = version  # All is as it was.
+        region.machines.version[:] = version  # The content is the same as before, so cached results stay valid.

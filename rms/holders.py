@@ -1,7 +1,7 @@
-"""Who holds what in a region, as columns that follow the workloads that come, change and go.
+"""The workloads that hold resources in a region (*holders*), as columns that are updated incrementally.
 
-A holder has a number for as long as it is there; its holdings are consecutive rows of a pool. Each cluster keeps its
-holders in the order in which the search for victims goes through them (MAST 4.3), so nothing is sorted for a bid.
+A holder has a number while it holds resources; its holdings are consecutive rows of a pool. Each cluster lists its
+holders in the order in which the victim search scans them (MAST 4.3), so a bid does not have to sort them.
 """
 
 from collections.abc import Container, Mapping
@@ -21,33 +21,34 @@ _FIRST_SIZE = 16
 
 
 class Holders(NamedTuple):
-    """The running workloads, by number; a number that nobody has is of rank 0 and not evictable."""
+    """The holders by number. An unused number has rank 0 and is not evictable."""
 
     rank: I1
     started_at_s: F8
     evictable: B1
     lost_gpu_ms: I8
     gpus: I8
-    """GPU slots that it holds in all."""
+    """Total number of GPU slots held."""
     words: U8
-    """(numbers, words): its id, to be compared word by word."""
+    """(numbers, words): the id as 8-byte words; comparing the words compares the ids."""
     first: I4
     last: I4
-    """Its holdings are rows `first:last` of `machine` and `held`."""
+    """The holdings of a holder are the rows `first:last` of `machine` and `held`."""
     machine: I4
+    """Machine row of each holding."""
     held: I8
-    """(holdings, 3)."""
+    """(holdings, 3): the amounts of each holding."""
     kind_held: I8
-    """(9, 3, kinds): what those of each rank hold, evictable or not."""
+    """(9, 3, kinds): total amounts held by the holders of each rank, evictable or not."""
     scan: I4
-    """(clusters, places): those with something in a cluster, lowest priority first, then longest running, then id."""
+    """(clusters, positions): the holders in each cluster, sorted by lowest priority, longest running, id."""
     scanned: I4
-    """How many places of a cluster's row are taken."""
+    """Number of used positions in each row of `scan`."""
 
 
 @compiled
 def id_before(holders: Holders, a: int, b: int) -> bool:
-    """Whether holder a's id sorts before holder b's."""
+    """Returns whether the id of holder a sorts before the id of holder b."""
     for word in range(holders.words.shape[1]):
         if holders.words[a, word] != holders.words[b, word]:
             return holders.words[a, word] < holders.words[b, word]
@@ -56,7 +57,7 @@ def id_before(holders: Holders, a: int, b: int) -> bool:
 
 @compiled
 def _scan_place(holders: Holders, cluster: int, number: int) -> int:
-    """Where a holder is in a cluster's scan, or belongs."""
+    """Returns the position or insertion point of a holder in a cluster's row of `scan`, by binary search."""
     low, high = 0, holders.scanned[cluster]
     while low < high:
         middle = (low + high) // 2
@@ -76,7 +77,7 @@ def _scan_place(holders: Holders, cluster: int, number: int) -> int:
 
 @compiled
 def _count(holders: Holders, kind: I4, number: int, sign: int) -> None:
-    """Adds a holder to the sums by kind, or takes it out (`sign` -1)."""
+    """Adds a holder's amounts to `kind_held`, or subtracts them (`sign` -1)."""
     for k in range(holders.first[number], holders.last[number]):
         for column in range(3):
             holders.kind_held[holders.rank[number], column, kind[holders.machine[k]]] += sign * holders.held[k, column]
@@ -84,7 +85,7 @@ def _count(holders: Holders, kind: I4, number: int, sign: int) -> None:
 
 @compiled
 def enter(holders: Holders, kind: I4, clusters: I4, number: int) -> None:
-    """Lists a holder in its clusters. `kind` is that of each machine."""
+    """Inserts a holder into the lists of its clusters. `kind` has the kind of each machine."""
     _count(holders, kind, number, 1)
     for cluster in clusters:
         place, size = _scan_place(holders, cluster, number), holders.scanned[cluster]
@@ -96,7 +97,7 @@ def enter(holders: Holders, kind: I4, clusters: I4, number: int) -> None:
 
 @compiled
 def leave(holders: Holders, kind: I4, clusters: I4, number: int) -> None:
-    """Takes a holder off its clusters' lists; what it is has to be as it was when it came."""
+    """Removes a holder from the lists of its clusters. Its columns must be the same as when it was inserted."""
     _count(holders, kind, number, -1)
     for cluster in clusters:
         size = holders.scanned[cluster] - 1
@@ -106,31 +107,31 @@ def leave(holders: Holders, kind: I4, clusters: I4, number: int) -> None:
 
 
 class HolderTable:
-    """The holders of a region with a given layout of machines."""
+    """The holders of a region with a given machine layout."""
 
     def __init__(self, row_of: Mapping[str, int], closed: Container[str], machines: Machines) -> None:
-        """`row_of` is by machine id; `closed` machines are not there."""
+        """`row_of` maps machine ids to rows; holdings on `closed` machines are ignored."""
         self._row_of, self._closed = row_of, closed
         self._kind, self._kind_cluster = machines.kind, machines.kind_cluster
         self._version, self._clock = machines.version, machines.clock
         self.ids: list[str] = []
-        """Ids by number; empty for a number that nobody has."""
+        """Ids by number; an empty string for an unused number."""
         self.number_of: dict[str, int] = {}
         self.workloads: dict[str, RunningWorkload] = {}
         self._unused: list[int] = []
         self._on: dict[str, set[str]] = {}
-        """Workloads by machine."""
+        """Workload ids by machine id."""
         self._clusters: list[I4] = []
-        """Clusters by number, each once."""
+        """Distinct clusters by holder number."""
         self._judged = False
         self._pooled, self._live = 0, 0
-        """Rows of the pool that were given out, and those of them that are still somebody's."""
+        """Number of allocated rows of the pool, and of those that are still in use."""
         n = _FIRST_SIZE
         self._saved_at_s: F8 = np.full(n, np.nan)
         self._free_from_s: F8 = np.full(n, np.inf)
-        """From when on it may be evicted; infinity: not at all."""
+        """Time from which the holder may be evicted; infinity if it may not be evicted at all."""
         self._home: I4 = np.full(n, NO_CLUSTER, np.int32)
-        """The cluster where it holds the most GPUs."""
+        """Cluster of the holding with the most GPUs."""
         self.columns = Holders(
             rank=np.zeros(n, np.int8),
             started_at_s=np.zeros(n),
@@ -148,7 +149,7 @@ class HolderTable:
         )
 
     def put(self, workload: RunningWorkload) -> None:
-        """A workload as it is now, new or known."""
+        """Adds a holder or updates its state."""
         before = self.workloads.get(workload.id)
         self.workloads[workload.id] = workload
         if before is None:
@@ -162,7 +163,7 @@ class HolderTable:
         self._list(number, workload)
 
     def drop(self, workload: str) -> None:
-        """A workload holds nothing any more."""
+        """Removes a holder."""
         before = self.workloads.pop(workload, None)
         if before is None:
             return
@@ -174,21 +175,21 @@ class HolderTable:
         self._saved_at_s[number], self._free_from_s[number] = np.nan, np.inf
 
     def renew(self, machine: str) -> None:
-        """A machine was closed or opened: its holders are listed anew."""
+        """Lists the holders of a machine again after the machine was closed or opened."""
         for id_ in sorted(self._on.get(machine, ())):
             number, workload = self.number_of[id_], self.workloads[id_]
             self._unlist(number, workload)
             self._list(number, workload)
 
     def rerank(self, number: int, rank: int) -> None:
-        """Lists a holder under another rank; what it holds, and its `RunningWorkload`, stay as they are."""
+        """Moves a holder to another rank. Its holdings and its `RunningWorkload` do not change."""
         leave(self.columns, self._kind, self._clusters[number], number)
         self.columns.rank[number] = rank
         enter(self.columns, self._kind, self._clusters[number], number)
         self._touch(number)
 
     def refresh(self, now_s: float) -> None:
-        """Makes the columns that change with time what they are at a moment."""
+        """Updates the time-dependent columns to the time `now_s`."""
         evictable = self._free_from_s <= now_s
         for number in np.flatnonzero(evictable != self.columns.evictable).tolist():
             self._touch(number)
@@ -196,7 +197,7 @@ class HolderTable:
         self._judged = False
 
     def judge_losses(self, now_s: float) -> None:
-        """How much work each eviction would lose at a moment: found out once after a refresh."""
+        """Computes the lost work of each eviction at the time `now_s`, once per refresh."""
         if not self._judged:
             columns = self.columns
             columns.lost_gpu_ms[:] = lost_gpu_ms(
@@ -205,16 +206,16 @@ class HolderTable:
             self._judged = True
 
     def running_on(self, machine: str) -> list[RunningWorkload]:
-        """Those who hold something on a machine, by id."""
+        """Returns the holders on a machine, sorted by id."""
         return [self.workloads[id_] for id_ in sorted(self._on.get(machine, ()))]
 
     def refresh_one(self, workload: str, now_s: float) -> None:
-        """Whether a workload may be evicted, at a moment."""
+        """Updates whether one holder is evictable at the time `now_s`."""
         number = self.number_of[workload]
         self.columns.evictable[number] = self._free_from_s[number] <= now_s
         self._touch(number)
 
-    # ------------------------------------------------------------------------------------------------------------ parts
+    # -------------------------------------------------------------------------------------------------------- internals
 
     def _number(self, id_: str) -> int:
         if self._unused:
@@ -245,7 +246,7 @@ class HolderTable:
         self._saved_at_s[size:], self._free_from_s[size:], self._home[size:] = np.nan, np.inf, NO_CLUSTER
 
     def _note(self, number: int, workload: RunningWorkload) -> None:
-        """Writes what has no part in any list."""
+        """Writes the values that do not affect the order of any list."""
         saved_at_s = workload.last_checkpoint_at_s
         self._saved_at_s[number] = np.nan if saved_at_s is None else saved_at_s
         self._free_from_s[number] = workload.protected_until_s if workload.evictable else np.inf
@@ -260,7 +261,7 @@ class HolderTable:
             self._on.setdefault(h.machine, set()).add(workload.id)
             row = self._row_of.get(h.machine)
             if row is not None and h.machine not in self._closed and (h.gpus or h.cpus_milli or h.memory_bytes):
-                # One row for each machine, though a workload may hold something there in several parts.
+                # A workload may have several holdings on one machine; they are merged into one row.
                 there = held.setdefault(row, [0, 0, 0])
                 parts.append((-h.gpus, int(self._kind_cluster[self._kind[row]])))
                 for column, amount in enumerate((h.gpus, h.cpus_milli, h.memory_bytes)):
@@ -274,7 +275,7 @@ class HolderTable:
         columns.first[number], columns.last[number] = first, last
         columns.rank[number], columns.started_at_s[number] = workload.rank, workload.started_at_s
         columns.gpus[number] = workload.gpus
-        # Its largest part, of equal ones in the first cluster by name: clusters are numbered by name.
+        # The cluster of the largest holding. Ties: the first cluster by name, because clusters are numbered by name.
         self._home[number] = min(parts, default=(0, NO_CLUSTER))[1]
         clusters = self._clusters[number] = np.array(sorted({cluster for _, cluster in parts}), np.int32)
         if any(columns.scanned[cluster] == columns.scan.shape[1] for _, cluster in parts):
@@ -294,12 +295,12 @@ class HolderTable:
                 del self._on[machine]
 
     def _touch(self, number: int) -> None:
-        """Its clusters are not what they were."""
+        """Assigns a new version to each cluster of a holder."""
         self._clock[0] += 1
         self._version[self._clusters[number]] = self._clock[0]
 
     def _room_for(self, rows: int) -> int:
-        """The first of so many new rows of the pool."""
+        """Allocates consecutive rows of the pool and returns the first."""
         if self._pooled + rows > len(self.columns.machine):
             self._repack(rows)
         first = self._pooled
@@ -308,7 +309,7 @@ class HolderTable:
         return first
 
     def _repack(self, more: int) -> None:
-        """Closes the pool's gaps and makes room for more."""
+        """Compacts the pool and enlarges it for `more` rows."""
         size = len(self.columns.machine)
         while size < 2 * (self._live + more):
             size *= 2

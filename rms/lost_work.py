@@ -1,6 +1,7 @@
-"""How much work an eviction would lose: GPU-seconds since the victim's last checkpoint.
+"""Lost work of an eviction: GPU-seconds since the victim's last checkpoint.
 
-A workload that reports no checkpoints is imputed what is usual where it runs, so that silence never pays.
+For a workload without reported checkpoints, the median checkpoint age of its cluster is imputed. So a workload gains no
+protection by not reporting checkpoints.
 """
 
 import numpy as np
@@ -8,17 +9,17 @@ import numpy as np
 from rms.arrays import F8, I4, I8
 
 NO_CLUSTER = -1
-"""The home of a workload that holds nothing on a machine that is there."""
+"""Home cluster of a workload that holds nothing on an open machine."""
 
 
 def lost_gpu_ms(saved_at_s: F8, gpus: I8, now_s: float, home: I4, scan: I4, scanned: I4) -> I8:
-    """GPU-milliseconds that each holder would lose, rounded, so that sums and comparisons are exact.
+    """Returns the GPU-milliseconds that each holder would lose, as integers, so that sums and comparisons are exact.
 
-    By holder: `saved_at_s` is NaN where it reports no checkpoint; then `home` is the cluster by which it is judged,
-    that of its holding with the most GPUs, of equal ones the first by name. `scan` (clusters, places) and `scanned`
-    list those who hold something in a cluster. A checkpoint in the future (another machine's clock) loses nothing.
-    What is usual in a cluster is the median over those who report and hold something there; where nobody does, the
-    region's median; 0 if nobody does anywhere.
+    `saved_at_s` is NaN for a holder that has reported no checkpoint. Its checkpoint age is then imputed from its `home`
+    cluster, which is the cluster of its holding with the most GPUs (ties: the first by name). The imputed age is the
+    median of the holders in that cluster that have reported a checkpoint, or the median of the region if there are none
+    in the cluster, or 0 if there are none in the region. `scan` (clusters, positions) and `scanned` list the holders of
+    each cluster. A checkpoint time in the future (clock skew) gives an age of 0.
     """
     reported_s = np.maximum(0.0, now_s - saved_at_s)
     age_s, silent = reported_s.copy(), np.isnan(reported_s)

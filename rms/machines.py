@@ -1,7 +1,7 @@
-"""A region's machines as columns, in the order (cluster, GPU type, rack, id).
+"""A region's machines as columns, sorted by cluster, GPU type, rack and id.
 
-So the machines of one dynamic cluster, and those of one GPU type in it (a *kind*), are slices, and a bid walks slices.
-Names are numbered in the order in which they sort: a comparison of numbers is a comparison of names.
+The machines of one dynamic cluster are therefore a slice, and so are those of one GPU type in a cluster (a *kind*).
+Names are numbered in sorted order, so comparing two numbers gives the same result as comparing the names.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,45 +14,48 @@ from domain.scheduling import MachineState
 from rms.arrays import I4, I8
 
 GPUS, CPUS_MILLI, MEMORY_BYTES = range(3)
-"""Columns of an amount."""
+"""Indices of the resources in an amount."""
 NO_TYPE = -1
-"""The type of machines without GPUs, and of jobs without."""
+"""GPU type number of machines and jobs without GPUs."""
 MISSING = -2
-"""A type that no machine of the region has."""
+"""GPU type number of a type that no machine of the region has."""
 MEBIBYTE = 1 << 20
 
 
 class Machines(NamedTuple):
-    """The machines, by row; the kernels change `free` and `kind_free` while they plan, and put them back."""
+    """The machines of a region. Columns have one entry per machine unless stated otherwise.
+
+    Kernels modify `free` and `kind_free` while they plan, and restore them afterwards.
+    """
 
     free: I8
-    """(3, machines): what no workload holds and none was promised; below 0 where a machine is overdrawn."""
+    """(3, machines): amounts that no workload holds or is promised; negative on an overcommitted machine."""
     coarse: I4
-    """(3, machines): the same in GPUs, thousandths of a core and MiB, rounded down: a quick no."""
+    """(3, machines): `free` in GPUs, thousandths of a core and MiB, rounded down; a cheap pre-filter."""
     total: I8
-    """(3, machines)."""
+    """(3, machines): amounts of the whole machine."""
     rack: I4
     by_id: I4
-    """A machine's number in the order of ids."""
+    """Position of the machine in the order of ids."""
     kind: I4
     kind_at: I4
-    """Rows of kind k are `kind_at[k]:kind_at[k + 1]`."""
+    """The rows of kind k are `kind_at[k]:kind_at[k + 1]`."""
     kind_free: I8
-    """(3, kinds): sums of what is free, an overdrawn machine counting as full."""
+    """(3, kinds): sums of `free`, where an overcommitted machine counts as 0."""
     kind_type: I4
     kind_cluster: I4
     cluster_at: I4
-    """Kinds of cluster c are `cluster_at[c]:cluster_at[c + 1]`; the one without GPUs, if there is one, is the first."""
+    """The kinds of cluster c are `cluster_at[c]:cluster_at[c + 1]`. A kind without GPUs comes first."""
     version: I8
-    """By cluster: another number whenever what is free, held or evictable there may be another. Where it is the same,
-    everything is."""
+    """One number per cluster. It changes whenever free amounts, holdings or evictable workloads of the cluster may have
+    changed. If it is the same, all of them are the same."""
     clock: I8
-    """(1,): the last version that was given out."""
+    """(1,): the highest version assigned so far."""
 
 
 @compiled
 def shift(machines: Machines, row: int, gpus: int, cpus_milli: int, memory_bytes: int) -> None:
-    """Adds to what is free on a machine."""
+    """Adds amounts to the free resources of a machine; negative amounts subtract."""
     kind, free = machines.kind[row], machines.free
     before = free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row]
     free[GPUS, row] += gpus
@@ -68,19 +71,22 @@ def shift(machines: Machines, row: int, gpus: int, cpus_milli: int, memory_bytes
 
 
 class Terms(NamedTuple):
-    """What the machines of a cluster share."""
+    """Attributes that all machines of a cluster share."""
 
     capacity: str
     core_usd_per_h: float
 
     @classmethod
     def of(cls, machine: MachineState) -> "Terms":
-        """Those of the cluster that a machine is in."""
+        """Returns the terms of the cluster of a machine."""
         return cls(machine.capacity, machine.core_usd_per_h)
 
 
 class Layout:
-    """Which machine has which row, and the names of what is numbered. Made anew when a machine comes to a new place."""
+    """Maps machines to rows, and numbers to names.
+
+    A new layout is built when a machine is added, or when its cluster, GPU type or rack changes.
+    """
 
     def __init__(self, machines: Iterable[MachineState]) -> None:
         listed = sorted(machines, key=lambda m: (*sort_key(m), m.id))
@@ -90,7 +96,7 @@ class Layout:
         self.types = {t: number for number, t in enumerate(sorted({m.gpu_type for m in listed if m.gpu_type}))}
         self._racks = sorted({(m.cluster, m.rack) for m in listed})
         self.terms = {m.cluster: Terms.of(m) for m in listed}
-        """By cluster."""
+        """Terms by cluster name."""
         self.gpu_usd_per_h = {(m.cluster, m.gpu_type): m.gpu_usd_per_h for m in listed}
         self._type_names = list(self.types)
         self.machines = self._columns(listed)
@@ -99,11 +105,11 @@ class Layout:
         return len(self.ids)
 
     def cluster(self, row: int) -> int:
-        """The number of a machine's cluster."""
+        """Returns the cluster number of a row."""
         return int(self.machines.kind_cluster[self.machines.kind[row]])
 
     def machine(self, row: int) -> MachineState:
-        """A machine as it is now."""
+        """Returns the current state of the machine in a row."""
         columns = self.machines
         cluster, rack = self._racks[columns.rack[row]]
         gpu_type = columns.kind_type[columns.kind[row]]
@@ -117,7 +123,10 @@ class Layout:
         )  # fmt: skip
 
     def write(self, row: int, machine: MachineState | None) -> bool:
-        """What a machine has and what of it is free; None: nothing. Whether it is another machine than before."""
+        """Writes the total and free amounts of a row; None writes zeros.
+
+        Returns whether the total amounts, the capacity kind or the prices changed.
+        """
         free, total = (0, 0, 0), (0, 0, 0)
         if machine is not None:
             free = machine.free_gpus, machine.free_cpus_milli, machine.free_memory_bytes
@@ -165,7 +174,7 @@ class Layout:
 
 
 def sort_key(machine: MachineState) -> tuple[str, bool, str, str]:
-    """Where a machine's row belongs: by cluster, those without GPUs first, by type, by rack."""
+    """Returns the sort key of a machine's row: cluster, machines without GPUs first, GPU type, rack."""
     return machine.cluster, machine.gpu_type is not None, machine.gpu_type or "", machine.rack
 
 

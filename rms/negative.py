@@ -1,4 +1,7 @@
-"""The negative cache (MAST 4.3): what could not be placed in this pass spares the look for what asks for no less."""
+"""The negative cache (MAST 4.3): once a job is refused in a pass, a job that needs at least as much is refused too.
+
+The second refusal needs no search.
+"""
 
 from dataclasses import dataclass, field
 
@@ -7,20 +10,23 @@ from domain.scheduling import JobRequest, PlacementRequest
 
 @dataclass(frozen=True)
 class Refused:
-    """A job for which a region had no room, all by itself and with everybody gone whom its workload may evict."""
+    """A job that did not fit into a region on its own, even with all workloads evicted that its workload may evict."""
 
     job: JobRequest
     rank: int
     may_not_evict: frozenset[str]
     bound: bool
-    """Whether what is reserved was out of its reach."""
+    """Whether reserved resources were not available to the job."""
 
     def is_no_more_than(self, other: "Refused") -> bool:
-        """Whether `other` asks for at least as much of everything, has no more choice, and may evict nobody else."""
+        """Returns whether refusing this job implies refusing `other`.
+
+        That is so if `other` needs at least as much of each resource and has no additional options or possible victims.
+        """
         return self.refuses(other.job, other.rank, other.may_not_evict, other.bound)
 
     def refuses(self, its: JobRequest, rank: int, may_not_evict: frozenset[str], bound: bool) -> bool:
-        """Whether a job has no room either: see `is_no_more_than`."""
+        """Returns whether this refusal implies a refusal of the given job; see `is_no_more_than`."""
         mine = self.job
         return (
             mine.tasks <= its.tasks
@@ -40,19 +46,20 @@ def _hardware(job: JobRequest) -> tuple[frozenset[str], frozenset[str]]:
 
 @dataclass
 class NegativeCache:
-    """One region's refusals in one pass. Only the frontier is kept: of two, one of which asks for no less, the other.
+    """The refusals of one region in one pass. It keeps the Pareto frontier: refusals implied by another are dropped.
 
-    Within a pass awards only take, so what had no room has none until the pass is over: then `clear`. Only a job that
-    has no room by itself is kept. That of a gang whose jobs compete tells nothing of another gang.
+    Within a pass, awards only consume resources, so a refusal stays valid until the pass ends and `clear` is called.
+    Only jobs that do not fit on their own are stored. If a job fails because another job of its gang took the
+    resources, nothing follows for other gangs.
     """
 
     _frontier: dict[tuple[frozenset[str], frozenset[str]], list[Refused]] = field(default_factory=dict)
-    """By the sets of GPU types and of kinds of capacity that a job accepts: the hardware."""
+    """Refusals by the sets of GPU types and of capacity kinds that a job accepts."""
 
     def find(self, request: PlacementRequest, *, bound: bool = False) -> tuple[JobRequest, Refused] | None:
-        """One of the request's jobs that has no room, and the refused one that tells so.
+        """Returns a job of the request that cannot fit, and the stored refusal that implies it; None if there is none.
 
-        `bound`: what is reserved is out of its reach.
+        `bound`: reserved resources are not available to the request.
         """
         for job in request.jobs:
             types, kinds = _hardware(job)
@@ -64,7 +71,7 @@ class NegativeCache:
         return None
 
     def add(self, request: PlacementRequest, job: JobRequest, *, bound: bool = False) -> None:
-        """A job that has no room by itself."""
+        """Stores the refusal of a job that does not fit on its own."""
         new = Refused(job, request.rank, request.may_not_evict, bound)
         known = self._frontier.setdefault(_hardware(job), [])
         if not any(old.is_no_more_than(new) for old in known):
@@ -72,15 +79,15 @@ class NegativeCache:
             known.append(new)
 
     def clear(self) -> None:
-        """The pass is over."""
+        """Removes all refusals, at the end of a pass."""
         self._frontier.clear()
 
     def copy(self) -> "NegativeCache":
-        """What is known now."""
+        """Returns an independent copy of the cache."""
         return NegativeCache(_frontier={wanted: list(known) for wanted, known in self._frontier.items()})
 
     def become(self, other: "NegativeCache") -> None:
-        """Knows what another knows, and no more."""
+        """Replaces the content with a copy of another cache's content."""
         self._frontier = {wanted: list(known) for wanted, known in other._frontier.items()}
 
     def __len__(self) -> int:

@@ -1,6 +1,7 @@
-"""Which machines take a job's tasks (MAST 4.3): as few machines and racks as it can, as tight as it can.
+"""Bin packing of a job's tasks onto machines (MAST 4.3), with few racks and machines and a tight fit.
 
-Whole machines first for tasks that fill one, best fit below that, so that small tasks do not break up idle machines.
+Tasks that fill a machine are placed on whole machines. Smaller numbers of tasks use best fit, so that small tasks do
+not fragment idle machines.
 """
 
 from typing import NamedTuple
@@ -16,7 +17,7 @@ _UNLIMITED = 1 << 62
 
 
 class Need(NamedTuple):
-    """What one task needs, and how many there are."""
+    """Resources of one task, and the number of tasks."""
 
     gpus: int
     cpus_milli: int
@@ -25,7 +26,11 @@ class Need(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Scratch for one job: machines with room and how many tasks fit, and the plan. Each as long as the region."""
+    """Scratch arrays for packing one job; each has at least one element per machine of the region.
+
+    A *room* is a machine that can take at least one task: its row is in `room`, its capacity in tasks in `fit`. The
+    current plan is in `machine` and `tasks`, the best plan in `best_machine` and `best_tasks`.
+    """
 
     room: I4
     fit: I8
@@ -34,22 +39,22 @@ class Spread(NamedTuple):
     best_machine: I4
     best_tasks: I8
     passes: B1
-    """Whether a machine passed the first look."""
+    """Whether a machine passed the coarse filter."""
 
     @classmethod
     def of(cls, machines: int) -> "Spread":
-        """Scratch for a region of so many machines."""
-        # One more: whether a row passes is known after it was written.
+        """Allocates scratch arrays for a region with the given number of machines."""
+        # One extra element: the branch-free filter writes each row before it checks whether the row passes.
         row, number = np.empty((3, machines + 1), np.int32), np.empty((3, machines + 1), np.int64)
         return cls(row[0], number[0], row[1], number[1], row[2], number[2], np.empty(machines, np.bool_))
 
 
 @compiled
 def capacity(need: Need, gpus: int, cpus_milli: int, memory_bytes: int) -> int:
-    """Number of tasks that fit into free resources: never below 0, even where a machine is overdrawn."""
+    """Returns how many tasks fit into free resources; 0 on an overcommitted machine."""
     if gpus < need.gpus or cpus_milli < need.cpus_milli or memory_bytes < need.memory_bytes:
         return 0
-    # Most machines hold one task or none: a division is dear where a comparison does.
+    # Most machines have room for at most one task, and comparisons are cheaper than divisions.
     if (
         (need.gpus and gpus < 2 * need.gpus)
         or (need.cpus_milli and cpus_milli < 2 * need.cpus_milli)
@@ -68,7 +73,10 @@ def capacity(need: Need, gpus: int, cpus_milli: int, memory_bytes: int) -> int:
 
 @compiled
 def rooms(need: Need, free: I8, first: int, last: int, out: Spread, found: int, tasks: int) -> tuple[int, int]:
-    """Adds the rows `first:last` that have room to the `found` ones in `out`, which hold `tasks`; both numbers then."""
+    """Appends the rows `first:last` that have room to the rooms in `out`.
+
+    `found` and `tasks` are the number of rooms in `out` and their capacity in tasks. Returns both updated numbers.
+    """
     for row in range(first, last):
         here = capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
         if here:
@@ -80,7 +88,10 @@ def rooms(need: Need, free: I8, first: int, last: int, out: Spread, found: int, 
 
 @compiled
 def measure(tasks: int, found: int, rack: I4, out: Spread, most_racks: int) -> tuple[int, int]:
-    """The numbers of machines and racks that `pack` would use; 0 machines: more than `most_racks` racks."""
+    """Returns the numbers of machines and racks that `pack` would use.
+
+    If it would use more than `most_racks` racks, the returned number of machines is 0.
+    """
     room, fit = out.room, out.fit
     low, high = rack[room[0]], rack[room[0]]
     for i in range(1, found):
@@ -102,7 +113,8 @@ def measure(tasks: int, found: int, rack: I4, out: Spread, most_racks: int) -> t
         spans += 1
         if spans > most_racks:
             return 0, spans
-    # Most places are out by now. Of this one the racks of size 0 are used whole, and one more in part.
+    # Most candidates have been rejected by now. The plan uses the racks of size 0 completely, and part of one more
+    # rack.
     used = 0
     machines, largest_fit = np.zeros(racks, np.int64), np.zeros(racks, np.int64)
     smallest_fit = np.full(racks, _UNLIMITED)
@@ -132,17 +144,17 @@ def measure(tasks: int, found: int, rack: I4, out: Spread, most_racks: int) -> t
 
 @compiled
 def keep(out: Spread, machines: int) -> None:
-    """The plan that was made last, of so many machines, is the best so far."""
-    # A loop: numba compiles the check of shapes, and its message, into each assignment of a slice.
+    """Stores the current plan, which uses `machines` machines, as the best plan."""
+    # A loop, because numba compiles a shape check with its message into each slice assignment.
     for i in range(machines):
         out.best_machine[i], out.best_tasks[i] = out.machine[i], out.tasks[i]
 
 
 @compiled
 def _tighter(a: int, b: int, free: I8, by_id: I4, out: Spread) -> bool:
-    """Whether room a is a tighter place than room b for what both hold: smaller, then less left over, then by id.
+    """Returns whether room a is a tighter fit than room b: smaller capacity, then less left over, then lower id.
 
-    What is free orders like what is left: all give up the same.
+    Both would give up the same amounts, so the comparison of leftover amounts is a comparison of free amounts.
     """
     if out.fit[a] != out.fit[b]:
         return out.fit[a] < out.fit[b]
@@ -156,20 +168,22 @@ def _tighter(a: int, b: int, free: I8, by_id: I4, out: Spread) -> bool:
 
 @compiled
 def pack(tasks: int, found: int, free: I8, rack: I4, by_id: I4, out: Spread) -> tuple[int, int]:
-    """Distributes `tasks` (at least 1) over rooms of one cluster that suffice; the numbers of machines and racks.
+    """Distributes `tasks` (at least 1) over the rooms of one cluster; returns the numbers of machines and racks used.
 
-    1. One machine, if one holds them all: the one with the smallest capacity, then the fewest GPUs and the least CPU
-       left over, then the lowest id.
-    2. Else one rack, if one holds them all: the one that needs the fewest machines, then the smallest, then by name.
-       Its largest machines (of equal ones those left with the fewest GPUs) are filled until one of the others holds
-       what remains; that goes by 1.
-    3. Else all of the largest rack (by name if equal), and so on until a rack that is left holds what remains; that
-       goes by 1 and 2.
+    The rooms must have enough capacity in total.
+
+    1. If one machine can take all tasks, use the one with the smallest capacity. Ties: the fewest GPUs left over, then
+       the fewest CPUs left over, then the lowest id.
+    2. Otherwise, if one rack can take all tasks, use the rack that needs the fewest machines. Ties: the smallest
+       capacity, then the name. Fill its machines in order of descending capacity (ties: the fewest GPUs left over)
+       until one other machine can take the remaining tasks; choose that machine by rule 1.
+    3. Otherwise, use all of the rack with the largest capacity (ties: by name). Repeat until one of the remaining racks
+       can take the remaining tasks; place these by rules 1 and 2.
     """
     low, high = rack[out.room[0]], rack[out.room[0]]
     for i in range(1, found):
         low, high = min(low, rack[out.room[i]]), max(high, rack[out.room[i]])
-    # Rooms by rack: those of rack r are member[begin[r] : begin[r + 1]].
+    # Rooms grouped by rack: the rooms of rack r are member[begin[r] : begin[r + 1]].
     racks = high - low + 1
     size, begin, member = np.zeros(racks, np.int64), np.zeros(racks + 1, np.int32), np.empty(found, np.int64)
     for i in range(found):
@@ -181,7 +195,7 @@ def pack(tasks: int, found: int, free: I8, rack: I4, by_id: I4, out: Spread) -> 
         r = rack[out.room[i]] - low
         begin[r + 1] -= 1
         member[begin[r + 1]] = i
-    for r in range(racks):  # Filling has moved each begin to that of the rack before.
+    for r in range(racks):  # The loop above moved each begin to that of the previous rack.
         begin[r] = begin[r + 1]
     begin[racks] = found
 
@@ -233,8 +247,8 @@ def _machines_needed(tasks: int, fits: I8) -> int:
 
 @compiled
 def _fill(tasks: int, members: I8, free: I8, by_id: I4, used: int, out: Spread) -> int:
-    """The part of a plan within one rack; how many machines the plan then has."""
-    # Largest first, then the fewest GPUs, then by id.
+    """Adds the part of the plan within one rack; returns the number of machines of the whole plan."""
+    # Largest capacity first, then the fewest free GPUs, then the lowest id.
     keys = np.empty((members.size, 3), np.int64)
     for j in range(members.size):
         i = members[j]

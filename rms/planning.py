@@ -1,4 +1,4 @@
-"""Where a job's tasks go on what is free: the best over all places of the region, and what taking it changes."""
+"""Plans a job on the free resources of a region, and takes the resources of a plan."""
 
 import numpy as np
 
@@ -9,11 +9,12 @@ from rms.machines import CPUS_MILLI, GPUS, MEBIBYTE, MEMORY_BYTES, NO_TYPE, Mach
 from rms.packing import Need, Spread, capacity, keep, measure, pack, rooms
 
 NO_PLAN = -1
+"""Returned instead of a preference class if there is no plan."""
 
 
 @compiled
 def take(machines: Machines, need: Need, rows: I4, tasks: I8, sign: int) -> None:
-    """Takes what a job's tasks need from their machines, or gives it back where `sign` is -1."""
+    """Subtracts the resources of a job's tasks from their machines, or returns them (`sign` -1)."""
     for i in range(rows.size):
         n = -sign * tasks[i]
         shift(machines, rows[i], n * need.gpus, n * need.cpus_milli, n * need.memory_bytes)
@@ -21,10 +22,11 @@ def take(machines: Machines, need: Need, rows: I4, tasks: I8, sign: int) -> None
 
 @compiled
 def group_rows(machines: Machines, cluster: int, wanted: int) -> tuple[int, int, int]:
-    """Rows from, to, and the end of the first tier, of one cluster's machines that serve a job; none: (0, 0, 0).
+    """Returns the rows of one cluster's machines that a job may use: first, last, and end of the preferred tier.
 
-    `wanted` is a number of `Region.type_numbers`. A job without GPUs may use every machine of the cluster, but those
-    with GPUs only where the others do not suffice.
+    If there are none, the result is (0, 0, 0). `wanted` is a number of `Region.type_numbers`. A job without GPUs may
+    use all machines of the cluster, but machines with GPUs only if those without GPUs (the preferred tier) do not
+    suffice.
     """
     first, last = machines.cluster_at[cluster], machines.cluster_at[cluster + 1]
     if wanted == NO_TYPE:
@@ -38,7 +40,7 @@ def group_rows(machines: Machines, cluster: int, wanted: int) -> tuple[int, int,
 
 @compiled
 def group_bound(machines: Machines, need: Need, first: int, last: int) -> int:
-    """At least as many tasks as fit on the rows `first:last`, which are whole kinds."""
+    """Returns an upper bound of the number of tasks that fit on the rows `first:last`, which must be whole kinds."""
     gpus, cpus_milli, memory_bytes = 0, 0, 0
     for kind in range(machines.kind[first], machines.kind[last - 1] + 1):
         gpus += machines.kind_free[GPUS, kind]
@@ -49,10 +51,10 @@ def group_bound(machines: Machines, need: Need, first: int, last: int) -> int:
 
 @compiled
 def _roomy(machines: Machines, need: Need, first: int, last: int, out: Spread) -> tuple[int, int]:
-    """As `rooms` on what is free in the region. Looks at the coarse columns first, which refuse nearly all.
+    """Finds the rooms on the region's free resources, like `rooms`, with a coarse filter that rejects nearly all rows.
 
-    What passes is anybody's guess, so nothing up to the rows that pass has a branch for the processor to guess wrong;
-    slices from 0 and unsigned places spare the check for negative ones. (Together 2.5 times as fast.)
+    Whether a row passes is unpredictable, so the filter loops have no branches that could be mispredicted. Slices that
+    start at 0 and unsigned indices avoid the check for negative indices. (Together 2.5 times as fast.)
     """
     gpus, cpus_milli = np.int32(need.gpus), np.int32(min(need.cpus_milli, 2**31 - 1))
     memory_mib = np.int32(need.memory_bytes // MEBIBYTE)
@@ -68,7 +70,7 @@ def _roomy(machines: Machines, need: Need, first: int, last: int, out: Spread) -
         passed += np.uint64(passes[i])
     tasks = 0
     if need.memory_bytes % MEBIBYTE == 0 and need.cpus_milli < 2**31:
-        # Then the coarse columns tell all: rounding down changes no quotient.
+        # The coarse columns are exact in this case: rounding down does not change any quotient.
         coarse_need = Need(need.gpus, need.cpus_milli, need.memory_bytes // MEBIBYTE, need.tasks)
         for i in range(passed):
             at = room[i] - first
@@ -89,7 +91,7 @@ def _roomy(machines: Machines, need: Need, first: int, last: int, out: Spread) -
 
 @compiled
 def roomy_tasks(machines: Machines, need: Need, first: int, last: int) -> int:
-    """How many tasks fit on the rows `first:last` of the region."""
+    """Returns how many tasks fit on the rows `first:last` of the region."""
     if group_bound(machines, need, first, last) == 0:
         return 0
     free, tasks = machines.free, 0
@@ -106,10 +108,10 @@ def roomy_tasks(machines: Machines, need: Need, first: int, last: int) -> int:
 def pack_group(
     machines: Machines, need: Need, free: I8, first: int, last: int, middle: int, out: Spread
 ) -> tuple[int, int]:
-    """The job packed into the first tier of a group that holds all of its tasks: numbers of machines and racks.
+    """Packs the job into the preferred tier of a group, or into the whole group if the tier does not suffice.
 
-    The group is the rows `first:last`, its first tier those before `middle`, if there are any. The plan is in
-    `out.machine` and `out.tasks`; 0 machines: the group does not hold it.
+    The group is the rows `first:last`; the preferred tier, if any, ends before `middle`. The plan is written to
+    `out.machine` and `out.tasks`. Returns the numbers of machines and racks; 0 machines if the job does not fit.
     """
     found, fits, rest = 0, 0, first
     if first < middle < last:
@@ -124,10 +126,10 @@ def pack_group(
 
 @compiled
 def plan_free(machines: Machines, need: Need, choices: Choices, out: Spread) -> tuple[int, int, int, int]:
-    """The best plan without evictions: the most preferred class of places, then fewer racks, fewer machines, cluster.
+    """Finds the best plan without evictions: most preferred class, then fewest racks, fewest machines, first cluster.
 
-    Returns the class (`NO_PLAN`: there is no plan), its cluster, and its numbers of machines and racks. The plan is in
-    `out.best_machine` and `out.best_tasks`.
+    Returns the preference class (`NO_PLAN` if there is no plan), the cluster, and the numbers of machines and racks.
+    The plan is written to `out.best_machine` and `out.best_tasks`.
     """
     best, where, fewest, racks = NO_PLAN, 0, 0, 0
     for preference, wanted in enumerate(choices.type):
@@ -157,7 +159,10 @@ def plan_free(machines: Machines, need: Need, choices: Choices, out: Spread) -> 
 
 @compiled
 def _found(machines: Machines, need: Need, first: int, last: int, middle: int, out: Spread) -> int:
-    """The number of rooms, in `out`, of the first tier that holds the job; 0: neither does."""
+    """Writes the rooms of the preferred tier, or of the whole group if the tier does not suffice, to `out`.
+
+    Returns the number of rooms; 0 if the job does not fit.
+    """
     found, fits = 0, 0
     if first < middle < last:
         found, fits = _roomy(machines, need, first, middle, out)
@@ -168,7 +173,10 @@ def _found(machines: Machines, need: Need, first: int, last: int, middle: int, o
 
 @compiled
 def most_ever(machines: Machines, need: Need, choices: Choices, span: bool) -> int:
-    """The most of the job's tasks that one cluster (`span`: the region) and type could take if nothing ran."""
+    """Returns the most tasks of the job that one GPU type of one cluster could take if the region were empty.
+
+    With `span`, all clusters together count as one.
+    """
     total, most, fits = machines.total, 0, 0
     for number, wanted in enumerate(choices.type):
         if number == 0 or choices.preference[number] != choices.preference[number - 1]:
@@ -187,7 +195,7 @@ def most_ever(machines: Machines, need: Need, choices: Choices, span: bool) -> i
 
 @compiled
 def hopeful_groups(machines: Machines, need: Need, choices: Choices) -> list[tuple[int, int]]:
-    """Rows from and to of the groups that may hold the job, going by their sums."""
+    """Returns the row ranges of the groups whose total free resources suffice for the job (`group_bound`)."""
     out = [(0, 0) for _ in range(0)]
     for number, wanted in enumerate(choices.type):
         for cluster in range(len(machines.cluster_at) - 1):

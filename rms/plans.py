@@ -1,4 +1,4 @@
-"""Plans in terms of a region's columns: for one job, and for a whole gang."""
+"""Plans for one job and for a whole gang, with row and holder numbers of a region's columns."""
 
 from dataclasses import dataclass
 
@@ -7,28 +7,29 @@ from rms.arrays import I4, I8
 from rms.packing import Need
 
 SEVERAL = -1
-"""The cluster of a job whose tasks span clusters."""
+"""Cluster number of a plan whose tasks span clusters."""
 
 
 @dataclass(frozen=True)
 class JobPlan:
-    """Where one job's tasks go and whom that evicts."""
+    """Placement of one job's tasks, and the victims."""
 
     job: JobRequest
     preference: int
-    """Index of its GPU type in the job's list; 0 for a job without GPUs."""
+    """Index of the chosen GPU type in the job's list; 0 for a job without GPUs."""
     cluster: int
-    """`SEVERAL` where no single one could take it."""
+    """Cluster number, or `SEVERAL` if the tasks span clusters."""
     rows: I4
-    """Its machines, in the order of their ids."""
+    """Rows of the machines, sorted by machine id."""
     tasks: I8
+    """Number of tasks on each machine."""
     racks: int
     victims: tuple[int, ...] = ()
-    """Without victims of earlier jobs of the gang."""
+    """Numbers of the victims, except those of earlier jobs of the gang."""
     capacity_preference: int = 0
-    """Place of its kind of capacity in the job's list; of several clusters the last."""
+    """Index of the capacity kind in the job's list; the largest index if there are several clusters."""
     nano_usd_per_h: int = 0
-    """Its price, in billionths of a US dollar an hour."""
+    """Price in billionths of a US dollar per hour."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,11 @@ class GangPlan:
 
 @dataclass(frozen=True)
 class Stuck:
-    """The first job for which there is no plan."""
+    """Planning failed: the first job for which there is no plan."""
 
     job: JobRequest
 
 
 def need_of(job: JobRequest) -> Need:
-    """A job as the kernels take it."""
+    """Converts a job to the tuple that the kernels use."""
     return Need(job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task, job.tasks)

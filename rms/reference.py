@@ -1,7 +1,7 @@
-"""The plain bid: what `rms.bid` must equal, for tests and benches only.
+"""Plain reference implementation of `rms.bid`, for tests and benchmarks only.
 
-It follows MAST 4.3 step by step on machine ids and dictionaries, tries every cluster and GPU type for every job, and
-asks "does the job fit?" by trying to place it.
+It follows MAST 4.3 step by step on machine ids and dictionaries. It tries every cluster and GPU type for every job, and
+checks whether a job fits by placing it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,14 +26,14 @@ from domain.scheduling import (
 from rms.refusal import needs
 
 _Free = dict[str, tuple[int, int, int]]
-"""Machine to free GPUs, CPUs (milli) and memory (bytes)."""
+"""Maps machine ids to free GPUs, CPUs (thousandths of a core) and memory (bytes)."""
 _Spread = dict[str, int]
-"""Machine to number of tasks."""
+"""Maps machine ids to numbers of tasks."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A cluster (empty: all) and GPU type for a job, and the sets of machines to try there, one after another."""
+    """A cluster (empty string: all clusters) and GPU type for a job, and the machine sets to try there, in order."""
 
     cluster: str
     gpu_type: str | None
@@ -43,7 +43,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Choice:
-    """A plan for one job."""
+    """A placement option for one job, with its victims."""
 
     job: JobRequest
     place: _Place
@@ -52,12 +52,12 @@ class _Choice:
 
 
 def best(plans: Iterable[Plan]) -> Plan | None:
-    """The plan that comes first by `Plan.key`, which is a total order over the plans of different regions."""
+    """Returns the plan with the smallest `Plan.key`, which is a total order of the plans of different regions."""
     return min(plans, default=None, key=lambda plan: plan.key)
 
 
 def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
-    """The region's bid, as `rms.bid.bid` documents it."""
+    """Returns the region's bid, with the same result as `rms.bid.bid`."""
     running = [replace(w, rank=8) if _is_displaced(w, request) else w for w in snapshot.running]
     snapshot = replace(snapshot, running=tuple(running))
     lacking = [job for job in request.jobs if not _could_ever_fit(snapshot, job)]
@@ -83,7 +83,7 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     for job in request.jobs:
         candidates = [w for w in allowed if w not in victims]
         options: list[_Choice] = []
-        # What is free first, then by evictions; each in one cluster or in several.
+        # First without evictions, then with evictions; each in a single cluster and across clusters.
         for others in ([], candidates):
             for place in _places(snapshot, job) + _spanning_places(snapshot, job) if not options else ():
                 chosen = _victims_for(job, place, free, others)
@@ -106,7 +106,7 @@ def _is_displaced(workload: RunningWorkload, request: PlacementRequest) -> bool:
     return workload.id in request.displaces and workload.rank > request.rank
 
 
-# --------------------------------------------------------------------------------------- what is free, and where
+# ------------------------------------------------------------------------------------------------------ free resources
 
 
 def _free_now(snapshot: RegionSnapshot) -> _Free:
@@ -151,12 +151,12 @@ def _places(snapshot: RegionSnapshot, job: JobRequest) -> list[_Place]:
 
 
 def _allowed(snapshot: RegionSnapshot, job: JobRequest) -> tuple[MachineState, ...]:
-    """Machines of a kind of capacity on which the job may run."""
+    """Returns the machines whose capacity kind the job accepts."""
     return tuple(m for m in snapshot.machines if m.capacity in job.capacity)
 
 
 def _spanning_places(snapshot: RegionSnapshot, job: JobRequest) -> list[_Place]:
-    """All clusters as one, for a job that may."""
+    """Returns the options that treat all clusters as one; empty if the job must stay in one cluster."""
     if not job.span_clusters:
         return []
     allowed = _allowed(snapshot, job)
@@ -249,7 +249,7 @@ def _within_rack(
 def _victims_for(
     job: JobRequest, place: _Place, free: _Free, candidates: list[RunningWorkload]
 ) -> list[RunningWorkload] | None:
-    """Nobody if the job fits; None if it does not even without all candidates."""
+    """Returns the victims that make room for the job: empty if it already fits, None if evicting all is not enough."""
 
     def fits(victims: list[RunningWorkload]) -> bool:
         return _place_job(job, place, _release(free, victims)) is not None
@@ -347,7 +347,7 @@ def _count_racks(snapshot: RegionSnapshot, option: _Choice) -> int:
 
 
 def _anew(snapshot: RegionSnapshot, jobs: list[JobRequest], victims: list[RunningWorkload]) -> list[_Choice] | None:
-    """All jobs planned from the start with just these victims gone and nobody else evicted."""
+    """Plans all jobs again with exactly these victims evicted; returns None if a job does not fit."""
     free = _release(_free_now(snapshot), victims)
     choices = []
     for job in jobs:
@@ -368,7 +368,7 @@ def _anew(snapshot: RegionSnapshot, jobs: list[JobRequest], victims: list[Runnin
 def _as_it_was(
     snapshot: RegionSnapshot, choices: list[_Choice], victims: list[RunningWorkload]
 ) -> list[_Choice] | None:
-    """The same choices, if they hold with just these victims gone."""
+    """Returns the given choices if they still fit with exactly these victims evicted, else None."""
     free = _release(_free_now(snapshot), victims)
     for choice in choices:
         free = _take(free, choice.job, choice.spread)

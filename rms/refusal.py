@@ -1,4 +1,4 @@
-"""Why a region has no plan for a workload."""
+"""Reasons why a region has no plan for a workload."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from rms.plans import Stuck
 
 
 def needs(job: JobRequest) -> str:
-    """What the job asks for, in words."""
+    """Describes the resources that a job needs, for messages."""
     parts = []
     if job.gpus_per_task:
         gpus = "1 GPU" if job.gpus_per_task == 1 else f"{job.gpus_per_task} GPUs"
@@ -26,7 +26,7 @@ def needs(job: JobRequest) -> str:
 
 
 def no_hardware(planner: Planner, request: PlacementRequest) -> tuple[Reason, ...]:
-    """The jobs that no cluster could hold even if nothing ran."""
+    """Returns a reason for each job that would not fit even into an empty region."""
     return tuple(
         Reason(ReasonCode.NO_HARDWARE, {"region": planner.region.name, "job": job.name, "needs": needs(job)})
         for job in planner.lacking(request.jobs)
@@ -34,10 +34,11 @@ def no_hardware(planner: Planner, request: PlacementRequest) -> tuple[Reason, ..
 
 
 def refusal(planner: Planner, request: PlacementRequest, stuck: Stuck, protected: B1) -> Sequence[Reason]:
-    """The jobs that no cluster could hold even if nothing ran; if there are none, the first one that does not fit now.
+    """Returns the reasons of a refusal: jobs that would not fit even into an empty region, else the first stuck job.
 
-    Not fitting now is told in numbers: the largest part of the job's tasks that one cluster and GPU type could take,
-    after the jobs before it and with everyone evicted who may be, and the number of all those in the region.
+    The reason for a stuck job contains `placeable`, the most of its tasks that one GPU type of one cluster could take
+    after the earlier jobs and after evicting all evictable workloads, and `evictable`, the number of those workloads in
+    the region.
     """
     region = planner.region
     lacking = no_hardware(planner, request)

@@ -1,4 +1,4 @@
-"""A region as columns, kept up to date from its change log: its machines, and who holds what on them."""
+"""A region as columns, updated from its change log: its machines, and the workloads that hold resources on them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,39 +16,41 @@ from rms.machines import MISSING, NO_TYPE, Layout, Machines, sort_key
 
 @dataclass(frozen=True)
 class Promise:
-    """What a victim gives up goes to its evictor."""
+    """The part of a victim's holdings that its evictor receives when the victim releases them."""
 
     to: str
+    """The evictor's workload id."""
     amounts: Mapping[str, I8]
-    """By machine."""
+    """Amounts by machine id."""
 
 
 class Region:
-    """A region's columns, with the names of what is numbered in them.
+    """The columns of one region, and the names of the machines, clusters, GPU types and workloads numbered in them.
 
-    Machines and workloads are put and dropped one by one; `refresh` makes the columns follow. What an award changes
-    (`rms.award`) shows at once. What is held on machines that are not there is no concern of a bid.
+    A *holder* is a workload that holds resources in the region. Machines and holders are added, changed and removed one
+    by one; `refresh` completes the update of the columns. Changes by an award (`rms.award`) take effect immediately.
+    Holdings on closed machines (those that cannot be scheduled) are ignored.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.now_s = 0.0
         self.hardware = 0
-        """Another number whenever machines may have come, gone or changed what they have."""
+        """Version number; it changes when machines are added or removed, or their resources, kinds or prices change."""
         self.promises: dict[str, Promise] = {}
-        """By victim: who has been awarded what it holds (`rms.award`)."""
+        """Promises by victim id (`rms.award`)."""
         self._closed: set[str] = set()
-        """Machines that are not there now: their rows stay, and are empty."""
+        """Machines that cannot be scheduled now. Their rows are kept, with zero amounts."""
         self._choices: dict[tuple[object, ...], Choices] = {}
         self._choices_of = -1
-        """The `hardware` for which `_choices` were found."""
+        """Value of `hardware` for which `_choices` is valid."""
         self._arrived: dict[str, MachineState] = {}
-        """Machines at places where no row is: the layout is made anew at the next refresh."""
+        """Machines without a row at the right position; the next refresh rebuilds the layout."""
         self._lay_out((), ())
 
     @classmethod
     def of(cls, snapshot: RegionSnapshot) -> "Region":
-        """A region that holds what a snapshot does."""
+        """Builds the columns from a snapshot."""
         region = cls(snapshot.region)
         for machine in snapshot.machines:
             region.put_machine(machine)
@@ -61,7 +63,7 @@ class Region:
     # --------------------------------------------------------------------------------------------------- the change log
 
     def put_machine(self, machine: MachineState) -> None:
-        """A machine as it is now, new or known."""
+        """Adds a machine or updates its state."""
         row = self._layout.row_of.get(machine.id)
         if row is None or machine.id in self._arrived or sort_key(self._layout.machine(row)) != sort_key(machine):
             self._arrived[machine.id] = machine
@@ -73,7 +75,7 @@ class Region:
             self._holders.renew(machine.id)
 
     def drop_machine(self, machine: str) -> None:
-        """A machine is not there any more: lost, cordoned or draining."""
+        """Closes a machine that can no longer be scheduled: lost, cordoned or draining."""
         self._arrived.pop(machine, None)
         if self.is_open(machine):
             self._closed.add(machine)
@@ -82,20 +84,20 @@ class Region:
             self.hardware += 1
 
     def put_running(self, workload: RunningWorkload) -> None:
-        """A workload that holds something here, as it is now. What is free is its machines' to say."""
+        """Adds a holder or updates its state. It does not change the free amounts; `put_machine` sets them."""
         self._holders.put(workload)
 
     def drop_running(self, workload: str) -> None:
-        """A workload holds nothing here any more."""
+        """Removes a holder."""
         self._holders.drop(workload)
         self.promises.pop(workload, None)
 
     def spare_no_more(self, workload: str) -> None:
-        """A workload that may be evicted is so at once, not only from the next refresh on."""
+        """Updates whether a holder is evictable now, without waiting for the next refresh."""
         self._holders.refresh_one(workload, self.now_s)
 
     def refresh(self, now_s: float) -> None:
-        """Makes the columns what they have to be at a moment."""
+        """Updates all columns to the time `now_s`, and rebuilds the layout if necessary."""
         self.now_s = now_s
         if self._arrived:
             stay = [m for m in self._layout.ids if m not in self._closed and m not in self._arrived]
@@ -105,7 +107,7 @@ class Region:
 
     @contextmanager
     def demoted(self, workloads: Iterable[str], below: int) -> Iterator[None]:
-        """Those of `workloads` that are here, with ranks after `below`, count as over-quota while the block runs."""
+        """Gives the `workloads` with ranks numerically above `below` the over-quota rank while the block runs."""
         numbers = [n for n in map(self.number, workloads) if n is not None and self.holders.rank[n] > below]
         before, version = [(n, int(self.holders.rank[n])) for n in numbers], self.machines.version.copy()
         for number in numbers:
@@ -115,10 +117,10 @@ class Region:
         finally:
             for number, rank in before:
                 self._holders.rerank(number, rank)
-            self.machines.version[:] = version  # All is as it was.
+            self.machines.version[:] = version  # The content is the same as before, so cached results stay valid.
 
     def judge_losses(self) -> None:
-        """Makes the holders' `lost_gpu_ms` that of the moment: only who may evict asks for it."""
+        """Computes the holders' `lost_gpu_ms` for the current time. Only requests that may evict need it."""
         self._holders.judge_losses(self.now_s)
 
     def _lay_out(self, machines: Iterable[MachineState], running: Iterable[RunningWorkload]) -> None:
@@ -131,98 +133,99 @@ class Region:
             self._holders.put(workload)
         self.hardware += 1
 
-    # ---------------------------------------------------------------------------------------------------- what is there
+    # ------------------------------------------------------------------------------------------------- lookups and
+    # names
 
     @property
     def machines(self) -> Machines:
-        """The machines' columns."""
+        """Columns of the machines."""
         return self._layout.machines
 
     @property
     def holders(self) -> Holders:
-        """The holders' columns."""
+        """Columns of the holders."""
         return self._holders.columns
 
     @property
     def state(self) -> tuple[object, ...]:
-        """Another value whenever what is free, or which machines there are, may be another."""
+        """Version of the region: it changes whenever free resources or the set of machines may have changed."""
         return self.hardware, self._layout.machines.version.tobytes()
 
     @property
     def ids(self) -> Sequence[str]:
-        """Machines by row."""
+        """Machine ids by row."""
         return self._layout.ids
 
     @property
     def clusters(self) -> Sequence[str]:
-        """Clusters by number."""
+        """Cluster names by number."""
         return self._layout.clusters
 
     @property
     def types(self) -> Mapping[str, int]:
-        """GPU types to numbers."""
+        """Numbers by GPU type."""
         return self._layout.types
 
     @property
     def running(self) -> Sequence[str]:
-        """Ids of the holders by number; empty for a number that nobody has."""
+        """Holder ids by number; an empty string for an unused number."""
         return self._holders.ids
 
     def row(self, machine: str) -> int | None:
-        """The row of a machine that is there."""
+        """Returns the row of an open machine, or None for any other machine."""
         return self._layout.row_of[machine] if self.is_open(machine) else None
 
     def number(self, workload: str) -> int | None:
-        """The number of a holder."""
+        """Returns the number of a holder, or None if the workload holds nothing here."""
         return self._holders.number_of.get(workload)
 
     def workload(self, id_: str) -> RunningWorkload:
-        """A holder.
+        """Returns the state of a holder.
 
         Raises:
-            KeyError: it holds nothing here.
+            KeyError: the workload holds nothing here.
         """
         return self._holders.workloads[id_]
 
     def attempts(self, workloads: Iterable[str]) -> dict[str, int]:
-        """Which of their attempts holders are in."""
+        """Returns the current attempt number of each holder."""
         return {id_: self.workload(id_).attempt for id_ in workloads}
 
     def running_workloads(self) -> Iterable[RunningWorkload]:
-        """All holders."""
+        """Returns all holders."""
         return self._holders.workloads.values()
 
     def clusters_of(self, rows: I4) -> list[int]:
-        """Numbers of the clusters of machines, each once, ascending."""
+        """Returns the distinct cluster numbers of machine rows, in ascending order."""
         return sorted({self._layout.cluster(row) for row in rows.tolist()})
 
     def cluster_of(self, row: int) -> int:
-        """The number of a machine's cluster."""
+        """Returns the cluster number of a machine row."""
         return self._layout.cluster(row)
 
     def machines_of(self, cluster: int, rows: I4) -> B1:
-        """Which of `rows` are machines of a cluster."""
+        """Returns a mask of the `rows` that are machines of a cluster."""
         columns = self._layout.machines
         return np.asarray(columns.kind_cluster[columns.kind[rows]] == cluster)
 
     def running_on(self, machine: str) -> Iterable[RunningWorkload]:
-        """Those who hold something on a machine, by id."""
+        """Returns the holders on a machine, sorted by id."""
         return self._holders.running_on(machine)
 
     def is_open(self, machine: str) -> bool:
-        """Whether a machine is there."""
+        """Returns whether a machine is in the region and can be scheduled."""
         return machine in self._layout.row_of and machine not in self._closed
 
     def type_numbers(self, job: JobRequest) -> I4:
-        """The job's GPU types as numbers, most preferred first: `MISSING` for those that the region lacks.
+        """Returns the numbers of the job's GPU types, most preferred first; `MISSING` for a type that the region lacks.
 
-        A job without GPUs has one, `NO_TYPE`.
+        The result for a job without GPUs is `[NO_TYPE]`.
         """
         types = [self._layout.types.get(t, MISSING) for t in job.gpu_types] if job.gpus_per_task else [NO_TYPE]
         return np.array(types, np.int32)
 
     def choices(self, job: JobRequest) -> "Choices":
-        """The places of the region where the job may run, by how its document prefers them."""
+        """Returns the preference classes of a job (`rms.choices`), cached until `hardware` changes."""
         if self._choices_of != self.hardware:
             self._choices.clear()
             self._choices_of = self.hardware
@@ -232,7 +235,7 @@ class Region:
         return self._choices[key]
 
     def terms(self, cluster: int, gpu_type: str | None) -> tuple[str, float, float]:
-        """The kind of capacity of a cluster, and its prices of a GPU of a type and of a core in US dollars an hour."""
+        """Returns a cluster's capacity kind, and its prices of one GPU and of one core in US dollars per hour."""
         name = self._layout.clusters[cluster]
         capacity, core_usd_per_h = self._layout.terms[name]
         return capacity, self._layout.gpu_usd_per_h.get((name, gpu_type), 0.0), core_usd_per_h

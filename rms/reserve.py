@@ -1,7 +1,8 @@
-"""Reservations: when a gang that waits could start in a region at the latest, and what is kept for it until then.
+"""Reservations for large gangs: their latest expected start time, and the resources that are withheld for them.
 
-A gang that is too large for what is free now is overtaken for ever by smaller ones that fit. So what it will need is
-kept as it frees up. Others may use it meanwhile if they are sure to be gone in time (conservative backfilling).
+Without reservations, smaller gangs that fit now could overtake a large gang forever (starvation). The resources that it
+needs are therefore withheld as they become free. Other workloads may use them if they will end before the reserved
+start (conservative backfilling).
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,25 +22,26 @@ from rms.plans import JobPlan, need_of
 from rms.region import Region
 
 _SHORTEST_S = 1200.0
-"""The median duration of ML workloads (MAST 5.1): what is expected of those that have just started."""
+"""The median duration of ML workloads (MAST 5.1): the expected duration of a workload that has just started."""
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """A gang's place in the future: it holds nothing, and what it will need is out of others' reach."""
+    """Future resources of a gang. The gang does not hold them yet, and other workloads cannot take them."""
 
     workload: str
     rank: int
     starts_at_s: float
-    """When all of it is expected to be free."""
+    """Time at which all of the resources are expected to be free."""
     needs: dict[int, I8]
-    """By row, shape (3,)."""
+    """Amounts by machine row, each of shape (3,)."""
 
 
 def expected_end_s(workload: RunningWorkload, now_s: float) -> float:
-    """When a workload is expected to be gone: at the end of its maximum runtime, else after as long again as it ran.
+    """Returns the expected end of a workload: the end of its maximum runtime if it has one.
 
-    The latter is the median of what is left where durations have heavy tails (a Pareto distribution with exponent 1).
+    Otherwise the remaining runtime is estimated as the elapsed runtime, but at least `_SHORTEST_S`. That is the median
+    remaining runtime for a heavy-tailed distribution of durations (Pareto with exponent 1).
     """
     if workload.ends_by_s < np.inf:
         return max(now_s, workload.ends_by_s)
@@ -47,7 +49,7 @@ def expected_end_s(workload: RunningWorkload, now_s: float) -> float:
 
 
 def expected_ends_s(region: Region) -> F8:
-    """By number of the holder; infinity for an unused number."""
+    """Returns the expected end time by holder number; infinity for an unused number."""
     ends_s = np.full(len(region.holders.rank), np.inf)
     for workload in region.running_workloads():
         number = region.number(workload.id)
@@ -59,15 +61,16 @@ def expected_ends_s(region: Region) -> F8:
 def reserve(
     planner: Planner, request: PlacementRequest, expected_s: F8, latest_s: float = np.inf
 ) -> Reservation | None:
-    """The earliest start that can be counted on, and where; None: not until `latest_s`, or not with everybody gone.
+    """Returns the reservation with the earliest expected start, found by binary search over the expected ends.
 
-    Those whom the request may evict count as gone at once, the others at their expected ends (`expected_ends_s`).
+    Returns None if the gang cannot start by `latest_s`, or does not fit even after all those workloads have ended.
+    Workloads that the request may evict count as ended now, all others end at their `expected_ends_s`.
     """
     region = planner.region
     ends_s = _ends_for(planner, request, expected_s)
     times_s = np.unique(ends_s[(ends_s < np.inf) & (ends_s <= latest_s)])
     plans: tuple[JobPlan, ...] | None = None
-    # The last moment first: most often there is none.
+    # Try the latest time first: usually there is no plan even then.
     low, high, middle = 0, len(times_s), len(times_s) - 1
     while low < high:
         with _gone(region, ends_s <= times_s[middle]):
@@ -90,10 +93,12 @@ def reserve(
 def reserve_again(
     planner: Planner, request: PlacementRequest, expected_s: F8, needs: Mapping[str, I8], latest_s: float = np.inf
 ) -> Reservation | None:
-    """The same machines as in an earlier pass, by id; None: not until `latest_s`, or one is not there for it now.
+    """Renews a reservation on the same machines as in an earlier pass. `needs` has the amounts by machine id.
 
-    Expected ends that are guesses change from pass to pass. A gang that went after them, from machine to machine, would
-    leave behind each time what had been kept for it, and might never start.
+    Returns None if the gang cannot start there by `latest_s`, or if a machine is gone or not suitable any more.
+
+    Estimated ends change from pass to pass. If the reservation moved to other machines each time, the resources already
+    withheld would be lost, and the gang might never start.
     """
     region = planner.region
     ends_s = _ends_for(planner, request, expected_s)
@@ -120,7 +125,7 @@ def reserve_again(
 
 
 def _ends_for(planner: Planner, request: PlacementRequest, expected_s: F8) -> F8:
-    """When holders are expected to be gone, by number: at once if the request may evict them."""
+    """Returns the expected end time by holder number; the current time for holders that the request may evict."""
     region, protected = planner.region, planner.begin(request)
     ends_s = expected_s.copy()
     ends_s[(region.holders.rank > request.rank) & ~protected] = region.now_s
@@ -129,16 +134,18 @@ def _ends_for(planner: Planner, request: PlacementRequest, expected_s: F8) -> F8
 
 @contextmanager
 def kept(region: Region, reservation: Reservation) -> Iterator[None]:
-    """Puts what has to be kept for a reservation out of reach while the block runs.
+    """Withholds free resources for a reservation while the block runs.
 
-    That is what will be needed, less what those still hold who are expected to be gone in time or may be evicted.
+    The withheld amounts are the reserved amounts, minus the holdings of workloads that are expected to end in time or
+    that the reserving workload may evict.
     """
     withheld: list[tuple[int, list[int]]] = []
     for row, need in reservation.needs.items():
         lacking = need.copy()
         for workload in region.running_on(region.ids[row]):
             evicted = workload.evictable and workload.rank > reservation.rank
-            # A guess at the end of one that came only now would let all that is kept drain away through its like.
+            # An estimated end does not count for a workload that started in this pass: otherwise a series of new
+            # workloads could use up all reserved resources.
             known = workload.ends_by_s < np.inf or workload.started_at_s < region.now_s
             if evicted or (known and expected_end_s(workload, region.now_s) <= reservation.starts_at_s):
                 for h in workload.holdings:

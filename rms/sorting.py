@@ -1,4 +1,4 @@
-"""Sorting in compiled loops. numpy's argsort costs seconds to compile for each type of array and each place of use."""
+"""A sort for compiled code. numba takes seconds to compile `numpy.argsort`, once per array type and call site."""
 
 import numpy as np
 
@@ -8,9 +8,9 @@ from rms.arrays import I8
 
 @compiled
 def order_of(keys: I8) -> I8:
-    """The rows of `keys` in ascending order, by the first column, then the second and so on; equal rows stay in order.
+    """Returns the row numbers of `keys` in ascending lexicographic order of the rows.
 
-    A merge sort: O(n log n) comparisons of rows.
+    This is a stable merge sort with O(n log n) row comparisons.
     """
     size = keys.shape[0]
     order, merged = np.empty(size, np.int64), np.empty(size, np.int64)

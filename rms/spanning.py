@@ -1,7 +1,7 @@
-"""A region as though all of its clusters were one, for jobs whose tasks may run in several (MAST 4.6 cannot).
+"""Merges all clusters of a region into one, for jobs whose tasks may span clusters (an extension of MAST; see 4.6).
 
-It is looked at only for a job that no single cluster can take as things are, again with evictions. So the columns are
-laid out anew each time, which costs about as much as a few bids, and nothing has to be kept up to date for it.
+The merged columns are needed only if no single cluster can take the job without evictions, and again for the plan with
+evictions. They are rebuilt each time, which costs about as much as a few bids, so no state has to be maintained.
 """
 
 import numpy as np
@@ -13,9 +13,9 @@ from rms.region import Region
 
 
 def merged(region: Region, allowed: B1) -> tuple[Machines, Holders, I4]:
-    """Columns with one cluster, and the region's row for each of their rows. Racks stay those of their clusters.
+    """Returns columns with a single cluster, and the region's row for each merged row. Racks are not merged.
 
-    `allowed`: the clusters whose machines are there.
+    `allowed` selects the clusters whose machines are included.
     """
     machines, holders = region.machines, region.holders
     kind_type = machines.kind_type[machines.kind]
@@ -44,7 +44,7 @@ def merged(region: Region, allowed: B1) -> tuple[Machines, Holders, I4]:
         version=np.zeros(1, np.int64),
         clock=np.zeros(1, np.int64),
     )
-    # What is held elsewhere is beyond all rows: no group of machines has it.
+    # Holdings on excluded machines get a row number beyond the last row, which no group of machines contains.
     to_row = np.full(len(machines.rack), len(rows), np.int32)
     to_row[rows] = np.arange(len(rows))
     there = np.flatnonzero(holders.last > holders.first)

@@ -1,4 +1,4 @@
-"""No victim too many: what one job's victims give up may spare another job's."""
+"""Removes redundant victims: resources freed by one job's victims may make another job's victims unnecessary."""
 
 from collections.abc import Sequence
 
@@ -17,12 +17,13 @@ from rms.region import Region
 
 
 def without_surplus(planner: Planner, plan: GangPlan) -> GangPlan:
-    """The plan without victims that the gang as a whole does not need. The region is as it was before the plan.
+    """Returns the plan without the victims that the gang as a whole does not need.
 
-    The jobs are planned anew, from the start, with just the victims gone. Then each victim in turn, from the highest
-    priority and the smallest, is dropped where the jobs can be planned anew without it, or stay as they are without
-    it, until none can be dropped. Planned anew, an earlier job may take what a later one has to have: then the plan
-    that is there stays.
+    The region must be in its state before the plan. First all jobs are planned again with exactly these victims
+    evicted. Then each victim in turn, highest priority first and smallest first within a rank, is dropped if the jobs
+    can be planned again without it or if the current plan still fits. This repeats until no victim can be dropped.
+    Planning again can fail, because an earlier job may take resources that a later job needs; the current plan is kept
+    then.
     """
     if not plan.victims:
         return plan
@@ -52,30 +53,31 @@ def without_surplus(planner: Planner, plan: GangPlan) -> GangPlan:
 
 
 class _Hopes:
-    """A quick look before planning anew: whether each job, by itself, would fit somewhere without a victim.
+    """A cheap necessary condition for dropping a victim: each job, on its own, still fits into a group of machines.
 
-    Changes no outcome: a plan for all jobs has room for each of them. Spares nearly all of the planning, because nearly
-    every victim is needed.
+    The check does not change the result: if all jobs fit together, each fits on its own. It avoids nearly all planning
+    again, because nearly every victim is needed.
     """
 
     def __init__(self, region: Region, jobs: Sequence[JobRequest]) -> None:
         self._region = region
-        # Dropping a victim frees nothing: groups that do not hold their job now never will.
+        # Dropping a victim frees nothing, so groups that cannot hold the job now are excluded for good.
         groups = [
             (number, *rows)
             for number, job in enumerate(jobs)
             for rows in hopeful_groups(region.machines, need_of(job), region.choices(job))
         ]
-        # One that may span clusters may hope for the whole region.
+        # For a job that may span clusters, the whole region is one more group.
         groups += [(number, 0, len(region.ids)) for number, job in enumerate(jobs) if job.span_clusters]
         self._groups = np.array(groups, np.int64).reshape(-1, 3)
         self._needs = np.array([need_of(job) for job in jobs], np.int64)
         self._fits = _all_fits(region.machines.free, self._groups, self._needs)
 
     def shift(self, victim: int, sign: int) -> bool:
-        """Takes into account that a victim has given up what it held (`sign` 1), or takes it back (-1).
+        """Updates the counts after a victim's holdings are freed (`sign` 1) or withheld (`sign` -1).
 
-        What is free then differs from the region's by just that. Whether every job may still hope.
+        The region's free amounts must not include the victim's holdings. Returns whether each job still fits into a
+        group.
         """
         free, holders = self._region.machines.free, self._region.holders
         hope: bool = _shift_fits(holders, victim, sign, free, self._groups, self._needs, self._fits)
@@ -89,7 +91,10 @@ def _need(needs: I8, job: int) -> Need:
 
 @compiled
 def _all_fits(free: I8, groups: I8, needs: I8) -> I8:
-    """How many tasks of its job fit into each group; `groups` is (job, first, last), `needs` (amounts, tasks)."""
+    """Returns how many tasks of its job fit into each group.
+
+    A row of `groups` is (job, first row, last row), a row of `needs` is (amounts per task, tasks).
+    """
     fits = np.zeros(len(groups), np.int64)
     for g in range(len(groups)):
         need = _need(needs, groups[g, 0])
@@ -100,9 +105,9 @@ def _all_fits(free: I8, groups: I8, needs: I8) -> I8:
 
 @compiled
 def _shift_fits(holders: Holders, holder: int, sign: int, free: I8, groups: I8, needs: I8, fits: I8) -> bool:
-    """Changes `fits` from what they are with a holder's share in `free` (`sign` -1) to without, or back (1).
+    """Updates `fits` for removing a holder's amounts from the free resources (`sign` -1) or for adding them (1).
 
-    `free` is without it. Whether every job fits into a group afterwards.
+    `free` does not include these amounts. Returns whether every job fits into at least one group afterwards.
     """
     for k in range(holders.first[holder], holders.last[holder]):
         row = holders.machine[k]
@@ -125,7 +130,7 @@ def _shift_fits(holders: Holders, holder: int, sign: int, free: I8, groups: I8, 
 
 
 def _hold(region: Region, jobs: Sequence[JobPlan]) -> bool:
-    """Whether there is room for the jobs where they are now."""
+    """Returns whether the plans of all jobs still fit into the free resources."""
     undo = Undo(region)
     for plan in jobs:
         undo.take(plan)

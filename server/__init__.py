@@ -1,1 +1,1 @@
-"""The server's command line: the commands that need more than the SDK, and the demo. May import everything of ours."""
+"""The server's commands, which need more than the SDK, and the demo. This package may import every other package."""

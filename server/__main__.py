@@ -1,4 +1,4 @@
-"""`python -m server`: the server's commands, and `agents`, which only the embedded stack starts."""
+"""`python -m server`: the server's commands, including `agents`, which only the embedded stack starts."""
 
 from server.commands import group
 

@@ -1,4 +1,4 @@
-"""Agents as commands start them: one for this machine, or one for each machine of a fleet file."""
+"""Starts agents: one for this machine, or one for each machine in a fleet file."""
 
 import getpass
 import logging
@@ -26,19 +26,19 @@ from providers.trace import open_clouds
 _log = logging.getLogger(__name__)
 _FIRST_PORT = 20000
 _PORTS_EACH = 40
-"""Rendezvous ports of each machine where several share this computer's address."""
+"""Number of rendezvous ports per machine, if several machines share this computer's address."""
 
 
 def machine_state_dir(data_dir: Path, machine: str) -> Path:
-    """Where a machine of the embedded fleet keeps its state."""
+    """Returns the folder with the state of a machine of the embedded fleet."""
     return data_dir / "machines" / machine.replace("/", ".")
 
 
 def run_fleet(settings: Settings, fleet_file: Path) -> None:
-    """Runs the agents of all machines of a fleet file until told to stop.
+    """Runs the agents of all machines in a fleet file until a stop signal.
 
     Raises:
-        ConfigurationError: the file is not usable, or has more machines than there are ports for.
+        ConfigurationError: the file is invalid, or has more machines than there are ports for.
     """
     fleet = load_fleet(fleet_file)
     make_folder(settings.data_dir / "machines")
@@ -87,8 +87,8 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
 
     try:
         _end_gone(settings, {config.state_dir for config in (*configs, *launched())})
-    except Exception as error:  # A cloud that cannot be read must not keep the other machines from their agents.
-        _log.warning("machines that were launched: %s", error)
+    except Exception as error:  # If a cloud cannot be read, the agents of the other machines must still start.
+        _log.warning("the launched machines cannot be read: %s", error)
     serve_many(
         configs,
         settings.temporal,
@@ -98,7 +98,7 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
 
 
 def _end_gone(settings: Settings, there: Collection[Path]) -> None:
-    """Ends what is left of machines that were launched, and went while no agents ran here."""
+    """Ends the leftover processes of launched machines that were terminated while no agents ran on this computer."""
     for folder in (settings.data_dir / "machines").iterdir():
         if folder not in there and folder.name.rpartition(".")[2].startswith(INSTANCE_PREFIX):
             end_machine(folder)
@@ -114,7 +114,7 @@ def _shape(shape: MachineShape) -> dict[str, Any]:
 
 
 def _here(settings: Settings, machine: str, number: int) -> dict[str, Any]:
-    """What a machine has of this computer, which it shares with others; `number` is its alone."""
+    """Returns a machine's address, port range and state folder on this computer. `number` is unique to the machine."""
     first = _FIRST_PORT + number * _PORTS_EACH
     return {
         "address": "127.0.0.1",
@@ -124,10 +124,10 @@ def _here(settings: Settings, machine: str, number: int) -> dict[str, Any]:
 
 
 def run_agent(settings: Settings, options: dict[str, Any]) -> None:
-    """Runs this machine's agent until told to stop. `options` are those of `mizzen agent`.
+    """Runs this machine's agent until a stop signal. `options` are those of `mizzen agent`.
 
     Raises:
-        ConfigurationError: an option is not usable; it is named.
+        ConfigurationError: an option is invalid; the message names it.
     """
     name = options["name"] or options["instance"] or socket.gethostname().partition(".")[0].lower()
     if not is_name(name):
@@ -136,7 +136,7 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
     if not (first.isdigit() and last.isdigit()):
         raise ConfigurationError(f"--ports: {options['ports']!r} must be a range such as 20000-20999")
     if bool(options["gpus"]) != bool(options["gpu_type"]):
-        raise ConfigurationError("--gpus and --gpu-type go together: give both, or none on a machine without GPUs")
+        raise ConfigurationError("--gpus and --gpu-type: give both, or neither on a machine without GPUs")
     try:
         memory = parse_size_bytes(options["memory"]) if options["memory"] else _memory_bytes()
     except ValueError as error:
@@ -157,7 +157,7 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
         run_as=options["run_as"],
         platform=options["platform"],
         instance=options["instance"],
-        # A secret, so not a flag, which others can read; nor is it for those whom the agent starts.
+        # A secret, so it is not passed as a flag, which other users can read, and not inherited by child processes.
         join_token=os.environ.pop("MIZZEN_JOIN_TOKEN", ""),
         **_task_options(settings, None if options["run_as"] else _tenant_uids(settings, Path(options["state_dir"]))),
     )
@@ -180,7 +180,10 @@ def _task_options(settings: Settings, tenant_uids: tuple[int, int] | None) -> di
 
 
 def _tenant_uids(settings: Settings, folder: Path) -> tuple[int, int] | None:
-    """User ids for tenants' tasks; None, and a warning, where their tasks run as the agent's user."""
+    """Returns the first user id and the number of user ids for the tasks of tenants.
+
+    If the tasks run as the agent's user, it logs a warning and returns None.
+    """
     shared = why_shared(settings, folder)
     if shared is None:
         return settings.tasks.first_uid, settings.tasks.uids
@@ -189,15 +192,15 @@ def _tenant_uids(settings: Settings, folder: Path) -> tuple[int, int] | None:
 
 
 def why_shared(settings: Settings, folder: Path) -> str | None:
-    """Why tasks of all tenants share the agent's user, and what to do about it, in a line; None: they do not."""
-    user = f"tasks of all tenants run as {getpass.getuser()}, and can read what it can"
+    """Returns one line: why tasks of all tenants run as the agent's user, and a remedy. None: users are separate."""
+    user = f"tasks of all tenants run as user {getpass.getuser()} and can read all files of this user"
     if not settings.tasks.separate_tenants:
         return f"{user}: tasks.separate_tenants is false in the settings"
     why = why_not_separate(folder, (settings.tasks.first_uid, settings.tasks.uids))
     if why is None:
         return None
     what = "start mizzen as root, or" if os.geteuid() != 0 else "install mizzen where every user can read it, or"
-    return f"{user}: {why}; {what} give its machines a user of their own (run_as)"
+    return f"{user}: {why}; {what} set run_as for its machines"
 
 
 def _config(**values: Any) -> AgentConfig:

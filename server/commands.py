@@ -1,4 +1,4 @@
-"""`mizzen up`, `demo`, `init`, `api`, `worker`, `agent`: contributed to the SDK's command through entry points."""
+"""`mizzen up`, `demo`, `init`, `api`, `worker`, `agent`, `simulate`: added to the SDK's command by entry points."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from infra.config import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
-# As the SDK's command documents them.
+# The exit codes that the SDK's command documents.
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 6
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -31,7 +31,7 @@ def _log_to_stderr(level: str = "INFO") -> None:
 
 
 def _connection_options(command: F) -> F:
-    """The options by which a process finds its installation."""
+    """Adds the options for the connections to Postgres and Temporal."""
     options = (
         click.option("--config", type=_FILE, help="YAML file with settings."),
         click.option("--database", metavar="URL", help="An existing Postgres, instead of the embedded one."),
@@ -49,36 +49,36 @@ def _connection_options(command: F) -> F:
 
 
 def _forget_option(command: F) -> F:
-    """The option that gives secrets up."""
-    said = "Delete secrets that the master key does not open, where it was lost; tenants set them again."
+    """Adds the option that deletes unreadable secrets."""
+    said = "Delete secrets that the master key cannot decrypt, if the old key is lost; tenants must set them again."
     return click.option("--forget-unreadable-secrets", is_flag=True, help=said)(command)
 
 
 def simulate_options(command: F) -> F:
-    """The options of `mizzen simulate`."""
+    """Adds the options of `mizzen simulate`."""
     path = click.Path(path_type=Path)
-    seen = "Run the trace from here on, such as 40d; what would still run then is there."
+    seen = "Start the trace at this time, such as 40d; workloads that would still run then are included."
     options = (
-        click.option("--fleet", type=_FILE, help="YAML file of regions, machines, tenants and assumptions."),
-        click.option("--trace", metavar="[FORMAT:]PATH", help="CSV or Parquet; known FORMATs are philly and openb."),
+        click.option("--fleet", type=_FILE, help="YAML file with regions, machines, tenants and assumptions."),
+        click.option("--trace", metavar="[FORMAT:]PATH", help="CSV or Parquet file; FORMAT is philly or openb."),
         click.option("--policy", "names", multiple=True, default=("global",), show_default=True, help="Repeatable."),
-        click.option("--json", "json_path", type=path, help="Where to write the outcome; -: standard output."),
-        click.option("--report", "report_path", type=_FILE, help="Where to write the page with pictures."),
+        click.option("--json", "json_path", type=path, help="File for the results as JSON; -: standard output."),
+        click.option("--report", "report_path", type=_FILE, help="File for the HTML report with charts."),
         click.option("--seed", type=int, default=0, show_default=True),
-        click.option("--scale", default="1", show_default=True, help="Multiplies arrivals; 0.5,8+=4: large ones more."),
+        click.option("--scale", default="1", show_default=True, help="Arrival factor; 0.5,8+=4: 4 for 8 GPUs or more."),
         click.option("--bad-rows", type=click.Choice(["refuse", "skip"]), default="refuse", show_default=True),
         click.option("--from", "from_", metavar="TIME", help=seen),
-        click.option("--to", metavar="TIME", help="Leave out what is submitted from here on."),
-        click.option("--until", metavar="TIME", help="End the simulation here (default: when all is done)."),
-        click.option("--measure", metavar="FROM..TO", help="Measure this span; the hourly lists have all."),
+        click.option("--to", metavar="TIME", help="Ignore submissions from this time on."),
+        click.option("--until", metavar="TIME", help="End the simulation at this time (default: when all jobs ended)."),
+        click.option("--measure", metavar="FROM..TO", help="Measure only this span; hourly lists are complete."),
         click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="An assumption: eviction_s=30."),
-        click.option("--instance", type=path, help="Instead of both: a day of the jobs of an instance of Tetris."),
-        click.option("--plan", type=path, help="With --instance: the homes, as `mizzen tetris solve` writes them."),
-        click.option("--replicas", type=path, help="With --instance: the replicas, as `solve --replicas` writes them."),
+        click.option("--instance", type=path, help="Simulate a day of a Tetris instance instead of fleet and trace."),
+        click.option("--plan", type=path, help="With --instance: homes, the output of `mizzen tetris solve`."),
+        click.option("--replicas", type=path, help="With --instance: replicas, the output of `solve --replicas`."),
         click.option(
-            "--reads", type=path, help="With --instance: which partitions jobs read, as `solve --reads` has it."
+            "--reads", type=path, help="With --instance: the partitions that jobs read, the input of `solve --reads`."
         ),
-        click.option("--from-live", type=_FILE, help="A snapshot (`mizzen export`) as the start."),
+        click.option("--from-live", type=_FILE, help="Start from a snapshot (`mizzen export`)."),
         click.option("--set", "changes", multiple=True, metavar="quota.TENANT.TYPE=N", help="With --from-live."),
         click.option("--drain", "drains", multiple=True, metavar="REGION", help="With --from-live."),
     )
@@ -104,7 +104,7 @@ def _settings(options: dict[str, Any], **more: Any) -> "Settings":
 
 
 def run_command(work: Callable[[], Any], end: Callable[[int], Any] = sys.exit) -> None:
-    """Runs a command's work; an error that is meant for the operator is one line and an exit code of its kind."""
+    """Runs a command. A `MizzenError` is printed as one line and sets the exit code of its type."""
     try:
         code = work() or 0
     except MizzenError as error:
@@ -115,14 +115,14 @@ def run_command(work: Callable[[], Any], end: Callable[[int], Any] = sys.exit) -
 
 
 def serve_command(work: Callable[[], Any]) -> None:
-    """`run_command` for a process that connects to Temporal."""
+    """Like `run_command`, for a process that connects to Temporal."""
     run_command(work, end_process)
 
 
 @click.command()
 @_connection_options
-@click.option("--data-dir", type=_FOLDER, help="Folder of all state (default: mizzen-data).")
-@click.option("--fleet", type=_FILE, help="YAML file of regions, clusters, machines.")
+@click.option("--data-dir", type=_FOLDER, help="Folder for all state (default: mizzen-data).")
+@click.option("--fleet", type=_FILE, help="YAML file with regions, clusters and machines.")
 @click.option("--host", help="Address on which the API listens (default: 127.0.0.1).")
 @click.option("--port", type=int, help="Port of the API (default: 8080).")
 @click.option("--database-port", type=int, help="Port of the embedded Postgres (default: 5433).")
@@ -130,7 +130,7 @@ def serve_command(work: Callable[[], Any]) -> None:
 @click.option("--temporal-ui-port", type=int, help="Port of its UI (default: 8233).")
 @_forget_option
 def up(**options: Any) -> None:
-    """Start the whole stack on this machine and stay; Ctrl-C saves workloads and stops it."""
+    """Run the whole stack on this machine in the foreground; Ctrl-C saves workloads and stops the stack."""
     with loading():
         from server.up import run_up
 
@@ -149,9 +149,9 @@ def up(**options: Any) -> None:
 @click.command()
 @click.option("--data-dir", type=_FOLDER, default=Path("mizzen-demo"), show_default=True)
 @click.option("--keep/--no-keep", default=True, help="Keep the folder with logs and the report.")
-@click.option("--plain", is_flag=True, help="Plain lines even in a terminal.")
+@click.option("--plain", is_flag=True, help="Print plain lines, also in a terminal.")
 def demo(data_dir: Path, keep: bool, plain: bool) -> None:
-    """Run the main job: a dozen gangs in three regions, through preemption, a move and crashes; checks the outcome."""
+    """Run a demo: a dozen gangs in three regions, with preemption, a move and crashes; then check the results."""
     from server.demo.run import run_demo
 
     _log_to_stderr("ERROR")
@@ -164,7 +164,7 @@ def demo(data_dir: Path, keep: bool, plain: bool) -> None:
 @click.option("--region", "regions", multiple=True, metavar="NAME=BUCKET", help="A region and its bucket's URL.")
 @_forget_option
 def init(regions: tuple[str, ...], data_dir: Path | None, forget_unreadable_secrets: bool, **options: Any) -> None:
-    """Prepare an existing Postgres: the schema, regions, the first operator's key. May be run again."""
+    """Prepare an existing Postgres: schema, regions and the first operator's key. Idempotent."""
     from server.init import run_init
 
     forget = forget_unreadable_secrets
@@ -174,9 +174,9 @@ def init(regions: tuple[str, ...], data_dir: Path | None, forget_unreadable_secr
 @click.command()
 @_connection_options
 @click.option("--role", "roles", multiple=True, required=True, type=click.Choice(["control", "region"]))
-@click.option("--region", "regions", multiple=True, help="Region whose RMS this is; may be repeated.")
+@click.option("--region", "regions", multiple=True, help="Region whose RMS this worker runs; repeatable.")
 def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> None:
-    """Run a worker: workflows and effects (control), or bids and copies of regions (region)."""
+    """Run a worker: workflows and activities (control), or bids and copies of regions (region)."""
     with loading():
         from activities.roles import run_worker
 
@@ -197,15 +197,15 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
 @click.option("--gpus", type=int, default=0, show_default=True, help="GPU slots.")
 @click.option("--gpu-type")
 @click.option("--cpus", type=float, default=float(os.cpu_count() or 1), show_default="all")
-@click.option("--memory", default=None, help="Such as 64GiB (default: what the machine has).")
-@click.option("--address", default="127.0.0.1", show_default=True, help="Where tasks on other machines reach this one.")
+@click.option("--memory", default=None, help="Such as 64GiB (default: the machine's memory).")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Address for tasks on other machines.")
 @click.option("--ports", default="20000-20999", show_default=True, help="Range of rendezvous ports.")
-@click.option("--run-as", help="User as whom tasks run (needs root).")
-@click.option("--rotate-key", is_flag=True, help="Have a new key from now on, and prove the old one.")
-@click.option("--instance", envvar="MIZZEN_INSTANCE", default="", help="Id of the instance that it was launched as.")
-@click.option("--platform", help="Whose notices it listens to, such as aws-spot, or detect (default: MIZZEN_PLATFORM).")
+@click.option("--run-as", help="User that runs the tasks (needs root).")
+@click.option("--rotate-key", is_flag=True, help="Create a new key, and prove possession of the old one.")
+@click.option("--instance", envvar="MIZZEN_INSTANCE", default="", help="Id of the instance that launched the machine.")
+@click.option("--platform", help="Source of notices, such as aws-spot, or detect (default: MIZZEN_PLATFORM).")
 def agent(**options: Any) -> None:
-    """Run this machine's agent: it dials Temporal and the bucket, and listens nowhere."""
+    """Run this machine's agent. It connects to Temporal and the bucket, and opens no listening port."""
     with loading():
         from server.agents import run_agent
 
@@ -217,7 +217,7 @@ def agent(**options: Any) -> None:
 @click.option("--config", type=_FILE, required=True)
 @click.option("--fleet", type=_FILE, required=True)
 def agents(config: Path, fleet: Path) -> None:
-    """Run the agents of a whole fleet file on this machine, each machine a process."""
+    """Run the agents of all machines in a fleet file on this computer, each in its own process."""
     with loading():
         from server.agents import run_fleet
 
@@ -243,7 +243,7 @@ def api(host: str | None, port: int | None, **options: Any) -> None:
 @click.command()
 @simulate_options
 def simulate(**options: Any) -> None:
-    """Replay a trace, or tomorrow from a snapshot of today, through the scheduler's decisions on a virtual clock."""
+    """Simulate the scheduler's decisions on a virtual clock, for a trace or from a snapshot of the live fleet."""
     from server.simulating import run_simulate
 
     run_command(lambda: run_simulate(**options))

@@ -1,4 +1,4 @@
-"""`mizzen tetris generate`: an instance of a chosen size, as one document or as a folder of Parquet files."""
+"""`mizzen tetris generate`: generates an instance of a given size, as a JSON document or a folder of Parquet files."""
 
 from pathlib import Path
 
@@ -8,10 +8,12 @@ from server.progress import starting
 
 
 def run_generate(tables: int, regions: int, seed: int, out: Path) -> int:
-    """`mizzen tetris generate`; the exit code. A name that ends in `.json`, or `-`, gets the document.
+    """Runs `mizzen tetris generate`; returns the exit code.
+
+    If `out` ends in `.json` or is `-`, a JSON document is written, otherwise a folder.
 
     Raises:
-        ConfigurationError: it cannot be written there.
+        ConfigurationError: `out` cannot be written.
     """
     is_document = out == STANDARD or out.suffix == ".json"
     with starting():

@@ -1,4 +1,4 @@
-"""`mizzen init`: what an installation on an existing Postgres needs before its processes start."""
+"""`mizzen init`: prepares an installation on an existing Postgres, before its processes start."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ from mizzen.objects.store import open_store
 
 
 def run_init(settings: Settings, regions: Sequence[str], *, forget_unreadable_secrets: bool = False) -> int:
-    """Migrates the schema, adds regions (`NAME=BUCKET`), and makes the keys that are not there yet.
+    """Migrates the schema, adds regions (`NAME=BUCKET`), and creates missing keys.
 
-    `forget_unreadable_secrets`: secrets that the master key does not open are deleted instead of refused.
+    `forget_unreadable_secrets`: secrets that the master key cannot decrypt are deleted; by default they are an error.
 
     Raises:
-        ConfigurationError: no database is set, or a region is not of that form.
+        ConfigurationError: no database is set, or a region does not have this form.
     """
     if settings.database is None:
         raise ConfigurationError("--database: not set; give the URL of a Postgres database")
@@ -43,7 +43,7 @@ def run_init(settings: Settings, regions: Sequence[str], *, forget_unreadable_se
 def _region(text: str) -> tuple[str, str]:
     name, equals, url = text.partition("=")
     if not equals or not is_name(name):
-        raise ConfigurationError(f"--region: {text!r} must be NAME=BUCKET, the name of {NAME_RULE}")
+        raise ConfigurationError(f"--region: {text!r} must be NAME=BUCKET, where NAME is {NAME_RULE}")
     try:
         open_store(url)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Reading instances and plans, and `mizzen tetris score`, which needs no compiled code."""
+"""Reads instances and plans from files, and runs `mizzen tetris score`, which needs no compiled code."""
 
 import sys
 from collections.abc import Callable
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 def run_score(instance_path: Path, plan_path: Path) -> int:
-    """`mizzen tetris score`; the exit code.
+    """Runs `mizzen tetris score`; returns the exit code.
 
     Raises:
-        ConfigurationError: a document cannot be used, or both are to be read from standard input.
+        ConfigurationError: a document is invalid, or both paths are standard input.
     """
     _check_two(instance_path, plan_path)
     if instance_path.is_dir():
@@ -39,10 +39,10 @@ def run_score(instance_path: Path, plan_path: Path) -> int:
 
 
 def read_homes(instance_path: Path, plan_path: Path) -> dict[str, str]:
-    """The home of every table of an instance by a plan: table to region.
+    """Returns the home of every table of an instance after a plan: table to region.
 
     Raises:
-        ConfigurationError: a document cannot be used, or both are to be read from standard input.
+        ConfigurationError: a document is invalid, or both paths are standard input.
     """
     _check_two(instance_path, plan_path)
     instance = read_document(instance_path, documents.read_instance)
@@ -56,10 +56,10 @@ def _check_two(instance_path: Path, plan_path: Path) -> None:
 
 
 def read_document(path: Path, reader: Callable[[bytes], T]) -> T:
-    """What a reader makes of a file, or of standard input (`-`).
+    """Parses a file, or standard input (`-`), with `reader`.
 
     Raises:
-        ConfigurationError: it cannot be read, or is not what it should be.
+        ConfigurationError: the file cannot be read, or the document is invalid.
     """
     try:
         return reader(sys.stdin.buffer.read() if path == STANDARD else documents.read_file(path))
@@ -69,10 +69,10 @@ def read_document(path: Path, reader: Callable[[bytes], T]) -> T:
 
 
 def read_any(path: Path) -> "Columns":
-    """The instance in a JSON document, or in a folder of Parquet files.
+    """Reads an instance from a JSON document or from a folder of Parquet files.
 
     Raises:
-        ConfigurationError: a file cannot be read, or is not what it should be.
+        ConfigurationError: a file cannot be read, or its content is invalid.
     """
     from tetris.columns import Columns
 
@@ -80,10 +80,10 @@ def read_any(path: Path) -> "Columns":
 
 
 def read_needed(columns: "Columns", path: Path | None) -> "Needed":
-    """What jobs need of their tables, by the document that says which partitions they read; None: all of them.
+    """Reads which partitions jobs need from the document at `path`; without a path, jobs need their whole tables.
 
     Raises:
-        ConfigurationError: it cannot be read, is not what it should be, or is of another instance.
+        ConfigurationError: the document cannot be read, is invalid, or belongs to another instance.
     """
     from tetris.needed import Needed
 
@@ -97,10 +97,10 @@ def read_needed(columns: "Columns", path: Path | None) -> "Needed":
 
 
 def read_columns(path: Path) -> "Columns":
-    """The instance in a folder of Parquet files.
+    """Reads an instance from a folder of Parquet files.
 
     Raises:
-        ConfigurationError: a file cannot be read, or is not what it should be.
+        ConfigurationError: a file cannot be read, or its content is invalid.
     """
     from tetris.folders import read_folder
 

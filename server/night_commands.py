@@ -1,4 +1,4 @@
-"""`mizzen tetris plan`, `nights`, `moves`, `pause`: what the slow path decides in an installation, and moves."""
+"""`mizzen tetris plan`, `nights`, `report`, `moves`, `pause`, `resume`: the nightly placement of an installation."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -56,10 +56,10 @@ def _why(why: Mapping[str, Any]) -> str:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Decide and show it; nothing moves.")
+@click.option("--dry-run", is_flag=True, help="Only plan and report; move nothing.")
 @click.pass_obj
 def plan(session: Session, dry_run: bool) -> None:
-    """Decide now where tables belong, show it, and begin to move them (operators)."""
+    """Start a night now: plan the homes and replicas of tables, show the plan, and start the moves (operators)."""
     night = session.client.begin_night(dry_run=dry_run)
     began_s = said_s = time.monotonic()
     while night["state"] == "planning":
@@ -77,47 +77,47 @@ def plan(session: Session, dry_run: bool) -> None:
 @click.option("--limit", type=click.IntRange(1, 500), default=30, show_default=True)
 @click.pass_obj
 def nights(session: Session, limit: int) -> None:
-    """List nights, the newest first: what they moved, and what they left."""
+    """List nights, the newest first, with the numbers of their moves."""
     answer = session.client.nights(limit)
     emit_list(session, answer["items"], _NIGHT_COLUMNS)
     if answer["paused"] is not None:
         paused = answer["paused"]
         note = f": {paused['note']}" if paused["note"] else ""
-        say(f"moves are paused since {words.clock(paused['since'])} by {paused['by']}{note}")
+        say(f"moves have been paused since {words.clock(paused['since'])} by {paused['by']}{note}")
 
 
 @click.command()
 @click.argument("night", required=False)
 @click.pass_obj
 def report(session: Session, night: str | None) -> None:
-    """Show what NIGHT (default: the newest) decided: regions before and after, moves by gain, jobs left unplaced."""
+    """Show the plan of NIGHT (default: the newest): regions before and after, moves by gain, and unplaced jobs."""
     found = session.client.night(night or _newest(session))
     emit_one(session, found, lambda: "\n".join(_page(session.client, found)))
 
 
 @click.command()
 @click.argument("night", required=False)
-@click.option("--state", type=click.Choice(["waiting", "copying", "done", "left"]), help="Only those in this state.")
+@click.option("--state", type=click.Choice(["waiting", "copying", "done", "left"]), help="Only moves in this state.")
 @click.pass_obj
 def moves(session: Session, night: str | None, state: str | None) -> None:
-    """List the moves of NIGHT (default: the newest) in the order in which they begin, and why some were left."""
+    """List the moves of NIGHT (default: the newest) in the order of their start, and why some were not made."""
     listed = list(session.client.moves(night or _newest(session), state))
     emit_list(session, listed, _MOVE_COLUMNS, name=lambda m: str(m["table"]))
 
 
 @click.command()
-@click.option("--note", default="", help="Why, for the others.")
+@click.option("--note", default="", help="Reason for the pause, shown to other operators.")
 @click.pass_obj
 def pause(session: Session, note: str) -> None:
-    """Pause nightly moves, also the one that is on its way; what is copied stays (operators)."""
+    """Pause nightly moves, including moves in progress; copied data is kept (operators)."""
     paused = session.client.pause_moves(note)
-    emit_one(session, paused, lambda: f"paused since {words.clock(paused['since'])}", name="paused")
+    emit_one(session, paused, lambda: f"moves paused since {words.clock(paused['since'])}", name="paused")
 
 
 @click.command()
 @click.pass_obj
 def resume(session: Session) -> None:
-    """Let nightly moves go on where they stopped (operators)."""
+    """Resume nightly moves where they stopped (operators)."""
     session.client.resume_moves()
     emit_one(session, {"paused": None}, lambda: "resumed", name="resumed")
 
@@ -128,18 +128,18 @@ COMMANDS = (plan, nights, report, moves, pause, resume)
 def _newest(session: Session) -> str:
     items = session.client.nights(1)["items"]
     if not items:
-        say("there was no night yet; `mizzen tetris plan --dry-run` plans one")
+        say("there are no nights yet; `mizzen tetris plan --dry-run` plans one")
         finish(Exit.NOT_FOUND)
     return str(items[0]["id"])
 
 
 def _page(client: "Client", night: Mapping[str, Any]) -> Iterator[str]:
-    """What an operator looks at before anything moves."""
+    """Yields the lines of a night's report: its state, regions before and after, moves, and unplaced jobs."""
     from tetris.report import Summary, cannot_hold, lines
 
     yield f"{night['id']}: {night['state']}" + (", a dry run" if night["dry_run"] else "")
     if night["problem"] is not None:
-        yield f"it failed: {night['problem']}"
+        yield f"error: {night['problem']}"
     if night["report"] is None:
         return
     summary = Summary.of(night["report"]["summary"])
@@ -160,7 +160,7 @@ def _page(client: "Client", night: Mapping[str, Any]) -> Iterator[str]:
         short = f", {words.size(job['short_bytes'])} short" if job["short_bytes"] else ""
         yield f"  {job['job']} (priority {job['level']}): {job['reason'].replace('_', ' ')}{short}"
     if len(unplaced) > _UNPLACED_SHOWN:
-        yield f"  and {count - _UNPLACED_SHOWN:,} more; report.json in {night['artifact_url']} has them"
+        yield f"  and {count - _UNPLACED_SHOWN:,} more; see report.json in {night['artifact_url']}"
 
 
 def _move_said(move: Mapping[str, Any], *, left: bool) -> str:

@@ -1,4 +1,4 @@
-"""Documents that a command writes: checked before the work begins, and there as a whole or not at all."""
+"""Checks the output files of a command before its work starts, and writes documents atomically."""
 
 import json
 import os
@@ -13,14 +13,14 @@ from typing import IO, Any
 from infra.errors import ConfigurationError
 
 STANDARD = Path("-")
-"""Standard output, or input."""
+"""Stands for standard output, or standard input."""
 
 
 def check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path]) -> None:
-    """See to it that each file can be written; by the names of options and arguments.
+    """Checks that each output file can be written. Both mappings are by the names of options and arguments.
 
     Raises:
-        ConfigurationError: a file is a folder or cannot be written, is named twice, or is one that is read.
+        ConfigurationError: an output is a folder, cannot be written, is given twice, or is also an input.
     """
     known = {_identity(path): name for name, path in inputs.items() if path != STANDARD}
     for name, path in outputs.items():
@@ -29,18 +29,18 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path]
         if not _is_device(path):
             same = known.setdefault(_identity(path), name)
             if same != name:
-                raise ConfigurationError(f"{name}: {_shown(path)}: is {same} too: give another file")
+                raise ConfigurationError(f"{name}: {_shown(path)}: is also {same}: give another file")
         if path != STANDARD:
             _check_writable(name, path)
 
 
 def write_json(path: Path, body: Any, *, indent: int | None = 1) -> None:
-    """Write a document to a file, or to standard output (`-`). A file that was there stays until the new one is whole.
+    """Writes a JSON document to a file, or to standard output (`-`). An existing file is replaced atomically.
 
-    Without `indent` it is one line.
+    With `indent` None the document is one line.
 
     Raises:
-        ConfigurationError: it cannot be written.
+        ConfigurationError: the file cannot be written.
     """
     text = json.dumps(body, indent=indent, allow_nan=False) + "\n"
     if path == STANDARD:
@@ -57,7 +57,7 @@ def write_json(path: Path, body: Any, *, indent: int | None = 1) -> None:
                 shutil.copymode(path, name)
             name.replace(path.resolve())
     except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}: it is as it was before") from None
+        raise ConfigurationError(f"{path}: {error.strerror}: the file was not changed") from None
 
 
 def _print(text: str) -> None:
@@ -67,7 +67,7 @@ def _print(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # What is left in the buffer would fail once more at exit.
+        # Otherwise flushing the rest of the buffer at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise ConfigurationError(f"standard output: {error.strerror}") from None
 
@@ -78,18 +78,18 @@ def _check_writable(name: str, path: Path) -> None:
     if not path.resolve().parent.is_dir():
         raise ConfigurationError(f"{name}: {path}: folder {path.resolve().parent} does not exist")
     if path.exists() and not os.access(path, os.W_OK):
-        raise ConfigurationError(f"{name}: {path}: may not be written")
+        raise ConfigurationError(f"{name}: {path}: no permission to write it")
     if not _is_device(path):
         try:
             with _beside(path):
                 pass
         except OSError as error:
-            raise ConfigurationError(f"{name}: {path}: nothing can be written beside it: {error.strerror}") from None
+            raise ConfigurationError(f"{name}: {path}: cannot create a file in its folder: {error.strerror}") from None
 
 
 @contextmanager
 def _beside(path: Path) -> Iterator[tuple[IO[str], Path]]:
-    """A new file in the folder of another, and its name; it is gone in the end unless it was renamed."""
+    """Context manager for a temporary file in the same folder as `path`; at the end it is deleted unless renamed."""
     target = path.resolve()
     name = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}")
     with name.open("x", encoding="utf-8") as file:
@@ -100,7 +100,7 @@ def _beside(path: Path) -> Iterator[tuple[IO[str], Path]]:
 
 
 def _is_device(path: Path) -> bool:
-    """A terminal, a pipe, /dev/null: what is there and may not be replaced."""
+    """Returns whether the path exists but is not a regular file, such as a terminal, a pipe or /dev/null."""
     return path != STANDARD and path.exists() and not path.is_file() and not path.is_dir()
 
 

@@ -1,4 +1,4 @@
-"""`mizzen tetris solve`: read the instance, show how far the search is, write the plan."""
+"""`mizzen tetris solve`: reads the instance, shows the progress of the search, and writes the plan."""
 
 import time
 from collections import Counter
@@ -26,11 +26,11 @@ from tetris.versions import v1
 
 _CLIMB_S = 10.0
 _EXACT_S = 600.0
-_PROVED = "proved: no plan that may be chosen costs less"
+_PROVED = "optimal: no feasible plan has a lower total"
 _CLIMBING = 0.1
-"""The part of the exact method's time in which a plan to begin with is sought."""
+"""Fraction of the exact method's time that is used to find an initial plan."""
 _TELLS_NOTHING = 1e-3
-"""A bound of less than this part of the total says nothing."""
+"""A lower bound below this fraction of the total is reported as no bound."""
 _MOVES_SHOWN = 8
 
 
@@ -45,10 +45,10 @@ def run_solve(
     replicas: Path | None,
     reads: Path | None,
 ) -> int:
-    """`mizzen tetris solve` with its options; the exit code. Ctrl-C ends the search: the best plan so far is written.
+    """Runs `mizzen tetris solve`; returns the exit code. Ctrl-C ends the search and the best plan so far is written.
 
     Raises:
-        ConfigurationError: a document or an option cannot be used, or a file cannot be written.
+        ConfigurationError: a document or an option is invalid, or a file cannot be written.
     """
     with starting():
         columns = read_any(instance)
@@ -76,11 +76,11 @@ def run_solve(
     if proved:
         said.append(proved)
     if method == "v1":
-        said.append("v1 searched by its own objective; before and after are by the instance's")
+        said.append("v1 used its own objective; the totals before and after use the objective of the instance")
     if ended:
         said.append("mizzen: interrupted: this is the best plan so far")
     if left_out:
-        said.append("mizzen: interrupted: the plan is written, what --moves and --replicas name is not")
+        said.append("mizzen: interrupted: the plan is written; the files of --moves and --replicas are not")
     for line in said:
         err.print(line, highlight=False, markup=False, soft_wrap=True)
     return EXIT_INTERRUPTED if ended or left_out else 0
@@ -89,7 +89,7 @@ def run_solve(
 def _moves(
     columns: Columns, home: Ints, wanted: bool, show: Callable[[str], Shown], stop: Callable[[], bool]
 ) -> tuple[list[Move], list[dict[str, Any]]]:
-    """The first moves, and all of them as a document's list if that is wanted."""
+    """Returns the first moves and, if `wanted`, the list of all moves for the document."""
     first: list[Move] = []
     made: list[dict[str, Any]] = []
     count = int((home != columns.home).sum())
@@ -110,7 +110,7 @@ def _moves(
 def _solve(
     columns: Columns, method: str, time_s: float | None, seed: int, show: Shown, stop: Callable[[], bool]
 ) -> tuple[Ints, str]:
-    """The plan, and what is proved of it in a few words."""
+    """Returns the plan, and a message about its optimality, which may be empty."""
     if method == "v0":
         return columns.home, ""
 
@@ -132,11 +132,11 @@ def _solve(
 def _solve_exactly(
     columns: Columns, time_s: float, seed: int, show: Shown, stop: Callable[[], bool]
 ) -> tuple[Ints, str]:
-    """As `_solve`. A good plan to begin with saves the exact method time."""
+    """Like `_solve`, with the exact method. A good initial plan makes the exact method faster."""
     began_s = time.monotonic()
 
     def climbed(step: Step) -> None:
-        show(step.part * _CLIMBING, f"a plan to begin with: total {step.total:.6g}")
+        show(step.part * _CLIMBING, f"initial plan: total {step.total:.6g}")
 
     def listen(far: ExactProgress) -> None:
         part = _CLIMBING + (1 - _CLIMBING) * far.elapsed_s / max(left_s, 1e-9)
@@ -151,8 +151,8 @@ def _solve_exactly(
     if found.proved:
         return found.home, _PROVED
     if found.bound <= found.total * _TELLS_NOTHING:
-        return found.home, "not proved, and no bound found: the instance is large for this method, or the time short"
-    return found.home, f"not proved: no plan that may be chosen costs less than {found.bound:.6g}"
+        return found.home, "optimality not proved, no lower bound found: the instance is too large for this time"
+    return found.home, f"optimality not proved: no feasible plan has a total below {found.bound:.6g}"
 
 
 def _summary(columns: Columns, home: Ints, first: list[Move]) -> list[str]:
@@ -161,7 +161,7 @@ def _summary(columns: Columns, home: Ints, first: list[Move]) -> list[str]:
     for move in first:
         lines.append(f"  {move.table}: {move.source} -> {move.target}, total {move.total:+.4g}{_jobs(move)}")
     if summary.moved_tables > len(first):
-        lines.append(f"  and {summary.moved_tables - len(first):,} more; `--moves FILE` has all")
+        lines.append(f"  and {summary.moved_tables - len(first):,} more; `--moves FILE` writes all")
     return lines + report.cannot_hold(summary)
 
 

@@ -1,4 +1,4 @@
-"""How far a long command is: a bar in a terminal, lines elsewhere; and Ctrl-C, after which it may still finish."""
+"""Shows the progress of long commands, as a bar in a terminal and as lines elsewhere, and handles Ctrl-C."""
 
 import os
 import signal
@@ -16,16 +16,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 EXIT_INTERRUPTED = 130
 _LINE_EVERY_S = 5.0
 _LOADING_S = 5.0
-"""Loading compiled code takes a second; whatever takes longer compiles it."""
+"""Loading compiled code takes about a second; after this time, the code is being compiled."""
 Shown: TypeAlias = Callable[[float, str], None]
-"""Takes the part that is done (0..1), and a few words."""
+"""Shows progress: receives the completed fraction (0..1) and a short text."""
 
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """While nothing is begun that could be left undone, Ctrl-C ends the process at once, with a line.
+    """Context manager in which Ctrl-C ends the process immediately, with a message. Nothing must be half-written then.
 
-    An exception would come out of the middle of an import, or of loading compiled code, which may keep it to itself.
+    A `KeyboardInterrupt` could be raised inside an import or while compiled code is loaded, where it can get lost.
     """
 
     def end(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -42,8 +42,8 @@ def starting() -> Iterator[None]:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """While compiled code is loaded; says so if it has to be compiled first, which takes longer."""
-    said = "mizzen: compiling the search, under a minute, once for each version\n"
+    """Context manager for loading compiled code. Prints a message if the code must be compiled first."""
+    said = "mizzen: compiling the search; this takes less than a minute, once per version\n"
     word = threading.Timer(_LOADING_S, sys.stderr.write, (said,))
     word.daemon = True
     word.start()
@@ -55,7 +55,7 @@ def compiling() -> Iterator[None]:
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is noted and asked for; a second one ends at once."""
+    """Context manager that returns a function: whether Ctrl-C was pressed. A second Ctrl-C ends the process."""
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -72,7 +72,7 @@ def interrupts() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def shown(err: Console) -> Iterator[Callable[[str], Shown]]:
-    """Gives, for a name, what shows how far that is."""
+    """Context manager that returns a function which creates a progress display (`Shown`) for a name."""
     if err.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[far]}"), TimeElapsedColumn())
         with Progress(*columns, console=err) as bars:

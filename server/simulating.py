@@ -1,4 +1,4 @@
-"""`mizzen simulate`: reads the files, shows how far it is, writes JSON and the report."""
+"""`mizzen simulate`: reads the files, shows the progress, and writes JSON and the report."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,20 +28,20 @@ _SHOWN_BAD = 20
 
 @dataclass(frozen=True)
 class Case:
-    """A scenario, and what it changes against the unchanged one."""
+    """A scenario, and a description of how it differs from the unchanged scenario."""
 
     scenario: Scenario
     change: str | None = None
 
 
 def simulate(cases: Sequence[Case], names: Sequence[str], json_path: Path | None, report_path: Path | None) -> int:
-    """Runs every policy over every case; the exit code.
+    """Runs every policy on every case; returns the exit code.
 
-    `json_path` gets one object for one run, else a list of them; `-` is standard output. An interrupted run is written
-    too, and says so.
+    `json_path` gets one object for a single run, otherwise a list; `-` is standard output. The results of an
+    interrupted run are also written, and are marked as interrupted.
 
     Raises:
-        ConfigurationError: a policy that is none, or a file that cannot be written.
+        ConfigurationError: a policy is unknown, or a file cannot be written.
     """
     chosen = policies(names)
     for path in (json_path, report_path):
@@ -83,7 +83,7 @@ def _name(policy: Policy, case: Case) -> str:
 
 def _say_bad(scenario: Scenario, err: Console) -> None:
     if scenario.bad:
-        err.print(f"mizzen: {len(scenario.bad)} bad rows of the trace are left out:", highlight=False)
+        err.print(f"mizzen: {len(scenario.bad)} bad rows of the trace are ignored:", highlight=False)
         for row in scenario.bad[:_SHOWN_BAD]:
             err.print(f"  {row}", highlight=False, markup=False, soft_wrap=True)
         if len(scenario.bad) > _SHOWN_BAD:
@@ -91,7 +91,7 @@ def _say_bad(scenario: Scenario, err: Console) -> None:
 
 
 def _watched(show: Shown, interrupted: Callable[[], bool]) -> Callable[[simulation.simulator.Progress], bool]:
-    """What a run tells how far it is, and asks whether to stop."""
+    """Returns the callback of a run: it shows the progress and returns whether to stop."""
 
     def stop(p: simulation.simulator.Progress) -> bool:
         show(p.done, _line(p))
@@ -101,7 +101,7 @@ def _watched(show: Shown, interrupted: Callable[[], bool]) -> Callable[[simulati
 
 
 def duration(span_s: float) -> str:
-    """Seconds as people say them: `3d 04:05:06`."""
+    """Formats seconds as `3d 04:05:06`."""
     days, rest = divmod(int(span_s), 86400)
     clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days}d {clock}" if days else clock
@@ -136,7 +136,7 @@ def _summary(outcomes: Sequence[dict[str, Any]]) -> str:
 
 
 def percent(rate: float | None) -> str:
-    """A rate as people say it; a dash for none."""
+    """Formats a rate as a percentage; `-` for None."""
     return "-" if rate is None else f"{100 * rate:.2f} %"
 
 
@@ -163,10 +163,10 @@ def run_simulate(
     replicas: Path | None,
     reads: Path | None,
 ) -> int:
-    """`mizzen simulate` with its options; the exit code.
+    """Runs `mizzen simulate`; returns the exit code.
 
     Raises:
-        ConfigurationError: something in a file or an option cannot be; it is named.
+        ConfigurationError: an option or a value in a file is invalid; the message names it.
     """
     policies(names)
     until_s = _time_s("--until", until, inf)
@@ -174,19 +174,19 @@ def run_simulate(
     try:
         if from_live is not None:
             if instance is not None:
-                raise ConfigurationError("--from-live and --instance are each the fleet and the workloads: give one")
+                raise ConfigurationError("--from-live and --instance both define fleet and workloads: give only one")
             cases = _live(from_live, fleet, trace, seed, params, until_s, measured, changes, drains)
         elif instance is not None:
             if fleet is not None or trace is not None:
                 raise ConfigurationError(
-                    "--instance is the fleet and the workloads: --fleet and --trace do not go with it"
+                    "--instance defines fleet and workloads: --fleet and --trace cannot be used with it"
                 )
             cases = [Case(_day(instance, plan, replicas, reads, seed, params))]
         else:
             if plan is not None or replicas is not None or reads is not None:
-                raise ConfigurationError("--plan, --replicas and --reads are of an instance: they need --instance")
+                raise ConfigurationError("--plan, --replicas and --reads belong to an instance: they need --instance")
             if fleet is None or trace is None:
-                raise ConfigurationError("--fleet and --trace are needed, or --from-live, or --instance")
+                raise ConfigurationError("--fleet and --trace are required, or --from-live, or --instance")
             if changes or drains:
                 raise ConfigurationError("--set and --drain change a live snapshot: they need --from-live")
             span = Span(_time_s("--from", from_, 0.0), _time_s("--to", to, inf))
@@ -196,7 +196,7 @@ def run_simulate(
             )  # fmt: skip
             cases = [Case(scenario)]
     except KeyboardInterrupt:
-        click.echo("mizzen: interrupted while the files were read: nothing was simulated", err=True)
+        click.echo("mizzen: interrupted while reading the files: nothing was simulated", err=True)
         return EXIT_INTERRUPTED
     return simulate(cases, names, json_path, report_path)
 
@@ -228,7 +228,7 @@ def _live(
     drains: Sequence[str],
 ) -> list[Case]:
     if fleet is not None or trace is not None:
-        raise ConfigurationError("--from-live is the fleet and the workloads: --fleet and --trace do not go with it")
+        raise ConfigurationError("--from-live defines fleet and workloads: --fleet and --trace cannot be used with it")
     live = load_live(snapshot)
     settings = override(Settings(), tuple(params))
     cases = [Case(live_scenario(live, settings, seed, until_s, measured))]
@@ -240,7 +240,7 @@ def _live(
 
 
 def _time_s(option: str, text: str | None, absent: float) -> float:
-    """Seconds of a duration such as 40d, or of a number of seconds."""
+    """Returns the seconds of a duration such as 40d or of a number of seconds; `absent` if `text` is None."""
     if text is None:
         return absent
     try:

@@ -1,4 +1,4 @@
-"""`mizzen tetris`: the slow path's decisions on instance files, which need no installation, and its facts in one."""
+"""`mizzen tetris`: commands for the placement of tables, on instance files or in a running installation."""
 
 from math import isfinite
 from pathlib import Path
@@ -17,7 +17,7 @@ _PATH = click.Path(path_type=Path)
 
 
 class _Output(click.Path):
-    """Where to write: a file, or a folder whose name does not end in .json. A `Path` would lose a slash at its end."""
+    """An output path: a file, or optionally a folder. Checks for a trailing slash, which `Path` would remove."""
 
     def __init__(self, *, may_be_folder: bool = False) -> None:
         super().__init__(path_type=Path)
@@ -26,7 +26,7 @@ class _Output(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See `click.ParamType.convert`."""
         if str(value).endswith("/") and not (self.may_be_folder and not str(value).rstrip("/").endswith(".json")):
-            self.fail(f"{value}: ends like a folder: give the name of a file", param, ctx)
+            self.fail(f"{value}: ends with a slash: give the name of a file", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -44,18 +44,16 @@ for command in (usage, *NIGHT_COMMANDS):
 
 @tetris.command()
 @click.argument("file", type=click.File("w", lazy=True, atomic=True), default="-")
-@click.option("--window", "window_days", type=float, metavar="DAYS", help="Count runs of so many days (default: 30).")
-@click.option(
-    "--reads", type=click.File("w", lazy=True, atomic=True), help="Where to write who reads which partitions."
-)
-@click.option("--region", help="Its datacenters and partitions, in place of all regions and tables.")
+@click.option("--window", "window_days", type=float, metavar="DAYS", help="Runs of the last DAYS days (default: 30).")
+@click.option("--reads", type=click.File("w", lazy=True, atomic=True), help="File for the partitions that jobs read.")
+@click.option("--region", help="Export the datacenters and partitions of this region instead.")
 @click.pass_obj
 def export(
     session: Session, file: IO[str], window_days: float | None, reads: IO[str] | None, region: str | None
 ) -> None:
     """Write the instance (regions, tables, recurring jobs) to FILE (default: stdout), as JSON (operators)."""
     if reads is not None and region is not None:
-        raise click.UsageError("--reads: the tables of a region's instance are partitions, so its jobs tell them all")
+        raise click.UsageError("--reads: the tables of a region's instance are partitions, so it contains all reads")
     file.write(dump(session.client.instance(window_days, region), "json") + "\n")
     if reads is not None:
         reads.write(dump(session.client.reads(window_days), "json") + "\n")
@@ -66,9 +64,9 @@ def export(
 @click.argument("plan", type=_PATH)
 @click.pass_obj
 def assign(session: Session, instance: Path, plan: Path) -> None:
-    """Write down the datacenters of partitions, all or none: PLAN for INSTANCE (export --region; operators).
+    """Assign partitions to datacenters, all or none, as PLAN does for INSTANCE (export --region; operators).
 
-    A partition that PLAN does not name is assigned to its datacenter in INSTANCE.
+    A partition that is not in PLAN is assigned to its datacenter in INSTANCE.
     """
     from server.instance_files import read_homes
 
@@ -84,11 +82,11 @@ def assign(session: Session, instance: Path, plan: Path) -> None:
 
 def _budget(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     if value is not None and not (value >= 0 and isfinite(value)):
-        raise click.BadParameter(f"{value}: must be 0 or more seconds, and finite", context, parameter)
+        raise click.BadParameter(f"{value}: must be a finite number of seconds, 0 or more", context, parameter)
     return value
 
 
-# Commands on files: they call no API, and print documents or nothing.
+# Commands on files: they do not call the API.
 @tetris.command(cls=click.Command)
 @click.argument("instance", type=_PATH)
 @click.option("--method", type=click.Choice(["climb", "exact", "v0", "v1"]), default="climb", show_default=True)
@@ -96,10 +94,10 @@ def _budget(context: click.Context, parameter: click.Parameter, value: float | N
     "--time-s", type=float, callback=_budget, help="Time budget (default: 10 for climb and v1, 600 for exact)."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--out", type=_OUTPUT, default=Path("-"), help="Where to write the plan (default: standard output).")
-@click.option("--moves", type=_OUTPUT, help="Where to write what each move gains, as JSON.")
-@click.option("--replicas", type=_OUTPUT, help="Where to write the replicas that the plan's homes call for, as JSON.")
-@click.option("--reads", type=_PATH, help="Which partitions jobs read (export --reads): replicas have no others.")
+@click.option("--out", type=_OUTPUT, default=Path("-"), help="File for the plan (default: standard output).")
+@click.option("--moves", type=_OUTPUT, help="File for the moves and what each gains, as JSON.")
+@click.option("--replicas", type=_OUTPUT, help="File for the replicas that jobs need under the plan, as JSON.")
+@click.option("--reads", type=_PATH, help="Partitions that jobs read (export --reads); only these are replicated.")
 def solve(**options: Any) -> None:
     """Find homes for the tables of INSTANCE: JSON, or a folder of Parquet files (docs/tetris-instances.md)."""
     from server.outputs import check_outputs
@@ -111,7 +109,7 @@ def solve(**options: Any) -> None:
             inputs = {"INSTANCE": options["instance"], "--reads": options["reads"]}
             check_outputs(outputs, {name: path for name, path in inputs.items() if path is not None})
             if options["method"] != "v0":
-                say("loading the search, which takes some seconds; then its time begins")
+                say("loading the search, which takes some seconds and does not count as search time")
             from server.placing import run_solve
         return run_solve(**options)
 
@@ -122,7 +120,7 @@ def solve(**options: Any) -> None:
 @click.argument("instance", type=_PATH)
 @click.argument("plan", type=_PATH)
 def score(instance: Path, plan: Path) -> None:
-    """Print what PLAN costs for INSTANCE, term by term, and which constraints it breaks, as JSON."""
+    """Print the cost of PLAN for INSTANCE, term by term, and the violated constraints, as JSON."""
     from server.instance_files import run_score
 
     run_command(lambda: run_score(instance, plan))
@@ -131,17 +129,17 @@ def score(instance: Path, plan: Path) -> None:
 @tetris.command(cls=click.Command)
 @click.option("--tables", type=click.IntRange(min=1), default=200, show_default=True)
 @click.option(
-    "--regions", type=click.IntRange(min=3), default=6, show_default=True, help="Hardware is uneven over them."
+    "--regions", type=click.IntRange(min=3), default=6, show_default=True, help="Hardware is distributed unevenly."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
     "--out",
     type=_Output(may_be_folder=True),
     default=Path("-"),
-    help="A name that ends in .json, or a folder for Parquet files.",
+    help="A file whose name ends in .json, or a folder for Parquet files.",
 )
 def generate(tables: int, regions: int, seed: int, out: Path) -> None:
-    """Make an instance with the shape that MAST reports."""
+    """Generate an instance with the distributions that MAST reports."""
     from server.generating import run_generate
 
     run_command(lambda: run_generate(tables, regions, seed, out))

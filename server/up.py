@@ -1,4 +1,4 @@
-"""`mizzen up`: the embedded stack in the foreground."""
+"""`mizzen up`: runs the embedded stack in the foreground."""
 
 import asyncio
 import signal
@@ -26,12 +26,12 @@ def _say(line: str) -> None:
 
 
 async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False) -> int:
-    """Starts the stack, stays until Ctrl-C or SIGTERM, and leaves no process behind.
+    """Starts the stack, runs until Ctrl-C or SIGTERM, and stops all its processes.
 
-    `forget_unreadable_secrets`: secrets that the master key does not open are deleted instead of refused.
+    `forget_unreadable_secrets`: secrets that the master key cannot decrypt are deleted; by default they are an error.
 
     Raises:
-        MizzenError: something that the operator can mend.
+        MizzenError: the stack cannot start, for a reason that the operator can fix.
     """
     fleet = load_fleet(settings.fleet)
     check_providers(settings)
@@ -53,7 +53,7 @@ async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False)
                 starting.result()
                 _show(stack, await _warning_of_sharing(stack))
                 await stopped
-                _say("stopping: asking workloads to save")
+                _say("stopping: workloads save checkpoints")
         finally:
             stopped.cancel()
             starting.cancel()
@@ -73,21 +73,21 @@ def _show(stack: EmbeddedStack, warning: str | None) -> None:
     if warning is not None:
         _say(f"WARNING: {warning}")
     _say(f"  first use  mizzen login {stack.api_url} --key - < {key_file}")
-    _say("Ctrl-C saves workloads and stops it; they go on at the next `mizzen up` on the same folder.")
+    _say("Ctrl-C saves workloads and stops mizzen; they continue at the next `mizzen up` with the same folder.")
 
 
 async def _warning_of_sharing(stack: EmbeddedStack) -> str | None:
-    """At each start: that tenants are not separated from each other, where there is more than one."""
+    """Returns a warning if there are several tenants and their tasks run as the same user; None otherwise."""
     own = [machine["entry"] for machine in stack.fleet.machines() if machine["entry"].run_as is None]
     shared = why_shared(stack.settings, stack.data_dir / "machines") if own else None
     if shared is None:
         return None
     try:
-        # The stack is up, and what is asked here must not stop it: the database may be killed, or hang, at any time.
+        # A failure of this query must not stop the stack: the database may be killed or hang at any time.
         async with asyncio.timeout(_ANSWERS_S):
             tenants = await asyncio.to_thread(_tenants, stack.database_url)
     except (SQLAlchemyError, TimeoutError):
-        return f"the number of tenants is not known, the database does not answer; if there are several, {shared}"
+        return f"the number of tenants is unknown, the database does not respond; if there are several, {shared}"
     return f"{tenants} tenants: {shared}" if tenants > 1 else None
 
 

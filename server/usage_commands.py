@@ -1,4 +1,4 @@
-"""`mizzen tetris usage`: what read which tables elsewhere."""
+"""`mizzen tetris usage`: records the table usage of jobs that mizzen does not schedule."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ _RUN = re.compile(r"runs\[(\d+)\](?:\.(.*))?")
 
 @click.group(cls=Commands)
 def usage() -> None:
-    """Tell which tables jobs read that run elsewhere."""
+    """Record the table usage of jobs that mizzen does not schedule."""
 
 
 @usage.command("import")
@@ -32,9 +32,9 @@ def usage() -> None:
 @click.option("--bad-rows", type=click.Choice(["refuse", "skip"]), default="refuse", show_default=True)
 @click.pass_obj
 def import_usage(session: Session, file: Path, bad_rows: str) -> None:
-    """Record the runs of a CSV or Parquet FILE (operators). Runs that are known stay as they are: it may be done again.
+    """Record the runs in a CSV or Parquet FILE (operators). Idempotent: runs that are already recorded are not changed.
 
-    With --bad-rows refuse, nothing of a file is recorded that has a row that cannot be read.
+    With --bad-rows refuse, nothing is recorded if the file has an unreadable row.
     """
     from server.usage_files import read_usage
 
@@ -62,7 +62,10 @@ def import_usage(session: Session, file: Path, bad_rows: str) -> None:
 
 
 def _record(session: Session, batch: Sequence["Row"], wrong: dict[int, str], *, skip: bool) -> dict[str, int] | None:
-    """What the API made of a batch; what it refuses goes into `wrong`, and is left out or (None) ends it."""
+    """Records a batch of runs through the API, and adds the rows that the API refuses to `wrong`.
+
+    Refused rows are skipped if `skip` is set; otherwise the function returns None.
+    """
     left = list(batch)
     while left:
         try:

@@ -1,4 +1,4 @@
-"""Files of usage: runs of jobs as CSV or Parquet, read with errors that name the row (docs/data.md has the columns)."""
+"""Reads runs of jobs from CSV or Parquet files; errors name the row. docs/data.md describes the columns."""
 
 import csv
 import io
@@ -25,11 +25,11 @@ _SHOWN = 60
 
 
 class UsageFileError(MizzenError):
-    """A file of usage that cannot be read at all."""
+    """The usage file cannot be read at all."""
 
 
 class _Wrong(ValueError):
-    """A cell that cannot be used: column, value, and what would be right."""
+    """An invalid cell. The message contains the column, the value, and what would be valid."""
 
     def __init__(self, column: str, value: object, message: str) -> None:
         super().__init__(f"{column}: {repr(value)[:_SHOWN]}: {message}")
@@ -37,19 +37,19 @@ class _Wrong(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the file: a run as `POST /v1/usage` takes it, or what is wrong with it."""
+    """A row of the file: a run in the form of `POST /v1/usage`, or an error."""
 
     number: int
-    """The line of a CSV file, which begins with its header; the row of a Parquet file, from 1."""
+    """Line number in a CSV file, where the header is line 1; row number in a Parquet file, from 1."""
     run: dict[str, Any] | None
     wrong: str | None = None
 
 
 def read_usage(path: Path) -> Iterator[Row]:
-    """The rows of a file, good and bad, in order. A name that ends in `.parquet` or `.pq` is a Parquet file's.
+    """Yields all rows of a file in order, valid and invalid ones. Files ending in `.parquet` or `.pq` are Parquet.
 
     Raises:
-        UsageFileError: it cannot be read, or lacks a column or has an unknown one.
+        UsageFileError: the file cannot be read, or a column is missing or unknown.
     """
     try:
         header, cells = _parquet(path) if path.suffix in (".parquet", ".pq") else _csv(path)
@@ -57,10 +57,10 @@ def read_usage(path: Path) -> Iterator[Row]:
         raise UsageFileError(f"{path}: {error}") from None
     for name in NEEDED:
         if name not in header:
-            raise UsageFileError(f"{path}: column {name}: missing; a file has {', '.join(NEEDED)}")
+            raise UsageFileError(f"{path}: column {name}: missing; required columns are {', '.join(NEEDED)}")
     for name in header:
         if name not in (*NEEDED, *OPTIONAL):
-            raise UsageFileError(f"{path}: column {name!r}: unknown; columns are {', '.join((*NEEDED, *OPTIONAL))}")
+            raise UsageFileError(f"{path}: column {name!r}: unknown; the columns are {', '.join((*NEEDED, *OPTIONAL))}")
     return _rows(cells)
 
 
@@ -71,21 +71,21 @@ def _rows(cells: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[Row]:
             run = _run(row)
             first = seen.setdefault((run["source"], run["run"]), number)
             if first != number:
-                raise _Wrong("run", run["run"], f"is that of row {first} too: a run is told once")
+                raise _Wrong("run", run["run"], f"is also in row {first}: run ids must be unique")
             yield Row(number, run)
         except _Wrong as error:
             yield Row(number, None, str(error))
 
 
 def _run(row: Mapping[str, Any]) -> dict[str, Any]:
-    if None in row:  # what `csv` calls the cells that no column has
+    if None in row:  # The `csv` module stores cells beyond the header under None.
         raise _Wrong("the end", row[None], "the row has more cells than the header")  # type: ignore[index]
     kind = _text(row, "kind")
     if kind not in KINDS:
         raise _Wrong("kind", kind, f"must be {', '.join(KINDS[:-1])} or {KINDS[-1]}")
     source = _optional(row, "source", _name) or kind
     if source == OWN_SOURCE:
-        raise _Wrong("source", source, "must be another name; mizzen tells of its own workloads itself")
+        raise _Wrong("source", source, "must be another name; mizzen records its own workloads itself")
     run = {
         "source": source,
         "run": _text(row, "run"),
@@ -100,7 +100,7 @@ def _run(row: Mapping[str, Any]) -> dict[str, Any]:
         "ended_at": _time(row),
     }
     if run["gpu_hours"] and run["gpu_type"] is None:
-        raise _Wrong("gpu_hours", row["gpu_hours"], "must be 0 or empty where gpu_type is empty")
+        raise _Wrong("gpu_hours", row["gpu_hours"], "must be 0 or empty if gpu_type is empty")
     return run
 
 
@@ -127,12 +127,12 @@ def _tables(row: Mapping[str, Any]) -> list[str]:
     value = row.get("tables")
     names = value.split("|") if isinstance(value, str) and value else value or []
     if not isinstance(names, list):
-        raise _Wrong("tables", value, "must be names with | between them, or a list")
+        raise _Wrong("tables", value, "must be names separated by |, or a list")
     for name in names:
         if not isinstance(name, str) or not is_read(name):
             raise _Wrong("tables", name, f"must be {READ_RULE}")
     if len(set(names)) < len(names):
-        raise _Wrong("tables", value, "names a table or a partition twice")
+        raise _Wrong("tables", value, "contains a table or a partition twice")
     return names
 
 

@@ -1,6 +1,6 @@
-"""From an instance of Tetris with its homes and replicas to a scenario: a day of its jobs on its regions' hardware.
+"""Builds a scenario from a Tetris instance with its homes and replicas: a day of its jobs on its regions' hardware.
 
-What an instance does not say is drawn by a hash of the seed and the job's name, as where a trace is silent.
+Values that the instance does not contain are drawn by a hash of the seed and the job's name, as for a trace.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from tetris.needed import Needed
 from tetris.replicas import Flags, Parts, candidate_regions
 
 TENANT = "jobs"
-"""The only tenant, within its quota with all that it asks for: an instance knows no tenants, so levels decide."""
+"""The only tenant, whose quota covers all its workloads: an instance has no tenants, so only priority levels matter."""
 FIVE_MINUTES = Settings(tick_spacing_s=300)
 """MAST 5.4: a pass over the queue every five minutes still gives good schedules."""
 _DAY_H = 24.0
@@ -33,21 +33,21 @@ _PER_MACHINE, _PER_RACK = 8, 16
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the data is."""
+    """The regions that hold the data."""
 
     held: Parts | Flags
-    """[T, R] part of each table that is in a region; with `needed`, which pieces are there [T + P, R]."""
+    """[T, R] fraction of each table that a region holds; with `needed`, [T + P, R] whether a region holds a piece."""
     needed: Needed | None = None
-    """What jobs read of their tables; None: all of them."""
+    """The partitions that jobs read; None: jobs read whole tables."""
 
 
 def placement_of(
     columns: Columns, home: Ints, replicas: Sequence[ReplicaEntry] | None, needed: Needed | None = None
 ) -> Placement:
-    """The homes [T] and the replicas; None: those that the instance has, which are used up and left as homes move.
+    """Returns the placement of the homes [T] and the replicas; `replicas` None: the replicas of the instance.
 
     Raises:
-        ValueError: a replica has a partition that no job needs.
+        ValueError: a replica lists a partition that no job reads.
     """
     needed = Needed.of(columns) if needed is None else needed
     whole = np.zeros((len(home), len(columns.regions)), np.bool_)
@@ -65,7 +65,7 @@ def placement_of(
         for name in one.partitions or ():
             if name not in number:
                 raise ValueError(
-                    f"replicas.{index}.partitions: {name!r} is read by no job: give the reads that the replicas are for"
+                    f"replicas.{index}.partitions: {name!r} is read by no job: pass the reads that the replicas serve"
                 )
             pieces[number[name], region[one.region]] = True
     return Placement(pieces, needed)
@@ -79,11 +79,12 @@ def day_of(
     days: int = 1,
     settings: Settings = FIVE_MINUTES,
 ) -> Scenario:
-    """Every ML job on GPUs once a day, at a moment of its own; the last of `days` is measured.
+    """Returns a scenario in which every ML job on GPUs is submitted once a day, at a random time of the day.
 
-    A region's hours of supply are those of a day, on machines of 8 GPUs. A job's hours become a gang with MAST's
-    quantiles, which works no longer than a day, and is at most half of the smallest region that has its type where that
-    lets it. Spark's and Presto's jobs have schedulers of their own.
+    The last of `days` is measured. A region's supply in GPU hours is the capacity of one day, on machines of 8 GPUs.
+    The GPU hours of a job become one gang, whose size is drawn from MAST's quantiles. A gang works at most a day.
+    Unless that requires more GPUs, it has at most half of the GPUs of the smallest region with its GPU type. Spark and
+    Presto jobs are left out: they have their own schedulers.
     """
     machines = _machines(columns)
     possible = candidate_regions(columns, placement.held, placement.needed)
@@ -113,7 +114,7 @@ def day_of(
 
 
 def _gang(gpu_type: str, hours: float, smallest: float, at: float, settings: Settings) -> JobRequest:
-    """A power of two, so that many ask for the same; more where a day would not be enough."""
+    """Returns a gang whose GPU count is a power of two, so that many gangs are alike; or more, to finish in a day."""
     wanted = min(lognormal_at(*GANG_GPUS, at), hours / _SHORTEST_H, smallest / 2)
     gpus = max(2 ** int(log2(max(wanted, 1.0))), ceil(hours / _DAY_H))
     tasks = ceil(gpus / _PER_MACHINE)
@@ -132,7 +133,7 @@ def _region(columns: Columns, number: int, region: str) -> Iterator[MachineState
         for machine in range(ceil(left / _PER_MACHINE)):
             gpus = min(_PER_MACHINE, left - machine * _PER_MACHINE)
             rack = f"{gpu_type}-{machine // _PER_RACK}"
-            # Twice what a gang asks for by default: only GPUs are short.
+            # Twice the CPUs and memory that a gang requests by default, so that only GPUs are scarce.
             amounts = 8000 * gpus, (64 << 30) * gpus
             id_ = f"{region}/{gpu_type}/m{machine:05d}"
             yield MachineState(id_, "ml", rack, gpu_type, gpus, gpus, *amounts, *amounts)

@@ -1,4 +1,4 @@
-"""What a change makes of each policy's figures: the first thing to see of a what-if run."""
+"""Compares each policy's figures without and with a change, for what-if runs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from simulation.words import NONE, Outcome, number, percent, span
 
 QUOTAS = {"within_quota": "within quota", "over_quota": "over quota"}
 DONE = {"award": "awarded", "start": "started"}
-"""What waits end with, as it is said."""
+"""Text in reports for each event that ends a wait."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One figure of one policy without and with the change, as text. `by` is empty where nothing changes."""
+    """One figure of one policy without and with the change, as text. `by` is empty if the texts are equal."""
 
     policy: str
     figure: str
@@ -26,13 +26,13 @@ class Difference:
 
 
 def pairs(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
-    """Each policy's unchanged run with its changed run; runs without a partner are left out."""
+    """Returns each policy's (unchanged run, changed run); policies with only one of them are left out."""
     unchanged = {one["policy"]: one for one in outcomes if not one["run"]["change"]}
     return [(unchanged[one["policy"]], one) for one in outcomes if one["run"]["change"] and one["policy"] in unchanged]
 
 
 def differences(before: Outcome, after: Outcome) -> list[Difference]:
-    """The main figures of a policy, and those by priority that the change alters."""
+    """Returns the main figures of a policy, and the figures by priority that differ."""
     rows = [_difference(after["policy"], *figure, before, after) for figure in _main()]
     by_priority = (_difference(after["policy"], *figure, before, after) for figure in _by_priority())
     return rows + [row for row in by_priority if row.by]

@@ -1,4 +1,4 @@
-"""What decides: the queue and the regions behind one small interface, on the production code or on the references."""
+"""The scheduler under simulation: one interface to queue and regions, and its implementation on the production code."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,90 +28,93 @@ _DIGITS = 8
 
 
 def id_of(number: int) -> str:
-    """The id under which the decision packages know a workload: its number, so that ids sort as numbers do."""
+    """Returns a workload's id in the decision packages: its number with leading zeros, so that ids sort by number."""
     return f"{number:0{_DIGITS}d}"
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A scan pass: numbers of pending workloads in queue order, and the ranks of what is placed."""
+    """The result of a scan: the queue's order, and the ranks of pending and placed workloads."""
 
     order: Ints
+    """Numbers of the pending workloads, in queue order."""
     rank: Ints
-    """By place in the queue."""
+    """Rank, by position in the queue."""
     gang: Ints
-    """By place in the queue: equal numbers ask for the same."""
+    """Number of the gang's request, by position in the queue; equal requests have equal numbers."""
     placed: Ints
+    """Numbers of the placed workloads."""
     placed_rank: Ints
+    """Ranks of `placed`."""
     ranked: Callable[[int], Ranked]
-    """The workload at a place in the queue."""
+    """Returns the workload at a position in the queue."""
 
 
 @dataclass
 class Counts:
-    """What was decided, and how often an earlier refusal answered."""
+    """Numbers of decisions, and of hits and misses of the negative cache."""
 
     decisions: int = 0
-    """Workloads put before the regions."""
+    """Number of times that a workload was offered to the regions."""
     negative_hits: int = 0
     negative_misses: int = 0
 
 
 class Engine(Protocol):
-    """Decides. It is told of every change, and keeps its own picture of the world."""
+    """A scheduler. The simulator reports every change to it, and it keeps its own state of queue and regions."""
 
     def set_tenants(self, tenants: Iterable[TenantState]) -> None:
-        """Tenants as they are now."""
+        """Replaces the tenants and their shares."""
 
     def change(
         self, pending: Sequence[QueueChange[QueuedWorkload]], placed: Sequence[QueueChange[PlacedWorkload]]
     ) -> None:
-        """News of the queue."""
+        """Applies changes of the pending and the placed workloads."""
 
     def scan(self, now_s: float) -> Standing:
-        """Ranks everything."""
+        """Ranks all pending and placed workloads."""
 
     def open(self, now_s: float) -> None:
         """Begins a pass over the queue."""
 
     def place(self, candidates: Sequence[Candidate]) -> Sequence[Outcome]:
-        """Bids and awards, in the order of the candidates; the regions know of the awards."""
+        """Collects bids and awards them, in the order of the candidates; the regions' state includes the awards."""
 
     def running(self, region: str, workload: RunningWorkload) -> None:
-        """A workload holds all that it was promised, or its rank or checkpoint is new."""
+        """Adds or updates a workload that holds all its slots, such as after a change of its rank or checkpoints."""
 
     def leave(self, region: str, workload: str) -> None:
-        """A workload gives up all that it holds, to its evictor and then to all."""
+        """Releases all resources that a workload holds: its evictor gets what it is owed, and the rest becomes free."""
 
     def join(self, region: str, machine: MachineState) -> None:
-        """A machine is there from now on, all of it free."""
+        """Adds a machine, all of it free."""
 
     def close(self, region: str, machine: str) -> None:
-        """A machine takes nothing new; whoever is there goes on until it leaves."""
+        """Closes a machine to new workloads; present ones keep running until they leave."""
 
     def counts(self) -> Counts:
-        """What was decided so far."""
+        """Returns the counts of decisions so far."""
 
 
 class Ranks:
-    """The queue as columns, and its scan, as the live system runs them."""
+    """The queue as columns with its scan, the same code as in the live system."""
 
     def __init__(self, weights: CreditWeights) -> None:
         self._weights = weights
         self._queue = QueueColumns()
 
     def set_tenants(self, tenants: Iterable[TenantState]) -> None:
-        """Tenants as they are now."""
+        """Replaces the tenants and their shares."""
         self._queue.set_tenants(tenants)
 
     def change(
         self, pending: Sequence[QueueChange[QueuedWorkload]], placed: Sequence[QueueChange[PlacedWorkload]]
     ) -> None:
-        """News of the queue."""
+        """Applies changes of the pending and the placed workloads."""
         self._queue.apply(pending, placed)
 
     def scan(self, now_s: float) -> Standing:
-        """Ranks everything."""
+        """Ranks all pending and placed workloads."""
         scan = scan_queue(self._queue, now_s, self._weights)
         rows = scan.order
         return Standing(
@@ -125,7 +128,7 @@ class Ranks:
 
 
 class Production(Ranks):
-    """The decision packages as the live system runs them: queue and regions as columns, the auction's auction."""
+    """The decision packages of the live system: queue and regions as columns, and the auction."""
 
     def __init__(
         self, machines: Mapping[str, tuple[MachineState, ...]], weights: CreditWeights, options: Options
@@ -146,34 +149,34 @@ class Production(Ranks):
         self._auction.open(now_s)
 
     def place(self, candidates: Sequence[Candidate]) -> Sequence[Outcome]:
-        """Bids and awards, in the order of the candidates."""
+        """Collects bids and awards them, in the order of the candidates."""
         self._decisions += len(candidates)
         return self._auction.place(candidates)
 
     def running(self, region: str, workload: RunningWorkload) -> None:
-        """A workload's row among the holders."""
+        """Adds or updates a workload that holds all its slots."""
         self._auction.regions[region].put_running(workload)
 
     def leave(self, region: str, workload: str) -> None:
-        """A workload gives up all that it holds."""
+        """Releases all resources that a workload holds."""
         leave(self._auction.regions[region], workload)
 
     def join(self, region: str, machine: MachineState) -> None:
-        """A machine is there from now on."""
+        """Adds a machine, all of it free."""
         self._auction.regions[region].put_machine(machine)
 
     def close(self, region: str, machine: str) -> None:
-        """A machine takes nothing new."""
+        """Closes a machine to new workloads."""
         self._auction.regions[region].drop_machine(machine)
 
     def counts(self) -> Counts:
-        """What was decided so far."""
+        """Returns the counts of decisions so far."""
         stats = self._auction.stats
         return Counts(self._decisions, stats.negative_hits, stats.negative_misses)
 
 
 def _numbers(ids: npt.NDArray[Any]) -> Ints:
-    """The numbers that ids of `id_of` stand for."""
+    """Returns the workload numbers of ids that `id_of` made."""
     if not len(ids):
         return np.empty(0, np.int64)
     digits = np.ascontiguousarray(ids).view(np.uint8).reshape(len(ids), ids.dtype.itemsize)[:, :_DIGITS]

@@ -1,11 +1,11 @@
-"""What can go wrong in a simulation."""
+"""The exceptions of the simulator."""
 
 from infra.errors import ConfigurationError, MizzenError
 
 
 class TraceError(ConfigurationError):
-    """A trace that cannot be read, or rows of it that say something that cannot be; each is named."""
+    """A trace cannot be read, or has bad rows; the message lists them."""
 
 
 class SimulationError(MizzenError):
-    """The decisions broke a rule of the world: a plan that takes what another holds."""
+    """A decision is impossible, such as a plan that takes slots that another workload holds."""

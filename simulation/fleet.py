@@ -1,4 +1,4 @@
-"""The simulated fleet: the embedded stack's fleet file with larger counts, tenants with quotas, tables, assumptions."""
+"""The fleet file of the simulator: that of the embedded stack, with larger counts, tenants, tables and settings."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ from simulation.supply.sources import CloudEntry, KeeperSettings, Machines, Pool
 
 
 class ManyMachines(MachineEntry):
-    """Machines as in the fleet file of `mizzen up`, in any number."""
+    """Machines as in the fleet file of `mizzen up`, with counts of up to a million."""
 
     count: int | None = Field(None, ge=1, le=1_000_000)
 
 
 class ManyCluster(ClusterEntry):
-    """A dynamic cluster of any size."""
+    """A cluster of any size."""
 
     machines: tuple[ManyMachines, ...]
 
@@ -40,11 +40,11 @@ class _Part(BaseModel):
 
 
 class TenantEntry(_Part):
-    """A tenant: its level and quota. A workload's own priority counts where it is lower (a larger number)."""
+    """A tenant with its level and quota. A workload's own priority applies if it is lower (a larger number)."""
 
     level: int = Field(1, ge=1, le=7)
     quota: dict[str, int] = Field(default_factory=dict)
-    """GPU type to slots; a type that is not there is a quota of 0."""
+    """Slots by GPU type; the quota of an absent type is 0."""
     cpus: float | None = Field(None, ge=0)
     """Cores; absent: no limit."""
 
@@ -52,12 +52,12 @@ class TenantEntry(_Part):
     def _not_negative(self) -> "TenantEntry":
         for gpu_type, slots in self.quota.items():
             if slots < 0:
-                raise ValueError(f"quota of {gpu_type} is {slots}; must be 0 slots or more")
+                raise ValueError(f"quota of {gpu_type} is {slots}; must be at least 0 slots")
         return self
 
 
 class QuotaRule(_Part):
-    """Quotas for the trace's tenants that `tenants` does not name: shares of the supply of every GPU type."""
+    """Rule for the quotas of the trace's tenants that `tenants` lacks: shares of the supply of every GPU type."""
 
     in_proportion_to: Literal["gpu_hours", "workloads", "equal"] = "gpu_hours"
     of_supply: float = Field(0.9, ge=0, le=10)
@@ -70,13 +70,13 @@ class SimulatedFleet(Fleet):
     regions: tuple[ManyRegion, ...] = Field(min_length=1)
     tenants: dict[str, TenantEntry] = Field(default_factory=dict)
     quotas: QuotaRule | None = None
-    """None: the default rule where `tenants` is empty; otherwise every tenant has to be named."""
+    """None: the default rule if `tenants` is empty; otherwise `tenants` must have every tenant of the trace."""
     tables: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Table to the regions that have it. Of a table that is not here, the regions are drawn by its name."""
+    """Regions that have each table. The regions of an absent table are drawn by its name."""
     simulation: Settings = Field(default_factory=Settings)
     pools: tuple[PoolEntry, ...] = ()
     providers: dict[str, CloudEntry] = Field(default_factory=dict)
-    """Clouds of which pools have machines."""
+    """Clouds on which pools launch machines."""
     capacity: KeeperSettings = KeeperSettings()
 
     @model_validator(mode="after")
@@ -87,7 +87,7 @@ class SimulatedFleet(Fleet):
         for tenant, entry in self.tenants.items():
             strange = sorted(set(entry.quota) - types)
             if strange:
-                raise ValueError(f"tenant {tenant}: quota of {strange[0]!r}; GPU types are {', '.join(sorted(types))}")
+                raise ValueError(f"tenant {tenant}: quota of {strange[0]!r}: must be one of {', '.join(sorted(types))}")
         names = {region.name for region in self.regions}
         for table, regions in self.tables.items():
             strange = sorted(set(regions) - names)
@@ -97,27 +97,27 @@ class SimulatedFleet(Fleet):
             if pool.region not in names:
                 raise ValueError(f"pools[{number}].region: {pool.region!r}: must be one of {', '.join(sorted(names))}")
             if not any(map(pool.takes, offers)):
-                raise ValueError(f"pools[{number}]: {pool.name}: no provider offers machines that it may take")
+                raise ValueError(f"pools[{number}]: {pool.name}: no provider offers machines that match this pool")
         if len(self.sources.pools) < len(self.pools):
-            raise ValueError("pools: two have one region and name; each must have another")
+            raise ValueError("pools: two pools have the same region and name; must be unique")
         return self
 
     @cached_property
     def sources(self) -> Sources:
-        """Where more machines come from."""
+        """The clouds and pools that supply more machines."""
         return sources_of(self.pools, self.providers, self.capacity)
 
     def possible(self) -> Machines:
-        """Every region's machines, and those that pools may come to have."""
+        """Returns every region's machines, with all machines that pools may launch."""
         return self.sources.possible(self.states())
 
     @property
     def rule(self) -> QuotaRule | None:
-        """The rule for tenants that the file does not name; None: they must not be."""
+        """The rule for tenants that are absent in the file; None: the file must have every tenant."""
         return self.quotas or (None if self.tenants else QuotaRule())
 
     def states(self) -> dict[str, tuple[MachineState, ...]]:
-        """Every region's machines, all of them free."""
+        """Returns every region's static machines, all of them free."""
         out: dict[str, list[MachineState]] = {region.name: [] for region in self.regions}
         of = {(region.name, cluster.name): cluster for region in self.regions for cluster in region.clusters}
         for machine in self.machines():
@@ -136,10 +136,10 @@ class SimulatedFleet(Fleet):
 
 
 def load_simulated_fleet(path: Path) -> SimulatedFleet:
-    """The fleet in a YAML file.
+    """Reads the fleet in a YAML file.
 
     Raises:
-        ConfigurationError: the file cannot be read, or says something that cannot be; every problem is named.
+        ConfigurationError: the file cannot be read, or is invalid; the message lists every problem.
     """
     try:
         return SimulatedFleet.model_validate(yaml.safe_load(path.read_text()))
@@ -150,7 +150,7 @@ def load_simulated_fleet(path: Path) -> SimulatedFleet:
 
 
 def supply(machines: Mapping[str, tuple[MachineState, ...]]) -> dict[str, int]:
-    """GPU slots by type, over all regions; types by name."""
+    """Returns the GPU slots of all regions by GPU type, sorted by type."""
     out: dict[str, int] = defaultdict(int)
     for states in machines.values():
         for m in states:
@@ -160,9 +160,9 @@ def supply(machines: Mapping[str, tuple[MachineState, ...]]) -> dict[str, int]:
 
 
 def quotas_by_rule(rule: QuotaRule, weights: Mapping[str, float], slots: Mapping[str, int]) -> dict[str, TenantState]:
-    """A tenant state for each of `weights`: of every GPU type its part of `of_supply` times the supply.
+    """Returns the tenants of `weights` with quotas: their shares of `of_supply` times the supply of every GPU type.
 
-    Rounded down, and what that leaves goes one by one to the largest remainders (of equal ones by name).
+    Quotas are rounded down, and the remaining slots go one by one to the largest remainders; ties are broken by name.
     """
     total = sum(weights.values())
     quota: dict[str, dict[str, int]] = {tenant: {} for tenant in weights}

@@ -1,4 +1,4 @@
-"""What a run starts from."""
+"""The initial state of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,21 +13,21 @@ from simulation.workloads import Workload
 
 @dataclass(frozen=True)
 class InitialHolder:
-    """A workload that holds slots at the start; its machines' free amounts reckon with that."""
+    """A workload that holds slots at the start; the free amounts of its machines exclude these slots already."""
 
     running: RunningWorkload
     region: str
     gpus: Mapping[str, int]
     works: bool
-    """It runs; otherwise it is still provisioned."""
+    """Whether the workload runs; otherwise it is still being provisioned."""
 
 
 @dataclass(frozen=True)
 class InitialState:
-    """What a run starts from."""
+    """The initial state of a run: machines, tenants, workloads, settings and policy."""
 
     machines: Machines
-    """By region."""
+    """Machines by region."""
     tenants: Mapping[str, TenantState]
     workloads: Sequence[Workload]
     settings: Settings
@@ -35,11 +35,11 @@ class InitialState:
     seed: int
     until_s: float = inf
     holding: Mapping[str, InitialHolder] = field(default_factory=dict)
-    """By workload, those that hold slots at the start."""
+    """Slots that workloads hold at the start, by workload id."""
     sources: Sources = field(default_factory=Sources)
-    """Where more machines come from."""
+    """Clouds and pools that supply more machines during the run."""
 
     @property
     def possible(self) -> Machines:
-        """Also machines that there may come to be."""
+        """The machines by region, with all machines that pools may launch."""
         return self.sources.possible(self.machines)

@@ -1,6 +1,6 @@
-"""Who holds what, by the simulator's own count: independent of the columns that the decisions are made on.
+"""The simulator's own account of what each workload holds, independent of the columns that the scheduler decides on.
 
-A plan that takes what another holds is an error here, so no run can end well with a machine that is given out twice.
+A plan that takes capacity that another workload holds is an error, so a double allocation always fails the run.
 """
 
 from collections import defaultdict
@@ -16,22 +16,22 @@ NOTHING: Amounts = (0, 0, 0)
 
 
 def plus(a: Amounts, b: Amounts) -> Amounts:
-    """Sum of two amounts."""
+    """Returns the sum of two amounts."""
     return a[0] + b[0], a[1] + b[1], a[2] + b[2]
 
 
 def minus(a: Amounts, b: Amounts) -> Amounts:
-    """Difference of two amounts."""
+    """Returns the difference of two amounts."""
     return a[0] - b[0], a[1] - b[1], a[2] - b[2]
 
 
 def least(a: Amounts, b: Amounts) -> Amounts:
-    """The smaller of each."""
+    """Returns the smaller amount of each resource."""
     return min(a[0], b[0]), min(a[1], b[1]), min(a[2], b[2])
 
 
 def needs(plan: Plan, jobs: Iterable[JobRequest]) -> dict[str, Amounts]:
-    """What a plan needs of each machine."""
+    """Returns the amounts that a plan takes, by machine."""
     out: dict[str, Amounts] = {}
     for placement, job in zip(plan.jobs, jobs, strict=True):
         for machine, tasks in placement.machines:
@@ -41,7 +41,7 @@ def needs(plan: Plan, jobs: Iterable[JobRequest]) -> dict[str, Amounts]:
 
 
 class Ledger:
-    """One region's machines: what is free, who holds what, and who was promised what by whom."""
+    """One region's machines: the free amounts, what each workload holds, and what its victims still owe it."""
 
     def __init__(self, machines: Iterable[MachineState]) -> None:
         self.machines = {m.id: m for m in machines}
@@ -49,33 +49,37 @@ class Ledger:
             m.id: (m.free_gpus, m.free_cpus_milli, m.free_memory_bytes) for m in self.machines.values()
         }
         self.held: dict[str, dict[str, Amounts]] = {}
-        """Workload to machine to what it holds there now."""
+        """Amounts that a workload holds, by workload and machine."""
         self._owed: dict[str, dict[str, Amounts]] = {}
-        """Workload to machine to what its victims still owe it there."""
+        """Amounts that victims still have to hand over to their evictor, by evictor and machine."""
         self._evictor: dict[str, str] = {}
         self._closed: set[str] = set()
-        """Machines that take nothing new."""
+        """Machines that accept no new workloads."""
         self.gpus: dict[str, int] = defaultdict(int)
-        """GPU type to slots that there are; of closed machines, those that are held."""
+        """All slots by GPU type; of closed machines, only the slots that are held."""
         self.free_gpus: dict[str, int] = defaultdict(int)
-        """GPU type to slots that nobody holds."""
+        """Free slots of open machines, by GPU type."""
         for m in self.machines.values():
             self._count(m.id, m.gpus, m.free_gpus)
 
     def join(self, machine: MachineState) -> None:
-        """A machine that is there from now on, all of it free.
+        """Adds a machine, all of it free.
 
         Raises:
-            SimulationError: there is one of its id.
+            SimulationError: the region has a machine with this id.
         """
         if machine.id in self.machines:
-            raise SimulationError(f"machine {machine.id} is there already")
+            raise SimulationError(f"machine {machine.id} exists already")
         self.machines[machine.id] = machine
         self.free[machine.id] = machine.gpus, machine.cpus_milli, machine.memory_bytes
         self._count(machine.id, machine.gpus, machine.gpus)
 
     def close(self, machine: str) -> list[str]:
-        """A machine takes nothing new, and is gone when nobody holds anything there; who does, by id."""
+        """Closes a machine: it accepts no new workloads, and is removed once no workload holds resources of it.
+
+        Returns:
+            The workloads that hold resources of the machine, sorted by id.
+        """
         free = self.free[machine]
         self._count(machine, -free[0], -free[0])
         self._closed.add(machine)
@@ -84,24 +88,26 @@ class Ledger:
         return holders
 
     def is_idle(self, machine: str) -> bool:
-        """Whether nobody holds anything of a machine; one that is gone is idle."""
+        """Returns whether no workload holds resources of a machine; a machine that was removed is idle."""
         m = self.machines.get(machine)
         return m is None or self.free[machine] == (m.gpus, m.cpus_milli, m.memory_bytes)
 
     def is_open(self, machine: str) -> bool:
-        """Whether a machine is there and takes work."""
+        """Returns whether a machine exists and accepts new workloads."""
         return machine in self.machines and machine not in self._closed
 
     def is_leaving(self, workload: str) -> bool:
-        """Whether something that a workload holds, or is owed, is on a closed machine."""
+        """Returns whether a workload holds, or is owed, resources of a closed machine."""
         parts = (self.held.get(workload, {}), self._owed.get(workload, {}))
         return any(machine in self._closed and any(amounts) for part in parts for machine, amounts in part.items())
 
     def hold(self, workload: str, holdings: Iterable[Holding], taken: bool = False) -> None:
-        """A workload that holds something from the start; `taken`: the machines' free amounts reckon with it.
+        """Records what a workload holds at the start of the run.
+
+        `taken`: the free amounts of the machines exclude its holdings already.
 
         Raises:
-            SimulationError: it holds more of a machine than is free.
+            SimulationError: the workload holds more of a machine than is free.
         """
         held = {h.machine: (h.gpus, h.cpus_milli, h.memory_bytes) for h in holdings}
         self.held[workload] = held
@@ -109,17 +115,17 @@ class Ledger:
             self._shift(machine, amounts, -1)
 
     def award(self, plan: Plan, jobs: Iterable[JobRequest]) -> None:
-        """The workload takes what is free on its machines; the rest it is owed by the plan's victims.
+        """Gives a workload the free amounts of its plan; the plan's victims owe it the rest.
 
         Raises:
-            SimulationError: the plan needs more than is free and its victims hold, or a machine that takes nothing new,
-                or a victim is owed by another.
+            SimulationError: the plan needs more than the free amounts and its victims' holdings together, or uses a
+                closed machine, or evicts a workload that another plan evicts already.
         """
         owed: dict[str, Amounts] = {}
         held: dict[str, Amounts] = {}
         for machine, need in needs(plan, jobs).items():
             if not self.is_open(machine):
-                raise SimulationError(f"{plan.workload} is placed on {machine}, which takes nothing new")
+                raise SimulationError(f"{plan.workload} is placed on {machine}, which accepts no new workloads")
             taken = least(need, self.free[machine])
             self._shift(machine, taken, -1)
             held[machine] = taken
@@ -138,13 +144,13 @@ class Ledger:
         self.held[plan.workload], self._owed[plan.workload] = held, owed
 
     def leave(self, workload: str) -> None:
-        """A workload gives up all that it holds: first what its evictor is owed there, then the rest is free.
+        """Releases all resources that a workload holds: its evictor gets what it is owed, and the rest becomes free.
 
         Raises:
-            SimulationError: it is still owed something.
+            SimulationError: the workload is still owed resources by its own victims.
         """
         if self.is_owed(workload):
-            raise SimulationError(f"{workload} leaves before its victims have")
+            raise SimulationError(f"{workload} leaves before its victims have left")
         self._owed.pop(workload, None)
         evictor = self._evictor.pop(workload, None)
         owed = self._owed.get(evictor, {}) if evictor is not None else {}
@@ -157,23 +163,23 @@ class Ledger:
             self._forget_if_empty(machine)
 
     def is_owed(self, workload: str) -> bool:
-        """Whether victims still hold something of what it was promised."""
+        """Returns whether victims of a workload still have to hand over some of its slots."""
         return any(any(amounts) for amounts in self._owed.get(workload, {}).values())
 
     def holdings(self, workload: str) -> tuple[Holding, ...]:
-        """What a workload holds, machines by id."""
+        """Returns what a workload holds, sorted by machine id."""
         return tuple(Holding(machine, *amounts) for machine, amounts in sorted(self.held[workload].items()))
 
     def state(self, machine: str) -> MachineState:
-        """A machine as it is now."""
+        """Returns the state of a machine with its present free amounts."""
         gpus, cpus, memory = self.free[machine]
         return replace(self.machines[machine], free_gpus=gpus, free_cpus_milli=cpus, free_memory_bytes=memory)
 
     def check(self) -> None:
-        """Adds everything up: on each machine what is free and what is held is what there is.
+        """Checks that the free and held amounts of each machine add up to its size.
 
         Raises:
-            SimulationError: it is not.
+            SimulationError: the amounts of a machine do not add up, or a free amount is negative.
         """
         total: dict[str, Amounts] = dict(self.free)
         for held in self.held.values():
@@ -181,13 +187,13 @@ class Ledger:
                 total[machine] = plus(total[machine], amounts)
         for id_, m in self.machines.items():
             if total[id_] != (m.gpus, m.cpus_milli, m.memory_bytes) or min(self.free[id_]) < 0:
-                raise SimulationError(f"machine {id_}: {self.free[id_]} free, {total[id_]} in all")
+                raise SimulationError(f"machine {id_}: {self.free[id_]} free, {total[id_]} free and held together")
 
     def _shift(self, machine: str, amounts: Amounts, sign: int) -> None:
         before = self.free[machine]
         now = plus(before, amounts) if sign > 0 else minus(before, amounts)
         if min(now) < 0:
-            raise SimulationError(f"machine {machine} has {before} free, and {amounts} are taken")
+            raise SimulationError(f"machine {machine} has {before} free, but {amounts} are taken")
         self.free[machine] = now
         change = now[0] - before[0]
         self._count(machine, *((-change, 0) if machine in self._closed else (0, change)))

@@ -1,4 +1,4 @@
-"""Tomorrow from today: a snapshot of the live system as a scenario, with a change or without."""
+"""Builds a scenario from a snapshot of the live system, optionally with changed quotas or drained regions."""
 
 import re
 from collections import defaultdict
@@ -23,16 +23,16 @@ from simulation.workloads import Workload
 
 _QUOTA = re.compile(r"quota\.(?P<tenant>[^.=]+)\.(?P<type>[^=]+)=(?P<slots>.*)")
 _MU, _SIGMA = fit_lognormal(20 * 60.0, 6.7 * 3600, 66 * 3600.0)
-"""How long GPU workloads run (MAST 5.1): P50, P90 and P99."""
+"""(mu, sigma) of the lognormal of the durations of GPU workloads, fitted to P50, P90 and P99 of MAST 5.1."""
 _NORMAL = NormalDist()
 _LEAST_S = 1.0
 
 
 def load_live(path: Path) -> LiveSnapshot:
-    """The snapshot in a file that `mizzen export` wrote.
+    """Reads the snapshot in a file that `mizzen export` wrote.
 
     Raises:
-        ConfigurationError: it cannot be read, or is none; every problem is named.
+        ConfigurationError: the file cannot be read, or is not a valid snapshot; the message lists up to ten problems.
     """
     try:
         return LiveSnapshot.model_validate_json(path.read_bytes())
@@ -43,12 +43,12 @@ def load_live(path: Path) -> LiveSnapshot:
 
 
 def change(live: LiveSnapshot, assignments: Iterable[str], drained: Iterable[str]) -> LiveSnapshot:
-    """The snapshot with other quotas (`quota.TENANT.TYPE=SLOTS`) and without some regions' machines.
+    """Returns the snapshot with changed quotas (`quota.TENANT.TYPE=SLOTS`) and without the machines of drained regions.
 
-    What ran in a drained region is in the queue again.
+    Workloads that were placed in a drained region are queued again.
 
     Raises:
-        ConfigurationError: an assignment that is none, or a tenant, GPU type or region that is not there.
+        ConfigurationError: an assignment is malformed, or names an unknown tenant, GPU type or region.
     """
     tenants = {tenant.name: tenant for tenant in live.tenants}
     types = sorted({m.gpu_type for m in live.machines if m.gpu_type})
@@ -75,7 +75,7 @@ def change(live: LiveSnapshot, assignments: Iterable[str], drained: Iterable[str
         if region not in regions:
             raise ConfigurationError(f"--drain {region}: must be one of {', '.join(regions)}")
     if gone == set(regions):
-        raise ConfigurationError(f"--drain {', '.join(sorted(gone))}: no region would be left")
+        raise ConfigurationError(f"--drain {', '.join(sorted(gone))}: must leave at least one region")
     workloads = tuple(
         w.model_copy(update={"placement": None}) if w.placement is not None and w.placement.region in gone else w
         for w in live.workloads
@@ -88,16 +88,16 @@ def change(live: LiveSnapshot, assignments: Iterable[str], drained: Iterable[str
 def live_scenario(
     live: LiveSnapshot, settings: Settings, seed: int, until_s: float = inf, measured: Span = EVERYTHING
 ) -> Scenario:
-    """The scenario that starts with a snapshot. 0 on its clock is when the snapshot was taken.
+    """Returns the scenario that starts with a snapshot. 0 on its clock is the time of the snapshot.
 
-    How long a workload will still work is what is left of its maximum runtime where it has one. Else its duration is
-    drawn from MAST's distribution for GPU workloads (5.1: P50, P90 and P99 of 20 minutes, 6.7 and 66 hours; lognormal),
-    given that it is longer than it ran so far. What runs is taken to have saved a checkpoint every interval. Held
-    workloads stay where they are and are left out. Slots that were promised count as handed over, and victims on their
-    way out as gone.
+    The remaining work of a workload is the rest of its maximum runtime if it has one. Otherwise the duration is drawn
+    from MAST's distribution for GPU workloads (5.1: P50, P90 and P99 of 20 minutes, 6.7 and 66 hours; lognormal), under
+    the condition that it is longer than the time that the workload has run. Running workloads are assumed to have saved
+    a checkpoint every interval. Queued workloads that are held are left out. Slots that an award has promised count as
+    handed over, and their victims as gone.
 
     Raises:
-        ConfigurationError: what the snapshot says does not fit together.
+        ConfigurationError: the snapshot is inconsistent.
     """
     zero_s = live.taken_at.timestamp()
     tenants = {t.name: TenantState(t.name, t.level, t.quota_gpus, t.quota_cpus_milli, 0.0) for t in live.tenants}
@@ -108,7 +108,7 @@ def live_scenario(
         if w.held and w.placement is None:
             continue
         if w.tenant not in tenants:
-            raise ConfigurationError(f"snapshot: workload {w.id}: tenant {w.tenant!r} is none of its tenants")
+            raise ConfigurationError(f"snapshot: workload {w.id}: tenant {w.tenant!r}: must be one of its tenants")
         workloads.append(_workload(w, zero_s, seed, tenants[w.tenant].level))
         if w.placement is not None:
             held = _held(w, zero_s, known)
@@ -131,7 +131,7 @@ def _workload(w: LiveWorkload, zero_s: float, seed: int, tenant_level: int) -> W
     left_s = inf if w.max_runtime_s is None else max(_LEAST_S, w.max_runtime_s - w.ran_s)
     work_s = remaining_after_s(w.ran_s, chance(seed, "duration", w.id)) if left_s == inf else left_s
     if w.placement is not None and w.placement.started_at is not None:
-        work_s += max(0.0, zero_s - w.placement.started_at.timestamp())  # What this attempt has done already.
+        work_s += max(0.0, zero_s - w.placement.started_at.timestamp())  # Work that the present attempt has done.
     return Workload(
         w.id, w.tenant, max(tenant_level, w.level or 1), w.submitted_at.timestamp() - zero_s, 0.0, work_s, w.jobs,
         None if w.regions is None else frozenset(w.regions), left_s,
@@ -139,14 +139,14 @@ def _workload(w: LiveWorkload, zero_s: float, seed: int, tenant_level: int) -> W
 
 
 def remaining_after_s(ran_s: float, at: float) -> float:
-    """The quantile `at` of how much longer a GPU workload works that has worked for `ran_s` (MAST 5.1)."""
+    """Returns the quantile `at` of the remaining work of a GPU workload that has run for `ran_s` (MAST 5.1)."""
     below = 0.5 * (1 + erf((log(ran_s) - _MU) / _SIGMA / sqrt(2))) if ran_s > 0 else 0.0
     quantile = min(below + at * (1 - below), 1 - 1e-12)
     return max(_LEAST_S, exp(_MU + _SIGMA * _NORMAL.inv_cdf(quantile)) - ran_s)
 
 
 def _held(w: LiveWorkload, zero_s: float, known: Collection[str]) -> InitialHolder | None:
-    """What it holds on machines that are there; None: nothing."""
+    """Returns what a workload holds on the scenario's machines; None: nothing."""
     placement = w.placement
     assert placement is not None
     holdings = tuple(h for h in placement.holdings if h.machine in known)
@@ -163,7 +163,7 @@ def _machines(live: LiveSnapshot, taken: dict[str, Amounts]) -> dict[str, tuple[
         gpus, cpus, memory = taken[m.id]
         free = m.gpus - gpus, m.cpus_milli - cpus, m.memory_bytes - memory
         if min(free) < 0:
-            raise ConfigurationError(f"snapshot: machine {m.id}: its workloads hold more than it has")
+            raise ConfigurationError(f"snapshot: machine {m.id}: workloads hold more than the machine has")
         out[m.region].append(
             MachineState(
                 m.id,

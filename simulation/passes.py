@@ -1,4 +1,4 @@
-"""A pass over the queue: scan it, take batches from its head, and award what the regions bid (MAST 4.2, 4.3)."""
+"""Passes over the queue: scan it, offer batches of its head to the regions, and award their bids (MAST 4.2, 4.3)."""
 
 from dataclasses import replace
 from itertools import islice
@@ -19,37 +19,39 @@ from simulation.workload_columns import Ints
 from simulation.workload_state import WorkloadState
 
 _ASKED = 32
-"""So many at once, for what they teach about the rest. Decisions are the same in batches of any size, but for joint
-ones."""
+"""Largest batch: after each batch, its refusals are used to skip workloads of the rest of the queue.
+
+The batch size does not change decisions, except with joint placement.
+"""
 
 
 class Passes:
-    """When the next pass is due, and what it does.
+    """Schedules and runs the passes.
 
-    The outcome is that of asking the regions for every queued workload, in queue order. A workload is skipped if it
-    asks for at least as much as one that was refused earlier in the pass: within a pass nothing is given up, so it
-    would be refused as well. (The reference engines skip it too, although they have no negative cache.) A gang that
-    has waited long enough to reserve is skipped only if the refused one could not reserve.
+    The outcome is the same as if every queued workload was offered to the regions, in queue order. A workload is
+    skipped if it requests at least as much as one that was refused earlier in the pass: no slots are released during a
+    pass, so it would be refused too. (This also applies to the reference engine, which has no negative cache.) A gang
+    that has waited long enough to reserve is skipped only if the refused workload had too, and got no reservation.
     """
 
     def __init__(self, transitions: Transitions) -> None:
         self._transitions, self._settings = transitions, transitions.settings
         self.news = False
-        """Whether something happened since the last pass."""
+        """Whether something changed since the last pass."""
         self._last_s = -inf
         self._shares_s = -inf
         self._standing: Standing | None = None
-        """Of the last pass."""
+        """Scan result of the last pass."""
 
     def due_s(self) -> float:
-        """When the next pass is; infinity: not before something happens."""
+        """Returns the time of the next pass; infinity: the queue is empty."""
         if not self._transitions.queue:
             return inf
         wait_s = self._settings.tick_spacing_s if self.news else self._settings.full_scan_s
         return self._last_s + wait_s
 
     def go(self, now_s: float) -> None:
-        """One pass."""
+        """Runs one pass."""
         transitions, engine = self._transitions, self._transitions.engine
         self._last_s, self.news = now_s, False
         if now_s - self._shares_s >= self._settings.full_scan_s:
@@ -67,7 +69,7 @@ class Passes:
             self._by_rank(now_s, standing)
 
     def shortages(self) -> list[Shortage]:
-        """Workloads that no region had room for in the last pass, in the order of the queue; none over quota."""
+        """Returns the within-quota workloads that fitted in no region in the last pass, in queue order."""
         if self._standing is None:
             return []
         transitions, everywhere = self._transitions, frozenset(self._transitions.ledgers)
@@ -87,7 +89,7 @@ class Passes:
         return standing
 
     def _renew(self, now_s: float, standing: Standing) -> None:
-        """The regions learn of new ranks and checkpoints."""
+        """Sends changed ranks and checkpoint counts of placed workloads to the regions."""
         columns, numbers = self._transitions.columns, standing.placed
         made = columns.checkpoints_at(numbers, now_s, self._settings.checkpoint_interval_s)
         new = (standing.placed_rank != columns.rank[numbers]) | (made != columns.checkpoints[numbers])
@@ -110,7 +112,7 @@ class Passes:
                 self._withdraw(standing, may_reserve, left, taken)
             hopeless = [place for place in refused if may_reserve[place] and place not in reserved]
             more = self._ask_no_less(standing, left, refused, np.zeros(len(standing.order)))
-            # One that has waited for longer may reserve what another may not.
+            # A gang that has waited longer may be able to reserve a region that the refused gang could not.
             as_hopeless = self._ask_no_less(standing, left, hopeless, waited_s)
             left = left[~more | (may_reserve[left] & ~as_hopeless)]
 
@@ -120,7 +122,7 @@ class Passes:
                 return
 
     def _waited_s(self, now_s: float, standing: Standing) -> npt.NDArray[np.float64]:
-        """By place in the queue, where it matters: where gangs may reserve."""
+        """Returns the waiting time by position in the queue; zeros if reservations are disabled."""
         if self._settings.reserve_after_s == inf:
             return np.zeros(len(standing.order))
         return now_s - np.array([self._transitions.states[number].waits_since_s for number in standing.order.tolist()])
@@ -128,25 +130,25 @@ class Passes:
     def _ask_no_less(
         self, standing: Standing, left: Ints, than: list[int], waited_s: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.bool_]:
-        """Which of the places `left` ask for at least as much as one of `than`, and have waited for no longer."""
+        """Returns which positions of `left` request at least as much as one of `than`, and have not waited longer."""
         if not (than and len(left)):
             return np.zeros(len(left), np.bool_)
         asks = [(standing.order[places], standing.rank[places], waited_s[places]) for places in (left, than)]
         return self._transitions.columns.ask_no_less(*asks[0], *asks[1])
 
     def _withdraw(self, standing: Standing, may_reserve: npt.NDArray[np.bool_], left: Ints, taken: set[str]) -> None:
-        """Clears `may_reserve` of the places `left` for which all regions where they may run are reserved."""
+        """Clears `may_reserve` for the positions of `left` whose allowed regions are all reserved."""
         states, everywhere = self._transitions.states, frozenset(self._transitions.ledgers)
         for place in left[may_reserve[left]].tolist():
             only = states[int(standing.order[place])].only
             may_reserve[place] = not (everywhere if only is None else only) <= taken
 
     def _ask(self, now_s: float, standing: Standing, batch: Ints) -> tuple[list[int], dict[int, str]]:
-        """Asks the regions for a batch, and awards what they offer.
+        """Offers a batch to the regions, and awards their bids.
 
         Returns:
-            The places in the queue whose refusal holds for all that ask for at least as much; and the region that was
-            reserved, by the place in the queue of the workload that reserved it.
+            The queue positions whose refusal implies the refusal of every workload that requests at least as much; and
+            the reserved regions, by the queue position of the workload that reserved them.
         """
         transitions = self._transitions
         candidates: list[Candidate] = []
@@ -175,14 +177,15 @@ class Passes:
         ):
             if outcome.plan is not None:
                 transitions.award(now_s, state, candidate.request, outcome.plan, candidate.request.rank)
-                # Those have another rank now: others may evict them.
+                # The award makes the displaced workloads over-quota: if they remain, other workloads may evict them.
                 self.news |= not candidate.request.displaces.issubset(outcome.plan.victims)
             elif (
                 not candidate.request.may_not_evict
                 and candidate.request.jobs == state.workload.jobs
                 and len(candidate.request.jobs) == 1
             ):
-                refused.append(place)  # (With less room the first job of several may leave its place to the next.)
+                # Only for one job: with less free capacity, the first of several jobs may leave room for the next.
+                refused.append(place)
             if outcome.reserved is not None:
                 reserved[place] = str(outcome.reserved.detail["region"])
         return refused, reserved

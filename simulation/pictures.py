@@ -1,4 +1,4 @@
-"""The report's pictures: small SVGs with a line or bar for each run, in colours that stay the same throughout."""
+"""Draws the charts of the report: small SVGs with a line or bar for each run, which has the same colour in all."""
 
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,8 +30,10 @@ COLOURS = (
     "#882255",
     "#999933",
 )
-"""Okabe and Ito's, and two of Tol's: they can be told apart with any colour vision. As many as five policies with and
-without a change."""
+"""Colours of Okabe and Ito, and two of Tol, which are distinct with any colour vision deficiency.
+
+There are ten: enough for five policies, each with and without a change.
+"""
 STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 10.0,
@@ -55,12 +57,12 @@ _HIGH = (1, 2)
 _DAY_H = 24.0
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
 _DASH = 4.0
-"""Length of a colour in a line of several runs, in widths of the line."""
+"""Length of one colour's dash in a line that several runs share, in line widths."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture with what it shows."""
+    """One chart with its title and caption."""
 
     title: str
     says: str
@@ -68,46 +70,47 @@ class Picture:
 
 
 def colours(outcomes: Sequence[Outcome]) -> dict[str, str]:
-    """A colour for each run."""
+    """Returns the colour of each run, by the run's name."""
     return {name_of(one): COLOURS[k % len(COLOURS)] for k, one in enumerate(outcomes)}
 
 
 def pictures(outcomes: Sequence[Outcome]) -> list[Picture]:
-    """All pictures of the report."""
+    """Returns all charts of the report."""
     return [
-        _hourly("GPUs allocated", "GPU hours held over GPU hours available, by the hour.", "allocated",
+        _hourly("GPUs allocated", "GPU hours held divided by GPU hours available, per hour.", "allocated",
                 outcomes, lambda h: h["allocation_rate"], percent=True),
-        _hourly("Allocated while saturated", "The same, only of a GPU type while more is queued for than free.",
+        _hourly("GPUs allocated while saturated", "Counts a GPU type while more of its slots are requested than free.",
                 "allocated", outcomes, lambda h: h["saturated_allocation_rate"], percent=True),
-        _hourly("Load", "GPUs held and queued for, over supply.", "times supply", outcomes,
+        _hourly("Load", "GPUs held or requested by queued workloads, divided by supply.", "times supply", outcomes,
                 lambda h: h["demand_over_supply"], line_at=1.0),
-        _hourly("GPUs available", "Also those of pools, for as long as they are there.", "GPUs", outcomes,
+        _hourly("GPUs available", "Includes the machines of pools.", "GPUs", outcomes,
                 lambda h: h["available_gpu_hours"]),
-        *(_hourly(f"Not {done} in time, within quota", "Missed over judged, all levels with an objective, by the hour.",
+        *(_hourly(f"Not {done} in time, within quota", "Missed divided by judged objectives, all levels, per hour.",
                   "missed", outcomes, partial(_missed, until, LEVELS), percent=True) for until, done in DONE.items()),
-        *(_hourly(f"Not {done} in time, levels 1 and 2", "Within-quota workloads of the two highest levels.",
+        *(_hourly(f"Not {done} in time, levels 1 and 2", "Within-quota workloads of the two highest levels, per hour.",
                   "missed", outcomes, partial(_missed, until, _HIGH), percent=True) for until, done in DONE.items()),
-        *(_bars(f"Not {done} in time by priority, {title}", "Over the measured span; 1 is the highest priority.",
+        *(_bars(f"Not {done} in time by priority, {title}", "In the measured span; 1 is the highest priority.",
                 outcomes, until, quota) for quota, title in QUOTAS.items() for until, done in DONE.items()),
         *(_waits(f"Waits until {done} by priority, {title}", "P50, P95 and P99.", outcomes, until, quota)
           for quota, title in QUOTAS.items() for until, done in DONE.items()),
-        *(_hourly(f"P95 wait until {done}, within quota", f"Of the workloads {done} in the hour.",
+        *(_hourly(f"P95 wait until {done}, within quota", f"Waits of the workloads {done} in the hour.",
                   *_in_units(outcomes, until)) for until, done in DONE.items()),
         _hourly("Preemptions", "Workloads evicted in the hour.", "evictions per hour", outcomes,
                 lambda h: h["preemptions"]),
-        _hourly("GPU hours lost", "Work done anew, and slots held through evictions and restarts.",
+        _hourly("GPU hours lost", "Repeated work, and slots held during evictions and restarts.",
                 "GPU hours per hour", outcomes, lambda h: h["lost_gpu_hours"]),
-        _losses("GPU hours lost, by what", "From the bottom: work done anew, evictions, restarts (palest).", outcomes),
+        _losses("GPU hours lost, by cause", "Bottom to top: repeated work, evictions, restarts.",
+                outcomes),
         _single("Workloads finished", "By the end of the run.", "workloads", outcomes, lambda o: o["finished"]),
-        _single("Decisions per second", "Workloads put before the regions, by the wall clock.", "decisions / s",
+        _single("Decisions per second", "Workloads offered to the regions per second of wall time.", "decisions / s",
                 outcomes, lambda o: o["decisions_per_s"]),
-        _single("Negative cache", "Bids that an earlier refusal of the pass answered.", "hit rate", outcomes,
+        _single("Negative cache", "Share of bids answered by a cached refusal of the pass.", "hit rate", outcomes,
                 lambda o: o["negative_cache_hit_rate"], percent=True),
     ]  # fmt: skip
 
 
 def _missed(until: str, levels: Iterable[int], hours: Mapping[str, Any]) -> list[float | None]:
-    """The miss rate of some levels together, by the hour; None where none was judged."""
+    """Returns the miss rate of several levels together, per hour; None for hours without judged objectives."""
     judged, missed = (
         [
             sum(one)
@@ -125,7 +128,7 @@ def _drawn(title: str, says: str, draw: Callable[[Axes], None]) -> Picture:
         axes.set_title(title)
         draw(axes)
         out = io.StringIO()
-        # `savefig` lays a figure out before it draws it, and drawing does that once more.
+        # `savefig` would compute the layout twice: once by itself, and again when it draws.
         FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})  # type: ignore[no-untyped-call]
     svg = out.getvalue()
     return Picture(title, says, svg[svg.index("<svg") :])
@@ -158,9 +161,9 @@ def _hourly(
         for number, ((hour, found), names) in enumerate(lines.items()):
             values = [float("nan") if value is None else value for value in found]
             drawn += [value for value in values if value == value]
-            # A value without neighbours makes no line.
+            # A value without neighbours has no line segment, so it gets a dot.
             dots = [k for k in range(len(values)) if len(hour) <= 4 * _DAY_H or _alone(values, k)]
-            # Lines that coincide for a while show: each is thinner than those before it.
+            # Each line is thinner than the lines before it, so that lines that coincide in part stay visible.
             width = 1.1 + 1.8 * (len(lines) - 1 - number) / max(1, len(lines) - 1)
             for k, name in enumerate(names):
                 dash = "-" if len(names) == 1 else (k * _DASH, (_DASH, _DASH * (len(names) - 1)))
@@ -181,12 +184,12 @@ def _hourly(
         axes.set_ylabel(unit)
         _value_axis(axes, percent, max(0.0, min(drawn) - 0.05) if percent and drawn and min(drawn) > 0.5 else 0.0)
 
-    equal = [f"{listed(names)} are equal: their colours alternate." for names in lines.values() if len(names) > 1]
+    equal = [f"{listed(names)} are equal: the line has all colours." for names in lines.values() if len(names) > 1]
     return _drawn(title, " ".join((says, *equal)), draw)
 
 
 def _alone(values: Sequence[float], k: int) -> bool:
-    """Whether a value has none before and none after it (NaN)."""
+    """Returns whether the values before and after a value are missing (NaN)."""
     before = values[k - 1] if k else float("nan")
     after = values[k + 1] if k + 1 < len(values) else float("nan")
     return before != before and after != after
@@ -195,7 +198,7 @@ def _alone(values: Sequence[float], k: int) -> bool:
 def _in_units(
     outcomes: Sequence[Outcome], until: str
 ) -> tuple[str, Sequence[Outcome], Callable[[Mapping[str, Any]], Sequence[float | None]]]:
-    """The P95 wait in the unit in which the longest is easy to read: the unit's name, the runs, the values."""
+    """Returns (unit's name, runs, P95 waits in that unit); the unit suits the longest wait."""
 
     def waits_s(hours: Mapping[str, Any]) -> Sequence[float | None]:
         found: Sequence[float | None] = hours[until_key("waits", until)]["within_quota"][ALL]["p95"]
@@ -207,7 +210,7 @@ def _in_units(
 
 
 def _shade(axes: Axes, outcomes: Sequence[Outcome]) -> None:
-    """The measured span, where it is not all."""
+    """Shades the measured span, unless it is the whole run."""
     run = outcomes[0]["run"]
     first_h, last_h = run["measured_from_s"] / 3600, run["measured_to_s"] / 3600
     if run["measured_from_s"] > run["started_s"] or run["measured_to_s"] < run["ended_s"]:
@@ -226,7 +229,7 @@ def _time_axis(axes: Axes, span_h: float) -> None:
 
 
 def _value_axis(axes: Axes, percent: bool, least: float = 0.0) -> None:
-    """From `least`; nothing at all is still drawn on a scale."""
+    """Scales the axis from `least` to the largest value, or to a minimum if all values are 0."""
     high = axes.get_ylim()[1]
     if percent:
         axes.set_ylim(least, min(1.02, max(high, 0.05)))
@@ -237,7 +240,7 @@ def _value_axis(axes: Axes, percent: bool, least: float = 0.0) -> None:
 
 
 def _groups(outcomes: Sequence[Outcome]) -> list[tuple[str, str, float, float]]:
-    """(name, colour, offset within a group, width) of each run's bar."""
+    """Returns (name, colour, offset within a group, width) of each run's bar."""
     width = 0.8 / len(outcomes)
     return [
         (name, colour, (k - (len(outcomes) - 1) / 2) * width, width)

@@ -1,4 +1,4 @@
-"""The same on the plain references, slow and with no state but values: for tests and benches only."""
+"""An engine on the reference implementations of scan and bid, for tests and benchmarks: slow, but simple."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ from simulation.ledger import Ledger
 
 
 class Plain:
-    """An engine that scans and bids on snapshots, one workload at a time."""
+    """An engine that scans snapshots of the queue, and places one workload at a time on snapshots of the regions."""
 
     def __init__(
         self, machines: Mapping[str, tuple[MachineState, ...]], weights: CreditWeights, may_evict: bool = True
@@ -41,20 +41,20 @@ class Plain:
         self._counts = Counts()
 
     def set_tenants(self, tenants: Iterable[TenantState]) -> None:
-        """Tenants as they are now."""
+        """Replaces the tenants and their shares."""
         self._tenants = tuple(tenants)
 
     def change(
         self, pending: Sequence[QueueChange[QueuedWorkload]], placed: Sequence[QueueChange[PlacedWorkload]]
     ) -> None:
-        """News of the queue."""
+        """Applies changes of the pending and the placed workloads."""
         for change in pending:
             _put(self._pending, change)
         for news in placed:
             _put(self._placed, news)
 
     def scan(self, now_s: float) -> Standing:
-        """Ranks everything."""
+        """Ranks all pending and placed workloads."""
         pending, placed = tuple(self._pending.values()), tuple(self._placed.values())
         result = gms.reference.scan(QueueSnapshot(now_s, self._tenants, pending, placed, self._weights))
         gangs = [self._gangs.setdefault(self._pending[r.id].jobs, len(self._gangs)) for r in result.queue]
@@ -73,7 +73,7 @@ class Plain:
         self._now_s = now_s
 
     def place(self, candidates: Sequence[Candidate]) -> Sequence[Outcome]:
-        """Bids and awards one workload after another."""
+        """Places the candidates one after another: collects bids, and awards the best."""
         return [self._place(candidate) for candidate in candidates]
 
     def _place(self, candidate: Candidate) -> Outcome:
@@ -109,26 +109,26 @@ class Plain:
         )
 
     def running(self, region: str, workload: RunningWorkload) -> None:
-        """A workload among the holders."""
+        """Adds or updates a workload that holds slots."""
         if workload.id not in self._ledgers[region].held:
             self._ledgers[region].hold(workload.id, workload.holdings, taken=True)
         self._running[region][workload.id] = workload
 
     def leave(self, region: str, workload: str) -> None:
-        """A workload gives up all that it holds."""
+        """Releases all resources that a workload holds."""
         self._ledgers[region].leave(workload)
         del self._running[region][workload]
 
     def join(self, region: str, machine: MachineState) -> None:
-        """A machine is there from now on."""
+        """Adds a machine, all of it free."""
         self._ledgers[region].join(machine)
 
     def close(self, region: str, machine: str) -> None:
-        """A machine takes nothing new."""
+        """Closes a machine to new workloads."""
         self._ledgers[region].close(machine)
 
     def counts(self) -> Counts:
-        """What was decided so far."""
+        """Returns the counts of decisions so far."""
         return self._counts
 
 

@@ -1,4 +1,4 @@
-"""The policies that are compared: where and when a workload is bound to a place, and in which order it is asked for."""
+"""The policies that are compared: when a workload is bound to a region or cluster, and the order of the queue."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,30 +11,31 @@ from simulation.workloads import Hardware, Workload
 
 @dataclass(frozen=True)
 class Policy:
-    """How the queue is served."""
+    """A scheduling policy. A place is a region, or a cluster if `by_cluster` is set."""
 
     name: str
     says: str
     binds_early: bool = False
-    """At submission, to one place and for good; otherwise when a place has room (MAST 4.1)."""
+    """Early binding: at submission, permanently; otherwise late binding, when a place has room (MAST 4.1)."""
     by_cluster: bool = False
     """A place is a cluster; otherwise a region."""
     in_order: bool = False
-    """In the order of submission; the first that waits holds up all others."""
+    """First in, first out: a workload that does not fit blocks all later ones."""
     joint: bool = False
+    """The head of the queue is placed jointly; otherwise one workload after another."""
     may_evict: bool = True
     rival: str | None = None
-    """A scheduler with an order and a placement of its own (`simulation.rivals`)."""
+    """Name of another scheduler with its own queue order and placement (`simulation.rivals`)."""
 
 
 POLICIES = {
     policy.name: policy
     for policy in (
         Policy("global", "MAST: one queue, every region bids, late binding"),
-        Policy("global-joint", "the same, with the head of the queue placed jointly", joint=True),
+        Policy("global-joint", "MAST, with the head of the queue placed jointly", joint=True),
         Policy("federated", "bound at submission to the region with the lowest demand over supply", binds_early=True),
         Policy("cluster", "bound at submission to a cluster", binds_early=True, by_cluster=True),
-        Policy("fifo", "order of submission, no priority, no eviction", in_order=True, may_evict=False),
+        Policy("fifo", "first in, first out, without priority or eviction", in_order=True, may_evict=False),
         Policy("slurm", "Slurm: multifactor priority, EASY backfill, no preemption", rival="slurm"),
         Policy("kueue", "Kueue: a queue for each tenant in one cohort, StrictFIFO, preemption", rival="kueue"),
         Policy("kueue-best-effort", "Kueue with BestEffortFIFO", rival="kueue-best-effort"),
@@ -46,10 +47,10 @@ _ALL = {name: policy for name, policy in POLICIES.items() if policy.rival is Non
 
 
 def policies(names: Iterable[str]) -> list[Policy]:
-    """Policies by name, each once; `all` is all of MAST's and `fifo`.
+    """Returns the policies with these names, without duplicates; `all` stands for all policies but Slurm and Kueue.
 
     Raises:
-        ConfigurationError: a name that is none.
+        ConfigurationError: a name is unknown.
     """
     out: dict[str, Policy] = {}
     for name in names:
@@ -60,7 +61,7 @@ def policies(names: Iterable[str]) -> list[Policy]:
 
 
 def split_by_cluster(machines: Machines) -> dict[str, tuple[MachineState, ...]]:
-    """The same machines with each cluster as a region of its own, named REGION/CLUSTER."""
+    """Returns the machines with each cluster as a separate region, named REGION/CLUSTER."""
     out: dict[str, list[MachineState]] = {}
     for region, states in machines.items():
         for m in states:
@@ -69,16 +70,16 @@ def split_by_cluster(machines: Machines) -> dict[str, tuple[MachineState, ...]]:
 
 
 def place_of(region: str, cluster: str, by_cluster: bool) -> str:
-    """The place that a cluster belongs to."""
+    """Returns the name of the place that contains a cluster."""
     return f"{region}/{cluster}" if by_cluster else region
 
 
 class Binding:
-    """Early binding: the place with the lowest demand over supply of the GPU type (MAST 5.6).
+    """Early binding to the place with the lowest ratio of demand to supply of the GPU type (MAST 5.6).
 
-    Demand is what workloads bound to a place hold or wait for, of the type; supply is what the place has of it. A
-    workload without GPUs goes by CPUs. Only places that could hold the gang if they were empty, and that its data
-    allows, are considered; of equal ones the first by name. A workload that no place could hold is bound to none.
+    Demand is the slots of the type that workloads bound to the place hold or wait for; supply is the place's slots of
+    the type. A workload without GPUs is bound by CPUs. Candidates are the places that have the workload's data and
+    could hold the gang if they were empty. Ties are broken by name. A workload without candidates is not bound.
     """
 
     def __init__(self, machines: Machines, by_cluster: bool) -> None:
@@ -95,9 +96,9 @@ class Binding:
         self._bound: dict[str, list[tuple[tuple[str, str], int]]] = {}
 
     def bind(self, workload: Workload) -> str | None:
-        """Binds a workload at its submission; None: to no place.
+        """Binds a workload at its submission, and returns the place; None: no place could hold it.
 
-        Of several GPU types the first that an allowed place offers decides; of several jobs the first with GPUs.
+        The ratio is that of the first job with GPUs, for the job's first GPU type that an allowed place offers.
         """
         allowed = self._places_for(workload, workload.jobs)
         if not allowed:
@@ -114,7 +115,7 @@ class Binding:
         return place
 
     def _places_for(self, workload: Workload, jobs: Iterable[JobRequest]) -> set[str]:
-        """The places that could hold each of the jobs, and where the workload may be."""
+        """Returns the allowed places that could hold each of the jobs if they were empty."""
         sets = [
             {
                 place_of(region, cluster, self._by_cluster)
@@ -126,7 +127,7 @@ class Binding:
         return set.intersection(*sets)
 
     def bound(self, workload: Workload, place: str, resource: str = "") -> None:
-        """A workload belongs to a place; `resource`: the GPU type by which it was chosen, else its jobs' first ones."""
+        """Adds a workload to a place's demand. `resource`: its GPU type; empty: the first type of each job."""
         amounts: dict[tuple[str, str], int] = {}
         for job in workload.jobs:
             key = place, (resource or job.gpu_types[0]) if job.gpus else ""
@@ -136,7 +137,7 @@ class Binding:
         self._bound[workload.id] = list(amounts.items())
 
     def finished(self, workload: Workload) -> None:
-        """A workload asks for nothing any more."""
+        """Removes a finished workload from its place's demand."""
         for key, amount in self._bound.pop(workload.id, ()):
             self._demand[key] -= amount
 

@@ -1,6 +1,6 @@
-"""Chance: each draw is a hash of the seed, what is drawn, and for whom. No order of events changes it.
+"""Random draws: each value is a hash of the seed, the attribute and the workload, independent of the event order.
 
-So a filtered trace, another policy or another fleet draws the same for a workload that is in both.
+So a workload gets the same values in a filtered trace, under another policy, or on another fleet.
 """
 
 from bisect import bisect_right
@@ -13,28 +13,29 @@ T = TypeVar("T")
 
 
 def chance(seed: int, what: str, whose: str) -> float:
-    """A number in (0, 1), uniformly distributed over whom it is for."""
+    """Returns the random number in (0, 1) for the attribute `what` of the object `whose`, uniform over objects."""
     digest = blake2b(f"{seed}\0{what}\0{whose}".encode(), digest_size=8).digest()
     return ((int.from_bytes(digest, "big") >> 11) + 0.5) / (1 << 53)
 
 
 def pick(at: float, weights: Mapping[T, float]) -> T:
-    """The one of `weights` in whose part of their sum `at` (0..1) falls, in the order in which they are given.
+    """Returns the key whose interval contains `at` if [0, 1] is split in proportion to `weights`, in their order.
 
     Raises:
         ValueError: no weight is above 0.
     """
     chosen = [(key, weight) for key, weight in weights.items() if weight > 0]
     if not chosen:
-        raise ValueError("nothing to pick from: no weight is above 0")
+        raise ValueError("weights: at least one must be above 0")
     ends = list(accumulate(weight for _, weight in chosen))
     return chosen[min(bisect_right(ends, at * ends[-1]), len(chosen) - 1)][0]
 
 
 def sample(seed: int, what: str, whose: str, among: Sequence[str], count: int) -> tuple[str, ...]:
-    """`count` different ones of `among` (all if there are fewer), sorted by name.
+    """Returns `count` different names of `among` (all if there are fewer), sorted by name.
 
-    Each gets a number by its own name, and the lowest are taken: one more to choose from moves no other.
+    Each name gets a random number of its own, and the names with the lowest numbers are taken. So a name that is added
+    to `among` does not change the order of the others.
     """
     by_number = sorted(among, key=lambda one: (chance(seed, f"{what}\0{one}", whose), one))
     return tuple(sorted(by_number[:count]))

@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else, with all policies side by side; a change's effect comes first."""
+"""Renders the report: one self-contained HTML file that compares all policies, with the effect of a change first."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -31,7 +31,7 @@ padding:.1rem 0;border:0}td::before{content:attr(data-label);color:#51606f;text-
 
 
 def render(outcomes: Sequence[Outcome]) -> str:
-    """The whole page for the JSON objects of one or more runs."""
+    """Returns the HTML page for the JSON objects of one or more runs."""
     keys = "".join(
         f'<span><span class="key" style="background:{colour}"></span><b>{escape(name)}</b></span>'
         for name, colour in colours(outcomes).items()
@@ -44,7 +44,7 @@ def render(outcomes: Sequence[Outcome]) -> str:
             f"<h1>mizzen simulate</h1>{_interrupted(outcomes)}{_changes(outcomes)}{_about(outcomes)}",
             "<h2>Policies</h2>" + _table(_SUMMARY, map(_summary, outcomes)),
             _capacity(outcomes),
-            f'<h2>Pictures</h2><p class="keys">{keys}</p>',
+            f'<h2>Charts</h2><p class="keys">{keys}</p>',
             f'<div class="grid">{"".join(map(_figure, pictures(outcomes)))}</div>',
             "<h2>Objectives and waits by priority</h2>" + _rule(outcomes[0]["run"]["objective_s"]),
             _table(_DETAIL, (cells for one in outcomes for cells in _details(one)), words=True),
@@ -55,13 +55,13 @@ def render(outcomes: Sequence[Outcome]) -> str:
 
 
 def _changes(outcomes: Sequence[Outcome]) -> str:
-    """The difference that the change makes; nothing where nothing was changed."""
+    """Returns the section on the effect of the change; empty if no run has a change."""
     found = pairs(outcomes)
     if not found:
         return ""
     rows = [row for before, after in found for row in differences(before, after)]
     cells = ([*map(escape, (row.policy, row.figure, row.before, row.after)), escape(row.by) or "same"] for row in rows)
-    return f"<h2>What {escape(found[0][1]['run']['change'])} changes</h2>" + _table(_CHANGE, cells, words=True)
+    return f"<h2>Effect of {escape(found[0][1]['run']['change'])}</h2>" + _table(_CHANGE, cells, words=True)
 
 
 _CHANGE = ("policy", "figure", "unchanged", "changed", "difference")
@@ -77,11 +77,11 @@ def _about(outcomes: Sequence[Outcome]) -> str:
     ]
     if run["measured_from_s"] > run["started_s"] or run["measured_to_s"] < run["ended_s"]:
         measured = f"{span(run['measured_from_s'])} to {span(run['measured_to_s'])}"
-        parts.append(f"Figures are of {measured}, shaded in the pictures.")
+        parts.append(f"The figures cover {measured}, which is shaded in the charts.")
     if run["bad_rows"]:
-        parts.append(f"{len(run['bad_rows']):,} bad rows of the trace were left out.")
+        parts.append(f"{len(run['bad_rows']):,} bad rows of the trace were ignored.")
     if run["fit_nowhere"]:
-        parts.append(f"{len(run['fit_nowhere']):,} workloads fit nowhere in this fleet.")
+        parts.append(f"{len(run['fit_nowhere']):,} workloads would not fit in any region, even an empty one.")
     return f'<p class="muted">{" ".join(parts)}</p>'
 
 
@@ -95,7 +95,7 @@ def _interrupted(outcomes: Sequence[Outcome]) -> str:
         for one in outcomes
         if one["run"]["interrupted"]
     ]
-    return f'<p class="warn">Interrupted: {"; ".join(cut)}. Its figures are of what was simulated.</p>' if cut else ""
+    return f'<p class="warn">Interrupted: {"; ".join(cut)}. The figures cover the simulated time.</p>' if cut else ""
 
 
 _SUMMARY = (
@@ -118,13 +118,13 @@ def _summary(one: Outcome) -> list[str]:
 
 
 _CAPACITY = (
-    "policy", "GPU hours available", "cost", "machines launched", "launches refused", "taken by their clouds",
-    "ended by their pools", "gangs interrupted",
+    "policy", "GPU hours available", "cost", "machines launched", "launches refused", "reclaimed by their clouds",
+    "terminated by their pools", "gangs interrupted",
 )  # fmt: skip
 
 
 def _capacity(outcomes: Sequence[Outcome]) -> str:
-    """What machines cost, and how they came and went; nothing where there are no pools and no prices."""
+    """Returns the section on costs, launches and terminations of machines; empty without pools and prices."""
     if not any(one["run"]["usd"] or one["run"]["pools"]["launched"] for one in outcomes):
         return ""
     rows = []
@@ -149,21 +149,23 @@ def _effort(one: Outcome) -> list[str]:
 
 
 def _rule(objective_s: Mapping[str, float]) -> str:
-    """What counts as missed, and why a long wait need not."""
+    """Returns the paragraph that defines objectives and misses."""
     by_span: dict[str, list[str]] = {}
     for level, limit_s in objective_s.items():
         by_span.setdefault(span(limit_s), []).append(level)
-    limits = "; ".join(f"priority {listed(levels)}: {limit}" for limit, levels in by_span.items()) or "none is set"
+    limits = "; ".join(f"priority {listed(levels)}: {limit}" for limit, levels in by_span.items()) or "none set"
     without = [str(level) for level in LEVELS if str(level) not in objective_s]
     if without and by_span:
-        limits += f"; priority {listed(without)}: none, so nothing is missed there"
+        limits += f"; priority {listed(without)}: none, so no misses"
     return (
-        f'<p class="muted">An objective is the longest time that a workload may wait ({limits}). It is judged twice: '
-        "until the award, which is the scheduler's decision, from submission or the last eviction; and until the "
-        "start, when its tasks work, from submission or from when it worked last. A wait is judged once: at its end, "
-        "or when its objective runs out. It counts as within or over quota by its rank at that moment. The length of a "
-        "wait is counted at its end, by the rank of its award. So a wait whose objective ran out while it was over "
-        "quota, and that was awarded within quota later, is missed over quota; within quota it is only a long wait.</p>"
+        f'<p class="muted">An objective is the longest time that a workload may wait ({limits}). Two waits are judged. '
+        "The wait until the award begins with the submission or the last eviction, and ends with the scheduler's "
+        "decision. The wait until the start begins with the submission or the end of the last run, and ends when all "
+        "tasks run. Each wait is judged once: at its end, or when its objective runs out. The rank of the workload at "
+        "that time decides whether the miss counts as within or over quota. The length of a wait is recorded at its "
+        "end, by the rank of the award. Example: the objective of a workload runs out while the workload is over "
+        "quota, and the workload is awarded within quota later. The miss then counts as over quota, and the long wait "
+        "as within quota.</p>"
     )
 
 
@@ -192,7 +194,7 @@ def _details(one: Outcome) -> Iterable[list[str]]:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
-    """A table; on a narrow screen each row is a list of labels and values. `words`: the second column has text."""
+    """Returns a table; a narrow screen shows each row as a list of labels and values. `words`: column 2 is text."""
     head = "".join(f"<th>{column}</th>" for column in columns)
     body = "".join(
         "<tr>"

@@ -1,4 +1,4 @@
-"""The outcome of a run as one JSON object."""
+"""Builds the JSON object of a run's outcome from its metrics."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,7 +25,7 @@ _LOSSES = ("work", "eviction", "restart")
 
 
 def table(of: Callable[[str, str], Any]) -> dict[str, dict[str, Any]]:
-    """`{quota status: {priority: value}}`; `all` stands for every status or priority."""
+    """Returns `{quota status: {priority: value}}`; `all` stands for every status or priority."""
     out: dict[str, dict[str, Any]] = {}
     for quota, level in table_keys():
         out.setdefault(quota, {})[level] = of(quota, level)
@@ -33,7 +33,7 @@ def table(of: Callable[[str, str], Any]) -> dict[str, dict[str, Any]]:
 
 
 def figures(hour: Hour) -> dict[str, Any]:
-    """What is measured of an hour, or of all of them."""
+    """Returns the main figures of an hour, or of the whole measured span, with the waits until the award."""
     return {
         "allocation_rate": allocation_rate(hour),
         "saturated_allocation_rate": saturated_allocation_rate(hour),
@@ -44,12 +44,12 @@ def figures(hour: Hour) -> dict[str, Any]:
 
 
 def start_figures(hour: Hour) -> dict[str, Any]:
-    """Those of the waits until the start."""
+    """Returns the figures of the waits until the start."""
     return _of_waits(hour, "start")
 
 
 def more(hour: Hour) -> dict[str, Any]:
-    """Numbers from which the figures come."""
+    """Returns the detailed counts and amounts from which the main figures are computed."""
     arrived, non_colocated = by_level(hour.arrived), by_level(hour.non_colocated)
     return {
         "arrived": arrived,
@@ -73,7 +73,7 @@ def more(hour: Hour) -> dict[str, Any]:
 
 
 def by_column(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Objects of one shape as one object of lists."""
+    """Transposes objects with equal keys into one object of lists."""
     if not objects:
         return {}
     out: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def by_column(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def hourly(meter: Meter, starts_s: float) -> dict[str, Any]:
-    """Lists with a value for each hour; the first begins at `starts_s`."""
+    """Returns lists with a value for each hour; the first hour begins at `starts_s`."""
     hours = [
         {"start_s": starts_s + k * HOUR_S, **figures(hour), **start_figures(hour), **more(hour)}
         for k, hour in enumerate(meter.hours)
@@ -93,12 +93,12 @@ def hourly(meter: Meter, starts_s: float) -> dict[str, Any]:
 
 
 def bad_rows(bad: Sequence[BadRow]) -> list[dict[str, Any]]:
-    """Rows of the trace that were skipped."""
+    """Returns the skipped rows of the trace as JSON objects."""
     return [{"line": row.line, "column": row.column, "value": row.value, "right": row.right} for row in bad]
 
 
 def until_key(name: str, until: str) -> str:
-    """What a figure of waits is called: `waits` of those until the award, `waits_to_start` of those until the start."""
+    """Returns the key of a figure of waits: `waits` for those until the award, `waits_to_start` until the start."""
     return name if until == "award" else f"{name}_to_{until}"
 
 

@@ -1,4 +1,4 @@
-"""Runs policies over a scenario, and says what came of them."""
+"""Runs a policy on a scenario, and returns the outcome as JSON."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ ROUNDED_S = 3
 
 @dataclass(frozen=True)
 class Scenario:
-    """What all policies run over."""
+    """The input of a run that is the same for all policies."""
 
     machines: Machines
     tenants: dict[str, TenantState]
@@ -41,31 +41,32 @@ class Scenario:
     measure_from_s: float = 0.0
     measure_to_s: float = inf
     starts_s: float = 0.0
-    """The simulation's 0 on the clock of the user: the trace's, or seconds since the snapshot."""
+    """The start of the simulation's clock in reported times: seconds of the trace, or since the snapshot."""
     holding: dict[str, InitialHolder] = field(default_factory=dict)
     bad: Sequence[BadRow] = ()
     sources: Sources = field(default_factory=Sources)
-    """Where more machines come from."""
+    """Clouds and pools that supply more machines during the run."""
     says: dict[str, Any] = field(default_factory=dict)
-    """What the JSON object says of where it comes from."""
+    """Facts about the scenario's origin, which are copied to the JSON object."""
 
 
 def check_policy(scenario: Scenario, policy: Policy) -> None:
-    """Whether a policy can run a scenario.
+    """Checks that a policy can run a scenario.
 
     Raises:
-        ConfigurationError: there are pools, and the policy binds work to a fleet that does not change.
+        ConfigurationError: the scenario has pools, and the policy requires a fixed fleet.
     """
     able = [p.name for p in POLICIES.values() if not p.binds_early and p.rival is None]
     if scenario.sources.pools and policy.name not in able:
-        raise ConfigurationError(f"--policy {policy.name}: must be one of {', '.join(able)} where there are pools")
+        raise ConfigurationError(f"--policy {policy.name}: must be one of {', '.join(able)} for a fleet with pools")
 
 
 def engine_for(scenario: Scenario, policy: Policy, plain: bool = False) -> Engine:
-    """The decision packages, or (`plain`) their references, over a scenario's machines; or a rival.
+    """Returns the engine for a scenario and policy: decision packages, (`plain`) reference implementations, or a rival.
 
     Raises:
-        SimulationError: the references are to make reservations, or a rival to place several jobs: they cannot.
+        SimulationError: reservations are enabled for the reference implementations, or a rival gets a workload with
+            several jobs; neither is supported.
     """
     s = scenario.settings
     machines = split_by_cluster(scenario.machines) if policy.by_cluster else scenario.machines
@@ -76,7 +77,7 @@ def engine_for(scenario: Scenario, policy: Policy, plain: bool = False) -> Engin
         return Kueue(machines, weights, scenario.workloads, scenario.tenants, strict=policy.rival == "kueue")
     if plain:
         if s.reserve_after_s < inf:
-            raise SimulationError(f"reserve_after_s: {s.reserve_after_s:g}: must be inf on the plain references")
+            raise SimulationError(f"reserve_after_s: {s.reserve_after_s:g}: must be inf for the reference engine")
         return Plain(machines, weights, policy.may_evict)
     options = Options(explain=False, joint=policy.joint, reserve_after_s=s.reserve_after_s, may_evict=policy.may_evict)
     return Production(machines, weights, options)
@@ -84,14 +85,14 @@ def engine_for(scenario: Scenario, policy: Policy, plain: bool = False) -> Engin
 
 @dataclass
 class Run:
-    """One policy's run over a scenario."""
+    """One run of a policy on a scenario."""
 
     scenario: Scenario
     policy: Policy
     plain: bool = False
     follow: Callable[[Happened], None] | None = None
     change: str | None = None
-    """What was changed against the unchanged run of the same policy."""
+    """Description of the change against the unchanged run of the same policy; None: no change."""
     interrupted: bool = False
     wall_s: float = 0.0
 
@@ -109,14 +110,14 @@ class Run:
         self.simulator = Simulator(initial, self.engine, self.meter, self.follow)
 
     def go(self, stop: Callable[[Progress], bool] | None = None) -> "Run":
-        """Runs to the end, or until `stop` says so: then it counts as interrupted."""
+        """Runs to the end, or until `stop` returns True: then `interrupted` is set."""
         began_s = time.perf_counter()
         self.interrupted = not self.simulator.run(stop)
         self.wall_s = time.perf_counter() - began_s
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """The outcome. All but `decisions_per_s` follows from the inputs and the seed."""
+        """Returns the outcome. All values except `decisions_per_s` are determined by the inputs and the seed."""
         counts, progress, scenario = self.engine.counts(), self.simulator.progress, self.scenario
         asked = counts.negative_hits + counts.negative_misses
         never = [w.id for w in scenario.workloads if not all(self._hardware.regions_for(job) for job in w.jobs)]

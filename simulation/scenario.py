@@ -1,4 +1,4 @@
-"""From files to a scenario: the fleet, the trace, what is drawn, and the span that is looked at."""
+"""Builds a scenario from files: fleet, trace, random draws, and the span of the trace."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,16 @@ from simulation.workloads import Completion, scaled, sliced, started_at_s, tenan
 
 @dataclass(frozen=True)
 class Span:
-    """From and to, in seconds on the simulation's clock."""
+    """A time span, from `from_s` until before `to_s`, in seconds."""
 
     from_s: float = 0.0
     to_s: float = inf
 
     def __post_init__(self) -> None:
         if not 0 <= self.from_s < self.to_s:
-            raise ConfigurationError(f"span {self.from_s:g}..{self.to_s:g}: must be from 0 on, and to later than from")
+            raise ConfigurationError(
+                f"span {self.from_s:g}..{self.to_s:g}: must start at 0 or later, and end after its start"
+            )
 
 
 EVERYTHING = Span()
@@ -35,10 +37,10 @@ _PART = re.compile(r"(?:(?P<gpus>[0-9]{1,6})\+=)?(?P<times>[0-9.]+(?:e[0-9]+)?)"
 
 
 def parse_scale(text: str) -> dict[int, float]:
-    """By how much arrivals are multiplied, by the least number of a gang's GPUs: `2`, or `0.5,8+=4`.
+    """Parses a scale such as `2` or `0.5,8+=4`: smallest GPU count of a gang to the factor for its arrivals.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: the text is malformed, or a factor is not above 0.
     """
     out = dict(ONCE)
     for part in text.split(","):
@@ -48,17 +50,17 @@ def parse_scale(text: str) -> dict[int, float]:
         except ValueError:
             times = 0.0
         if match is None or not 0 < times < inf:
-            right = "must be a number above 0, or one for all and others for large gangs, such as 0.5,8+=4"
+            right = "must be a number above 0, optionally with other numbers for larger gangs, such as 0.5,8+=4"
             raise ConfigurationError(f"--scale {text}: {right}")
         out[int(match["gpus"] or 0)] = times
     return out
 
 
 def load_rows(source: str, fleet: SimulatedFleet, skip_bad: bool) -> tuple[list[TraceRow], list[BadRow]]:
-    """A trace's good rows and, where they may be skipped, its bad ones: also those of tenants or types that are none.
+    """Returns a trace's valid rows and its bad rows. A row with an unknown tenant or GPU type is bad too.
 
     Raises:
-        TraceError: the trace cannot be read, has no good row, or has bad ones that may not be skipped.
+        TraceError: the trace cannot be read, has no valid rows, or has bad rows and `skip_bad` is False.
     """
     trace = read_trace(source, fleet.simulation.gpus_per_machine)
     bad = list(trace.bad)
@@ -70,7 +72,7 @@ def load_rows(source: str, fleet: SimulatedFleet, skip_bad: bool) -> tuple[list[
     lines = {row.line for row in bad}
     rows = [row for row in trace.rows if row.line not in lines]
     if not rows:
-        raise TraceError(f"trace {source}: has no rows" + (f" but {len(bad)} bad ones" if bad else ""))
+        raise TraceError(f"trace {source}: has no valid rows" + (f", and {len(bad)} bad rows" if bad else ""))
     return rows, bad
 
 
@@ -83,10 +85,10 @@ def from_trace(
     params: Sequence[str] = (),
     **more: Any,
 ) -> Scenario:
-    """The scenario of a fleet file and a trace; `more` is as `scenario_of` takes it.
+    """Returns the scenario of a fleet file and a trace; `more` is passed on to `scenario_of`.
 
     Raises:
-        ConfigurationError: something in a file or an argument cannot be; it is named.
+        ConfigurationError: a file or an argument is invalid.
     """
     fleet = load_simulated_fleet(fleet_path)
     fleet = fleet.model_copy(update={"simulation": override(fleet.simulation, tuple(params))})
@@ -105,10 +107,10 @@ def scenario_of(
     until_s: float = inf,
     bad: Sequence[BadRow] = (),
 ) -> Scenario:
-    """The scenario of a fleet and a trace's rows, all of them good.
+    """Returns the scenario of a fleet and the valid rows of a trace.
 
-    Times of `span`, `measured` and `until_s` count from the trace's first submission; the simulation's clock from the
-    start of the span. Quotas by rule look at the whole trace, whatever span of it is run.
+    `span`, `measured` and `until_s` are relative to the trace's first submission; the simulation's clock is relative to
+    the start of `span`. Quotas by rule are computed from the whole trace, also if only a span of it is run.
     """
     settings = fleet.simulation
     first_s = started_at_s(rows)

@@ -1,4 +1,4 @@
-"""What a simulation assumes: costs, the clock, objectives, and what is drawn where a trace is silent."""
+"""The settings of a simulation: delays, clock, objectives, and distributions of values that a trace lacks."""
 
 from math import exp, log
 from statistics import NormalDist
@@ -11,14 +11,14 @@ from infra.errors import ConfigurationError
 
 LEVELS = range(1, 8)
 LIVE = SchedulerSettings()
-"""What the live scheduler does by default, the simulator does by default."""
+"""The defaults of the live scheduler, which are also the simulator's defaults."""
 _NORMAL = NormalDist()
 
 
 def fit_lognormal(p50: float, p90: float, p99: float) -> tuple[float, float]:
-    """The (mu, sigma) of a lognormal: the median exactly, sigma by least squares over the other two quantiles' logs.
+    """Returns (mu, sigma) of a lognormal with the median `p50`; sigma is the least squares fit to log P90 and log P99.
 
-    For MAST 5.5 (150, 278, 449 s): sigma 0.474, whose P90 is 275 s and P99 451 s.
+    For MAST 5.5 (150, 278, 449 s): sigma 0.474, with a P90 of 275 s and a P99 of 451 s.
     """
     mu = log(p50)
     z90, z99 = _NORMAL.inv_cdf(0.90), _NORMAL.inv_cdf(0.99)
@@ -30,7 +30,7 @@ class _Part(BaseModel):
 
 
 class Settings(_Part):
-    """All that may be set under `simulation:` in the fleet file, or by `--param NAME=VALUE`. Times are seconds."""
+    """The settings under `simulation:` in the fleet file, or of `--param NAME=VALUE`. Times are seconds."""
 
     provisioning_p50_s: float = Field(150.0, ge=0)
     provisioning_p90_s: float = Field(278.0, ge=0)
@@ -38,67 +38,72 @@ class Settings(_Part):
     checkpoint_interval_s: float = Field(1800.0, gt=0)
     """Work between two periodic checkpoints of a running workload."""
     eviction_s: float = Field(60.0, ge=0)
-    """From the notice to the last slot given up: the flush, the stop, the clean-up."""
+    """Time from the eviction notice until the last slot is released: final checkpoint, stop and clean-up."""
     flush_succeeds: float = Field(1.0, ge=0, le=1)
-    """The share of evictions in which the checkpoint of the notice is saved within the grace."""
+    """Share of evictions whose final checkpoint is saved within the grace."""
     tick_spacing_s: float = Field(10.0, gt=0)
-    """A change starts a pass at once, but never sooner than this after the pass before. The live scheduler's pauses are
-    shorter, and follow from how long its passes take."""
+    """Shortest time between two passes. A change starts a pass at once, if the pass before began this long ago.
+
+    The live scheduler's pauses are shorter, and depend on how long its passes take.
+    """
     full_scan_s: float = Field(LIVE.scan_interval_s, gt=0)
-    """The longest time between two passes while something waits (MAST 5.4); fair shares are renewed as often."""
+    """Longest time between two passes while workloads wait (MAST 5.4), and the interval at which shares are updated."""
     batch: int = Field(LIVE.batch, ge=1)
-    """Workloads from the queue's head that all regions bid on at once."""
+    """Number of workloads at the queue's head that are offered to all regions together."""
     min_runtime_s: float = Field(LIVE.min_runtime_s, ge=0)
-    """No workload is evicted sooner after its start."""
+    """A workload cannot be evicted earlier than this after its start."""
     reserve_after_s: float = Field(LIVE.reserve_after_s, ge=0)
-    """A gang that has waited longer reserves what it needs as it frees up; infinity: none does."""
+    """A gang that has waited longer than this reserves slots as they become free; infinity: no reservations."""
     w_age: float = Field(LIVE.w_age, ge=0)
     age_cap_s: float = Field(LIVE.age_cap_s, ge=0)
     w_fair: float = Field(LIVE.w_fair, ge=0)
     fair_window_s: float = Field(LIVE.fair_window_s, gt=0)
     objective_s: dict[int, float] = Field(default_factory=lambda: {1: 300.0, 2: 300.0, 3: 1800.0, 4: 1800.0})
-    """Level to the longest time from submission or preemption to award; a level that is not there has none."""
+    """Longest time from submission or preemption to award, by level; an absent level has no objective."""
     priority_percent: dict[int, float] = Field(
         default_factory=lambda: {1: 3.0, 2: 20.0, 3: 16.0, 4: 54.0, 5: 0.2, 6: 0.5, 7: 6.02}
     )
-    """How priorities are drawn; what is left of 100 did not specify one, which makes it the lowest level (7)."""
+    """Percentage of workloads by priority level. The remainder to 100 has no priority, so it gets the lowest (7)."""
     candidate_regions_percent: dict[int, float] = Field(default_factory=lambda: {1: 15.0, 2: 25.0, 3: 20.0})
-    """How many of the regions that could hold a gang have its data; what is left of 100 is all of them."""
+    """Percentage of workloads by the number of regions, among those that could hold the gang, that have its data.
+
+    For the remainder to 100, all of these regions have it.
+    """
     cpus_per_gpu: float = Field(4.0, ge=0)
     cpus_without_gpu: float = Field(1.0, gt=0)
     memory_bytes_per_gpu: int = Field(32 << 30, ge=0)
     memory_bytes_without_gpu: int = Field(4 << 30, ge=0)
     gpus_per_machine: int = Field(8, ge=1)
-    """A trace that only says how many GPUs: more than this become tasks of a machine each."""
+    """For traces that only state a gang's GPUs: a gang with more GPUs than this has one task per machine."""
     copy_days: int = Field(7, ge=0)
-    """Copies that `--scale` makes are submitted up to so many whole days before or after their original,"""
+    """`--scale` submits a copy up to this many whole days before or after its original."""
     copy_jitter_s: float = Field(1800.0, ge=0)
-    """and up to this much sooner or later at that."""
+    """Random shift of a copy, earlier or later, in addition to `copy_days`."""
 
     @field_validator("objective_s", "priority_percent")
     @classmethod
     def _by_level(cls, value: dict[int, float]) -> dict[int, float]:
         wrong = sorted(level for level in value if level not in LEVELS)
         if wrong:
-            raise ValueError(f"has levels {wrong}; levels are 1 (highest) to 7")
+            raise ValueError(f"has levels {wrong}; must be levels from 1 (highest) to 7")
         return value
 
     @field_validator("priority_percent", "candidate_regions_percent")
     @classmethod
     def _parts_of_100(cls, value: dict[int, float]) -> dict[int, float]:
         if any(part < 0 for part in value.values()) or sum(value.values()) > 100 + 1e-9:
-            raise ValueError("must be percentages that are not below 0 and not above 100 in all")
+            raise ValueError("must be percentages of at least 0 that sum to at most 100")
         return value
 
     @field_validator("candidate_regions_percent")
     @classmethod
     def _counts(cls, value: dict[int, float]) -> dict[int, float]:
         if any(count < 1 for count in value):
-            raise ValueError("names numbers of regions, each at least 1")
+            raise ValueError("must have numbers of regions, each at least 1, as keys")
         return value
 
     def provisioning_s(self, chance: float) -> float:
-        """The provisioning delay at a quantile `chance` in (0, 1)."""
+        """Returns the provisioning delay at the quantile `chance`, in (0, 1)."""
         if self.provisioning_p50_s == 0:
             return 0.0
         mu, sigma = fit_lognormal(self.provisioning_p50_s, self.provisioning_p90_s, self.provisioning_p99_s)
@@ -106,17 +111,19 @@ class Settings(_Part):
 
 
 def override(settings: Settings, assignments: tuple[str, ...]) -> Settings:
-    """Settings with `NAME=VALUE` assignments on top; a key of a mapping is `NAME.KEY=VALUE`.
+    """Returns the settings with `NAME=VALUE` assignments applied; the entry of a mapping is set by `NAME.KEY=VALUE`.
 
     Raises:
-        ConfigurationError: a name that is none, or a value that cannot be.
+        ConfigurationError: an assignment has an unknown name or an invalid value.
     """
     body: dict[str, Any] = settings.model_dump()
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         field, dot, key = name.partition(".")
         if not equals or field not in body or (dot != "") != isinstance(body[field], dict):
-            raise ConfigurationError(f"--param {assignment}: must be NAME=VALUE, where NAME is of: {_names(settings)}")
+            raise ConfigurationError(
+                f"--param {assignment}: must be NAME=VALUE, where NAME is one of: {_names(settings)}"
+            )
         if dot:
             body[field] = {**body[field], key: value}
         else:
@@ -128,7 +135,7 @@ def override(settings: Settings, assignments: tuple[str, ...]) -> Settings:
 
 
 def problems(error: ValidationError) -> list[str]:
-    """Every problem as one line: field, value, what would be right."""
+    """Returns each problem as one line: field, value, and the rule that the value breaks."""
     return [f"{'.'.join(str(p) for p in e['loc'])}: {e['input']!r}: {e['msg']}" for e in error.errors()]
 
 

@@ -1,4 +1,4 @@
-"""Tenants' use of the fleet averaged over a window: what the credit's fair share looks at (MAST expression 11)."""
+"""Tenants' use of the fleet averaged over a time window, the input of the credit's fair share (MAST expression 11)."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from domain.scheduling import TenantState
 
 
 class Shares:
-    """Integrals of what each tenant holds, and samples of them over the window."""
+    """The integral over time of what each tenant holds, and samples of it over the window."""
 
     def __init__(self, tenants: Mapping[str, TenantState], gpus: int, cpus_milli: int, window_s: float) -> None:
         self._tenants = dict(tenants)
@@ -21,7 +21,7 @@ class Shares:
         self._samples: deque[tuple[float, dict[str, tuple[float, float]]]] = deque()
 
     def hold(self, now_s: float, tenant: str, gpus: int, cpus_milli: int) -> None:
-        """A tenant holds so much more from now on (less: below 0)."""
+        """Adds to what a tenant holds from `now_s` on; negative amounts are released."""
         self._integrate(now_s, tenant)
         self._holds[tenant][0] += gpus
         self._holds[tenant][1] += cpus_milli
@@ -33,10 +33,10 @@ class Shares:
         self._since_s[tenant] = now_s
 
     def tenants(self, now_s: float) -> Iterable[TenantState]:
-        """All tenants with their shares as of now.
+        """Yields all tenants with their shares at `now_s`. Each call takes a sample.
 
-        The window begins at the last sample that is at least its length ago; a sample is taken at each call. Before
-        there is one, the time before the simulation counts as unused.
+        The window begins at the newest sample that is at least the window's length old. If there is none yet, the time
+        before the simulation counts as time without use.
         """
         for name in self._tenants:
             self._integrate(now_s, name)

@@ -1,4 +1,4 @@
-"""The virtual clock: what happens next, and a pass over the queue when something has changed."""
+"""The event loop on the virtual clock: runs each event in time order, and a pass over the queue after changes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from simulation.workload_state import WorkloadState
 
 
 class Kind(IntEnum):
-    """Events of one moment happen in this order; a pass over the queue comes before the last."""
+    """The kinds of events, in the order of events at the same time; a pass over the queue runs before `OBJECTIVE`."""
 
     FINISH = 0
     LEAVE = 1
@@ -26,7 +26,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is."""
+    """The progress of a run."""
 
     now_s: float
     workloads: int
@@ -35,7 +35,7 @@ class Progress:
     queued: int
     events: int
     done: float
-    """From 0 to 1: workloads finished, or time passed where the run ends at a given time."""
+    """From 0 to 1: the share of workloads that finished, or of the time until `until_s`, whichever is larger."""
 
 
 class Simulator:
@@ -63,12 +63,12 @@ class Simulator:
                 self.transitions.begin_holding(state, held)
 
     def _later(self, at_s: float, kind: str, state: WorkloadState) -> None:
-        # The attempt (or wait) that an event is about: it is nothing any more if another has begun.
+        # The turn identifies the attempt (or wait) of the event: if another has begun, the event is stale.
         heappush(self._heap, (at_s, Kind[kind], state.number, state.turn))
 
     @property
     def progress(self) -> Progress:
-        """How far the run is."""
+        """The progress of the run."""
         transitions = self.transitions
         arrived = self._arrived + len(self.initial.holding)
         done = max(transitions.finished / max(1, len(transitions.states)), self.now_s / self.initial.until_s)
@@ -76,10 +76,12 @@ class Simulator:
         return Progress(self.now_s, workloads, arrived, transitions.finished, queued, self.events, done)
 
     def run(self, stop: Callable[[Progress], bool] | None = None, every: int = 256) -> bool:
-        """Runs until nothing can happen any more, or `until_s`. `stop` is asked every so many events.
+        """Runs until no events are left, or until `until_s`. `stop` is called once every `every` events.
 
-        Whether it came to its end. What was queued past its objective then has been judged; what is queued within it
-        has not.
+        At the end, queued workloads whose objective has run out have been judged; the others have not.
+
+        Returns:
+            Whether the run came to its end; False if `stop` interrupted it.
         """
         next_stop = 0
         while True:
@@ -115,7 +117,7 @@ class Simulator:
         if self._arrived < len(self._arrivals):
             at_s = min(at_s, self._arrivals[self._arrived].workload.arrives_s)
         at_s = min(at_s, self.keeper.due_s)
-        # With nothing to come, a pass finds what the one before it did.
+        # Without further events, a pass has the result of the pass before.
         if at_s == inf and not self._passes.news:
             return inf
         return min(at_s, max(self._passes.due_s(), self.now_s))

@@ -1,4 +1,4 @@
-"""Scenarios without a trace, from MAST's figures (5.1): for benches, and to try things out."""
+"""Generates scenarios without a trace, from MAST's statistics (5.1), for benchmarks and experiments."""
 
 import time
 from math import ceil, exp, inf, log
@@ -13,7 +13,7 @@ from simulation.workloads import Workload
 
 _NORMAL = NormalDist()
 GANG_GPUS = (log(16), log(128 / 16) / _NORMAL.inv_cdf(0.99))
-"""Of a workload: P50 and P99 of 16 and 128 (its P90 is then 50; MAST's is 64)."""
+"""(mu, sigma) of the lognormal of a workload's GPUs: P50 16 and P99 128 (the P90 is then 50; MAST's is 64)."""
 _DURATION = fit_lognormal(20 * 60.0, 6.7 * 3600, 66 * 3600.0)
 _GIB = 1 << 30
 _PER_RACK = 16
@@ -28,12 +28,13 @@ def synthetic(
     load: float = 1.2,
     longest_s: float = 86400.0,
 ) -> Scenario:
-    """`regions` with `machines` of 8 GPUs each, of two types; workloads arrive evenly and ask for `load` times that.
+    """Returns a scenario of `regions` regions with `machines` machines of 8 GPUs each, of two GPU types.
 
-    Gangs of more than 8 GPUs are tasks of a machine. Gang sizes (at most half a region) and durations (at most
-    `longest_s`) have MAST's quantiles, priorities its distribution. Three tenants have 0.3 of the supply each as quota.
+    Workloads arrive at constant intervals and request `load` times the supply. A gang of more than 8 GPUs has one task
+    per machine. Gang sizes (at most half a region) and durations (at most `longest_s`) have MAST's quantiles, and
+    priorities have its distribution. Each of three tenants has 0.3 of the supply as quota.
     """
-    settings = Settings(reserve_after_s=inf)  # The references, with which it is compared, reserve nothing.
+    settings = Settings(reserve_after_s=inf)  # The reference engines, used for comparison, do not support reservations.
     states = {
         f"region-{r}": tuple(
             _machine(r, number, "a100" if number < machines // 2 else "v100") for number in range(machines)
@@ -65,9 +66,10 @@ def synthetic(
 
 
 def events_per_s(scenario: Scenario, policy: Policy, plain: bool = False, most: int | None = None) -> float:
-    """Events of a run by the wall clock: on the decision packages, or (`plain`) on their references; the first `most`.
+    """Returns the events per second of wall time of a run of at most `most` events.
 
-    Run it once before on something small: the first call of a compiled function loads its machine code.
+    The run uses the decision packages, or (`plain`) the reference implementations. Run a small scenario first: the
+    first call of a compiled function loads its machine code.
     """
     run = Run(scenario, policy, plain=plain)
     begun = time.perf_counter()
@@ -76,7 +78,7 @@ def events_per_s(scenario: Scenario, policy: Policy, plain: bool = False, most: 
 
 
 def lognormal_at(mu: float, sigma: float, quantile: float) -> float:
-    """A lognormal's quantile."""
+    """Returns a quantile of a lognormal distribution."""
     return exp(mu + sigma * _NORMAL.inv_cdf(quantile))
 
 

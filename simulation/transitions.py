@@ -1,4 +1,4 @@
-"""What each event does: to the workload, to what is held, to what the decision packages and the meter know."""
+"""The effects of events on workloads, ledgers, the engine and the metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Happened:
 
 
 class Transitions:
-    """The workloads of a run, and what holds for them now."""
+    """The state of a run: workloads, ledgers and queue, with a method for each event."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class Transitions:
         self.states = numbered(initial.workloads)
         self.columns = WorkloadColumns(len(self.states))
         self.evictors: dict[str, set[str]] = {}
-        """By workload, the workloads that evicted it since the last submission or end (`auction.immunity`)."""
+        """Workloads that evicted a workload since the last submission or end, by victim (`auction.immunity`)."""
         self.queue: set[int] = set()
         self.finished = 0
         self.pending: list[QueueChange[QueuedWorkload]] = []
-        """News for the queue since the last pass; as is `placed`."""
+        """Changes of pending workloads since the last pass; `placed` has those of placed workloads."""
         self.placed: list[QueueChange[PlacedWorkload]] = []
         self._types = {t: k for k, t in enumerate(meter.types)}
         machines_of_all = [m for place in machines.values() for m in place]
@@ -78,7 +78,7 @@ class Transitions:
     # ----------------------------------------------------------------------------------------------------------- events
 
     def begin_holding(self, state: WorkloadState, held: InitialHolder) -> None:
-        """A workload that holds all its slots at the start."""
+        """Records a workload that holds all its slots at the start."""
         running = held.running
         place = place_of(held.region, self._cluster_of[running.holdings[0].machine], self.policy.by_cluster)
         state.place, state.attempt, state.gpus = place, 1, dict(held.gpus)
@@ -101,7 +101,7 @@ class Transitions:
         self.tell(state)
 
     def arrive(self, at_s: float, state: WorkloadState) -> None:
-        """A workload is submitted, or was in the queue at the start."""
+        """Queues a workload that is submitted, or that was queued when the run began."""
         w = state.workload
         self.evictors.clear()
         if self._binding is not None:
@@ -109,7 +109,7 @@ class Transitions:
             state.only = frozenset(() if place is None else (place,))
         elif w.regions is not None:
             state.only = w.regions
-        # How long it may run matters to what is reserved only.
+        # The maximum runtime matters only for reservations.
         at_most_s = inf if self.settings.reserve_after_s == inf else w.max_runtime_s
         self.columns.asks(state.number, w.jobs, state.only, at_most_s)
         self.meter.arrive(at_s, w.level, self._hardware.has_without_data(w))
@@ -119,7 +119,7 @@ class Transitions:
         self._say(at_s, "submitted", state, next(iter(state.only), None) if self._binding and state.only else None)
 
     def award(self, at_s: float, state: WorkloadState, request: PlacementRequest, plan: Plan, rank: int) -> None:
-        """A workload has won a place; its victims are told."""
+        """Awards a plan to a workload, and evicts the plan's victims."""
         self._judge(at_s, state, at_s - state.waits_since_s)
         self.meter.wait(at_s, "award", state.workload.level, rank == 8, at_s - state.waits_since_s)
         self._no_longer_queued(state)
@@ -142,7 +142,7 @@ class Transitions:
             self._ready(at_s, state)
 
     def start(self, at_s: float, state: WorkloadState) -> None:
-        """Provisioned: it works now."""
+        """Starts the work of a workload after its provisioning."""
         if state.attempt > 1:
             self.meter.restart(at_s, (at_s - state.ready_at_s) * state.workload.gpus)
         idle_s, over_quota = at_s - state.idle_since_s, bool(self.columns.rank[state.number] == 8)
@@ -158,7 +158,7 @@ class Transitions:
         self._say(at_s, "started", state, state.place)
 
     def finish(self, at_s: float, state: WorkloadState) -> None:
-        """All its work is done."""
+        """Ends a workload whose work is done."""
         state.done_s = state.workload.duration_s
         state.end(Phase.SUCCEEDED)
         self.columns.holds_all[state.number] = False
@@ -170,7 +170,7 @@ class Transitions:
         self._release(at_s, state)
 
     def leave(self, at_s: float, state: WorkloadState) -> None:
-        """Evicted, or a machine of its own goes: the last of its slots is given up, and it is in the queue again."""
+        """Releases the slots of a workload that was evicted, or that loses a machine, and queues it again."""
         evictor = state.evictor
         state.end(Phase.PREEMPTED)
         self._release(at_s, state)
@@ -184,7 +184,7 @@ class Transitions:
             self._ready(at_s, self.states[evictor])
 
     def run_out(self, at_s: float, state: WorkloadState) -> None:
-        """The time of its objective is over, and it is still queued, or at least does not work."""
+        """Judges a workload whose objective has run out while it is queued or has not started."""
         over_quota = bool(self.columns.rank[state.number] == 8)
         if state.phase in QUEUED_PHASES:
             over_quota = bool(self.columns.over_quota[state.number])
@@ -194,15 +194,16 @@ class Transitions:
             self._judge_start(at_s, state, inf, over_quota)
 
     def join(self, region: str, machine: MachineState) -> None:
-        """A machine is there from now on; it is looked at from the next pass on."""
+        """Adds a machine; passes use it from the next one on."""
         self.ledgers[region].join(machine)
         self.engine.join(region, machine)
         self._count_held()
 
     def interrupt(self, at_s: float, region: str, machine: str) -> None:
-        """A machine goes: it takes nothing new, and who is there gets notice to save and leave.
+        """Closes a machine that will end, and sends its workloads the notice to save and leave.
 
-        Who is on its way out already goes on with that. Who still waits for its victims there leaves when they have.
+        Workloads that are already leaving are not affected. A workload that still waits for its victims on the machine
+        leaves as soon as they have left.
         """
         self.engine.close(region, machine)
         for holder in self.ledgers[region].close(machine):
@@ -212,11 +213,11 @@ class Transitions:
         self._count_held()
 
     def is_idle(self, region: str, machine: str) -> bool:
-        """Whether nobody holds anything of a machine that has joined."""
+        """Returns whether no workload holds resources of a machine."""
         return self.ledgers[region].is_idle(machine)
 
     def tell(self, state: WorkloadState, *, evictable: bool = True) -> None:
-        """The regions learn what there is to know of a workload that holds all its slots."""
+        """Sends the state of a workload that holds all its slots to its region."""
         assert state.place is not None
         number, s = state.number, self.settings
         since_s = max(state.awarded_at_s, state.started_at_s)
@@ -268,7 +269,7 @@ class Transitions:
         return self.settings.objective_s.get(state.workload.level, inf)
 
     def _remind(self, at_s: float, state: WorkloadState) -> None:
-        """Come back when its user has waited for it to work as long as its objective, unless that was judged."""
+        """Schedules the judgement of the wait until the start at the end of its objective, unless it was judged."""
         if not state.start_judged and state.idle_since_s + self._objective_s(state) < inf:
             self._later(max(at_s, state.idle_since_s + self._objective_s(state)), "OBJECTIVE", state)
 
@@ -294,7 +295,7 @@ class Transitions:
         self._say(at_s, "interrupted", state, state.place)
 
     def _send_back(self, at_s: float, victim: WorkloadState, event: Event, *, by_machine: bool) -> None:
-        """Its tasks get notice to save, and it will leave."""
+        """Sends a workload the notice to save, and schedules its departure."""
         w, s = victim.workload, self.settings
         lost_s = 0.0
         if victim.step is Step.RUN:

@@ -1,4 +1,7 @@
-"""What passes look at of every workload, as columns by its number: a pass touches thousands and changes few."""
+"""The attributes of all workloads that a pass reads, as columns indexed by workload number.
+
+A pass reads thousands of workloads and changes few of them.
+"""
 
 from collections.abc import Sequence
 
@@ -13,28 +16,29 @@ Floats = npt.NDArray[np.float64]
 
 
 class WorkloadColumns:
-    """The columns. A workload's rank and checkpoints are those that the regions know of."""
+    """The columns. `rank` and `checkpoints` are the values that were last sent to the regions."""
 
     def __init__(self, workloads: int) -> None:
         self.rank: npt.NDArray[np.int64] = np.full(workloads, 8, np.int64)
         self.over_quota: npt.NDArray[np.bool_] = np.zeros(workloads, np.bool_)
-        """By the last scan in which it was queued."""
+        """Whether the workload was over quota in the last scan in which it was queued."""
         self.holds_all: npt.NDArray[np.bool_] = np.zeros(workloads, np.bool_)
-        """Whether it holds all its slots, and is not on its way out."""
+        """Whether the workload holds all its slots, and was not told to leave."""
         self.started_at_s: npt.NDArray[np.float64] = np.full(workloads, np.nan)
-        """When this attempt began to work; not a number: it has not."""
+        """When the present attempt began to work; NaN: it has not started."""
         self.checkpoints: npt.NDArray[np.int64] = np.zeros(workloads, np.int64)
-        """Periodic ones of this attempt."""
+        """Number of periodic checkpoints of the present attempt."""
         self._demand: Ints = np.zeros((workloads, 5), np.int64)
-        """Of a gang of one job: tasks, what each of them needs, and whether they must be in one cluster."""
+        """For a gang of one job: tasks, GPUs, CPUs and memory per task, and whether one cluster must hold all tasks."""
         self._kind: Ints = np.full(workloads, -1, np.int64)
-        """The number of the GPU types and kinds of capacity that the job accepts, the places that may have it, and how
-        long it may run.
+        """Number of the combination of accepted GPU types, accepted capacity kinds, allowed places and maximum runtime.
+
+        -1: the gang has several jobs.
         """
         self._kinds: dict[tuple[tuple[str, ...], tuple[str, ...], frozenset[str] | None, float], int] = {}
 
     def asks(self, number: int, jobs: Sequence[JobRequest], places: frozenset[str] | None, at_most_s: float) -> None:
-        """What a workload asks for, where it may be (None: anywhere), and how long. Not for several jobs."""
+        """Stores a workload's request, allowed places (None: all) and maximum runtime. Skips gangs of several jobs."""
         if len(jobs) == 1:
             (job,) = jobs
             self._demand[number] = (
@@ -47,20 +51,21 @@ class WorkloadColumns:
     def ask_no_less(
         self, numbers: Ints, ranks: Ints, waited_s: Floats, of: Ints, of_ranks: Ints, of_waited_s: Floats
     ) -> npt.NDArray[np.bool_]:
-        """Which of `numbers` ask for at least as much as one of `of`, at no better rank, and have waited for no longer.
+        """Returns which of `numbers` request at least as much as one of `of`, without an advantage over that one.
 
-        Both may run in the same places, on the same GPU types, for the same time. If one of `of` had no room in a pass,
-        they have none either: awards only make it less. Always False for gangs of several jobs.
+        They have the same allowed places, GPU types and maximum runtime as that workload, an equal or worse rank, and
+        have not waited longer. If that workload was refused in a pass, they would be refused too, because awards only
+        reduce the free capacity. Always False for gangs of several jobs.
         """
         return _no_less(self._kind, self._demand, numbers, ranks, waited_s, of, of_ranks, of_waited_s)
 
     def checkpoints_at(self, numbers: npt.NDArray[np.int64], now_s: float, interval_s: float) -> npt.NDArray[np.int64]:
-        """How many periodic checkpoints the attempts have made."""
+        """Returns the number of periodic checkpoints that each attempt has made by `now_s`."""
         made = np.floor((now_s - self.started_at_s[numbers]) / interval_s)
         return np.where(np.isnan(made), 0, made).astype(np.int64)
 
     def begin(self, number: int, rank: int) -> None:
-        """A workload was awarded."""
+        """Resets the columns of a workload at its award."""
         self.rank[number], self.checkpoints[number] = rank, 0
         self.holds_all[number], self.started_at_s[number] = False, np.nan
 

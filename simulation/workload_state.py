@@ -1,4 +1,4 @@
-"""What becomes of each workload, by the table of steps that live workflows follow, and what the queue hears of it."""
+"""The state of each workload. It follows the same step table as live workflows, and produces the queue's changes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,50 +13,50 @@ from simulation.workloads import Workload
 
 _TABLE = TABLES[LATEST]
 _AT_ONCE = frozenset({Step.STAGE, Step.AWAIT_SAVES, Step.COPY})
-"""Steps that take no time here: what they take is part of the provisioning delay."""
+"""Steps without a duration of their own in the simulation: their time is part of the provisioning delay."""
 
 
 @dataclass
 class WorkloadState:
-    """One workload as it is now. Times are seconds on the simulation's clock."""
+    """The current state of one workload. Times are seconds on the simulation's clock."""
 
     number: int
     workload: Workload
     phase: Phase | None = None
-    """None: it was not submitted yet."""
+    """None: the workload was not submitted yet."""
     step: Step | None = None
-    """Of its present attempt; None: it has none."""
+    """The step of the present attempt; None: there is no attempt."""
     place: str | None = None
-    """The region (or cluster) that it is bound to, or is in."""
+    """The region (or cluster) of the present attempt."""
     only: frozenset[str] | None = None
-    """Places that may hold it; None: all."""
+    """The places that may hold the workload; None: all."""
     attempt: int = 0
     turn: int = 0
-    """Another number for each wait and each attempt: an event about an older one is about nothing."""
+    """A counter of waits and attempts: a timed event with an older value is stale."""
     waits_since_s: float = 0.0
-    """Submission, or the notice of its last eviction."""
+    """Time of the submission, or of the notice of the last eviction."""
     judged: bool = False
-    """Whether this wait was judged by its objective."""
+    """Whether the present wait until the award was judged by its objective."""
     idle_since_s: float = 0.0
-    """Submission, or the notice that ended its last work: since when its user has waited for it to work.
+    """Start of the wait until the start: the submission, or the notice that ended the last run.
 
-    -inf: it held its place when the simulation began, and that wait is not counted.
+    -inf: the workload held its slots when the simulation began, and that wait is not counted.
     """
     start_judged: bool = False
-    """Whether that wait was judged."""
+    """Whether the wait since `idle_since_s` was judged."""
     awarded_at_s: float = -inf
     ready_at_s: float = -inf
     started_at_s: float = -inf
     done_s: float = 0.0
-    """Work that is safe: done before this attempt."""
+    """Seconds of work that earlier attempts have saved."""
     gpus: dict[str, int] = field(default_factory=dict)
-    """GPU type to slots that it was awarded."""
+    """Slots of the award, by GPU type."""
     victims: set[int] = field(default_factory=set)
-    """Those that still hold some of its slots."""
+    """Numbers of the evicted workloads that still hold some of the awarded slots."""
     evictor: int | None = None
 
     def take(self, step: Step) -> None:
-        """Begins a step of an attempt."""
+        """Enters a step of an attempt; skips the steps without a duration."""
         while step in _AT_ONCE:
             following = _TABLE[step].after[Event.DONE]
             assert isinstance(following, Step)
@@ -64,25 +64,25 @@ class WorkloadState:
         self.step, self.phase = step, _TABLE[step].phase or self.phase
 
     def go_on(self, event: Event) -> None:
-        """Begins the step that follows from how the present one went.
+        """Enters the step that follows the present one after an event.
 
         Raises:
-            ValueError: by the table the attempt ends there.
+            ValueError: the step table ends the attempt there.
         """
         following = self._after(event)
         if isinstance(following, End):
-            raise ValueError(f"workload {self.id}: an attempt ends with {event} of {self.step}")
+            raise ValueError(f"workload {self.id}: event {event} of step {self.step} must not end the attempt")
         self.take(following)
 
     def end(self, phase: Phase) -> None:
-        """Ends the attempt after its present step; `phase` is what follows.
+        """Ends the attempt after its present step; the workload enters `phase`.
 
         Raises:
-            ValueError: by the table it does not end there, or not so.
+            ValueError: the step table does not end the attempt there, or not with this phase.
         """
         following = self._after(Event.DONE)
         if not isinstance(following, End) or phase not in END_PHASES[following]:
-            raise ValueError(f"workload {self.id}: {phase} does not follow from {self.step}")
+            raise ValueError(f"workload {self.id}: phase {phase} must not follow step {self.step}")
         self.step, self.phase = None, phase
 
     def _after(self, event: Event) -> Step | End:
@@ -91,21 +91,21 @@ class WorkloadState:
 
     @property
     def id(self) -> str:
-        """Its id in the decision packages."""
+        """The workload's id in the decision packages."""
         return id_of(self.number)
 
     def remaining_s(self) -> float:
-        """Work that is left at the start of an attempt."""
+        """Returns the seconds of work that are left at the start of an attempt."""
         return max(0.0, self.workload.duration_s - self.done_s)
 
     def queued(self, now: bool) -> QueueChange[QueuedWorkload]:
-        """News for the queue: it waits, or no more."""
+        """Returns the queue change that adds the workload to the pending ones, or (`now` False) removes it."""
         w = self.workload
         value = QueuedWorkload(self.id, w.tenant, w.submit_s, w.jobs, w.level) if now else None
         return QueueChange(w.submit_s, self.id, value)
 
     def placed(self, now: bool) -> QueueChange[PlacedWorkload]:
-        """News for the queue: it counts as placed, or no more."""
+        """Returns the queue change that adds the workload to the placed ones, or (`now` False) removes it."""
         w = self.workload
         cpus = sum(job.cpus_milli for job in w.jobs)
         value = PlacedWorkload(self.id, w.tenant, self.awarded_at_s, self.gpus, cpus, w.level) if now else None
@@ -113,7 +113,7 @@ class WorkloadState:
 
 
 def gpus_of(plan: Plan, request: PlacementRequest) -> dict[str, int]:
-    """GPU type to slots that a plan takes."""
+    """Returns the slots that a plan takes, by GPU type."""
     out: dict[str, int] = {}
     for placement, job in zip(plan.jobs, request.jobs, strict=True):
         if placement.gpu_type is not None and job.gpus:
@@ -122,7 +122,7 @@ def gpus_of(plan: Plan, request: PlacementRequest) -> dict[str, int]:
 
 
 def types_asked(workload: Workload) -> dict[str, int]:
-    """GPU type to slots that a queued workload asks for: of each type that a job may run on, all the job's slots."""
+    """Returns the slots that a queued workload requests, by GPU type: a job counts fully for each type it accepts."""
     out: dict[str, int] = {}
     for job in workload.jobs:
         for gpu_type in job.gpu_types if job.gpus else ():
@@ -131,6 +131,6 @@ def types_asked(workload: Workload) -> dict[str, int]:
 
 
 def numbered(workloads: Iterable[Workload]) -> list[WorkloadState]:
-    """Lives in the order of (submission, id)."""
+    """Returns the states of the workloads, sorted and numbered by (submission, id)."""
     ordered = sorted(workloads, key=lambda w: (w.submit_s, w.id))
     return [WorkloadState(number, workload) for number, workload in enumerate(ordered)]

@@ -1,4 +1,4 @@
-"""From a trace's rows to workloads: copies and slices, and what the trace is silent about drawn."""
+"""Converts the rows of a trace to workloads: copies, slices, and random draws for values that the trace lacks."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,14 +24,14 @@ class Workload:
     tenant: str
     level: int
     submit_s: float
-    """On the simulation's clock; its age counts from here."""
+    """Submission on the simulation's clock, from which the age counts."""
     arrives_s: float
-    """When it is seen first: later than `submit_s` for one that was there when a slice began."""
+    """When the scheduler sees the workload: later than `submit_s` if it was submitted before the start of a slice."""
     duration_s: float
     """Seconds of work."""
     jobs: tuple[JobRequest, ...]
     regions: frozenset[str] | None
-    """Where its data is, or it may run; None: anywhere."""
+    """The regions that have the data, or in which the workload may run; None: all."""
     max_runtime_s: float = inf
 
     @property
@@ -46,15 +46,14 @@ class Workload:
 def scaled(
     rows: Sequence[TraceRow], scale: Mapping[int, float], seed: int, days: int, jitter_s: float
 ) -> list[TraceRow]:
-    """Each row `scale` times on average: as often as the whole part says, and once more with the rest as probability.
+    """Returns each row `scale` times on average: the integer part, and one more with the fraction as probability.
 
-    `scale` is by the GPUs of a gang: each number of them stands for gangs of so many and more, up to the next.
+    `scale` maps GPU counts of gangs to factors: a factor applies to gangs of at least so many GPUs, up to the next key.
 
-    Copies keep all that the row says and get an id of their own (`ID~2`, `ID~3`, ...), so what is drawn for them is
-    drawn anew. The original stays; a copy is submitted a whole number of days before or after it, at most `days`, and
-    up to `jitter_s` sooner or later at that; where that is outside the trace, on the other side. So durations, sizes,
-    the course of the day and that of the weeks stay, the load is multiplied, and a burst does not become one of
-    everything times `scale`.
+    Copies have the values of the row and an id of their own (`ID~2`, `ID~3`, ...), so other random values are drawn for
+    them. The first copy is the row itself. Each other copy is shifted by a random number of whole days, at most `days`,
+    earlier or later, and in addition by up to `jitter_s`; a shift to outside the trace changes its sign. This
+    multiplies the load and keeps durations, sizes and the daily and weekly pattern, without scaling up single bursts.
     """
     out = []
     first_s, last_s = started_at_s(rows), max((row.submit_s for row in rows), default=0.0)
@@ -77,15 +76,15 @@ def scaled(
 
 
 def started_at_s(rows: Iterable[TraceRow]) -> float:
-    """The simulation's 0: the first submission of the trace."""
+    """Returns the time of the first submission of the trace."""
     return min((row.submit_s for row in rows), default=0.0)
 
 
 def sliced(rows: Iterable[TraceRow], from_s: float, to_s: float) -> list[tuple[TraceRow, float]]:
-    """Rows submitted in `from_s <= t < to_s`, and those from before that would still run at `from_s`; with arrivals.
+    """Returns (row, arrival) for the rows of a slice of the trace. All times are on the clock of the rows.
 
-    One from before would still run had it started at once: it arrives at `from_s` with the rest of its work and its
-    age. All times are on the clock of the rows.
+    The slice has the rows submitted in `from_s <= t < to_s`, and earlier rows that would still run at `from_s` if they
+    had started at their submission. These arrive at `from_s` with the rest of their work and their true age.
     """
     out = []
     for row in rows:
@@ -101,18 +100,18 @@ def sliced(rows: Iterable[TraceRow], from_s: float, to_s: float) -> list[tuple[T
 
 
 _Kind = tuple[str, str | None, int, int, int]
-"""Kind of capacity, GPU type, GPUs, thousandths of a core and bytes of memory of a machine."""
+"""Capacity kind, GPU type, GPUs, thousandths of a core and bytes of memory of a machine."""
 
 
 class Hardware:
-    """What the fleet could hold if it were empty: for each kind of task, by region."""
+    """The capacity of the empty fleet, to find the regions and clusters that could hold a job."""
 
     def __init__(self, machines: Mapping[str, tuple[MachineState, ...]]) -> None:
         self.supply = supply(machines)
         self.regions = tuple(sorted(machines))
         self._kinds: dict[tuple[str, str], dict[_Kind, int]] = {}
         self._merged: dict[str, dict[_Kind, int]] = {}
-        """Of all clusters of a region."""
+        """Number of machines of each kind in all clusters of a region, by region."""
         for region, states in machines.items():
             for m in states:
                 for kinds in (
@@ -123,9 +122,9 @@ class Hardware:
         self._known: dict[tuple[object, ...], tuple[tuple[str, str], ...]] = {}
 
     def clusters_for(self, job: JobRequest) -> tuple[tuple[str, str], ...]:
-        """The (region, cluster) pairs that could hold all tasks of a job on machines of one of its GPU types.
+        """Returns the (region, cluster) pairs that could hold all tasks of a job on machines of one of its GPU types.
 
-        Only machines of its kinds of capacity count.
+        Only machines of the job's capacity kinds count.
         """
         key = (
             job.tasks, job.gpus_per_task, job.gpu_types, job.cpus_milli_per_task, job.memory_bytes_per_task,
@@ -136,14 +135,14 @@ class Hardware:
         return self._known[key]
 
     def regions_for(self, job: JobRequest) -> tuple[str, ...]:
-        """The regions of which a cluster could hold a job, or all clusters together if it may span them."""
+        """Returns the regions in which one cluster could hold a job, or all clusters together if it may span them."""
         able = {region for region, _ in self.clusters_for(job)}
         if job.span_clusters:
             able |= {region for region, kinds in self._merged.items() if _holds(kinds, job)}
         return tuple(sorted(able))
 
     def has_without_data(self, workload: Workload) -> bool:
-        """Whether regions could hold a workload, and none of them is where its data is: it is not colocated."""
+        """Returns whether a workload is not colocated: some regions could hold it, but none of them has its data."""
         if workload.regions is None:
             return False
         able = set.intersection(*(set(self.regions_for(job)) for job in workload.jobs))
@@ -163,7 +162,7 @@ def _holds(kinds: Mapping[_Kind, int], job: JobRequest) -> bool:
 
 
 class Completion:
-    """Fills in what rows do not say, for one fleet and seed."""
+    """Converts rows to workloads for one fleet and seed; draws the values that rows lack."""
 
     def __init__(self, fleet: SimulatedFleet, settings: Settings, seed: int) -> None:
         self._fleet, self._settings, self._seed = fleet, settings, seed
@@ -175,7 +174,7 @@ class Completion:
         self._counts = {**percent, EVERYWHERE: max(0.0, 100.0 - sum(percent.values()))}
 
     def unknown_types(self, rows: Iterable[TraceRow]) -> list[BadRow]:
-        """Rows that name a GPU type which the fleet lacks."""
+        """Returns the rows with a GPU type that the fleet does not have, as bad rows."""
         known = ", ".join(self.hardware.supply) or "none"
         return [
             BadRow(row.line, "gpu_type", gpu_type, f"must be a GPU type of the fleet: {known}")
@@ -185,9 +184,9 @@ class Completion:
         ]
 
     def workload(self, row: TraceRow, arrives_s: float, zero_s: float, tenant: TenantState) -> Workload:
-        """A row as a workload that arrives at a time of the row's clock, whose `zero_s` is the simulation's 0.
+        """Returns a row as a workload. `arrives_s` and `zero_s`, the start of the simulation, are on the row's clock.
 
-        Its level is its priority or its tenant's level, whichever is lower (a larger number).
+        The level is the row's priority or the tenant's level, whichever is the lower level (the larger number).
         """
         whose = row.workload_id
         level = row.priority or pick(chance(self._seed, "priority", whose), self._levels) or LOWEST_LEVEL
@@ -211,7 +210,10 @@ class Completion:
         return self._jobs.setdefault(key, JobRequest("main", row.tasks, gpus, types, cpus, memory))
 
     def _drawn_type(self, row: TraceRow, job: JobRequest) -> tuple[str, ...]:
-        """In proportion to supply, of the types on which two regions could hold the gang (else one; else any)."""
+        """Returns a GPU type drawn in proportion to supply, from the types on which two regions could hold the gang.
+
+        If there are none, from the types on which one region could; if there are none either, from all types.
+        """
         regions = {t: len(self.hardware.regions_for(replace(job, gpu_types=(t,)))) for t in self.hardware.supply}
         for least in (2, 1, 0):
             weights = {t: float(self.hardware.supply[t]) for t, count in regions.items() if count >= least}
@@ -220,7 +222,7 @@ class Completion:
         return ()
 
     def _regions(self, row: TraceRow, job: JobRequest) -> frozenset[str] | None:
-        """Where its data is: drawn for the workload, or the regions that have all tables that the row names."""
+        """Returns the regions with the workload's data: drawn, or those that have all tables that the row names."""
         if row.tables is None:
             possible = self.hardware.regions_for(job)
             count = pick(chance(self._seed, "candidate_regions", row.workload_id), self._counts)
@@ -239,9 +241,9 @@ class Completion:
 
 
 def tenants_of(fleet: SimulatedFleet, rows: Iterable[TraceRow]) -> tuple[dict[str, TenantState], list[BadRow]]:
-    """Every tenant's level and quota, by name; and the rows of tenants for which there is none.
+    """Returns each tenant's level and quota, by name; and the rows with an unknown tenant, as bad rows.
 
-    Quotas by the fleet file's rule are shares of its supply, in proportion to what all of `rows` say.
+    Quotas by the fleet file's rule are shares of the supply, in proportion to the tenants' use in all of `rows`.
     """
     out = {
         name: TenantState(name, e.level, e.quota, None if e.cpus is None else round(1000 * e.cpus), 0.0)
@@ -254,7 +256,7 @@ def tenants_of(fleet: SimulatedFleet, rows: Iterable[TraceRow]) -> tuple[dict[st
         if row.tenant in out:
             continue
         if rule is None:
-            right = f"must be one of {', '.join(sorted(out))}, or the fleet file has `quotas`"
+            right = f"must be one of {', '.join(sorted(out))}; or set `quotas` in the fleet file"
             bad.append(BadRow(row.line, "tenant", row.tenant, right))
             continue
         hours = row.gpus * row.duration_s / 3600

@@ -1,1 +1,1 @@
-"""The SDK against the real libraries: torch, transformers, lightning. `make test-integrations` runs them."""
+"""Tests of the SDK with the real torch, transformers and lightning. Run them with `make test-integrations`."""

@@ -1,8 +1,9 @@
-"""Trainings killed again and again: `python -m tests_integrations.kill_loops --kills 20 [--training NAME] [--seed N]`.
+"""Kills trainings repeatedly: `python -m tests_integrations.kill_loops --kills 20 [--training NAME] [--seed N]`.
 
-Each training runs once undisturbed, which also counts what it does to files. Then it runs in processes that are killed
-right before one of these, drawn evenly among the kinds: opening a file of a checkpoint (a restore begins with that),
-renaming or removing one (a commit, a rotation). A run after the last kill must end with the same bytes.
+Each training first runs once without kills; this run also counts its file operations. Then it runs in processes that
+are killed right before a file operation. Its kind is drawn uniformly, such as opening a file of a checkpoint (during a
+restore), renaming a file (a commit) or removing a file (a rotation). The run after the last kill must end with the same
+bytes.
 """
 
 import argparse
@@ -30,14 +31,14 @@ _RANKS = {"ddp": 2}
 
 @dataclass
 class Outcome:
-    """What became of a training that was killed."""
+    """The results of a training that was killed repeatedly."""
 
     kills: Counter[str] = field(default_factory=Counter)
-    """By what it was about to do."""
+    """The number of kills by the kind of the file operation."""
     trainings: int = 0
-    """How many were begun: one may end before it is killed."""
+    """The number of trainings that were started. A training may end before it is killed."""
     differs: list[str] = field(default_factory=list)
-    """What was not as without kills."""
+    """The differences to the run without kills."""
 
 
 def _go(name: str, folder: Path, aim: Aim | None, rng: random.Random) -> Ended:
@@ -51,20 +52,20 @@ def _go(name: str, folder: Path, aim: Aim | None, rng: random.Random) -> Ended:
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    """What a training left."""
+    """Returns the result files of a training."""
     return {name: (folder / name).read_bytes() for name in RESULTS if (folder / name).exists()}
 
 
 def kill_loop(name: str, kills: int, seed: int, folder: Path) -> Outcome:
-    """Kills a training so many times, and compares what it ends with.
+    """Kills a training `kills` times, and compares its results with those of a run without kills.
 
     Raises:
-        RuntimeError: the training fails by itself.
+        RuntimeError: the training fails without being killed.
     """
     rng = random.Random(f"{name} {seed}")
     whole = _go(name, folder / "whole", None, rng)
     if whole.code != 0:
-        raise RuntimeError(f"{name} fails undisturbed: {whole.output}")
+        raise RuntimeError(f"{name} fails without kills: {whole.output}")
     expected = results(folder / "whole")
     touches: dict[str, int] = json.loads((folder / "whole" / TOUCHES).read_text())
     kinds = sorted(touches)
@@ -75,7 +76,7 @@ def kill_loop(name: str, kills: int, seed: int, folder: Path) -> Outcome:
         aim = None
         if left > 0:
             kind = rng.choice(kinds)
-            # Evenly by magnitude: a process that goes on from late in a training does little more.
+            # Log-uniform, because a process that resumes late in a training makes only few operations.
             aim = Aim(kind, int(touches[kind] ** rng.random()))
         ended = _go(name, place, aim, rng)
         if ended.code == -signal.SIGKILL and aim is not None:
@@ -92,10 +93,10 @@ def kill_loop(name: str, kills: int, seed: int, folder: Path) -> Outcome:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: 1 if a training ended otherwise than without kills."""
+    """Runs the command line. Returns 1 if the results of a training differ from those without kills."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=20, help="of each training (default 20)")
-    parser.add_argument("--training", choices=TRAININGS, action="append", help="only this one; may be repeated")
+    parser.add_argument("--kills", type=int, default=20, help="number of kills of each training (default: 20)")
+    parser.add_argument("--training", choices=TRAININGS, action="append", help="run only this training (repeatable)")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(arguments)
     failed = False

@@ -1,8 +1,8 @@
-"""Writes the locks of `make test-integrations` anew (`make lock`): `python lock.py path/to/uv`.
+"""Regenerates the lock files of `make test-integrations` (`make lock`): `python lock.py path/to/uv`.
 
-Torch has locks of its own. `requirements-torch-cpu.lock` is for a build without CUDA, where pip finds one;
-`requirements-torch.lock` is the registry's build with all that it needs on Linux. They cannot be one: pip would take
-the registry's, whose hash it is told by the registry, before a file of the same version.
+Torch has separate lock files. `requirements-torch-cpu.lock` is for a build without CUDA, if pip can find one.
+`requirements-torch.lock` is for the registry's build, with its dependencies on Linux. The two cannot be one file: pip
+would prefer the registry's build, whose hash the registry provides, to a local file of the same version.
 """
 
 import re
@@ -20,7 +20,7 @@ OF_TORCH = re.compile(r"(torch|triton|cuda-\w+|nvidia-[\w-]+)==")
 
 
 def main(uv: str) -> None:
-    """Compile the group `integrations` of pyproject.toml, and part what belongs to torch from the rest."""
+    """Compiles the group `integrations` of pyproject.toml, and writes the pins of torch to a separate file."""
     text = subprocess.run([uv, *COMPILE], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     pins = re.split(r"\n(?=\S)", text.rstrip("\n"))
     for file, chosen in [
@@ -31,7 +31,7 @@ def main(uv: str) -> None:
     [version] = re.findall(r"^torch==(\S+)", text, re.MULTILINE)
     cpu = (ROOT / "requirements-torch-cpu.lock").read_text()
     if f"torch=={version}+cpu " not in cpu:
-        raise SystemExit(f"requirements-torch-cpu.lock is for another version than {version}: write it by hand")
+        raise SystemExit(f"requirements-torch-cpu.lock is not for torch {version}: update it by hand")
 
 
 if __name__ == "__main__":

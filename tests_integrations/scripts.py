@@ -1,4 +1,4 @@
-"""Runs training scripts in forked children, which die or are told to at a chosen step."""
+"""Runs training scripts in forked children, which can be killed or signalled at a chosen step."""
 
 import json
 import os
@@ -18,10 +18,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended."""
+    """The exit code and the output of a child."""
 
     code: int
-    """Exit code, or minus the signal."""
+    """The exit code, or the negative signal number."""
     output: str
 
 
@@ -31,25 +31,25 @@ class Signal:
 
     number: signal.Signals
     at_step: int
-    """Right after this step of its first optimizer, counted from 1 in this process."""
+    """The signal is sent right after this step of the first optimizer, counted from 1 in this process."""
 
 
 @dataclass(frozen=True)
 class Aim:
-    """A SIGKILL that a child sends to itself right before it touches a file."""
+    """A SIGKILL that a child sends to itself right before a file operation."""
 
     kind: str
-    """What it is about to do, and where, as `touches` counts it: "os.remove ckpt"."""
+    """The kind of the operation, with the top-level folder, as counted in `TOUCHES`: "os.remove ckpt"."""
     number: int
-    """At how many of these, counted from 1."""
+    """The number of the operation among those of its kind, from 1."""
 
 
 TOUCHES = "touches.json"
-"""Where a child that is not killed leaves how often it did what: see `Aim`."""
+"""The file to which a child that is not killed writes its number of file operations by kind (see `Aim`)."""
 
 
 def start(script: Path, folder: Path, told: "Signal | Aim | None" = None, **variables: str) -> int:
-    """Start a script in a child, in `folder`; its pid. What it prints is in `folder/output.<pid>`."""
+    """Starts a script in a forked child, in `folder`. Returns the pid. The output goes to `folder/output.<pid>`."""
     sys.stdout.flush()
     pid = os.fork()
     if pid:
@@ -70,7 +70,7 @@ def start(script: Path, folder: Path, told: "Signal | Aim | None" = None, **vari
         if isinstance(told, Signal):
             _arrange(told)
         touched = _touches(folder, told if isinstance(told, Aim) else None)
-        # Its names are kept until the end: torch 2.13 can hang where the last of a gang's objects are taken apart.
+        # Keep the script's variables until the end: torch 2.13 can hang when the last objects of a gang are destroyed.
         exec(compile(script.read_text(), str(script), "exec"), names)
         (folder / TOUCHES).write_text(json.dumps(touched))
         code = 0
@@ -81,7 +81,7 @@ def start(script: Path, folder: Path, told: "Signal | Aim | None" = None, **vari
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # Nothing of pytest's may run in the child.
+        # Skip all exit handlers: pytest's must not run in the child.
         os._exit(code)
     raise AssertionError("unreachable")
 
@@ -101,7 +101,7 @@ def _arrange(told: Signal) -> None:
 
 
 def _touches(folder: Path, aim: Aim | None) -> dict[str, int]:
-    """Counts, while this process lives, what it does to files below the folders of `folder`; may kill it."""
+    """Counts the file operations of this process below subfolders of `folder`. Kills the process at `aim`."""
     counts: dict[str, int] = {}
     prefix = f"{folder.resolve()}/"
 
@@ -125,7 +125,7 @@ _TOUCHING = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link"
 
 
 def end(pid: int, folder: Path) -> Ended:
-    """Wait for a child, and end what it has left behind, as an agent does: the workers of a loader, say."""
+    """Waits for a child, then kills its remaining processes, such as the workers of a loader, as an agent does."""
     status = 0
     try:
         _, status = os.waitpid(pid, 0)
@@ -143,7 +143,7 @@ def _kill(pids: set[int]) -> None:
 
 
 def run(script: Path, folder: Path, told: Signal | Aim | None = None, **variables: str) -> Ended:
-    """Run a script in a child to its end."""
+    """Runs a script in a child until it ends."""
     folder.mkdir(exist_ok=True, parents=True)
     return end(start(script, folder, told, **variables), folder)
 
@@ -151,7 +151,7 @@ def run(script: Path, folder: Path, told: Signal | Aim | None = None, **variable
 def run_gang(
     script: Path, folder: Path, told: Mapping[int, Signal | Aim] | None = None, world_size: int = 2, **variables: str
 ) -> list[Ended]:
-    """Run a script as the ranks of a gang. When one was killed, the others are too, as a scheduler would."""
+    """Runs a script as the ranks of a gang. If one rank is killed, the others are killed too, as a scheduler does."""
     folder.mkdir(exist_ok=True, parents=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -163,7 +163,7 @@ def run_gang(
     try:
         while len(ended) < world_size:
             pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
-            assert pid in pids, "a child that this did not start"
+            assert pid in pids, "a child that this function did not start"
             ended[pid] = end(pid, folder)
             if ended[pid].code < 0:
                 _kill(set(pids) - set(ended))

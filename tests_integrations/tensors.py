@@ -1,4 +1,4 @@
-"""What tests of torch's tensors share: their files, and their bits."""
+"""Helpers for tests of torch's tensors: their encoded files, and their bits."""
 
 from typing import Any
 
@@ -8,18 +8,18 @@ from mizzen.checkpoint.parts import encode
 
 
 def content(value: Any) -> bytearray:
-    """The file of a value that has tensors."""
+    """Returns the encoded file of a value that contains tensors."""
     kind, chunks = encode("p", value)
     assert kind == "tensors"
     return bytearray(b"".join(chunks))
 
 
 def loadable(name: str, value: Any) -> tuple[str, bytearray]:
-    """A part's kind and file."""
+    """Returns the kind and the encoded file of a part."""
     kind, chunks = encode(name, value)
     return kind, bytearray(b"".join(chunks))
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    """The elements in C order."""
+    """Returns the bytes of the elements in C order."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -1,4 +1,4 @@
-"""How the ranks of a gang agree, on two processes with gloo."""
+"""Tests of `mizzen.integrations.ddp` with two processes and gloo."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ rank = distributed.get_rank()
 
 
 def passes(text: str, folder: Path, **variables: str) -> None:
-    """Run a script on two ranks; both must end well."""
+    """Runs a script on two ranks. Both must succeed."""
     script = folder / "script.py"
     script.write_text(BEGIN + text)
     for ended in run_gang(script, folder, **variables):
@@ -24,17 +24,17 @@ def passes(text: str, folder: Path, **variables: str) -> None:
 
 
 def test_the_greatest_number_wins_on_all_ranks(tmp_path: Path) -> None:
-    """Whichever rank has it, at every call anew."""
+    """Each call returns the maximum over all ranks, whichever rank has it."""
     passes("agree = ddp.agreement()\nassert [agree(n) for n in ([0, 3, 1], [2, 0, 1])[rank]] == [2, 3, 1]", tmp_path)
 
 
 def test_alone_the_number_is_what_it_is() -> None:
-    """Without a process group nobody is asked."""
+    """Without a process group, the function returns its argument."""
     assert ddp.agreement()(5) == 5
 
 
 def test_rank_0_claims_for_all(tmp_path: Path) -> None:
-    """Each gang has the attempt after the last one's on both ranks, and a number that was told is taken."""
+    """Both ranks of a gang get the attempt after the last one, or the attempt that the environment gives."""
     text = "one = ddp.checkpointer()\nassert (one.attempt, one.gang.rank) == ({attempt}, rank), one.attempt\n"
     text += "one.save({attempt}, {{'rng': [rank], 'model': 'same'}})"
     uri = str(tmp_path / "root")
@@ -52,7 +52,7 @@ def test_rank_0_claims_for_all(tmp_path: Path) -> None:
 
 
 def test_a_root_that_rank_0_cannot_claim_is_an_error_on_all(tmp_path: Path) -> None:
-    """No rank waits for a number that never comes."""
+    """If rank 0 cannot claim the root, all ranks raise an error instead of waiting forever."""
     (tmp_path / "root").write_text("not a folder")
     passes(
         "try:\n    ddp.checkpointer()\nexcept (CheckpointError, OSError) as error:\n    print(error)\n"

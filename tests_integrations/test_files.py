@@ -1,4 +1,4 @@
-"""The files of a framework's checkpoint as parts: they come back as they were, and a failed save stops no training."""
+"""Tests of `FileCheckpoints`: files are restored unchanged, and a failed save does not stop the training."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ from mizzen.integrations.files import FileCheckpoints
 
 
 def files(root: Path) -> FileCheckpoints:
-    """A gang of one."""
+    """Returns the `FileCheckpoints` of a gang of one."""
     return FileCheckpoints(Checkpointer(root), lambda number: number)
 
 
 def test_folders_come_back(tmp_path: Path) -> None:
-    """Files of any name, depth and size are where they were, and what is kept beside them is beside them."""
+    """Files of any name, depth and size are restored at their paths, and further parts are in the state."""
     folder = tmp_path / "folder"
     expected = {"a.pt": b"x" * 1000, "deep/a.pt": b"y", "deep/er/with space, ü": b"", "files": b"z", ".hidden": b"h"}
     for name, content in expected.items():
@@ -39,7 +39,7 @@ def test_folders_come_back(tmp_path: Path) -> None:
 
 
 def test_a_save_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk, say, is a warning; a newer attempt, or a state that cannot be stored, is an error."""
+    """A full disk causes a warning. A newer attempt, or a state that cannot be stored, is an error."""
     one = files(tmp_path / "root")
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -61,7 +61,7 @@ def test_a_save_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_could_not_be_loaded_is_not_committed(tmp_path: Path) -> None:
-    """An empty folder, one that is gone, and one that lacks what its loader needs are refused with a warning."""
+    """A save of an empty, missing or incomplete folder is rejected with a warning; a load of one is an error."""
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "b").write_bytes(b"b")

@@ -1,4 +1,4 @@
-"""transformers and lightning on two processes: a notice or a death of either rank, and the same weights in the end."""
+"""Tests of transformers and lightning with two processes, of which one is killed or signalled."""
 
 import signal
 from pathlib import Path
@@ -23,7 +23,7 @@ RESULT = {"transformers": "final/model.safetensors", "lightning": "model.pt"}
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_both_ranks_save_and_leave_together(name: str, tmp_path: Path) -> None:
-    """Rank 1 is killed, and later told to stop: both ranks save the same step, leave, and end with the same weights."""
+    """Rank 1 is killed and later gets SIGTERM. Both ranks save the same step, and the final weights do not change."""
     before, after = CHANGES[name]
     script = tmp_path / "script.py"
     assert before in SCRIPTS["after", name]

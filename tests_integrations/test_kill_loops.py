@@ -1,4 +1,4 @@
-"""Each training of the kill loops, killed once; `make kill-loops` kills each twenty times."""
+"""Kills each training of the kill loops once. `make kill-loops` kills each twenty times."""
 
 import signal
 from pathlib import Path
@@ -11,14 +11,14 @@ from tests_integrations.scripts import Signal, run
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_killed_once_it_ends_as_without(name: str, tmp_path: Path) -> None:
-    """Losses, evaluations, and all weights and moments, byte by byte."""
+    """A training that is killed once ends with the same losses, evaluations, weights and moments, byte for byte."""
     outcome = kill_loop(name, 1, 1, tmp_path)
     assert outcome.kills.total() == 1
     assert outcome.differs == []
 
 
 def test_averaging_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    """Lightning leaves out the start of the epoch in which it goes on, where averaging takes its schedule over."""
+    """Weight averaging resumes within an epoch, although Lightning skips the hook that sets its schedule."""
     script, told = FOLDER / "lightning_swa.py", {"MIZZEN_CHECKPOINT_URI": "ckpt", "MIZZEN_CHECKPOINT_INTERVAL_S": "0"}
     assert run(script, tmp_path / "whole", **told).code == 0
     # An epoch has four steps, and averaging begins with the second one.

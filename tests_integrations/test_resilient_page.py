@@ -1,4 +1,4 @@
-"""docs/resilient.md: its scripts run as they stand, are killed and told to stop, and end as if nothing had happened."""
+"""Tests of the scripts in docs/resilient.md: after kills and notices, they end as without interruption."""
 
 import re
 import signal
@@ -13,18 +13,18 @@ from tests_integrations.pages import PAGE, SCRIPTS, changed_lines, script
 from tests_integrations.scripts import Ended, Signal, run, run_gang
 
 NAMES = ["plain", "sampler", "prefetch", "ddp", "transformers", "lightning"]
-# The steps of a whole training, and of an epoch.
+# The number of steps of a whole training, and of an epoch.
 STEPS = dict.fromkeys(NAMES, (32, 8)) | {"transformers": (18, 6)}
 RESULT = dict.fromkeys(NAMES, "model.pt") | {"transformers": "final/model.safetensors"}
 
 
 def one(name: str, path: Path, folder: Path, told: Signal | None = None, **variables: str) -> Ended:
-    """Run a script once; of a gang, the rank that is told, or rank 0."""
+    """Runs a script once. For a gang, returns the result of the signalled rank, else of rank 0."""
     if name == "ddp":
-        # The notice, or the death, of a rank that does not save.
+        # Signal rank 1, which does not save.
         ended = run_gang(path, folder, {1: told} if told else None, **variables)
         leader, follower = ended
-        # Of one that was killed the other hears by a broken connection, if it is not killed before.
+        # If one rank is killed, the other fails by its broken connection, unless it is killed before.
         assert leader.code == follower.code or follower.code == -signal.SIGKILL, leader.output + follower.output
         return follower if told else leader
     return run(path, folder, told, **variables)
@@ -32,7 +32,7 @@ def one(name: str, path: Path, folder: Path, told: Signal | None = None, **varia
 
 @pytest.fixture(scope="session", params=NAMES)
 def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, bytes]:
-    """The name of an integration, its resilient script, and what it ends with when nothing happens."""
+    """The name of an integration, its resilient script, and its result without interruption."""
     name = request.param
     folder = tmp_path_factory.mktemp(name)
     path = script("after", name, folder)
@@ -48,7 +48,7 @@ def test_the_page_has_all_pairs() -> None:
 
 
 def test_the_check_runs_and_finds_what_is_missing(tmp_path: Path) -> None:
-    """The script that checks a state ends well; without the position in the state it fails, and says where."""
+    """The script that checks a resume succeeds. If the state lacks the position, it fails and names the difference."""
     path = script("check", "resume", tmp_path)
     ended = run(path, tmp_path)
     assert ended.code == 0, ended.output
@@ -61,20 +61,20 @@ def test_the_check_runs_and_finds_what_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_less_than_ten_lines_change(name: str) -> None:
-    """From the ordinary script to the resilient one are under ten changed lines."""
+    """The resilient script differs from the ordinary one in fewer than ten lines."""
     assert 0 < changed_lines(name) < 10
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_ordinary_scripts_run(name: str, tmp_path: Path) -> None:
-    """The scripts that the page starts from are real ones."""
+    """The ordinary scripts on the page run without errors."""
     ended = one(name, script("before", name, tmp_path), tmp_path)
     assert ended.code == 0, ended.output
     assert (tmp_path / RESULT[name]).exists()
 
 
 def test_killed_again_and_again(uninterrupted: tuple[str, Path, bytes], tmp_path: Path) -> None:
-    """Killed in the middle of epochs and at their ends, it ends with the same bytes as when nothing happens."""
+    """After kills within epochs and at their ends, the result has the same bytes as without interruption."""
     name, path, expected = uninterrupted
     root = tmp_path / "ckpt"
     told = {"MIZZEN_CHECKPOINT_URI": str(root), "MIZZEN_CHECKPOINT_INTERVAL_S": "0"}
@@ -90,14 +90,14 @@ def test_killed_again_and_again(uninterrupted: tuple[str, Path, bytes], tmp_path
     assert ended.code == 0, ended.output
     assert list_committed(root, verify=True)[0].step == steps
     assert (tmp_path / RESULT[name]).read_bytes() == expected
-    # The end is loaded too, and nothing is trained any more.
+    # After the end, a new run loads the last checkpoint and trains no more steps.
     ended = one(name, path, tmp_path, Signal(signal.SIGKILL, 1), **told)
     assert ended.code == 0, ended.output
     assert (tmp_path / RESULT[name]).read_bytes() == expected
 
 
 def test_told_to_stop(uninterrupted: tuple[str, Path, bytes], tmp_path: Path) -> None:
-    """After SIGTERM it saves the step that it is in, ends with code 143, and goes on from that step."""
+    """After SIGTERM the training saves its current step, exits with code 143, and resumes from that step."""
     name, path, expected = uninterrupted
     root = tmp_path / "ckpt"
     told = {"MIZZEN_CHECKPOINT_URI": str(root), "MIZZEN_CHECKPOINT_INTERVAL_S": "3600", "MIZZEN_PLATFORM": "sigterm"}

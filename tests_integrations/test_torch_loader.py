@@ -1,4 +1,4 @@
-"""The resumable sampler and loader: every sample once, in one order, from any position on."""
+"""Tests of the resumable sampler and loader: each sample is used once, and a position can be resumed."""
 
 from itertools import chain
 from typing import Any
@@ -12,12 +12,12 @@ from mizzen.integrations.torch import ResumableLoader, ResumableSampler
 
 
 def dataset(size: int = 30) -> TensorDataset:
-    """Its samples are their own numbers."""
+    """Returns a dataset whose samples are their indices."""
     return TensorDataset(torch.arange(size))
 
 
 def batches(loader: Any, limit: int | None = None) -> list[list[int]]:
-    """The batches of one iteration, all or the first `limit`."""
+    """Returns the batches of one iteration: all, or the first `limit`."""
     found: list[list[int]] = []
     for (batch,) in loader:
         found.append(batch.tolist())
@@ -29,7 +29,7 @@ def batches(loader: Any, limit: int | None = None) -> list[list[int]]:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("cut", [0, 1, 3, 7, 8])
 def test_it_goes_on_where_the_training_was(workers: int, cut: int) -> None:
-    """After `cut` batches of the second epoch another loader gives the rest, though workers had fetched further."""
+    """After `cut` batches of the second epoch, a new loader yields the rest, although workers have prefetched more."""
     options = {"batch_size": 4, "shuffle": True, "num_workers": workers}
     whole = ResumableLoader(dataset(), **options)
     epochs = [batches(whole) for _ in range(3)]
@@ -49,7 +49,7 @@ def test_it_goes_on_where_the_training_was(workers: int, cut: int) -> None:
 
 
 def test_persistent_workers_and_a_left_epoch() -> None:
-    """With workers that stay, an epoch that was left early is over, and the next one is whole."""
+    """With persistent workers, an epoch that was left early is over, and the next one is complete."""
     options = {"batch_size": 4, "shuffle": True}
     expected = ResumableLoader(dataset(), **options)
     loader = ResumableLoader(dataset(), num_workers=1, persistent_workers=True, **options)
@@ -60,14 +60,14 @@ def test_persistent_workers_and_a_left_epoch() -> None:
 
 
 def test_the_shared_generator_is_left_alone() -> None:
-    """Neither the order nor the workers draw from torch's own generator."""
+    """Neither the order nor the workers draw from torch's global generator."""
     before = torch.get_rng_state()
     batches(ResumableLoader(dataset(), batch_size=4, shuffle=True, num_workers=1))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    """The order differs by seed and epoch, follows from them, and is that of the dataset without shuffling."""
+    """The order is determined by seed and epoch. Without shuffling it is the order of the dataset."""
 
     def order(seed: int, epoch: int) -> list[int]:
         sampler = ResumableSampler(dataset(), seed=seed)
@@ -82,7 +82,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 
 @pytest.mark.parametrize(("size", "world_size"), [(30, 3), (31, 3), (2, 5), (30, 1)])
 def test_ranks_share_an_epoch(size: int, world_size: int) -> None:
-    """Each sample goes to one rank, all have equally many, and what fills the epoch up is its beginning."""
+    """Each sample goes to one rank, all ranks have equally many, and the padding is the beginning of the epoch."""
     ranks = [ResumableSampler(dataset(size), rank=rank, world_size=world_size) for rank in range(world_size)]
     shares = [list(rank) for rank in ranks]
     assert {len(share) for share in shares} == {len(ranks[0])} == {-(-size // world_size)}
@@ -92,7 +92,7 @@ def test_ranks_share_an_epoch(size: int, world_size: int) -> None:
 
 
 def test_a_gang_of_another_size_goes_on() -> None:
-    """What three ranks had used of an epoch is not used again by two ranks that go on, and nothing is left out."""
+    """If two ranks resume an epoch of three ranks, no sample is used twice and none is left out."""
     three = [ResumableLoader(dataset(), 2, True, rank=rank, world_size=3) for rank in range(3)]
     used = [number for loader in three for batch in batches(loader, 3) for number in batch]
     states = [loader.state_dict() for loader in three]
@@ -105,7 +105,7 @@ def test_a_gang_of_another_size_goes_on() -> None:
 
 
 def test_the_sampler_counts_what_it_is_told() -> None:
-    """With another loader the training says what it used, and gets the number of its steps."""
+    """With a plain `DataLoader`, `advance` counts the used samples and returns the number of steps."""
     sampler = ResumableSampler(dataset())
     loader = DataLoader(dataset(), batch_size=4, sampler=sampler, num_workers=1)
     expected = batches(loader)
@@ -118,17 +118,17 @@ def test_the_sampler_counts_what_it_is_told() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    """A state of another dataset or seed, an empty or endless dataset, and other samplers are errors."""
+    """A state with another seed or size, a dataset that is empty or has no length, and another sampler are errors."""
     state = ResumableLoader(dataset(), seed=1).state_dict()
-    with pytest.raises(StateError, match="the sampler had seed 1 and has 0 now"):
+    with pytest.raises(StateError, match="the saved sampler has seed 1, but this one has 0"):
         ResumableLoader(dataset()).load_state_dict(state)
-    with pytest.raises(StateError, match="the sampler had size 30 and has 31 now"):
+    with pytest.raises(StateError, match="the saved sampler has size 30, but this one has 31"):
         ResumableLoader(dataset(31), seed=1).load_state_dict(state)
     with pytest.raises(ValueError, match="the dataset is empty"):
         ResumableSampler([])
     with pytest.raises(ValueError, match=r"rank=2: must be from 0 to world_size - 1, which is 1"):
         ResumableSampler(dataset(), rank=2, world_size=2)
-    with pytest.raises(ValueError, match="sampler: a ResumableLoader has its own"):
+    with pytest.raises(ValueError, match="sampler: a ResumableLoader sets this itself"):
         ResumableLoader(dataset(), sampler=ResumableSampler(dataset()))
 
     class Endless(IterableDataset[int]):

@@ -1,4 +1,4 @@
-"""Torch's own objects in checkpoints: modules, optimizers and schedulers are tracked, and models are read into."""
+"""Tests of tracked modules, optimizers and schedulers of torch, and of loading into live models."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tests_integrations.tensors import bits, content, loadable
 
 
 class Scaled(nn.Module):
-    """Its second version stores the scale as a factor, its first as a percentage."""
+    """A module whose version 2 stores the scale as a factor, and version 1 as a percentage."""
 
     _version = 2
 
@@ -29,7 +29,7 @@ class Scaled(nn.Module):
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_states_of_modules_keep_their_version(version: int) -> None:
-    """A module migrates a state of an older version, and leaves one of its own version alone, as with torch.save."""
+    """A module migrates a state of an older version and does not change one of its own version, as with torch.save."""
     state = nn.Sequential(Scaled()).state_dict()
     state._metadata["0"]["version"] = version  # type: ignore[attr-defined]
     if version == 1:
@@ -40,7 +40,7 @@ def test_states_of_modules_keep_their_version(version: int) -> None:
 
 
 def a_training(seed: int) -> dict[str, Any]:
-    """Torch's objects that have a state, after some steps."""
+    """Returns torch objects of all kinds that have a state."""
     torch.manual_seed(seed)
     model = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)), backend="eager")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, amsgrad=True)
@@ -64,7 +64,7 @@ def a_training(seed: int) -> dict[str, Any]:
 
 
 def train(objects: dict[str, Any], steps: int) -> list[float]:
-    """Some steps with everything; the losses and random draws."""
+    """Makes `steps` steps with all objects. Returns the losses, random numbers and learning rates."""
     losses = []
     for _ in range(steps):
         inputs = torch.randn(8, 4, generator=objects["dice"])
@@ -83,7 +83,7 @@ def train(objects: dict[str, Any], steps: int) -> list[float]:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_torchs_own_objects_go_on_exactly() -> None:
-    """Models, optimizers, schedulers, scaler, averages and generators go on as if nothing had happened."""
+    """Models, optimizers, schedulers, scaler, averages and generators resume exactly."""
     first, second = a_training(1), a_training(2)
     tracked, fresh = Tracked(first), Tracked(second)
     train(first, 3)
@@ -96,7 +96,7 @@ def test_torchs_own_objects_go_on_exactly() -> None:
 
 
 class Block(nn.Module):
-    """Layers of odd sizes, tied weights and a buffer."""
+    """A module with layers of odd sizes, tied weights and buffers."""
 
     def __init__(self, ends: int = 3) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Block(nn.Module):
 
 
 def test_what_is_loaded_is_aligned_as_torchs_own(tmp_path: Path) -> None:
-    """Tensors of any size begin at multiples of 64 bytes: assigned to a model they compute the same to the bit."""
+    """Loaded tensors of any size are aligned to 64 bytes, so a model with them computes bit-identical results."""
     torch.manual_seed(1)
     model = Block()
     Checkpointer(tmp_path).save(1, {"model": model.state_dict()})
@@ -128,7 +128,7 @@ def test_what_is_loaded_is_aligned_as_torchs_own(tmp_path: Path) -> None:
 
 
 def test_a_live_model_is_read_into(tmp_path: Path) -> None:
-    """Restoring leaves the parameters where they are, with the saved values; a damaged part is read elsewhere."""
+    """A restore reads values into the memory of the live parameters. A damaged part does not overwrite them."""
     torch.manual_seed(1)
     model = Block()
     saver = Checkpointer(tmp_path, keep=2)
@@ -151,18 +151,18 @@ def test_a_live_model_is_read_into(tmp_path: Path) -> None:
     newest.write_bytes(raw)
     reader = Checkpointer(tmp_path, rank=1, world_size=2)
     reader.track(model=fresh)
-    with pytest.warns(match="step-0000000002.* is passed over"):
+    with pytest.warns(match="step-0000000002.* is skipped"):
         assert reader.restore() == 1
     assert not torch.equal(fresh.end.weight, model.end.weight)
 
 
 def saver_parts(root: Path) -> list[Path]:
-    """The files of the models in a root."""
+    """Returns the files of the part `model` in a root."""
     return sorted(root.rglob("part-model.safetensors"))
 
 
 class Halves(nn.Module):
-    """A module that loads in a way of its own: an older form, and one key never."""
+    """A module with its own load: it converts the weight, and it never loads the table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class Halves(nn.Module):
 
 
 def test_a_module_that_loads_its_own_way_does(tmp_path: Path) -> None:
-    """What it changes or leaves out at a load is not read into; nor what two tensors share; other shapes are errors."""
+    """Values that a module converts or ignores, and shared memory, are not read in place. Other shapes are errors."""
     saved = Halves()
     with torch.no_grad():
         saved.weight.fill_(2.0)
@@ -197,7 +197,7 @@ def test_a_module_that_loads_its_own_way_does(tmp_path: Path) -> None:
     reader = Checkpointer(tmp_path / "views", rank=1, world_size=2)
     reader.track(model=views)
     assert reader.restore() == 1
-    # As load_state_dict would leave it: it copies in the order of the keys of the module.
+    # The result of load_state_dict, which copies in the order of the module's keys.
     expected = torch.arange(12.0)
     for name in views:
         target = expected[:8] if name == "low" else expected[4:]
@@ -213,11 +213,11 @@ def test_a_module_that_loads_its_own_way_does(tmp_path: Path) -> None:
         reader.restore()
     assert bits(other.end.weight) == before
 
-    # Refused by the parts' names, before anything is changed.
+    # Rejected by the names of the parts, before any value is changed.
     same = Block(ends=3)
     before = bits(same.first.weight)
     reader = Checkpointer(tmp_path / "shape", rank=1, world_size=2)
     reader.track(model=same, more={"a": 1})
-    with pytest.raises(StateError, match="has no part 'more'"):
+    with pytest.raises(StateError, match="lacks the tracked parts 'more'"):
         reader.restore()
     assert bits(same.first.weight) == before

@@ -1,4 +1,4 @@
-"""Torch's tensors in checkpoints: every type, without copies, readable by others."""
+"""Tests of torch tensors in checkpoints: all types, no copies, and files that other programs can read."""
 
 import os
 import struct
@@ -30,19 +30,19 @@ TYPES = [
 
 
 def sample(dtype: torch.dtype) -> torch.Tensor:
-    """Any bit patterns of a type, NaN among them."""
+    """Returns many bit patterns of a type, including NaN."""
     raw = torch.arange(4 * 16 * 8, dtype=torch.int32).mul(37).to(torch.uint8).view(4, 128)
     return raw > 100 if dtype is torch.bool else raw.view(dtype)
 
 
 def cuts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensor whole, turned, cut, without dimensions, and empty."""
+    """Returns views of a tensor: whole, transposed, sliced, zero-dimensional and empty."""
     return [tensor, tensor.t(), tensor[1:, ::2], tensor[0, 0], tensor[:0], tensor[:, :0]]
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_tensors_come_back_as_they_were(dtype: torch.dtype) -> None:
-    """Each type in each layout loads with its type, shape and bits, as a writable view of the data."""
+    """A tensor of each type and layout loads with its type, shape and bits, as a writable view of the data."""
     tensors = cuts(sample(dtype))
     file = content({"deep": [tensors]})
     with warnings.catch_warnings():
@@ -58,7 +58,7 @@ def test_tensors_come_back_as_they_were(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_standard_readers_open_the_file(dtype: torch.dtype) -> None:
-    """The package safetensors finds all tensors by their paths, with the types that the docs name."""
+    """The package safetensors reads all tensors by their paths, with the documented types."""
     tensors = cuts(sample(dtype))
     found = safetensors.torch.load(bytes(content({"layer": dict(enumerate(tensors))})))
     assert len(found) == len(tensors)
@@ -72,7 +72,7 @@ def test_standard_readers_open_the_file(dtype: torch.dtype) -> None:
 
 
 def test_numpy_and_torch_and_bytes_in_one_file(tmp_path: Path) -> None:
-    """What is mixed comes back mixed, and a standard reader finds the metadata and each tensor in the file."""
+    """Arrays, tensors and bytes in one part keep their types. A standard reader finds the metadata and each tensor."""
     state = {"a": np.arange(3.0), "t": torch.arange(4), "raw": b"abc", 3: (1, None, float("nan"))}
     Checkpointer(tmp_path).save(1, {"model": state})
     found = Checkpointer(tmp_path).load_latest()
@@ -88,7 +88,7 @@ def test_numpy_and_torch_and_bytes_in_one_file(tmp_path: Path) -> None:
 
 
 def test_live_memory_is_not_copied() -> None:
-    """The chunks of tensors on the CPU are their memory, and keep it alive; a snapshot is not changed by training."""
+    """The chunks of CPU tensors share their memory and keep it alive. A snapshot is not changed by training."""
     size = SMALL_BYTES // 4
     tensor = torch.zeros(size)
     _, chunks = encode("p", {"w": tensor, "gone": torch.full((size,), 7.0)})
@@ -100,7 +100,7 @@ def test_live_memory_is_not_copied() -> None:
 
 
 def test_lazy_and_tied_tensors() -> None:
-    """Conjugates are stored as what they mean; tied weights once, and they come back tied; views of a part do not."""
+    """Lazy conjugates are stored resolved. Tied weights are stored once and load as tied; partial views do not."""
     wave = torch.randn(8, dtype=torch.complex64)
     tied = nn.Linear(100, 100, bias=False)
     model = nn.Sequential(tied, nn.ReLU(), nn.Linear(100, 100, bias=False))
@@ -117,11 +117,11 @@ def test_lazy_and_tied_tensors() -> None:
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (torch.eye(3).to_sparse(), "a tensor of torch.sparse_coo is not stored"),
+        (torch.eye(3).to_sparse(), "a tensor of torch.sparse_coo cannot be stored"),
         (torch.zeros(3, device="meta"), "on the device 'meta' has no values"),
-        (torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "a tensor of NestedTensor is not stored"),
-        (torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "a nested tensor is not stored"),
-        (torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8), "a quantised tensor is not stored"),
+        (torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "tensor of NestedTensor cannot be stored"),
+        (torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "a nested tensor cannot be stored"),
+        (torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8), "a quantised tensor cannot be stored"),
         (nn.LazyLinear(2).weight, "a parameter of a lazy module has no values"),
         (FakeTensorMode().from_tensor(torch.zeros(2)), "'meta' has no values|without memory has no values"),
     ],
@@ -129,13 +129,13 @@ def test_lazy_and_tied_tensors() -> None:
 )
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_other_layouts_are_refused(tensor: torch.Tensor, message: str) -> None:
-    """What is no plain tensor is refused with its place."""
+    """A tensor with another layout is rejected, and the error names its path."""
     with pytest.raises(StateError, match=rf"part 'p' at a/0: .*{message}"):
         encode("p", {"a": [tensor]})
 
 
 def test_a_gigabyte_is_encoded_without_touching_it() -> None:
-    """Encoding a state of 1 GB that is backed by nothing makes none of it resident."""
+    """Encoding a state of 1 GB of untouched virtual memory makes none of it resident."""
 
     def resident_bytes() -> int:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -149,17 +149,17 @@ def test_a_gigabyte_is_encoded_without_touching_it() -> None:
 
 
 def test_a_header_of_another_file_is_corrupt() -> None:
-    """A file that another program wrote has no tree, and is refused as such."""
+    """A file of another program has no tree in its header, and is rejected as corrupt."""
     from mizzen.checkpoint import CorruptCheckpointError
 
     file = bytearray(safetensors.torch.save({"a": torch.zeros(2)}))
     assert struct.unpack_from("<Q", file)[0] > 0
-    with pytest.raises(CorruptCheckpointError, match="its tensors cannot be read"):
+    with pytest.raises(CorruptCheckpointError, match="the content cannot be decoded as tensors"):
         decode("tensors", file)
 
 
 def test_many_vectors_are_copied_as_one() -> None:
-    """Runs of tensors of one dimension between others: the file is the same, whatever changes in place."""
+    """Runs of one-dimensional tensors give the same file with a reused encoder, also after changes in place."""
     torch.manual_seed(2)
     vectors = [torch.nn.Parameter(torch.rand(size)) for size in (3, 1, 9, 7) * 50]
     short = [torch.rand(5).to(torch.float16) for _ in range(3)]
@@ -187,7 +187,7 @@ def test_many_vectors_are_copied_as_one() -> None:
 
 
 def test_a_form_that_is_known_gives_the_same_file() -> None:
-    """What an encoder makes of a state that it has seen is, byte by byte, what one makes that has not."""
+    """A reused encoder and a new one produce the same bytes for the same state."""
     torch.manual_seed(1)
     model = nn.ModuleList([nn.Linear(3, 5) for _ in range(40)] + [nn.Embedding(9000, 4), nn.Linear(3, 5).bfloat16()])
     model[1].weight = model[0].weight

@@ -1,4 +1,4 @@
-"""What the callback for transformers does to the Trainer's output folder."""
+"""Tests of the Trainer's output folder with the callback for transformers."""
 
 import json
 import signal
@@ -15,7 +15,7 @@ from tests_integrations.scripts import Signal, run
 
 
 def test_its_folders_go_and_others_stay(tmp_path: Path) -> None:
-    """What it had the Trainer write is gone, also what a killed process left; the Trainer's own checkpoints stay."""
+    """The callback's folders are removed, also those of a killed process. The Trainer's own checkpoints remain."""
     left = tmp_path / "out" / ".mizzen" / "checkpoint-99"
     left.mkdir(parents=True)
     path = script("after", "transformers", tmp_path)
@@ -25,13 +25,15 @@ def test_its_folders_go_and_others_stay(tmp_path: Path) -> None:
     ended = run(path, tmp_path, **told)
     assert ended.code == 0, ended.output
     assert list_committed(tmp_path / "ckpt")[0].step == 18
-    # Steps 9 and 18 were saved for both.
+    # Steps 9 and 18 were saved by the Trainer's own strategy too.
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["checkpoint-18", "checkpoint-9"]
 
 
 @pytest.mark.parametrize("strategy", ["no", "steps"])
 def test_rotation_takes_nothing_that_is_not_stored(strategy: str, tmp_path: Path) -> None:
-    """With one checkpoint to keep and an old one of a higher number, every save is stored whole, and loads."""
+    """Each save is stored completely and loads, although the Trainer keeps one checkpoint and an old one has a
+    higher number.
+    """
     old = tmp_path / "out" / "checkpoint-99999"
     old.mkdir(parents=True)
     (old / "of another run").touch()
@@ -53,19 +55,19 @@ def test_rotation_takes_nothing_that_is_not_stored(strategy: str, tmp_path: Path
 
 
 def test_the_best_model_comes_along(tmp_path: Path) -> None:
-    """On another machine, where the output folder is empty, the Trainer loads the best model of before at its end."""
+    """On another machine with an empty output folder, the Trainer loads the earlier best model at its end."""
     script = TRAININGS / "trainer.py"
     told = {"MIZZEN_CHECKPOINT_URI": str(tmp_path / "ckpt"), "MIZZEN_CHECKPOINT_INTERVAL_S": "0"}
     whole = tmp_path / "whole"
     assert run(script, whole, **(told | {"MIZZEN_CHECKPOINT_URI": str(tmp_path / "other")})).code == 0
     _, best, *_ = expected = json.loads((whole / "result.json").read_text())
     first = int(best.rpartition("-")[2])
-    # The first machine is gone after the best model was found, and before the training has ended.
-    assert first < 20, "the training gets better to its end: nothing would be seen"
+    # The first machine is lost after the best model was found and before the training ends.
+    assert first < 20, "the best model must come before the end, or the test checks nothing"
     assert run(script, tmp_path / "first", Signal(signal.SIGKILL, first + 3), **told).code == -signal.SIGKILL
     second = tmp_path / "second"
     second.mkdir()
-    (second / "ckpt").touch()  # It makes no old folder there.
+    (second / "ckpt").touch()  # The script then creates no old folder there.
     ended = run(script, second, **told)
     assert ended.code == 0, ended.output
     assert json.loads((second / "result.json").read_text())[:2] == expected[:2]
@@ -73,7 +75,7 @@ def test_the_best_model_comes_along(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_lacks_something_says_what(tmp_path: Path) -> None:
-    """What the Trainer needs to go on is named, one thing after the other."""
+    """`lacks` names each missing or invalid file that the Trainer needs to resume."""
     for name, content, missing in (
         ("trainer_state.json", "{", "trainer_state.json"),
         ("trainer_state.json", "[]", "a trainer_state.json that is JSON"),
@@ -90,9 +92,9 @@ def test_a_folder_that_lacks_something_says_what(tmp_path: Path) -> None:
 
 
 def test_a_model_alone_is_refused(tmp_path: Path) -> None:
-    """Where the Trainer would save the model only, the training does not begin."""
+    """With `save_only_model=True` the training does not start."""
     path = script("after", "transformers", tmp_path)
     path.write_text(SCRIPTS["after", "transformers"].replace('save_strategy="no"', "save_only_model=True"))
     ended = run(path, tmp_path, MIZZEN_CHECKPOINT_URI=str(tmp_path / "ckpt"))
     assert ended.code == 1
-    assert "ValueError: save_only_model=True: a training cannot go on from the model alone" in ended.output
+    assert "ValueError: save_only_model=True: a training cannot resume from the model alone" in ended.output

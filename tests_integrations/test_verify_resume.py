@@ -1,4 +1,4 @@
-"""`verify_resume` on torch's own objects: which entry of a model or an optimizer differs first."""
+"""Tests of `verify_resume` with torch objects: it names the first entry that differs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ TYPES = [torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool, torch
 
 
 class ForgetfulAdam(torch.optim.Adam):
-    """Its averages begin anew at a load."""
+    """An optimizer that resets its averages at a load."""
 
     def load_state_dict(self, state_dict: Objects) -> None:
         super().load_state_dict(state_dict)
@@ -33,7 +33,7 @@ def make(adam: type[torch.optim.Adam] = torch.optim.Adam, *left_out: str) -> Cal
         objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": Batches()}
         hidden = {name: objects.pop(name) for name in left_out}
         if hidden:
-            # Used by the step, and not part of the state.
+            # The step uses these objects, but they are not part of the state.
             model.hidden = lambda: hidden
         return objects
 
@@ -41,7 +41,7 @@ def make(adam: type[torch.optim.Adam] = torch.optim.Adam, *left_out: str) -> Cal
 
 
 class Batches:
-    """A `ResumableLoader` whose batches are taken one by one."""
+    """A `ResumableLoader` with a method that returns the next batch."""
 
     def __init__(self) -> None:
         self.loader = ResumableLoader(DATA, batch_size=32, shuffle=True)
@@ -74,7 +74,7 @@ def train_step(objects: Objects) -> None:
 
 
 def test_a_sound_training_resumes() -> None:
-    """Model with dropout and running means, Adam, scheduler and loader, over the end of an epoch; also when copied."""
+    """A model with dropout and batch norm, Adam, a scheduler and a loader resume exactly, also as copies of objects."""
     before = torch.get_rng_state()
     verify_resume(train_step, make(), steps=10, before=3)
     objects = make()()
@@ -92,7 +92,7 @@ def test_a_sound_training_resumes() -> None:
 
 
 def test_the_averages_of_an_optimizer_are_named() -> None:
-    """An optimizer that loses a part of its state is found right after the restore."""
+    """If an optimizer loses a part of its state, the difference is found right after the restore."""
     with pytest.raises(ResumeError, match="elements differ, by") as caught:
         verify_resume(train_step, make(ForgetfulAdam))
     assert (caught.value.path, caught.value.step) == ("optimizer/state/0/exp_avg", 0)
@@ -107,7 +107,7 @@ def test_the_averages_of_an_optimizer_are_named() -> None:
     ],
 )
 def test_what_is_not_tracked_is_found(left_out: str, path: str, step: int) -> None:
-    """Whatever of these is left out of the state, the first entry that it changes is named."""
+    """If an object is left out of the state, the error names the first entry that differs."""
     with pytest.raises(ResumeError) as caught:
         verify_resume(train_step, make(torch.optim.Adam, left_out), steps=5, before=3)
     assert (caught.value.path, caught.value.step) == (path, step)
@@ -117,7 +117,7 @@ def test_what_is_not_tracked_is_found(left_out: str, path: str, step: int) -> No
     "dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool, torch.int8], ids=str
 )
 def test_each_type_is_compared(dtype: torch.dtype) -> None:
-    """A tensor of any type that comes back otherwise is found, and one that does not is not."""
+    """A changed bit in a tensor of any type is found, and an unchanged tensor passes."""
 
     def make_with(flips: bool) -> Callable[[], Objects]:
         def made() -> Objects:

@@ -1,6 +1,6 @@
-"""Tetris, the slow path (MAST 3): which region is home to each table, where its replicas are, and what moves first.
+"""Tetris, the slow path (MAST 3): chooses the home region and the replicas of each table, and the order of the moves.
 
-What belongs here: the objective and its plain reference, the searches and solvers, the documents of instances and
-plans, and generators of instances. Only pure functions: no clock, database or network, and chance from a seed that is
-given. It imports `domain`, numpy, ortools and what reads its documents.
+The package contains the objective and its plain reference implementation, the searches and solvers, the documents of
+instances and plans, and generators of instances. It has no database and no network; random numbers come from a given
+seed. It imports `domain`, numpy, ortools and the libraries that read its documents.
 """

@@ -1,9 +1,10 @@
-"""Plans in a process of its own: `python -m tetris FOLDER`.
+"""Computes a plan in a separate process: `python -m tetris FOLDER`.
 
-Compiled searches hold the interpreter, and large instances the memory, of the process that they run in. The folder has
-the instance (`instance/`), which partitions jobs read (`reads.json`), and `request.json`: `time_s`, `seed`, the
-`policy` of replicas, null where only homes are wanted, and `droppable`, the replicas ([table, region]) that a night may
-drop. What was found is written beside them. Each line on stdout says how far it is: a part from 0 to 1 and a few words.
+A separate process is used because compiled searches block the interpreter and large instances need much memory. The
+input in the folder is the instance (`instance/`), the partitions that jobs read (`reads.json`), and `request.json`:
+`time_s`, `seed`, `policy` (the replica policy; null to plan homes only) and `droppable` (the replicas, as [table,
+region], that the night may drop). The results are written to the same folder. Each line on stdout reports progress: a
+fraction from 0 to 1, the phase, and the total.
 """
 
 import json
@@ -26,7 +27,7 @@ from tetris.replicas import Policy
 
 
 def main(folder: Path) -> None:
-    """Reads the request, and writes `plan.json`; with a policy also `replicas.json`, `moves.jsonl`, `report.json`."""
+    """Reads the request and writes `plan.json`; with a policy also `replicas.json`, `moves.jsonl` and `report.json`."""
     request = json.loads((folder / "request.json").read_text())
     columns = read_folder(folder / "instance")
     how: dict[str, Any] = {"time_s": request["time_s"], "seed": request["seed"], "listener": _tell}

@@ -1,7 +1,7 @@
-"""What a search may spend: effort, which is counted, and the time by which it must end.
+"""The budget of a search: an effort limit in evaluations, and a time limit.
 
-Effort ends a search on a machine that is as fast as `EVALUATIONS_PER_S`: its plan is then the same in every run. On a
-slower or busier machine the clock ends it, and its plan is not reproducible.
+If the machine is at least as fast as `EVALUATIONS_PER_S`, the effort limit ends the search and the plan is
+reproducible. On a slower or busier machine the time limit ends the search, and the plan is not reproducible.
 """
 
 import time
@@ -9,22 +9,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 EVALUATIONS_PER_S = 20e6
-"""Jobs and regions that one core weighs in a second: turns seconds into effort."""
+"""Evaluations (jobs and regions) per second on one core; converts seconds to effort."""
 OVERRUN = 1.1
-"""A search ends by the clock after this many times its budget, unless it is told to end earlier."""
+"""Time limit of a search as a multiple of its budget, unless the caller gives an earlier one."""
 _PROCESS = 1.35
-"""The same for a whole process: what follows the search has to fit below 1.5."""
+"""The same multiple for a whole process. The work after the search must end before 1.5 times the budget."""
 _AFTER = 0.25
-"""The time reserved for what follows the search, in parts of the time from the process's start to the search."""
+"""Time reserved for the work after the search, as a fraction of the time from process start to the search."""
 _LEAST_S = 1.0
-"""A search gets this time, or its whole budget if that is less, even if starting took all there was."""
+"""Minimum time of a search (or its whole budget if less), even if starting the process took longer than planned."""
 
 
 class Budget:
-    """The effort and the time of one search."""
+    """Effort limit and time limit of one search."""
 
     def __init__(self, time_s: float, clock: Callable[[], float], ends_s: float | None = None) -> None:
-        """`ends_s`: when to end at the latest, on `clock`."""
+        """`ends_s`: deadline on `clock`."""
         self.evaluations = time_s * EVALUATIONS_PER_S
         self._clock = clock
         self._began_s = clock()
@@ -32,16 +32,16 @@ class Budget:
         self._ends_s = latest_s if ends_s is None else min(ends_s, latest_s)
 
     def part(self, evaluations: float) -> float:
-        """How much of the budget is spent: of the effort or of the time, whichever is more; 1 or more at its end."""
+        """Returns the spent fraction of the effort or of the time, whichever is larger; 1 or more at the end."""
         return max(evaluations / self.evaluations, self.part_of_time) if self.evaluations else 1.0
 
     def left(self, evaluations: float) -> float:
-        """The effort that is left, or that there is time for if that is less."""
+        """Returns the remaining effort in evaluations, reduced if the remaining time is shorter."""
         return max(1.0 - self.part(evaluations), 0.0) * self.evaluations
 
     @property
     def part_of_time(self) -> float:
-        """How much of the time is over; 1 or more at its end."""
+        """Elapsed fraction of the time limit; 1 or more at its end."""
         whole_s = self._ends_s - self._began_s
         return self.elapsed_s / whole_s if whole_s > 0 else 1.0
 
@@ -52,31 +52,31 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the search must end; 0 if that has passed."""
+        """Seconds until the time limit; 0 after it."""
         return max(self._ends_s - self._clock(), 0.0)
 
 
 def process_deadline_s(time_s: float) -> float:
-    """When a search must end, on `time.monotonic()`, so that its process ends within 1.5 times `time_s` of its start.
+    """Returns the deadline of a search on `time.monotonic()`, so that the process ends within 1.5 times `time_s`.
 
-    What follows the search (explaining moves, writing) takes longer on a busy machine, as starting did: the time
-    reserved for it is in proportion to that.
+    The work after the search (explaining moves, writing files) is slower on a busy machine, as is the start of the
+    process. So the time reserved for it is proportional to the duration of the start.
     """
     now_s, age_s = time.monotonic(), _process_age_s()
     return max(now_s - age_s + _PROCESS * time_s - _AFTER * age_s, now_s + min(time_s, _LEAST_S))
 
 
 def _process_age_s() -> float:
-    """Seconds since this process was started, its interpreter's start and imports included."""
+    """Returns the seconds since the process was started, including the start of the interpreter and imports."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         began_s = float(fields[19]) / _TICKS_PER_S
         return max(time.clock_gettime(time.CLOCK_BOOTTIME) - began_s, 0.0)
     except (OSError, AttributeError):
-        # Not Linux: the start of the interpreter is missing.
+        # Not Linux: the time before this module was imported is not included.
         return time.monotonic() - _IMPORTED_S
 
 
 _TICKS_PER_S = 100.0
-"""USER_HZ: what Linux counts starts of processes in, on every architecture that Python runs on."""
+"""USER_HZ, the unit of process start times in `/proc` on all Linux architectures that Python supports."""
 _IMPORTED_S = time.monotonic()

@@ -1,17 +1,20 @@
-"""The method `climb`: MAST 3.4's algorithm, then what it left open, within a budget.
+"""The search method `climb`: greedy passes (MAST 3.4), then simulated annealing and other methods, within a budget.
 
-The plain algorithm, `one_pass`: find each table's best region by itself, queue the tables by what they gain, and move
-each one if that still gains when its turn comes, within the quota of moved bytes. Passes are repeated until none gains,
-or too little for what it costs: no single table's move helps much then.
+A greedy pass (`one_pass`) finds the best region of each table on its own, sorts the tables by gain, and moves each
+table if the move still improves the objective at its turn, within the quota of moved bytes. Passes are repeated until a
+pass gains nothing, or too little for its cost. The plan is then close to a local optimum for moves of single tables.
 
-From there: one long annealed walk from the start's plan, whose steps also move all tables of an ML job, a cluster of
-tables that share jobs, or let two tables change places (`tetris.cooling` has its temperatures). What is left of the
-budget goes to shorter walks from the best plan; to more long walks, where there is room for them, since where a walk
-ends is partly chance; to neighbourhoods that CP-SAT solves again as a whole (`tetris.neighbourhood`); and for instances
-small enough to the exact method, which ends the search when it has proved the plan.
+Next comes a long simulated annealing walk from the plan of the start. Its steps move a single table, all tables of an
+ML job, or a cluster of tables that share jobs, or they swap two tables (`tetris.cooling` has the temperatures). The
+rest of the budget is used for:
 
-Effort is counted in evaluations (a job or a region that was looked at), so the same seed and budget give the same plan,
-unless the clock ends the search first (`tetris.budget`).
+- shorter walks from the best plan,
+- more long walks, if the budget suffices, because the result of a walk is partly random,
+- large neighbourhood search with CP-SAT (`tetris.neighbourhood`),
+- for small instances the exact method, which ends the search if it proves that the plan is optimal.
+
+Effort is counted in evaluations (of one job or one region), so the same seed and budget give the same plan, unless the
+clock ends the search first (`tetris.budget`).
 """
 
 import time
@@ -36,72 +39,76 @@ if TYPE_CHECKING:
     from tetris.neighbourhood import Neighbourhood
 
 LACKING = 1e3
-"""What the relative excess over limits weighs where a plan is to be published, in magnitudes of the objective: it comes
-before everything else."""
+"""Penalty of the relative excess over limits in greedy passes, in multiples of the objective's magnitude. It is large,
+so that the excess is minimised before the objective."""
 _PENALTIES = (0.3, 3.0, 30.0)
-"""What it weighs on walks, in parts of the objective, in turns; the long walk takes the second."""
+"""Penalties of the excess on walks, in multiples of the objective. Short walks use them cyclically, long walks use the
+second."""
 _SAMPLES, _SAMPLES_OF_LONG_WALK = 200, 2000
-"""Tables whose moves are looked at for the scale of a walk's temperatures."""
+"""Number of sampled tables for the temperature scale of a short walk and of a long walk."""
 _LONG_WALKS = 0.93
-"""What long walks take of the budget at most."""
+"""Maximum fraction of the budget that long walks use."""
 _LEAST_PASSES = 200
-"""What a long walk takes at least: a shorter one ends above what greedy passes reach."""
+"""Minimum length of a long walk, in passes. A shorter walk ends with a worse plan than greedy passes."""
 _PASSES_OF_TABLE = 150
-"""What it takes at most, about, in passes for each table: where the budget is several times that, several walks reduce
-the part of chance. With 300 dense tables that is 12 s: one walk of 14 s found a plan 7% better than the best of four of
-3.5 s, one of 56 s a plan worse than one of 9 s.
+"""Approximate maximum length of a long walk, in passes per table. A larger budget is split into several walks, which
+makes the result less random. For 300 dense tables this is 12 s: one walk of 14 s found a plan 7% better than the best
+of four walks of 3.5 s, but one of 56 s found a worse plan than one of 9 s.
 """
 _SHORTEST_WALK, _LONGEST_WALK = 2e5, 0.25
-"""Of the other walks, in evaluations and in parts of the budget."""
+"""Minimum length of a short walk in evaluations, and maximum length as a fraction of the budget."""
 _PASSES_OF_WALK = 200, 40, 40, 200
-"""What walks look at, as many as so many passes, in turns: long ones for many tables, short ones for neighbourhoods
-between them."""
+"""Lengths of short walks in passes, used cyclically: longer ones for many tables, shorter ones to alternate with
+neighbourhoods."""
 _NEIGHBOURHOODS = 0.25
-"""What is spent on them after a walk, in parts of what the walk was."""
+"""Effort for neighbourhoods after a walk, as a fraction of the length of the walk."""
 _SMALL = 1e-3
-"""A pass that gains a smaller part of the objective ends passes, where it costs a larger part of the budget."""
+"""Passes end when a pass improves the objective by less than this fraction and costs more than this fraction of the
+budget."""
 _WALKS_BEFORE_PROOF = 4
+"""Number of short walks before the exact method is tried."""
 _BRANCHED = 32
-"""Tables of an instance that the exact method may prove."""
+"""Maximum number of tables for the exact method."""
 _EVALUATIONS_OF_NODE = 40
+"""Cost of one node of the branch and bound, in evaluations."""
 _EVALUATIONS_OF_IMPORT = 20e6
-"""What importing CP-SAT costs: where less is left after the long walk, there are no neighbourhoods."""
+"""Cost of importing CP-SAT, in evaluations. Neighbourhoods are used only if twice this budget is left."""
 _CHUNK = 20_000
-"""Tables between two looks at the clock."""
+"""Tables of a pass between two checks of the clock."""
 _PIECE = 2e6
-"""Evaluations between two looks at the clock on a walk."""
+"""Evaluations of a walk between two checks of the clock."""
 _MOST_TABLES = 64
-"""Jobs and clusters of more tables are not moved as a whole."""
+"""Maximum number of tables of a job or cluster that is moved as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far a search has come."""
+    """Progress of a search."""
 
     phase: str
     part: float
-    """Of the budget, 0..1."""
+    """Used fraction of the budget, 0 to 1."""
     total: float
-    """Of the best plan so far."""
+    """Objective of the best plan so far."""
     lack: float
-    """Its relative excess over the limits."""
+    """Relative excess of the best plan over the limits."""
     time_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Climbed:
-    """The best plan that was found."""
+    """Result of a search: the best plan that was found."""
 
     home: Ints
-    """[T]"""
+    """[T] home regions."""
     total: float
     lack: float
     proved: bool
-    """No plan that may be chosen is better."""
+    """Whether it is proved that no allowed plan is better."""
     moves: int
     evaluations: int
     steps: tuple[Step, ...] = field(repr=False)
-    """Each improvement."""
+    """One step for each improvement."""
 
 
 Listener = Callable[[Step], None]
@@ -109,13 +116,13 @@ Listener = Callable[[Step], None]
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """One annealed walk."""
+    """Parameters of one simulated annealing walk."""
 
     heats: Cooling
     length: float
-    """In evaluations."""
+    """Length in evaluations."""
     penalty: float
-    """What the relative excess over limits weighs."""
+    """Penalty of the relative excess over limits."""
 
 
 def climb(
@@ -129,11 +136,11 @@ def climb(
     clock: Callable[[], float] = time.monotonic,
     ends_s: float | None = None,
 ) -> Climbed:
-    """The best plan found within the budget: about `time_s` seconds, 0 for the greedy passes alone.
+    """Returns the best plan found within the budget of about `time_s` seconds; 0 runs greedy passes only.
 
-    `listener` hears of each improvement and, now and then, how far the search is; the search ends where `stop` says so.
-    Without `proves` it does not try to prove small plans. `ends_s`: when to end at the latest, on `clock`; compiled
-    code is loaded before the budget begins, but not before `ends_s` counts.
+    `listener` is called at each improvement and regularly with the progress. The search ends when `stop` returns true.
+    If `proves` is false, the exact method is not used. `ends_s` is a deadline on `clock`. The time for loading compiled
+    code does not count against the budget, but the deadline includes it.
 
     Raises:
         ValueError: `time_s` is negative.
@@ -145,18 +152,18 @@ def climb(
 
 
 def may_prove(columns: Columns) -> bool:
-    """Whether the instance is small enough that a search may prove its plan by the exact method."""
+    """Returns whether the instance is small enough for the exact method."""
     return len(columns.home) <= _BRANCHED
 
 
 @cache
 def load(exact: bool = True) -> None:
-    """Have the compiled code loaded, or compiled, before the clock runs; that of the exact method too if `exact`."""
+    """Loads or compiles the compiled code before a search starts its clock; `exact` includes the exact method."""
     regions = tuple(Region(name, 2.0, {"g": 1.0}) for name in "ab")
     tables = Table("s", 1.0, "a"), Table("t", 1.0, "b")
     jobs = (Job("j", "ml", ("s", "t"), 1, gpu_type="g", gpu_hours=1.0), Job("k", "spark", ("s", "t"), 1))
     columns = Columns.of(Instance(regions, tables, jobs))
-    # By effort alone: compiling takes longer than any time that would do.
+    # A constant clock: the search ends by effort, because compilation would exceed any short time limit.
     _Climb(columns, 0.01, 0, None, lambda: False, False, lambda: 0.0).run()
     if exact:
         Branching(columns).go_on()
@@ -166,7 +173,10 @@ def load(exact: bool = True) -> None:
 
 
 def one_pass(problem: Problem, spent: Floats, tick: Callable[[], bool] = lambda: True) -> int:
-    """One pass of MAST 3.4 over all tables; how many moved. `tick` is asked now and then whether to go on."""
+    """Runs one greedy pass (MAST 3.4) over all tables and returns the number of moved tables.
+
+    `tick` is called regularly; the pass ends early if it returns false.
+    """
     parts = problem.fixed, problem.state, problem.work
     penalty = LACKING * problem.magnitude
     tables = np.arange(len(problem.home), dtype=np.int32)
@@ -187,6 +197,8 @@ def one_pass(problem: Problem, spent: Floats, tick: Callable[[], bool] = lambda:
 
 
 class _Climb:
+    """The state of one search."""
+
     def __init__(
         self,
         columns: Columns,
@@ -218,7 +230,7 @@ class _Climb:
 
     def run(self) -> Climbed:
         if not len(self.tables) or len(self.problem.columns.regions) == 1:
-            # The start is the only plan.
+            # There is only one plan.
             self.proved = True
         else:
             search.seed(self.seed & 0xFFFFFFFF)
@@ -238,7 +250,7 @@ class _Climb:
         )
         penalty = _PENALTIES[1] * float(self.spent[search.BEST_TOTAL])
         if search.spread(*self.parts, self.tables, _SAMPLES, penalty, self.spent) <= 0.0:
-            # Whatever moves, nothing changes: there is nothing to walk for.
+            # No move changes the objective or the excess, so a walk is useless.
             self._is_proved()
             return
         long = self.plan_long_walk(penalty)
@@ -247,15 +259,15 @@ class _Climb:
             self._walk(long)
         neighbourhood = None
         if self.budget.left(float(self.spent[search.EVALUATIONS])) > 2 * _EVALUATIONS_OF_IMPORT and self._goes_on():
-            # CP-SAT takes seconds to import; who only places or explains tables has no use for it.
+            # Imported late: importing CP-SAT takes seconds, and other users of this module do not need it.
             from tetris.neighbourhood import Neighbourhood
 
             neighbourhood = Neighbourhood(self.problem)
             self.spent[search.EVALUATIONS] += _EVALUATIONS_OF_IMPORT
         turn = 0
         while self._goes_on():
-            # Each fourth walk starts over: a long one where there is room for most of it, else one that is hot, so that
-            # what moves cost is no obstacle.
+            # Every fourth walk restarts from the start's plan: a long walk if at least half of it fits into the budget,
+            # else a short walk from the highest temperature.
             fresh = turn % 4 == 3
             self._take(self.problem.columns.home if fresh else self.best)
             if fresh and long is not None and self.budget.left(float(self.spent[search.EVALUATIONS])) > long.length / 2:
@@ -271,11 +283,11 @@ class _Climb:
                 return
 
     def plan_long_walk(self, penalty: float) -> _Walk | None:
-        """A walk of those that share most of the budget; None if the budget is too small for one."""
+        """Returns the parameters of a long walk; None if the budget is too small or no move changes the objective."""
         share, in_pass = _LONG_WALKS * self.budget.evaluations, self._evaluations_of_a_pass()
         if share < _LEAST_PASSES * in_pass or not self._goes_on():
             return None
-        # Without the penalty: what limits cost says nothing of the objective's scale.
+        # Without penalty, because penalties do not reflect the scale of the objective.
         change = search.spread(*self.parts, self.tables, _SAMPLES_OF_LONG_WALK, 0.0, self.spent)
         if change <= 0.0:
             return None
@@ -283,7 +295,7 @@ class _Climb:
         return _Walk(Cooling.of_long_walk(change), share / walks, penalty)
 
     def _plan_short_walk(self, turn: int, fresh: bool) -> _Walk:
-        """One from the plan as it is; the hottest if it starts over."""
+        """Returns the parameters of a short walk; `fresh` walks start at the highest temperature."""
         passes = _PASSES_OF_WALK[turn % 4]
         longest = self.budget.evaluations * _LONGEST_WALK
         length = max(_SHORTEST_WALK, min(longest, passes * self._evaluations_of_a_pass()))
@@ -297,14 +309,14 @@ class _Climb:
         return _Walk(Cooling(hot, cold), length, penalty)
 
     def _walk(self, walk: _Walk) -> None:
-        """Anneal for so many evaluations, or as many as there is time for: where time is short, it cools faster."""
+        """Runs a walk. If the time does not suffice for its evaluations, it cools faster."""
         spent, budget, heats = self.spent, self.budget, walk.heats
         length = max(1.0, min(walk.length, budget.evaluations - spent[search.EVALUATIONS]))
         began, began_time = spent[search.EVALUATIONS], budget.part_of_time
-        # The part of the time that the walk may take: as much of what is left as its effort is of the effort left.
+        # The walk gets the same fraction of the remaining time as of the remaining effort.
         time = max((1.0 - began_time) * length / max(budget.left(began), length), 1e-9)
         done = 0.0
-        # In pieces, of which none keeps anybody waiting who interrupts it or watches.
+        # In pieces, so that progress is reported and interruptions are handled quickly.
         while done < 1.0:
             piece = min(_PIECE, length)
             search.walk(
@@ -317,7 +329,7 @@ class _Climb:
         self._descend("walks")
 
     def _improve(self, neighbourhood: "Neighbourhood", until: float) -> None:
-        """Neighbourhoods of the best plan, one at least, until so many evaluations are spent."""
+        """Improves the best plan by neighbourhoods, at least one, until `until` evaluations are spent."""
         self._take(self.best)
         while self._goes_on():
             self.spent[search.EVALUATIONS] += neighbourhood.improve(self.draw, self.budget.left_s)
@@ -327,7 +339,7 @@ class _Climb:
         self._descend("neighbourhoods")
 
     def _is_proved(self) -> bool:
-        """Whether the exact method's branch and bound shows, within half of what is left, that no plan is better."""
+        """Tries to prove optimality by branch and bound, with half of the remaining budget; returns success."""
         if not self.proves or not may_prove(self.problem.columns):
             return False
         try:
@@ -347,7 +359,7 @@ class _Climb:
         return self.proved
 
     def _descend(self, phase: str) -> None:
-        """Passes until none moves anything, or too little; what is reached is kept if it is better."""
+        """Repeats greedy passes until a pass moves nothing or gains too little; keeps the result if it is better."""
         gains = True
         while gains:
             lack, total, evaluations = self.problem.excess[0], self.problem.total, self.spent[search.EVALUATIONS]
@@ -370,7 +382,7 @@ class _Climb:
         return float(2 * len(self.problem.fixed.table_job) + len(self.tables) * len(self.problem.columns.regions))
 
     def _goes_on(self, always: bool = False) -> bool:
-        """Whether there is budget left; the first passes of a search without any are made all the same."""
+        """Returns whether to continue: budget is left and `stop` is false. `always` ignores a budget of 0."""
         if always and not self.time_s:
             return not self.stop()
         return self.budget.part(float(self.spent[search.EVALUATIONS])) < 1.0 and not self.stop()

@@ -1,6 +1,6 @@
-"""An instance as columns: numbers for names, and the edges between jobs and tables in both directions.
+"""A Tetris instance as columns: names are replaced by numbers, and jobs refer to tables by edges.
 
-The smallest form that the searches work on; `Columns.of` makes it of an instance, `tetris.folders` of Parquet files.
+It is the compact input of the searches. `Columns.of` builds it from an instance, `tetris.folders` from Parquet files.
 """
 
 from dataclasses import dataclass, replace
@@ -16,64 +16,67 @@ Longs: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 KINDS: tuple[JobKind, ...] = ("ml", "spark", "presto")
 ML = 0
+"""Index of `ml` in `KINDS`."""
 NONE = -1
+"""Number that stands for no value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """T tables, R regions, J jobs, E edges, G GPU types, A apps. Regions are numbered in the order of their names.
+    """The columns of T tables, R regions, J jobs, E edges between jobs and tables, G GPU types and A apps.
 
-    Tables and jobs keep the order that they came in.
+    Regions are numbered in sorted order. Tables and jobs keep their order in the input. The *start* of a search is the
+    current placement, which the columns describe.
     """
 
     regions: tuple[str, ...]
-    """Names, sorted."""
+    """Region names, sorted."""
     table_names: tuple[str, ...]
     job_names: tuple[str, ...]
     gpu_types: tuple[str, ...]
-    """Sorted."""
+    """GPU types, sorted."""
     apps: tuple[str, ...]
-    """Those with a quota somewhere, sorted."""
+    """Apps with a quota in at least one region, sorted."""
     capacity_bytes: Floats
-    """[R]"""
+    """[R] storage capacity."""
     supply_h: Floats
-    """[G, R] GPU hours."""
+    """[G, R] supply in GPU hours."""
     quota_h: Floats
-    """[A, R] CPU hours; inf where there is no limit."""
+    """[A, R] quota in CPU hours; inf for no limit."""
     size_bytes: Floats
-    """[T]"""
+    """[T] table sizes."""
     home: Ints
-    """[T] region."""
+    """[T] home region at the start."""
     replica_start: Longs
-    """[T + 1] where a table's replicas begin in `replica`."""
+    """[T + 1] offset of each table's replicas in `replica`."""
     replica: Ints
-    """Regions."""
+    """Regions of the replicas of all tables."""
     kind: npt.NDArray[np.int8]
-    """[J] index in KINDS."""
+    """[J] index in `KINDS`."""
     app: Ints
     """[J] index in `apps`, or NONE."""
     gpu_type: Ints
     """[J] index in `gpu_types`, or NONE."""
     priority: npt.NDArray[np.int8]
-    """[J] 1..7"""
+    """[J] priority level, 1 to 7."""
     gpu_h: Floats
-    """[J]"""
+    """[J] GPU hours."""
     cpu_h: Floats
-    """[J]"""
+    """[J] CPU hours."""
     weight: Floats
-    """[J]"""
+    """[J] weight in the read term."""
     job_start: Longs
-    """[J + 1] where a job's tables begin in `job_table`."""
+    """[J + 1] offset of each job's tables in `job_table`."""
     job_table: Ints
-    """[E] tables."""
+    """[E] table of each edge, grouped by job."""
     weights: Weights
     home_threshold: float
     move_quota_bytes: float
-    """inf where there is none."""
+    """Maximum number of bytes that a plan may copy; inf for no limit."""
 
     @classmethod
     def of(cls, instance: Instance) -> "Columns":
-        """The columns of a valid instance (`tetris.documents`)."""
+        """Builds the columns of an instance, which must be valid (see `tetris.documents`)."""
         regions = tuple(sorted(r.name for r in instance.regions))
         by_name = {r.name: r for r in instance.regions}
         region = {name: index for index, name in enumerate(regions)}
@@ -114,12 +117,12 @@ class Columns:
         )
 
     def keeping(self, stay: npt.NDArray[np.bool_]) -> "Columns":
-        """The columns with only those entries of `replica` for which `stay` is set."""
+        """Returns a copy that has only the entries of `replica` for which `stay` is true."""
         before = np.concatenate(([0], np.cumsum(stay)))
         return replace(self, replica=self.replica[stay], replica_start=before[self.replica_start].astype(np.int64))
 
     def to_instance(self) -> Instance:
-        """The instance whose columns these are."""
+        """Converts the columns back to an instance."""
         quotas = [
             {app: float(q) for app, q in zip(self.apps, column, strict=True) if np.isfinite(q)}
             for column in self.quota_h.T
@@ -154,7 +157,7 @@ class Columns:
         return Instance(tuple(regions), tuple(tables), tuple(jobs), self.weights, self.home_threshold, quota)
 
     def homes_of(self, homes: Homes) -> Ints:
-        """[T] the homes of a plan, which names tables and regions that are there."""
+        """Returns the home region number of each table [T] under a plan. The plan must use names of the instance."""
         region, number = _numbers(self.regions), _numbers(self.table_names)
         out = self.home.copy()
         for name, where in homes.items():
@@ -162,12 +165,12 @@ class Columns:
         return out
 
     def plan_of(self, home: Ints) -> dict[str, str]:
-        """The plan that moves what is not at home there: table name to region name."""
+        """Returns the plan for the homes [T]: maps the names of moved tables to region names."""
         return {self.table_names[t]: self.regions[home[t]] for t in np.flatnonzero(home != self.home)}
 
     @property
     def bytes_of_input(self) -> int:
-        """Bytes of the arrays."""
+        """Size of all arrays in bytes."""
         return sum(value.nbytes for name in self.__slots__ if hasattr(value := getattr(self, name), "nbytes"))
 
 

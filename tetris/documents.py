@@ -1,6 +1,6 @@
-"""Instances and plans as JSON: read with errors that name the field, the value and what would be right, and written.
+"""Reads and writes instances and plans as JSON. Errors name the field, its value, and what would be valid.
 
-`docs/tetris-instances.md` documents the format; its version is in each document.
+`docs/tetris-instances.md` documents the format. Each document contains the version of the format.
 """
 
 import json
@@ -31,9 +31,9 @@ from domain.reads import Reads
 
 T = TypeVar("T", bound=BaseModel)
 _SHOWN = 8
-"""How many errors of a document are told."""
+"""Maximum number of errors and of names in an error message."""
 AMOUNT = f"must be 0, or from {LEAST_AMOUNT:g} to {MOST_AMOUNT:g}"
-"""What is right for a size, hours or a weight."""
+"""The rule for sizes, hours and weights, for error messages."""
 
 
 def _amount(value: float) -> float:
@@ -56,11 +56,11 @@ _Partition = Annotated[_Name, AfterValidator(_partition)]
 
 
 class DocumentError(ValueError):
-    """A document that cannot be used; each line names a field, its value, and what would be right."""
+    """An invalid document. Each line of the message names a field, its value, and what would be valid."""
 
 
 class _Part(BaseModel):
-    """JSON's types are taken as they are: no number in quotes, no true for 1."""
+    """Base of all models. Types are strict: a string is not accepted as a number, nor true as 1."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -129,15 +129,15 @@ class _Plan(_Part):
 
 
 class ReplicaEntry(_Part):
-    """A replica of a plan, by name (`tetris.replicas.replicas_document`)."""
+    """A replica in a document (see `tetris.replicas.replicas_document`)."""
 
     table: _Name
     region: _Name
     reason: str = ""
     part: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Of the table's bytes."""
+    """Fraction of the table's bytes."""
     partitions: Annotated[list[_Partition], Field(min_length=1)] | None = None
-    """What `job` reads of the table; None: the whole table is there."""
+    """The partitions in the replica, which `job` reads; None for the whole table."""
     job: _Name | None = None
 
 
@@ -148,11 +148,11 @@ class _Replicas(_Part):
 
 
 def read_instance(text: str | bytes) -> Instance:
-    """The instance that a JSON document describes.
+    """Reads an instance from a JSON document.
 
     Raises:
-        DocumentError: it is not JSON, not of this version, has fields that are missing, unknown, there twice, of
-            another type or out of range, names something twice, or names a region or a table that it does not have.
+        DocumentError: the document is not JSON or has another version; a field is missing, unknown, duplicated, of a
+            wrong type or out of range; a name is duplicated; or a region or table is named that does not exist.
     """
     body = _parse(_Instance, text)
     instance = Instance(
@@ -170,31 +170,31 @@ def read_instance(text: str | bytes) -> Instance:
 
 
 def read_reads(text: str | bytes) -> Reads:
-    """Which partitions jobs read; whether they are those of an instance is seen by `tetris.needed`.
+    """Reads the partitions that jobs read. `tetris.needed` checks them against an instance.
 
     Raises:
-        DocumentError: as `read_instance`, or a job is there twice.
+        DocumentError: as for `read_instance`, or a job is duplicated.
     """
     body = _parse(_Reads, text)
     by_job = {entry.job: tuple(entry.partitions) for entry in body.reads}
     if len(by_job) < len(body.reads):
         names = [entry.job for entry in body.reads]
         twice = next(name for index, name in enumerate(names) if name in names[:index])
-        _raise([f"reads: job {twice!r} is there twice: a job is named once"])
+        _raise([f"reads: job {twice!r} appears twice: each job must appear once"])
     return Reads(body.partitions, by_job)
 
 
 def read_head(text: str | bytes) -> dict[str, Any]:
-    """What a folder's `instance.json` says: an instance's document without its lists, checked.
+    """Reads the `instance.json` of a folder: an instance document without the lists of regions, tables and jobs.
 
     Raises:
-        DocumentError: as `read_instance`.
+        DocumentError: as for `read_instance`.
     """
     return _parse(_Head, text).model_dump()
 
 
 def check_names(instance: Instance) -> list[str]:
-    """What is wrong with the names of an instance: doubles, and names of what it does not have."""
+    """Returns an error line for each duplicate name and each reference to an unknown name in an instance."""
     lists = {
         "regions": [r.name for r in instance.regions],
         "tables": [t.name for t in instance.tables],
@@ -205,16 +205,16 @@ def check_names(instance: Instance) -> list[str]:
         seen: set[str] = set()
         for index, name in enumerate(names):
             if name in seen:
-                wrong.append(f"{field}.{index}.name: {name!r} is there twice: names are unique")
+                wrong.append(f"{field}.{index}.name: {name!r} appears twice: names must be unique")
             seen.add(name)
     regions, tables = {r.name for r in instance.regions}, {t.name for t in instance.tables}
     known = _some(r.name for r in instance.regions)
     for index, table in enumerate(instance.tables):
         if table.home not in regions:
-            wrong.append(f"tables.{index}.home: {table.home!r} is no region of the instance; it has {known}")
+            wrong.append(f"tables.{index}.home: {table.home!r} is not a region of the instance; it has {known}")
         wrong += _references(f"tables.{index}.replicas", table.replicas, regions, "region", known)
         if table.home in table.replicas:
-            wrong.append(f"tables.{index}.replicas: {table.home!r} is the table's home: a replica is elsewhere")
+            wrong.append(f"tables.{index}.replicas: {table.home!r} is the table's home: replicas must be elsewhere")
     known = _some(t.name for t in instance.tables)
     for index, job in enumerate(instance.jobs):
         wrong += _references(f"jobs.{index}.tables", job.tables, tables, "table", known)
@@ -222,30 +222,30 @@ def check_names(instance: Instance) -> list[str]:
 
 
 def _references(where: str, names: tuple[str, ...], there: set[str], what: str, known: str) -> list[str]:
-    wrong = [f"{where}: {n!r} is no {what} of the instance; it has {known}" for n in names if n not in there]
+    wrong = [f"{where}: {n!r} is not a {what} of the instance; it has {known}" for n in names if n not in there]
     if len(set(names)) < len(names):
         twice = next(n for n in names if names.count(n) > 1)
-        wrong.append(f"{where}: {twice!r} is there twice: a {what} is named once")
+        wrong.append(f"{where}: {twice!r} appears twice: each {what} must appear once")
     return wrong
 
 
 def names_of(instance: Instance) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of an instance's tables and regions."""
+    """Returns the table names and the region names of an instance."""
     return tuple(t.name for t in instance.tables), tuple(r.name for r in instance.regions)
 
 
 def read_plan(text: str | bytes, table_names: tuple[str, ...], region_names: tuple[str, ...]) -> dict[str, str]:
-    """The homes of a plan for an instance of these names: table to region.
+    """Reads a plan for an instance with the given names; returns a mapping of tables to home regions.
 
     Raises:
-        DocumentError: as `read_instance`, or the plan names a table or region that the instance does not have.
+        DocumentError: as for `read_instance`, or the plan names a table or region that is not in the instance.
     """
     homes = _parse(_Plan, text).homes
     regions, tables = set(region_names), set(table_names)
     known_tables, known_regions = _some(table_names), _some(region_names)
-    wrong = [f"homes: {t!r} is no table of the instance; it has {known_tables}" for t in homes if t not in tables]
+    wrong = [f"homes: {t!r} is not a table of the instance; it has {known_tables}" for t in homes if t not in tables]
     wrong += [
-        f"homes.{t}: {r!r} is no region of the instance; it has {known_regions}"
+        f"homes.{t}: {r!r} is not a region of the instance; it has {known_regions}"
         for t, r in homes.items()
         if r not in regions
     ]
@@ -254,25 +254,25 @@ def read_plan(text: str | bytes, table_names: tuple[str, ...], region_names: tup
 
 
 def read_replicas(text: str | bytes, known: Mapping[str, tuple[str, ...]]) -> tuple[ReplicaEntry, ...]:
-    """The replicas for an instance whose names are `known` by `table`, `region` and `job`.
+    """Reads the replicas for an instance. `known` has its names under the keys `table`, `region` and `job`.
 
     Raises:
-        DocumentError: as `read_instance`, or a replica names what the instance does not have, partitions of another
-            table, or none where it is of a part.
+        DocumentError: as for `read_instance`; or a replica has an unknown name, has a partition of another table, or is
+            a partial replica without partitions.
     """
     replicas = tuple(_parse(_Replicas, text).replicas)
     there = {field: frozenset(names) for field, names in known.items()}
     wrong = [
-        f"replicas.{index}.{field}: {name!r} is no {field} of the instance; it has {_some(known[field])}"
+        f"replicas.{index}.{field}: {name!r} is not a {field} of the instance; it has {_some(known[field])}"
         for index, replica in enumerate(replicas)
         for field in there
         if (name := getattr(replica, field)) is not None and name not in there[field]
     ]
     for index, replica in enumerate(replicas):
         if replica.partitions is None and replica.part < 1:
-            wrong.append(f"replicas.{index}.partitions: null: a replica of a part names the partitions that it has")
+            wrong.append(f"replicas.{index}.partitions: null: a partial replica must name its partitions")
         wrong += [
-            f"replicas.{index}.partitions: {name!r} is of another table than {replica.table!r}"
+            f"replicas.{index}.partitions: {name!r} is not a partition of table {replica.table!r}"
             for name in replica.partitions or ()
             if split_read(name)[0] != replica.table
         ]
@@ -281,7 +281,7 @@ def read_replicas(text: str | bytes, known: Mapping[str, tuple[str, ...]]) -> tu
 
 
 def read_file(path: Path) -> bytes:
-    """A document's text.
+    """Reads the content of a document.
 
     Raises:
         DocumentError: the file cannot be read.
@@ -293,12 +293,12 @@ def read_file(path: Path) -> bytes:
 
 
 def plan_document(homes: Homes) -> dict[str, Any]:
-    """The plan as its document, by name."""
+    """Returns the document of a plan."""
     return {"version": DOCUMENT_VERSION, "homes": dict(sorted(homes.items()))}
 
 
 def score_document(found: Score) -> dict[str, Any]:
-    """What `mizzen tetris score` prints."""
+    """Returns the JSON object that `mizzen tetris score` prints."""
     return asdict(found)
 
 
@@ -323,7 +323,7 @@ def _parse(kind: type[T], text: str | bytes) -> T:
     if type(version) is not int or version != DOCUMENT_VERSION:
         raise DocumentError(f"version: {_brief(version)}: this program reads version {DOCUMENT_VERSION}")
     if doubled:
-        _raise([f"{where}: there twice: an object names a field once" for where in _twice(body)])
+        _raise([f"{where}: duplicate field: each field must appear once" for where in _twice(body)])
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -332,7 +332,7 @@ def _parse(kind: type[T], text: str | bytes) -> T:
 
 
 class _Doubled(dict[str, Any]):
-    """An object that named a field twice."""
+    """A JSON object with a duplicate field."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)
@@ -341,7 +341,7 @@ class _Doubled(dict[str, Any]):
 
 
 def _twice(body: Any, where: str = "") -> Iterator[str]:
-    """The fields that are there twice, by their paths."""
+    """Yields the paths of the duplicate fields."""
     if isinstance(body, _Doubled):
         yield f"{where}{body.name}"
     inner = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
@@ -351,8 +351,8 @@ def _twice(body: Any, where: str = "") -> Iterator[str]:
 
 
 _WORDS = {
-    "missing": "missing: it must be there",
-    "extra_forbidden": "unknown: there is no such field",
+    "missing": "missing: this field is required",
+    "extra_forbidden": "unknown field",
     "string_type": "must be a string",
     "string_too_short": "must not be empty",
     "float_type": "must be a number",
@@ -367,11 +367,11 @@ _WORDS = {
     "too_short": "must have at least {min_length}",
     "value_error": "{error}",
 }
-"""Pydantic's types of errors in words for who wrote the document."""
+"""Messages for pydantic's error types."""
 
 
 def _said(error: Any) -> str:
-    """One of pydantic's errors: the field, its value, and what would be right."""
+    """Formats a pydantic error: the field, its value, and what would be valid."""
     where = [str(part) for part in error["loc"] if part != "[key]"]
     words = _WORDS.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
     shown = "" if error["type"] == "missing" or error["loc"][-1] == "[key]" else f"{_brief(error['input'])}: "
@@ -381,7 +381,7 @@ def _said(error: Any) -> str:
 def _brief(value: Any) -> str:
     try:
         return repr(value)[:60]
-    except ValueError:  # A whole number of thousands of digits.
+    except ValueError:  # An integer with thousands of digits.
         return "a very large number"
 
 

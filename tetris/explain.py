@@ -1,4 +1,4 @@
-"""What each move of a plan is for: what it gains in each term, and which jobs gain or lose a region."""
+"""Explains a plan move by move: the change of each term, and the jobs that gain or lose a region."""
 
 import heapq
 from collections.abc import Iterator
@@ -12,36 +12,38 @@ from tetris.kernels.search import weigh_moves
 from tetris.problem import Problem
 
 _NEAR = 64
-"""Tables whose moves are weighed anew after a move that shares jobs with them."""
+"""Maximum number of tables whose moves are evaluated again after the move of a table that shares jobs with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One move, and what it changes after those before it: negative numbers are gains."""
+    """One move, and the changes that it makes after all earlier moves. Negative changes are improvements."""
 
     table: str
     source: str
     target: str
     copied_bytes: float
-    """0 where the target holds a replica."""
+    """0 if the target holds a replica."""
     read: float
     gpu: float
     storage: float
-    """Each term before its weight."""
+    """Changes of the three terms, without their weights."""
     total: float
-    """The weighted sum."""
+    """Change of the weighted sum."""
     gain_region: tuple[str, ...]
-    """Jobs that had no region, and have one."""
+    """Jobs that had no region before the move and have one after it."""
     lose_region: tuple[str, ...]
-    """Jobs that had one, and have none."""
+    """Jobs that had a region before the move and have none after it."""
     change_region: tuple[str, ...]
+    """Jobs that change from one region to another."""
 
 
 def explain(columns: Columns, home: Ints) -> Iterator[Move]:
-    """The moves of a plan ([T]), the one that gains the most first, each as things are after those before it.
+    """Yields the moves of the plan `home` [T], the largest gain first; each gain counts after the earlier moves.
 
-    What a move gains is weighed again when its turn comes, and when a table that shares jobs with it has moved. A gain
-    that grew only because regions have become emptier or fuller meanwhile is seen when its turn comes, not before.
+    The gain of a move is evaluated again when it reaches the head of the queue, and when a table that shares jobs with
+    it has moved. If a gain has grown only because the load of regions changed, that is noticed only at the head of the
+    queue.
     """
     problem = Problem(columns)
     left = home != columns.home
@@ -50,7 +52,7 @@ def explain(columns: Columns, home: Ints) -> Iterator[Move]:
     while queue:
         _, table = heapq.heappop(queue)
         if not left[table]:
-            # It came earlier with a gain that was weighed later.
+            # A newer queue entry of this table was already used.
             continue
         (now,) = _weighed(problem, home, np.array([table], np.int32))
         if queue and now > queue[0]:
@@ -64,14 +66,14 @@ def explain(columns: Columns, home: Ints) -> Iterator[Move]:
 
 
 def _weighed(problem: Problem, home: Ints, tables: Ints) -> list[tuple[float, int]]:
-    """What moving each table by itself changes, beside its number."""
+    """Returns (change of the objective, table) for moving each table on its own."""
     change = np.zeros(len(tables))
     weigh_moves(problem.fixed, problem.state, problem.work, tables, home, change)
     return list(zip(change.tolist(), tables.tolist(), strict=True))
 
 
 def _near(problem: Problem, table: int, left: npt.NDArray[np.bool_]) -> Ints:
-    """Tables that are still to move and share a job with this one, the first of them."""
+    """Returns up to `_NEAR` tables that have not moved yet and share a job with this table."""
     fixed = problem.fixed
     found: dict[int, None] = {}
     for job in fixed.table_job[fixed.table_start[table] : fixed.table_start[table + 1]]:

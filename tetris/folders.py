@@ -1,7 +1,8 @@
-"""Large instances as a folder of Parquet files, read into columns without an object for each row.
+"""Reads and writes large instances as a folder of Parquet files, without creating an object for each row.
 
-`instance.json` has what is no region, table or job; `regions`, `tables` and `jobs` have a Parquet file each, and
-`job_tables.parquet` has their row numbers. `docs/tetris-instances.md` documents each column.
+`regions.parquet`, `tables.parquet` and `jobs.parquet` have one row per region, table and job. `job_tables.parquet` has
+the tables of each job, as row numbers. `instance.json` has all other fields. `docs/tetris-instances.md` documents the
+columns.
 """
 
 import json
@@ -36,7 +37,7 @@ _LINE = "\n"
 
 
 def write_folder(columns: Columns, folder: Path) -> None:
-    """Write an instance; the folder is made if it is not there."""
+    """Writes an instance to a folder, which is created if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     quota = None if np.isinf(columns.move_quota_bytes) else columns.move_quota_bytes
     head = instance_document(Instance((), (), (), columns.weights, columns.home_threshold, quota))
@@ -62,11 +63,12 @@ def write_folder(columns: Columns, folder: Path) -> None:
 
 
 def read_folder(folder: Path) -> Columns:
-    """The instance of a folder.
+    """Reads an instance from a folder.
 
     Raises:
-        DocumentError: a file or a column is missing or of another type, a value is out of range, or a name is there
-            twice or names nothing; the file, the column and the row are named.
+        DocumentError: a file or a column is missing or has a wrong type, a value is out of range, or a name is
+        duplicated
+            or unknown. The message names the file, the column and the row.
     """
     try:
         head = read_head(read_file(folder / "instance.json"))
@@ -128,7 +130,7 @@ def _columns(folder: Path, instance: Instance) -> Columns:
 
 
 def _elsewhere(home: Ints, rows: Longs, replica: Ints, regions: tuple[str, ...]) -> None:
-    """Replicas are in regions, each once, and none at its table's home. `rows`: the table of each replica."""
+    """Checks that replicas are in known regions, unique, and not at home. `rows` has the table of each replica."""
 
     def refuse(wrong: Any, what: Callable[[int], str]) -> None:
         if wrong.any():
@@ -136,12 +138,12 @@ def _elsewhere(home: Ints, rows: Longs, replica: Ints, regions: tuple[str, ...])
             raise DocumentError(f"tables.replicas: row {rows[first]}: {what(first)}")
 
     refuse(replica == NONE, lambda _: "null: must name a region")
-    refuse(replica == home[rows], lambda i: f"{regions[replica[i]]!r} is the table's home: a replica is elsewhere")
+    refuse(replica == home[rows], lambda i: f"{regions[replica[i]]!r} is the table's home: replicas must be elsewhere")
     pairs = rows * len(regions) + replica
     _, first = np.unique(pairs, return_index=True)
     again = np.ones(len(pairs), np.bool_)
     again[first] = False
-    refuse(again, lambda i: f"{regions[replica[i]]!r} is there twice: a region is named once")
+    refuse(again, lambda i: f"{regions[replica[i]]!r} appears twice: each region must appear once")
 
 
 def _edges(job: Any, table: Any, jobs: int, tables: int) -> tuple[Longs, Ints]:
@@ -153,7 +155,7 @@ def _edges(job: Any, table: Any, jobs: int, tables: int) -> tuple[Longs, Ints]:
     twice = np.flatnonzero(pairs[1:] == pairs[:-1])
     if len(twice):
         pair = divmod(int(pairs[twice[0]]), tables)
-        raise DocumentError(f"job_tables: job {pair[0]}, table {pair[1]} is there twice: a table is named once")
+        raise DocumentError(f"job_tables: job {pair[0]}, table {pair[1]} appears twice: each table must appear once")
     return np.searchsorted(job, np.arange(jobs + 1)).astype(np.int64), table.astype(np.int32)
 
 
@@ -177,7 +179,7 @@ def _read(folder: Path, name: str) -> pa.Table:
     out = []
     for column, kind in _SCHEMAS[name].items():
         if column not in table.column_names:
-            raise DocumentError(f"{file}: column {column} is missing: it has {', '.join(table.column_names)}")
+            raise DocumentError(f"{file}: column {column} is missing: the file has {', '.join(table.column_names)}")
         try:
             if not _alike(table[column].type, kind):
                 raise pa.ArrowInvalid
@@ -186,7 +188,7 @@ def _read(folder: Path, name: str) -> pa.Table:
             raise DocumentError(f"{file}: column {column} is {table[column].type}: it must be {kind}") from None
         if column not in _MAY_BE_NULL and values.null_count:
             row = int(np.flatnonzero(np.asarray(values.is_null()))[0])
-            raise DocumentError(f"{file}: column {column}, row {row}: null: it must have a value")
+            raise DocumentError(f"{file}: column {column}, row {row}: null: a value is required")
         if pa.types.is_string(kind) and len(empty := np.flatnonzero(np.asarray(pc.equal(values, ""), np.bool_))):
             raise DocumentError(f"{file}: column {column}, row {empty[0]}: '': must not be empty")
         out.append(values)
@@ -194,7 +196,7 @@ def _read(folder: Path, name: str) -> pa.Table:
 
 
 def _alike(given: Any, wanted: Any) -> bool:
-    """Whether a type may stand for another: numbers are not read from strings; lists and maps are left to the cast."""
+    """Returns whether a column type is accepted. A string is not a number; lists and maps are checked by the cast."""
     if pa.types.is_dictionary(given):
         given = given.value_type
     if pa.types.is_floating(wanted):
@@ -207,7 +209,7 @@ def _alike(given: Any, wanted: Any) -> bool:
 
 
 def _numbers(file: str, column: str, values: Any, names: tuple[str, ...], *, others: bool = False) -> Ints:
-    """Names as their numbers, NONE for null; with `others` also for a name that is none of them."""
+    """Converts names to numbers. Null becomes NONE; so does an unknown name if `others` is true."""
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     found = pc.index_in(values, pa.array(names, pa.string()))
     unknown = np.asarray(pc.and_(found.is_null(), values.is_valid()))
@@ -236,18 +238,18 @@ def _unique(file: str, names: Any) -> None:
     if len(pc.unique(names)) < len(names):
         counted = pc.value_counts(names)
         twice = counted.field("values")[int(np.argmax(np.asarray(counted.field("counts"))))].as_py()
-        raise DocumentError(f"{file}.name: {twice!r} is there twice: names are unique")
+        raise DocumentError(f"{file}.name: {twice!r} appears twice: names must be unique")
 
 
 def _hours(row: int, column: str, pairs: list[tuple[str, float]] | None) -> dict[str, float]:
     out = dict(pairs or ())
     if len(out) < len(pairs or ()):
-        raise DocumentError(f"regions.{column}: row {row}: names one of {', '.join(out)} twice: a name is there once")
+        raise DocumentError(f"regions.{column}: row {row}: one of {', '.join(out)} appears twice: names must be unique")
     return out
 
 
 def _maps(names: tuple[str, ...], hours: Floats) -> Any:
-    """[R] maps of those that are finite."""
+    """Returns a map of the finite hours for each of the R regions."""
     rows = [[(n, float(h)) for n, h in zip(names, column, strict=True) if np.isfinite(h)] for column in hours.T]
     return pa.array(rows or [[]] * hours.shape[1], _HOURS)
 

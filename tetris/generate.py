@@ -1,8 +1,9 @@
-"""Instances with MAST's shape (Figures 2 and 3, 3.2, 5.6), of any size, by seed.
+"""Generates random instances of any size that resemble MAST's (Figures 2 and 3, sections 3.2 and 5.6).
 
-Projects own tables and the jobs that read them. Tables are shared by 3, 17 and 45 jobs at P50, P90 and P99. GPU types
-are uneven over regions. At the start people have chosen the regions (V0): high-priority demand is 0.85 of the supply
-over all, 2.63 times the supply in the worst region of a type, and 90.8 % of its hours train at home.
+Projects own tables and the jobs that read them. A table is read by 3, 17 and 45 jobs at P50, P90 and P99. GPU types are
+distributed unevenly over regions. The start resembles manual placement (V0): high-priority demand is 0.85 of the total
+supply, and 2.63 times the supply in the worst region of a type. 90.8 % of its hours are in a region with the jobs' data
+and hardware.
 """
 
 from dataclasses import dataclass
@@ -13,34 +14,37 @@ from domain.instance import HIGH_PRIORITY, Weights
 from tetris.columns import KINDS, ML, NONE, Columns, Floats, Ints, Longs
 
 SHARED_BY = ((0.0, 1.0), (0.5, 3.0), (0.9, 17.0), (0.99, 45.0), (1.0, 120.0))
-"""Quantile of tables, and how many jobs read it."""
+"""(Quantile of tables, number of jobs that read the table) pairs."""
 HIGH_DEMAND = 0.85
-"""High-priority demand over the supply, over all regions."""
+"""High-priority demand divided by supply, for all regions together."""
 WORST = 2.63
-"""The same in the worst region of each type."""
+"""High-priority demand divided by supply in the worst region of each GPU type."""
 AT_HOME = 0.908
+"""Fraction of high-priority GPU hours that are at home at the start."""
 GPU_TYPES = ("a100", "h100", "v100")
 _LEVELS = (1, 2, 3, 4, 5)
 _LEVEL_ODDS = (0.15, 0.3, 0.25, 0.2, 0.1)
 _ANALYTICS = 0.25
-"""Part of the jobs that are Spark's or Presto's."""
+"""Fraction of jobs that are Spark or Presto jobs."""
 _JOBS_OF_PROJECT = 60
 _STORED = 0.4
-"""Bytes stored at the start over the capacity."""
+"""Stored bytes at the start divided by the capacity."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Projects:
     region: Ints
-    """[P] where each one's tables are."""
+    """[P] region of each project's tables."""
     gpu_type: Ints
-    """[P]"""
+    """[P] GPU type of each project's jobs."""
     job: Ints
     """[J] project of each job."""
 
 
 def generate(tables: int, regions: int = 10, seed: int = 0, jobs_of_table: float = 1.0) -> Columns:
-    """An instance with that many tables and regions; `jobs_of_table` multiplies how many jobs share a table.
+    """Generates an instance with the given numbers of tables and regions.
+
+    `jobs_of_table` multiplies the number of jobs that read a table.
 
     Raises:
         ValueError: fewer than one table, or fewer than three regions.
@@ -48,10 +52,10 @@ def generate(tables: int, regions: int = 10, seed: int = 0, jobs_of_table: float
     if tables < 1:
         raise ValueError(f"tables: {tables}: must be at least 1")
     if regions < 3:
-        raise ValueError(f"regions: {regions}: must be at least 3: hardware is uneven over them")
+        raise ValueError(f"regions: {regions}: must be at least 3, because each GPU type is missing in some regions")
     draw = np.random.default_rng(seed)
     share = _shares(draw, regions)
-    # As many jobs as there are tables for each three edges: a job reads two to three tables.
+    # A job reads between two and three tables on average.
     quantile, shared = np.array(SHARED_BY).T
     wanted = np.exp(np.interp(draw.random(tables), quantile, np.log(shared))) * jobs_of_table
     jobs = max(12, round(float(wanted.sum()) / 2.6))
@@ -65,7 +69,7 @@ def generate(tables: int, regions: int = 10, seed: int = 0, jobs_of_table: float
 
 
 def _shares(draw: np.random.Generator, regions: int) -> Floats:
-    """[G, R] parts of each type's supply: newer types are in fewer regions."""
+    """Returns [G, R] the regions' shares of each type's supply. Newer types are in fewer regions."""
     out = np.zeros((len(GPU_TYPES), regions))
     for row, missing in enumerate((0.2, 0.4, 0.1)):
         has = draw.permutation(regions)[: max(2, round(regions * (1 - missing)))]
@@ -74,7 +78,7 @@ def _shares(draw: np.random.Generator, regions: int) -> Floats:
 
 
 def _projects(draw: np.random.Generator, jobs: int, share: Floats) -> _Projects:
-    """Projects of about the same number of jobs; where they are overloads some regions as V0 did."""
+    """Generates projects with about the same number of jobs. Their placement overloads some regions, as in V0."""
     count = max(3, jobs // _JOBS_OF_PROJECT)
     gpu_type = draw.choice(len(GPU_TYPES), count, p=(0.45, 0.3, 0.25)).astype(np.int32)
     region = np.zeros(count, np.int32)
@@ -86,7 +90,7 @@ def _projects(draw: np.random.Generator, jobs: int, share: Floats) -> _Projects:
 
 
 def _ratios(draw: np.random.Generator, share: Floats) -> Floats:
-    """[R] demand over supply: about HIGH_DEMAND over all, and WORST in one region."""
+    """Returns [R] demand divided by supply: about `HIGH_DEMAND` in total, and `WORST` in one region."""
     ratio = np.where(share > 0, draw.gamma(1.2, 0.6, len(share)) + 0.05, 0.0)
     worst = int(np.argmin(np.where(share > 0, np.abs(share - np.median(share[share > 0])), np.inf)))
     for _ in range(50):
@@ -98,12 +102,12 @@ def _ratios(draw: np.random.Generator, share: Floats) -> Floats:
 
 
 def _edges(draw: np.random.Generator, wanted: Floats, table_project: Longs, projects: _Projects) -> tuple[Longs, Ints]:
-    """Each table's jobs are drawn from its project; jobs that got none read one table of it."""
+    """Draws the jobs of each table from its project. A job without a table then reads one table of its project."""
     first = np.searchsorted(projects.job, np.arange(len(projects.region) + 1))
     here = np.diff(first)[table_project]
     count = np.where(here > 0, np.maximum(1, np.round(wanted)), 0).astype(np.int64)
     table = np.repeat(np.arange(len(wanted)), count)
-    # Jobs that follow each other from one that is drawn. A project of fewer borrows its neighbours' jobs.
+    # Consecutive jobs from a random one. If a project has too few jobs, those of the next projects are used.
     spread = np.repeat(np.maximum(here, count), count)
     offset = np.repeat(draw.integers(0, 1 << 30, len(wanted)), count)
     number = np.arange(len(table)) - np.repeat(np.cumsum(count) - count, count)
@@ -158,11 +162,11 @@ def _columns(
         priority=priority,
         gpu_h=gpu_h,
         cpu_h=cpu_h,
-        # Colocation counts by what would wait for data: GPU hours, those of high priority more (V2).
+        # The read term is weighted by the GPU hours that would wait for data; high priority has more weight (V2).
         weight=_weights(gpu_h, high),
         job_start=job_start,
         job_table=job_table,
-        # The squares of small regions are small: with a weight of 1 they stay overloaded by a tenth.
+        # The squared terms of small regions are small: with a weight of 1 these regions stay overloaded by 10 %.
         weights=Weights(gpu=10.0, by_priority={1: 4.0, 2: 2.0}),
         home_threshold=0.9,
         move_quota_bytes=float("inf"),
@@ -174,7 +178,7 @@ def _weights(gpu_h: Floats, high: "np.ndarray[tuple[int], np.dtype[np.bool_]]") 
 
 
 def _scatter(draw: np.random.Generator, columns: Columns) -> Columns:
-    """Move single tables away until no more than AT_HOME of the high-priority hours train at home."""
+    """Moves single tables to random regions until at most `AT_HOME` of the high-priority hours are at home."""
     from tetris.kernels.layout import ALL_H, HOME_H
     from tetris.problem import Problem
 
@@ -192,14 +196,14 @@ def _scatter(draw: np.random.Generator, columns: Columns) -> Columns:
     columns.home[:] = problem.home
     _fit_supply(columns, problem.state.region)
     stored = np.bincount(columns.home, weights=columns.size_bytes, minlength=regions)
-    # People's choices fit into what there is.
+    # The placement at the start does not violate the limits.
     np.maximum(columns.capacity_bytes, stored, out=columns.capacity_bytes)
     np.maximum(columns.quota_h, problem.state.cpu, out=columns.quota_h)
     return columns
 
 
 def _fit_supply(columns: Columns, region: Ints) -> None:
-    """Scale supply so that high-priority demand at the start has its ratios: of the worst region, and over all."""
+    """Scales the supply so that high-priority demand at the start has the ratios `WORST` and `HIGH_DEMAND`."""
     high = (columns.priority <= HIGH_PRIORITY) & (columns.gpu_type != NONE)
     for kind, supply in enumerate(columns.supply_h):
         mine = high & (columns.gpu_type == kind)

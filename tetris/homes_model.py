@@ -1,8 +1,9 @@
-"""Homes of some tables as a model of CP-SAT, all other tables staying where they are.
+"""A CP-SAT model for the homes of some tables, while all other tables stay.
 
-The objective is on a grid: each region's demand of a key, and what it stores, have a table of costs. The sum of a key's
-demand over regions counts as it is now, though a job that gains or loses a region changes it. Constraints are exact but
-for rounding, in favour of what is allowed.
+The objective is approximated on a grid: the cost of a region's demand for each key and the cost of its stored bytes are
+lookup tables. A *key* is a GPU type and a priority level. The total demand of a key is treated as constant, although it
+changes when a job gains or loses a region. Constraints are exact except for rounding, which never excludes an allowed
+plan.
 """
 
 import math
@@ -19,60 +20,61 @@ from tetris.kernels import layout
 from tetris.problem import Problem
 
 JOBS = 60
-"""Jobs that are modelled; those with the most at stake first. The others count as staying where they are."""
+"""Maximum number of modelled jobs: those with the largest possible effect on the objective. Other jobs are fixed."""
 _GRID = 20
+"""Number of grid steps."""
 _COSTS = 1 << 30
-"""Whole numbers that the size of the objective is divided into."""
+"""Number of integer cost units for the magnitude of the objective."""
 _UNITS = 1 << 24
-"""Constraints count bytes and hours in such parts of their sum: CP-SAT finds nothing with much larger coefficients."""
+"""Number of units for the sum of bytes or hours in a constraint. CP-SAT fails with much larger coefficients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """A job and the regions that it may have: literal by region."""
+    """A modelled job, with one literal for each region where it may run."""
 
     job: int
     literal: dict[int, Any]
 
 
 class HomesModel:
-    """Homes of some tables, their jobs, and what the regions' demand and storage would cost on a grid.
+    """CP-SAT model of the homes of some tables and their jobs, with grid costs for each region's demand and storage.
 
-    All variables are hinted at with what they are now: CP-SAT begins where the search is.
+    The current plan is given to CP-SAT as a hint for all variables.
     """
 
     def __init__(
         self, problem: Problem, tables: Ints, most_jobs: int = JOBS, grid: int = _GRID, more: float = 0.0
     ) -> None:
-        """The first `most_jobs` of the tables' jobs are modelled, by what is at stake.
+        """Builds the model with at most `most_jobs` jobs, those with the largest possible effect on the objective.
 
-        `more`: what costs may come to that are not of the problem's objective.
+        `more` is the magnitude of costs that a caller adds to the problem's objective.
         """
         self.problem, self.tables, self.grid = problem, tables, grid
         self.most_jobs = most_jobs
         self.regions = len(problem.columns.regions)
         self.model = cp_model.CpModel()
         self.unit = (problem.magnitude + more) / _COSTS
-        """What a whole number of cost is worth."""
+        """Objective value of one integer cost unit."""
         self.cost: list[Any] = []
         self._now: dict[int, int] = {}
-        """What variables are now, by their index."""
+        """Current values of the variables by index."""
         self.at: dict[int, list[Any]] = {}
         for table in tables.tolist():
             self.at[table] = [self.new_literal(problem.home[table] == region) for region in range(self.regions)]
             self.model.add_exactly_one(self.at[table])
         self.here: list[Here] = []
         self._regions_of: dict[Hashable, dict[int, Any]] = {}
-        """Literals by region of what jobs have in common."""
+        """Literals by region, shared by jobs with the same tables."""
         self._pairs: dict[tuple[int, int], Any] = {}
-        """Literals of a region of jobs being the home of a table: by the literal of the first, and the table."""
+        """Literals that a job runs at the home of a table, by the index of the job's literal and the table."""
         self._add_jobs()
         self._limit_jobs()
         self._limit_moves()
         self.add_storage()
 
     def new_literal(self, now: bool) -> Any:
-        """A variable that is `now` true or false."""
+        """Adds a Boolean variable with the current value `now`."""
         literal = self.model.new_bool_var("")
         self._hint(literal, int(now))
         return literal
@@ -82,8 +84,9 @@ class HomesModel:
         self.model.add_hint(variable, now)
 
     def solve(self, seed: int, effort_s: float, most_s: float = math.inf) -> tuple[list[list[int]], float]:
-        """Regions of the tables, each better than those before it, and CP-SAT's deterministic seconds spent; at most
-        `effort_s`, and no more than `most_s` seconds of the clock.
+        """Solves the model; returns the regions of each improving solution, and the deterministic seconds spent.
+
+        The limits are `effort_s` deterministic seconds and `most_s` seconds of wall time.
         """
         self.model.minimize(sum(self.cost))
         solver, found = one_worker(seed, effort_s), _Found(self)
@@ -92,7 +95,7 @@ class HomesModel:
         return found.homes, float(solver.response_proto.deterministic_time)
 
     def homes_of(self, solution: cp_model.CpSolverSolutionCallback) -> list[int]:
-        """The tables' regions in a solution on the way."""
+        """Returns the tables' regions in an intermediate solution."""
         return [next(r for r, x in enumerate(at) if solution.boolean_value(x)) for at in self.at.values()]
 
     def _add_jobs(self) -> None:
@@ -118,7 +121,7 @@ class HomesModel:
             self._add_key(key, members)
 
     def _add_job(self, job: int) -> Here | None:
-        """The regions where a job may be, and what it reads from afar then."""
+        """Adds a job: the regions where it may run, and the cost of its remote reads."""
         fixed = self.problem.fixed
         tables = fixed.job_table[fixed.job_start[job] : fixed.job_start[job + 1]]
         free = [int(t) for t in tables if int(t) in self.at]
@@ -139,7 +142,11 @@ class HomesModel:
         return Here(job, literal)
 
     def _together(self, free: list[int], homes: set[int]) -> dict[int, Any]:
-        """Where all of `free` may be at home together, others being in `homes`. One table has what it needs already."""
+        """Returns literals for the regions where all tables of an ML job are at home.
+
+        `free` are its tables in the model, `homes` the home regions of its other tables. No new variables are needed
+        for a job with one free table.
+        """
         possible = range(self.regions) if not homes else sorted(homes) if len(homes) == 1 else ()
         if len(free) == 1:
             return {region: self.at[free[0]][region] for region in possible}
@@ -154,13 +161,13 @@ class HomesModel:
         return self._regions_of[common]
 
     def _most(self, job: int, free: list[int], others: list[int]) -> dict[int, Any]:
-        """The region of the most tables, of two with as many the one with more bytes, then the first (MAST 3.3)."""
+        """Returns literals for the region with most of a job's tables. Ties: more bytes, first region (MAST 3.3)."""
         common = "most", tuple(sorted(free)), tuple(sorted(others))
         if common not in self._regions_of:
             size, homes = self.problem.fixed.size, self.problem.home
             unit = least_unit(size[free + others].tolist())
             bytes_of = {t: round(float(size[t]) / unit) for t in free + others}
-            # One table more is worth more than all bytes, and a byte more than coming first.
+            # Lexicographic: one table outweighs all bytes, and one byte unit outweighs the order of regions.
             worth = {t: (1 + sum(bytes_of.values()) + n) * self.regions for t, n in bytes_of.items()}
             region_now = self.problem.state.region[job]
             literal = {region: self.new_literal(region == region_now) for region in range(self.regions)}
@@ -177,7 +184,7 @@ class HomesModel:
         return self._regions_of[common]
 
     def _both(self, here: Any, table: int, region: int) -> Any:
-        """A job's region and a table's home are both `region`."""
+        """Returns a literal that implies that both the job's region and the table's home are `region`."""
         pair = here.index, table
         if pair not in self._pairs:
             there = self.at[table][region]
@@ -188,9 +195,9 @@ class HomesModel:
         return self._pairs[pair]
 
     def _add_key(self, key: int, members: list[tuple[int, Here]]) -> None:
-        """What demand costs in each region: the square with the sum of demand as it is now, and the overload.
+        """Adds the cost of a key's demand in each region: squared term (with the current total demand) and overload.
 
-        A job with a key has hours.
+        Every job with a key has GPU hours above 0.
         """
         fixed, state = self.problem.fixed, self.problem.state
         hours = {job: float(fixed.job_amount[job, layout.GPU_H]) for job, _ in members}
@@ -211,7 +218,7 @@ class HomesModel:
             self.add_table([(round(h / unit), literal) for h, literal in parts], values)
 
     def _limit_jobs(self) -> None:
-        """CPU quotas, and the hours of high priority that are at home; jobs that are not modelled stay."""
+        """Adds the constraints on CPU quotas and on high-priority hours at home. Jobs not in the model are fixed."""
         fixed, state, now = self.problem.fixed, self.problem.state, self._now
         for app, quotas in enumerate(fixed.quota_allowed):
             mine = [here for here in self.here if fixed.job[here.job, layout.APP] == app]
@@ -251,7 +258,7 @@ class HomesModel:
         self.model.add(sum(int(size / unit) * literal for size, literal in moves) <= _room(room / unit))
 
     def add_storage(self) -> None:
-        """Room for the homes, and what they cost."""
+        """Adds the capacity constraint and the storage cost of each region."""
         fixed, state = self.problem.fixed, self.problem.state
         now = state.now[layout.STORED]
         unit = float(fixed.size[self.tables].sum()) / self.grid
@@ -277,7 +284,7 @@ class HomesModel:
         return region in fixed.replica[fixed.replica_start[table] : fixed.replica_start[table + 1]]
 
     def add_table(self, parts: list[tuple[int, Any]], values: Any) -> None:
-        """A cost by the sum of whole numbers."""
+        """Adds a cost `values[n]`, where n is the sum of the integers in `parts` whose literals are true."""
         values = [self.whole(v - values[0]) for v in values]
         top = min(len(values) - 1, sum(n for n, _ in parts))
         if top <= 0:
@@ -292,12 +299,12 @@ class HomesModel:
         self._hint(cost, values[now])
 
     def whole(self, cost: float) -> int:
-        """A cost as the model's whole number."""
+        """Converts a cost to integer cost units."""
         return round(float(cost) / self.unit)
 
 
 class _Found(cp_model.CpSolverSolutionCallback):
-    """Collects the homes of solutions on the way: the model's best is not always the objective's."""
+    """Collects the homes of intermediate solutions: the best one in the model may not be best in the objective."""
 
     def __init__(self, model: HomesModel) -> None:
         super().__init__()
@@ -305,12 +312,12 @@ class _Found(cp_model.CpSolverSolutionCallback):
         self.homes: list[list[int]] = []
 
     def on_solution_callback(self) -> None:
-        """A better solution of the model."""
+        """Stores the homes of an improving solution."""
         self.homes.append(self._model.homes_of(self))
 
 
 def _merged(parts: Iterable[tuple[float, Any]]) -> list[tuple[float, Any]]:
-    """Amounts of the same literal added up."""
+    """Adds up the amounts of equal literals."""
     amount: dict[int, float] = defaultdict(float)
     literals = {}
     for part, literal in parts:
@@ -320,29 +327,30 @@ def _merged(parts: Iterable[tuple[float, Any]]) -> list[tuple[float, Any]]:
 
 
 def _room(units: float) -> int:
-    """Whole units that fit; what is a rounding error over some is those."""
+    """Rounds a right-hand side up to an integer, with a tolerance for rounding errors."""
     return math.ceil(units - 1e-6)
 
 
 def least_unit(amounts: Sequence[float]) -> float:
-    """What constraints count in: 1 for whole numbers that are few, so that what fits exactly does; else a part.
+    """Returns the unit of a constraint's coefficients: 1 for integers with a small sum (exact), else a part of the sum.
 
-    They are rounded such that the model allows what is allowed: what is over by less than a unit is refused later.
+    Coefficients are rounded so that the model never excludes an allowed plan. A plan that exceeds a limit by less than
+    a unit is rejected later, by the exact evaluation.
     """
     whole_sum = float(sum(amounts))
     return 1.0 if whole_sum <= _UNITS and all(a == int(a) for a in amounts) else whole_sum / _UNITS
 
 
 def one_worker(seed: int, effort_s: float) -> cp_model.CpSolver:
-    """A solver that finds the same for the same seed and effort, in CP-SAT's deterministic seconds."""
+    """Returns a solver with reproducible results for the same seed and effort (in deterministic seconds)."""
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed & 0x7FFFFFFF
     solver.parameters.max_deterministic_time = effort_s
-    # Probing and repeated presolves take longer than all the rest, and symmetries there are none.
+    # Probing and repeated presolving take more time than the search, and the models have no symmetries.
     solver.parameters.cp_model_probing_level = 0
     solver.parameters.max_presolve_iterations = 1
     solver.parameters.symmetry_level = 0
-    # Ctrl-C is for whoever called.
+    # The caller handles Ctrl-C.
     solver.parameters.catch_sigint_signal = False
     return solver

@@ -1,7 +1,7 @@
-"""What jobs need of tables, in pieces: whole tables, and the partitions that some jobs read of theirs (MAST 3.5).
+"""The data that jobs need, in *pieces*: whole tables, or single partitions if a job reads only these (MAST 3.5).
 
-Beside the columns of an instance, which know tables only. Two jobs that read different days of a table each need their
-own, so a part of its bytes alone would not say who is served by a replica of it.
+The columns of an instance (`tetris.columns`) describe whole tables only. Two jobs may read different partitions of a
+table, so the fraction of bytes in a replica does not determine which jobs the replica serves.
 """
 
 from dataclasses import dataclass
@@ -16,28 +16,30 @@ from tetris.columns import Columns, Floats, Ints, Longs
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """E edges of `Columns.job_table`, T tables, P partitions that are read without the rest of their table."""
+    """The pieces of E edges of `Columns.job_table`.
+
+    There are T tables, and P partitions that a job reads without reading the whole table.
+    """
 
     partition_names: tuple[str, ...]
-    """[P] `table/partition`, by the table's number and then by name."""
+    """[P] names as `table/partition`, sorted by table number, then by name."""
     partition_table: Ints
-    """[P] table."""
+    """[P] table number of each partition."""
     size_bytes: Floats
-    """[T + P] of each piece: tables, and behind them partitions."""
+    """[T + P] size of each piece: first the tables, then the partitions."""
     start: Longs
-    """[E + 1] where an edge's pieces begin in `piece`."""
+    """[E + 1] offset of each edge's pieces in `piece`."""
     piece: Ints
-    """A table's own number, or partitions of it."""
+    """The pieces of all edges: a table number, or T plus a partition number."""
     part: Floats
-    """[E] of the table's bytes."""
+    """[E] fraction of the table's bytes that the job reads."""
 
     @classmethod
     def of(cls, columns: Columns, reads: Reads | None = None) -> "Needed":
-        """What jobs read, which is all of their tables but for what `reads` says.
+        """Builds the pieces. A job reads its whole tables, except for the partitions given in `reads`.
 
         Raises:
-            ValueError: `reads` names a job that there is not, a table that the job does not read, or a partition whose
-                size it does not say.
+            ValueError: `reads` names an unknown job, a table that the job does not read, or a partition without a size.
         """
         edges = len(columns.job_table)
         if reads is None or not reads.by_job:
@@ -62,33 +64,33 @@ class Needed:
         return cls(tuple(name for _, name in keys), np.array([t for t, _ in keys], np.int32), sizes, start, piece, part)
 
     def pieces(self, edge: int) -> Ints:
-        """The pieces of an edge."""
+        """Returns the pieces of an edge."""
         return self.piece[self.start[edge] : self.start[edge + 1]]
 
     def names(self, edge: int) -> tuple[str, ...]:
-        """The partitions of an edge, as `table/partition`; empty: the whole table."""
+        """Returns the partitions of an edge as `table/partition`; empty if the job reads the whole table."""
         tables = len(self.size_bytes) - len(self.partition_names)
         return tuple(self.partition_names[piece - tables] for piece in self.pieces(edge) if piece >= tables)
 
     def expand(self, whole: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """[T + P, R] which pieces are where whole tables [T, R] are."""
+        """Expands a mask of whole tables in regions [T, R] to a mask of pieces in regions [T + P, R]."""
         return np.concatenate((whole, whole[self.partition_table])) if self.partition_names else whole
 
 
 def _edges(columns: Columns, reads: Reads) -> dict[int, tuple[str, ...]]:
-    """The edges that are partly read, in order, with the names of their partitions, sorted."""
+    """Returns the edges of partially read tables, in order, with the sorted names of the partitions."""
     jobs = {name: index for index, name in enumerate(columns.job_names)}
     found: dict[int, list[str]] = {}
     for job, names in reads.by_job.items():
         if job not in jobs:
-            raise ValueError(f"reads: {job!r} is no job of the instance; export both anew")
+            raise ValueError(f"reads: {job!r} is not a job of the instance; export both again")
         begin, end = columns.job_start[jobs[job]], columns.job_start[jobs[job] + 1]
         own = {columns.table_names[columns.job_table[edge]]: edge for edge in range(begin, end)}
         for name in names:
             edge = own.get(split_read(name)[0])
             if edge is None:
-                raise ValueError(f"reads of {job}: {name!r} is of no table that the job has in the instance")
+                raise ValueError(f"reads of {job}: {name!r} is not a partition of a table of that job in the instance")
             if name not in reads.size_bytes:
-                raise ValueError(f"partitions: {name!r} is missing, which {job} reads; give its size in bytes")
+                raise ValueError(f"partitions: {name!r} is missing, but {job} reads it; give its size in bytes")
             found.setdefault(edge, []).append(name)
     return {edge: tuple(sorted(set(found[edge]))) for edge in sorted(found)}

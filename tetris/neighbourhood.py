@@ -1,7 +1,7 @@
-"""Large neighbourhoods: a dozen tables that share jobs are placed anew as a whole by CP-SAT, all others staying.
+"""Large neighbourhood search: CP-SAT chooses new homes for about a dozen tables that share jobs; all others stay.
 
-CP-SAT's model is near the objective but not it (`tetris.homes_model`): what it finds is taken only if the exact
-objective says that it is better.
+The CP-SAT model approximates the objective (`tetris.homes_model`). A solution is accepted only if it improves the exact
+objective.
 """
 
 import math
@@ -14,31 +14,32 @@ from tetris.homes_model import JOBS, HomesModel
 from tetris.problem import Problem
 
 _TABLES = 6, 16
-"""How many, from and to: small ones are solved at once, large ones see more."""
+"""Minimum and maximum number of tables. Small neighbourhoods are solved faster, large ones allow more changes."""
 _EFFORT_S = 0.1
-"""Deterministic seconds of CP-SAT for each neighbourhood; most are proved in half of that."""
+"""CP-SAT's limit for each neighbourhood, in deterministic seconds. Most are solved to optimality in half of it."""
 _SAME = 1e-9
-"""Relative excesses over limits that differ by less are the same."""
+"""Tolerance for comparing relative excesses over limits."""
 _EVALUATIONS_OF_MODEL = 1e6
 _EVALUATIONS_PER_S = 3e7
-"""What a neighbourhood costs, in evaluations: its model, and each of CP-SAT's deterministic seconds."""
+"""Cost of a neighbourhood in evaluations: for building the model, and per deterministic second of CP-SAT."""
 
 
 class Neighbourhood:
-    """Improves plans of one problem."""
+    """Large neighbourhood search for the plan of one problem."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
 
     def improve(self, draw: np.random.Generator, most_s: float = math.inf) -> float:
-        """Place one neighbourhood of the problem's plan anew, if that is better; returns the evaluations spent.
+        """Optimises one neighbourhood of the problem's plan and keeps the result if it is better.
 
-        CP-SAT gets no more than `most_s` seconds: where that ends it, its answer is not reproducible.
+        Returns the evaluations spent. CP-SAT's time limit is `most_s`; if it is reached, the result is not
+        reproducible.
         """
         tables = self.choose(draw)
         before = self.problem.home[tables].tolist()
         found, effort_s = HomesModel(self.problem, tables).solve(int(draw.integers(1 << 30)), _EFFORT_S, most_s)
-        # The last one is the model's best, and so the most likely.
+        # The last solution is the best one in the model, so it is the most likely improvement.
         for homes in reversed(found):
             if self._is_better(tables, homes):
                 break
@@ -46,7 +47,7 @@ class Neighbourhood:
         return _EVALUATIONS_OF_MODEL + _EVALUATIONS_PER_S * effort_s
 
     def _is_better(self, tables: Ints, homes: Sequence[int]) -> bool:
-        """Move the tables there, and say whether the plan is better by the exact objective."""
+        """Moves the tables to `homes` and returns whether the plan is better in the exact objective."""
         lack_before, total_before = self.problem.excess[0], self.problem.total
         self._move(tables, homes)
         lack, broken = self.problem.excess
@@ -59,7 +60,7 @@ class Neighbourhood:
             self.problem.move(table, region)
 
     def choose(self, draw: np.random.Generator) -> Ints:
-        """Tables that are near each other: they share jobs with one that is drawn, or with one of those."""
+        """Chooses tables that are connected by shared jobs, from a random table; fills up with random tables."""
         fixed = self.problem.fixed
         most = int(draw.integers(*_TABLES, endpoint=True))
         chosen = [int(draw.integers(len(self.problem.home)))]

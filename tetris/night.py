@@ -1,4 +1,4 @@
-"""One night's plan: new homes, the replicas that they call for, and the moves in the order in which they are made."""
+"""The plan of one night: new homes, replicas, and the moves in the order in which they are executed."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -16,38 +16,40 @@ from tetris.replicas import Policy, Replica, Replicated, jobs_without_region, re
 from tetris.report import Summary, summarise
 
 _UNPLACED_TOLD = 1000
+"""Maximum number of unplaced jobs that a plan lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class NightMove:
-    """One thing to do: the data of a table comes to a region."""
+    """One move: data of a table is copied to a region, or a region becomes its home."""
 
     kind: Literal["home", "replica"]
-    """`home`: the region becomes the table's home, and the old home's copy goes unless it is kept as a replica."""
+    """`home`: the target becomes the home. The copy at the old home is dropped unless it is kept as a replica."""
     table: str
     source: str
     target: str
     size_bytes: float
-    """What is to be copied: 0 where the target has a replica of the whole table."""
+    """Bytes to copy; 0 if the target of a home move has a replica of the whole table."""
     partitions: tuple[str, ...] | None
-    """Of a replica of some partitions only: which."""
+    """Partitions of a partial replica; None for the whole table."""
     why: dict[str, Any]
-    """Of a home, what the move changes (`tetris.explain`); of a replica, its `reason` and `job`."""
+    """For a home move its changes (`tetris.explain.Move`), for a replica its `reason` and `job`."""
 
 
 @dataclass(frozen=True, slots=True)
 class NightPlan:
-    """What a night is to do."""
+    """The result of planning one night."""
 
     homes: Homes
     moves: tuple[NightMove, ...]
-    """New homes by what they gain, each after those before it; then replicas, the ones that matter most first."""
+    """Home moves, largest gain first (each after the earlier moves), then replicas, most important first."""
     replicas: dict[str, Any]
-    """All that should be, as a document, those that are there among them."""
+    """Document of all wanted replicas, including those that exist already."""
     summary: Summary
     unplaced: tuple[dict[str, Any], ...]
-    """Jobs that no region can run, with why, the first of them."""
+    """The first `_UNPLACED_TOLD` jobs that no region can run, with the reasons."""
     unplaced_jobs: int
+    """Number of all jobs that no region can run."""
 
 
 def plan_night(
@@ -61,14 +63,14 @@ def plan_night(
     listener: Listener | None = None,
     ends_s: float | None = None,
 ) -> NightPlan:
-    """Decides on homes (MAST 3.4), then on replicas (3.5), and puts what is to be copied in order.
+    """Plans homes (MAST 3.4), then replicas (3.5), and orders the moves.
 
-    `needed`: the partitions that jobs read, where they do not read whole tables. `stay`: which entries of
-    `columns.replica` no night drops (None: all). Only those take storage beside the homes: a replica that the night may
-    drop is no reason to move its table's home into a full region. `ends_s`: when the search for homes is to end at the
-    latest, on `time.monotonic()`.
+    `needed` has the partitions that jobs read if they do not read whole tables. `stay` is a mask of the entries of
+    `columns.replica` that may not be dropped (None: all). Only these replicas and the homes count as stored bytes: a
+    replica that the night may drop must not influence the homes. `ends_s` is the deadline of the search for homes on
+    `time.monotonic()`.
 
-    The instance's quota of moved bytes is for the homes: who makes replicas looks at what is left of it.
+    The instance's quota of moved bytes applies to the home moves only. The caller applies the rest of it to replicas.
     """
     kept = columns if stay is None else columns.keeping(stay)
     home = climb(kept, time_s=time_s, seed=seed, listener=listener, ends_s=ends_s).home
@@ -97,7 +99,7 @@ def _homes(columns: Columns, home: Ints) -> list[NightMove]:
 
 
 def _replicas(columns: Columns, home: Ints, found: Replicated, needed: Needed) -> list[NightMove]:
-    """Those that are not there yet, one for each table and region. An old home that is to be a replica is there."""
+    """Returns the moves for missing replicas, one per table and region. A copy at the old home is not missing."""
     together: dict[tuple[int, int], list[Replica]] = {}
     for replica in found.replicas:
         together.setdefault((replica.table, replica.region), []).append(replica)

@@ -1,4 +1,4 @@
-"""An instance and a plan as the compiled loops have them (`tetris.kernels.layout`)."""
+"""An instance and a plan in the form that the compiled code uses (`tetris.kernels.layout`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,24 +21,25 @@ AnyArray = TypeVar("AnyArray", bound=npt.NDArray[Any])
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """[R] each: what moving one table to each region would change."""
+    """The changes, [R] each, if one table moved to each region."""
 
     total: Floats
+    """Change of the objective."""
     lack: Floats
-    """The relative excess over all limits."""
+    """Change of the relative excess over all limits."""
     broken: Floats
-    """The relative excess over what the start keeps, or as far as it keeps it."""
+    """Change of the relative excess over the allowed limits: a limit, or the value at the start if that is worse."""
 
 
 _GIVEN = ("size_bytes", "home", "replica_start", "replica", "job_start", "job_table", "quota_h", "capacity_bytes")
-"""Columns that the compiled loops use as they are."""
+"""Columns that the compiled code uses without conversion."""
 
 
 class Problem:
-    """A plan of an instance that can be changed table by table, exactly and at the cost of the table's jobs."""
+    """A plan of an instance with exact incremental evaluation. Moving a table costs time in proportion to its jobs."""
 
     def __init__(self, columns: Columns, home: Ints | None = None) -> None:
-        """The plan `home` ([T], default: the start)."""
+        """Starts with the plan `home` [T], by default the homes at the start."""
         self.columns = columns
         self.fixed = _fixed(columns)
         self.state = _state(columns, self.fixed)
@@ -49,33 +50,33 @@ class Problem:
             self.restart(home)
 
     def restart(self, home: Ints) -> None:
-        """Take another plan ([T])."""
+        """Replaces the plan by `home` [T]."""
         self.state.home[:] = home
         settle(self.fixed, self.state, self.work)
 
     def move(self, table: int, region: int) -> None:
-        """Move one table."""
+        """Moves one table to a region."""
         apply(self.fixed, self.state, self.work, table, region)
 
     def weigh(self, table: int) -> Weighed:
-        """What moving one table would change; what is returned is overwritten by the next call."""
+        """Returns the changes if one table moved to each region. The next call overwrites the returned arrays."""
         weigh(self.fixed, self.state, self.work, table)
         return Weighed(self.work.total, self.work.lack, self.work.broken)
 
     @property
     def home(self) -> Ints:
-        """[T] the plan."""
+        """[T] home regions of the plan."""
         home: Ints = self.state.home
         return home
 
     @property
     def total(self) -> float:
-        """The objective."""
+        """Objective of the plan."""
         return float(objective(self.fixed, self.state))
 
     @property
     def terms(self) -> tuple[float, float, float]:
-        """Read, GPU and storage term, before their weights."""
+        """Read, GPU and storage term of the plan, without their weights."""
         now, number = self.state.now, self.fixed.number
         stored = now[layout.STORED], now[layout.STORED2], now[layout.STORED_SHARE]
         storage = storage_cost(*stored, number[layout.CAPACITY2])
@@ -83,16 +84,16 @@ class Problem:
 
     @property
     def magnitude(self) -> float:
-        """What the parts of the objective may come to, by their weights; the rounding of totals goes with it."""
+        """Upper estimate of the weighted terms' sum. The rounding error of totals is proportional to it."""
         return float(self.fixed.number[layout.MAGNITUDE])
 
     @property
     def moved_bytes(self) -> float:
-        """Bytes that the plan copies."""
+        """Bytes that the plan copies between regions."""
         return float(self.state.now[layout.MOVED])
 
     def score(self) -> Score:
-        """What `tetris.score` says of the plan, within rounding, and as fast as the plan is large."""
+        """Returns the same score as `tetris.score`, except for rounding, in time linear in the size of the plan."""
         c, number, now = self.columns, self.fixed.number, self.state.now
         found = [
             *_over("storage", c.regions, self.state.stored, c.capacity_bytes),
@@ -110,13 +111,13 @@ class Problem:
 
     @property
     def excess(self) -> tuple[float, float]:
-        """Relative excess over all limits, and over what the start allows: 0 where the plan may be published."""
+        """Relative excess over all limits, and over the allowed limits. A plan may be published if the latter is 0."""
         lack, broken = excess(self.fixed, self.state)
         return float(lack), float(broken)
 
     @property
     def bytes(self) -> int:
-        """Bytes of its arrays that are not the instance's."""
+        """Size in bytes of the arrays that are not shared with the columns."""
         arrays = {id(a): a.nbytes for group in (self.fixed, self.state, self.work) for a in group}
         for name in self.columns.__slots__:
             arrays.pop(id(getattr(self.columns, name)), None)
@@ -137,7 +138,7 @@ def _over(constraint: Any, where: Sequence[str], amount: Floats, limit: Floats) 
 
 
 def _as_compiled(array: AnyArray) -> AnyArray:
-    """The array, or a copy of one that may not be written or is scattered, for which all would be compiled anew."""
+    """Returns a contiguous, writable array, copied if necessary. Other arrays would make numba compile again."""
     required: AnyArray = np.require(array, requirements=("C", "W"))
     return required
 
@@ -149,7 +150,7 @@ def _fixed(columns: Columns) -> Fixed:
     keys = types * len(levels)
     level = np.searchsorted(levels, c.priority)
     key = np.where(c.gpu_type == NONE, NONE, c.gpu_type * len(levels) + level)
-    # Hours of none are no flow.
+    # Jobs without hours do not use a key.
     key = np.where(c.gpu_h > 0, key, NONE)
     app = np.where(c.cpu_h > 0, c.app, NONE)
     count = np.diff(c.job_start)
@@ -174,7 +175,7 @@ def _fixed(columns: Columns) -> Fixed:
     number[layout.GPU_WEIGHT] = c.weights.gpu
     number[layout.STORAGE_WEIGHT] = c.weights.storage
     number[layout.OVERLOAD] = c.weights.overload
-    # All such jobs count, those too that have no region.
+    # Includes jobs that have no region.
     wanted = (c.priority <= HIGH_PRIORITY) & (c.gpu_type != NONE)
     number[layout.ALL_H] = c.gpu_h[wanted].sum()
     number[layout.MOVE_QUOTA] = c.move_quota_bytes
@@ -216,7 +217,7 @@ def _fixed(columns: Columns) -> Fixed:
 
 
 def _mean_quota(quotas: Floats) -> float:
-    """What excess over an app's quotas is divided by: their mean where it has one."""
+    """Returns the scale of the excess over an app's quotas: their mean, or 1 if there are none."""
     given = quotas[np.isfinite(quotas)]
     return float(given.mean()) if len(given) and given.mean() > 0 else 1.0
 
@@ -259,14 +260,14 @@ def _work(columns: Columns, fixed: Fixed) -> Work:
 
 
 def _sums(values: Floats, starts: Longs) -> Floats:
-    """Sums of stretches of values that begin at `starts`, the last entry of which is their end."""
+    """Returns the sum of each segment `values[starts[i]:starts[i + 1]]`."""
     lengths = np.diff(starts)
     rows = np.repeat(np.arange(len(lengths)), lengths)
     return np.asarray(np.bincount(rows, weights=values, minlength=len(lengths)), np.float64)
 
 
 def _reversed(c: Columns) -> tuple[Longs, Ints]:
-    """The jobs of each table, in order."""
+    """Returns offsets and job numbers of the jobs of each table, in order."""
     order = np.argsort(c.job_table, kind="stable")
     jobs = np.repeat(np.arange(len(c.kind), dtype=np.int32), np.diff(c.job_start))[order]
     start = np.zeros(len(c.home) + 1, np.int64)

@@ -1,8 +1,9 @@
-"""Extra replicas once homes are decided (MAST 3.5): jobs that no region can run, disaster recovery, hot tables.
+"""Plans additional replicas for given homes (MAST 3.5).
 
-In this order, each within the storage that is left, data of high priority first. The paper has disaster recovery first.
-Where storage is short that leaves jobs without a region, for copies that serve on a bad day only; and a copy that a job
-needs is one for recovery too. What a table has already is kept where it serves: it costs nothing to move.
+Replicas are added for three purposes, in this order: jobs that no region can run, disaster recovery, and hot tables.
+Each step uses the remaining storage, and data of high priority comes first. MAST starts with disaster recovery. But if
+storage is scarce, that leaves jobs without a region, and a replica for a job also serves disaster recovery. Existing
+replicas are preferred, because they need no copy.
 """
 
 from collections.abc import Mapping
@@ -21,69 +22,69 @@ Reason = Literal["disaster_recovery", "no_region", "hot"]
 Parts: TypeAlias = npt.NDArray[np.float32]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 _UNREAD = 99
-"""The level of a table that no job reads."""
+"""Priority level of a table that no job reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What replicas are for."""
+    """Policy for additional replicas."""
 
     correlated: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """Probability that two regions (names, sorted) fail together; pairs that are not here: 0."""
+    """Probability that two regions (a sorted pair of names) fail together; 0 for missing pairs."""
     disaster_recovery_level: int = 7
-    """Tables that a job of this priority or a higher one reads get a replica outside their home; 0: none do."""
+    """A table gets a disaster recovery replica if a job of this priority or a higher one reads it; 0 disables these."""
     hot_part: float = 0.5
-    """The part of the storage that is left which hot tables may take."""
+    """Fraction of the remaining storage that replicas of hot tables may use."""
     hot_jobs: int = 10
-    """A table that at least so many jobs of a GPU type read is hot for that type."""
+    """A table is hot for a GPU type if at least this many jobs of the type read it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A replica that is wanted."""
+    """A replica that should exist."""
 
     table: int
     region: int
     reason: Reason
     part: float
-    """Of the table's bytes: 1 for the whole, less for the partitions that a job needs (`Needed.names`)."""
+    """Fraction of the table's bytes: 1 for the whole table, less for the partitions of a job (`Needed.names`)."""
     job: int = NONE
-    """The job that it is for."""
+    """The job for which the replica was added, or NONE."""
     edge: int = NONE
-    """Its edge between the job and the table, where it is of partitions only."""
+    """The edge between job and table if the replica has single partitions only, else NONE."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unplaced:
-    """A job that no region can run, and why."""
+    """A job that no region can run, with the reason."""
 
     job: int
     reason: Literal["no_hardware", "no_storage"]
     short_bytes: float
-    """What is missing in the region that is nearest to having room."""
+    """Missing storage in the region where the least is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """The replicas that should be, those that are there among them."""
+    """Result of planning: all wanted replicas, including existing ones."""
 
     replicas: tuple[Replica, ...]
     unplaced: tuple[Unplaced, ...]
     held: Parts
-    """[T, R] part of each table that is in a region, its home among them."""
+    """[T, R] fraction of each table that is stored in a region, including its home."""
     pieces: Flags
-    """[T + P, R] which pieces (`Needed`) are in a region."""
+    """[T + P, R] whether each piece (`Needed`) is stored in a region."""
     stored_bytes: Floats
-    """[R]"""
+    """[R] stored bytes."""
 
 
 def replicate(
     columns: Columns, home: Ints, policy: Policy, needed: Needed | None = None, stay: Flags | None = None
 ) -> Replicated:
-    """The replicas for the homes [T]. `needed`: the partitions that jobs read, where they do not read whole tables.
+    """Plans the replicas for the homes `home` [T].
 
-    `stay`: which entries of `columns.replica` are there whatever is decided (None: none). They take storage and serve
-    jobs, and are not among the replicas that are returned.
+    `needed` has the partitions that jobs read if they do not read whole tables. `stay` is a mask of the entries of
+    `columns.replica` that are kept in any case (None: none). They use storage and serve jobs, but are not returned.
     """
     step = _Step(columns, home, policy, Needed.of(columns) if needed is None else needed, stay)
     step.place_jobs()
@@ -93,9 +94,9 @@ def replicate(
 
 
 def candidate_regions(columns: Columns, held: Parts | Flags, needed: Needed | None = None) -> Flags:
-    """[J, R] where a job finds its tables, or what it needs of them, and its hardware.
+    """Returns a mask [J, R] of the regions that have all the data and the hardware that a job needs.
 
-    `held`: `Replicated.held` [T, R] or, with `needed`, `Replicated.pieces`. A job without tables finds them everywhere.
+    `held` is `Replicated.held` [T, R] or, with `needed`, `Replicated.pieces`. A job without tables needs no data.
     """
     piece = columns.job_table if needed is None else needed.piece
     start = columns.job_start if needed is None else needed.start[columns.job_start]
@@ -109,17 +110,17 @@ def candidate_regions(columns: Columns, held: Parts | Flags, needed: Needed | No
 
 
 def jobs_without_region(columns: Columns, held: Parts | Flags, needed: Needed | None = None) -> Longs:
-    """Jobs that no region can run, in order; the arguments are those of `candidate_regions`.
+    """Returns the jobs that no region can run, in order. The arguments are those of `candidate_regions`.
 
-    Spark and Presto jobs without GPUs are none of them: they run at the home of most of their tables, and read the
-    others from afar.
+    Spark and Presto jobs without GPUs are never included: they run at the home of most of their tables, and read the
+    other tables remotely.
     """
     afar = (columns.kind != ML) & (columns.gpu_type == NONE)
     return np.flatnonzero(~candidate_regions(columns, held, needed).any(axis=1) & ~afar)
 
 
 def replicas_document(columns: Columns, found: Replicated, needed: Needed | None = None) -> dict[str, Any]:
-    """The replicas by name, and the jobs that no region can run, as a document."""
+    """Returns a document of the replicas and of the jobs that no region can run, with names."""
 
     def partitions(replica: Replica) -> list[str] | None:
         return None if needed is None or replica.edge == NONE else list(needed.names(replica.edge))
@@ -144,7 +145,7 @@ def replicas_document(columns: Columns, found: Replicated, needed: Needed | None
 
 
 class _Step:
-    """The replicas so far, and the storage that is left."""
+    """State of the planning: the replicas so far, and the stored bytes."""
 
     def __init__(
         self, columns: Columns, home: Ints, policy: Policy, needed: Needed, stay: Flags | None
@@ -158,9 +159,9 @@ class _Step:
             self.held[owner[stay], columns.replica[stay]] = 1.0
         self.pieces = needed.expand(self.held >= 1)
         self.partitions = np.searchsorted(needed.partition_table, np.arange(tables + 1)) + tables
-        """[T + 1] where the pieces of a table's partitions begin."""
+        """[T + 1] offset of the pieces of each table's partitions."""
         self.there = np.zeros((tables, regions), np.bool_)
-        """Replicas of today, which cost no copy."""
+        """Existing replicas, which need no copy."""
         self.there[owner, columns.replica] = True
         self.stored = (self.held * columns.size_bytes[:, None]).sum(axis=0, dtype=np.float64)
         self.replicas: list[Replica] = []
@@ -172,7 +173,7 @@ class _Step:
         np.minimum.at(self.level, columns.job_table, np.repeat(columns.priority, np.diff(columns.job_start)))
 
     def place_jobs(self) -> None:
-        """Jobs that no region can run: what they lack goes to the region with the highest supply that has room."""
+        """Adds missing data for jobs that no region can run, in the region with the most supply that has room."""
         c = self.c
         lacking = jobs_without_region(c, self.pieces, self.needed)
         for job in lacking[np.lexsort((lacking, -c.gpu_h[lacking], c.priority[lacking]))]:
@@ -184,7 +185,7 @@ class _Step:
         pieces = self.needed.piece[self.needed.start[edges.start] : self.needed.start[edges.stop]]
         kind = int(c.gpu_type[job])
         supply = c.supply_h[kind] if kind != NONE else np.ones(len(c.regions))
-        # What an earlier job got may have made room for this one as well.
+        # Replicas for an earlier job may serve this job too.
         missing = ~self.pieces[pieces]
         size = (missing * self._lacking_bytes(pieces)).sum(axis=0)
         able = np.flatnonzero(supply > 0)
@@ -202,9 +203,11 @@ class _Step:
         self.unplaced.append(Unplaced(job, "no_storage", float(short.min())))
 
     def recover(self) -> None:
-        """A replica outside the home: least likely to fail with it, able to take the load, emptiest.
+        """Adds disaster recovery replicas outside the home region.
 
-        A whole copy that a job has got there is one, where nothing is less likely to fail with the home.
+        The region is that with the lowest probability of failing together with the home. Ties: the most spare GPU hours
+        for the table's jobs, then existing replicas, then the lowest fill level. If another step already made a whole
+        copy in a region that is as unlikely to fail with the home, none is added.
         """
         c = self.c
         wanted = np.flatnonzero(self.level <= self.policy.disaster_recovery_level)
@@ -225,7 +228,7 @@ class _Step:
             fits = others & ~self.pieces[table] & (self.stored + size <= c.capacity_bytes)
             if not fits.any():
                 continue
-            # The last key counts first; a name decides where all else is equal.
+            # `lexsort` sorts by the last key first. Remaining ties are in name order.
             full = self.stored / np.maximum(c.capacity_bytes, 1.0)
             order = np.lexsort((full, ~self.there[table], -takes, risk[home]))
             region = int(order[fits[order]][0])
@@ -235,9 +238,9 @@ class _Step:
             spare[:, region] = np.maximum(spare[:, region] - hours, 0.0)
 
     def spread_hot(self) -> None:
-        """Per GPU type and region a budget of bytes by supply, for the tables that most jobs of the type read.
+        """Adds replicas of hot tables. Each GPU type has a byte budget in each region, in proportion to its supply.
 
-        Data of high priority first, then what most jobs read.
+        Tables of high priority come first, then those that most jobs read.
         """
         c = self.c
         left = np.maximum(c.capacity_bytes - self.stored, 0.0) * self.policy.hot_part
@@ -259,14 +262,14 @@ class _Step:
                         budget -= size
 
     def _lacking_bytes(self, pieces: Ints) -> Floats:
-        """[pieces, R] what copying a piece would store, where it is not: of a table, less its partitions there."""
+        """Returns [pieces, R] the bytes that a copy of each piece would add, without partitions stored already."""
         out = np.repeat(self.needed.size_bytes[pieces][:, None], len(self.c.regions), axis=1)
         whole = pieces < len(self.held)
         out[whole] *= 1.0 - self.held[pieces[whole]]
         return out
 
     def _bring(self, edge: int, region: int, job: int) -> None:
-        """What a job lacks of one of its tables in a region."""
+        """Adds the data of one edge that a job is missing in a region."""
         pieces, table = self.needed.pieces(edge), int(self.c.job_table[edge])
         if self.pieces[pieces, region].all():
             return
@@ -282,7 +285,7 @@ class _Step:
         self.replicas.append(Replica(table, region, "no_region", float(self.needed.part[edge]), job, edge))
 
     def _add(self, table: int, region: int, reason: Reason, job: int = NONE) -> None:
-        """All of a table."""
+        """Adds a replica of a whole table."""
         self.stored[region] += float(1.0 - self.held[table, region]) * self.c.size_bytes[table]
         self.held[table, region] = 1.0
         self.pieces[table, region] = True
@@ -290,7 +293,7 @@ class _Step:
         self.replicas.append(Replica(table, region, reason, 1.0, job))
 
     def _risk(self) -> Floats:
-        """[R, R] probability that both fail together."""
+        """Returns [R, R] the probability that two regions fail together."""
         number = {name: index for index, name in enumerate(self.c.regions)}
         risk = np.zeros((len(number), len(number)))
         for (one, two), probability in self.policy.correlated.items():
@@ -298,7 +301,7 @@ class _Step:
         return risk
 
     def _demand(self) -> Floats:
-        """[G, R] GPU hours of the jobs that have a region, by type."""
+        """Returns [G, R] the GPU hours of the jobs that have a region, by GPU type."""
         region = Problem(self.c, self.home).state.region
         flows = (region != NONE) & (self.c.gpu_type != NONE)
         demand = np.zeros_like(self.c.supply_h)

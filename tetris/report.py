@@ -1,4 +1,4 @@
-"""What an operator looks at before anything moves: the terms, and each region's storage and demand over supply."""
+"""Summary of a plan for an operator: the terms of the objective, and the storage and demand of each region."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from tetris.problem import Problem
 
 _REGIONS_SHOWN = 40
 _MUCH = 1000.0
-"""Parts from here on are told by their magnitude."""
+"""Ratios from here on are shown in scientific notation."""
 _TERMS = ("read", "gpu", "storage", "total")
 
 
@@ -24,16 +24,16 @@ class RegionReport:
     stored_bytes: float
     capacity_bytes: float
     supply_h: dict[str, float]
-    """GPU type to hours."""
+    """Supply in GPU hours, by GPU type."""
     demand_h: dict[str, float]
-    """Of the jobs that would run there, by the GPU type that they need."""
+    """GPU hours of the jobs that would run in the region, by GPU type."""
     high_demand_h: dict[str, float]
-    """The same of priority 1 and 2."""
+    """`demand_h` of the jobs of priority 1 and 2 only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A plan beside the start."""
+    """Comparison of a plan with the homes at the start."""
 
     before: Score
     after: Score
@@ -42,15 +42,15 @@ class Summary:
     tables: int
     moved_tables: int
     moved_bytes: float
-    """What is copied between regions for it."""
+    """Bytes that the plan copies between regions."""
 
     def document(self) -> dict[str, Any]:
-        """For JSON; `of` reads it."""
+        """Returns the summary as a JSON object; `of` reads it."""
         return asdict(self)
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> "Summary":
-        """The summary of its document."""
+        """Reads a summary from its JSON object."""
         scores = {name: _score(body[name]) for name in ("before", "after")}
         regions = {
             name: tuple(RegionReport(**r) for r in body[name]) for name in ("regions_before", "regions_after")
@@ -59,7 +59,7 @@ class Summary:
 
 
 def summarise(columns: Columns, home: Ints) -> Summary:
-    """The plan [T] beside the start."""
+    """Compares the plan with the home regions `home` [T] to the start."""
     problem = Problem(columns)
     before, regions = problem.score(), _regions(columns, problem)
     problem.restart(home)
@@ -75,8 +75,10 @@ def summarise(columns: Columns, home: Ints) -> Summary:
 
 
 def lines(summary: Summary) -> list[str]:
-    """Tables of the terms and, where they are not too many, of the regions: bytes stored over the capacity, and by GPU
-    type the hours of high-priority and of all jobs over the supply, before and after.
+    """Formats a summary as text lines: a table of the terms and, for up to 40 regions, a table of the regions.
+
+    The regions' table shows, before and after, the stored bytes divided by the capacity, and for each GPU type the
+    hours of high-priority jobs and of all jobs divided by the supply.
     """
     rows = [["", "BEFORE", "AFTER"]]
     rows += [[name, *(f"{getattr(s, name):.6g}" for s in (summary.before, summary.after))] for name in _TERMS]
@@ -88,8 +90,8 @@ def lines(summary: Summary) -> list[str]:
 
 
 def cannot_hold(summary: Summary) -> list[str]:
-    """A line for each constraint that the plan breaks."""
-    return [f"cannot hold: {v.constraint} {v.where}, by {v.by:.6g}" for v in summary.after.violations]
+    """Returns a line for each constraint that the plan violates."""
+    return [f"constraint violated: {v.constraint} {v.where}, by {v.by:.6g}" for v in summary.after.violations]
 
 
 def _regions(columns: Columns, problem: Problem) -> tuple[RegionReport, ...]:
@@ -128,9 +130,9 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _change(before: float, after: float, whole: float, unit: str) -> str:
-    """Parts of what is there; where nothing is there, what is asked of it in its unit."""
+    """Formats two amounts as ratios to `whole`; if `whole` is 0, as amounts in their unit."""
     if not whole:
-        return f"{before:.4g} -> {after:.4g} {unit} of none" if before or after else "-"
+        return f"{before:.4g} -> {after:.4g} {unit} of 0" if before or after else "-"
     return f"{_part(before / whole)} -> {_part(after / whole)}"
 
 

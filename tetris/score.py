@@ -1,6 +1,6 @@
-"""What a plan costs and breaks: plain Python, straight from the objective (MAST 3.3, expressions 1 to 3 with 7 to 9).
+"""Cost and constraint violations of a plan, in plain Python (MAST 3.3, expressions 1 to 3 with 7 to 9).
 
-The reference that the fast ones are tested against. It shares no code with them.
+This is the reference implementation for tests of the compiled code. The two share no code.
 """
 
 import math
@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from domain.instance import HIGH_PRIORITY, Homes, Instance, Score, Table, Violation, job_region
 
 ROUNDING = 1e-9
-"""Sums of floating-point numbers: a limit is kept by what is over it by less than this part of it."""
+"""Relative tolerance for rounding: an excess over a limit below this fraction of the limit is not a violation."""
 
 
 def score(instance: Instance, homes: Homes) -> Score:
-    """Terms, total and violations of a plan.
+    """Returns the terms, the total and the violations of a plan.
 
     Raises:
-        ValueError: the plan names a table or a region that the instance does not have.
+        ValueError: the plan names a table or a region that is not in the instance.
     """
     _check(instance, homes)
     tables = {t.name: t for t in instance.tables}
@@ -44,13 +44,13 @@ def score(instance: Instance, homes: Homes) -> Score:
 
 
 def moved_bytes(instance: Instance, homes: Homes) -> float:
-    """Bytes that the plan copies: none for a table whose new home holds a replica."""
+    """Returns the bytes that the plan copies. A table whose new home holds a replica is not copied."""
     new = ((t, homes.get(t.name, t.home)) for t in instance.tables)
     return sum(t.size_bytes for t, region in new if region != t.home and region not in t.replicas)
 
 
 def high_priority_home_hours(instance: Instance, region_of: dict[str, str | None]) -> tuple[float, float]:
-    """GPU hours of high-priority jobs whose region has their hardware, and all GPU hours of such jobs."""
+    """Returns the GPU hours of high-priority jobs whose region has their GPU type, and of all high-priority jobs."""
     supply = {r.name: r.gpu_hours for r in instance.regions}
     at_home = total = 0.0
     for job in instance.jobs:

@@ -1,4 +1,4 @@
-"""Earlier versions of Tetris, to be compared with (MAST 5.6): V0 moves nothing; V1 is the first objective."""
+"""Earlier versions of Tetris, for comparison (MAST 5.6). V0 moves nothing; V1 has a simpler objective."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,10 +19,10 @@ def v1(
     stop: Callable[[], bool] = lambda: False,
     ends_s: float | None = None,
 ) -> Climbed:
-    """The best plan for V1's objective; its total is that objective's. The arguments are those of `climb`.
+    """Returns the best plan for V1's objective, and its total in that objective. The arguments are those of `climb`.
 
-    No penalty for overload, for storage the hard limit only and no balance of it, and all jobs count alike. The other
-    constraints are V2's: 5.6 names them no difference.
+    V1 has no overload penalty and no storage balance term (only the capacity limit), and all jobs have the same weight.
+    The other constraints are those of V2, because MAST 5.6 mentions no difference.
 
     Raises:
         ValueError: `time_s` is negative.

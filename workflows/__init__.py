@@ -1,6 +1,6 @@
-"""Durable lifecycles: a workload's life, the scheduling loop, a machine's registration, housekeeping, a table's copy,
-its verification, a night.
+"""Temporal workflows: workload and instance lifecycles, the scheduling loop, machine registration, housekeeping, table
+copies, their verification, and nights.
 
-Workflows hold the order of effects and nothing else: what to do is decided by the decision packages inside activities,
-and facts are Postgres's. They may import value types (`domain`) only, and run in Temporal's sandbox.
+A workflow only orders activities. Decisions are made by the decision packages inside activities, and facts are stored
+in Postgres. Workflows may import value types (`domain`) only, and must be able to run in Temporal's sandbox.
 """

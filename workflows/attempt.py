@@ -1,4 +1,4 @@
-"""One attempt of a workload: follows the table of steps (`lifecycle.attempts`), and does what each step says."""
+"""One attempt of a workload: follows the table of steps (`lifecycle.attempts`) and carries out each step."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -40,14 +40,15 @@ with workflow.unsafe.imports_passed_through():
     from workflows.verdicts import Verdicts, minds_reports
 
 JUDGES_LAUNCHES = "judges-launches"
-"""Patch: a launch that fails by the workload's own fault fails it; others are tried again after a pause."""
+"""Patch: a launch that fails because of the workload fails the workload. Other failed launches are retried with
+backoff."""
 _COPY_S = 6 * 3600.0
 _LONGEST_PAUSE_S = 30.0
-"""Between two launches of a workload that keeps failing to start."""
+"""The maximum backoff between two launches of a workload that fails to start repeatedly."""
 
 
 async def transition(state: WorkloadInput, phase: Phase, reason: Reason, provisioning: Reason | None = None) -> bool:
-    """Moves the workload to a phase; False: a newer attempt was awarded meanwhile."""
+    """Moves the workload to a phase; returns False if a newer attempt has been awarded."""
     show_in_temporal(phase=phase.value, reason=reason.code.value)
     before = None if provisioning is None else provisioning.to_json()
     request = TransitionRequest(state.workload_id, state.attempt, phase.value, reason.to_json(), before)
@@ -55,24 +56,24 @@ async def transition(state: WorkloadInput, phase: Phase, reason: Reason, provisi
 
 
 class Attempt:
-    """The present attempt. `follow` brings it to its end."""
+    """The current attempt of a workload. `follow` runs it to its end."""
 
     def __init__(
         self, state: WorkloadInput, mailbox: Mailbox, flushes: Flushes, verdicts: Verdicts, *, ready: bool
     ) -> None:
-        """`ready`: it holds all its slots. `flushes`: attempts before it whose tasks still save."""
+        """`ready`: the attempt holds all of its slots. `flushes`: earlier attempts whose tasks still save."""
         self._state = state
         self._mailbox = mailbox
         self._flushes = flushes
         self._verdicts = verdicts
         self._ready = ready
         self.gang: Gang | None = None
-        """Once it may have tasks."""
+        """The gang, once the attempt may have tasks."""
         self._known: LaunchPlan | None = None
         self._told: Mail | None = None
         self._failed: LaunchFailure | None = None
         self._found: GangEnd | None = None
-        """What was found of tasks that an earlier workflow may have started."""
+        """The result of stopping the tasks that an earlier workflow may have started."""
         self._leaving: Reason | None = None
         self._timed_out = False
         self._started_s = 0.0
@@ -97,7 +98,7 @@ class Attempt:
         }
 
     async def follow(self, step: Step) -> Ending:
-        """Takes `step` and those that follow from it by the table; how the attempt ended."""
+        """Carries out `step` and the following steps of the table; returns how the attempt ended."""
         table = TABLES[self._state.table]
         while True:
             target = table[step].after[await self._steps[step]()]
@@ -106,7 +107,7 @@ class Attempt:
             step = target
 
     async def find(self) -> tuple[Gang, LaunchPlan]:
-        """The gang by what Postgres says of the attempt, whether or not this workflow has started it."""
+        """Returns the gang and the launch plan as recorded in Postgres, even if another workflow started the gang."""
         where = StageRequest(self._state.workload_id, self._state.attempt, winds_up=True)
         self._known = await record(Activity.STAGE, where, LaunchPlan)
         self.gang = Gang(self._state.workload_id, self._state.attempt, self._known)
@@ -144,7 +145,7 @@ class Attempt:
         return Event.DONE if told is None else self._is_told(told)
 
     async def _copy(self) -> Event:
-        """Brings the checkpoint to the new region, if it is in another one."""
+        """Copies the checkpoint to the attempt's region, if it is in another one."""
         source, region = self._plan.checkpoint_region, self._plan.region
         if source is None or source == region:
             return Event.DONE
@@ -156,7 +157,7 @@ class Attempt:
         return self._is_told(copied) if isinstance(copied, Mail) else Event.DONE
 
     async def _prepare(self) -> Event:
-        """Has agents prepare the tasks, unless that is part of running them (`LaunchPlan.starts_at_once`)."""
+        """Sends prepare requests to the agents, unless running includes preparing (`LaunchPlan.starts_at_once`)."""
         plan, state = self._plan, self._state
         if plan.starts_at_once:
             self.gang = Gang(state.workload_id, state.attempt, plan)
@@ -188,18 +189,18 @@ class Attempt:
         return Event.DONE
 
     async def _end_all(self, lost: str | None) -> GangEnd:
-        """Stops whatever runs; how it ended, by itself or stopped."""
+        """Stops all tasks that still run; returns how the gang ended."""
         await self._running().stop(self._plan.grace_s, lost=lost)
         return await self._running().result()
 
     # ---------------------------------------------------------------------------------------------------------- running
 
     async def _run(self) -> Event:
-        """Runs the gang to its end, or until it is told to stop."""
+        """Runs the gang until it ends, mail asks it to stop, or its maximum runtime is used up."""
         gang, plan, state = self._running(), self._plan, self._state
         self._started_s = workflow.time()
         gang.start()
-        # Since when, the activity says.
+        # The activity adds the start time to the reason.
         running = Reason(ReasonCode.RUNNING, {"region": plan.region})
         await transition(state, Phase.RUNNING, running, self._provisioning() if plan.starts_at_once else None)
         left_s = None if plan.max_runtime_s is None else max(0.0, plan.max_runtime_s - state.ran_s)
@@ -226,30 +227,30 @@ class Attempt:
         return Event.DONE
 
     def _why_leaving(self, gang: Gang) -> Reason | None:
-        """Why a running gang goes back to the queue before its tasks have ended; None: it does not."""
+        """Returns why the workload returns to the queue before its tasks have ended; None: it waits for the tasks."""
         if not gang.still_running:
             return None
         if self._told is None:
             return gang.noticed if gang.noticed is not None and minds_reports() else None
-        # Whoever evicts it, or cancels it, waits for its tasks' end.
+        # After an eviction or a cancellation, the end of the tasks is awaited.
         if code_of(self._told) != ReasonCode.PLATFORM_NOTICE or self._mailbox.has({MailKind.EVICT, MailKind.CANCEL}):
             return None
         return Reason(ReasonCode.PLATFORM_NOTICE, self._told.detail)
 
     async def _leave(self) -> Event:
-        """The platform takes a machine: the workload is in the queue again while its tasks save their last checkpoint.
+        """Returns the workload to the queue while its tasks save their last checkpoint, because of a platform notice.
 
-        The order in which that is right, whoever is slow or dies:
+        The following order is correct even if a process is slow or dies:
 
-        1. The tasks are told to stop, and have their grace to save. Their machines take no other work until it is known
-           that they have ended (`ReleaseRequest.silent_machines`), so what they hold is held by nobody else.
-        2. Without waiting for them the attempt is released. The next one is awarded, evicts its victims and has its
-           launch description written meanwhile: this is what takes long.
-        3. The next attempt waits for the end of the tasks, or of their grace (`Flushes`), before it does anything that
-           an older attempt would notice. Bringing the checkpoint to another region fences the source, and its tasks'
-           first act is to claim the checkpoints: either would refuse the save that is under way, and lose its work.
-        4. Then it claims. A task of the old attempt that runs on, because its machine was cut off, is refused from then
-           on by the newer number, so what was loaded stays the newest.
+        1. The tasks receive their notice and have their grace to save. Their machines take no other work until the end
+           of the tasks is confirmed (`ReleaseRequest.silent_machines`), so no other attempt can hold their slots.
+        2. The attempt is released without waiting for the tasks. Meanwhile the next attempt is awarded, evicts its
+           victims and writes its launch description, which are the long steps.
+        3. The next attempt waits for the end of the tasks or of their grace (`Flushes`) before it does anything that
+           would disturb the save. Copying the checkpoint to another region fences the source, and the first action of
+           the new tasks is to claim the checkpoints. Either would reject the running save and lose its work.
+        4. Then the next attempt claims the checkpoints. If an old task still runs because its machine is partitioned,
+           its later saves are rejected by the newer attempt number, so the loaded checkpoint stays the newest.
         """
         assert self._leaving is not None
         await transition(self._state, Phase.CHECKPOINTING, self._leaving)
@@ -258,7 +259,7 @@ class Attempt:
         return Event.DONE
 
     async def _flush(self, attempt: int) -> None:
-        """Stops the gang that was given up, and records what its tasks reported last."""
+        """Stops the gang of the released attempt, and records the last reports of its tasks."""
         end = await self._end_all(None)
         self._state.ran_s += workflow.time() - self._started_s
         self._verdicts.count_loads(end)
@@ -293,7 +294,10 @@ class Attempt:
         return Ending(Phase.PREEMPTED, self._leaving, flushing_s=self._plan.grace_s)
 
     async def _wound_up(self) -> Ending:
-        """Tasks that had all ended by themselves count as usual."""
+        """Returns the ending after the tasks of an earlier workflow were stopped.
+
+        If the gang had already ended by itself, its ending is judged as usual.
+        """
         assert self._found is not None
         mailbox, end = self._mailbox, self._found
         cancel = await mailbox.next({MailKind.CANCEL}) if mailbox.has({MailKind.CANCEL}) else None
@@ -302,9 +306,10 @@ class Attempt:
         return Ending(Phase.PREEMPTED, Reason(ReasonCode.STACK_STOPPED), end.progress)
 
     async def _refused(self, failed: LaunchFailure, progress: tuple[TaskProgress, ...]) -> Ending:
-        """What follows from a launch that failed: the workload has failed, or it is tried again.
+        """Returns the ending after a failed launch: the workload fails, or is queued again.
 
-        After the second failure in a row that is not at once: it would be placed there again within the second.
+        From the second consecutive failure on, the workload is queued again after a backoff. Otherwise the scheduler
+        would place it on the same machines within a second.
         """
         again = Ending(Phase.PENDING, failed.reason, progress, failed.blames_machine)
         self._state.refusals += 1

@@ -1,4 +1,4 @@
-"""How workflows ask for effects: the timeouts and retries of each kind of activity, in one place."""
+"""Helpers that run activities, with the timeouts and retry policies of each kind of activity."""
 
 import asyncio
 from dataclasses import replace
@@ -22,10 +22,13 @@ _FOR_EVER = RetryPolicy(
 
 
 async def record(activity: Activity, argument: Any, result_type: type[T] | None = None, *, tries: int = 0) -> T:
-    """A short effect on Postgres, run by the workflow's own worker.
+    """Runs a short activity on Postgres as a local activity of the workflow's worker; returns its result.
 
-    Retried until Postgres answers, or `tries` times: then a FailureError. (Not always an ActivityError: the SDK raises
-    what a local activity raised as it is.)
+    Retries until Postgres answers, or at most `tries` times if `tries` is not 0.
+
+    Raises:
+        FailureError: all tries failed, or the error is not retryable. It is not always an ActivityError: the SDK raises
+            the error of a local activity unchanged.
     """
     result: T = await workflow.execute_local_activity(
         activity.value,
@@ -38,7 +41,7 @@ async def record(activity: Activity, argument: Any, result_type: type[T] | None 
 
 
 def type_of(error: FailureError) -> str | None:
-    """The type with which an activity failed for good; None: it failed otherwise."""
+    """Returns the type of the ApplicationError with which an activity failed; None: it failed for another reason."""
     cause = error.cause if isinstance(error, ActivityError) else error
     return cause.type if isinstance(cause, ApplicationError) else None
 
@@ -52,7 +55,10 @@ async def on_region(
     tries: int = 0,
     cancellation: workflow.ActivityCancellationType = workflow.ActivityCancellationType.TRY_CANCEL,
 ) -> int:
-    """A long effect near a region's bucket, with heartbeats; retried until it is done, or `tries` times."""
+    """Runs a long activity with heartbeats on a region's task queue; returns its result.
+
+    Retries until the activity succeeds, or at most `tries` times if `tries` is not 0.
+    """
     done: int = await workflow.execute_activity(
         activity.value,
         argument,
@@ -67,10 +73,10 @@ async def on_region(
 
 
 async def stop_node(machine: str, stop: StopNode, *, lost_after_s: float, heartbeat_timeout_s: float) -> NodeOutcome:
-    """Stops an attempt's tasks on a machine, and returns when nothing of them runs.
+    """Stops an attempt's tasks on a machine, and returns when none of them runs.
 
     Raises:
-        ActivityError: the agent did not answer in time (its cause is a TimeoutError), or refused for good.
+        ActivityError: the agent did not answer in time (the cause is a TimeoutError), or refused permanently.
     """
     outcome: NodeOutcome = await workflow.execute_activity(
         Activity.STOP_NODE.value,
@@ -85,7 +91,7 @@ async def stop_node(machine: str, stop: StopNode, *, lost_after_s: float, heartb
 
 
 def give_up(work: asyncio.Future[Any]) -> None:
-    """Cancels what is not needed any more; how it ends is nobody's business then."""
+    """Cancels work whose result is no longer needed, and ignores its outcome."""
     work.add_done_callback(lambda done: done.cancelled() or done.exception())
     work.cancel()
 
@@ -100,10 +106,10 @@ _ATTEMPT = SearchAttributeKey.for_int(ATTEMPT)
 
 
 def show_in_temporal(*, rank: int | None = None, attempt: int | None = None, **values: str) -> None:
-    """Sets search attributes: `region`, `phase`, `reason`, the rank and the attempt's number.
+    """Sets search attributes of the workflow: `region`, `phase`, `reason`, the rank and the attempt's number.
 
-    Operators filter by them in Temporal's UI, and reconciling compares phase and attempt with Postgres. All of them,
-    with tenant and name, are there from the start of the workflow (`activities.lifecycle.starting`).
+    Operators filter by them in Temporal's UI, and the reconciler compares phase and attempt with Postgres. Their first
+    values, and the tenant and name, are set when the workflow starts (`activities.lifecycle.starting`).
     """
     updates: list[SearchAttributeUpdate[Any]] = [_KEYWORDS[name].value_set(value) for name, value in values.items()]
     if rank is not None:

@@ -1,4 +1,4 @@
-"""Attempts of a workload that were given up while their tasks save their last checkpoint."""
+"""Released attempts of a workload whose tasks still save their last checkpoint."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,27 +6,27 @@ from collections.abc import Coroutine
 from temporalio import workflow
 
 _SLACK_S = 5.0
-"""After the grace of the tasks: what runs on then is fenced."""
+"""Extra time after the grace of the tasks. Tasks that still run afterwards are fenced."""
 
 
 class Flushes:
-    """Those that go on, usually none. True while there is one."""
+    """The released attempts whose tasks are still saving; usually empty. True while it is not empty."""
 
     def __init__(self) -> None:
         self._going: list[asyncio.Task[None]] = []
         self._by_s = 0.0
-        """When the last of them must be done (workflow time)."""
+        """The deadline of the last one (workflow time)."""
 
     def __bool__(self) -> bool:
         return bool(self._going)
 
     def begin(self, work: Coroutine[None, None, None], grace_s: float) -> None:
-        """Lets `work`, which stops an attempt's tasks within `grace_s`, go on beside the workload's life."""
+        """Starts `work`, which stops an attempt's tasks within `grace_s`, concurrently with the next attempt."""
         self._going.append(asyncio.ensure_future(work))
         self._by_s = max(self._by_s, workflow.time() + grace_s + _SLACK_S)
 
     async def saved(self) -> None:
-        """Until the tasks have saved and ended, or their time is over."""
+        """Waits until the tasks have saved and ended, or until the deadline."""
         left_s = max(0.0, self._by_s - workflow.time())
         try:
             await workflow.wait_condition(lambda: all(task.done() for task in self._going), timeout=left_s)
@@ -35,7 +35,7 @@ class Flushes:
         await self.ended()
 
     async def ended(self) -> None:
-        """Until all is known of them, however long that takes."""
+        """Waits until all attempts have ended and been recorded, without a deadline."""
         while self._going:
             await self._going[0]
             del self._going[0]

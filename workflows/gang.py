@@ -1,4 +1,4 @@
-"""A gang's tasks on its machines: prepared, run and stopped together through the machines' agents."""
+"""Prepares, runs and stops the tasks of a gang through the agents of its machines."""
 
 import asyncio
 from datetime import timedelta
@@ -28,11 +28,14 @@ with workflow.unsafe.imports_passed_through():
 _PREPARE_S = 600.0
 _RUN_S = 3650 * 86400.0
 _FAILURE_GRACE_S = 10.0
-"""What is left of a gang whose task failed gets at most this long to end."""
+"""The maximum grace of the remaining tasks of a gang after one of its tasks has failed."""
 
 
 class Gang:
-    """One attempt's tasks. `prepare`, `start`, then wait for `ended`; `stop` at any time; `result` at the end."""
+    """The tasks of one attempt.
+
+    Call `prepare`, then `start`, and wait for `ended`. `stop` may be called at any time. Call `result` at the end.
+    """
 
     def __init__(self, workload_id: str, attempt: int, plan: LaunchPlan) -> None:
         self._id = workload_id
@@ -47,12 +50,12 @@ class Gang:
         self._stopping = False
         self._stopped_before = False
         self.silent: set[str] = set()
-        """Machines whose agents could not be asked: tasks may still run there."""
+        """Machines whose agents did not answer, so that tasks may still run there."""
 
     # ---------------------------------------------------------------------------------------------------------- launch
 
     async def prepare(self) -> LaunchFailure | None:
-        """Has every agent fetch files and reserve rendezvous ports; what failed, if something did."""
+        """Requests every agent to fetch files and reserve rendezvous ports; returns the failure, if any."""
         answers = await asyncio.gather(*(self._prepare(n) for n in self._plan.nodes), return_exceptions=True)
         failed: LaunchFailure | None = None
         for node, answer in zip(self._plan.nodes, answers, strict=True):
@@ -103,16 +106,16 @@ class Gang:
 
     @staticmethod
     def _worse(known: LaunchFailure | None, other: LaunchFailure) -> LaunchFailure:
-        """The failure that decides: what is wrong with the workload, else the one that was known first."""
+        """Returns the failure to report: one that the workload is to blame for, else the earlier one."""
         return other if known is None or (other.blames_workload and not known.blames_workload) else known
 
     @property
     def stopped_before(self) -> bool:
-        """Whether an agent has stopped this attempt already: at the word of an earlier workflow of the workload."""
+        """Whether an agent has already stopped this attempt for an earlier workflow of the workload."""
         return self._stopped_before
 
     def start(self) -> None:
-        """Starts every node's tasks: one long activity for each node."""
+        """Starts the tasks of every node, with one long activity for each node."""
         for node in self._plan.nodes:
             self._runs[node.machine] = asyncio.ensure_future(self._run(node))
 
@@ -134,8 +137,8 @@ class Gang:
                 ),
                 task_queue=ids.agent_queue(machine),
                 result_type=NodeOutcome,
-                # A missed heartbeat is tried again on the same machine: an agent that came back re-attaches to its
-                # tasks. A machine whose agent does not come back is lost.
+                # After a missed heartbeat, the activity is retried on the same machine: an agent that returns
+                # re-attaches to its tasks. A machine whose agent does not return is lost.
                 schedule_to_start_timeout=timedelta(seconds=plan.node_lost_after_s),
                 start_to_close_timeout=timedelta(seconds=_RUN_S),
                 heartbeat_timeout=timedelta(seconds=plan.heartbeat_timeout_s),
@@ -160,19 +163,19 @@ class Gang:
 
     @property
     def ended(self) -> bool:
-        """Whether every node's tasks ended, or one of them failed or was lost: then the rest must be stopped too."""
+        """Whether all nodes have ended, or one has failed or is lost, so that the remaining nodes must be stopped."""
         if len(self._finished) == len(self._plan.nodes):
             return True
         return self._lost is not None or any(not self._good(self._outcomes[m]) for m in self._finished)
 
     @property
     def still_running(self) -> list[str]:
-        """Machines of which no end was heard, sorted."""
+        """The machines that have not reported an end, sorted."""
         return sorted({n.machine for n in self._plan.nodes} - self._outcomes.keys())
 
     @property
     def noticed(self) -> Reason | None:
-        """Why machines go whose tasks ended, by their platform's word; None: nobody said so. The first that ended."""
+        """The platform notice of the first machine that ended unsuccessfully and had one; None: there is none."""
         for machine in self._order():
             notice = self._outcomes[machine].notice
             if notice is not None and not self._good(self._outcomes[machine]):
@@ -184,7 +187,7 @@ class Gang:
         return not outcome.stopped and bool(outcome.exits) and all(e.succeeded for e in outcome.exits)
 
     async def stop(self, grace_s: float, lost: str | None = None) -> None:
-        """Stops every node's tasks and waits until nothing of them runs. `lost` is a machine known to be gone."""
+        """Stops the tasks of every node and waits until none runs. `lost` is a machine that is known to be gone."""
         self._stopping = True
         self._lost = self._lost or lost
         if lost is not None:
@@ -211,12 +214,13 @@ class Gang:
             self._outcomes[machine] = outcome
 
     async def result(self) -> GangEnd:
-        """How it ended. Stops what is left of a gang of which one task failed or was lost."""
+        """Returns how the gang ended. If a task failed or a machine was lost, stops the remaining tasks first."""
         if self._runs and not self._stopping:
             if not all(n.machine in self._outcomes for n in self._plan.nodes):
                 await self.stop(min(self._plan.grace_s, _FAILURE_GRACE_S))
             elif not all(self._good(o) for o in self._outcomes.values()):
-                # All have ended, but a machine's loss shows first as its peers' failures: ask each if it is there.
+                # All nodes have ended, but the loss of a machine often shows first as failures of its peers. A stop
+                # request to each node finds a lost machine.
                 await self.stop(0.0)
         for run in self._runs.values():
             give_up(run)
@@ -236,14 +240,14 @@ class Gang:
         )
 
     def _order(self) -> list[str]:
-        """Machines in the order in which they ended, then those that were stopped."""
+        """Returns the machines that ended by themselves, in the order of their ends, then the stopped machines."""
         return [*self._finished, *sorted(m for m in self._outcomes if m not in self._finished)]
 
     @staticmethod
     def _first_failure(exits: list[TaskExit]) -> Failure:
         bad = [e for e in exits if not e.succeeded]
-        # One whose memory ran out takes its peers along. A task that ended by an exit code of its own tells more than
-        # those that were stopped because of it.
+        # A task that runs out of memory makes its peers fail, so it comes first. A task with an exit code of its own is
+        # more informative than the tasks that were stopped because of it.
         bad.sort(key=lambda e: (e.memory_limit_bytes is None, e.exit_code in (None, 143)))
         if not bad:
             return Failure("?", "an unknown status")
@@ -254,5 +258,5 @@ class Gang:
 
 
 def _stopped_before(error: ActivityError) -> bool:
-    """Whether an agent refuses an attempt because it was told to stop it."""
+    """Returns whether an agent refused the attempt because it has already stopped it."""
     return isinstance(error.cause, ApplicationError) and error.cause.type == LaunchError.STOPPED_ATTEMPT

@@ -1,4 +1,4 @@
-"""Housekeeping: deletes what has been kept long enough."""
+"""Housekeeping: deletes data whose retention time has passed."""
 
 from datetime import timedelta
 
@@ -10,27 +10,27 @@ with workflow.unsafe.imports_passed_through():
     from domain.protocol import Activity
 
 ROUNDS = 500
-"""After so many rounds the history is continued in a new one."""
+"""The workflow continues as new after this many rounds."""
 REMOVES_REPLICAS = "removes-replicas"
-"""Patch: rounds that expire what was kept long enough also delete replicas whose time is over."""
+"""Patch: a round that expires old data also deletes replicas whose grace is over."""
 RECONCILES_APART = "reconciles-apart"
-"""Patch: reconciling has a loop of its own (`activities.lifecycle.reconcile`), independent of Temporal's state."""
+"""Patch: reconciling runs in a separate loop (`activities.lifecycle.reconcile`), independent of Temporal's state."""
 PROGRESS_APART = "progress-apart"
-"""Patch: progress is read in a loop of its own (`activities.lifecycle.progress`); a round only deletes, and rests."""
+"""Patch: progress is read in a separate loop (`activities.lifecycle.progress`). A round only deletes and sleeps."""
 REST_S = 300.0
 _EXPIRE_EVERY = 30
-"""Rounds of before."""
+"""The number of rounds between two expirations in histories from before `PROGRESS_APART`."""
 _TRIES = 3
-"""What fails this often in a row is left for the next round: it must not keep the others from their turn."""
+"""The number of tries of an activity in one round. Then the next round tries it again, so others are not blocked."""
 
 
 @workflow.defn(name="HousekeepingWorkflow")
 class HousekeepingWorkflow:
-    """One for the installation."""
+    """The housekeeping loop. An installation runs one."""
 
     @workflow.run
     async def run(self) -> None:
-        """Rounds of expire and remove. Expiring may say how long to rest before the next."""
+        """Repeats expiring and removing. The result of expiring may set the pause before the next round."""
         rest_s: float | None = None
         for round_ in range(ROUNDS):
             if workflow.patched(PROGRESS_APART):
@@ -63,4 +63,4 @@ class HousekeepingWorkflow:
             )
             return rest_s
         except ActivityError:
-            return None  # tried again in the next round
+            return None  # The next round tries again.

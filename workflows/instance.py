@@ -1,4 +1,4 @@
-"""An instance's life: launch, wait for its agent, serve, drain, terminate, by the table in `lifecycle.instances`."""
+"""The lifecycle of an instance: launch, wait for its agent, serve, drain, terminate (`lifecycle.instances`)."""
 
 from datetime import timedelta
 from functools import partial
@@ -19,17 +19,18 @@ with workflow.unsafe.imports_passed_through():
     from workflows.effects import give_up, record
 
 _ASKS_S = 120.0
-"""How long one call of a provider may take."""
+"""The timeout of one call to a provider."""
 _SILENT_S = 15.0
-"""A worker that gives no sign of life for so long while it asks is taken for dead, and another one asks."""
+"""The heartbeat timeout of a call to a provider. After it, another worker repeats the call."""
 _AGAIN = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=60))
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
-"""Between two looks at what nobody announces: that a machine is empty, that a provider's list has forgotten it."""
+"""The first and the longest interval of polls for events that send no signal: a machine is empty, or a provider's list
+no longer contains it."""
 
 
 @workflow.defn(name="InstanceWorkflow")
 class InstanceWorkflow:
-    """One for each instance, until it is gone. The ledger says all that it needs to know; a signal says to look."""
+    """The workflow of one instance, until it is gone. All facts are in the ledger; a signal says that they changed."""
 
     def __init__(self) -> None:
         self._looks = 0
@@ -37,12 +38,12 @@ class InstanceWorkflow:
 
     @workflow.signal
     def look(self) -> None:
-        """Something changed in the ledger."""
+        """Signals that the instance changed in the ledger."""
         self._looks += 1
 
     @workflow.run
     async def run(self, start: InstanceInput) -> None:
-        """Goes from step to step. A workflow that takes the place of one that is gone begins at the phase's step."""
+        """Carries out the steps of the table. A workflow that replaces a lost one starts at the step of the phase."""
         self._ref = InstanceRef(start.instance)
         steps = {
             InstanceStep.LAUNCH: self._launch,
@@ -74,7 +75,7 @@ class InstanceWorkflow:
     # ---------------------------------------------------------------------------------------------------------- steps
 
     async def _launch(self) -> InstanceEvent:
-        """Asks the provider until it answers, or nobody wants the machine any more."""
+        """Sends the launch request until the provider answers, or until the instance is marked to end."""
         asking = workflow.start_activity(
             Activity.LAUNCH_INSTANCE.value,
             self._ref,
@@ -149,7 +150,7 @@ class InstanceWorkflow:
         return gone
 
     async def _looked(self, seen: int, timeout_s: float | None) -> bool:
-        """Waits for a signal after `seen` of them; False: it did not come in time."""
+        """Waits until more than `seen` signals have arrived; returns False on a timeout."""
         if timeout_s is not None and timeout_s <= 0:
             return False
         timeout: Any = None if timeout_s is None else timedelta(seconds=timeout_s)
@@ -161,7 +162,7 @@ class InstanceWorkflow:
 
 
 def _told(facts: InstanceFacts) -> InstanceEvent | None:
-    """What was said of an instance that changes its way; None: nothing."""
+    """Returns the event that ends the current step early: the instance is lost or marked to end; None: neither."""
     if facts.lost:
         return InstanceEvent.LOST
     return InstanceEvent.TOLD if facts.told else None

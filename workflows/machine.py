@@ -1,4 +1,4 @@
-"""A machine's registration: known alive by one long heartbeating activity, lost when that stops."""
+"""Registration of a machine. While a long activity of its agent sends heartbeats, it is alive; otherwise it is lost."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,15 +16,15 @@ with workflow.unsafe.imports_passed_through():
     from workflows.effects import give_up, record, stop_node, type_of
 
 LONG_HISTORY_EVENTS = 2000
-"""A history of this length is continued in a new one, between two hellos."""
+"""The workflow continues as new between two hellos once its history has this many events."""
 _LAST_CHANCE_S = 10.0
 _SILENT = "TemporalTimeout:Heartbeat"
-"""What the service calls a missed heartbeat among the errors of a retry policy."""
+"""Temporal's name of a heartbeat timeout in `non_retryable_error_types`."""
 
 
 @workflow.defn(name="MachineWorkflow")
 class MachineWorkflow:
-    """One for each machine. Its agent says `hello` at each start, and while nobody attends to it."""
+    """The workflow of one machine. Its agent sends `hello` at each start, and while no attend activity runs."""
 
     def __init__(self) -> None:
         self._hello: Hello | None = None
@@ -33,36 +33,39 @@ class MachineWorkflow:
 
     @workflow.signal
     def hello(self, hello: Hello) -> None:
-        """The agent (re)started; only the newest counts."""
+        """Signals that the agent started or restarted. Only the newest hello is kept."""
         self._hello = hello
 
     @workflow.signal
     def unconfirmed(self, run: str, grace_s: float = 0.0) -> None:
-        """A gang gave up `run` (`workload.attempt`) here before its tasks have ended, for all that it knows.
+        """Signals that `run` (`workload.attempt`) was released here without confirmation that its tasks have ended.
 
-        They may go on for `grace_s` to save.
+        The tasks may save for up to `grace_s` seconds.
         """
         self._unconfirmed.append((run, grace_s))
 
     @workflow.signal
     def noticed(self, notice: MachineNotice) -> None:
-        """A platform takes the machine, by its agent's or a task's word."""
+        """Signals that the platform reclaims the machine, as reported by its agent or by a task."""
         self._notices.append(notice)
 
     @workflow.run
     async def run(self, machine: str, unheard: Hello | None = None) -> None:
-        """Registers the machine at each hello and attends to it until it is lost. `unheard`: of an earlier run."""
+        """Registers the machine at each hello and monitors it until it is lost.
+
+        `unheard` is a hello that an earlier run of this workflow received and did not process.
+        """
         self._hello = self._hello or unheard
         while workflow.info().get_current_history_length() < LONG_HISTORY_EVENTS:
             await workflow.wait_condition(lambda: self._hello is not None)
             hello, self._hello = self._hello, None
             assert hello is not None
-            self._unconfirmed.clear()  # What was given up so far, registering finds out.
+            self._unconfirmed.clear()  # Registering reads all unconfirmed runs from Postgres.
             welcome = await record(Activity.REGISTER_MACHINE, hello, Welcome)
             if welcome.refused and (proof := await self._prove(machine, welcome)) is not None:
                 welcome = await record(Activity.REGISTER_MACHINE, replace(hello, key_proof=proof), Welcome)
             if welcome.refused:
-                continue  # Whoever it was: the machine's own agent says hello again while nobody attends to it.
+                continue  # If the machine's own agent still runs, it sends another hello, because nothing attends.
             attend = Attend(machine, hello.incarnation, welcome.stop)
             if await self._stop_all(machine, [(run, 0.0) for run in welcome.stop], welcome):
                 await self._attend(attend, welcome, hello)
@@ -72,7 +75,7 @@ class MachineWorkflow:
         workflow.continue_as_new(args=[machine, self._hello])
 
     async def _prove(self, machine: str, welcome: Welcome) -> str | None:
-        """The answer of the machine's agent to a challenge that only the holder of the pinned key can open."""
+        """Returns the agent's proof that it holds the pinned key; None: there is no challenge, or no answer."""
         if welcome.challenge is None:
             return None
         try:
@@ -90,9 +93,10 @@ class MachineWorkflow:
         return proof
 
     async def _stop_all(self, machine: str, runs: list[tuple[str, float]], welcome: Welcome) -> bool:
-        """Stops runs that were given up, each within its grace; False if the agent is gone again.
+        """Stops released runs, each within its grace; returns False if the agent stops answering.
 
-        Nothing is placed on a machine before this: a slot has one holder even where the old one outlived a partition.
+        The machine takes no work until this has succeeded. So a slot has one holder, even if an old task survived a
+        network partition.
         """
         for run, grace_s in runs:
             workload, _, attempt = run.rpartition(".")
@@ -108,9 +112,9 @@ class MachineWorkflow:
         return True
 
     async def _attend(self, attend: Attend, welcome: Welcome, hello: Hello) -> None:
-        """Until the next hello, or until the machine counts as lost: its agent left or fell silent, and stayed away.
+        """Monitors the machine until the next hello, or until its agent has been away too long and the machine is lost.
 
-        In a long history the last hello is taken for the next one.
+        If the history gets too long, the last hello is processed again, so that the workflow continues as new.
         """
         attendance = _attendance(attend, welcome, welcome.lost_after_s)
         await record(Activity.MACHINE_READY, attend)
@@ -132,7 +136,7 @@ class MachineWorkflow:
         return attendance.done() or self._hello is not None or self._unconfirmed != []
 
     async def _clear(self, attend: Attend, welcome: Welcome, attendance: workflow.ActivityHandle[None]) -> None:
-        """Stops what gangs gave up here; then work may be placed again. Other gangs' tasks go on meanwhile."""
+        """Stops released runs on the machine, after which it takes work again. Other tasks continue to run."""
         runs, self._unconfirmed = self._unconfirmed, []
         stopping = asyncio.ensure_future(self._stop_all(attend.machine, runs, welcome))
         await self._until(lambda: stopping.done() or attendance.done() or self._hello is not None)
@@ -144,7 +148,7 @@ class MachineWorkflow:
             self._unconfirmed += runs
 
     async def _until(self, holds: Callable[[], bool]) -> None:
-        """Until `holds`; notices that come meanwhile are passed on at once: some leave five seconds."""
+        """Waits until `holds` is true. Records notices immediately meanwhile: some give only five seconds."""
         while True:
             await workflow.wait_condition(lambda: holds() or self._notices != [])
             if not self._notices:
@@ -153,15 +157,15 @@ class MachineWorkflow:
 
 
 def _last_chance_s(welcome: Welcome) -> float:
-    """How long an agent that has fallen silent may take to be heard again."""
+    """Returns the time that an agent has to attend again after a heartbeat timeout."""
     return min(_LAST_CHANCE_S, welcome.lost_after_s / 2)
 
 
 def _attendance(attend: Attend, welcome: Welcome, patience_s: float) -> workflow.ActivityHandle[None]:
-    """Has the agent attend to its machine; it may take `patience_s` to begin, and may then be silent for long.
+    """Starts the attend activity on the agent, which must begin within `patience_s` and then send heartbeats.
 
-    A heartbeat costs the service as much as anything else that an idle machine does. So nearly all of the time after
-    which a silent machine counts as lost goes to the heartbeat, and the last chance is short.
+    Heartbeats are the main load of an idle machine on the Temporal service, so their timeout is long: it takes nearly
+    all of the time after which a silent machine is lost. Only a short rest remains to attend again.
     """
     return workflow.start_activity(
         Activity.ATTEND.value,
@@ -181,7 +185,7 @@ def _attendance(attend: Attend, welcome: Welcome, patience_s: float) -> workflow
 
 
 def _patience_s(error: BaseException | None, welcome: Welcome) -> float | None:
-    """How long the agent may take to attend again after this end of its attendance; None: the machine is lost."""
+    """Returns the time to attend again that an agent has after the activity failed; None: the machine is lost."""
     if isinstance(error, ActivityError):
         if isinstance(error.cause, TimeoutError) and error.cause.type == TimeoutType.HEARTBEAT:
             return _last_chance_s(welcome)

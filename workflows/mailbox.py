@@ -1,4 +1,4 @@
-"""A workload's mail: what was delivered, what is about the present attempt, and waiting for it."""
+"""The mailbox of a workload's workflow: stores delivered mail, and waits for mail about the current attempt."""
 
 import asyncio
 from collections import deque
@@ -20,7 +20,7 @@ _REMEMBERED = 100
 
 
 class Mailbox:
-    """The mail of one workload. Which attempt is the present one, `state` says."""
+    """The mail of one workload. `state` contains the number of the current attempt."""
 
     def __init__(self, state: WorkloadInput) -> None:
         self._state = state
@@ -28,28 +28,28 @@ class Mailbox:
         self._seen: deque[int] = deque(state.seen_mail, maxlen=_REMEMBERED)
 
     def put(self, mail: Mail) -> None:
-        """Takes mail; a repetition is dropped."""
+        """Adds a mail, unless it was delivered before."""
         if mail.id not in self._seen:
             self._seen.append(mail.id)
             self._mails.append(mail)
 
     def put_for_any(self, mail: Mail) -> None:
-        """Puts mail back, to be about whichever attempt comes next."""
+        """Returns a mail to the mailbox, addressed to whichever attempt comes next."""
         self._mails.append(replace(mail, attempt=0))
 
     def save(self) -> None:
-        """Writes what a new history needs into the state."""
+        """Writes the mailbox into the state, before the workflow continues as new."""
         self._state.mails, self._state.seen_mail = list(self._mails), list(self._seen)
 
     def has(self, kinds: Set[MailKind]) -> bool:
-        """Whether there is current mail of these kinds. Mail about earlier attempts is dropped on the way."""
+        """Returns whether there is current mail of these kinds. Drops mail about earlier attempts."""
         newer = [m for m in self._mails if m.attempt >= self._state.attempt or _is_about_any(m)]
         if len(newer) < len(self._mails):
             self._mails = deque(newer)
         return any(m.kind in kinds and self._is_current(m) for m in self._mails)
 
     async def next(self, kinds: Set[MailKind]) -> Mail:
-        """The oldest current mail of these kinds, a cancellation first; waits for one."""
+        """Waits for current mail of these kinds, removes it and returns it: a cancellation first, else the oldest."""
         await workflow.wait_condition(lambda: self.has(kinds))
         fitting = [m for m in self._mails if m.kind in kinds and self._is_current(m)]
         mail = next((m for m in fitting if m.kind == MailKind.CANCEL), fitting[0])
@@ -57,7 +57,7 @@ class Mailbox:
         return mail
 
     async def unless_told(self, work: Coroutine[Any, Any, T]) -> T | Mail:
-        """What `work` gives, or the mail that asks to stop before: then `work` is cancelled."""
+        """Returns the result of `work`. If mail asks to stop before `work` is done, cancels it and returns the mail."""
         if self.has(STOPS):
             work.close()
             return await self.next(STOPS)
@@ -75,5 +75,5 @@ class Mailbox:
 
 
 def _is_about_any(mail: Mail) -> bool:
-    """Whether mail is about whichever attempt there is. An expiry names the attempt before the wait, maybe 0."""
+    """Returns whether a mail is about any attempt. An expiry names the attempt before the wait, which may be 0."""
     return mail.attempt == 0 and mail.detail.get("code") != ReasonCode.PENDING_EXPIRED.value

@@ -1,4 +1,4 @@
-"""One night of the slow path: plan, then move, a few tables at a time (MAST 3.4, 3.5)."""
+"""The nightly run of Tetris: plans the placement of tables, then moves a few tables at a time (MAST 3.4, 3.5)."""
 
 import asyncio
 from datetime import timedelta
@@ -13,7 +13,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.effects import give_up, on_region, record
 
 LONG_HISTORY_EVENTS = 10_000
-"""A history of this length is continued in a new one, once the moves that have begun are finished."""
+"""The workflow continues as new once its history has this many events and the running moves are finished."""
 _TRIES = 3
 _COPY_TRIES = 10
 _COPY_S = 24 * 3600.0
@@ -22,7 +22,7 @@ _GATHERING_S = 2 * 3600.0
 
 @workflow.defn(name="NightWorkflow")
 class NightWorkflow:
-    """One for each night; what it has to do is in Postgres, so a new one goes on where another stopped."""
+    """The workflow of one night. Its plan and moves are in Postgres, so a replacement workflow continues the night."""
 
     def __init__(self) -> None:
         self._paused = False
@@ -30,12 +30,12 @@ class NightWorkflow:
 
     @workflow.signal
     def look(self) -> None:
-        """Moves were paused or resumed."""
+        """Signals that moves were paused or resumed."""
         self._told = True
 
     @workflow.run
     async def run(self) -> None:
-        """Plans unless there is a plan, moves until nothing is left or the deadline is over."""
+        """Plans if there is no plan yet, then moves tables until all moves are done or the deadline has passed."""
         night = workflow.info().workflow_id
         ticket = await record(Activity.OPEN_NIGHT, NightRef(night), NightTicket)
         problem = await _in_peace(Activity.PLAN_NIGHT, NightRef(night), ticket) if ticket.state == "planning" else None
@@ -68,7 +68,10 @@ class NightWorkflow:
             await self._move(ask.night, order)
 
     async def _move(self, night: str, order: MoveOrder) -> None:
-        """Copies, and finishes: it may have to copy again what was appended meanwhile. A pause leaves it as it is."""
+        """Copies a table and finishes its move. Copies again if the table was appended to meanwhile.
+
+        Returns without finishing the move if moves are paused.
+        """
         problem = None
         finished = False
         while not finished and problem is None:
@@ -80,7 +83,7 @@ class NightWorkflow:
             finished = await record(Activity.FINISH_MOVE, MoveRef(night, order.number, problem), bool)
 
     async def _copied(self, order: MoveOrder) -> bool:
-        """False: moves were paused meanwhile, and the copy with them."""
+        """Copies the table of a move; returns False if moves were paused, which cancels the copy."""
         request = ReplicateTable(order.table, order.source_region, order.target_region, NIGHTLY)
         copy = asyncio.ensure_future(
             on_region(Activity.COPY_TABLE, request, order.target_region, start_to_close_s=_COPY_S, tries=_COPY_TRIES)
@@ -96,7 +99,7 @@ class NightWorkflow:
 
 
 async def _in_peace(activity: Activity, ref: NightRef, ticket: NightTicket) -> str | None:
-    """Gathers and searches, which may take hours, and says why that failed; None: it did not."""
+    """Runs an activity that gathers and searches, possibly for hours; returns its error message, or None on success."""
     try:
         await workflow.execute_activity(
             activity.value,

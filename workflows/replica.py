@@ -11,14 +11,14 @@ _COPY_S = 24 * 3600.0
 
 @workflow.defn(name="ReplicaWorkflow")
 class ReplicaWorkflow:
-    """One for each (table, region) that is being copied. Cancelled, it ends when nobody copies any more."""
+    """Copies one table to one region. After a cancellation, it ends when the copy activity has ended."""
 
     def __init__(self) -> None:
         self._asked = False
 
     @workflow.run
     async def run(self, request: ReplicateTable) -> int:
-        """Copies, verifies and publishes the replica; its bytes."""
+        """Copies, verifies and publishes the replica; returns its size in bytes."""
         while True:
             self._asked = False
             done_bytes = await on_region(
@@ -33,5 +33,5 @@ class ReplicaWorkflow:
 
     @workflow.signal
     def asked(self) -> None:
-        """It is wanted again: what it came to lack after the last look is copied, too."""
+        """Signals a new request for the replica. Partitions that it lacks by now are copied, too."""
         self._asked = True

@@ -1,4 +1,4 @@
-"""The scheduling loop: scan the queue, have every region bid, award. It supervises and carries no state."""
+"""The scheduling loop: scan the queue, request bids from every region, award. The workflow itself keeps no state."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,16 +22,19 @@ with workflow.unsafe.imports_passed_through():
     from workflows.effects import record
 
 LONG_HISTORY_EVENTS = 4000
-"""A history of this length is continued in a new one, between two ticks."""
+"""The workflow continues as new between two ticks once its history has this many events."""
 LEAVES_OUT_SILENT_REGIONS = "leaves-out-silent-regions"
-"""Patch: a region that misses the deadline is not asked again in the same pass, and silent ones are probed."""
+"""Patch: a region that misses the deadline gets no more requests in the same pass, and silent regions are probed."""
 _TRIES = 3
 _AFTER_ERROR_S = 5.0
 
 
 @workflow.defn(name="SchedulerWorkflow")
 class SchedulerWorkflow:
-    """One for the installation. Woken by every change that matters, coalesced, and at least every scan interval."""
+    """The scheduling loop of the installation. It ticks at every scan interval, and after each change that may matter.
+
+    Several changes may be combined into one tick.
+    """
 
     def __init__(self) -> None:
         self._woken = True
@@ -39,7 +42,7 @@ class SchedulerWorkflow:
 
     @workflow.signal
     def wake(self) -> None:
-        """Something changed that could let a queued workload be placed."""
+        """Signals a change that may allow a queued workload to be placed."""
         self._woken = True
 
     @workflow.run
@@ -56,7 +59,7 @@ class SchedulerWorkflow:
         workflow.continue_as_new()
 
     async def _tick(self) -> float:
-        """One scan and the auctions of its queue; the seconds to rest if nothing happens.
+        """Runs one scan and the auctions of its queue; returns the seconds until the next tick without a signal.
 
         An error ends this tick only.
         """
@@ -67,7 +70,7 @@ class SchedulerWorkflow:
                 self._probe(ticket)
             rest_s = ticket.interval_s if ticket.rest_s is None else min(ticket.interval_s, ticket.rest_s)
             regions, missed = list(ticket.regions), list[str]()
-            # Histories of before there was `queued` list the queue.
+            # In histories from before `queued` existed, the ticket lists the workloads instead.
             for first in range(0, ticket.queued or len(ticket.workloads), ticket.batch):
                 late = await _late(ticket, regions, first)
                 result = await _award(ticket, first, missed + late)
@@ -75,14 +78,14 @@ class SchedulerWorkflow:
                     regions, missed = [r for r in regions if r not in late], missed + late
                 rest_s = min(rest_s, ticket.interval_s if result.rest_s is None else result.rest_s)
                 if result.over or workflow.info().get_current_history_length() > 2 * LONG_HISTORY_EVENTS:
-                    break  # The server keeps no history for ever: the next one begins at the head again.
+                    break  # Temporal limits the length of histories: the next pass starts at the head of the queue.
         except FailureError as error:
-            workflow.logger.warning("this tick failed: %s", error.cause or error)
+            workflow.logger.warning("the scheduling tick failed: %s", error.cause or error)
             return _AFTER_ERROR_S
         return rest_s
 
     def _probe(self, ticket: ScanTicket) -> None:
-        """Asks silent regions again. The pass goes on meanwhile; an answer wakes the loop."""
+        """Sends bid requests to silent regions, concurrently with the pass. An answer wakes the loop."""
         for region in ticket.probed:
             probe = asyncio.ensure_future(_bid(ticket, region, 0, ticket.probe_timeout_s))
             self._probes.add(probe)
@@ -95,13 +98,13 @@ class SchedulerWorkflow:
 
 
 async def _late(ticket: ScanTicket, regions: Sequence[str], first: int) -> list[str]:
-    """Every region bids on the whole batch at once (MAST 4.3); those whose bids were not there in time."""
+    """Requests concurrent bids on a batch from all regions (MAST 4.3); returns the regions that missed the deadline."""
     answers = await asyncio.gather(*(_bid(ticket, region, first, ticket.bid_timeout_s) for region in regions))
     return [r for r, answered in zip(regions, answers, strict=True) if not answered]
 
 
 async def _award(ticket: ScanTicket, first: int, missed: Sequence[str]) -> AwardResult:
-    """Plans are awarded in queue order, in regions that are not silent."""
+    """Awards the plans of a batch in queue order, in the regions that answered."""
     request = AwardRequest(ticket.scan, first, [*ticket.silent, *missed], ticket.bid_timeout_s)
     return await record(Activity.AWARD, request, AwardResult, tries=_TRIES)
 
@@ -124,11 +127,11 @@ async def _bid(ticket: ScanTicket, region: str, first: int, timeout_s: float) ->
 
 @workflow.defn(name="DryRunWorkflow")
 class DryRunWorkflow:
-    """What would happen to a workload if it were submitted now."""
+    """Computes what would happen to a workload if it were submitted now."""
 
     @workflow.run
     async def run(self, request: DryRunRequest) -> DryRunResult:
-        """Asks once; nothing is written."""
+        """Runs one dry run. Nothing is written."""
         result: DryRunResult = await workflow.execute_local_activity(
             Activity.DRY_RUN.value,
             request,

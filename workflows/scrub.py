@@ -1,4 +1,4 @@
-"""Verifies a region's copies of tables, over and over."""
+"""Verifies a region's copies of tables continuously."""
 
 import asyncio
 from contextlib import suppress
@@ -11,25 +11,25 @@ with workflow.unsafe.imports_passed_through():
     from workflows.effects import on_region
 
 ROUNDS = 500
-"""After so many rounds the history is continued in a new one."""
+"""The workflow continues as new after this many rounds."""
 _ROUND_S = 24 * 3600.0
 
 
 @workflow.defn(name="ScrubWorkflow")
 class ScrubWorkflow:
-    """One for each region. What is due is in Postgres, so a new one goes on where another stopped."""
+    """The verification loop of one region. The due checks are in Postgres, so a replacement workflow continues them."""
 
     def __init__(self) -> None:
         self._asked = False
 
     @workflow.signal
     def look(self) -> None:
-        """Something is due now."""
+        """Signals that a check is due now."""
         self._asked = True
 
     @workflow.run
     async def run(self, request: Scrub) -> None:
-        """Rounds of verification; each says how long to rest."""
+        """Repeats rounds of verification. Each round returns the time to sleep after it."""
         for _ in range(ROUNDS):
             self._asked = False
             rest_s = await on_region(Activity.SCRUB, request, request.region, start_to_close_s=_ROUND_S)

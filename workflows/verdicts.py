@@ -1,4 +1,4 @@
-"""How a workload's workflow asks `lifecycle.endings`, and keeps what happened in a row in its state."""
+"""Applies `lifecycle.endings` in a workload's workflow, and keeps the counts of failures in the workflow's state."""
 
 from temporalio import workflow
 
@@ -8,22 +8,25 @@ with workflow.unsafe.imports_passed_through():
     from lifecycle.gangs import GangEnd
 
 MINDS_REPORTS = "minds-notices-and-loads"
-"""Patch: how an attempt ended is also judged by what its tasks report of notices and of loading."""
+"""Patch: the tasks' reports of notices and of loading also decide what follows from the end of an attempt."""
 
 
 def minds_reports() -> bool:
-    """Whether this workflow does; asked only where it matters, for a patch leaves a mark in the history."""
+    """Returns whether this workflow uses the tasks' reports of notices and loads.
+
+    Call it only if the result matters, because evaluating a patch adds an event to the history.
+    """
     return workflow.patched(MINDS_REPORTS)
 
 
 class Verdicts:
-    """Judges a workload's attempts."""
+    """Decides what follows from the end of each attempt of a workload."""
 
     def __init__(self, state: WorkloadInput) -> None:
         self._state = state
 
     def judge(self, end: GangEnd, plan: LaunchPlan, told: Mail | None, timed_out: bool = False) -> Ending:
-        """What follows from how the gang ended and from what it was told. `state.ran_s` has its time already."""
+        """Returns what follows from the end of a gang and the mail `told`. `state.ran_s` must include its runtime."""
         state = self._state
         case = Case(
             end, plan, self._counts(), state.workload_id, state.attempt, state.ran_s, told, timed_out, minds_reports
@@ -33,7 +36,7 @@ class Verdicts:
         return ending
 
     def count_loads(self, end: GangEnd) -> None:
-        """An attempt that was given up while its tasks saved has ended."""
+        """Updates the counts after the end of an attempt that was released while its tasks saved."""
         self._keep(count_loads(self._counts(), end, False, minds_reports))
 
     def _counts(self) -> Counts:

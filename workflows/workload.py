@@ -1,4 +1,4 @@
-"""The life of one workload: waits for an award, brings the attempt to its end, releases it, and again."""
+"""The lifecycle of one workload: waits for an award, runs the attempt to its end, releases it, and repeats."""
 
 from temporalio import workflow
 from temporalio.exceptions import FailureError
@@ -16,18 +16,18 @@ with workflow.unsafe.imports_passed_through():
     from workflows.verdicts import Verdicts
 
 TAKES_OVER = "takes-over-attempts"
-"""Patch: a workflow that replaces one that is gone goes on with the attempt, instead of stopping its tasks."""
+"""Patch: a workflow that replaces a lost one continues the attempt instead of stopping its tasks."""
 LONG_HISTORY_EVENTS = 2000
-"""A history of this length is continued in a new one, between two attempts."""
+"""The workflow continues as new between two attempts once its history has this many events."""
 
 
 @workflow.defn(name="WorkloadWorkflow")
 class WorkloadWorkflow:
-    """One for each workload, from its first award to its end. All news come as `mail`."""
+    """The workflow of one workload, from its first award to its end. It receives all events as `mail`."""
 
     @workflow.init
     def __init__(self, state: WorkloadInput) -> None:
-        # Before the first signal: what an earlier run has seen is a repetition for this one, too.
+        # Runs before the first signal, so that mail which an earlier run received is dropped as a duplicate.
         self._state = state
         self._mailbox = Mailbox(state)
         self._flushes = Flushes()
@@ -35,12 +35,12 @@ class WorkloadWorkflow:
 
     @workflow.signal
     def mail(self, mail: Mail) -> None:
-        """Takes a message from the outbox; a repetition is dropped."""
+        """Receives a message from the outbox. Duplicates are dropped."""
         self._mailbox.put(mail)
 
     @workflow.run
     async def run(self, state: WorkloadInput) -> str:
-        """Runs the workload to its end; the final phase is the result."""
+        """Runs the workload to its end; returns its final phase."""
         taken_over = await self._take_over() if state.placed else None
         while True:
             end, taken_over = taken_over or await self._one_attempt(), None
@@ -58,14 +58,14 @@ class WorkloadWorkflow:
                 workflow.continue_as_new(self._state)
 
     async def _one_attempt(self) -> Ending:
-        """From the queue to the queue or the end."""
+        """Waits for an award and runs its attempt; returns how it ended. A cancellation or expiry may end the wait."""
         mail = await self._mailbox.next({MailKind.AWARDED, MailKind.CANCEL})
         if mail.kind == MailKind.CANCEL:
             expired = code_of(mail) == ReasonCode.PENDING_EXPIRED
             reason, phase = Reason(code_of(mail), mail.detail), Phase.FAILED if expired else Phase.CANCELLED
             if await transition(self._state, phase, reason):
                 return Ending(phase, reason)
-            # Too late, an award is on its way: that attempt is cancelled, whichever number it has, or goes on in time.
+            # A newer attempt has been awarded. A cancellation applies to that attempt; an expiry is void.
             if not expired:
                 self._mailbox.put_for_any(mail)
             mail = await self._mailbox.next({MailKind.AWARDED})
@@ -83,10 +83,11 @@ class WorkloadWorkflow:
         return Attempt(self._state, self._mailbox, self._flushes, self._verdicts, ready=ready)
 
     async def _release(self, attempt: Attempt, end: Ending) -> Ending:
-        """Ends the attempt; how it did.
+        """Releases the attempt; returns how it ended.
 
-        One that is told to stop before this workflow has asked a machine for anything may run all the same: Temporal
-        was rolled back to before its start, or an earlier workflow started it. Postgres knows; its tasks end first.
+        Tasks may run even if this workflow has not sent a request to any machine: an earlier workflow started them, or
+        Temporal was rolled back to before their start. In that case Postgres refuses the release, and the tasks are
+        stopped first.
         """
         try:
             await self._try_release(attempt, end)
@@ -100,7 +101,7 @@ class WorkloadWorkflow:
         return end
 
     async def _try_release(self, attempt: Attempt, end: Ending) -> None:
-        """Releases the attempt, with what is known of its machines at the moment of asking."""
+        """Releases the attempt, and reports the machines on which its tasks may still run."""
         gang = attempt.gang
         silent = set() if gang is None else gang.silent.union(() if end.flushing_s is None else gang.still_running)
         await record(
@@ -112,7 +113,7 @@ class WorkloadWorkflow:
                 reason=end.reason.to_json(),
                 progress=list(end.progress),
                 blames_machine=end.blames_machine,
-                # Nothing is awaited after the gang's result: its runs, given up by then, would count as silence.
+                # Do not await anything between the gang's result and here: its cancelled runs would count as silent.
                 silent_machines=sorted(silent),
                 flushing_s=end.flushing_s or 0.0,
                 unstarted=gang is None,
@@ -120,11 +121,13 @@ class WorkloadWorkflow:
         )
 
     async def _take_over(self) -> Ending | None:
-        """This workflow replaces one that is gone while an attempt was placed: it brings that attempt to its end.
+        """Runs the placed attempt of a lost workflow to its end, and returns how it ended.
 
-        Every effect on the way from the award to running tasks is idempotent, and agents re-attach to tasks that run or
-        have ended. So the successor does all of it again, and nothing that runs is stopped. Where the tasks were told
-        to stop, or where an effect is refused for good, it stops what is left instead.
+        Returns None in histories without the patch `TAKES_OVER`, if the workload is back in the queue.
+
+        Every activity from the award to the running tasks is idempotent, and agents re-attach to tasks that run or have
+        ended. So this workflow repeats all steps, and no running task is stopped. If the tasks were already asked to
+        stop, or an activity fails permanently, it stops the remaining tasks instead.
         """
         taken_over = self._state.takes_over or workflow.patched(TAKES_OVER)
         attempt = self._attempt(ready=self._state.ready)
@@ -133,7 +136,7 @@ class WorkloadWorkflow:
             try:
                 end = await attempt.follow(FIRST)
             except FailureError as error:
-                workflow.logger.warning("attempt %d cannot be taken over: %s", self._state.attempt, error)
+                workflow.logger.warning("attempt %d cannot be taken over: %s; stopping it", self._state.attempt, error)
         if end is None:
             await attempt.find()
             end = await attempt.follow(Step.WIND_UP)

@@ -1,1 +1,1 @@
-"""Effects on instances and pools: the ledger, what is asked of providers, and the loop that compares both."""
+"""Activities on instances and pools: the ledger, requests to providers, and the loop that reconciles both."""

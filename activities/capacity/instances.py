@@ -1,4 +1,4 @@
-"""The effects of an instance's workflow: asking its provider, and writing what follows into the ledger."""
+"""The activities of an instance's workflow: requests to its provider, and updates of the ledger."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -32,12 +32,12 @@ from lifecycle.instances import NEXT_INSTANCE_PHASES, InstanceEvent, InstancePha
 
 _BY = "mizzen"
 _AT_ONCE = 8
-"""Calls of providers at the same time: one that does not answer must leave threads to the effects on Postgres."""
+"""The maximum number of concurrent provider calls. A provider that hangs must leave threads for other activities."""
 _BUSY = timedelta(seconds=1)
 
 
 class InstanceActivities:
-    """Effects on instances."""
+    """The activities on instances."""
 
     def __init__(self, engine: Engine, settings: Settings, providers: Mapping[str, Provider]) -> None:
         self._engine = engine
@@ -47,9 +47,9 @@ class InstanceActivities:
 
     @activity.defn(name=Activity.LAUNCH_INSTANCE.value)
     def launch(self, ref: InstanceRef) -> bool:
-        """Asks the provider for the machine, again and again with the same token, until it answers; False: it refused.
+        """Launches the machine at the provider; returns False if the provider refused.
 
-        Nothing is asked for an instance that is to end.
+        Retries use the same client token. If the instance is to end, no request is sent.
         """
         with transaction(self._engine) as session:
             row = session.get(InstanceRow, ref.instance)
@@ -73,7 +73,7 @@ class InstanceActivities:
 
     @activity.defn(name=Activity.LOOK_AT_INSTANCE.value)
     def look(self, ref: InstanceRef) -> InstanceFacts:
-        """What the ledger says of it now."""
+        """Returns the state of the instance in the ledger."""
         with transaction(self._engine) as session:
             row = session.get_one(InstanceRow, ref.instance)
             machine = None if row.machine is None else session.get(Machine, row.machine)
@@ -86,7 +86,7 @@ class InstanceActivities:
 
     @activity.defn(name=Activity.MOVE_INSTANCE.value)
     def move(self, asked: InstanceMove) -> None:
-        """Writes the next phase, why, and its event. What is gone takes its machine with it."""
+        """Writes the next phase, its reason and its event. If the instance is gone, its machine is marked as lost."""
         phase = InstancePhase(asked.phase)
         with transaction(self._engine) as session:
             row = session.get_one(InstanceRow, asked.instance, with_for_update=True)
@@ -113,7 +113,7 @@ class InstanceActivities:
 
     @activity.defn(name=Activity.DRAIN_INSTANCE.value)
     def drain(self, ref: InstanceRef) -> None:
-        """Nothing new is placed on its machine, and what runs there goes elsewhere."""
+        """Drains the machine: it gets no new work, and its workloads leave."""
         with transaction(self._engine) as session:
             row = session.get_one(InstanceRow, ref.instance)
             machine = row.machine and session.get(Machine, row.machine, with_for_update=True)
@@ -125,7 +125,7 @@ class InstanceActivities:
 
     @activity.defn(name=Activity.TERMINATE_INSTANCE.value)
     def terminate(self, ref: InstanceRef) -> bool:
-        """Asks the provider to end what it has of it; True: it has nothing any more."""
+        """Terminates all machines of the instance at the provider; returns True if the provider lists none of them."""
         with transaction(self._engine) as session:
             row = session.get_one(InstanceRow, ref.instance)
             name, native_id = row.provider, row.native_id
@@ -143,7 +143,7 @@ class InstanceActivities:
     def _ask(self) -> Iterator[None]:
         if not self._asking.acquire(blocking=False):
             benign = ApplicationErrorCategory.BENIGN
-            raise ApplicationError("other calls first", type="Busy", next_retry_delay=_BUSY, category=benign)
+            raise ApplicationError("too many concurrent calls", type="Busy", next_retry_delay=_BUSY, category=benign)
         try:
             with heartbeating():
                 yield
@@ -154,7 +154,7 @@ class InstanceActivities:
         try:
             return self._providers[name]
         except KeyError:
-            message = f"providers: {name}: is not in this worker's settings, and has instances in the ledger"
+            message = f"providers: {name}: not in the settings of this worker, but the ledger has instances of it"
             raise ApplicationError(message, type="UnknownProvider") from None
 
     def _request(self, session: Session, row: InstanceRow) -> LaunchRequest:
@@ -182,6 +182,6 @@ class InstanceActivities:
 
 
 def _is_held(session: Session, machine: str) -> bool:
-    """Whether the machine is in use: an attempt holds something, or one that was released may still be saving there."""
+    """Returns whether an attempt holds resources of the machine, or a released attempt may still be saving there."""
     live = select(Allocation.workload).where(Allocation.machine == machine, Allocation.released_at.is_(None)).limit(1)
     return session.scalar(live) is not None or bool(handover.unconfirmed(session, machine))

@@ -1,8 +1,8 @@
-"""The loop that keeps pools, the ledger and what providers have in line with each other.
+"""The loop that reconciles pools, the ledger and the machines at the providers.
 
-A round lists what each provider has, compares it with the ledger, and brings pools to their size. What it finds wrong
-is done when the next round finds it again. All that it writes are rows with mail to the instances' workflows, so it may
-be killed at any moment, and Temporal may lose its state.
+A round lists the machines of each provider, compares them with the ledger, and brings pools to their size. A difference
+is acted on only if the next round finds it again. A round writes only rows, with mail to the instances' workflows. So
+it may be killed at any moment, and Temporal may lose its state.
 """
 
 import logging
@@ -35,7 +35,7 @@ _RUNNING = "WorkflowType = 'InstanceWorkflow' AND ExecutionStatus = 'Running'"
 
 
 class Keeper:
-    """Does the rounds. One works at a time, others wait to take its place."""
+    """Runs the rounds. In an installation, one process runs them; the others are on standby."""
 
     def __init__(
         self,
@@ -50,20 +50,20 @@ class Keeper:
         self._settings = settings.capacity
         self._providers = providers
         self._clock = clock
-        patience_s = self._settings.interval_s / 2  # The next round finds it again.
+        patience_s = self._settings.interval_s / 2  # A difference is due when the next round finds it again.
         self._without_owner = {name: Suspects(patience_s) for name in providers}
         self._missing = {name: Suspects(patience_s) for name in providers}
         self._unattended = Suspects(settings.reconcile.disagree_s)
         self._pools = Pools(engine, settings)
 
     async def run(self) -> None:
-        """Rounds until cancelled, while this is the one that works."""
+        """Runs rounds until cancelled, while this process is the leader."""
         await lead(self._engine, Leader.POOLS, "keeping pools", self.round, self._settings.interval_s)
 
     async def round(self) -> None:
-        """One comparison of everything. A provider that does not answer is left out.
+        """Runs one round. A provider that does not answer is left out.
 
-        An installation that launches no machines pays one query for it.
+        For an installation that launches no machines, a round is one query.
         """
         if self._providers.keys() <= {STATIC} and not await in_thread(self._has_work):
             return
@@ -77,7 +77,7 @@ class Keeper:
                 offers += await in_thread(provider.offers)
             except ProviderUnavailable as error:
                 _log.warning("provider %s: %s; trying again", name, error)
-            except Exception:  # A mistake of one provider's must not keep the others' machines from being looked after.
+            except Exception:  # A fault in one provider must not affect the machines of other providers.
                 _log.exception("provider %s; trying again", name)
         await in_thread(self._end_away)
         await in_thread(self._pools.round, offers)
@@ -86,7 +86,7 @@ class Keeper:
             await self._forget(machine)
 
     def _has_work(self) -> bool:
-        """Whether there are pools, or instances that are not gone or left a machine behind."""
+        """Returns whether there are pools, live instances, or machines of instances that are gone."""
         instances = select(InstanceRow.id).outerjoin(Machine, Machine.id == InstanceRow.machine)
         left = instances.where(or_(InstanceRow.gone_at.is_(None), Machine.id.is_not(None)))
         with transaction(self._engine) as session:
@@ -105,18 +105,18 @@ class Keeper:
         return compare(entries, found, now_s, provider.lists_late_s)
 
     def _settle(self, name: str, provider: Provider, differences: Differences) -> None:
-        """Ends what has no owner, and lets go of what is gone, if the round before has found the same."""
+        """Terminates machines without an owner, and marks missing instances as lost, if the previous round agreed."""
         owned: dict[str, Hashable] = {**differences.strays, **differences.seconds}
         for native_id in self._without_owner[name].due(owned):
             instance = str(owned[native_id])
             kind = "stray" if native_id in differences.strays else "second"
             _log.warning(
-                "%s: ending %s (%s), launched for %s: no live instance owns it", name, native_id, kind, instance
+                "%s: terminating %s (%s), launched for %s: no live instance owns it", name, native_id, kind, instance
             )
             try:
                 provider.terminate(native_id)
             except ProviderUnavailable as error:
-                _log.warning("%s cannot be ended now: %s", native_id, error)
+                _log.warning("machine %s cannot be terminated now: %s", native_id, error)
                 continue
             with transaction(self._engine) as session:
                 detail = {"provider": name, "native_id": native_id, "instance": instance, "why": kind}
@@ -129,7 +129,7 @@ class Keeper:
             self._missing[name].clear(instance)
 
     def _end_away(self) -> None:
-        """Instances whose agents have been away for too long: another one is launched in their place."""
+        """Marks instances as lost whose agents have been away for too long, so that they are replaced."""
         with transaction(self._engine) as session:
             away = select(InstanceRow.id, Machine.lost_at).join(Machine, Machine.id == InstanceRow.machine)
             rows = session.execute(
@@ -147,7 +147,7 @@ class Keeper:
     # ------------------------------------------------------------------------------------------------------- Temporal
 
     async def _start_missing_workflows(self) -> None:
-        """Instances without a workflow: Temporal has lost its state, or mail was set aside."""
+        """Starts workflows of live instances that have none: Temporal lost its state, or their mail was set aside."""
         live = await in_thread(self._live_ids)
         if not live or (await self._client.count_workflows(_RUNNING)).count >= len(live):
             self._unattended.due({})
@@ -155,7 +155,7 @@ class Keeper:
         running = {execution.id async for execution in self._client.list_workflows(_RUNNING)}
         gone: dict[str, Hashable] = {i: None for i in live if ids.instance_workflow_id(i) not in running}
         for instance in self._unattended.due(gone):
-            _log.warning("instance %s has no workflow; starting another one", instance)
+            _log.warning("instance %s has no workflow; starting a new one", instance)
             await in_thread(self._tell, instance)
             self._unattended.clear(instance)
 
@@ -170,14 +170,14 @@ class Keeper:
     # ------------------------------------------------------------------------------------------------------- machines
 
     def _machines_of_gone(self) -> list[str]:
-        """Machines whose instance is gone, and on which nothing is held."""
+        """Returns the machines whose instance is gone and of which no attempt holds anything."""
         held = select(Allocation.workload).where(Allocation.machine == Machine.id, Allocation.released_at.is_(None))
         gone = select(Machine.id).join(InstanceRow, InstanceRow.machine == Machine.id)
         with transaction(self._engine) as session:
             return list(session.scalars(gone.where(InstanceRow.gone_at.is_not(None), ~held.exists())))
 
     async def _forget(self, machine: str) -> None:
-        """Its history of allocations stays."""
+        """Ends the workflow of a machine and deletes its row. The history of its allocations stays."""
         try:
             workflow = self._client.get_workflow_handle(ids.machine_workflow_id(machine))
             await workflow.terminate(reason="its instance is gone")

@@ -1,4 +1,4 @@
-"""Sizing pools: requests the instances that a pool lacks, and tells surplus instances to end."""
+"""Sizing of pools: requests the instances that a pool lacks, and ends surplus instances."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -26,7 +26,7 @@ from lifecycle.instances import InstancePhase
 
 
 class Pools:
-    """Sizes all pools, round by round."""
+    """Sizes all pools in rounds."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
@@ -34,7 +34,7 @@ class Pools:
         self._queue = published.Newest()
 
     def round(self, offers: Sequence[Offer]) -> None:
-        """What all pools lack and have too much of, in one transaction; `offers` are of all providers that answer."""
+        """Sizes all pools in one transaction. `offers` are the offers of all providers that answer."""
         with transaction(self._engine) as session:
             refused = _refused(session, self._settings.refused_pause_s)
             rows = session.scalars(select(PoolRow).order_by(PoolRow.region, PoolRow.name).with_for_update()).all()
@@ -63,7 +63,7 @@ class Pools:
 def _reason(
     pool: Pool, lacks: Changes | None, offers: Sequence[Offer], refused: Mapping[OfferKey, Reason]
 ) -> dict[str, Any] | None:
-    """Why a pool gets less than its size or buffer; None: it does not."""
+    """Returns why a pool stays below its size or buffer; None: it does not."""
     if lacks is None:
         return None
     if not lacks.offered:
@@ -73,7 +73,7 @@ def _reason(
 
 
 def request_instance(session: Session, pool: Pool, offer: Offer, claims: Claims | None = None) -> str:
-    """Writes a new instance of an offer into the ledger, and has its workflow started at the commit; returns its id."""
+    """Writes a new instance of an offer into the ledger, with the mail that starts its workflow; returns its id."""
     cluster = cluster_of(pool.name, offer)
     make_cluster(session, offer.region, cluster, offer)
     row = InstanceRow(
@@ -98,7 +98,7 @@ def _claims_of(body: Mapping[str, Sequence[int]]) -> Claims:
 
 
 def tell_to_end(session: Session, instance: str, reason: Reason) -> bool:
-    """Writes why an instance is to end, and tells its workflow; False: it is to end already, or is gone."""
+    """Writes why an instance is to end, and signals its workflow; False: it is already to end, or is gone."""
     row = session.get(InstanceRow, instance, with_for_update=True)
     if row is None or row.ending is not None or row.gone_at is not None:
         return False
@@ -108,17 +108,17 @@ def tell_to_end(session: Session, instance: str, reason: Reason) -> bool:
 
 
 def _refused(session: Session, pause_s: float) -> dict[OfferKey, Reason]:
-    """Offers that were refused so lately that they are not asked now, by their keys, with the newest words."""
+    """Returns the offers that were refused in the last `pause_s` seconds, each with its newest refusal, by key."""
     recent = LaunchRefusal.at > text("now() - make_interval(secs => :s)").bindparams(s=pause_s)
     rows = session.scalars(select(LaunchRefusal).where(recent).order_by(LaunchRefusal.at))
     return {(row.provider, row.zone, row.kind, row.machine_type): refusal_reason(row) for row in rows}
 
 
 def _instances(session: Session) -> dict[PoolKey, list[Instance]]:
-    """Instances that are not gone and not to end, by region and pool; notes since when each has had no work.
+    """Returns the instances that are neither gone nor to end, by region and pool. Updates `idle_since` of each.
 
-    One whose platform takes it is to end from now on: when tasks have saved there it is of no use, and the next one is
-    launched meanwhile.
+    An instance that its platform reclaims is marked to end here, so that its replacement is launched while its tasks
+    save.
     """
     here = Allocation.machine == InstanceRow.machine
     busy = select(Allocation.workload).where(here, Allocation.released_at.is_(None)).exists()
@@ -163,7 +163,7 @@ def _pool(row: PoolRow) -> Pool:
 
 
 def _keep_prices(session: Session, offers: Sequence[Offer]) -> None:
-    """The prices of clusters with live instances follow the offers; of machines of one GPU type the dearest counts."""
+    """Updates the prices of clusters with live instances from the offers. For each GPU type, the highest is used."""
     session.flush()
     rows = session.execute(
         select(

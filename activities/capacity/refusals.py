@@ -1,4 +1,4 @@
-"""What providers refused, as rows of the ledger and as reasons."""
+"""Refused launches, as rows of the ledger and as reasons."""
 
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
@@ -16,7 +16,7 @@ _CODES = {
 
 
 def record_refusal(session: Session, instance: str, offer: Offer, refused: LaunchRefused) -> None:
-    """Writes that a provider refused to launch an instance. Written again, nothing changes."""
+    """Writes that a provider refused to launch an instance. Idempotent."""
     session.execute(
         insert(LaunchRefusal)
         .values(
@@ -34,7 +34,7 @@ def record_refusal(session: Session, instance: str, offer: Offer, refused: Launc
 
 
 def refusal_reason(row: LaunchRefusal) -> Reason:
-    """Why there is no machine, in the provider's words."""
+    """Returns the reason for a refused launch, with the provider's error message."""
     detail = {
         "provider": row.provider, "zone": row.zone, "kind": row.kind, "machine_type": row.machine_type,
         "words": row.words,

@@ -1,4 +1,4 @@
-"""Which workloads wait for machines that there are none of, as the last scan and the regions said it."""
+"""Finds workloads that wait only for machines, from the last scan and the regions' reasons."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,10 +22,10 @@ _FOR_WANT_OF_MACHINES = {
 
 
 def read_shortages(session: Session, queue: published.Newest) -> list[Shortage]:
-    """Workloads that no region has room for, in the order of the queue.
+    """Returns the workloads for which no region has room, in queue order.
 
-    Left out are workloads that are held or over their tenants' quotas. A region counts only if it lacks nothing but
-    machines: one that also lacks the workload's data, or does not answer, is left out.
+    Workloads that are held or over-quota are left out. A region is listed only if it lacks nothing but machines: a
+    region that does not answer, or that lacks the workload's data, is left out.
     """
     newest = queue.load(session)
     rows = session.execute(
@@ -46,7 +46,7 @@ def read_shortages(session: Session, queue: published.Newest) -> list[Shortage]:
 
 
 def _regions(body: Mapping[str, Any]) -> frozenset[str]:
-    """Regions that lack machines, and nothing else."""
+    """Returns the regions that lack only machines."""
     codes: dict[str, set[str]] = {}
     for reason in body.get("reasons", ()):
         if (region := (reason.get("detail") or {}).get("region")) is not None:

@@ -1,4 +1,4 @@
-"""Starting an instance's workflow, with its state from the ledger."""
+"""Starts an instance's workflow with its state from the ledger."""
 
 from sqlalchemy.orm import Session
 from temporalio.client import Client
@@ -12,7 +12,7 @@ from lifecycle.instances import LATEST_INSTANCES
 
 
 def read_instance(session: Session, instance: str, settings: CapacitySettings) -> InstanceInput | None:
-    """What an instance's workflow is started with now; None: it is gone, or there is none."""
+    """Returns the input with which an instance's workflow starts now; None: the instance is gone or does not exist."""
     row = session.get(InstanceRow, instance)
     if row is None or row.gone_at is not None:
         return None
@@ -20,7 +20,7 @@ def read_instance(session: Session, instance: str, settings: CapacitySettings) -
 
 
 async def start_instance(client: Client, start: InstanceInput) -> None:
-    """Starts the workflow, or has the one that runs look at the ledger."""
+    """Starts the workflow, or signals the running one to read the ledger."""
     await client.start_workflow(
         "InstanceWorkflow",
         start,

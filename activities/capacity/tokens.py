@@ -1,4 +1,4 @@
-"""Join tokens: what an instance is launched with, to show at its first hello that it is what was launched."""
+"""Join tokens: an instance is launched with its token, and its first hello presents the token to be admitted."""
 
 import hashlib
 import hmac
@@ -8,11 +8,11 @@ from infra.keys import load_master_key
 
 
 def join_token(master_key: Path, instance: str) -> str:
-    """The join token of an instance, derived from the installation's master key and stored nowhere.
+    """Returns the join token of an instance. It is derived from the installation's master key and is not stored.
 
-    A launch that is repeated after a crash therefore gives the machine the same token.
+    So a launch that is repeated after a crash gives the machine the same token.
 
     Raises:
-        ConfigurationError: there is no master key here.
+        ConfigurationError: this machine has no master key.
     """
     return hmac.new(load_master_key(master_key), f"join token {instance}".encode(), hashlib.sha256).hexdigest()

@@ -1,1 +1,1 @@
-"""Tables and checkpoints: copies, replicas, nights, checks of what buckets hold."""
+"""Activities on tables and checkpoints: copies, replicas, nights, and checks of buckets and their content."""

@@ -1,4 +1,4 @@
-"""Uploaded working directories that no workload needs any more: deleted from the database and from regions' buckets."""
+"""Deletes uploaded working directories that no workload needs any more, from the database and the regions' buckets."""
 
 import logging
 from collections.abc import Collection, Iterable
@@ -15,16 +15,16 @@ _AT_ONCE = 100
 
 
 def forget_archives(engine: Engine, buckets: Iterable[str], keep_s: float) -> None:
-    """Deletes archives that were uploaded more than `keep_s` seconds ago and that no unfinished workload names.
+    """Deletes archives that were uploaded more than `keep_s` seconds ago and that no unfinished workload uses.
 
-    An archive in a bucket is a copy: it is deleted with the last tenant's, and written again where one is needed.
+    An archive in a bucket is a copy. It is deleted once no tenant has the archive, and written again when needed.
     """
     workdir = Workload.spec["workdir"].astext
     live = (Workload.finished_at.is_(None), Workload.tenant == Archive.tenant, workdir.is_not(None))
     unused = Archive.sha256.not_in(select(workdir).where(*live))
     old = text("archive.created_at < now() - make_interval(secs => :s)").bindparams(s=keep_s)
     with transaction(engine) as session:
-        # Looked at again under their locks: a submission that names one holds it until it commits.
+        # The condition is checked again under the row locks: a submission locks the archives that it uses.
         due = select(Archive.tenant, Archive.sha256).where(old, unused).limit(_AT_ONCE)
         rows = session.execute(due.with_for_update(skip_locked=True)).all()
         found = tuple_(Archive.tenant, Archive.sha256).in_([tuple(row) for row in rows])
@@ -33,8 +33,8 @@ def forget_archives(engine: Engine, buckets: Iterable[str], keep_s: float) -> No
     for url in buckets if gone else ():
         try:
             _delete(open_store(url), gone)
-        except Exception as error:  # its bucket's own kind; the others' turn comes all the same
-            _log.warning("archives in %s cannot be deleted now: %s", url, error)
+        except Exception as error:  # Any error of this bucket's store. The other buckets are still processed.
+            _log.warning("archives in bucket %s cannot be deleted now: %s", url, error)
 
 
 def _delete(store: ObjectStore, gone: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""How much of each link between two regions this process may use, and who of its copies gets how much of that."""
+"""The bandwidth that this process may use on each link between two regions, divided among its kinds of copies."""
 
 import threading
 
@@ -11,7 +11,7 @@ _lock = threading.Lock()
 
 
 def share(settings: CopySettings, source: str, target: str, name: str) -> Share | None:
-    """The share `name` of what this process may use of a link between regions; None: as much as there is."""
+    """Returns the share `name` of this process's bandwidth on the link between two regions; None: it is not limited."""
     if settings.link_bytes_per_s is None:
         return None
     with _lock:

@@ -1,8 +1,8 @@
-"""Checks of a region's bucket, beside the bidding: a region whose bucket does not answer gets no work until it does.
+"""Periodic checks of a region's bucket. A region whose bucket does not answer gets no work until it does.
 
-The first check puts a small marker object into the bucket. Later ones read it. So a bucket that was removed, emptied or
-replaced, a folder that is not mounted, and a store that refuses or hangs all fail the check; and a folder that
-another process creates in its place lacks the marker, and fails too.
+The first check writes a small marker object into the bucket. Later checks read it. So a check fails if the bucket was
+removed, emptied or replaced, if its folder is not mounted, or if the store refuses requests or hangs. A new folder that
+another process creates in place of a missing mount also fails, because it lacks the marker.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ _ERROR_CHARACTERS = 300
 
 @dataclass
 class _Probe:
-    """A check that is under way in a thread of its own, which may hang for as long as the store does."""
+    """A running check. Its thread hangs as long as the store hangs."""
 
     url: str
     done: "Future[None]"
 
 
 class BucketCheck:
-    """Checks one region's bucket again and again. At most one thread at a time waits for the store."""
+    """Checks one region's bucket periodically. At most one thread waits for a store with the current URL."""
 
     def __init__(self, engine: Engine, settings: BucketSettings, region: str) -> None:
         self._engine = engine
@@ -47,23 +47,23 @@ class BucketCheck:
         self._region = region
         self._backoff = Backoff(settings.retry_s, settings.retry_max_s)
         self._failures = 0
-        """In a row."""
+        """Consecutive failed checks."""
         self._probe: _Probe | None = None
         self._store: tuple[str, ObjectStore] | None = None
-        """The newest URL, and its opened store."""
+        """The current URL and its opened store."""
 
     async def run(self) -> None:
         """Checks until cancelled."""
         while True:
             try:
                 pause_s = await self.check()
-            except Exception as error:  # Postgres is away, or being migrated.
+            except Exception as error:  # Postgres does not answer, or is being migrated.
                 _log.warning("the bucket of region %s was not checked: %s", self._region, error)
                 pause_s = self._settings.interval_s
             await asyncio.sleep(pause_s)
 
     async def check(self) -> float:
-        """Checks once, and publishes what has changed; in how many seconds it is to be checked again.
+        """Checks once and publishes a changed result; returns the seconds until the next check.
 
         Raises:
             SQLAlchemyError: Postgres does not answer.
@@ -82,7 +82,7 @@ class BucketCheck:
         return self._backoff.pause_s(self._failures)
 
     def _known(self) -> BucketState | None:
-        """What was published of the region's bucket; None: the region is not there."""
+        """Returns the published state of the region's bucket; None: the region does not exist."""
         with transaction(self._engine) as session:
             url = session.scalar(select(Region.bucket_url).where(Region.name == self._region))
             if url is None:
@@ -91,12 +91,12 @@ class BucketCheck:
         return found if found is not None and found.url == url else BucketState(url)
 
     async def _ask(self, known: BucketState) -> str | None:
-        """What is wrong with the bucket; None: nothing."""
+        """Returns why the check failed; None: the bucket is right."""
         probe = self._probe
         if probe is None or probe.done.done() or probe.url != known.url:
             probe = self._probe = _Probe(known.url, _in_thread(lambda: self._look(known)))
         answer = asyncio.wrap_future(probe.done)
-        # Not `wait_for`: the thread cannot be cancelled, and the next check takes its answer.
+        # `wait_for` is not used because the thread cannot be cancelled. The next check uses its answer.
         await asyncio.wait([answer], timeout=self._settings.timeout_s)
         if not answer.done():
             return f"no answer within {self._settings.timeout_s:g} s"
@@ -113,11 +113,11 @@ class BucketCheck:
         try:
             store.get(key)
         except MissingObject:
-            message = f"its marker object {key} is not there: the bucket was removed, emptied or replaced"
+            message = f"its marker object {key} is missing: the bucket was removed, emptied or replaced"
             raise MissingObject(message) from None
 
     def _tell(self, state: BucketState) -> None:
-        """Publishes and logs what is new."""
+        """Publishes a changed state. Logs when the bucket fails, and when it answers again."""
         with transaction(self._engine) as session:
             before = bucket_states(session, [self._region]).get(self._region)
             if state.error and state.failing_since_s is None:
@@ -128,7 +128,7 @@ class BucketCheck:
         was_failing = before is not None and before.failing_since_s is not None
         if state.error and not was_failing:
             _log.warning(
-                "the bucket of region %s does not answer: %s; nothing is placed there until it does",
+                "the bucket of region %s does not answer: %s; nothing is placed in the region until it does",
                 self._region, state.error,
             )  # fmt: skip
         elif not state.error and was_failing:
@@ -140,7 +140,7 @@ def _now_s(session: Session) -> float:
 
 
 def _in_thread(work: Callable[[], None]) -> "Future[None]":
-    """Carries `work` out in a thread that keeps no process from ending."""
+    """Runs `work` in a daemon thread, which does not keep the process alive."""
     done: Future[None] = Future()
     done.set_running_or_notify_cancel()
 

@@ -1,4 +1,4 @@
-"""Bytes between regions: a moved workload's checkpoints, and replicas of tables."""
+"""Copies between regions: the checkpoints of moved workloads, and replicas of tables."""
 
 from sqlalchemy import Engine
 from temporalio import activity
@@ -17,7 +17,7 @@ from mizzen.objects.store import ObjectStore, open_store
 
 
 class CopyActivities:
-    """Effects near a region's bucket."""
+    """The copy activities, which run near a region's bucket."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
@@ -27,12 +27,15 @@ class CopyActivities:
         with transaction(self._engine) as session:
             row = session.get(Region, region)
         if row is None:
-            raise ApplicationError(f"no region {region}", type="UnknownRegion", non_retryable=True)
+            raise ApplicationError(f"region {region} does not exist", type="UnknownRegion", non_retryable=True)
         return open_store(f"{row.bucket_url.rstrip('/')}/{prefix}" if prefix else row.bucket_url)
 
     @activity.defn(name=Activity.COPY_CHECKPOINT.value)
     def copy_checkpoint(self, request: CheckpointCopy) -> int:
-        """Fences the source for older attempts, then copies the committed checkpoints, each record last."""
+        """Fences older attempts at the source, then copies the committed checkpoints, each with its record last.
+
+        Returns the number of bytes copied.
+        """
         prefix = ids.checkpoint_prefix(request.workload_id)
         source, target = (self._store(r, prefix) for r in (request.source_region, request.target_region))
         fence(source, request.attempt, f"copy to {request.target_region}")
@@ -40,12 +43,12 @@ class CopyActivities:
         with heartbeating() as heartbeat:
             return copy_committed(source, target, share=own, progress=heartbeat)
 
-    # A copy is left at the end of a part, where `Completion` looks: not wherever its thread happens to be.
+    # No exception is thrown into the thread: `Completion` checks for a cancellation at the end of each part.
     @activity.defn(name=Activity.COPY_TABLE.value, no_thread_cancel_exception=True)
     def copy_table(self, request: ReplicateTable) -> int:
-        """Completes a replica of a table: what it lacks is copied and verified, then it is ready; its bytes.
+        """Copies and verifies what a replica of a table lacks, and makes it ready; returns its size in bytes.
 
-        0: it is gone, or is being deleted. See `Completion.run` for the errors.
+        Returns 0 if the replica is gone or is being deleted. See `Completion.run` for the errors.
         """
         with heartbeating() as heartbeat:
             return Completion(self._engine, self._settings, request, heartbeat).run()

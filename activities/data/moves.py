@@ -1,4 +1,4 @@
-"""A night's moves: which one is next, beginning it, and switching a table's home once its copy is there."""
+"""The moves of a night: selects and begins the next move, and switches a table's home when its copy is complete."""
 
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
@@ -17,7 +17,7 @@ from infra.db.tables import Replica, Table
 
 
 class MoveActivities:
-    """Effects on the catalogue of moves that workflows of nights make."""
+    """The activities of a night's workflow that begin and finish moves."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
@@ -25,12 +25,12 @@ class MoveActivities:
 
     @activity.defn(name=Activity.NEXT_MOVE.value)
     def next_move(self, ask: NextMove) -> MoveOrder:
-        """Begins the first move that waits and can be made; the others before it are left, with the reason.
+        """Begins the first waiting move that is possible. Impossible moves before it are left out, with the reason.
 
-        A lane that asks again without having finished gets what it has.
+        A lane that has not finished its move gets the same move again.
         """
         with transaction(self._engine) as session:
-            # Locked: one lane after the other looks for a move.
+            # The lock serializes the lanes of a night.
             night = session.get(Night, ask.night, with_for_update=True)
             if night is None or night.state != "moving" or night.dry_run:
                 return MoveOrder(over=True)
@@ -52,9 +52,11 @@ class MoveActivities:
 
     @activity.defn(name=Activity.FINISH_MOVE.value)
     def finish_move(self, ref: MoveRef) -> bool:
-        """Ends a move whose copy has ended: of a new home, the table's home is switched, and the old copy gets its
-        grace, in one transaction. False: it was appended to meanwhile, or not all of the copy was verified after the
-        move began: the copy is to be made complete first.
+        """Finishes a move whose copy has ended. For a move of the home, one transaction switches the home and drops the
+        old copy after its grace.
+
+        Returns False if the copy must be completed first: the table was appended to meanwhile, or not all of the copy
+        has been verified since the move began.
         """
         with transaction(self._engine) as session:
             move = session.get(NightMove, (ref.night, ref.number), with_for_update=True)
@@ -64,7 +66,7 @@ class MoveActivities:
             copy = session.get(Replica, (move.data_table, move.target_region), with_for_update=True)
             problem = ref.problem
             if problem is None and (table is None or copy is None or copy.state == "deleting"):
-                problem = "the table or its replica went meanwhile"
+                problem = "the table or its replica was deleted meanwhile"
             if problem is not None or table is None or copy is None:
                 _leave(move, problem or "")
                 if copy is not None:
@@ -84,18 +86,18 @@ class MoveActivities:
             return True
 
     def _begun(self, session: Session, move: NightMove) -> bool:
-        """Whether the move is to be copied now; else it is done or left."""
+        """Begins a move; returns whether it is to be copied now. Otherwise the move is done or left out."""
         target = session.get(Region, move.target_region, with_for_update={"key_share": True})
         table = session.get(Table, move.data_table, with_for_update=True)
         if table is None or target is None:
-            return _leave(move, f"there is no {'table' if table is None else 'region'} of its name any more")
+            return _leave(move, f"the {'table' if table is None else 'region'} does not exist any more")
         if move.kind == "home" and table.home_region != move.source_region:
-            return _leave(move, f"the table's home is {table.home_region} by now")
+            return _leave(move, f"the table's home is now {table.home_region}")
         there = session.get(Replica, (move.data_table, move.target_region), with_for_update=True)
         if move.kind == "drop":
             return self._dropped(session, move, table, there)
         if move.kind == "refresh" and (there is None or there.state != "ready"):
-            return _leave(move, "there is no replica to refresh any more")
+            return _leave(move, "the replica to refresh does not exist any more")
         if there is None:
             more_bytes = table.size_bytes if move.partitions is None else move.size_bytes
             if (full := no_room(session, target.name, more_bytes)) is not None:
@@ -109,23 +111,23 @@ class MoveActivities:
         except StorageFull as full:
             return _leave(move, str(full))
         if copy is None or copy.state == "deleting":
-            return _leave(move, f"its objects in {move.target_region} are being deleted")
+            return _leave(move, f"the table's objects in {move.target_region} are being deleted")
         move.state, move.begun_at = "copying", func.clock_timestamp()
         session.flush()
         return True
 
     def _dropped(self, session: Session, move: NightMove, table: Table, there: Replica | None) -> bool:
         if there is None or there.state != "ready" or table.home_region == move.target_region:
-            return _leave(move, "there is no replica to drop any more")
+            return _leave(move, "the replica to drop does not exist any more")
         if (wrong := integrity.wrong_region(session, table.name)) is not None:
-            return _leave(move, f"the copy in {wrong} was found wrong; none is dropped until it is repaired")
+            return _leave(move, f"the copy in {wrong} was found wrong; no replica is dropped until it is repaired")
         drop_replica(session, table.name, there.region, grace_s=self._nightly.grace_s, night=move.night)
         move.begun_at = func.clock_timestamp()
         return _done(move)
 
     def _switched(self, session: Session, move: NightMove, table: Table) -> bool:
         if table.home_region != move.source_region:
-            return _leave(move, f"the table's home is {table.home_region} by now")
+            return _leave(move, f"the table's home is now {table.home_region}")
         table.home_region = move.target_region
         session.flush()
         old = session.get(Replica, (table.name, move.source_region), with_for_update=True)
@@ -140,7 +142,7 @@ class MoveActivities:
 
 
 def _verified(session: Session, move: NightMove) -> bool:
-    """Whether all of the copy at the target was read and found right since the move began."""
+    """Returns whether the whole copy at the target was read and found right after the move began."""
     since = move.begun_at or integrity.clock(session)
     return not integrity.unverified(session, move.data_table, move.target_region, since=since)
 

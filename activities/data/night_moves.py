@@ -1,4 +1,4 @@
-"""What a night moves: its plan beside what is there, within the day's quota."""
+"""The moves of a night: the differences between its plan and the current replicas, within the daily quota of bytes."""
 
 import json
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from infra.db.nights import NightMove
 from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 
 _GIVEN_UP_S = 60.0
-_OVER_QUOTA = "the quota of bytes moved a day is used up"
+_OVER_QUOTA = "the daily quota of moved bytes is used up"
 
 
 def moves_of(session: Session, folder: Path, quota_bytes: float | None) -> Iterator[dict[str, Any]]:
-    """Rows of `NightMove` but for night and number, in the order in which they begin.
+    """Yields rows of `NightMove` without night and number, in the order in which the moves begin.
 
-    Replicas that nobody wants any more go first; then tables come to their new homes, stale replicas get what they
-    lack, and new ones are made. What is over the quota is left: a plan without it is no worse than none.
+    First, unwanted replicas are dropped. Then tables move to their new homes, stale replicas are refreshed, and new
+    replicas are made. Moves beyond the quota are left out: each of the other moves is an improvement without them.
     """
     replicas = json.loads((folder / "replicas.json").read_text())["replicas"]
     wanted = {(r["table"], r["region"]) for r in replicas}
@@ -47,7 +47,7 @@ def moves_of(session: Session, folder: Path, quota_bytes: float | None) -> Itera
 
 
 def tidy(session: Session, night: str, grace_s: float) -> None:
-    """Gives up copies that earlier nights began and this one does not go on with."""
+    """Drops incomplete copies that earlier nights began and this night does not continue."""
     goes_on = exists().where(
         NightMove.night == night,
         NightMove.state == "waiting",
@@ -59,7 +59,10 @@ def tidy(session: Session, night: str, grace_s: float) -> None:
 
 
 def give_up(session: Session, copy: Replica, night: str, grace_s: float) -> None:
-    """What a night copied and nobody waits for goes soon: a copy that did not hear of its end yet hears of this."""
+    """Drops an incomplete copy of a night that no workload requested.
+
+    A short grace remains, in which a copy activity that still runs finds out that the replica is being deleted.
+    """
     if copy.state == "copying" and copy.made_by == "night" and copy.requested_by is None:
         drop_replica(session, copy.data_table, copy.region, grace_s=min(grace_s, _GIVEN_UP_S), night=night)
 
@@ -71,7 +74,7 @@ def _planned(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def droppable_replicas(session: Session) -> Iterator[tuple[str, str]]:
-    """Table and region of replicas that a night may drop: made by a night or a workload, not by operators."""
+    """Yields table and region of the replicas that a night may drop: made by a night or a workload, not an operator."""
     for table, region, _ in session.execute(_DROPPABLE):
         yield table, region
 
@@ -85,7 +88,7 @@ _DROPPABLE = (
 
 
 def _drops(session: Session, wanted: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-    """Replicas that may be dropped and that no plan calls for now."""
+    """Yields moves that drop the droppable replicas that are not in `wanted`."""
     for table, region, home in session.execute(_DROPPABLE):
         if (table, region) not in wanted:
             yield {
@@ -95,7 +98,10 @@ def _drops(session: Session, wanted: set[tuple[str, str]]) -> Iterator[dict[str,
 
 
 def _refreshes(session: Session, wanted: set[tuple[str, str]], coming: set[tuple[str, str]]) -> list[dict[str, Any]]:
-    """What stale replicas of whole tables lack, the stalest first, but for those that a move completes or drops."""
+    """Returns moves that refresh stale replicas of whole tables, the stalest first.
+
+    Replicas that another move of the night copies or drops are left out.
+    """
     held = ReplicaPartition.data_table == Partition.data_table, ReplicaPartition.partition == Partition.name
     statement = (
         select(Replica.data_table, Replica.region, Table.home_region, Replica.made_by, func.sum(Partition.size_bytes))

@@ -1,4 +1,4 @@
-"""Temporal's schedule of the nightly placement of tables, as the settings say."""
+"""The Temporal schedule of the nightly placement of tables, from the settings."""
 
 from datetime import timedelta
 
@@ -21,7 +21,7 @@ from infra.config import NightlySettings
 
 
 def night_schedule(nightly: NightlySettings) -> Schedule:
-    """One start a day in the settings' time zone; a night that is still at it is not joined by another."""
+    """Returns a schedule with one start a day, in the time zone of the settings. It skips starts while a night runs."""
     calendars = []
     if nightly.start is not None:
         hour, minute = (int(part) for part in nightly.start.split(":"))
@@ -31,7 +31,7 @@ def night_schedule(nightly: NightlySettings) -> Schedule:
             "NightWorkflow",
             id=ids.NIGHT_WORKFLOW_ID,
             task_queue=ids.CONTROL_QUEUE,
-            static_summary="computes where tables belong, and moves them",
+            static_summary="plans the placement of tables and moves them",
         ),
         spec=ScheduleSpec(
             calendars=calendars,
@@ -45,7 +45,7 @@ def night_schedule(nightly: NightlySettings) -> Schedule:
 
 
 async def set_schedule(client: Client, nightly: NightlySettings) -> None:
-    """Makes the schedule, or changes the one that is there; whether it is paused in Temporal stays as it is."""
+    """Creates the schedule, or updates the existing one. Whether it is paused in Temporal does not change."""
     wanted = night_schedule(nightly)
     try:
         await client.create_schedule(ids.NIGHT_SCHEDULE_ID, wanted)

@@ -1,4 +1,4 @@
-"""A night's plan: gather, solve in a process of its own, keep what was decided, and write down the moves."""
+"""The plan of a night: gathers the catalogue, solves in a separate process, and stores the result and the moves."""
 
 import json
 import logging
@@ -39,7 +39,7 @@ _SAID_CHARACTERS = 2000
 
 
 class NightActivities:
-    """Effects of the workflow of a night, but for its moves (`activities.data.moves`)."""
+    """The activities of a night's workflow, except its moves (`activities.data.moves`)."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
@@ -47,23 +47,23 @@ class NightActivities:
 
     @activity.defn(name=Activity.OPEN_NIGHT.value)
     def open_night(self, ref: NightRef) -> NightTicket:
-        """What is to be done of the night: nothing if another one is open."""
+        """Opens the night, if no other night is open; returns its state and settings."""
         nightly = self._settings.tetris.nightly
         with transaction(self._engine) as session:
             row = session.get(Night, ref.night, with_for_update=True)
             if row is None:
                 row = begin_night(session, ref.night, nightly.deadline_s, dry_run=False)
             if row is None:
-                _log.warning("night %s: another one is open; nothing is done", ref.night)
+                _log.warning("night %s is skipped: another night is open", ref.night)
                 return NightTicket("skipped")
             return NightTicket(row.state, nightly.at_once, nightly.solve_s)
 
     @activity.defn(name=Activity.PLAN_NIGHT.value)
     def plan_night(self, ref: NightRef) -> None:
-        """Decides what the night moves, unless that is written down already.
+        """Computes and writes the moves of the night, unless they are already written.
 
         Raises:
-            ApplicationError: the catalogue does not suffice; it says what is missing.
+            ApplicationError: the catalogue is incomplete; the message says what is missing.
         """
         tetris = self._settings.tetris
         with transaction(self._engine) as session:
@@ -105,15 +105,15 @@ class NightActivities:
 
     @activity.defn(name=Activity.NIGHTS_PAUSED.value)
     def nights_paused(self, _: None = None) -> bool:
-        """Whether an operator has paused moves."""
+        """Returns whether an operator has paused moves."""
         with transaction(self._engine) as session:
             return session.get(NightPause, True) is not None
 
     @activity.defn(name=Activity.ASSIGN_PARTITIONS.value)
     def assign_partitions(self, ref: NightRef) -> None:
-        """Places the partitions of each region that has datacenters in those (MAST 3.5), as things are after the moves.
+        """Assigns the partitions of each region with datacenters to these datacenters (MAST 3.5), after the moves.
 
-        A region of which the catalogue does not say enough is told of, and left as it is.
+        If the catalogue lacks data about a region, an event reports it and its assignment does not change.
         """
         tetris = self._settings.tetris
         with transaction(self._engine) as session:
@@ -138,7 +138,7 @@ class NightActivities:
             with searched(instance, Reads(), request, store, prefix, heartbeat) as folder:
                 plan = json.loads((folder / "plan.json").read_text())["homes"]
             with transaction(self._engine) as session:
-                # Also those that stay: some were in none, and only began where they are now.
+                # Tables that do not move are written, too: they may not have been assigned to a datacenter before.
                 assign_partitions(session, {table.name: table.home for table in instance.tables} | plan)
         except CatalogueError as error:
             with transaction(self._engine) as session:
@@ -146,12 +146,12 @@ class NightActivities:
 
     @activity.defn(name=Activity.END_NIGHT.value)
     def end_night(self, ref: NightRef) -> None:
-        """Ends the night: what waits is left to the next one, which carries nothing over but plans anew."""
+        """Ends the night. Waiting moves are left out; the next night makes a new plan."""
         with transaction(self._engine) as session:
             night = session.get(Night, ref.night, with_for_update=True)
             if night is None or night.state not in OPEN:
                 return
-            because = "it was a dry run" if night.dry_run else "the deadline was over before it could begin"
+            because = "the night was a dry run" if night.dry_run else "the deadline passed before the move began"
             waiting = NightMove.night == ref.night, NightMove.state == "waiting"
             session.execute(update(NightMove).where(*waiting).values(state="left", left_because=because))
             night.state, night.problem = ("ended", None) if ref.problem is None else ("failed", ref.problem)
@@ -167,12 +167,12 @@ def _count(session: Session, night: str) -> dict[str, int]:
 def _bucket(session: Session, night: str) -> tuple[ObjectStore, str]:
     url = session.scalars(select(Region.bucket_url).order_by(Region.name)).first()
     if url is None:
-        raise CatalogueError("regions: there are none; add one with a bucket first")
+        raise CatalogueError("regions: there is no region; add one with a bucket first")
     return open_store(url), f"{url.rstrip('/')}/{ids.night_prefix(night)}"
 
 
 def forget_nights(engine: Engine, keep_s: float) -> None:
-    """Deletes what nights decided that ended so long ago, and its objects."""
+    """Deletes the records and objects of nights that ended more than `keep_s` seconds ago."""
     old = Night.ended_at < func.now() - timedelta(seconds=keep_s)
     with transaction(engine) as session:
         nights = {row.id: row.artifact_url for row in session.scalars(select(Night).where(old))}

@@ -1,4 +1,4 @@
-"""Bringing data near hardware where no region has both (MAST 3.1, 4.3): which region, and starting the copy."""
+"""On-demand copies of tables to a region with the hardware, if no region has both hardware and data (MAST 3.1, 4.3)."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -28,10 +28,10 @@ _ABOUT_DATA = frozenset({ReasonCode.DATA_NOT_HERE, ReasonCode.DATA_STALE})
 
 
 def targets(answers: Iterable[Bid]) -> list[str]:
-    """Regions to which bringing a workload's tables would help.
+    """Returns the regions to which copying a workload's tables would help.
 
-    All that answered, where some could run it if its tables were there and none has both; else those that have both,
-    and lack no more than what was appended lately: that is little.
+    If at least one region has the hardware but not the data, and no region has both, all regions that answered are
+    returned. Otherwise the regions are returned whose only problem is a stale replica: they lack recent appends only.
     """
     codes = {bid.region: {r.code for r in bid.reasons} for bid in answers}
     if any(c & _ABOUT_DATA and not c & _NOT_ABOUT_DATA for c in codes.values()) and all(
@@ -42,25 +42,26 @@ def targets(answers: Iterable[Bid]) -> list[str]:
 
 
 def may_be_placed_later(session: Session, demand: WorkloadDemand, level: int, unreachable: Iterable[str]) -> bool:
-    """Whether a region that did not answer has its tables: it may well have the hardware, too."""
+    """Returns whether a region that did not answer has the workload's tables, so that it may have room, too."""
     replicas = ready_replicas(session, demand.tables)
     return any(demand.allows_region(r) and can_read(replicas, demand.tables, r, level=level) for r in unreachable)
 
 
 def is_on_its_way(session: Session, workload: str, tables: Collection[str]) -> bool:
-    """Whether a copy that was started for this workload is not complete yet."""
+    """Returns whether a copy that was started for this workload is still running."""
     return any(_for(r) == workload for r in _copying(session, tables))
 
 
 def bring_data(
     session: Session, workload: Workload, demand: WorkloadDemand, level: int, offers: Sequence[Bid]
 ) -> list[Reason]:
-    """Starts copies of what is missing of its tables to the region that could start the workload soonest, once.
+    """Starts copies of a workload's missing tables to the region that could start the workload soonest, only once.
 
-    `offers` are the regions' answers as if the data were there. Soonest is a region to which all that is missing is
-    being copied already; then the best plan by the order of criteria; where none could start now, the region that can
-    place the most of it. A region without storage for all of it is left out. A stale replica lacks nothing for those
-    who may read it. The reasons say what is being copied or, where no region has storage, that.
+    `offers` are the regions' answers on the assumption that the data is there. Preferred are regions to which all
+    missing tables are already being copied, then the best plan by the order of criteria. If no region has a plan, the
+    region that can place the most tasks is chosen. Regions without storage for the tables are left out. A stale replica
+    counts as complete for workloads that may read stale data. Returns the reasons: the copies in progress or, if no
+    region has storage, the missing storage.
     """
     copying = _copying(session, demand.tables)
     for region in sorted({r.region for r in copying if _for(r) == workload.id}):
@@ -83,7 +84,7 @@ def bring_data(
         there[replica.region].add(replica.data_table)
     target = min(able, key=lambda b: (not there[b.region].issuperset(demand.tables), _soonest(b))).region
     short = no_room(session, target, whole_bytes(session, demand.tables, target), lock=True)
-    if short is not None:  # Another workload was faster.
+    if short is not None:  # Another workload has taken the storage since the check above.
         return [_no_storage(short)]
     out = []
     for table in sorted(demand.tables):
@@ -109,7 +110,7 @@ def _copying(session: Session, tables: Collection[str]) -> Sequence[Replica]:
 
 
 def _for(replica: Replica) -> str | None:
-    """For which workload it is being copied."""
+    """Returns the workload for which the replica is being copied or refreshed."""
     return replica.requested_by if replica.state == "copying" else replica.topped_up_for
 
 

@@ -1,4 +1,4 @@
-"""One partition's bytes: copied from a region to another, and held against what the catalogue says of them."""
+"""Copies one partition from a region to another, and compares its objects with the catalogue."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from mizzen.objects.store import ObjectStore
 
 
 class WrongPartition(Exception):
-    """The objects of a partition are not what the catalogue says; the message names both, and where."""
+    """The objects of a partition differ from the catalogue. The message names both values and the region."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,16 @@ def bring(
     share: Share | None,
     progress: Progress,
 ) -> None:
-    """Copies the objects of a partition's manifest. What is read of each is compared with its checksum in the manifest.
+    """Copies the objects of a partition's manifest, and compares the content of each with the manifest's checksum.
 
-    Nothing is read back at the target: its store confirms each part that it keeps. An object that is there already and
-    has its checksum is not copied again. A `new` copy is alone in its folder. `progress` is
-    told bytes done and in total, and may end the copy by raising.
+    Nothing is read back at the target: its store confirms each part. An object that already exists at the target with
+    the right checksum is not copied again. The folder of a `new` copy must contain no other objects. `progress` is
+    called with the copied and total bytes, and may end the copy by raising.
 
     Raises:
         WrongPartition: the target of a new copy has other objects in the partition's folder.
-        CopyFailed, MissingObject, CopyInUse: see `copy_objects`. A source that is not what the manifest says is one.
+        CopyFailed, MissingObject, CopyInUse: see `copy_objects`. A source that differs from the manifest is reported
+            in this way, too.
     """
     location = partition.location
     objects = [Wanted(location + entry.path, entry.size_bytes, entry.checksum) for entry in manifest]
@@ -52,8 +53,8 @@ def bring(
     wanted = {o.key: o.size_bytes for o in objects}
     if there != wanted:
         key = min(there.items() ^ wanted.items())[0]
-        message = f"{sum(there.values())} bytes in {target.region}, it has {partition.size_bytes}"
+        message = f"{sum(there.values())} bytes in {target.region}, should be {partition.size_bytes}"
         raise WrongPartition(
-            f"table {partition.data_table}, partition {partition.name}: {message}; {key} has {there.get(key)}, in"
+            f"table {partition.data_table}, partition {partition.name}: {message}; size of {key}: {there.get(key)}, in"
             f" {source.region} {wanted.get(key)}"
         )

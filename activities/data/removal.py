@@ -1,7 +1,7 @@
-"""Deleting replicas whose time is over: their objects first, their rows after, and never under a reader.
+"""Deletes replicas whose grace is over: first the objects, then the rows, and never while a workload reads them.
 
-Before any object goes, the home's copy of all that the replica has is read in full and found right, from the beginning
-of the deletion on, and no other replica of the table is known to be wrong.
+Two conditions must hold before any object is deleted. The home's copy of every partition of the replica has been read
+in full and found right since the deletion began. No other replica of the table is known to be wrong.
 """
 
 import logging
@@ -30,14 +30,14 @@ from mizzen.objects.workers import Workers
 
 _log = logging.getLogger(__name__)
 _AT_ONCE = 500
-"""Objects that are deleted between two signs of life."""
+"""The number of objects that are deleted between two heartbeats."""
 _WORKERS = 8
 _MOST_S = 120.0
-"""A round takes no longer: what is left goes in the next one."""
+"""The time limit of a round. The next round continues."""
 
 
 class RemovalActivities:
-    """Housekeeping's deletions of replicas."""
+    """The housekeeping activity that deletes replicas."""
 
     def __init__(self, engine: Engine, client: Client) -> None:
         self._engine = engine
@@ -46,10 +46,11 @@ class RemovalActivities:
 
     @activity.defn(name=Activity.REMOVE_REPLICAS.value)
     async def remove(self) -> float:
-        """Deletes replicas that are being deleted and whose time is over, but for those that somebody reads, and those
-        without which the home alone would be left unverified. Keeps each region's verification running.
+        """Deletes replicas in state `deleting` whose grace is over, and keeps each region's verification running.
 
-        One that is still being copied is no more after this round. What cannot be deleted now is left for the next.
+        A replica stays while a workload reads it, and until the home's copy is verified. If a workflow still copies a
+        replica, this round cancels that workflow, and a later round deletes the replica. A replica that cannot be
+        deleted now is tried again in the next round.
         """
         await self._keep_scrubbing()
         until_s = time.monotonic() + _MOST_S
@@ -59,8 +60,8 @@ class RemovalActivities:
                 continue
             try:
                 await self._remove(table, region, until_s)
-            except Exception as error:  # the bucket's own kind; the others' turn comes all the same
-                _log.warning("the replica of %s in %s cannot be deleted now: %s", table, region, error)
+            except Exception as error:  # Any error of the bucket's store. The other replicas are still processed.
+                _log.warning("the replica of table %s in %s cannot be deleted now: %s", table, region, error)
             if time.monotonic() > until_s:
                 break
         return 0.0
@@ -70,7 +71,7 @@ class RemovalActivities:
             await start_scrub(self._client, region)
 
     def _regions(self) -> list[str]:
-        """Those that have tables."""
+        """Returns the regions that have replicas of tables."""
         with transaction(self._engine) as session:
             return list(session.scalars(select(Replica.region).distinct().order_by(Replica.region)))
 
@@ -84,7 +85,7 @@ class RemovalActivities:
             return [(table, region) for table, region in rows]
 
     async def _was_copied(self, table: str, region: str) -> bool:
-        """Whether a workflow still ran that copies it: it is told to end, since it may be putting objects there."""
+        """Returns whether a workflow still copies the replica, and cancels it, because it may still write objects."""
         handle = self._client.get_workflow_handle(ids.replica_workflow_id(table, region))
         try:
             if (await handle.describe()).status is not WorkflowExecutionStatus.RUNNING:
@@ -116,10 +117,10 @@ class RemovalActivities:
         await in_thread(self._forget, table, region)
 
     def _read_home(self, table: str, region: str, reading: Reading) -> bool:
-        """Reads what is left to be read of the home's copy of all that the replica has; what is found is recorded.
+        """Verifies the home's copy of the replica's partitions that were not read since the deletion began.
 
-        Names and sizes are listed once more in each round: a deletion may take many. False: that has to go on later, or
-        somebody needs the replica still.
+        Records the results. Names and sizes are listed again in each round, because a deletion may take many rounds.
+        Returns False if the reading must continue later, or if the replica is still needed.
         """
         with transaction(self._engine) as session:
             began_at = _begun(session, table, region)
@@ -129,7 +130,7 @@ class RemovalActivities:
         try:
             while todo := self._unverified(table, home, region, began_at):
                 for partition in todo:
-                    # Also what was found wrong before: its repair may not have been noted yet.
+                    # A partition that was found wrong before is checked again: it may have been repaired since.
                     if self._verifier.check(partition, home, reading) is not None:
                         break
                 else:
@@ -145,7 +146,7 @@ class RemovalActivities:
             return integrity.unverified(session, table, home, since=since, of=region, limit=_AT_ONCE)
 
     def _may_go(self, table: str, region: str) -> tuple[ObjectStore, frozenset[str]] | None:
-        """The bucket, and the folders of the partitions that the replica has or was to have; None: it stays for now."""
+        """Returns the bucket and the folders of the replica's planned or copied partitions; None: the replica stays."""
         with transaction(self._engine) as session:
             row = _deletable(session, table, region)
             if row is None:
@@ -162,14 +163,14 @@ class RemovalActivities:
             if row is not None:
                 session.delete(row)
                 events.record(session, "replica.deleted", region=region, detail={"table": table})
-                # Who wants the table there again has waited for this.
+                # A workload that needs the table in this region again waits for this deletion.
                 outbox.wake_scheduler(session)
 
 
 def _unused(session: Session, table: str, region: str) -> Replica | None:
-    """A replica whose time is over, that no live attempt reads and no night copies. Nobody can take it back any more.
+    """Returns the locked row of a replica whose grace is over, if no live attempt reads it and no night copies it.
 
-    The lock waits for those who were about to.
+    The row lock prevents that the replica is taken into use again before this transaction ends.
     """
     row = session.get(Replica, (table, region), with_for_update=True)
     now = session.execute(select(func.clock_timestamp())).scalar_one()
@@ -192,9 +193,9 @@ def _unused(session: Session, table: str, region: str) -> Replica | None:
 
 
 def _begun(session: Session, table: str, region: str) -> datetime | None:
-    """When the deletion of a replica began; it begins now, if it has not. None: somebody needs the replica still.
+    """Returns when the deletion of a replica began, and begins it if necessary; None: the replica is still needed.
 
-    One that was held up begins anew: what the home held then says little about now.
+    A deletion that was interrupted begins again, because earlier checks of the home's copy are outdated.
     """
     row = _unused(session, table, region)
     if row is None:
@@ -203,15 +204,15 @@ def _begun(session: Session, table: str, region: str) -> datetime | None:
             row.removal_began_at = None
         return None
     if (name := integrity.without_checksums(session, table, region)) is not None:
-        _keep(session, row, f"partition {name} has no checksums yet, without which nothing is deleted")
+        _keep(session, row, f"partition {name} has no checksums yet, so the home's copy cannot be verified")
         return None
     row.removal_began_at = row.removal_began_at or integrity.clock(session)
     return row.removal_began_at
 
 
 def _deletable(session: Session, table: str, region: str) -> Replica | None:
-    """A replica whose objects may go now, by all that is known; why not is written down."""
-    # In the order of all who lock both: the home cannot change until this transaction ends.
+    """Returns the row of a replica whose objects may be deleted now; otherwise records why not and returns None."""
+    # The table is locked before the replica, as everywhere. The home cannot change until this transaction ends.
     home = session.get(Table, table, with_for_update=True)
     row = _unused(session, table, region)
     if row is None or home is None or row.removal_began_at is None:
@@ -219,7 +220,7 @@ def _deletable(session: Session, table: str, region: str) -> Replica | None:
     wrong = integrity.wrong_region(session, table)
     since = row.removal_began_at
     if home.home_region == region:
-        because = "it is the table's home"
+        because = "the region is the table's home"
     elif wrong is not None and wrong != region:
         because = f"the copy in {wrong} was found wrong and is not repaired yet"
     elif todo := integrity.unverified(session, table, home.home_region, since=since, of=region):
@@ -245,7 +246,7 @@ def _objects(store: ObjectStore, prefix: str, after: str) -> list[str]:
 
 
 def _folder(table: str, key: str) -> str:
-    """The folder of the partition to which an object would belong, by its name."""
+    """Returns the folder of the partition to which an object belongs by its key."""
     return ids.partition_prefix(table, key.removeprefix(ids.table_prefix(table)).partition("/")[0])
 
 

@@ -1,7 +1,7 @@
-"""A table's replica, completed from the catalogue: what it lacks or has wrong, partition by partition.
+"""Completes a replica of a table: copies each partition that the replica lacks or that is wrong.
 
-Each partition comes from the table's home or, where that is wrong, from another region that has it. The home itself is
-repaired the same way.
+A partition is copied from the table's home or, if the home's copy is wrong, from another region. The home's copy is
+repaired in the same way.
 """
 
 import logging
@@ -30,17 +30,17 @@ from mizzen.objects.uploads import CopyFailed
 
 _log = logging.getLogger(__name__)
 _SHOW_EVERY_S = 1.0
-"""How often copied bytes are written down for people to see, and whether the replica is still wanted is looked up."""
+"""The interval at which the number of copied bytes is written, and at which the copy checks that it is still wanted."""
 _AT_ONCE = 1000
-"""Partitions that are looked up together."""
+"""The number of partitions in one query."""
 _SHOWN_AFTER = 3
-"""Tries after which operators are told that a partition is not what the catalogue says."""
+"""The number of tries after which an event and a log message report a wrong partition."""
 _WRONG_AGAIN = timedelta(hours=1)
-"""Tried again so rarely from then on: somebody has to repair something first."""
+"""The retry interval from then on, because an operator must repair something first."""
 
 
 class _Wrong(Exception):
-    """No region has the partition right; the message says what was found in the last one, `source`."""
+    """No region has a correct copy of the partition. The message describes the last region tried, `source`."""
 
     def __init__(self, source: str, message: str) -> None:
         super().__init__(message)
@@ -48,11 +48,11 @@ class _Wrong(Exception):
 
 
 class _Unwanted(Exception):
-    """The replica is gone, or on its way out."""
+    """The replica is gone or is being deleted."""
 
 
 class Completion:
-    """One try to complete the replica that a request names. `beat` is told the bytes that it has, and is to have."""
+    """One try to complete the replica of a request. `beat` is called with the copied bytes and the total bytes."""
 
     def __init__(
         self, engine: Engine, settings: Settings, request: ReplicateTable, beat: Callable[[int, int], None]
@@ -69,14 +69,14 @@ class Completion:
         self._shown_at_s = -_SHOW_EVERY_S
 
     def run(self) -> int:
-        """Copies, verifies and records each partition that the replica lacks or has wrong, then makes it ready; its
-        bytes. One to which a home is to move is verified in full, after the move began.
+        """Copies, verifies and records each missing or wrong partition, then makes the replica ready.
 
-        A table that is appended to meanwhile has one more partition to copy. 0: the replica is gone or is going.
+        A replica that is to become the home is verified in full after the move began. Partitions that are appended to
+        the table meanwhile are copied, too. Returns the size in bytes, or 0 if the replica is gone or being deleted.
 
         Raises:
-            ApplicationError: a partition is not what the catalogue says.
-            CancelledError: the activity was cancelled; the next try goes on behind the parts that are there.
+            ApplicationError: a partition differs from the catalogue.
+            CancelledError: the activity was cancelled. The next try continues after the parts that are already copied.
         """
         try:
             while True:
@@ -108,16 +108,16 @@ class Completion:
         return row
 
     def _complete(self, partition: Partition) -> None:
-        """Copies a partition from the first region that has it right.
+        """Copies a partition from the first region with a correct copy.
 
         Raises:
-            _Wrong: no region has.
+            _Wrong: no region has a correct copy.
         """
         what = f"table {partition.data_table}, partition {partition.name}"
         target_region = self._request.target_region
         with transaction(self._engine) as session:
             self._wanted(session)
-            # Of this moment: the home may move while the replica is being made.
+            # Read for each partition, because the home may move during the copy.
             regions = integrity.sources_of(session, partition.data_table, partition.name, target_region)
             target = bucket_of(session, target_region)
             held = session.get(ReplicaPartition, (partition.data_table, partition.name, target_region))
@@ -125,7 +125,7 @@ class Completion:
             began_at = integrity.clock(session)
         failure = _Wrong(target_region, f"{what}: no other region has a copy of it")
         for region, was_wrong in regions:
-            # One that was found wrong may have been put right by its owner meanwhile.
+            # A copy that was found wrong may have been repaired since.
             if was_wrong and (found := self._verifier.check(partition, region, self._reading)) is not None:
                 failure = _Wrong(region, found)
                 continue
@@ -137,7 +137,7 @@ class Completion:
             except WrongPartition as error:
                 failure = _Wrong(region, str(error))
             except (CopyFailed, MissingObject):
-                # The source may be what is wrong: it is read, and another one taken if it is.
+                # The source may be wrong: verify it, and use another source if it is.
                 if (found := self._verifier.check(partition, region, self._reading)) is None:
                     raise
                 failure = _Wrong(region, f"{what}: {found}")
@@ -163,7 +163,7 @@ class Completion:
                 outbox.wake_scheduler(session)
 
     def _verify_new_home(self) -> None:
-        """Reads all of a copy to which a night moves a home, from the beginning of the move on."""
+        """If a night moves the table's home here, reads the whole copy once after the move began."""
         while True:
             with transaction(self._engine) as session:
                 self._wanted(session)
@@ -201,7 +201,7 @@ class Completion:
 
     @staticmethod
     def _record(session: Session, row: Replica, partition: Partition) -> None:
-        """The replica has the partition, verified, if it is still to have it."""
+        """Records that the replica has the verified partition, if the partition still belongs to the replica."""
         key = {"data_table": row.data_table, "partition": partition.name, "region": row.region}
         if row.whole:
             now = {"ready_at": func.clock_timestamp()}
@@ -228,9 +228,9 @@ class Completion:
         return ApplicationError(str(error), type="WrongPartition", next_retry_delay=_WRONG_AGAIN)
 
     def _publish(self) -> int | None:
-        """Makes the replica ready if it lacks nothing, and says how many bytes it has; None: there is more to copy."""
+        """Makes the replica ready if it is complete, and returns its size in bytes; None: there is more to copy."""
         with transaction(self._engine) as session:
-            # Appends to the table wait: what is ready has all that there is.
+            # The lock blocks appends to the table, so a replica that becomes ready is complete.
             table = session.get(Table, self._request.table, with_for_update=True)
             row = self._wanted(session, lock=True)
             if table is None or lacking(session, *self._key, limit=1):

@@ -1,4 +1,4 @@
-"""Verifying a region's copies of tables in the background: what has never been read first, then the oldest check."""
+"""Verifies a region's copies of tables in the background: first copies never read, then those with the oldest check."""
 
 import logging
 import time
@@ -18,15 +18,15 @@ from mizzen.objects.bandwidth import Bandwidth, Share
 
 _log = logging.getLogger(__name__)
 _ROUND_S = 600.0
-"""A round takes about so long: what is due then may be something else."""
+"""The approximate duration of a round. The next round reads the due checks again."""
 _AT_ONCE = 100
 _REST_S = 60
 _WRONG_AGAIN_S = 3600.0
-"""What was found wrong is read again after this: its owner may have put it right."""
+"""The time after which a copy that was found wrong is read again, because it may have been repaired."""
 
 
 class ScrubActivities:
-    """Effects of the workflows that verify the copies in a region."""
+    """The activity of the workflows that verify the copies in a region."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
@@ -37,9 +37,9 @@ class ScrubActivities:
 
     @activity.defn(name=Activity.SCRUB.value, no_thread_cancel_exception=True)
     def scrub(self, request: Scrub) -> int:
-        """Verifies copies in a region that are due, and makes the manifests of tables whose home it is.
+        """Verifies the due copies in a region, and makes the manifests of tables whose home is the region.
 
-        Returns the seconds to rest. What an operator asked for is read as fast as can be, the rest within
+        Returns the seconds to sleep. Checks that an operator requested are read at full speed, the others within
         `copies.scrub_bytes_per_s`.
         """
         until_s = time.monotonic() + _ROUND_S
@@ -63,13 +63,15 @@ class ScrubActivities:
                         return 0
                     except CancelledError:
                         raise
-                    except Exception as error:  # the bucket's own kind; the others' turn comes all the same
-                        _log.warning("%s/%s in %s cannot be read now: %s", table, partition, region, error)
+                    except Exception as error:  # Any error of the bucket's store. The other copies are still checked.
+                        _log.warning(
+                            "table %s, partition %s in %s cannot be read now: %s", table, partition, region, error
+                        )
                         failed.add((table, partition))
         return _REST_S
 
     def _tell_others(self, region: str, tables: list[str]) -> None:
-        """Has other regions look for what is due, now that the manifests of these tables are further."""
+        """Signals the other regions to check these tables, whose manifests may have been completed."""
         with transaction(self._engine) as session:
             others = Replica.data_table.in_(tables), Replica.region != region
             for other in session.scalars(select(Replica.region).where(*others).distinct().order_by(Replica.region)):

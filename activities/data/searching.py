@@ -1,4 +1,4 @@
-"""A search in a process of its own (`python -m tetris`): what it is given and what it finds is kept in a bucket."""
+"""Runs a search in a separate process (`python -m tetris`) and stores its input and output in a bucket."""
 
 import contextlib
 import json
@@ -34,10 +34,12 @@ def searched(
     prefix: str,
     tell: Callable[[str], None],
 ) -> Iterator[Path]:
-    """The folder with what was found, all of which is under `prefix` in the store. `tell` hears how far it is.
+    """Runs the search and yields the folder with its result. All files are also stored under `prefix` in the store.
+
+    `tell` is called with the progress of the search.
 
     Raises:
-        ApplicationError: the search failed; its last words are told.
+        ApplicationError: the search failed; the message contains the end of its error output.
     """
     with tempfile.TemporaryDirectory(prefix="mizzen-search-") as name:
         folder = Path(name)
@@ -51,7 +53,7 @@ def searched(
 
 
 def _solve(folder: Path, tell: Callable[[str], None]) -> None:
-    """Runs `python -m tetris`, tells what it says, and ends it where the activity is cancelled."""
+    """Runs `python -m tetris` and reports its progress. Kills it if the activity is cancelled."""
     command = [*dies_with_parent("KILL"), sys.executable, "-m", "tetris", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         far = ["starting"]
@@ -73,7 +75,7 @@ def _solve(folder: Path, tell: Callable[[str], None]) -> None:
                 reader.join()
     if process.returncode != 0:
         said = "".join(told).strip()[-_SAID_CHARACTERS:]
-        raise ApplicationError(f"the search ended with {process.returncode}: {said}", type="SearchFailed")
+        raise ApplicationError(f"the search failed with exit code {process.returncode}: {said}", type="SearchFailed")
 
 
 def _newest(lines: Iterable[str], far: list[str]) -> None:

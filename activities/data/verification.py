@@ -1,7 +1,7 @@
-"""Whether a region's copy of a partition holds what the catalogue says: the one check that everything uses.
+"""Verifies that a region's copy of a partition matches the catalogue. All checks of tables use this module.
 
-Names and sizes are compared by listing. Content is read in full and compared with the manifest's checksums. What is
-found is recorded (`infra.db.integrity`). A check that was interrupted goes on behind the last object that was right.
+Names and sizes are compared by listing. Content is read in full and compared with the manifest's checksums. Results are
+recorded (`infra.db.integrity`). An interrupted check continues after the last object that was right.
 """
 
 import time
@@ -27,27 +27,27 @@ from mizzen.objects.store import MissingObject, open_store
 T = TypeVar("T")
 _AT_ONCE = 1000
 _SAVE_S = 15.0
-"""How often what was read so far is written down."""
+"""The interval at which the progress of a check is saved."""
 
 
 class OutOfTime(Exception):
-    """The check has to go on later; what was right so far is written down."""
+    """The time for the check is over. It must continue later; its progress is saved."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a check reads: within which share of the bandwidth, until when, and who is told of each batch."""
+    """How a check reads: its share of the bandwidth, its deadline, and a callback for each batch."""
 
     share: Share | None = None
     until_s: float | None = None
-    """On the monotonic clock; None: as long as it takes."""
+    """The deadline on the monotonic clock; None: there is no deadline."""
     beat: Callable[[], None] = lambda: None
 
     def look(self) -> None:
-        """Gives a sign of life.
+        """Sends a heartbeat and checks the deadline.
 
         Raises:
-            OutOfTime: its time is over.
+            OutOfTime: the deadline has passed.
         """
         self.beat()
         if self.until_s is not None and time.monotonic() > self.until_s:
@@ -61,15 +61,15 @@ class Verifier:
         self._engine = engine
 
     def bucket(self, region: str) -> Bucket:
-        """A region's bucket."""
+        """Returns a region's bucket."""
         with transaction(self._engine) as session:
             return bucket_of(session, region)
 
     def manifest(self, partition: Partition, reference: str, reading: Reading) -> Manifest:
-        """The partition's complete manifest; what is missing of it is read from the region `reference` and kept.
+        """Returns the partition's complete manifest. Missing checksums are computed from the copy in `reference`.
 
         Raises:
-            WrongPartition: the objects there are not what the catalogue says, which is recorded.
+            WrongPartition: the objects in `reference` differ from the catalogue. The difference is recorded.
             OutOfTime: see `Reading`.
         """
         with transaction(self._engine) as session:
@@ -88,7 +88,7 @@ class Verifier:
         found = manifest.listed(bucket.store, location) if known is None else known
         if known is None and manifest.size_bytes(found) != partition.size_bytes:
             raise WrongPartition(
-                f"{what}: {manifest.size_bytes(found)} bytes in {reference}, it has {partition.size_bytes}"
+                f"{what}: {manifest.size_bytes(found)} bytes in {reference}, should be {partition.size_bytes}"
             )
         if known is not None and (wrong := manifest.listing_difference(bucket.store, location, known)) is not None:
             raise WrongPartition(f"{what}: in {reference} {wrong}")
@@ -101,7 +101,7 @@ class Verifier:
         except MissingObject as error:
             raise WrongPartition(f"{what}: in {reference} {error}") from error
         if partition.checksum is not None and (declared := manifest.declared_checksum(found)) != partition.checksum:
-            raise WrongPartition(f"{what}: {declared} in {reference}, it has {partition.checksum}")
+            raise WrongPartition(f"{what}: checksum {declared} in {reference}, should be {partition.checksum}")
         self._save(partition, found, complete=True)
         return found
 
@@ -111,13 +111,13 @@ class Verifier:
             integrity.save_manifest(session, *key, manifest.pack(found), len(found), complete=complete)
 
     def check(self, partition: Partition, region: str, reading: Reading) -> str | None:
-        """What is wrong with a region's copy of a partition, in a sentence; None: it is right. Either is recorded.
+        """Checks a region's copy of a partition and records the result; returns what is wrong, or None.
 
-        A partition without a complete manifest gets one from its copy at the table's home first.
+        If the partition has no complete manifest, it is first made from the copy at the table's home.
 
         Raises:
-            OutOfTime: see `Reading`. The next check goes on from there.
-            Exception: the stores' own: nothing is known then, and nothing is recorded.
+            OutOfTime: see `Reading`. The next check continues from there.
+            Exception: an error of a store. The result is unknown and nothing is recorded.
         """
         key = partition.data_table, partition.name, region
         with transaction(self._engine) as session:
@@ -148,7 +148,9 @@ class Verifier:
         return None
 
     def check_listings(self, table: str, region: str, of: str, reading: Reading) -> None:
-        """Lists a region's objects of the partitions that the region `of` has; the first that is wrong is recorded.
+        """Compares names and sizes of a region's objects, for all partitions that the region `of` has.
+
+        Stops at the first wrong partition and records it.
 
         Raises:
             OutOfTime: see `Reading`.
@@ -183,12 +185,12 @@ class Verifier:
 
 
 def bucket_of(session: Session, region: str) -> Bucket:
-    """A region's bucket."""
+    """Returns a region's bucket."""
     return Bucket(region, open_store(session.get_one(Region, region).bucket_url))
 
 
 class _Pace(Generic[T]):
-    """Writes down how far a check, or a manifest, has come, now and then, and ends it when its time is over."""
+    """Saves the progress of a check or of a manifest at intervals, and ends it at its deadline."""
 
     def __init__(self, save: Callable[[T], None], reading: Reading) -> None:
         self._save, self._reading = save, reading

@@ -1,1 +1,1 @@
-"""Workloads and machines: mail to workflows, launches, releases, progress, reconciling, housekeeping."""
+"""Activities on workloads and machines: mail to workflows, launches, releases, progress, reconciling, housekeeping."""

@@ -1,7 +1,7 @@
-"""The outbox's other end: delivers mail to Temporal after the transaction that made it true, at least once.
+"""Delivers the outbox: sends its mail to Temporal after the transaction that wrote it has committed, at least once.
 
-One receiver's mail is delivered in order, and what cannot be delivered now holds back what follows it there, and
-nobody else's. A row that means nothing to anyone is set aside with an error in the log.
+Mail to one receiver is delivered in order. A mail that cannot be delivered now blocks later mail to the same receiver
+only. A malformed row is marked as delivered, and an error is logged.
 """
 
 import asyncio
@@ -33,17 +33,18 @@ _log = logging.getLogger(__name__)
 _BATCH = 200
 _AT_ONCE = 16
 _POLL_S = 5.0
-"""Mail that a notification did not announce (its listener was reconnecting) is found this soon."""
+"""The poll interval, for mail whose notification was lost while the listener reconnected."""
 _IN_VAIN_S = 0.03
-"""Pause after a notification without mail that is due. While the scheduler's wakes rest, every change sends one."""
+"""The pause after a notification without due mail. While the scheduler's wakes are rate-limited, every change sends
+one."""
 _REST_S = 1.0
 _SCHEDULER = SchedulerSettings()
 _CAPACITY = CapacitySettings()
 _LONGEST_REST_S = 60.0
-"""A receiver that refuses its mail is tried again after a second, then after twice as long each time, up to this."""
+"""The maximum backoff for a receiver that refuses its mail. It starts at `_REST_S` and doubles."""
 _AWAY = frozenset({RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED})
 _RECEIVER = func.coalesce(Outbox.workload, case((Outbox.kind == "wake", "wake"), else_=cast(Outbox.id, Text)))
-"""Whose mail a row is: a workload's, the scheduler's, or one of a kind."""
+"""The receiver of a row: a workload, the scheduler, or, for other kinds, a receiver of this row only."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,11 @@ class _Rest:
 
 
 class _Undeliverable(Exception):
-    """A row that says nothing that could be delivered, now or ever."""
+    """A malformed row, which can never be delivered."""
 
 
 class Dispatcher:
-    """Delivers mail. Several may run at once: then one row may be delivered twice, which its receiver knows."""
+    """Delivers mail. If several run concurrently, a row may be delivered twice; receivers drop duplicates."""
 
     def __init__(
         self,
@@ -78,10 +79,10 @@ class Dispatcher:
         scheduler: SchedulerSettings = _SCHEDULER,
         capacity: CapacitySettings = _CAPACITY,
     ) -> None:
-        """`alive` is called whenever the outbox was looked at, and after each delivery.
+        """`alive` is called before each read of the outbox, and after each delivery.
 
-        The scheduler is woken as often as its settings allow: a pass sees all that was committed before it, and costs
-        the same for one change as for many.
+        The settings limit the rate at which the scheduler is woken. A pass sees all changes that were committed before
+        it, and costs the same for one change as for many.
         """
         self._pace = Pace(scheduler.wake_interval_s, scheduler.wakes_per_s)
         self._capacity = capacity
@@ -93,7 +94,7 @@ class Dispatcher:
         self._resting: dict[str, _Rest] = {}
 
     async def run(self) -> None:
-        """Runs until cancelled. Postgres or Temporal being away delays mail, and loses none."""
+        """Runs until cancelled. If Postgres or Temporal does not answer, mail is delayed but not lost."""
         listener = asyncio.create_task(self._listen())
         try:
             while True:
@@ -118,7 +119,7 @@ class Dispatcher:
             await asyncio.wait([listener])
 
     def _until_due_s(self) -> float:
-        """Seconds until the next look without a notification: soon after a wake, since another may have had to wait."""
+        """Returns the seconds until the next poll: less than usual if a wake of the scheduler may be due earlier."""
         wake = self._resting.get("wake")
         return _POLL_S if wake is None else min(_POLL_S, max(0.01, wake.until_s - time.monotonic()))
 
@@ -128,13 +129,13 @@ class Dispatcher:
                 async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
                     await connection.execute(f"listen {CHANNEL}")
                     while True:
-                        self._due.set()  # in the first round, for mail from before this connection listened
+                        self._due.set()  # In the first round, finds mail from before this connection listened.
                         await notified(connection)
             except psycopg.Error:
                 await asyncio.sleep(1.0)
 
     async def _deliver_batch(self) -> int:
-        """Delivers what is due, `_BATCH` at most; how many there were."""
+        """Delivers due mail, at most `_BATCH` rows; returns the number of rows."""
         now_s = time.monotonic()
         self._alive()
         if (wake := self._resting.get("wake")) is not None and wake.until_s <= now_s and wake.length_s < _REST_S:
@@ -149,14 +150,14 @@ class Dispatcher:
         async def deliver_all(receiver: str, mails: list[_Row]) -> None:
             async with gate:
                 if receiver == "wake":
-                    await self._wake()  # once for all of them
+                    await self._wake()  # One wake stands for all of them.
                     done.extend(m.id for m in mails)
                     return
                 for mail in mails:
                     try:
                         await self._deliver(mail)
                     except _Undeliverable as error:
-                        _log.error("outbox: row %d is set aside, nobody can take it: %s", mail.id, error)
+                        _log.error("outbox: row %d is malformed and is set aside: %s", mail.id, error)
                     done.append(mail.id)
                     self._alive()
 
@@ -167,10 +168,10 @@ class Dispatcher:
         return len(rows)
 
     def _note(self, receiver: str, failure: BaseException | None) -> None:
-        """Lets a receiver rest that refused its mail.
+        """Applies a backoff to a receiver that refused its mail, and resets it after a success.
 
         Raises:
-            Exception: what failed is Temporal's or Postgres's being away, which is nobody's refusal.
+            Exception: the failure, if Temporal or Postgres does not answer. That is not a refusal by the receiver.
         """
         if failure is None:
             self._resting.pop(receiver, None)
@@ -186,7 +187,7 @@ class Dispatcher:
         _log.warning("outbox: %s: %s; trying again in %.0f s", receiver, failure, length_s)
 
     def _claim(self, resting: list[str]) -> list[_Row]:
-        """Due rows, oldest first. Not locked while they are delivered: no transaction lasts over a network call."""
+        """Returns due rows, oldest first. They are not locked: no transaction stays open during a network call."""
         with transaction(self._engine, isolation="AUTOCOMMIT") as session:
             due = select(Outbox, _RECEIVER).where(Outbox.delivered_at.is_(None))
             if resting:
@@ -236,9 +237,9 @@ class Dispatcher:
         await deliver
 
     async def _start(self, workload: str) -> bool | None:
-        """Starts a live workload's workflow; False: it runs already, None: the workload has ended.
+        """Starts a live workload's workflow; returns False if it already runs, and None if the workload has ended.
 
-        It starts from the present state in Postgres, which may be newer than the mail.
+        The workflow starts from the current state in Postgres, which may be newer than the mail.
         """
         start = await in_thread(self._read_start, workload)
         return None if start is None else await start_workflow(self._client, start)
@@ -248,7 +249,7 @@ class Dispatcher:
             return read_start(session, workload)
 
     async def _mail(self, workload: str, mail: Mail) -> None:
-        # What only waits in the queue has no workflow: the first award starts it, as one whose attempt is placed.
+        # A workload that was never placed has no workflow. The first award starts it, with its attempt placed.
         is_first = mail.kind == MailKind.AWARDED and mail.attempt == 1
         if is_first and await self._start(workload) is not False:
             return
@@ -258,7 +259,7 @@ class Dispatcher:
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
-            # It ended meanwhile, or its state is lost: then a new one carries on from what Postgres says.
+            # The workload has ended, or Temporal lost the workflow. In that case a new one continues from Postgres.
             if await self._start(workload) is not None:
                 await handle.signal("mail", mail)
 
@@ -266,7 +267,7 @@ class Dispatcher:
         try:
             await self._client.get_workflow_handle(machine_workflow).signal("unconfirmed", args=[run, grace_s])
         except RPCError as error:
-            # Nobody attends to the machine then: its agent announces itself again, and registering it asks Postgres.
+            # The machine has no workflow. Its agent will announce itself again, and registering reads Postgres.
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
 
@@ -278,7 +279,7 @@ class Dispatcher:
             start_signal="look",
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            static_summary="computes where tables belong, and moves them",
+            static_summary="plans the placement of tables and moves them",
         )
 
     async def _instance(self, instance: str) -> None:
@@ -291,7 +292,7 @@ class Dispatcher:
             return read_instance(session, instance, self._capacity)
 
     async def _replicate(self, request: ReplicateTable) -> None:
-        """Starts the copy, or has the one that runs look again when it is done."""
+        """Starts the copy workflow, or signals the running one to check for missing partitions again at its end."""
         await self._client.start_workflow(
             "ReplicaWorkflow",
             request,
@@ -305,7 +306,7 @@ class Dispatcher:
 
 
 async def start_scrub(client: Client, region: str) -> None:
-    """Starts a region's verification, or has the one that runs look for what is due now."""
+    """Starts a region's verification workflow, or signals the running one to look for due checks."""
     await client.start_workflow(
         "ScrubWorkflow",
         Scrub(region),

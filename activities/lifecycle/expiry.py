@@ -1,4 +1,4 @@
-"""Workloads that wait for longer than they allow (`limits.max_pending`) are ended."""
+"""Ends workloads that have been queued for longer than `limits.max_pending`."""
 
 from sqlalchemy import Engine, text
 
@@ -21,7 +21,7 @@ _EXPIRED = text(
 
 
 def expire_pending(engine: Engine) -> list[str]:
-    """Fails the workloads that have waited too long; returns their ids. Held ones do not expire."""
+    """Fails the workloads that have waited too long; returns their ids. Held workloads do not expire."""
     code = ReasonCode.PENDING_EXPIRED
     with transaction(engine) as session:
         found = session.execute(_EXPIRED, {"phases": sorted(QUEUED_PHASES)}).all()

@@ -1,12 +1,12 @@
-"""Handing over slots, CPUs and memory. Only this and the award (`activities.scheduling.awards`) write allocations.
+"""Hands over slots, CPUs and memory. Only this module and the award (`activities.scheduling.awards`) write allocations.
 
-The allocation guard in the database keeps the machines' masks and refuses overlaps. All of this runs in the caller's
-transaction, which is READ COMMITTED: what is decided by is read after its lock is held.
+The allocation guard in the database maintains the machines' masks of slots and refuses overlaps. All functions run in
+the caller's transaction, which is READ COMMITTED: a value that a decision depends on is read after its row is locked.
 
-Locks are taken in one order everywhere, so that nobody waits in a circle: workloads by id, machines by id, allocations
-(only ever written under the lock of their machine), attempts (of successors by id, then one's own). Whoever holds an
-attempt's lock asks for no machine or workload any more. A workload's lock guards its phase, its attempt's number, and
-which attempt is released or evicted; an attempt's lock guards what is reported of it and when it is ready.
+To avoid deadlocks, locks are always taken in this order: workloads by id, machines by id, allocations (written only
+under the lock of their machine), attempts (those of successors by id, then the own attempt). A transaction that holds
+an attempt's lock takes no further lock of a machine or workload. A workload's lock guards its phase, its attempt
+number, and which attempt is released or evicted. An attempt's lock guards its reports and when it is ready.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,7 +20,7 @@ from infra.db.models import Allocation, Attempt, Eviction, Machine
 
 
 def lock_machines(session: Session, ids: Select[str]) -> dict[str, Machine]:
-    """Those of the machines `ids`, by id, locked for this transaction in the order of their ids."""
+    """Locks the machines that `ids` selects, in the order of their ids, for this transaction; returns them by id."""
     rows = session.scalars(select(Machine).where(Machine.id.in_(ids)).order_by(Machine.id).with_for_update())
     return {row.id: row for row in rows.all()}
 
@@ -28,11 +28,13 @@ def lock_machines(session: Session, ids: Select[str]) -> dict[str, Machine]:
 def release(
     session: Session, workload: str, attempt: int, silent: Collection[str] = (), flushing_s: float = 0.0
 ) -> dict[str, Machine]:
-    """Gives up all that an attempt holds: to its successors where there are some, else back to the pool.
+    """Releases all that an attempt holds: to the evictors that wait for it, and otherwise as free resources.
 
-    Tells each successor that now holds everything (`slots_ready`). Returns its machines by id, locked. On `silent` ones
-    tasks of the attempt may still run: such a machine takes no work until its workflow has stopped them, within
-    `flushing_s` seconds in which they may save, and whoever was to succeed there is told that it is lost.
+    Sends `slots_ready` to each successor that now holds everything. Returns the attempt's machines by id, locked.
+
+    On `silent` machines, tasks of the attempt may still run. Such a machine takes no work until its workflow has
+    stopped them; the tasks have `flushing_s` seconds to save. Successors on such a machine get a mail that the machine
+    is lost.
     """
     held = Allocation.workload == workload, Allocation.attempt == attempt, Allocation.released_at.is_(None)
     machines = lock_machines(session, select(Allocation.machine).where(*held))
@@ -60,9 +62,9 @@ def release(
 def _doubt(
     session: Session, machine: Machine, given: Allocation, heirs: Iterable[Allocation], flushing_s: float
 ) -> None:
-    """Keeps work from a locked machine on which `given`'s tasks may still run."""
+    """Blocks new work on a locked machine on which tasks of the allocation `given` may still run."""
     if machine.state == "lost":
-        return  # It is asked when it comes back, and its heirs have been told.
+        return  # The tasks are stopped when the machine returns, and the successors have their mail already.
     machine.state = "joining"
     outbox.unconfirmed(session, machine.id, f"{given.workload}.{given.attempt}", flushing_s)
     for heir in heirs:
@@ -70,7 +72,7 @@ def _doubt(
 
 
 def unconfirmed(session: Session, machine: str) -> list[str]:
-    """What was released on a machine while its agent could not be asked: `workload.attempt`, sorted."""
+    """Returns the attempts (`workload.attempt`, sorted) that were released while their tasks may still run there."""
     rows = session.execute(
         select(Allocation.workload, Allocation.attempt).where(
             Allocation.machine == machine, Allocation.released_at.is_not(None), Allocation.stopped_at.is_(None)
@@ -80,7 +82,7 @@ def unconfirmed(session: Session, machine: str) -> list[str]:
 
 
 def confirm_stopped(session: Session, machine: str, runs: Iterable[str]) -> None:
-    """Notes that nothing of `runs` (`workload.attempt`) runs on a locked machine, or ever will."""
+    """Records that no task of `runs` (`workload.attempt`) runs on a locked machine, or will ever run there."""
     parts = [run.rpartition(".") for run in runs]
     session.execute(
         update(Allocation)
@@ -94,7 +96,7 @@ def confirm_stopped(session: Session, machine: str, runs: Iterable[str]) -> None
 
 
 def _evictors(session: Session, workload: str, attempt: int) -> list[tuple[str, int]]:
-    """Who was promised something that an attempt holds: workload and attempt, in order. Under the workload's lock."""
+    """Returns the attempts (workload, attempt) that evict an attempt, sorted. The caller holds the workload's lock."""
     evictors = select(Eviction.evictor, Eviction.evictor_attempt).where(
         Eviction.victim == workload, Eviction.victim_attempt == attempt
     )
@@ -102,7 +104,7 @@ def _evictors(session: Session, workload: str, attempt: int) -> list[tuple[str, 
 
 
 def _successors(session: Session, machine: str, evictors: Iterable[tuple[str, int]]) -> list[Allocation]:
-    """What of a locked machine was promised to `evictors`, in their order."""
+    """Returns the live allocations of `evictors` on a locked machine, in the order of `evictors`."""
     rows = (session.get(Allocation, (*evictor, machine), with_for_update=True) for evictor in evictors)
     return [row for row in rows if row is not None and row.released_at is None]
 
@@ -120,7 +122,7 @@ def _hand_over(given: Allocation, successor: Allocation) -> None:
 
 
 def _tell_if_ready(session: Session, workload: str, attempt: int) -> None:
-    # The lock comes before the count: of two victims that give up at the same moment, the later one sees both.
+    # Lock before counting: of two victims that are released concurrently, the later one sees both releases.
     row = session.get(Attempt, (workload, attempt), with_for_update=True, populate_existing=True)
     waiting = session.scalar(
         select(func.count())

@@ -1,4 +1,4 @@
-"""Housekeeping: deletes what was kept long enough."""
+"""Housekeeping: deletes data whose retention time has passed."""
 
 import logging
 from datetime import timedelta
@@ -26,11 +26,11 @@ _AT_ONCE = 16
 _EXPIRED_AT_ONCE = 1000
 _KEEP_MAIL_S = 3600.0
 _KEEP_CHANGES_S = 3600.0
-"""A scheduler that has not looked for so long reads everything."""
+"""The retention time of the change log. A scheduler process whose last read is older does a full read."""
 
 
 class HouseActivities:
-    """Effects of the housekeeping workflow."""
+    """The activities of the housekeeping workflow."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
@@ -38,20 +38,21 @@ class HouseActivities:
 
     @activity.defn(name=Activity.COLLECT.value)
     async def collect(self) -> float:
-        """Nothing any more: asked for by rounds that began before progress had a loop of its own."""
+        """Does nothing. Histories from before progress was read in a separate loop still call it."""
         return 0.0
 
     @activity.defn(name=Activity.RECONCILE.value)
     async def reconcile(self) -> float:
-        """Nothing any more: asked for by rounds that began before reconciling had a loop of its own."""
+        """Does nothing. Histories from before reconciling ran in a separate loop still call it."""
         return 0.0
 
     @activity.defn(name=Activity.EXPIRE.value)
     def expire(self) -> float:
-        """Deletes logs and checkpoints of workloads that finished long ago, what interrupted writers and copies left,
-        old records, changes, and delivered mail.
+        """Deletes objects of finished workloads, remains of interrupted writers and copies, and old records.
 
-        A workload's records outlive its objects, and events outlive the workload that they are about.
+        The objects of a workload are its logs, checkpoints and launch descriptions. Old records include changes and
+        delivered mail. A workload's records are kept longer than its objects, and its events at least as long as the
+        workload's row.
         """
         lifecycle = self._settings.lifecycle
         with transaction(self._engine) as session:
@@ -67,8 +68,8 @@ class HouseActivities:
             try:
                 for url in buckets:
                     _delete_objects(open_store(url), workload)
-            except Exception as error:  # its bucket's own kind; the others' turn comes all the same
-                _log.warning("objects of %s cannot be deleted now: %s", workload, error)
+            except Exception as error:  # Any error of the bucket's store. The other workloads are still processed.
+                _log.warning("objects of workload %s cannot be deleted now: %s", workload, error)
                 continue
             with transaction(self._engine) as session:
                 session.execute(update(Workload).where(Workload.id == workload).values(expired_at=func.now()))
@@ -79,7 +80,7 @@ class HouseActivities:
                 store.tidy()
                 store.tidy_uploads(self._settings.copies.keep_unfinished_s)
             except Exception as error:
-                _log.warning("what interrupted writers left in %s cannot be removed now: %s", url, error)
+                _log.warning("remains of interrupted writers in %s cannot be removed now: %s", url, error)
         forget_archives(self._engine, buckets, lifecycle.keep_archives_s)
         forget_nights(self._engine, lifecycle.keep_records_s)
         with transaction(self._engine) as session:

@@ -1,4 +1,4 @@
-"""Writing an attempt's launch description: the one document that all its agents read."""
+"""Writes an attempt's launch description, the document that all of its agents read."""
 
 import hashlib
 import json
@@ -34,9 +34,9 @@ from mizzen.objects.store import ObjectStore, open_store
 
 _INTERRUPTIONS = (ReasonCode.MACHINE_LOST, ReasonCode.PLATFORM_NOTICE)
 _WINDOW = timedelta(days=14)
-"""What is older says little of a zone: its prices and its users have changed."""
+"""The window in which interruptions are counted. Older ones say little about a zone: its prices and users change."""
 _HAZARD_KEPT_S = 60.0
-"""A cluster's hazard is used for so long: counting costs something, and it changes slowly."""
+"""The time for which a cluster's hazard is cached. It changes slowly, and the query is expensive."""
 
 _SEEN = text(
     "with ran as (select a.workload, a.attempt, a.outcome ->> 'code' as code,"
@@ -48,31 +48,31 @@ _SEEN = text(
     " where ran.code = any(:codes) and starts_with(ran.machine, :prefix)), coalesce(sum(greatest(ran.h, 0)), 0)"
     " from ran join allocation as l using (workload, attempt) where starts_with(l.machine, :prefix)"
 )
-"""Interruptions of a cluster's machines in the window, and the hours of its machines."""
+"""Returns the interruptions of a cluster's machines in the window, and the machine hours of its attempts."""
 
 
 class LaunchActivities:
-    """Effects that prepare the start of a gang."""
+    """The activities that prepare the start of a gang."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
         self._settings = settings
         self._hazards: dict[tuple[str, str], tuple[float, float | None]] = {}
-        """Cluster (region, name) to until when its hazard is used (monotonic), and the hazard."""
+        """The cached hazard of each cluster (region, name), with the expiry time of the entry (monotonic clock)."""
 
     @activity.defn(name=Activity.STAGE.value)
     def stage(self, request: StageRequest) -> LaunchPlan:
-        """Writes the launch description, and the uploaded archive, to the region's bucket; says where tasks start.
+        """Writes the launch description and the uploaded archive to the region's bucket; returns the launch plan.
 
-        Carried out again, it describes the same, but for the clusters' hazard, which tables are stale there then, and
-        how secrets are sealed. So each description has a key of its own, and what a slow try writes late changes
-        nothing of what a later one has promised its agents.
+        A retry writes the same description, except for the clusters' hazard, the stale tables, and the sealing of
+        secrets. Each description has its own key, which contains its digest. So a late write of a slow try does not
+        change the description that a later try has returned.
 
-        Why it cannot be done is the workload's reason until it is done. To wind an attempt up, nothing is written: only
-        Postgres is asked where its tasks may be.
+        While staging fails, its error is shown as the workload's reason. With `winds_up`, nothing is written: the plan
+        is read from Postgres, to stop the tasks.
 
         Raises:
-            ApplicationError: `ReleasedAttempt` or `UnknownAttempt` (neither is tried again), or a cause that may pass.
+            ApplicationError: `ReleasedAttempt` or `UnknownAttempt` (not retried), or an error that may be temporary.
         """
         if request.winds_up:
             return self._placed_before(request)
@@ -94,7 +94,7 @@ class LaunchActivities:
                 raise ApplicationError(message, type="ReleasedAttempt", non_retryable=True)
             tasks = tasks_of(spec, attempt, allocations)
             region = session.get_one(Region, machines[allocations[0].machine].region)
-            if spec.tables and attempt.started_at is None:  # Else it is described again to be cleared up.
+            if spec.tables and attempt.started_at is None:  # A started attempt is staged again only to take it over.
                 _refuse_wrong(session, spec, region.name)
             stale = self._stale_tables(session, spec, region.name)
             sealed = self._sealed_secrets(session, spec, tasks, machines)
@@ -123,7 +123,7 @@ class LaunchActivities:
         return replace(plan, launch_key=key, launch_sha256=sha256)
 
     def _placed_before(self, request: StageRequest) -> LaunchPlan:
-        """The plan of an attempt that was placed, whether or not it is released, by what Postgres says of it."""
+        """Returns the plan of a placed attempt from Postgres, even if the attempt is released."""
         with transaction(self._engine, isolation="REPEATABLE READ") as session:
             row = session.get_one(Workload, request.workload_id)
             spec = WorkloadSpec.model_validate(row.spec)
@@ -146,7 +146,7 @@ class LaunchActivities:
         tasks: int,
         checkpoint_region: str | None,
     ) -> LaunchPlan:
-        """Without the launch description's key. `leaders`: job to the machine of its first task."""
+        """Returns the plan without the launch description's key. `leaders` maps jobs to their first task's machine."""
         leads: dict[str, list[str]] = defaultdict(list)
         for name, machine in leaders.items():
             leads[machine].append(name)
@@ -167,19 +167,19 @@ class LaunchActivities:
         )
 
     def _hazard(self, session: Session, machines: Sequence[Machine]) -> float | None:
-        """Interruptions per machine hour lately where these machines are; None: too little was seen there.
+        """Returns the mean hazard of the machines' clusters, in interruptions per machine hour in the window.
 
-        Of machines in several clusters it is the mean.
+        None: for at least one cluster there are too few observations.
         """
         found = [self._hazard_of(session, machine.region, machine.cluster) for machine in machines]
         known = [hazard for hazard in found if hazard is not None]
         return sum(known) / len(known) if known and len(known) == len(found) else None
 
     def _hazard_of(self, session: Session, region: str, cluster: str) -> float | None:
-        """That of a cluster: a cluster's machines are in one zone and had in one way, which is what it depends on.
+        """Returns the hazard of a cluster. It depends on zone and capacity kind, which a cluster's machines share.
 
-        Machines that were lost, and those that their platform took. Evictions, drains and operators leave the grace in
-        which tasks save, so they lose no work, and are none of the zone's doing.
+        Lost machines and machines that their platform reclaimed count as interruptions. Evictions, drains and
+        operators' preemptions do not count: tasks have their grace to save, and the zone is not the cause.
         """
         until_s, hazard = self._hazards.get((region, cluster), (0.0, None))
         if time.monotonic() < until_s:
@@ -197,13 +197,13 @@ class LaunchActivities:
 
     @staticmethod
     def _stale_tables(session: Session, spec: WorkloadSpec, region: str) -> dict[str, datetime]:
-        """Tables that it reads of which the region lacks what was appended lately, with since when."""
+        """Returns the workload's tables whose replica in the region is stale, each with the time since when."""
         replicas = ready_replicas(session, spec.tables)
         since = ((table, replicas[table].get(region)) for table in spec.tables)
         return {table: at for table, at in since if at is not None}
 
     def _show_stale(self, request: StageRequest, launch: LaunchDescription, before: dict[str, Any] | None) -> None:
-        """Writes what is stale down for those who ask what the attempt reads."""
+        """Records the stale tables of a launch in the attempt's row, if they have changed."""
         told = launch.model_dump(mode="json", include={"stale_tables"})["stale_tables"] or None
         if told == before:
             return
@@ -213,16 +213,16 @@ class LaunchActivities:
 
     @staticmethod
     def _stage_archive(store: ObjectStore, sha256: str, body: bytes | None, *, again: bool) -> None:
-        """Puts the archive into the bucket, unless it is there. `again`: the one that is there may be damaged."""
+        """Writes the archive into the bucket, unless it is there. `again`: always write it, as it may be damaged."""
         there = store.size(ids.archive_key(sha256))
         if body is None and there is None:
-            raise ApplicationError(f"the uploaded archive {sha256} is not there any more", type="MissingArchive")
+            raise ApplicationError(f"the uploaded archive {sha256} does not exist any more", type="MissingArchive")
         if body is not None and (again or there != len(body)):
             store.put(ids.archive_key(sha256), body)
 
     @activity.defn(name=Activity.STAGED_HERE.value)
     def staged_here(self, request: StageRequest) -> None:
-        """From now on the newest checkpoint of the workload is in the region of this attempt."""
+        """Records that the newest checkpoint of the workload is in the region of this attempt."""
         with transaction(self._engine) as session:
             row = session.get_one(Workload, request.workload_id, with_for_update=True)
             if row.attempt == request.attempt and row.region is not None:
@@ -234,18 +234,18 @@ class LaunchActivities:
             select(Allocation, Machine)
             .join(Machine, Machine.id == Allocation.machine)
             .where(Allocation.workload == request.workload_id, Allocation.attempt == request.attempt)
-            .order_by(Machine.cluster, Machine.rack, Machine.id)  # neighbours have neighbouring ranks
+            .order_by(Machine.cluster, Machine.rack, Machine.id)  # Machines close to each other get adjacent ranks.
         )
         found = list(rows)
         if not found:
-            message = f"attempt {request.attempt} of {request.workload_id} holds nothing"
+            message = f"attempt {request.attempt} of {request.workload_id} has no allocations"
             raise ApplicationError(message, type="UnknownAttempt", non_retryable=True)
         return [a for a, _ in found], {m.id: m for _, m in found}
 
     def _sealed_secrets(
         self, session: Session, spec: WorkloadSpec, tasks: Sequence[TaskSlots], machines: dict[str, Machine]
     ) -> dict[str, str]:
-        """Machine to the secrets of its tasks' jobs, sealed to its key."""
+        """Returns, for each machine, the secrets of the jobs whose tasks run there, sealed to the machine's key."""
         names = {name for job in spec.jobs for name in job.secrets.values()}
         if not names:
             return {}
@@ -260,7 +260,7 @@ class LaunchActivities:
                 values[name] = decrypt_secret(key, row.box)
             except CryptoError:
                 path = self._settings.master_key_path
-                message = f"the master key in {path} does not open secret {name} of tenant {spec.tenant}; set it again"
+                message = f"the master key in {path} cannot decrypt secret {name} of tenant {spec.tenant}; set it again"
                 raise ApplicationError(message, type="UnreadableSecret") from None
         out = {}
         for name, machine in machines.items():
@@ -340,10 +340,10 @@ class LaunchActivities:
 
 
 def _refuse_wrong(session: Session, spec: WorkloadSpec, region: str) -> None:
-    """Waits, by being tried again, for the repair of a replica that was found wrong after the award.
+    """Fails while a replica that the workload reads is being repaired, so that staging is retried until then.
 
     Raises:
-        ApplicationError: a table that it reads is known to be wrong there.
+        ApplicationError: a replica of a table in the region is known to be wrong.
     """
     wrong = Replica.data_table.in_(spec.tables), Replica.region == region, Replica.wrong_since.is_not(None)
     table = session.scalar(select(Replica.data_table).where(*wrong).order_by(Replica.data_table).limit(1))

@@ -1,9 +1,10 @@
-"""Keys of machines: pinned at the first hello, and changed by an operator or by proof of the old key only.
+"""Keys of machines: a key is pinned at the first hello, and only an operator or a proof of the old key changes it.
 
-Any client that may signal Temporal can send a hello in a machine's name. With a key of its own it would read the
-secrets of the next launch there. So a key other than the pinned one is kept aside, and nothing is placed on the
-machine, until the machine announces itself with the pinned key again, an operator trusts the new one, or the machine
-shows that it holds both: it opens a challenge that is sealed to the pinned key and names the new one.
+Any client that may signal Temporal can send a hello in a machine's name. With its own key, it could read the secrets of
+the next launch there. So a key that differs from the pinned one is stored as an offer, and the machine gets no work
+until one of three things happens: the machine announces itself with the pinned key again, an operator trusts the new
+key, or the machine proves that it holds both keys. The proof is to open a challenge that is sealed to the pinned key
+and contains the new key.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from infra.keys import key_fingerprint, load_master_key, seal_for_machine
 
 
 def is_pinned(row: Machine, hello: Hello) -> bool:
-    """Whether a machine announces itself with the key that it has. Then another that was offered is forgotten."""
+    """Returns whether a hello contains the pinned key. If so, removes an offered key."""
     if row.public_key != hello.public_key:
         return False
     forget_offer(row)
@@ -32,14 +33,14 @@ def is_pinned(row: Machine, hello: Hello) -> bool:
 
 
 def forget_offer(row: Machine) -> None:
-    """The machine's key is known to be its own: an offered key is of no interest any more."""
+    """Removes the offered key of a machine, and the cordon because of it."""
     row.offered_key = row.offered_at = None
     if row.cordon is not None and row.cordon.get("code") == ReasonCode.KEY_NOT_TRUSTED:
         row.cordon = None
 
 
 def accept_proven(session: Session, settings: Settings, row: Machine, hello: Hello) -> bool:
-    """Pins the key of a hello that proves the old one; False where it does not."""
+    """Pins the new key of a hello if it contains a proof of the old key; returns whether it did."""
     wanted = _proof(settings, row, hello)
     if wanted is None or not hmac.compare_digest(wanted.encode(), hello.key_proof.encode()):
         return False
@@ -50,9 +51,9 @@ def accept_proven(session: Session, settings: Settings, row: Machine, hello: Hel
 
 
 def offer(session: Session, settings: Settings, row: Machine, hello: Hello) -> tuple[str | None, bool]:
-    """Stores a new key as untrusted; returns a challenge for the holder of both keys, and if the machine is lost.
+    """Stores a new key as untrusted; returns a challenge for the holder of both keys, and whether the machine is lost.
 
-    A machine that does not announce itself with its own key for as long as a silent one may be away counts as lost.
+    A machine that offers an untrusted key for longer than the timeout of a silent machine counts as lost.
     """
     if row.offered_key != hello.public_key:
         row.offered_key, row.offered_at = hello.public_key, row.offered_at or func.now()
@@ -79,12 +80,12 @@ def _challenge(settings: Settings, row: Machine, hello: Hello) -> str | None:
     body = {"machine": row.id, "key": hello.public_key, "proof": proof}
     try:
         return seal_for_machine(row.public_key, json.dumps(body).encode())
-    except ValueError:  # The pinned value is not a key, so no agent can prove it.
+    except ValueError:  # The pinned value is not a valid key, so no agent can prove that it holds it.
         return None
 
 
 def _proof(settings: Settings, row: Machine, hello: Hello) -> str | None:
-    """Known to the installation alone; nothing needs to be kept for it. None: there is no master key here."""
+    """Returns the proof for a key change. It is derived from the master key and not stored; None: no master key."""
     try:
         secret = load_master_key(settings.master_key_path)
     except ConfigurationError:

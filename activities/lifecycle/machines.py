@@ -1,4 +1,4 @@
-"""Machines: registration, readiness and loss."""
+"""Machines: registration, readiness, loss and platform notices."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -21,7 +21,7 @@ from infra.db.session import transaction
 
 
 class MachineActivities:
-    """Effects on machines."""
+    """The activities on machines."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
@@ -29,23 +29,29 @@ class MachineActivities:
 
     @activity.defn(name=Activity.REGISTER_MACHINE.value)
     def register(self, hello: Hello) -> Welcome:
-        """Takes the machine into the fleet, or back; what still runs there and should not is to be stopped first.
+        """Registers a machine at its hello; returns the attempts that its agent must stop before it takes work.
 
-        A machine that comes back after a boot has lost its tasks: their gangs are told. One that comes back after it
-        was lost belongs to none of its gangs any more, also not to those that still hold slots on it: they were told
-        that it is gone, and will not stop their tasks there. Whatever was given up while its agent could not be asked
-        is refused there from now on, also where it does not run: a start that was sent may still be on its way. A
-        machine that announces itself with another key than before is refused (`activities.lifecycle.machine_keys`), and
-        so is one that says that it was launched, and was not (`activities.capacity.joining`). A
-        machine that became smaller than what is held on it takes no work, and is asked again, until enough of that
-        has ended.
+        - After a reboot the tasks of the machine are gone, and their gangs get mail that the machine is lost.
+        - A machine that returns after it was lost belongs to none of its gangs any more, even if they still hold slots
+          on it: they have mail that the machine is lost, and will not stop their tasks there.
+        - Attempts that were released while the agent did not answer must be stopped, even if they do not run there: a
+          start request may still be in flight, and the agent refuses it after the stop.
+        - A machine with a key other than the pinned one is refused (`activities.lifecycle.machine_keys`). So is a
+          machine whose instance or join token is not valid (`activities.capacity.joining`).
+        - A machine with less capacity than attempts hold on it takes no work. The registration is retried until enough
+          of them have ended.
+
+        Raises:
+            ApplicationError: `BadMachine` (not retried), `UnknownRegion` or `MachineShrunk`.
         """
         if not 0 <= hello.gpus <= MAX_SLOTS:
             message = f"machine {hello.machine}: gpus: {hello.gpus} is not between 0 and {MAX_SLOTS}"
             raise ApplicationError(message, type="BadMachine", non_retryable=True)
         with transaction(self._engine) as session:
             if session.get(Region, hello.region) is None:
-                raise ApplicationError(f"machine {hello.machine}: no region {hello.region}", type="UnknownRegion")
+                raise ApplicationError(
+                    f"machine {hello.machine}: region {hello.region} does not exist", type="UnknownRegion"
+                )
             if not joining.admits(session, self._settings, hello):
                 return self._welcome([], refused=True)
             session.execute(insert(Cluster).values(region=hello.region, name=hello.cluster).on_conflict_do_nothing())
@@ -61,12 +67,12 @@ class MachineActivities:
                 session.add(row)
             row.region, row.cluster, row.rack, row.gpu_type = hello.region, hello.cluster, hello.rack, hello.gpu_type
             row.incarnation, row.public_key, row.address = hello.incarnation, hello.public_key, hello.address
-            # Kept until it is ready again, so that a registration that is carried out again finds the same.
+            # `lost_at` stays until the machine is ready, so that a retried registration has the same result.
             given_up = rebooted or row.lost_at is not None
             if given_up and row.lost_at is None:
                 row.lost_at = func.now()
             if given_up and row.notice is not None:
-                # It was taken, and is back. What another cordon was for may still hold.
+                # The platform reclaimed the machine, and it has returned. A cordon with another reason stays.
                 row.notice = None
                 if row.cordon is not None and row.cordon.get("code") == ReasonCode.PLATFORM_NOTICE:
                     row.cordon = None
@@ -83,7 +89,7 @@ class MachineActivities:
                     outbox.mail(session, workload, MailKind.MACHINE_LOST, attempt, machine=hello.machine)
         if not fits:
             message = f"machine {hello.machine} has {hello.gpus} GPUs, {hello.cpus_milli} thousandths of a core and"
-            message += f" {hello.memory_bytes} bytes of memory, and more is held there; it waits until that has ended"
+            message += f" {hello.memory_bytes} bytes of memory, less than is held on it; it waits until work has ended"
             raise ApplicationError(message, type="MachineShrunk")
         return self._welcome(stop)
 
@@ -99,7 +105,10 @@ class MachineActivities:
 
     @activity.defn(name=Activity.MACHINE_READY.value)
     def ready(self, attend: Attend) -> None:
-        """Nothing of `attend.stop` runs there: work may be placed on it, unless more was given up there meanwhile."""
+        """Records that no task of `attend.stop` runs on the machine, and marks the machine as ready.
+
+        It stays not ready if other attempts were released there meanwhile without confirmation.
+        """
         with transaction(self._engine) as session:
             row = session.get(Machine, attend.machine, with_for_update=True)
             if row is None or row.incarnation != attend.incarnation:
@@ -114,7 +123,7 @@ class MachineActivities:
 
     @activity.defn(name=Activity.MACHINE_LOST.value)
     def lost(self, attend: Attend) -> None:
-        """Its agent stopped answering: nothing is placed there, and the gangs that it ran are told."""
+        """Marks a machine as lost because its agent stopped answering, and sends mail to the gangs on it."""
         with transaction(self._engine) as session:
             row = session.get(Machine, attend.machine, with_for_update=True)
             if row is None or row.incarnation != attend.incarnation or row.state == "lost":
@@ -123,10 +132,10 @@ class MachineActivities:
 
     @activity.defn(name=Activity.MACHINE_NOTICED.value)
     def noticed(self, told: MachineNotice) -> None:
-        """A platform takes the machine: nothing new is placed there, and what runs there goes back to the queue.
+        """Handles a platform notice: cordons the machine and returns its workloads to the queue.
 
-        The word of a task is about its own attempt only: it could say anything. Told again, nothing changes, and a
-        cordon that an operator took away stays away.
+        A notice that a task reports concerns only the task's own attempt, because tasks are not trusted. A repeated
+        notice changes nothing. In particular, it does not restore a cordon that an operator has removed.
         """
         reason = Reason(ReasonCode.PLATFORM_NOTICE, {"machine": told.machine, **told.notice.numbers()})
         with transaction(self._engine) as session:
@@ -157,7 +166,7 @@ class MachineActivities:
 
 
 def lose(session: Session, row: Machine) -> None:
-    """Marks a machine as lost: nothing is placed there, and its gangs get mail. The caller holds the row lock."""
+    """Marks a machine as lost, so that it gets no work, and sends mail to its gangs. The caller holds the row lock."""
     row.state, row.lost_at = "lost", func.now()
     events.record(session, "machine.lost", region=row.region, machine=row.id)
     for workload, attempt in _live(session, row.id):
@@ -165,7 +174,7 @@ def lose(session: Session, row: Machine) -> None:
 
 
 def _live(session: Session, machine: str) -> list[tuple[str, int]]:
-    """The attempts that hold something on a machine, or were promised it."""
+    """Returns the attempts that hold resources of a machine or wait for them."""
     rows = session.execute(
         select(Allocation.workload, Allocation.attempt)
         .where(Allocation.machine == machine, Allocation.released_at.is_(None))
@@ -175,7 +184,7 @@ def _live(session: Session, machine: str) -> list[tuple[str, int]]:
 
 
 def _resize(row: Machine, hello: Hello) -> bool:
-    """Gives a locked machine the capacity that it says it has; False, and nothing, where more than that is held."""
+    """Sets the capacity of a locked machine from its hello; returns False, without a change, if more is held on it."""
     free_cpus_milli = row.free_cpus_milli + hello.cpus_milli - row.cpus_milli
     free_memory_bytes = row.free_memory_bytes + hello.memory_bytes - row.memory_bytes
     if row.held >> hello.gpus or free_cpus_milli < 0 or free_memory_bytes < 0:

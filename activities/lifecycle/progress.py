@@ -1,6 +1,6 @@
-"""Progress of running workloads out of their nodes' heartbeats, hung gangs, and workloads that have waited too long.
+"""Reads the progress of running workloads from their nodes' heartbeats, and finds hung gangs and expired waits.
 
-Temporal keeps the newest heartbeat of each node but does not notify of it, so all are read at intervals.
+Temporal stores the newest heartbeat of each node but does not send notifications of it, so it is polled.
 """
 
 import asyncio
@@ -36,23 +36,23 @@ _AT_ONCE = 16
 
 
 class Progress:
-    """Reads progress. One process does at a time, others wait to take its place."""
+    """Reads progress in rounds. In an installation, one process runs them; the others are on standby."""
 
     def __init__(self, engine: Engine, settings: Settings, client: Client) -> None:
         self._engine = engine
         self._settings = settings
         self._client = client
         self._collected = ""
-        """The workload that was read last."""
+        """The workload that was read last: the cursor of the rounds."""
 
     async def run(self) -> None:
-        """Rounds until cancelled, while this is the one that works."""
+        """Runs rounds until cancelled, while this process is the leader."""
         await lead(self._engine, Leader.PROGRESS, "progress", self.round, self._settings.lifecycle.collect_interval_s)
 
     async def round(self) -> None:
-        """Has workloads end that have waited for longer than they allow, and reads the progress of running ones.
+        """Ends workloads that have waited too long; reads the progress of up to `collect_at_most` running workloads.
 
-        Progress of `collect_at_most` workloads, in the order of their ids: the next round goes on where this one ended.
+        Workloads are read in the order of their ids. The next round continues where this one ended.
         """
         await in_thread(partial(expire_pending, self._engine))
         attempts = dict(await in_thread(self._placed))
@@ -120,12 +120,12 @@ class Progress:
                 reason=Reason(ReasonCode.NO_PROGRESS, detail),
                 dedup=f"{attempt}:hung",
             )
-            if told:  # once: not in every round until the workflow has dealt with it
+            if told:  # Sent only once, although later rounds find the hang until the workflow has handled it.
                 outbox.mail(session, workload, MailKind.HUNG, attempt, **detail)
 
 
 async def _for_each(workloads: Iterable[str], one: Callable[[str], Awaitable[None]]) -> None:
-    """Does `one` for each workload, several at once. An error is raised after all have run."""
+    """Runs `one` for each workload, at most `_AT_ONCE` concurrently. Raises an error after all have run."""
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def in_turn(workload: str) -> None:
@@ -139,16 +139,16 @@ async def _for_each(workloads: Iterable[str], one: Callable[[str], Awaitable[Non
 
 
 def _heartbeats(pending: Any) -> list[NodeHeartbeat]:
-    """The newest heartbeat of each node of a workload, from Temporal's description of its workflow."""
+    """Returns the newest heartbeat of each node of a workload, from Temporal's description of its workflow."""
     out = []
     info: PendingActivityInfo
     for info in pending:
-        given_up = info.state == PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED  # an earlier attempt's
+        given_up = info.state == PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED  # of an earlier attempt
         if info.activity_type.name != Activity.RUN_NODE.value or given_up:
             continue
         for payload in info.heartbeat_details.payloads[:1]:
             try:
                 out.append(_HEARTBEAT.validate_json(payload.data))
             except ValidationError:
-                continue  # an agent of another version: its heartbeat still counts as a sign of life
+                continue  # The agent has another version. Its heartbeat still shows that it is alive.
     return out

@@ -1,22 +1,21 @@
-"""Reconciling Temporal with Postgres: workflows that are gone, that lag behind, or that outlived their workload.
+"""Reconciles Temporal with Postgres: finds workflows that are missing, outdated, stuck, or of ended workloads.
 
-Temporal may lose its state, or be rolled back by a restored backup, and Postgres says what is true. A round costs a
-handful of calls, whatever the size of the queue:
+Temporal may lose its state, or be rolled back by a restored backup. Postgres is the source of truth. A round takes a
+small number of calls, independent of the length of the queue:
 
-1. Mail that has no effect in Postgres some time after its delivery is delivered again. A receiver drops mail that it
-   has seen.
-2. The workflows that believe their workload to be placed are listed, with the phase and attempt that they show, and
-   compared with the rows of placed workloads. A queued workload needs no comparison: whatever its workflow believes,
-   the mail of the next award has a newer attempt and is accepted.
-3. Workflows whose tasks no worker can carry out are terminated. A server that was rolled back, while a worker goes on
-   with what it remembers, may record a history that nothing can replay. The worker ends some of these workflows itself.
-   Temporal names the others after some tries (`TemporalReportedProblems`).
-4. Workflows of placed workloads are counted. All that run are listed by id only if there are fewer than placed
-   workloads, and now and then. A queued workload needs no workflow: its next award starts one.
+1. Mail that shows no effect in Postgres some time after its delivery is delivered again. Receivers drop duplicates.
+2. Workflows that show a placed phase are listed with their phase and attempt, and compared with the rows of placed
+   workloads. A queued workload needs no comparison: the mail of its next award has a newer attempt number, so its
+   workflow accepts it in any state.
+3. Workflows whose workflow tasks no worker can complete are terminated. If the server is rolled back while a worker
+   keeps its cache, the worker may record a history that cannot be replayed. The worker fails some of these workflows
+   itself. Temporal reports the others after some tries (`TemporalReportedProblems`).
+4. Workflows of placed workloads are counted. If there are fewer of them than placed workloads, and also at longer
+   intervals, all running workflows are listed by id. A queued workload needs no workflow: its next award starts one.
 
-Listings lag, and a workload may change at any moment, so a disagreement is only suspected at first. If it still
-holds, unchanged, after `disagree_s`, the workflow itself is described. If that confirms it, all its mail is delivered
-again. If the disagreement outlasts that too, the workflow is terminated, and a new one starts from the row.
+Listings lag, and a workload may change at any moment, so a disagreement is only a suspicion at first. If it is
+unchanged after `disagree_s`, the workflow itself is described. If that confirms the disagreement, all mail of the
+workload is delivered again. If it persists, the workflow is terminated, and a new one starts from the row.
 """
 
 import asyncio
@@ -55,14 +54,14 @@ _TYPES = (
 )  # fmt: skip
 _STUCK = f"{_RUNNING} AND WorkflowType IN {_TYPES} AND TemporalReportedProblems IS NOT NULL"
 _STUCK_TRIES = 2
-"""A workflow task that is being tried for the first time is not stuck, whatever was reported before."""
+"""A workflow is stuck only if its workflow task is at least at this attempt. Reported problems may be outdated."""
 _PAGE = 1000
 _AT_ONCE = 500
-"""So many suspects are asked in one round, and so many workflows started in one transaction."""
+"""The maximum number of suspects handled in one round, and of workflows started in one transaction."""
 
 
 class Belief(NamedTuple):
-    """What a workload's workflow shows, or what its row says."""
+    """The phase and attempt of a workload, as shown by its workflow or as stored in its row."""
 
     phase: str | None
     attempt: int | None
@@ -74,7 +73,7 @@ def _belief(found: WorkflowExecution) -> Belief:
 
 
 def _agree(fact: Belief, belief: Belief | None) -> bool:
-    """Whether a workflow believes what the row says. One of before attempts were shown is judged by its phase."""
+    """Returns whether a workflow shows the phase and attempt of the row. Old workflows show only the phase."""
     return belief is not None and belief.phase == fact.phase and belief.attempt in (None, fact.attempt)
 
 
@@ -83,7 +82,7 @@ def _workload_of(found: WorkflowExecution) -> str:
 
 
 class Reconciler:
-    """Compares, and repairs towards Postgres. One works at a time, others wait to take its place."""
+    """Runs reconciliation rounds. In an installation, one process runs them; the others are on standby."""
 
     def __init__(self, engine: Engine, settings: Settings, client: Client) -> None:
         self._engine = engine
@@ -95,7 +94,7 @@ class Reconciler:
         self._outlived = Suspects(patience_s)
         self._stuck = Suspects(patience_s)
         self._names_stuck = True
-        """Whether the server names workflows that are stuck: services of before 1.30 do not."""
+        """Whether the Temporal server reports stuck workflows. Versions before 1.30 do not."""
         self._copies = Suspects(patience_s)
         self._machines = Suspects(patience_s + lifecycle.heartbeat_timeout_s + lifecycle.node_lost_after_s)
         self._registry = MachineActivities(engine, settings)
@@ -103,7 +102,7 @@ class Reconciler:
         self._next_sweep_s = 0.0
 
     async def run(self) -> None:
-        """Rounds until cancelled, while this is the one that works."""
+        """Runs rounds until cancelled, while this process is the leader."""
         await lead(
             self._engine,
             Leader.RECONCILING,
@@ -114,7 +113,7 @@ class Reconciler:
         )
 
     async def round(self) -> None:
-        """One comparison of everything."""
+        """Runs one round: compares everything once."""
         await in_thread(self._tell_again)
         await self._compare_placed()
         await self._end_stuck()
@@ -129,7 +128,7 @@ class Reconciler:
     # ------------------------------------------------------------------------------------------------ placed workloads
 
     async def _compare_placed(self) -> None:
-        """Phase and attempt of all that is placed, by its row or by what its workflow believes."""
+        """Compares phase and attempt of all workloads that are placed according to their row or their workflow."""
         believed = {_workload_of(e): _belief(e) async for e in self._list(_PLACED)}
         facts = await in_thread(self._facts, list(believed))
         disagree: dict[str, Hashable] = {}
@@ -151,7 +150,7 @@ class Reconciler:
         return {workload: Belief(*fact) for workload, fact in found.items()}
 
     async def _confirm(self, workload: str, fact: Belief) -> None:
-        """Asks a suspected workflow itself. First its mail is delivered again; if that does not help it is replaced."""
+        """Describes a suspected workflow. If the disagreement is real, redelivers its mail or, later, replaces it."""
         found = await self._describe(ids.workload_workflow_id(workload))
         if found is not None and _agree(fact, _belief(found)):
             self._workloads.clear(workload)
@@ -163,13 +162,13 @@ class Reconciler:
             await in_thread(self._all_mail_again, workload)
             return
         if found is not None:
-            _log.warning("workload %s is %s, its workflow believes %s: replaced", workload, fact, _belief(found))
-            await self._terminate(found, "its state is not that of Postgres")
+            _log.warning("workload %s is %s, its workflow shows %s: replacing it", workload, fact, _belief(found))
+            await self._terminate(found, "its state differs from Postgres")
         await in_thread(self._start_again, [workload])
         self._workloads.clear(workload)
 
     def _is_still(self, workload: str, fact: Belief) -> bool:
-        """Whether the row is as it was, nothing is on its way to the workflow, and nothing happened lately."""
+        """Returns whether the row is unchanged, no mail to the workflow is pending, and no recent event exists."""
         with transaction(self._engine) as session:
             return rows.is_quiet(session, workload, fact.phase, fact.attempt, self._settings.disagree_s)
 
@@ -183,18 +182,18 @@ class Reconciler:
                 rows.start_again(session, workload)
 
     async def _end_outlived(self, workload: str) -> None:
-        """Terminates the workflow of a workload that has ended, unless it still waits for agents."""
+        """Terminates the workflow of an ended workload, unless it still waits for agents."""
         found = await self._describe(ids.workload_workflow_id(workload))
         if found is None or found.raw_description.pending_activities:
             return
-        _log.warning("workload %s has ended, its workflow believes %s: terminated", workload, _belief(found))
+        _log.warning("workload %s has ended, its workflow shows %s: terminating it", workload, _belief(found))
         await self._terminate(found, "its workload has ended")
         self._outlived.clear(workload)
 
     # ----------------------------------------------------------------------------------------- workflows that are stuck
 
     async def _end_stuck(self) -> None:
-        """Terminates workflows that no worker can carry on, and starts those of workloads again."""
+        """Terminates workflows that no worker can continue, and starts new ones for workloads."""
         if not self._names_stuck:
             return
         try:
@@ -202,7 +201,7 @@ class Reconciler:
         except RPCError as error:
             if error.status is not RPCStatusCode.INVALID_ARGUMENT:
                 raise
-            _log.warning("the Temporal service does not name workflows whose tasks fail: %s", error)
+            _log.warning("the Temporal service does not report workflows whose tasks fail: %s", error)
             self._names_stuck = False
             return
         for id_ in self._stuck.due(stuck)[:_AT_ONCE]:
@@ -210,15 +209,18 @@ class Reconciler:
             found = await self._describe(id_)
             if found is None or found.raw_description.pending_workflow_task.attempt < _STUCK_TRIES:
                 continue
-            _log.warning("workflow %s cannot go on, its tasks fail again and again: terminated", id_)
-            await self._terminate(found, "no worker can carry out its workflow tasks")
+            _log.warning("workflow %s is stuck, its workflow tasks fail repeatedly: terminating it", id_)
+            await self._terminate(found, "no worker can complete its workflow tasks")
             if found.workflow_type == "WorkloadWorkflow":
                 await in_thread(self._start_again, [_workload_of(found)])
 
     # ------------------------------------------------------------------------------------------ workflows that are gone
 
     async def _count(self) -> None:
-        """Lists all running workflows of workloads if too few are placed twice in a row, or now and then."""
+        """Counts the workflows of placed workloads.
+
+        If two consecutive counts are too low, and also at longer intervals, compares a list of all running workflows.
+        """
         placed, running = await asyncio.gather(in_thread(self._placed), self._client.count_workflows(_PLACED))
         short = running.count < placed
         now_s = time.monotonic()
@@ -232,16 +234,17 @@ class Reconciler:
             return rows.placed(session, self._settings.disagree_s)
 
     async def _sweep(self) -> None:
-        """Starts workflows that are missing from the list of running ones, and ends those of ended workloads.
+        """Starts missing workflows of placed workloads, and terminates workflows of ended workloads.
 
-        An unnecessary start changes nothing. Versions before this one started a workflow with each submission.
+        An unnecessary start changes nothing. Older versions started a workflow for each submission, so workflows of
+        workloads that ended in the queue may exist.
         """
         began_s = time.monotonic()
         running = {_workload_of(e) async for e in self._list(_WORKLOADS)}
         took_s = time.monotonic() - began_s
         missing = await in_thread(self._missing, running, took_s)
         if missing:
-            _log.warning("%d workloads have no workflow: started anew", len(missing))
+            _log.warning("%d workloads have no workflow: starting new ones", len(missing))
         for first in range(0, len(missing), _AT_ONCE):
             await in_thread(self._start_again, missing[first : first + _AT_ONCE])
         for workload in (await in_thread(self._ended, sorted(running)))[:_AT_ONCE]:
@@ -258,7 +261,7 @@ class Reconciler:
     # --------------------------------------------------------------------------------------------- copies and machines
 
     async def _compare_copies(self) -> None:
-        """Copies of tables, and an open night, that nobody works on."""
+        """Starts the missing workflows of table copies and of an open night."""
         wanted = await in_thread(self._wanted_copies)
         running = {e.id async for e in self._list(_COPIES)} if wanted else set()
         due = self._copies.due({id_: None for id_ in wanted if id_ not in running})
@@ -275,7 +278,7 @@ class Reconciler:
             rows.put(session, wanted)
 
     async def _compare_machines(self) -> None:
-        """Machines without a workflow, which their agents would have started if they lived, are lost."""
+        """Marks machines without a workflow as lost: a live agent would have started the workflow by its hello."""
         machines = await in_thread(self._present_machines)
         if not machines or (await self._client.count_workflows(_MACHINES)).count >= len(machines):
             self._machines.due({})
@@ -287,7 +290,7 @@ class Reconciler:
             if ids.machine_workflow_id(machine) not in running
         }
         for machine in self._machines.due(gone):
-            _log.warning("machine %s has no workflow, and its agent does not announce it: lost", machine)
+            _log.warning("machine %s has no workflow, and its agent sends no hello: marking it as lost", machine)
             await in_thread(self._registry.lost, Attend(machine, machines[machine], []))
             self._machines.clear(machine)
 
@@ -298,7 +301,7 @@ class Reconciler:
     # -------------------------------------------------------------------------------------------------------- Temporal
 
     async def _list(self, query: str) -> AsyncIterator[WorkflowExecution]:
-        """Running workflows, page by page."""
+        """Yields running workflows that match a query, page by page."""
         iterator = self._client.list_workflows(query, page_size=_PAGE)
         while True:
             await iterator.fetch_next_page()
@@ -308,7 +311,7 @@ class Reconciler:
                 return
 
     async def _describe(self, workflow: str) -> WorkflowExecutionDescription | None:
-        """A workflow that runs; None: there is none."""
+        """Returns the description of a workflow; None: it is not running."""
         try:
             found = await self._client.get_workflow_handle(workflow).describe()
         except RPCError as error:
@@ -318,7 +321,7 @@ class Reconciler:
         return found if found.status is WorkflowExecutionStatus.RUNNING else None
 
     async def _terminate(self, found: WorkflowExecutionDescription, why: str) -> None:
-        """Terminates this run, and no newer one."""
+        """Terminates this run of a workflow, but no newer run."""
         try:
             await self._client.get_workflow_handle(found.id, run_id=found.run_id).terminate(reason=why)
         except RPCError as error:

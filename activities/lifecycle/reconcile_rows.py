@@ -1,4 +1,4 @@
-"""What reconciling asks Postgres, and writes there (`activities.lifecycle.reconcile`)."""
+"""The Postgres queries and updates of the reconciler (`activities.lifecycle.reconcile`)."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,14 @@ from infra.db.tables import Replica, Table
 
 _PLACED = sorted(p.value for p in PLACED_PHASES)
 _AGAIN = "o.delivered_at < now() - greatest(make_interval(secs => :patience_s), o.delivered_at - o.created_at)"
-"""Delivered so long ago, and then after twice the time each: what legitimately takes long is not repeated for ever."""
+"""Selects mail whose last delivery is old enough. The interval doubles with each delivery, so that a slow effect does
+not cause endless repetitions."""
 
 
 def tell_again(session: Session, patience_s: float) -> None:
-    """Has mail delivered again whose effect Postgres does not show `patience_s` seconds after its delivery.
+    """Redelivers mail that shows no effect in Postgres `patience_s` seconds after its delivery.
 
-    Its receiver may have been rolled back behind it. One that has seen it drops it.
+    The receiving workflow may have been rolled back to before the delivery. Otherwise it drops the duplicate.
     """
     session.execute(
         text(
@@ -57,7 +58,7 @@ _WITH_GRACE = ":patience_s + coalesce((o.body ->> 'grace_s')::float, 0)"
 
 
 def tell_all_again(session: Session, workload: str) -> None:
-    """Has all mail about a workload's present attempt delivered again."""
+    """Redelivers all mail about a workload's current attempt."""
     session.execute(
         text(
             "update outbox as o set delivered_at = null from workload as w"
@@ -69,7 +70,7 @@ def tell_all_again(session: Session, workload: str) -> None:
 
 
 def start_again(session: Session, workload: str) -> None:
-    """Has a live workload's workflow started anew, and its mail delivered again."""
+    """Requests a new workflow for a live workload, and redelivers its mail."""
     row = session.get(Workload, workload, with_for_update=True)
     if row is not None and row.finished_at is None:
         tell_all_again(session, workload)
@@ -77,23 +78,23 @@ def start_again(session: Session, workload: str) -> None:
 
 
 def placed_or_named(session: Session, names: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """Phase and attempt of all placed workloads and of those of `names` that exist, by id."""
+    """Returns phase and attempt, by id, of all placed workloads and of the workloads `names` that exist."""
     placed = and_(Workload.finished_at.is_(None), Workload.phase.in_(_PLACED))
     rows = select(Workload.id, Workload.phase, Workload.attempt).where(or_(placed, Workload.id.in_(names)))
     return {id_: (phase, attempt) for id_, phase, attempt in session.execute(rows)}
 
 
 def placed(session: Session, age_s: float) -> int:
-    """How many attempts that were awarded longer than `age_s` seconds ago are placed."""
+    """Returns the number of unreleased attempts that were awarded more than `age_s` seconds ago."""
     old = Attempt.awarded_at < _ago(age_s)
     counted = select(func.count()).select_from(Attempt).where(Attempt.released_at.is_(None), old)
     return session.scalar(counted) or 0
 
 
 def missing(session: Session, running: Collection[str], quiet_s: float) -> list[str]:
-    """Placed workloads that are not in `running`, have no mail on its way, and did not change for `quiet_s` seconds.
+    """Returns the placed workloads not in `running` that have no pending mail, and no event for `quiet_s` seconds.
 
-    One that is queued needs no workflow: its next award starts one.
+    A queued workload needs no workflow: its next award starts one.
     """
     is_placed = and_(Workload.finished_at.is_(None), Workload.phase.in_(_PLACED))
     found = session.scalars(select(Workload.id).where(is_placed).order_by(Workload.id))
@@ -101,13 +102,13 @@ def missing(session: Session, running: Collection[str], quiet_s: float) -> list[
 
 
 def ended(session: Session, workloads: Collection[str], age_s: float) -> list[str]:
-    """Those of `workloads` that ended longer than `age_s` seconds ago."""
+    """Returns the workloads, out of `workloads`, that ended more than `age_s` seconds ago."""
     old = Workload.finished_at < _ago(age_s)
     return list(session.scalars(select(Workload.id).where(Workload.id.in_(workloads), old).order_by(Workload.id)))
 
 
 def is_quiet(session: Session, workload: str, phase: str | None, attempt: int | None, quiet_s: float) -> bool:
-    """Whether a live workload is in this phase and attempt, has no mail on its way, and did not change lately."""
+    """Returns whether a live workload has this phase and attempt, no pending mail, and no event for `quiet_s`."""
     row = session.get(Workload, workload)
     if row is None or row.finished_at is not None or (row.phase, row.attempt) != (phase, attempt):
         return False
@@ -128,14 +129,14 @@ def _quiet(session: Session, workloads: list[str], quiet_s: float) -> list[str]:
 
 
 def present_machines(session: Session) -> dict[str, str]:
-    """Machines that are not lost, with their incarnations."""
+    """Returns the machines that are not lost, with their incarnations."""
     rows = session.execute(select(Machine.id, Machine.incarnation).where(Machine.state != "lost"))
     return {row.id: row.incarnation for row in rows}
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A copy of a table, or a night, that a workflow is to work on."""
+    """A table copy or a night that needs a running workflow."""
 
     night: str | None = None
     table: str = ""
@@ -144,7 +145,10 @@ class Wanted:
 
 
 def wanted_copies(session: Session) -> dict[str, Wanted]:
-    """Workflow to what it is for: replicas that are copied by workflows of their own, and an open night."""
+    """Returns the table copies and the open night that need a workflow, by workflow id.
+
+    Copies that are part of a night need no workflow of their own.
+    """
     own = or_(Replica.made_by != "night", Replica.requested_by.is_not(None))
     rows = session.execute(
         select(Replica.data_table, Table.home_region, Replica.region)
@@ -157,7 +161,7 @@ def wanted_copies(session: Session) -> dict[str, Wanted]:
 
 
 def put(session: Session, wanted: Wanted) -> None:
-    """Has the workflow started."""
+    """Requests the start of the workflow."""
     if wanted.night is not None:
         outbox.night(session, wanted.night)
     else:

@@ -1,7 +1,7 @@
-"""What an installation has once in Temporal, asserted all the time: search attributes, workflows, nights' schedule.
+"""Ensures that the singletons of an installation exist in Temporal: search attributes, workflows, the nights' schedule.
 
-Temporal's state may be lost, or restored from a backup, while workers run. Each round is two calls that change nothing
-where all is well.
+Temporal's state may be lost, or restored from a backup, while workers run. If nothing is missing, a round consists of
+two calls that only read.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from infra.search_attributes import register
 _log = logging.getLogger(__name__)
 _ALL_EVERY = 12
 SINGLETONS = {
-    "SchedulerWorkflow": (ids.SCHEDULER_WORKFLOW_ID, "scans the queue and awards"),
-    "HousekeepingWorkflow": (ids.HOUSEKEEPING_WORKFLOW_ID, "deletes what was kept long enough"),
+    "SchedulerWorkflow": (ids.SCHEDULER_WORKFLOW_ID, "scans the queue and awards workloads"),
+    "HousekeepingWorkflow": (ids.HOUSEKEEPING_WORKFLOW_ID, "deletes data whose retention time has passed"),
 }
-"""Workflow to its id and its summary in Temporal's UI."""
+"""The singleton workflows, each with its id and its summary in Temporal's UI."""
 
 
 async def assert_singletons(client: Client, nightly: NightlySettings) -> None:
-    """Makes and starts what is not there.
+    """Creates and starts the singletons that are missing.
 
     Raises:
-        RPCError: Temporal does not answer, or refuses.
+        RPCError: Temporal does not answer, or refuses a request.
     """
     await register(client)
     await _start(client)
@@ -41,7 +41,7 @@ async def assert_singletons(client: Client, nightly: NightlySettings) -> None:
 
 
 async def _start(client: Client) -> None:
-    """Starts the workflows that do not run."""
+    """Starts the singleton workflows that are not running."""
     for name, (id_, summary) in SINGLETONS.items():
         await client.start_workflow(
             name,
@@ -54,7 +54,7 @@ async def _start(client: Client) -> None:
 
 
 async def _runs(client: Client) -> list[str | None]:
-    """The ids of the workflows' runs; None: it does not run. Reads only: where all is well it is asked for ever."""
+    """Returns the run ids of the singleton workflows, or None for one that is not running. Sends only read requests."""
     runs: list[str | None] = []
     for id_, _ in SINGLETONS.values():
         try:
@@ -69,10 +69,10 @@ async def _runs(client: Client) -> list[str | None]:
 
 
 async def keep_singletons(client: Client, nightly: NightlySettings, interval_s: float) -> None:
-    """Asserts the workflows every `interval_s` seconds until cancelled.
+    """Checks the singleton workflows every `interval_s` seconds until cancelled.
 
-    The rest is asserted where one of them has another run than before, which tells that Temporal's state was lost, and
-    now and then.
+    All singletons are ensured every `_ALL_EVERY` rounds, and whenever a workflow has a new run id: Temporal's state was
+    lost.
     """
     known: list[str | None] = []
     for number in itertools.count():
@@ -82,6 +82,6 @@ async def keep_singletons(client: Client, nightly: NightlySettings, interval_s: 
             if not known or None in known or await _runs(client) != known:
                 await assert_singletons(client, nightly)
                 known = await _runs(client)
-        except Exception as error:  # Temporal is away, or has no namespace yet: tried again
-            _log.warning("Temporal's singletons: %s; trying again", error)
+        except Exception as error:  # Temporal does not answer, or its namespace does not exist yet.
+            _log.warning("singleton workflows in Temporal: %s; trying again", error)
         await asyncio.sleep(interval_s)

@@ -1,4 +1,4 @@
-"""Why a placed workload cannot be staged: shown as its reason, like any other wait, while the activity is retried."""
+"""Shows why a placed workload cannot be staged, as the workload's reason, while the activity is retried."""
 
 import hashlib
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ _SHOWN_CHARACTERS = 500
 
 @contextmanager
 def bucket_named(region: str) -> Iterator[None]:
-    """Says which bucket it was that failed.
+    """Adds the region's name to errors of its bucket.
 
     Raises:
-        ApplicationError: whatever the store raised, with the region's name before it.
+        ApplicationError: the store raised an error. The message begins with the name of the region.
     """
     try:
         yield
@@ -36,10 +36,10 @@ def bucket_named(region: str) -> Iterator[None]:
 
 @contextmanager
 def failures_shown(engine: Engine, request: StageRequest) -> Iterator[None]:
-    """Writes why staging failed to the workload's row, with an event for each new cause.
+    """Writes the reason of a failure of staging to the workload's row, and an event for each new cause.
 
     Raises:
-        Exception: what staging raised.
+        Exception: the error of staging, unchanged.
     """
     try:
         yield
@@ -73,12 +73,12 @@ def _show(engine: Engine, request: StageRequest, error: str) -> None:
 
 
 def is_shown(row: Workload) -> bool:
-    """Whether the workload's reason is that it could not be staged."""
+    """Returns whether the workload's reason is a failure of staging."""
     return (row.reason or {}).get("code") == ReasonCode.STAGING_FAILED
 
 
 def take_away(engine: Engine, request: StageRequest) -> None:
-    """Staging succeeded: what was shown before is no reason any more."""
+    """Removes a failure of staging from the workload's row after staging has succeeded."""
     with transaction(engine) as session:
         row = session.get_one(Workload, request.workload_id, with_for_update=True)
         if row.attempt == request.attempt and is_shown(row):

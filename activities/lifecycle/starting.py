@@ -1,4 +1,4 @@
-"""Starting a workload's workflow: with its state from Postgres, and with what operators see of it in Temporal."""
+"""Starts a workload's workflow with its state from Postgres, and with the attributes that Temporal's UI shows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ _FAILURES = {ReasonCode.TASK_FAILED.value, ReasonCode.RETRIES_EXHAUSTED.value}
 
 @dataclass(frozen=True)
 class Start:
-    """What a live workload's workflow is started with."""
+    """The input and attributes with which a live workload's workflow starts."""
 
     state: WorkloadInput
     summary: str
     memo: dict[str, Any]
     shown: dict[str, str | int]
-    """Search attributes."""
+    """The search attributes and their values."""
 
 
 def read_start(session: Session, workload: str) -> Start | None:
-    """The state in which a workload's workflow is started now; None: the workload has ended, or there is none."""
+    """Returns the input with which a workload's workflow starts now; None: it has ended or does not exist."""
     row = session.execute(_LIVE, {"workload": workload}).first()
     if row is None:
         return None
@@ -57,7 +57,7 @@ def read_start(session: Session, workload: str) -> Start | None:
 
 
 def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | None]:
-    """The state and the rank of a workload that was placed before: earlier attempts count as they did."""
+    """Returns the state and rank of a workload that was placed before, with the counts and runtime of its attempts."""
     ended_at = func.coalesce(Attempt.released_at, func.now())
     attempts = session.execute(
         select(
@@ -90,12 +90,12 @@ def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | Non
 
 
 def _in_a_row(codes: Sequence[str | None], code: ReasonCode) -> int:
-    """How many of the newest attempts ended with `code`; `codes` are the newest first."""
+    """Returns how many of the newest attempts ended with `code` consecutively. `codes` are sorted newest first."""
     return len(list(takewhile(lambda found: found == code.value, codes)))
 
 
 async def start_workflow(client: Client, start: Start) -> bool:
-    """Starts the workflow; False: it runs already."""
+    """Starts the workflow; returns False if it already runs."""
     pairs: list[SearchAttributePair[Any]] = [
         SearchAttributePair(SearchAttributeKey.for_int(name), value)
         if isinstance(value, int)

@@ -1,4 +1,4 @@
-"""What disagrees, and since when: a disagreement that lasts is true, one that passes was a listing that lagged."""
+"""Debounces disagreements: one that lasts is real, and one that passes was caused by a lagging listing."""
 
 import time
 from collections.abc import Callable, Hashable
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class _Suspicion:
-    """Something that disagrees, since when, and whether its mail was delivered again."""
+    """A disagreement, the time since when it is unchanged, and whether mail was redelivered because of it."""
 
     what: Hashable
     since_s: float
@@ -16,7 +16,7 @@ class _Suspicion:
 
 
 class Suspects:
-    """What disagrees at present. One that changes, or is not named in a round, is not suspected any more."""
+    """The current disagreements. A changed disagreement starts its time again; one that a round misses is removed."""
 
     def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience_s = patience_s
@@ -24,7 +24,7 @@ class Suspects:
         self._found: dict[str, _Suspicion] = {}
 
     def due(self, disagree: dict[str, Hashable]) -> list[str]:
-        """Records the present disagreements by name; returns those that have been unchanged for `patience_s`."""
+        """Replaces the disagreements by the current ones, by name; returns those unchanged for `patience_s` seconds."""
         now_s = self._clock()
         kept = {}
         for name, what in disagree.items():
@@ -34,7 +34,7 @@ class Suspects:
         return sorted(name for name, s in kept.items() if now_s - s.since_s >= self._patience_s)
 
     def told_again(self, name: str) -> bool:
-        """Whether this was called for it before; gives it the same time again if not."""
+        """Returns whether this was called before for a disagreement. At the first call, restarts its time."""
         suspicion = self._found[name]
         before, suspicion.told_again = suspicion.told_again, True
         if not before:
@@ -42,5 +42,5 @@ class Suspects:
         return before
 
     def clear(self, name: str) -> None:
-        """It was dealt with."""
+        """Removes a disagreement that was handled."""
         self._found.pop(name, None)

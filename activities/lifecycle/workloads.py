@@ -1,4 +1,4 @@
-"""A workload's row: phase changes and the end of an attempt."""
+"""Activities on a workload's row: phase changes and the release of an attempt."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -36,15 +36,15 @@ _LIVE = text(
     " where a.workload = :workload and a.attempt = :attempt and a.released_at is null"
 )
 _AFTER_ASKING = [p.value for p in (Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING)]
-"""Phases that are written before machines are asked to prepare or start tasks. Where one machine is enough, it is asked
-to start them beside that (`LaunchPlan.starts_at_once`)."""
+"""Phases that are written before the requests to prepare or start tasks are sent to machines. With one machine, the
+start request is sent concurrently with that write (`LaunchPlan.starts_at_once`)."""
 
 
 def locked(session: Session, workload_id: str) -> Workload:
-    """The workload's row, locked.
+    """Locks and returns the workload's row.
 
     Raises:
-        ApplicationError: there is none; not retried.
+        ApplicationError: the workload does not exist; not retried.
     """
     row = session.get(Workload, workload_id, with_for_update=True)
     if row is None:
@@ -53,11 +53,11 @@ def locked(session: Session, workload_id: str) -> Workload:
 
 
 def _unknown(workload: str) -> ApplicationError:
-    return ApplicationError(f"no workload {workload}", type="UnknownWorkload", non_retryable=True)
+    return ApplicationError(f"workload {workload} does not exist", type="UnknownWorkload", non_retryable=True)
 
 
 def _enter(session: Session, workload: str, phase: Phase, reason: Mapping[str, Any], **options: Any) -> bool:
-    """`enter_phase`, with an error that is not retried where the phase cannot follow."""
+    """Calls `enter_phase`. An illegal transition becomes an error that is not retried."""
     try:
         return enter_phase(session, workload, phase, reason, **options)
     except IllegalTransition as error:
@@ -65,7 +65,7 @@ def _enter(session: Session, workload: str, phase: Phase, reason: Mapping[str, A
 
 
 def set_progress(attempt: Attempt, progress: list[TaskProgress]) -> bool:
-    """Takes the newest of what a gang's tasks reported into the attempt's row; True if something changed."""
+    """Writes the newest reports of a gang's tasks into the attempt's row; returns whether a step has changed."""
     before = (attempt.last_step, attempt.checkpoint_step, attempt.resumed_step)
     steps = [p.step for p in progress if p.step is not None]
     resumed = [p.resumed_step for p in progress if p.resumed_step is not None]
@@ -78,7 +78,7 @@ def set_progress(attempt: Attempt, progress: list[TaskProgress]) -> bool:
         newest = max(saved, key=lambda p: (p.checkpoint_step or 0, p.job, p.task))
         if attempt.checkpoint_step is None or (newest.checkpoint_step or 0) >= attempt.checkpoint_step:
             attempt.checkpoint_step = newest.checkpoint_step
-            # The task says when, and may say anything: nothing was saved in the future.
+            # The time is reported by the task, which is not trusted, so it is limited to the current time.
             at_s = min(newest.checkpoint_at_s or 0.0, datetime.now(UTC).timestamp())
             attempt.checkpoint_at = datetime.fromtimestamp(at_s, UTC)
             attempt.checkpoint_bytes = newest.checkpoint_bytes
@@ -103,9 +103,9 @@ def record_checkpoint(session: Session, row: Workload, attempt: Attempt) -> None
 
 
 def _set_reports(attempt: Attempt, progress: list[TaskProgress]) -> None:
-    """What the tasks, in order, say of cadence, loading and notices: the first that says something speaks for all.
+    """Writes the cadence, load state and notice of an attempt, from its tasks' reports in order.
 
-    Of loads it is the one that is least well: one that failed, then one that goes on.
+    The first reported cadence and notice are used. Of the load states, the worst is used: failed, then started.
     """
     cadences = [p.cadence for p in progress if p.cadence is not None]
     loads = [p.load for p in progress if p.load is not None]
@@ -120,7 +120,7 @@ def _set_reports(attempt: Attempt, progress: list[TaskProgress]) -> None:
 
 
 def _set_lost_work(session: Session, attempt: Attempt) -> None:
-    """What an attempt that is over lost; nothing, if it came to the workload's end."""
+    """Writes the lost work of a released attempt, unless the workload has completed."""
     session.flush()
     session.refresh(attempt, ["released_at", "started_at"])
     if attempt.released_at is None or (attempt.outcome or {}).get("code") == ReasonCode.COMPLETED:
@@ -129,7 +129,7 @@ def _set_lost_work(session: Session, attempt: Attempt) -> None:
 
 
 class WorkloadActivities:
-    """Effects on workloads and their attempts."""
+    """The activities on workloads and their attempts."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
@@ -137,7 +137,7 @@ class WorkloadActivities:
 
     @activity.defn(name=Activity.TRANSITION.value)
     def transition(self, request: TransitionRequest) -> bool:
-        """Changes the phase; False where a newer attempt was awarded meanwhile."""
+        """Changes the phase; returns False if a newer attempt has been awarded."""
         phase = Phase(request.phase)
         workload = request.workload_id
         with transaction(self._engine) as session:
@@ -147,7 +147,7 @@ class WorkloadActivities:
             if found.attempt != request.attempt:
                 return False
             if found.finished:
-                return True  # It was queued, and was ended without its workflow (`infra.db.ending`).
+                return True  # The workload was ended while it was queued (`infra.db.ending`).
             reason = request.reason
             if request.provisioning is not None:
                 _enter(session, workload, Phase.PROVISIONING, request.provisioning)
@@ -163,10 +163,10 @@ class WorkloadActivities:
 
     @activity.defn(name=Activity.RELEASE.value)
     def release(self, request: ReleaseRequest) -> None:
-        """Ends an attempt and hands its slots over.
+        """Ends an attempt and hands over its slots.
 
         Raises:
-            ApplicationError: `TASKS_MAY_RUN` (not tried again): the workflow knows of no tasks, but they were started.
+            ApplicationError: `TASKS_MAY_RUN` (not retried): the workflow has started no tasks, but some may run.
         """
         phase, workload = Phase(request.next_phase), request.workload_id
         with transaction(self._engine) as session:
@@ -180,7 +180,7 @@ class WorkloadActivities:
                 message = f"tasks of attempt {request.attempt} of {workload} may run: stop them first"
                 raise ApplicationError(message, type=TASKS_MAY_RUN, non_retryable=True)
             machines = handover.release(session, workload, request.attempt, request.silent_machines, request.flushing_s)
-            # Only now: see the order of locks in `slots`.
+            # The attempt is locked after the machines: see the order of locks in `handover`.
             attempt = session.get_one(Attempt, (workload, request.attempt), with_for_update=True)
             set_progress(attempt, request.progress)
             attempt.released_at = func.clock_timestamp()
@@ -201,7 +201,7 @@ class WorkloadActivities:
 
     @activity.defn(name=Activity.FLUSHED.value)
     def flushed(self, request: FlushedRequest) -> None:
-        """Takes what tasks reported last of an attempt that was released while they saved."""
+        """Writes the last reports of the tasks of an attempt that was released while they saved."""
         with transaction(self._engine) as session:
             row = locked(session, request.workload_id)
             attempt = session.get(Attempt, (request.workload_id, request.attempt), with_for_update=True)
@@ -216,11 +216,12 @@ class WorkloadActivities:
     def _judge_machines(
         self, session: Session, attempt: Attempt, machines: Mapping[str, Machine], blamed: str | None, phase: Phase
     ) -> None:
-        """Counts workloads in a row that failed on a locked machine, and cordons one that keeps failing them.
+        """Counts consecutive workloads that failed on a locked machine, and cordons the machine at the limit.
 
-        A workload counts once, however often it fails there. One that has helped to cordon a machine counts on no
-        other: what all machines fail at is more likely the workload's fault. Workloads that were there together count
-        as one: a machine that stops answering once is lost to all of them.
+        A workload counts once per machine, even if it fails there several times. A workload that contributed to a
+        cordon does not count on other machines: if it fails everywhere, the workload is more likely at fault.
+        Workloads that were on the machine at the same time count as one, because all of them lose a machine that stops
+        answering.
         """
         if phase is Phase.SUCCEEDED:
             for machine in machines.values():
@@ -240,7 +241,7 @@ class WorkloadActivities:
 
 
 def _has_cordoned(session: Session, workload: str) -> bool:
-    """Whether a machine is cordoned on which the workload was one of those that failed."""
+    """Returns whether a machine is cordoned to which a failure of this workload contributed."""
     found = select(Machine.id).where(
         Machine.cordon["code"].astext == ReasonCode.KEEPS_FAILING_GANGS.value,
         Machine.failed_workloads.contains([workload]),

@@ -1,1 +1,1 @@
-"""Scans, bids, auctions, awards and dry runs, on the columns that a process holds."""
+"""Activities of the scheduler: scans, bids, auctions, awards and dry runs, on the columnar state of a process."""

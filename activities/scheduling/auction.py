@@ -1,4 +1,4 @@
-"""The auction: a scan ranks the queue, regions bid, and plans are awarded in queue order (MAST 4.2, 4.3)."""
+"""The auction activities: a scan ranks the queue, regions bid, and plans are awarded in queue order (MAST 4.2, 4.3)."""
 
 import time
 from collections import Counter
@@ -25,29 +25,29 @@ from infra.db.logs import ScanBatch
 from infra.db.session import transaction
 
 _LONGEST_REST_S = 1.0
-"""Between two passes, for the sake of their share of the time."""
+"""The maximum pause between two passes that keeps passes within their share of the time."""
 _SHORT_PASS_S = 0.05
-"""So much of a pass is free: while the queue is short, the next need not wait."""
+"""The part of each pass that does not count towards its share of the time: short passes need no pause."""
 _PUBLISHING_SHARE = 0.1
-"""Publishing a long queue takes at most this part of the time."""
+"""The maximum fraction of time spent on publishing the queue. A long queue is published less often."""
 _LONGEST_UNPUBLISHED_S = 30.0
-"""Limits the pause after a publication that waited for the database."""
+"""Upper bound of the pause after a publication that waited for the database."""
 
 
 class AuctionActivities:
-    """The queue's side: scans and awards."""
+    """The GMS activities: scans, awards and dry runs."""
 
     def __init__(self, engine: Engine, settings: Settings, state: SchedulerState, here: Collection[str] = ()) -> None:
-        """`here` are regions whose RMS is this very process: it need not ask itself for bids."""
+        """`here` are the regions whose RMS is this process. Their bids need no request."""
         self._engine = engine
         self._settings = settings.scheduler
         self._state = state
         self._here = frozenset(here)
         self._listening = Listening(engine, self._settings)
         self._scanned: ScannedQueue | None = None
-        """The newest scan's, if this process made it."""
+        """The queue of the newest scan, if this process made the scan."""
         self._publish_from_s = 0.0
-        """On the monotonic clock."""
+        """The earliest time of the next publication, on the monotonic clock."""
         self._share = Share(self._settings.pass_share, _LONGEST_REST_S, _SHORT_PASS_S)
         self._counters: Counter[str] = Counter()
 
@@ -55,7 +55,7 @@ class AuctionActivities:
 
     @activity.defn(name=Activity.SCAN.value)
     def scan(self, _: None = None) -> ScanTicket:
-        """One GMS scan pass over all pending workloads."""
+        """Runs one GMS scan over all pending workloads; returns the ticket of the pass."""
         self._share.begin()
         with self._share.spending():
             return self._scan()
@@ -92,7 +92,7 @@ class AuctionActivities:
         )
 
     def _publish(self, scanned: ScannedQueue) -> float | None:
-        """Publishes the queue as a scan found it, or says in how many seconds that is due."""
+        """Publishes the queue of a scan; if it is too early for that, returns the seconds until it is due."""
         began_s = time.monotonic()
         if began_s < self._publish_from_s:
             return self._publish_from_s - began_s
@@ -106,11 +106,11 @@ class AuctionActivities:
 
     @activity.defn(name=Activity.AWARD.value)
     def award(self, request: AwardRequest) -> AwardResult:
-        """Awards a batch in queue order, all of it in one transaction where nothing comes between.
+        """Awards a batch in queue order.
 
-        A region in which an earlier workload of the batch was placed bids again (in this process, on the changed
-        state), so the result is that of placing one workload at a time. Regions of this very process, and those whose
-        bids were lost, bid here in the first place.
+        If an earlier workload of the batch was placed in a region, the region bids again, in this process and on the
+        changed state. So the result equals that of placing one workload at a time. Bids for the regions of this
+        process, and replacements of lost bids, are also made here.
         """
         with self._share.spending():
             return self._award(request)
@@ -128,7 +128,7 @@ class AuctionActivities:
         return result
 
     def _go_on(self, scanned: ScannedQueue, request: AwardRequest, result: AwardResult) -> None:
-        """Puts the next batch where regions find it, or publishes the queue after the last."""
+        """Writes the next batch for the regions to read or, after the last batch, publishes the queue."""
         following = request.first + self._settings.batch
         if following >= len(scanned):
             due = [s for s in (result.rest_s, self._publish(scanned)) if s is not None]
@@ -191,6 +191,6 @@ _WRITE_RANKS = text(
 
 
 def write_ranks(session: Session, ranks: Mapping[str, int]) -> None:
-    """Gives placed workloads other ranks. One whose attempt is being changed just now gets it with a later scan."""
+    """Writes changed ranks of placed workloads. An attempt that is locked is skipped and updated after a later scan."""
     if ranks:
         session.execute(_WRITE_RANKS, {"ids": list(ranks), "ranks": list(ranks.values())})

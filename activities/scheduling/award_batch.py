@@ -1,7 +1,7 @@
-"""Awards one batch of the queue: places it in queue order, commits the plans, and starts again where a commit failed.
+"""Awards one batch of the queue: plans it in queue order, commits the plans, and plans again after a failed commit.
 
-Plans are made on the columns of the scheduler state and committed in Postgres, whose facts may have changed since. So a
-batch may take several rounds. A round covers the workloads, in queue order, whose outcome is still open.
+Plans are made on the scheduler's in-memory state and committed in Postgres, where the facts may have changed since. So
+a batch may take several rounds. A round covers, in queue order, the workloads whose outcome is still open.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from infra.db import outbox
 from infra.db.session import transaction
 
 _TRIES = 3
-"""How often a workload's plan may turn out stale before the next tick tries it again."""
+"""The number of stale plans of a workload after which only the next tick plans it again."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class AwardRound:
 
     @property
     def settled(self) -> int:
-        """The number of workloads that are awarded or wait after this round; later outcomes are void."""
+        """The number of workloads whose outcome is final after this round (awarded or waiting). Later ones are void."""
         if self.committed.verdict is None:
             return len(self.outcomes)
         placed = [number for number, outcome in enumerate(self.outcomes) if outcome.bid is not None]
@@ -82,7 +82,7 @@ class BatchAward:
         return any(count == _TRIES for count in self._stale.values())
 
     def run(self) -> None:
-        """Awards the batch, round by round."""
+        """Awards the batch in rounds."""
         while self._left:
             # 1. Place the remaining workloads in queue order, and commit their plans.
             done = self._place()
@@ -92,13 +92,13 @@ class BatchAward:
             self._note(done)
             if done.committed.verdict is None:
                 return
-            # 4. A plan did not hold: read the changes from Postgres, and discard the plans after it.
+            # 4. A plan was not committed: read the changes from Postgres, and discard the plans after it.
             self._read_anew(done)
             # 5. Continue with the same workload, or with the next one.
             self._left = self._left[done.settled if self._tries_again(done) else done.settled + 1 :]
 
     def _place(self) -> AwardRound:
-        """Computes outcomes while earlier ones are committed."""
+        """Computes outcomes, and concurrently commits earlier ones."""
         outcomes: list[Outcome] = []
         bids, rebids = self._auction.stats.bids, self._auction.stats.rebids
         is_first = self._answers is not self._closed
@@ -109,7 +109,7 @@ class BatchAward:
         # The first round repeats only stale bids, later rounds all of them.
         stats = self._auction.stats
         self.rebids += stats.rebids - rebids if is_first else stats.bids - bids
-        self._answers = self._closed  # The bids that the batch came with are stale after the first round.
+        self._answers = self._closed  # The regions' original bids are stale after the first round.
         self.awarded += committed.count
         return AwardRound(outcomes, committed)
 
@@ -135,7 +135,7 @@ class BatchAward:
         self._auction.forget_refusals()
 
     def _tries_again(self, done: AwardRound) -> bool:
-        """Whether the workload whose plan did not hold is placed again in this batch."""
+        """Returns whether the workload whose plan was not committed is planned again in this batch."""
         failed, bid = self._left[done.settled], done.outcomes[done.settled].bid
         workload = failed.queued.workload
         self._stale[workload] += 1
@@ -152,7 +152,7 @@ class BatchAward:
 def _planned(
     left: Sequence[Asked], placing: Iterable[Outcome], outcomes: list[Outcome]
 ) -> Iterator[awards.PlannedAward]:
-    """The awards to commit, one for each plan; appends every outcome to `outcomes`."""
+    """Yields the awards to commit, one for each plan. Appends every outcome to `outcomes`."""
     for a, outcome in zip(left, placing, strict=True):
         outcomes.append(outcome)
         if outcome.bid is not None and outcome.bid.plan is not None:
@@ -160,5 +160,8 @@ def _planned(
 
 
 def _lets_others_evict(a: Asked, outcome: Outcome) -> bool:
-    """Whether the award makes workloads over-quota without evicting them: the next scan must give them that rank."""
+    """Returns whether the award makes other workloads over-quota without evicting them.
+
+    In that case the next scan must lower their rank, so that other workloads may evict them.
+    """
     return outcome.plan is not None and not a.request.displaces.issubset(outcome.plan.victims)

@@ -1,8 +1,8 @@
-"""The award (MAST 4.3): one transaction checks that plans' facts still hold, and takes their slots.
+"""The award (MAST 4.3): a transaction checks that the facts of plans still hold, and takes their slots.
 
-It takes as many plans as it is given, in queue order, with as many statements as for one; all of them are in the
-database (`award_plans`, in the migrations), which is asked once. The allocation guard there is the judge of every slot,
-as it is for all who write allocations.
+One call of the SQL function `award_plans` (in the migrations) awards several plans in queue order. The number of its
+statements does not depend on the number of plans. As for every write of allocations, the allocation guard in the
+database refuses overlapping slots.
 """
 
 import json
@@ -23,34 +23,34 @@ from domain.scheduling import JobRequest, Plan
 from domain.slots import plan_body, shares
 
 _FIRST, _MOST = 16, 64
-"""Awards of a batch's first transaction, and of any: others wait for what it locks, and after a plan that does not hold
-the rest of it was in vain. Each that goes well is followed by one of twice its size."""
+"""The number of awards in the first transaction of a batch, and the maximum. The size doubles after each success. Small
+transactions hold their locks for a short time, and waste less work if a plan fails."""
 _AWARD = b"select awarded, gone from award_plans(%s::jsonb)"
 
 
 @dataclass(frozen=True)
 class PlannedAward:
-    """A plan that is to be awarded."""
+    """A plan to be awarded."""
 
     plan: Plan
     rank: int
     jobs: tuple[JobRequest, ...]
     victims: Mapping[str, int] = field(default_factory=dict)
-    """The plan's victims, each with the attempt that the bid is about."""
+    """The plan's victims, each with the number of the attempt to evict."""
 
 
 class Verdict(Enum):
-    """Why an award stopped before its end."""
+    """Why an award was not committed."""
 
     STALE = "stale"
-    """The facts of a plan do not hold any more."""
+    """The facts of the plan have changed."""
     GONE = "gone"
-    """A workload is not queued any more, or somebody holds it."""
+    """The workload is not queued any more, or is on hold."""
 
 
 @dataclass(frozen=True)
 class Awarded:
-    """How far an award came: the first `count` awards are placed; `verdict` is about the next one."""
+    """The result of a series of awards: the first `count` are committed; `verdict` is why the next one failed."""
 
     count: int
     verdict: Verdict | None = None
@@ -58,7 +58,7 @@ class Awarded:
 
 @contextmanager
 def connected(engine: Engine) -> Iterator[Connection[Any]]:
-    """A connection for awards. It is the driver's own: what is between that and a session costs a third of an award."""
+    """Opens a connection for awards, as the driver's connection: a session adds a third to the time of an award."""
     pooled = engine.raw_connection()
     try:
         driver = pooled.driver_connection
@@ -77,13 +77,13 @@ def connected(engine: Engine) -> Iterator[Connection[Any]]:
 
 
 def award(connection: Connection[Any], awards: Iterable[PlannedAward]) -> Awarded:
-    """Commits awards in queue order, many in one transaction, up to the first that cannot be.
+    """Commits awards in queue order, many in one transaction, up to the first that fails.
 
-    Of a long batch some are written while the next are asked for, and maybe found only then. After one that cannot be,
-    no more are asked for than those.
+    In a long batch, one chunk is committed while the next chunk is computed from `awards`. So after a failure at most
+    one extra chunk has been consumed.
 
-    Nobody else loses by that one: what comes before it is placed, what comes after it has changed nothing, and its
-    region may bid again before they do. Readers of events and mail are not woken (`infra.db.outbox.wake_readers` does).
+    The awards before the failed one are committed, and the awards after it have changed nothing. This function does not
+    wake the readers of events and mail; the caller calls `infra.db.outbox.wake_readers`.
     """
     rest, size, count = iter(awards), _FIRST, 0
     some = list(islice(rest, size))
@@ -115,7 +115,7 @@ def _award_some(connection: Connection[Any], awards: Sequence[PlannedAward]) -> 
 
 
 def _one_by_one(connection: Connection[Any], awards: Sequence[PlannedAward]) -> Awarded:
-    """After the database's own refusal, which does not say of whom: a transaction for each, so that it shows."""
+    """Commits each award in its own transaction, to find the one that violates a constraint of the database."""
     for count, planned in enumerate(awards if len(awards) > 1 else ()):
         done = award(connection, [planned])
         if done.verdict is not None:
@@ -124,7 +124,7 @@ def _one_by_one(connection: Connection[Any], awards: Sequence[PlannedAward]) -> 
 
 
 def _body(planned: PlannedAward) -> dict[str, Any]:
-    """An award as `award_plans` reads it."""
+    """Returns the JSON body of an award for `award_plans`."""
     plan, rank, victims = planned.plan, planned.rank, list(planned.plan.victims)
     wanted = shares(planned.jobs, plan.jobs)
     reason = Reason(ReasonCode.AWARDED, {"region": plan.region, "machines": len(wanted), "victims": len(victims)})

@@ -1,4 +1,4 @@
-"""A region's bids: its answer to each workload of a batch, against one state of its columns (MAST 4.3)."""
+"""A region's bids: its answer to each workload of a batch, all computed on the same state (MAST 4.3)."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -28,10 +28,10 @@ from rms.gang import Planner
 from rms.refusal import no_hardware
 
 BIDS = TypeAdapter(list[Bid])
-"""Bids to and from JSON."""
+"""Converts bids to and from JSON."""
 
 
-# Arrays, not lists of parameters: the statement is the same for every batch.
+# Arrays instead of lists of parameters keep the statement the same for every batch.
 _ASKS = text(
     "select w.id, w.ask, extract(epoch from w.submitted_at)::float8, greatest(t.level, w.level)"
     " from workload as w join tenant as t on t.name = w.tenant"
@@ -42,25 +42,25 @@ _EVICTIONS = text("select victim, evictor from eviction where change = newest_ou
 
 @dataclass(frozen=True)
 class Asked:
-    """One workload of a batch as regions are asked about it."""
+    """One workload of a batch, with the facts that regions need for their bids."""
 
     queued: ScannedWorkload
     demand: WorkloadDemand
     request: PlacementRequest
     replicas: Replicas
-    """Of each of its tables, at least."""
+    """The ready replicas of its tables, and possibly of other tables."""
     submitted_s: float
     level: int
-    """Its priority, whatever its tenant uses: 1 is the highest."""
+    """Its priority, which does not depend on its tenant's use: 1 is the highest."""
 
     def may_run_in(self, region: str) -> bool:
-        """Whether its user lets it run there, and it can read all of its tables there."""
+        """Returns whether its document allows the region and it can read all of its tables there."""
         demand = self.demand
         return demand.allows_region(region) and can_read(self.replicas, demand.tables, region, level=self.level)
 
 
 def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[Asked]:
-    """The workloads that are still queued and not on hold, in the same order, with their demand from Postgres."""
+    """Returns the workloads that are still queued and not on hold, in queue order, with their demand from Postgres."""
     if not queued:
         return []
     rows = session.execute(_ASKS, {"ids": [e.workload for e in queued], "phases": sorted(QUEUED_PHASES)})
@@ -85,7 +85,7 @@ def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[Asked]:
 def placement_request(
     queued: ScannedWorkload, demand: WorkloadDemand, immune: frozenset[str] = frozenset()
 ) -> PlacementRequest:
-    """A queued workload as a region's RMS takes it: its rank and eligible GPU types as the scan found them.
+    """Returns the request of a queued workload to a region's RMS, with its rank and eligible GPU types from the scan.
 
     `immune` are the workloads that it may not evict.
     """
@@ -96,7 +96,7 @@ def placement_request(
 
 
 def newest_evictors(session: Session) -> dict[str, set[str]]:
-    """By workload, the workloads that evicted it since the last submission, end, or change of a level or quota."""
+    """Returns, for each workload, its evictors since the last submission, end, or change of a level or quota."""
     out: dict[str, set[str]] = defaultdict(set)
     for victim, evictor in session.execute(_EVICTIONS):
         out[victim].add(evictor)
@@ -104,7 +104,7 @@ def newest_evictors(session: Session) -> dict[str, set[str]]:
 
 
 def closed(planner: Planner, asked: Asked) -> Bid:
-    """The answer of a region that cannot have a workload: its user or its tables forbid it. Nobody else is asked."""
+    """Returns the answer of a region in which a workload may not run (`Asked.may_run_in`), without a bid of the RMS."""
     name, workload = planner.region.name, asked.request.workload
     if not asked.demand.allows_region(name):
         return Bid(workload, name, None, (Reason(ReasonCode.REGION_EXCLUDED, {"region": name}),))
@@ -113,7 +113,7 @@ def closed(planner: Planner, asked: Asked) -> Bid:
 
 
 def _unreadable(asked: Asked, region: str) -> Iterator[Reason]:
-    """Which of its tables it does not find there, or only stale where it must read complete ones."""
+    """Yields a reason for each table that has no replica in the region, or only a stale one that it may not read."""
     for table in sorted(asked.demand.tables):
         if can_read(asked.replicas, [table], region, level=asked.level):
             continue
@@ -127,7 +127,10 @@ def _unreadable(asked: Asked, region: str) -> Iterator[Reason]:
 
 
 def region_bid(planner: Planner, asked: Asked, *, ignore_data: bool = False) -> Bid:
-    """One region's answer for one workload that is not in an auction (MAST 4.3): a plan, or why there is none."""
+    """Returns a region's answer for one workload outside of an auction (MAST 4.3): a plan, or why there is none.
+
+    `ignore_data`: the workload's tables are assumed to be there.
+    """
     region = planner.region
     if not (asked.may_run_in(region.name) or (ignore_data and asked.demand.allows_region(region.name))):
         return closed(planner, asked)
@@ -135,7 +138,7 @@ def region_bid(planner: Planner, asked: Asked, *, ignore_data: bool = False) -> 
 
 
 class RegionActivities:
-    """What a region's RMS processes do in an auction. They touch nothing but their own bids."""
+    """The activity of a region's RMS processes in an auction. It writes nothing but the region's bids."""
 
     def __init__(self, engine: Engine, state: SchedulerState) -> None:
         self._engine = engine
@@ -143,7 +146,7 @@ class RegionActivities:
 
     @activity.defn(name=Activity.BID.value)
     def bid(self, request: BidRequest) -> int:
-        """Bids on what may run here of a batch, each against the same state; the number of plans found."""
+        """Bids on the workloads of a batch that may run in the region, on one state; returns the number of plans."""
         with transaction(self._engine) as session:
             wanted = asked(session, batch(session, request.scan, request.first))
         with self._state.current() as state:
@@ -160,7 +163,7 @@ class RegionActivities:
 
 
 def region_bids(session: Session, scan: int, first: int) -> dict[str, list[Bid]]:
-    """What regions bid on a batch, by region."""
+    """Returns the bids on a batch by region."""
     rows = session.execute(
         select(RegionBid.region, RegionBid.bids).where(RegionBid.scan == scan, RegionBid.first == first)
     )

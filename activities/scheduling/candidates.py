@@ -1,4 +1,4 @@
-"""How a batch of the queue is put to the auction (`auction`): who may run where, and what is known beforehand."""
+"""Converts a batch of the queue for the auction (`auction`): the allowed regions, and the answers known in advance."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 
@@ -9,11 +9,11 @@ from domain.reasons import Reason
 from domain.scheduling import Bid
 
 Answers = dict[str, Bid]
-"""By region."""
+"""The bids of the regions, by region."""
 
 
 def candidates(batch: Iterable[Asked], regions: Set[str], now_s: float) -> list[Candidate]:
-    """A batch as the auction takes it: each workload may run where the user lets it and its data is, in `regions`."""
+    """Returns the auction candidates of a batch. Each may run in the `regions` that allow it (`Asked.may_run_in`)."""
     return [
         Candidate(
             a.request,
@@ -26,7 +26,10 @@ def candidates(batch: Iterable[Asked], regions: Set[str], now_s: float) -> list[
 
 
 def closed_to(state: SchedulerState, batch: Sequence[Asked], left_out: Mapping[str, Reason]) -> dict[str, Answers]:
-    """By workload, the answers of regions that cannot have it, whatever is free there; `left_out` ones with why."""
+    """Returns, for each workload, the answers of regions that cannot run it, independent of their free resources.
+
+    These are the regions in which it may not run, and the regions in `left_out`, which take no part in the auction.
+    """
     answers: dict[str, Answers] = {}
     for a in batch:
         own = answers[a.queued.workload] = {}
@@ -39,7 +42,7 @@ def closed_to(state: SchedulerState, batch: Sequence[Asked], left_out: Mapping[s
 
 
 def with_bids(answers: Mapping[str, Answers], bids: Mapping[str, Sequence[Bid]]) -> dict[str, Answers]:
-    """The answers, and what regions bid in processes of their own."""
+    """Returns the answers, extended by the bids that regions made in other processes."""
     out = {workload: dict(own) for workload, own in answers.items()}
     for region, found in bids.items():
         for bid in found:

@@ -1,4 +1,4 @@
-"""What would happen to a workload if it were submitted now: scanned and bid on in the queue. Nothing is written."""
+"""Dry runs: computes what would happen to a workload if it were submitted now. Nothing is written."""
 
 from collections.abc import Mapping
 
@@ -22,20 +22,20 @@ from infra.db.models import Tenant
 from infra.db.session import transaction
 
 DRY_RUN_ID = "~dry-run"
-"""Sorts after every id, so that ties go to workloads that exist."""
+"""An id that sorts after every real id, so that a tie-break prefers workloads that exist."""
 
 
 def dry_run(
     engine: Engine, state: SchedulerState, request: DryRunRequest, left_out: Mapping[str, Reason]
 ) -> DryRunResult:
-    """Scans and bids as if the workload were queued. The scheduler state is as it was afterwards.
+    """Scans and bids as if the workload were queued. Restores the scheduler state afterwards.
 
-    Plans are made and compared as in an auction: what the newest pass reserved is out of reach, and regions in
-    `left_out` have no part, each for its reason.
+    Plans are made and compared as in an auction: reservations of the newest pass are respected, and the regions in
+    `left_out` do not bid, each for the given reason.
     """
     spec = WorkloadSpec.model_validate(request.spec)
     with transaction(engine) as session:
-        # Derived where it is for those that are submitted.
+        # The demand is derived by the same SQL function as for submitted workloads.
         written = session.execute(
             text("select workload_ask(cast(:spec as jsonb))"), {"spec": spec.model_dump_json()}
         ).scalar_one()
@@ -75,7 +75,7 @@ def dry_run(
 
 
 def _own(scan: Scan) -> Ranked:
-    """The one that is not there."""
+    """Returns the rank that the scan gives to the workload of the dry run."""
     pending = scan.queue.pending
     (row,) = np.flatnonzero(pending.id == DRY_RUN_ID.encode())
     return scan.ranked(int(row))

@@ -1,4 +1,4 @@
-"""Rate limiting: bursts at a minimum interval, then a steady rate; and work that may use a share of the time."""
+"""Rate limiting: a token bucket with a minimum interval, and a limit on the share of time that work may use."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,22 +10,22 @@ BURST = 10
 
 
 class Pace:
-    """A token bucket of `BURST` tokens, with a minimum interval between two."""
+    """A token bucket of `BURST` tokens, with a minimum interval between two tokens."""
 
     def __init__(self, interval_s: float, per_s: float) -> None:
-        """`interval_s`: the minimum; `per_s`: tokens that are added each second."""
+        """`interval_s`: the minimum interval; `per_s`: tokens that are added each second."""
         self._interval_s = interval_s
         self._bucket = TokenBucket(per_s, BURST, BURST, 0.0)
 
     def take(self, now_s: float) -> float:
-        """Takes a token at `now_s` (monotonic), and returns when the next one may be taken."""
+        """Takes a token at `now_s` (monotonic); returns the time at which the next one may be taken."""
         self._bucket.wait_s(now_s)
         self._bucket.tokens = max(0.0, self._bucket.tokens - 1)
         return now_s + max(self._interval_s, self._bucket.wait_s(now_s))
 
 
 class Share:
-    """Keeps rounds of work within a share of the time: after one that took long, the next one waits."""
+    """Keeps rounds of work within a share of the time: after a long round, the next one waits."""
 
     def __init__(
         self,
@@ -35,7 +35,10 @@ class Share:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`share` of 1 never waits, nothing waits for longer than `longest_s`, and `free_s` of a round do not count."""
+        """`share`: the fraction of time that rounds may take; 1 means no waits. `longest_s`: the maximum wait.
+
+        `free_s`: the part of each round that does not count.
+        """
         self._rest_per_s = 1.0 / share - 1.0
         self._longest_s = longest_s
         self._free_s = free_s
@@ -53,7 +56,7 @@ class Share:
 
     @contextmanager
     def spending(self) -> Iterator[None]:
-        """What is done meanwhile is work of the present round."""
+        """Counts the time of the block as work of the current round."""
         began_s = self._clock()
         try:
             yield

@@ -1,9 +1,9 @@
-"""Compiles the decision packages' inner loops before anybody waits for a decision.
+"""Compiles the inner loops of the decision packages in advance, so that no decision waits for the compiler.
 
-The machine code is kept (`domain.compiled`): compiling takes about 25 s of CPU once for each version of the sources,
-and loading a second in every process after that. `python -m activities.scheduling.precompile` does it at installation,
-the queue and the bids in a process each. The placement of tables is compiled when it is first used, in processes of its
-own, or before that by `python -m activities.scheduling.precompile tables`.
+The machine code is cached (`domain.compiled`). Compiling takes about 25 s of CPU time once for each version of the
+sources; after that, loading takes a second in each process. `python -m activities.scheduling.precompile` compiles at
+installation, the queue and the bids in separate processes. The placement of tables is compiled at its first use, in
+separate processes, or in advance by `python -m activities.scheduling.precompile tables`.
 """
 
 import subprocess
@@ -37,21 +37,21 @@ _CPU = JobRequest("cpu", 1, 0, (), 1000, 1)
 
 
 def precompile() -> None:
-    """Scans a small queue, and bids in a small region: what is free, what takes a victim, what is refused."""
+    """Scans a small queue and bids in a small region, on free machines, with a victim, and with a refusal."""
     compile_queue()
     compile_bids()
 
 
 def compile_queue() -> None:
-    """Scans a small queue."""
+    """Compiles the inner loops of the queue by a scan of a small queue."""
     tenants = (TenantState("t", 1, {"a": 2}, None, 0.0),)
     pending = (QueuedWorkload("w", "t", 0.0, (_GPU, _CPU)),)
-    placed = (PlacedWorkload("v", "t", 0.0, {"a": 1}, 1000, requested_level=7),)  # The pending one displaces it.
+    placed = (PlacedWorkload("v", "t", 0.0, {"a": 1}, 1000, requested_level=7),)  # Displaced by `w`.
     scan(QueueSnapshot(1.0, tenants, pending, placed, CreditWeights(1.0, 1.0, 1.0)))
 
 
 def compile_bids() -> None:
-    """Bids in a small region, awards, reserves, and lets all that runs go."""
+    """Compiles the inner loops of bids by bids, awards, reservations and releases in a small region."""
     machines = tuple(MachineState(m, "c", "r", "a", 2, free, 4000, 8, 8000, 8) for m, free in (("m", 0), ("n", 2)))
     running = (RunningWorkload("v", 8, 0.0, (Holding("m", 2, 1000, 1),), 0.0),)
     region = Region.of(RegionSnapshot("here", 1.0, machines, running))
@@ -72,7 +72,7 @@ _PACKAGES = {"queue": "gms", "bids": "rms"}
 
 
 def main(parts: list[str]) -> int:
-    """Compiles the named parts in this process, or without any the queue and the bids at the same time."""
+    """Compiles the named parts in this process or, without names, the queue and the bids concurrently."""
     if parts:
         for part in parts:
             _PARTS[part]()

@@ -1,6 +1,6 @@
-"""Rows that decisions are made of, as Postgres has them at the transaction's moment: those of some keys, or all.
+"""Reads the rows that decisions depend on from one snapshot of Postgres: the rows of given keys, or all rows.
 
-All are read by COPY: there is no faster way to a hundred thousand rows.
+All rows are read by COPY, the fastest way to read a hundred thousand rows.
 """
 
 from collections.abc import Collection, Iterator
@@ -15,11 +15,11 @@ from domain.phases import QUEUED_PHASES
 
 _QUEUED = f"phase in ({', '.join(repr(phase.value) for phase in sorted(QUEUED_PHASES))}) and finished_at is null"
 EPOCH_US = 946_684_800_000_000
-"""Times in rows are as Postgres has them, whole microseconds since the beginning of 2000; this is that since 1970."""
+"""The start of 2000 in microseconds since 1970. Times in rows are whole microseconds since 2000, as in Postgres."""
 
 
 class QueuedRow(NamedTuple):
-    """A workload, queued or not."""
+    """A workload, whether queued or not."""
 
     id: str
     tenant: str
@@ -27,11 +27,11 @@ class QueuedRow(NamedTuple):
     held: bool
     submitted_us: int
     ask: str | None
-    """None: it is not queued."""
+    """The demand; None: the workload is not queued."""
 
 
 class AttemptRow(NamedTuple):
-    """An attempt, live or not."""
+    """An attempt, whether live or not."""
 
     workload: str
     attempt: int
@@ -42,18 +42,18 @@ class AttemptRow(NamedTuple):
     released_us: int | None
     started_us: int | None
     checkpoint_us: int | None
-    """From when on its work is lost by an eviction; None: it is not known to have a checkpoint."""
+    """The time of its last checkpoint, since when work would be lost by an eviction; None: no checkpoint is known."""
     ready: bool
     evicting: bool
     rank: int
     gpu_types: dict[str, int]
     cpus_milli: int
     max_runtime_s: float | None
-    """Of its workload's running, all attempts together."""
+    """The maximum runtime of its workload, over all attempts."""
 
 
 class HoldingRow(NamedTuple):
-    """What a live attempt holds of a machine; what it was promised is not in it."""
+    """The resources of a machine that a live attempt holds. Resources that it still waits for are not included."""
 
     workload: str
     machine: str
@@ -78,11 +78,13 @@ class MachineRow(NamedTuple):
     free_memory_bytes: int
     ready: bool
     open: bool
-    """Ready, and neither cordoned nor draining: it takes work."""
+    """Whether it takes work: it is ready, and neither cordoned nor draining."""
     capacity: str
-    """Its cluster's; as are the prices, in US dollars an hour of one of its GPUs and of a core."""
+    """The capacity kind of its cluster."""
     gpu_usd_per_h: float
+    """The cluster's price of one GPU of the machine's type."""
     core_usd_per_h: float
+    """The cluster's price of one core."""
 
 
 class TenantRow(NamedTuple):
@@ -95,7 +97,7 @@ class TenantRow(NamedTuple):
 
 
 class UseRow(NamedTuple):
-    """An attempt that is over, for its tenant's window of use."""
+    """A released attempt, which counts towards its tenant's use in the window."""
 
     tenant: str
     awarded_us: int
@@ -109,7 +111,7 @@ _WORKLOAD = (
 )
 _ATTEMPT = (
     "select a.workload, a.attempt, w.tenant, w.level, a.region, a.awarded_at, a.released_at, a.started_at,"
-    # What resumed from a checkpoint and has saved none since has lost nothing before its start.
+    # If an attempt resumed from a checkpoint and has not saved since, only the work since its start would be lost.
     " coalesce(a.checkpoint_at, case when a.resumed_step is not null then a.started_at end),"
     " a.ready_at is not null, a.evicting_since is not null, a.rank, a.gpu_types, a.cpus_milli,"
     " (w.spec -> 'limits' ->> 'max_runtime_s')::float8"
@@ -140,7 +142,7 @@ _TYPES: dict[type, tuple[str, ...]] = {
 
 
 class Reader:
-    """Reads in one transaction, which decides what is seen."""
+    """Reads rows in one transaction, whose isolation level determines the snapshot."""
 
     def __init__(self, session: Session) -> None:
         driver = session.connection().connection.driver_connection
@@ -148,7 +150,7 @@ class Reader:
         self._connection: Connection[Any] = driver
 
     def _found(self, query: str, params: Params) -> Iterator[tuple[Any, ...]]:
-        # Binary: a number is not written as text on one side to be read again on the other.
+        # The binary format avoids converting numbers to text and back.
         with self._connection.cursor(binary=True) as cursor:
             cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
             yield from cursor.execute(query.encode(), params)
@@ -162,15 +164,15 @@ class Reader:
             yield from copy.rows()
 
     def workloads(self, ids: Collection[str]) -> Iterator[QueuedRow]:
-        """Those that are there."""
+        """Yields the workloads with these ids that exist."""
         return map(QueuedRow._make, self._found(f"{_WORKLOAD} where id = any(%s)", [list(ids)]))
 
     def queue(self) -> Iterator[QueuedRow]:
-        """All that is queued."""
+        """Yields all queued workloads."""
         return map(QueuedRow._make, self._copied(QueuedRow, f"{_WORKLOAD} where {_QUEUED}"))
 
     def attempts(self, keys: Collection[tuple[str, int]]) -> Iterator[AttemptRow]:
-        """Those (workload, attempt) that are there."""
+        """Yields the attempts with these keys (workload, attempt) that exist."""
         query = (
             f"{_ATTEMPT} join unnest(%s::text[], %s::bigint[]) as k (workload, attempt)"
             " on a.workload = k.workload and a.attempt = k.attempt"
@@ -178,11 +180,11 @@ class Reader:
         return map(AttemptRow._make, self._found(query, [[w for w, _ in keys], [n for _, n in keys]]))
 
     def live_attempts(self) -> Iterator[AttemptRow]:
-        """All that are not released."""
+        """Yields all attempts that are not released."""
         return map(AttemptRow._make, self._copied(AttemptRow, f"{_ATTEMPT} where a.released_at is null"))
 
     def holdings(self, keys: Collection[tuple[str, int]]) -> Iterator[HoldingRow]:
-        """Those of (workload, attempt), sorted by machine."""
+        """Yields the holdings of the live attempts with these keys (workload, attempt), sorted by machine."""
         query = (
             f"{_HOLDING} join unnest(%s::text[], %s::bigint[]) as k (workload, attempt)"
             " on l.workload = k.workload and l.attempt = k.attempt where l.released_at is null order by l.machine"
@@ -190,30 +192,30 @@ class Reader:
         return map(HoldingRow._make, self._found(query, [[w for w, _ in keys], [n for _, n in keys]]))
 
     def live_holdings(self) -> Iterator[HoldingRow]:
-        """All, sorted by machine."""
+        """Yields the holdings of all live attempts, sorted by machine."""
         query = f"{_HOLDING} where l.released_at is null order by l.machine"
         return map(HoldingRow._make, self._copied(HoldingRow, query))
 
     def machines(self, ids: Collection[str]) -> Iterator[MachineRow]:
-        """Those that are there."""
+        """Yields the machines with these ids that exist."""
         return map(MachineRow._make, self._found(f"{_MACHINE} where m.id = any(%s)", [list(ids)]))
 
     def fleet(self) -> Iterator[MachineRow]:
-        """All machines."""
+        """Yields all machines."""
         return map(MachineRow._make, self._copied(MachineRow, _MACHINE))
 
     def tenants(self) -> Iterator[TenantRow]:
-        """All, by name."""
+        """Yields all tenants, sorted by name."""
         query = "select name, level, quota_gpus, quota_cpus_milli from tenant order by name"
         return map(TenantRow._make, self._found(query, []))
 
     def regions(self) -> list[str]:
-        """All, by name."""
+        """Returns the names of all regions, sorted."""
         return [name for (name,) in self._found("select name from region order by name", [])]
 
     def use(self, since_us: int) -> Iterator[UseRow]:
-        """Attempts that were released after a moment, in microseconds since 2000."""
-        # The moment is a number that we made: COPY takes no parameters.
+        """Yields the attempts that were released after `since_us`, in microseconds since 2000."""
+        # COPY takes no parameters. The time is a number computed by this process, so it can be formatted in.
         query = (
             "select w.tenant, a.awarded_at, a.released_at, a.gpu_types, a.cpus_milli"
             " from attempt as a join workload as w on w.id = a.workload"

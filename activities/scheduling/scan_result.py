@@ -1,4 +1,4 @@
-"""A scan's queue as it stays while auctions go on: in batches for the regions, and packed for whoever reads it."""
+"""The queue as ranked by a scan, unchanged during the pass: in batches for the regions, and as a publication."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,27 +24,27 @@ class ScannedWorkload:
     workload: str
     rank: int
     gpu_types: tuple[tuple[str, ...], ...] | None
-    """For each job, the GPU types on which its tenant has quota for it; None: all that it asked for."""
+    """For each job, the GPU types for which its tenant has quota left; None: all types of its document."""
     reason: Reason | None
     """Why it is over-quota, if it is."""
     displaces: tuple[str, ...] = ()
-    """Less important placed workloads of its tenant that its award makes over-quota."""
+    """Placed workloads of its tenant with a worse rank, which its award makes over-quota."""
 
     def to_json(self) -> list[Any]:
-        """As a region reads it. What few entries have is at the end and left out of the others, as before it came."""
+        """Returns the entry for regions to read. `displaces` is last and omitted if empty, as in older versions."""
         body = [self.workload, self.rank, self.gpu_types, self.reason.to_json() if self.reason else None]
         return [*body, self.displaces] if self.displaces else body
 
     @classmethod
     def from_json(cls, body: Sequence[Any]) -> "ScannedWorkload":
-        """What `to_json` gave."""
+        """Parses the result of `to_json`."""
         workload, rank, types, reason, *displaces = body
         narrowed = None if types is None else tuple(tuple(t) for t in types)
         return cls(workload, int(rank), narrowed, Reason.from_json(reason) if reason else None, *map(tuple, displaces))
 
 
 class ScannedQueue:
-    """The order that a scan found, whatever happens to the queue afterwards."""
+    """The order of the queue at a scan, independent of later changes."""
 
     def __init__(self, number: int, now_s: float, scan: Scan) -> None:
         self.number = number
@@ -55,7 +55,7 @@ class ScannedQueue:
         return len(self._scan.order)
 
     def batch(self, first: int, count: int) -> list[ScannedWorkload]:
-        """Those of a batch, in order."""
+        """Returns the workloads of a batch, in queue order."""
         queue, found = self._scan.queue, []
         for row in self._scan.order[first : first + count].tolist():
             ranked = self._scan.ranked(row)
@@ -65,7 +65,7 @@ class ScannedQueue:
         return found
 
     def published(self) -> published.PublishedQueue:
-        """All of it, to be read by others."""
+        """Returns the whole queue as a publication for other processes."""
         scan, queue = self._scan, self._scan.queue
         rank = scan.rank[scan.order]
         over = scan.order[rank == OVER_QUOTA_RANK]
@@ -95,12 +95,12 @@ def _kept(queue: QueueColumns) -> QueueColumns:
 
 
 def put_batch(session: Session, scan: int, first: int, entries: Sequence[ScannedWorkload]) -> None:
-    """Puts a batch where regions find it."""
+    """Writes a batch for the regions to read."""
     row = insert(ScanBatch).values(scan=scan, first=first, entries=[e.to_json() for e in entries])
     session.execute(row.on_conflict_do_nothing())
 
 
 def batch(session: Session, scan: int, first: int) -> list[ScannedWorkload]:
-    """The entries of a batch; none where it is gone, because another scan came or Postgres crashed."""
+    """Returns the entries of a batch; none if it is gone, because of a newer scan or a crash of Postgres."""
     found = session.scalar(select(ScanBatch.entries).where(ScanBatch.scan == scan, ScanBatch.first == first))
     return [ScannedWorkload.from_json(body) for body in found or ()]

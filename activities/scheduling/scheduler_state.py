@@ -1,8 +1,8 @@
-"""The queue and the regions as one process of the schedulers holds them: columns that follow the change log.
+"""The in-memory state of a scheduler process: columns of the queue and the regions, which follow the change log.
 
-Decisions do not read tables. Before a decision, `SchedulerState.current` applies the changes since the last look, read
-from one snapshot of Postgres, so decisions equal those after a full read of that snapshot. A process does a full read
-when it starts, and when the log no longer reaches back to its last look.
+Decisions do not query tables. Before a decision, `SchedulerState.current` applies the changes since the last read, from
+one snapshot of Postgres. So decisions equal those after a full read of that snapshot. A process does a full read when
+it starts, and when the log no longer reaches back to its last read.
 """
 
 import threading
@@ -39,16 +39,16 @@ from rms.gang import Planner
 from rms.region import Region
 
 US = 1_000_000
-"""Microseconds of a second."""
+"""Microseconds per second."""
 
 
 def seconds(us: int) -> float:
-    """A row's time in seconds since 1970."""
+    """Converts the time of a row to seconds since 1970."""
     return (us + EPOCH_US) / US
 
 
 def microseconds(seconds: float) -> int:
-    """A time in seconds since 1970 as rows have it."""
+    """Converts seconds since 1970 to the time of a row."""
     return round(seconds * US) - EPOCH_US
 
 
@@ -56,7 +56,7 @@ _READ_AT_ONCE = 20_000
 
 
 class QueueState:
-    """GMS's columns: tenants and what they used, pending and placed workloads."""
+    """The columns of GMS: tenants and their use, pending and placed workloads."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.queue = QueueColumns()
@@ -64,31 +64,31 @@ class QueueState:
         self._tenants: dict[str, TenantState] = {}
         self._usage = Usage(round(settings.fair_window_s * US))
         self._ready: dict[str, Amount] = {}
-        """Ready machine to its GPUs and CPUs."""
+        """The GPUs and CPUs of each ready machine."""
         self._fleet = (0, 0)
         self.ranks: dict[bytes, int] = {}
-        """Placed workload to the rank that its attempt has in Postgres."""
+        """The ranks of placed workloads in Postgres."""
 
     def scan(self, now_s: float) -> Scan:
-        """Ranks everything as of a moment."""
+        """Ranks all pending and placed workloads as of a time."""
         settings = self._settings
         shares = self._usage.shares(microseconds(now_s), self._fleet, self._tenants)
         self.queue.set_tenants(replace(t, window_share=shares[name]) for name, t in self._tenants.items())
         return scan_queue(self.queue, now_s, CreditWeights(settings.w_age, settings.age_cap_s, settings.w_fair))
 
     def other_ranks(self, scan: Scan) -> dict[str, int]:
-        """Placed workloads to which a scan gives another rank than Postgres has."""
+        """Returns the placed workloads whose rank in a scan differs from Postgres, with the new rank."""
         found = zip(self.queue.placed.id.tolist(), scan.placed_rank.tolist(), strict=True)
         return {id_.decode(): rank for id_, rank in found if self.ranks.get(id_) != rank}
 
     def put_tenants(self, tenants: Iterable[TenantState]) -> None:
-        """The tenants as they are now. Those that are gone leave with the next scan: their workloads may come later."""
+        """Replaces the tenants. Deleted tenants stay until the next scan: changes of their workloads may follow."""
         self._tenants = {t.name: t for t in tenants}
         before = {t.name: t for t in self.queue.tenants if t.name}
         self.queue.set_tenants({**before, **self._tenants}.values())
 
     def put_workloads(self, rows: Iterable[QueuedRow], moved: Collection[str] = ()) -> None:
-        """Workloads as they are now, queued or not; those in `moved` may have been at another time, or be gone."""
+        """Updates workloads, queued or not. Those in `moved` may have had another submission time, or be deleted."""
         news: list[QueueChange[QueuedWorkload]] = []
         for id_ in moved:
             for row in np.flatnonzero(self.queue.pending.id == id_.encode()):
@@ -102,7 +102,7 @@ class QueueState:
         self.queue.apply(news, ())
 
     def put_attempts(self, gone: Iterable[AttemptRow], new: Iterable[AttemptRow]) -> None:
-        """Live attempts that are not as they were, and as they are. Their use so far goes and comes with them."""
+        """Removes the attempts `gone`, given in their old state, and adds the attempts `new`, both with their use."""
         news: list[QueueChange[PlacedWorkload]] = []
         for a in gone:
             self._usage.ended(a.tenant, a.awarded_us, _held_by(a))
@@ -117,18 +117,18 @@ class QueueState:
         self.queue.apply((), news)
 
     def add_use(self, tenant: str, awarded_us: int, released_us: int, holds: Amount) -> None:
-        """What an attempt used that is over."""
+        """Adds the use of a released attempt."""
         self._usage.began(tenant, awarded_us, holds)
         self._usage.ended(tenant, released_us, holds)
 
     def forget_use(self, live: Iterable[AttemptRow]) -> None:
-        """Nobody used anything but those who are there: what others used is about to be told anew."""
+        """Resets the use to that of the `live` attempts. The caller then adds the use of released attempts again."""
         self._usage = Usage(round(self._settings.fair_window_s * US))
         for a in live:
             self._usage.began(a.tenant, a.awarded_us, _held_by(a))
 
     def put_machine(self, machine: str, row: MachineRow | None) -> None:
-        """A machine's part in the fleet, of which tenants' use is a share."""
+        """Updates a machine's contribution to the fleet, the total to which tenants' use is compared; None: deleted."""
         before = self._ready.pop(machine, (0, 0))
         now = (row.gpus, row.cpus_milli) if row is not None and row.ready else (0, 0)
         if any(now):
@@ -137,9 +137,9 @@ class QueueState:
 
 
 class SchedulerState:
-    """What one process holds. One thread at a time: everybody else waits in `current`.
+    """The state of one process. Only one thread at a time may use it, within `current`.
 
-    `only` are the regions that it holds, without the queue; None: the queue and all regions.
+    `only` are the regions of the process, which then has no queue; None: the queue and all regions.
     """
 
     def __init__(self, engine: Engine, settings: SchedulerSettings, only: Collection[str] | None = None) -> None:
@@ -151,7 +151,7 @@ class SchedulerState:
         self._seen: changes.Position | None = None
         self._doubted: set[changes.Change] = set()
         self.now_s = 0.0
-        """The database's clock at the last look."""
+        """The database's clock at the last read."""
         self.full_reads = 0
         self._stats = Stats()
         """Counters of all auctions. A full read does not reset them."""
@@ -163,29 +163,29 @@ class SchedulerState:
         self._planners: dict[str, Planner] = {}
         self._auction: Auction | None = None
         self._pass: int | None = None
-        """The scan whose pass the auction is in."""
+        """The number of the scan whose pass the auction belongs to."""
         self._stale: set[str] = set()
-        """Regions whose columns do not follow yet what was put into them."""
+        """Regions that were updated and whose derived columns must be refreshed before use."""
         self._live: dict[str, AttemptRow] = {}
         self._running: dict[str, RunningWorkload] = {}
         self._region_of: dict[str, str] = {}
-        """Machine to region."""
+        """The region of each machine."""
         self._doubted.clear()
 
     @contextmanager
     def current(self) -> Iterator["SchedulerState"]:
-        """This, as of now, and nobody else's until the end of the block."""
+        """Locks the state until the end of the block, and updates it to the current snapshot."""
         with self._lock:
             self.look()
             yield self
 
     def look(self) -> None:
-        """Takes over what has changed; the lock is held. Reads everything where the log does not reach back."""
+        """Applies the changes since the last read; does a full read if the log is too short. The lock must be held."""
         while not self._look():
             changes.begin_epoch(self._engine)
 
     def _look(self) -> bool:
-        seen, self._seen = self._seen, None  # Whatever fails under way: the next look starts from nothing.
+        seen, self._seen = self._seen, None  # If this fails, the next call does a full read.
         with transaction(self._engine, isolation="REPEATABLE READ") as session:
             here, self.now_s = changes.look(session)
             if here is None:
@@ -202,7 +202,7 @@ class SchedulerState:
         return True
 
     def planner(self, region: str) -> Planner:
-        """A region's planner, its columns as of the last look."""
+        """Returns a region's planner, with its columns as of the last read."""
         planner = self._planners[region]
         if region in self._stale:
             planner.region.refresh(self.now_s)
@@ -210,7 +210,7 @@ class SchedulerState:
         return planner
 
     def auction(self, scan: int) -> Auction:
-        """All regions' bidders, in the pass that began with a scan, their columns as of the last look."""
+        """Returns the auction of the pass that began with this scan, with its columns as of the last read."""
         known = self._auction
         if known is None or list(known.regions.values()) != [self.regions[name] for name in sorted(self.regions)]:
             known = self._auction = Auction(self.regions.values(), self._options, self._stats)
@@ -224,15 +224,15 @@ class SchedulerState:
         return known
 
     def newest_auction(self) -> Auction:
-        """The auction of the newest pass, with what is reserved in it, its columns as of the last look."""
+        """Returns the auction of the newest pass, with its reservations and with its columns as of the last read."""
         return self.auction(0 if self._pass is None else self._pass)
 
     def attempt_of(self, workload: str) -> int:
-        """The number of a placed workload's attempt."""
+        """Returns the number of a placed workload's attempt."""
         return self._live[workload].attempt
 
     def doubt(self, plan: Plan) -> None:
-        """A plan was awarded in a region's columns, and not in Postgres: what it touched is read again."""
+        """Marks a plan that was awarded in a region's columns but not in Postgres: what it changed is read again."""
         region = self.regions[plan.region]
         region.drop_running(plan.workload)
         self._doubted |= {changes.Change("machine", m, None) for job in plan.jobs for m, _ in job.machines}
@@ -241,7 +241,7 @@ class SchedulerState:
 
     @contextmanager
     def ranks(self, ranks: Mapping[str, int]) -> Iterator[None]:
-        """Placed workloads have these ranks until the end of the block."""
+        """Sets the ranks of placed workloads until the end of the block."""
         before = [self._running[w] for w in ranks if w in self._running]
         try:
             for workload in before:
@@ -316,7 +316,7 @@ class SchedulerState:
             workloads = keys["workload"] | keys["moved"]
             if workloads:
                 self.queue.put_workloads(reader.workloads(workloads), keys["moved"])
-                # A placed workload has its requested level from there.
+                # The requested level of a placed workload is read from the workload's row.
                 attempts |= {(w, self._live[w].attempt) for w in workloads & self._live.keys()}
         if keys["machine"]:
             found = {m.id: m for m in reader.machines(keys["machine"])}
@@ -369,7 +369,7 @@ class SchedulerState:
             evictable=a.ready and not a.evicting,
             protected_until_s=started_s + self._settings.min_runtime_s,
             attempt=a.attempt,
-            # At the latest: what it ran in earlier attempts is not counted.
+            # An upper bound: the runtime of earlier attempts is not subtracted.
             ends_by_s=inf if a.max_runtime_s is None else started_s + a.max_runtime_s,
         )
 

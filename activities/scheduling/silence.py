@@ -1,4 +1,4 @@
-"""The regions' silence as a scheduling process sees it: who is asked, who missed the deadline; published and logged."""
+"""Tracks which regions miss the deadline for bids, and publishes and logs silent and slow regions."""
 
 import logging
 from collections.abc import Iterable
@@ -18,27 +18,30 @@ _REMEMBERED_SCANS = 100
 
 
 class Listening:
-    """Keeps `auction.silence` by what regions wrote, and tells everybody else."""
+    """Updates `auction.silence` from the regions' bids, and publishes its state for other processes."""
 
     def __init__(self, engine: Engine, settings: SchedulerSettings) -> None:
         self._engine = engine
         self._deadline_s = settings.bid_deadline_s
         self._silence = Silence(Backoff(settings.silent_backoff_s, settings.silent_backoff_max_s))
         self._asked_s: dict[int, float] = {}
-        """When a scan's regions were asked, by Postgres's clock."""
+        """The time of each scan's bid requests, by Postgres's clock."""
         self._published: dict[str, SilentRegion] | None = None
 
     @property
     def silent(self) -> list[str]:
-        """Regions that passes leave out, sorted."""
+        """The regions that passes leave out, sorted."""
         return self._silence.silent
 
     def due_s(self, now_s: float) -> float | None:
-        """In how many seconds a region is to be asked again; None: all answer in time."""
+        """Returns the seconds until a silent region gets its next request; None: all regions answer in time."""
         return self._silence.due_s(now_s)
 
     def ask(self, session: Session, scan: int, regions: Iterable[str], now_s: float) -> Asking:
-        """The regions that a scan's pass asks. Bids of earlier scans are deleted: they tell which regions answered."""
+        """Returns the regions that get bid requests in a scan's pass.
+
+        Reads and deletes the bids of earlier scans, which show the regions that have answered.
+        """
         self._asked_s[scan] = now_s
         for old in sorted(self._asked_s)[:-_REMEMBERED_SCANS]:
             del self._asked_s[old]
@@ -51,18 +54,18 @@ class Listening:
         return self._silence.asking(regions, now_s)
 
     def miss(self, scan: int, regions: Iterable[str], now_s: float) -> None:
-        """Regions have not bid in time on a batch of a scan."""
+        """Records that regions missed the deadline for a batch of a scan."""
         asked_s = self._asked_s.get(scan, now_s)
         for region in regions:
             self._silence.miss(region, asked_s, now_s)
 
     def reasons(self, regions: Iterable[str], now_s: float) -> dict[str, Reason]:
-        """Why nothing is placed in regions that are left out."""
+        """Returns, for each of these regions, why nothing is placed in it."""
         missed = self._silence.missed
         return {r: silence_reason(r, missed[r].since_s if r in missed else now_s) for r in regions}
 
     def publish(self) -> None:
-        """Publishes and logs which regions are silent or slow, if that has changed."""
+        """Publishes and logs the silent and slow regions, if they have changed."""
         now = {region: SilentRegion(m.since_s, m.slow) for region, m in self._silence.missed.items()}
         if now == self._published:
             return

@@ -1,8 +1,8 @@
-"""What tenants used over the window that fair shares are about, kept up to date attempt by attempt (MAST 4.2).
+"""Tenants' resource use over the fair-share window, updated incrementally with each attempt (MAST 4.2).
 
-Use up to a moment grows on straight lines that bend only where an attempt begins or ends. Use in the window is that up
-to its end less that up to its start, and each of the two only ever has to pass the bends that time brought. Everything
-is counted in whole microseconds: nothing is lost, however long it goes on.
+A tenant's cumulative use is a piecewise linear function of time. Its slope changes only when an attempt begins or ends.
+The use in the window is the cumulative use at its end minus that at its start. Two cursors, one at each end, only move
+forward over the changes of slope. Times are whole microseconds, so no rounding errors accumulate.
 """
 
 import heapq
@@ -16,7 +16,10 @@ Amount = tuple[int, int]
 
 @dataclass
 class _Line:
-    """A tenant's use from the last bend on: `slope * t + base`, in GPU- and thousandth-core-microseconds."""
+    """A tenant's cumulative use after the last change of slope: `slope * t + base`.
+
+    The units are GPU-microseconds and thousandth-core-microseconds.
+    """
 
     slope: list[int] = field(default_factory=lambda: [0, 0])
     base: list[int] = field(default_factory=lambda: [0, 0])
@@ -32,12 +35,12 @@ class _Line:
 
 
 class _Cursor:
-    """All tenants' use up to a moment that only goes forward."""
+    """The cumulative use of all tenants at a time that only moves forward."""
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line] = defaultdict(_Line)
         self._bends: list[tuple[int, str, Amount]] = []
-        """To come, soonest first."""
+        """The pending changes of slope, earliest first."""
 
     def bend(self, at_us: int, tenant: str, by: Amount) -> None:
         heapq.heappush(self._bends, (at_us, tenant, by))
@@ -50,7 +53,7 @@ class _Cursor:
 
 
 class Usage:
-    """Use by tenant over a moving window of `window_us` microseconds. Time never goes back."""
+    """The use of each tenant over a sliding window of `window_us` microseconds. Time never moves backward."""
 
     def __init__(self, window_us: int) -> None:
         self._window_us = window_us
@@ -58,11 +61,11 @@ class Usage:
         self._end, self._start = _Cursor(), _Cursor()
 
     def began(self, tenant: str, at_us: int, holds: Amount) -> None:
-        """An attempt began to hold something, whenever that was."""
+        """Adds an attempt that holds resources since `at_us`, which may be in the past."""
         self._bend(tenant, at_us, holds)
 
     def ended(self, tenant: str, at_us: int, holds: Amount) -> None:
-        """An attempt that began holds nothing any more. At the time of its beginning: it never was."""
+        """Ends the holding of an attempt at `at_us`. With the time of its beginning, removes the attempt entirely."""
         self._bend(tenant, at_us, (-holds[0], -holds[1]))
 
     def _bend(self, tenant: str, at_us: int, by: Amount) -> None:
@@ -71,9 +74,9 @@ class Usage:
             self._start.bend(at_us, tenant, by)
 
     def shares(self, now_us: int, fleet: Amount, tenants: Iterable[str]) -> dict[str, float]:
-        """Each tenant's use averaged over the window: the larger of its share of the fleet's GPUs and of its CPUs.
+        """Returns each tenant's average use over the window: the larger of its shares of the fleet's GPUs and CPUs.
 
-        A fleet without GPUs (CPUs) has no share of them.
+        The share of a resource that the fleet does not have is 0.
         """
         self._now_us = max(self._now_us, now_us)
         start_us = self._now_us - self._window_us

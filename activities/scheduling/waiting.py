@@ -1,6 +1,6 @@
-"""Why workloads wait: every region's reason, written where it is not what is written already.
+"""Publishes why workloads wait: the reasons of every region, written only if they have changed.
 
-Where no region has both a workload's hardware and its tables, copies of the tables are started, and the reasons say so.
+If no region has both a workload's hardware and its tables, copies of the tables are started and shown in the reasons.
 """
 
 import json
@@ -21,7 +21,7 @@ from infra.db.models import Workload
 from infra.db.session import transaction
 
 _WRITE = text(
-    # Locked first: who is awarded or ends at the same moment gets no reasons afterwards.
+    # The rows are locked first, so that a workload that is awarded or ends concurrently gets no reasons.
     "with queued as (select id from workload where id = any(:ids) and phase = any(:phases) order by id for update)"
     " insert into waiting (workload, reasons)"
     " select n.id, n.body::jsonb from unnest(cast(:ids as text[]), cast(:bodies as text[])) as n (id, body)"
@@ -31,13 +31,13 @@ _WRITE = text(
 
 
 def explain(engine: Engine, waiting: Mapping[str, Sequence[Reason]]) -> None:
-    """Publishes why workloads wait, each with its reasons in order; those that wait no more get none."""
+    """Publishes the ordered reasons of waiting workloads. Workloads that are no longer queued are skipped."""
     if not waiting:
         return
     with transaction(engine) as session:
         written = select(Waiting.workload, Waiting.reasons).where(Waiting.workload.in_(sorted(waiting)))
         known = {workload: body["reasons"] for workload, body in session.execute(written)}
-        # Most are as they were: sentences are made for the others only.
+        # Most reasons have not changed. Their sentences are not generated again.
         new = {w: reasons for w, reasons in waiting.items() if not _says(known.get(w), reasons)}
         if new:
             texts = [json.dumps({"reasons": [r.to_json() for r in reasons]}) for reasons in new.values()]
@@ -52,10 +52,10 @@ def explain_batch(
     conflicts: Mapping[str, Reason],
     unreachable: Sequence[str],
 ) -> None:
-    """Publishes why the workloads of a batch wait, and starts to bring data near hardware where only data is missing.
+    """Publishes why the workloads of a batch wait, and starts copies of tables where only data is missing.
 
-    `conflicts`: by workload, the reason that takes the place of what regions said; `unreachable`: regions that took no
-    part.
+    `conflicts`: by workload, a reason that replaces the regions' reasons. `unreachable`: regions that took no part in
+    the auction.
     """
     reasons = {}
     for a in waiting:
@@ -74,7 +74,7 @@ def explain_batch(
 def _bring_data(
     engine: Engine, state: SchedulerState, a: Asked, reachable: Sequence[str], unreachable: Sequence[str]
 ) -> list[Reason]:
-    """Starts copies of a workload's tables, if it is still queued and a copy is wanted; the reasons say which."""
+    """Starts copies of a workload's tables, if it is still queued and a copy helps; returns the reasons to show."""
     offers: list[Bid] = []
     with transaction(engine) as session:
         if on_demand.may_be_placed_later(session, a.demand, a.level, unreachable):
@@ -89,7 +89,7 @@ def _bring_data(
 
 
 def _says(written: list[dict[str, Any]] | None, reasons: Sequence[Reason]) -> bool:
-    """Whether these reasons are written already, with their numbers."""
+    """Returns whether the written reasons have the same codes and details."""
     return written is not None and [(w["code"], w["detail"]) for w in written] == [
         (reason.code.value, reason.detail) for reason in reasons
     ]

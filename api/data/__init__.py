@@ -1,1 +1,1 @@
-"""What workloads read: tables with their replicas, and uploaded working directories."""
+"""Endpoints for the input of workloads: tables with their replicas, and uploaded working directories."""

@@ -1,7 +1,7 @@
-"""Checking an uploaded archive, in a process of its own: `python -m api.data.archive_check LIMITS < archive`.
+"""Checks an uploaded archive in a separate process: `python -m api.data.archive_check LIMITS < archive`.
 
-Nobody knows what an untrusted archive costs before reading it. So it is read where the kernel bounds memory and CPU
-time, and where it can be killed. The answer is JSON on stdout: the paths in it, or what is wrong.
+The cost of reading an untrusted archive is not known in advance. A separate process can be killed, and the kernel
+limits its memory and CPU time. The result is JSON on stdout: the paths in the archive, or an error.
 """
 
 import base64
@@ -14,9 +14,9 @@ from infra.archives import BadArchive, inspect_archive
 
 
 def main() -> None:
-    """Checks what stdin holds."""
+    """Checks the archive on stdin."""
     limits = json.loads(sys.argv[1])
-    os.nice(10)  # Requests come first.
+    os.nice(10)  # Requests have priority.
     cpu_s = limits["cpu_s"]
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     resource.setrlimit(resource.RLIMIT_AS, (limits["memory_bytes"], limits["memory_bytes"]))
@@ -29,9 +29,9 @@ def main() -> None:
     except BadArchive as error:
         answer = {"message": str(error), "member": error.member}
     except (MemoryError, RecursionError):
-        answer = {"message": "the archive's headers need more memory than is allowed", "member": None}
+        answer = {"message": "reading the archive's headers exceeds the memory limit", "member": None}
     while sys.stdin.buffer.read(1 << 20):
-        pass  # The sender must not find a closed pipe.
+        pass  # Otherwise the sender would get a broken pipe.
     sys.stdout.write(json.dumps(answer))
 
 

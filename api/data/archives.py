@@ -1,4 +1,4 @@
-"""Uploaded working directories: tar.gz archives by their SHA-256, for one tenant each."""
+"""Endpoints for uploaded working directories: tar.gz archives, identified by tenant and SHA-256."""
 
 import hashlib
 from collections.abc import Collection
@@ -22,17 +22,17 @@ from infra.db.models import Archive, Tenant
 MEDIA_TYPE = "application/gzip"
 _FULL_RETRY_S = 60
 _MAX_PATHS = 1 << 20
-"""Of an archive, which was judged when it was uploaded, and of a document's files together."""
+"""Maximum number of paths in an archive plus a document's files. The archive itself was checked at its upload."""
 router = Router(prefix="/v1/archives", tags=["data"])
 
 Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="The SHA-256, in lower-case hexadecimal")]
 TenantOf = Annotated[
-    str | None, Query(description="Whose archive it is; a key with a tenant may leave it out, and has no other choice")
+    str | None, Query(description="Owner of the archive; with a key of a tenant, omit it or name that tenant")
 ]
 
 
 class ArchiveView(View):
-    """An archive that is there. Documents refer to it as `workdir: {archive: <sha256>}`."""
+    """A stored archive. Documents refer to it as `workdir: {archive: <sha256>}`."""
 
     sha256: str
     tenant: str
@@ -41,14 +41,14 @@ class ArchiveView(View):
 
 @router.head(
     "/{sha256}",
-    summary="Whether an archive is there",
+    summary="Check whether an archive exists",
     response_class=Response,
-    responses={200: {"description": "It is there"}, **{s: {"description": d} for s, d in
-               ((400, "Malformed"), (401, "No valid API key"), (403, "Not allowed"), (404, "It is not there"),
+    responses={200: {"description": "The archive exists"}, **{s: {"description": d} for s, d in
+               ((400, "Malformed"), (401, "No valid API key"), (403, "Not allowed"), (404, "No such archive"),
                 (422, "Not valid"), (503, "Not available"))}},
 )  # fmt: skip
 def has_archive(sha256: Sha256, state: StateOf, caller: Viewer, tenant: TenantOf = None) -> Response:
-    """Whether the archive need not be uploaded."""
+    """Checks whether the archive was already uploaded."""
     owner = _owner(caller, tenant)
     with state.transaction() as session:
         if not _is_there(session, owner, sha256):
@@ -70,11 +70,11 @@ def has_archive(sha256: Sha256, state: StateOf, caller: Viewer, tenant: TenantOf
 async def put_archive(
     request: Request, sha256: Sha256, state: StateOf, caller: Submitter, tenant: TenantOf = None
 ) -> ArchiveView:
-    """Takes a tar.gz of regular files and folders, checked against its SHA-256. Uploading it again changes nothing."""
+    """Stores a tar.gz archive of regular files and folders, and verifies its SHA-256. Idempotent."""
     owner = _owner(caller, tenant)
     media = request.headers.get("content-type", MEDIA_TYPE).partition(";")[0].strip().lower()
     if media not in (MEDIA_TYPE, "application/x-gzip", "application/octet-stream"):
-        raise Problem(Kind.UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {MEDIA_TYPE}, it is {shown(media)}")
+        raise Problem(Kind.UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {MEDIA_TYPE}, not {shown(media)}")
     with state.uploads.place(caller):
         body = await request.body()
         if not await state.threads.archives.run(partial(_is_new, state, owner, sha256, body)):
@@ -86,14 +86,14 @@ async def put_archive(
 
 def _owner(caller: Caller, tenant: str | None) -> str:
     if tenant is None and caller.tenant is None:
-        raise invalid("query.tenant", "give the tenant; only a key that has a tenant may leave it out")
+        raise invalid("query.tenant", "is missing; only a key with a tenant can omit it")
     owner = tenant or caller.tenant or ""
     caller.require_tenant(owner)
     return owner
 
 
 def _is_new(state: State, tenant: str, sha256: str, body: bytes) -> bool:
-    """Whether the archive is to be stored. What can be refused without reading it is refused here."""
+    """Returns whether the archive has to be stored, after all checks that do not read its contents."""
     found = hashlib.sha256(body).hexdigest()
     if found != sha256:
         raise invalid("path.sha256", f"the body's SHA-256 is {found}", sha256)
@@ -108,7 +108,7 @@ def _is_new(state: State, tenant: str, sha256: str, body: bytes) -> bool:
 
 def _insert(state: State, caller: Caller, tenant: str, sha256: str, body: bytes, paths: bytes) -> None:
     with state.transaction() as session:
-        # Uploads of one tenant are counted one after the other, in all API processes.
+        # Serialises the uploads of one tenant across all API processes, so that the size limit holds.
         session.execute(
             text("select pg_advisory_xact_lock(hashtext('archive'), hashtext(:tenant))"), {"tenant": tenant}
         )
@@ -126,8 +126,8 @@ def _require_space(state: State, session: Session, tenant: str, more_bytes: int)
     if stored + more_bytes > limit_bytes:
         raise over_limit(
             "archive_bytes_per_tenant", limit_bytes,
-            f"the archives of tenant {tenant} would take {stored + more_bytes} bytes; an operator can raise the limit, "
-            "and smaller archives (.mizzenignore) take less", _FULL_RETRY_S,
+            f"the archives of tenant {tenant} would need {stored + more_bytes} bytes; exclude files with .mizzenignore "
+            "or ask an operator to raise the limit", _FULL_RETRY_S,
         )  # fmt: skip
 
 
@@ -137,11 +137,11 @@ def _is_there(session: Session, tenant: str, sha256: str) -> bool:
 
 
 def check_files(session: Session, tenant: str, sha256: str, files: Collection[str]) -> None:
-    """Refuses files (relative paths) that cannot be written over an uploaded archive.
+    """Checks that `files` (relative paths) can be written over an uploaded archive.
 
     Raises:
-        BadArchive: one of them is a folder in the archive, or below a file of it.
+        BadArchive: a file has the path of a folder in the archive, or a path below a file of the archive.
     """
     paths = session.get_one(Archive, (tenant, sha256)).paths
-    if paths is not None:  # Else it was uploaded before they were kept, and a machine finds out.
+    if paths is not None:  # None: uploaded by a version that did not store paths; the agent checks them instead.
         Tree.load(paths, _MAX_PATHS).add_files(files)

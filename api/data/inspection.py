@@ -1,4 +1,4 @@
-"""Uploads of archives: how many at a time, and their inspection in processes that are bounded in memory and time."""
+"""Limits concurrent uploads of archives, and inspects archives in processes with limited memory and time."""
 
 import asyncio
 import base64
@@ -19,7 +19,7 @@ _RETRY_S = 5
 
 
 class Uploads:
-    """The uploads of one process. Used from one event loop."""
+    """The uploads to one API process. Must be used from one event loop only."""
 
     def __init__(self, settings: Settings) -> None:
         self._limits = settings.limits
@@ -29,20 +29,20 @@ class Uploads:
 
     @contextmanager
     def place(self, caller: Caller) -> Iterator[None]:
-        """A place among the uploads, for the length of the block, taken before the body is read.
+        """Returns a context manager that counts one upload. It is entered before the body is read.
 
         Raises:
-            Problem: 429 if the key has as many as it may, 503 if the process has.
+            Problem: 429 if the key has reached its limit of uploads, 503 if the process has.
         """
         limits = self._limits
         if self._open[caller.id] >= limits.uploads_per_key:
             raise over_limit(
                 "uploads_per_key", limits.uploads_per_key,
-                f"key {caller.id} is uploading {self._open[caller.id]} archives; send the next one when one is done",
+                f"key {caller.id} is uploading {self._open[caller.id]} archives; start the next one when one is done",
                 _RETRY_S,
             )  # fmt: skip
         if self._open.total() >= limits.uploads:
-            raise busy(f"{limits.uploads} archives are being uploaded, the most that this process takes", _RETRY_S)
+            raise busy(f"{limits.uploads} archives are being uploaded, the maximum of this process", _RETRY_S)
         self._open[caller.id] += 1
         try:
             yield
@@ -52,11 +52,12 @@ class Uploads:
                 del self._open[caller.id]
 
     async def inspect(self, body: bytes) -> bytes:
-        """The archive's paths (`infra.archives.Tree.dump`). Refuses what agents would not unpack, while the one who
-        uploads it can still be told.
+        """Returns the archive's paths (`infra.archives.Tree.dump`).
+
+        Refuses archives that agents would refuse to unpack, so that the user gets the error at the upload.
 
         Raises:
-            Problem: 422 with what is wrong, or that reading it takes too much; 503 if it was not read in time.
+            Problem: 422 if the archive is invalid or reading it exceeds a limit; 503 if it was not read in time.
         """
         if self._inspecting is None:
             self._inspecting = asyncio.Semaphore(self._limits.inspections)
@@ -68,8 +69,8 @@ class Uploads:
                 return base64.b64decode(found["paths"])
             raise invalid("", f"the archive cannot be unpacked: {found['message']}", found["member"])
         if code in (-signal.SIGXCPU, -signal.SIGKILL):
-            raise invalid("", f"reading the archive takes more than {self._limits.inspect_cpu_s} s of CPU time")
-        raise invalid("", "the archive cannot be read within the memory that is allowed")
+            raise invalid("", f"reading the archive needs more than {self._limits.inspect_cpu_s} s of CPU time")
+        raise invalid("", "reading the archive exceeds the memory limit")
 
     async def _run(self, body: bytes) -> tuple[int, bytes]:
         limits = {

@@ -1,4 +1,4 @@
-"""The instance of the placement of data as a document: what `mizzen tetris solve` takes; and what is decided of it."""
+"""Endpoints that export the data placement instance, the input of `mizzen tetris solve`, and that apply its result."""
 
 import json
 from collections.abc import Callable
@@ -51,14 +51,14 @@ _INSTANCE = _answer(
 _READS = _answer("The reads", "reads", partitions={"type": "object"})
 _Window: TypeAlias = Annotated[
     float | None,
-    Query(gt=0, le=_LONGEST_DAYS, description="How far back runs count that make up the jobs; null: the setting"),
+    Query(gt=0, le=_LONGEST_DAYS, description="Only runs of the last so many days count; null: the configured window"),
 ]
 _Partition = Annotated[str, StringConstraints(pattern=PARTITION_READ_PATTERN, max_length=328)]
 _Datacenter = Annotated[str, StringConstraints(pattern=DATACENTER_PATTERN, max_length=127)]
 
 
 class AssignmentBody(Body):
-    """A plan of a region's instance, with the partitions that stay."""
+    """A plan for a region's instance, including the partitions that do not move."""
 
     version: Literal[1]
     homes: dict[_Partition, _Datacenter] = Field(
@@ -67,10 +67,10 @@ class AssignmentBody(Body):
 
 
 class AssignedView(View):
-    """What was written."""
+    """The number of partitions that were assigned."""
 
     assigned: int
-    unchanged: int = Field(description="Partitions that were in their datacenter before")
+    unchanged: int = Field(description="Partitions that were already in their datacenter")
 
 
 @router.get(
@@ -81,12 +81,13 @@ def get_instance(
     _: Operator,
     window_days: _Window = None,
     region: Annotated[
-        Name | None, Query(description="Its datacenters and partitions, in place of all regions and tables")
+        Name | None, Query(description="Export the datacenters and partitions of this region instead")
     ] = None,
 ) -> Response:
-    """Regions, tables and recurring jobs at one moment, as an instance document; all hours are a day's.
+    """Returns a snapshot of regions, tables and recurring jobs as an instance document. All hours are per day.
 
-    Of a region: its datacenters for regions, the partitions that it holds for tables, and the jobs that run there.
+    With `region`, the document contains the region's datacenters as regions, its partitions as tables, and the jobs
+    that run in the region.
     """
 
     def document(session: Session) -> dict[str, Any]:
@@ -101,16 +102,16 @@ def get_instance(
     return _gathered(state, document)
 
 
-@router.get("/reads", summary="Export who reads which partitions", response_class=Response, responses=_READS)
+@router.get("/reads", summary="Export the partitions that jobs read", response_class=Response, responses=_READS)
 def get_reads(state: StateOf, _: Operator, window_days: _Window = None) -> Response:
-    """The partitions that the instance's jobs read of tables which they do not read whole, beside the instance."""
+    """Returns, for each job of the instance, the partitions that it reads of tables that it reads only partly."""
     days = state.settings.tetris.window_days if window_days is None else window_days
     return _gathered(state, lambda s: reads_document(partial_reads(s, transaction_time(s), days)))
 
 
 @router.put("/datacenters", summary="Assign partitions to datacenters", dependencies=[JsonOnly])
 def assign(body: AssignmentBody, state: StateOf, caller: Operator) -> AssignedView:
-    """Writes which datacenters partitions are in, all or none. Again it changes nothing."""
+    """Assigns partitions to datacenters, all or none. Idempotent."""
     try:
         with state.transaction() as session:
             assigned = assign_partitions(session, body.homes)
@@ -125,7 +126,7 @@ def assign(body: AssignmentBody, state: StateOf, caller: Operator) -> AssignedVi
 
 
 def _gathered(state: State, document: Callable[[Session], dict[str, Any]]) -> Response:
-    """A document of what there is at one moment."""
+    """Builds a document from a consistent snapshot of the database and returns it as JSON."""
     try:
         with transaction(state.engine, isolation="REPEATABLE READ") as session:
             body = document(session)

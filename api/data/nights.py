@@ -1,6 +1,6 @@
-"""Nights of the placement of tables: starting one, what it decided, how far its moves are, and pausing them.
+"""Endpoints for nights: starting a night, its plan, the progress of its moves, and pausing the moves.
 
-They name the jobs of all tenants, so only operators see them.
+Only operators can use them, because nights contain job names of all tenants.
 """
 
 from collections.abc import Sequence
@@ -28,44 +28,44 @@ _MOVE_STATES = Literal["waiting", "copying", "done", "left"]
 
 
 class NightBody(Body):
-    """A night that begins now."""
+    """Options of a night that starts now."""
 
-    dry_run: bool = Field(False, description="Plan and report; nothing moves")
+    dry_run: bool = Field(False, description="Only plan and report; move nothing")
 
 
 class PauseBody(Body):
-    """Why moves are paused."""
+    """A note on why moves are paused."""
 
     note: Annotated[Line, StringConstraints(max_length=500)] = ""
 
 
 class NightView(View):
-    """A night."""
+    """The state and progress of a night."""
 
     id: str
     dry_run: bool
     state: str = Field(description="planning, moving, ended, or failed: see `problem`")
     started_at: datetime
     planned_at: datetime | None
-    deadline_at: datetime = Field(description="No move begins later")
+    deadline_at: datetime = Field(description="No move starts after this time")
     ended_at: datetime | None
     moves: dict[str, int] = Field(description="Number of moves by state: waiting, copying, done, left")
-    moved_bytes: int = Field(description="Planned bytes of the moves that are done")
-    artifact_url: str | None = Field(description="Folder of its instance, plan, replicas and moves")
+    moved_bytes: int = Field(description="Planned bytes of the completed moves")
+    artifact_url: str | None = Field(description="Folder with the night's instance, plan, replicas and moves")
     problem: str | None
 
 
 class NightReport(NightView):
-    """A night with what it decided."""
+    """A night with its report."""
 
     report: dict[str, Any] | None = Field(
-        description="`summary` has the objective's terms and each region's storage, supply and demand, before and"
-        " after; `unplaced` the jobs that no region can run, with the reason"
+        description="`summary` contains the terms of the objective and each region's storage, supply and demand,"
+        " before and after; `unplaced` lists the jobs that no region can run, with the reason"
     )
 
 
 class PauseView(View):
-    """Moves are paused."""
+    """The pause of nightly moves."""
 
     since: datetime
     by: str
@@ -82,8 +82,10 @@ class NightList(View):
 class MoveView(View):
     """A move of a night."""
 
-    number: int = Field(description="Moves begin in this order")
-    kind: str = Field(description="home, replica, refresh (what a stale replica lacks), or drop (a replica)")
+    number: int = Field(description="Moves start in this order")
+    kind: str = Field(
+        description="home, replica, refresh (copies the missing partitions of a stale replica), or drop (of a replica)"
+    )
     table: str
     source_region: str
     target_region: str
@@ -92,11 +94,11 @@ class MoveView(View):
     left_because: str | None
     begun_at: datetime | None
     ended_at: datetime | None
-    why: dict[str, Any] = Field(description="Of a home, what it changes in each term and which jobs; of others, why")
+    why: dict[str, Any] = Field(description="For a home, the changed terms and the affected jobs; else the reason")
 
 
 class MoveList(View):
-    """Moves in their order."""
+    """Moves in the order in which they start."""
 
     items: list[MoveView]
     next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
@@ -104,7 +106,7 @@ class MoveList(View):
 
 @router.get("/nights", summary="List nights")
 def list_nights(state: StateOf, _: Operator, limit: Annotated[int, Query(ge=1, le=500)] = 30) -> NightList:
-    """The newest nights, and whether moves are paused."""
+    """Lists the newest nights, and whether moves are paused."""
     with state.transaction() as session:
         rows = session.scalars(select(Night).order_by(Night.started_at.desc(), Night.id).limit(limit)).all()
         pause = session.get(NightPause, True)
@@ -114,41 +116,41 @@ def list_nights(state: StateOf, _: Operator, limit: Annotated[int, Query(ge=1, l
         )
 
 
-@router.post("/nights", status_code=202, summary="Begin a night", responses=refusals(409))
+@router.post("/nights", status_code=202, summary="Start a night", responses=refusals(409))
 def create_night(body: NightBody, response: Response, state: StateOf, caller: Operator) -> NightView:
-    """Begins a night now: gather, solve, and move unless it is a dry run."""
+    """Starts a night now: builds the instance, solves it and, unless it is a dry run, moves tables."""
     with state.transaction() as session:
         name = f"{ids.NIGHT_WORKFLOW_ID}-{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
         deadline_s = state.settings.tetris.nightly.deadline_s
         row = begin_night(session, name, deadline_s, dry_run=body.dry_run)
         if row is None:
             found = open_night(session)
-            said = "one has just begun" if found is None else f"{found.id} is {found.state}"
-            raise Problem(Kind.CONFLICT, f"one night at a time: {said}")
+            said = "another one has just started" if found is None else f"{found.id} is {found.state}"
+            raise Problem(Kind.CONFLICT, f"only one night can run at a time: {said}")
         outbox.night(session, row.id)
         write_audit(session, caller, "night.create", row.id, dry_run=body.dry_run)
         response.headers["Location"] = f"/v1/tetris/nights/{row.id}"
         return _view(session, row)
 
 
-@router.get("/nights/{night}", summary="A night", responses=refusals(404))
+@router.get("/nights/{night}", summary="Get a night", responses=refusals(404))
 def get_night(night: str, state: StateOf, _: Operator) -> NightReport:
-    """A night with what it decided."""
+    """Returns a night with its report."""
     with state.transaction() as session:
         row = _find(session, night)
         return NightReport(**_view(session, row).model_dump(), report=row.report)
 
 
-@router.get("/nights/{night}/moves", summary="A night's moves", responses=refusals(404))
+@router.get("/nights/{night}/moves", summary="List a night's moves", responses=refusals(404))
 def list_moves(
     night: str,
     state: StateOf,
     _: Operator,
-    state_: Annotated[_MOVE_STATES | None, Query(alias="state", description="Only those in this state")] = None,
+    state_: Annotated[_MOVE_STATES | None, Query(alias="state", description="Only moves in this state")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
-    cursor: Annotated[int, Query(ge=0, description="After the move of this number")] = 0,
+    cursor: Annotated[int, Query(ge=0, description="Return moves after this number")] = 0,
 ) -> MoveList:
-    """Moves in the order in which they begin, a page at a time."""
+    """Lists the moves of a night in the order in which they start."""
     statement = select(NightMove).where(NightMove.night == night, NightMove.number > cursor)
     if state_ is not None:
         statement = statement.where(NightMove.state == state_)
@@ -170,7 +172,7 @@ def list_moves(
 
 @router.put("/pause", summary="Pause nightly moves")
 def pause(body: PauseBody, state: StateOf, caller: Operator) -> PauseView:
-    """Stops nightly moves at the end of a part until they are resumed; what is copied stays."""
+    """Pauses nightly moves when the current part of each copy is complete. Copied data is kept."""
     with state.transaction() as session:
         row = session.get(NightPause, True)
         if row is None:
@@ -184,7 +186,7 @@ def pause(body: PauseBody, state: StateOf, caller: Operator) -> PauseView:
 
 @router.delete("/pause", status_code=204, summary="Resume nightly moves")
 def resume(state: StateOf, caller: Operator) -> Response:
-    """Moves go on where they stopped, those of which the night's deadline is not over."""
+    """Resumes nightly moves where they stopped, unless the night's deadline has passed."""
     with state.transaction() as session:
         row = session.get(NightPause, True)
         if row is not None:

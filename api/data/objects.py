@@ -1,4 +1,4 @@
-"""What a region's bucket holds of a table."""
+"""Finds the objects of tables and partitions in a region's bucket."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -19,13 +19,13 @@ from mizzen.objects.manifest import Manifest, checksummed, is_complete, manifest
 from mizzen.objects.store import MissingObject, ObjectInfo
 
 WHOLE = "all"
-"""The one partition of a table that has objects outside folders."""
+"""Name of the single partition of a table whose objects are not in folders."""
 MAX_PARTITIONS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A partition as the bucket holds it."""
+    """A partition that was found in the bucket, with a manifest of its objects."""
 
     name: str
     location: str
@@ -33,15 +33,15 @@ class Found:
 
     @property
     def size_bytes(self) -> int:
-        """Of all its objects."""
+        """Total size of the partition's objects."""
         return size_bytes(self.manifest)
 
 
 def partitions_of(state: State, region: Region, table: str) -> list[Found]:
-    """The partitions that the objects under the table's folder are: its folders, or one.
+    """Returns the partitions of a table in the bucket: one per folder, or a single one if objects are not in folders.
 
     Raises:
-        Problem: there is no object, too many folders or one with no partition's name, or the bucket cannot be read.
+        Problem: there are no objects or too many folders, a folder's name is invalid, or the bucket cannot be read.
     """
     prefix = table_prefix(table)
     folders: dict[str, list[ObjectInfo]] = defaultdict(list)
@@ -49,14 +49,14 @@ def partitions_of(state: State, region: Region, table: str) -> list[Found]:
         folder, slash, _ = info.key.removeprefix(prefix).partition("/")
         folders[folder if slash else ""].append(info)
         if len(folders) > MAX_PARTITIONS:
-            raise invalid("name", f"there are over {MAX_PARTITIONS} folders under {prefix}; put more into each")
+            raise invalid("name", f"there are more than {MAX_PARTITIONS} folders under {prefix}; use fewer partitions")
     if not folders:
         raise invalid("name", f"the bucket of region {region.name} has no objects under {prefix}; put them there first")
     if "" in folders:
         return [Found(WHOLE, prefix, manifest_of(prefix, chain.from_iterable(folders.values())))]
     for folder in folders:
         if not is_partition_name(folder):
-            raise invalid("name", f"the folder {prefix}{folder}/ is no partition: its name must be {PARTITION_RULE}")
+            raise invalid("name", f"{prefix}{folder}/ is not a valid partition: its name must be {PARTITION_RULE}")
     return [
         Found(name, location, manifest_of(location, infos))
         for name, infos in sorted(folders.items())
@@ -65,7 +65,7 @@ def partitions_of(state: State, region: Region, table: str) -> list[Found]:
 
 
 def partition_at(state: State, region: Region, table: str, name: str) -> Found | None:
-    """A partition by the objects in its folder; None where there is none.
+    """Returns the partition in its folder of the bucket; None: the folder has no objects.
 
     Raises:
         Problem: the bucket cannot be read.
@@ -76,10 +76,10 @@ def partition_at(state: State, region: Region, table: str, name: str) -> Found |
 
 
 def with_checksums(state: State, region: Region, found: Found, *, declared: bool) -> Found:
-    """The partition with the checksums of its objects, read now; SHA-256 where its owner has declared one.
+    """Reads the objects of a partition and returns it with their checksums; SHA-256 if its owner declared one.
 
     Raises:
-        Problem: the bucket cannot be read, or an object is gone.
+        Problem: the bucket cannot be read, or an object was deleted.
     """
     algorithm = "sha256" if declared else checksums.fastest()
     try:
@@ -92,7 +92,10 @@ def with_checksums(state: State, region: Region, found: Found, *, declared: bool
 
 
 def keep_manifests(session: Session, table: str, region: str, found: Iterable[Found], read_at: datetime) -> None:
-    """Writes down what new partitions are made of, read at home after `read_at`; the rest is read in the background."""
+    """Stores the manifests of new partitions, read at the table's home after `read_at`.
+
+    Missing checksums are computed in the background.
+    """
     known = (
         integrity.NewManifest(f.name, pack(f.manifest), len(f.manifest), is_complete(f.manifest)) for f in found
     )  # fmt: skip

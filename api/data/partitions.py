@@ -1,4 +1,4 @@
-"""Partitions of tables: appended, listed, never changed."""
+"""Endpoints to append and list the partitions of a table. Partitions are immutable."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -30,19 +30,19 @@ _PartitionName = Annotated[str, StringConstraints(pattern=PARTITION_PATTERN)]
 
 
 class PartitionBody(Body):
-    """A partition whose objects are in the home region's bucket already, under `tables/<table>/<name>/`."""
+    """A partition whose objects are already in the home region's bucket, under `tables/<table>/<name>/`."""
 
     name: _PartitionName = Field(examples=["ds=2026-11-22"])
-    size_bytes: Bytes = Field(description="Of all its objects")
+    size_bytes: Bytes = Field(description="Total size of its objects")
     checksum: str | None = Field(
         None,
         pattern=r"^sha256:[0-9a-f]{64}$",
-        description="SHA-256 of the lines that `sha256sum` prints for its objects' paths in its folder, sorted by path",
+        description="SHA-256 of the output of `sha256sum` for the object paths in the folder, sorted by path",
     )
 
 
 class AppendBody(Body):
-    """Partitions that are appended all or none."""
+    """Partitions to append; either all are appended or none."""
 
     partitions: list[PartitionBody] = Field(min_length=1, max_length=MAX_APPENDED)
 
@@ -51,28 +51,28 @@ class PartitionView(View):
     """A partition of a table."""
 
     name: str
-    location: str = Field(description="Its folder in the bucket of every region that has it")
+    location: str = Field(description="Folder of the partition in the bucket of every region that has it")
     size_bytes: int
     checksum: str | None
     created_at: datetime
 
 
 class PartitionList(View):
-    """Partitions by name."""
+    """Partitions, sorted by name."""
 
     items: list[PartitionView]
     next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
-@router.get("", summary="A table's partitions", responses=refusals(404))
+@router.get("", summary="List a table's partitions", responses=refusals(404))
 def list_partitions(
     name: str,
     state: StateOf,
     _: Viewer,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
-    cursor: Annotated[_PartitionName | None, Query(description="After the partition of this name")] = None,
+    cursor: Annotated[_PartitionName | None, Query(description="Return partitions after this name")] = None,
 ) -> PartitionList:
-    """The table's partitions by name, a page at a time."""
+    """Lists a table's partitions, sorted by name."""
     with state.transaction() as session:
         find_table(session, name)
         statement = select(Partition).where(Partition.data_table == name).order_by(Partition.name).limit(limit + 1)
@@ -85,18 +85,18 @@ def list_partitions(
 
 @router.post("", summary="Append partitions", responses=refusals(404, 409))
 def append_partitions(name: str, body: AppendBody, state: StateOf, caller: Operator) -> PartitionList:
-    """Appends partitions at the table's home. One that is there already, with the same content, stays as it is."""
+    """Appends partitions at the table's home. A partition that already exists with the same content is not changed."""
     _check_distinct(body.partitions)
     with state.transaction() as session:
         region = session.get_one(Region, find_table(session, name).home_region)
         new = _not_there(session, name, body.partitions)
         read_at = integrity.clock(session)
-    # Not in a transaction: it asks another system.
+    # Outside of a transaction, because this sends requests to the object store.
     found = _check_objects(state, region, name, body.partitions, new)
     with state.transaction() as session:
         table = find_table(session, name, lock=True)
         if table.home_region != region.name:
-            raise Problem(Kind.CONFLICT, f"table {name} has moved to {table.home_region} meanwhile; append there")
+            raise Problem(Kind.CONFLICT, f"the home of table {name} has moved to {table.home_region}; append there")
         new = _not_there(session, name, body.partitions)
         session.add_all(
             Partition(
@@ -126,10 +126,10 @@ def _check_distinct(asked: Sequence[PartitionBody]) -> None:
 
 
 def _not_there(session: Session, table: str, asked: Sequence[PartitionBody]) -> list[PartitionBody]:
-    """Those of the partitions that the table does not have.
+    """Returns the partitions in `asked` that the table does not have yet.
 
     Raises:
-        Problem: it has one with other content, or is one partition itself.
+        Problem: a partition exists with different content, or the table is a single partition.
     """
     rows = _rows(session, table, asked)
     wrong = []
@@ -139,13 +139,13 @@ def _not_there(session: Session, table: str, asked: Sequence[PartitionBody]) -> 
             for field in ("size_bytes", "checksum"):
                 given, there = getattr(partition, field), getattr(row, field)
                 if given != there:
-                    told = f"partition {partition.name} is there with {there}, and never changes; use another name"
+                    told = f"partition {partition.name} exists with {there} and cannot be changed; use another name"
                     wrong.append(FieldError(f"partitions[{index}].{field}", told, given))
     _refuse(Kind.CONFLICT, wrong)
     new = [p for p in asked if p.name not in rows]
     single = Partition.data_table == table, Partition.location == table_prefix(table)
     if new and session.scalar(select(Partition.name).where(*single)) is not None:
-        detail = f"table {table} is one partition: it has objects outside folders, which no partition could be beside"
+        detail = f"table {table} is a single partition, as its objects are not in folders: nothing can be appended"
         raise Problem(Kind.CONFLICT, detail)
     return new
 
@@ -153,7 +153,7 @@ def _not_there(session: Session, table: str, asked: Sequence[PartitionBody]) -> 
 def _check_objects(
     state: State, region: Region, table: str, asked: Sequence[PartitionBody], new: Sequence[PartitionBody]
 ) -> dict[str, Found]:
-    """The new partitions as the bucket holds them, by name."""
+    """Checks the new partitions against the objects in the bucket, and returns the found partitions by name."""
     wrong = []
     found = {p.name: there for p in new if (there := partition_at(state, region, table, p.name)) is not None}
     for partition in new:

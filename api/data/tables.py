@@ -1,4 +1,4 @@
-"""Tables and their replicas."""
+"""Endpoints for tables and their replicas."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,61 +29,61 @@ router = Router(prefix="/v1/tables", tags=["data"], dependencies=[JsonOnly])
 
 
 class TableBody(Body):
-    """A table whose objects are in its home region's bucket already, under `tables/<name>/`."""
+    """A table whose objects are already in its home region's bucket, under `tables/<name>/`."""
 
     name: TableName = Field(examples=["digits", "ads.clicks"])
     home_region: Name = Field(examples=["north"])
 
 
 class ReplicaBody(Body):
-    """Where a replica is wanted."""
+    """The region of a new replica."""
 
     region: Name
 
 
 class VerifyBody(Body):
-    """Which of a table's copies are to be verified."""
+    """The copies of a table to verify."""
 
     region: Name | None = Field(None, description="Only the copy in this region")
 
 
 class VerificationView(View):
-    """A verification that was asked for."""
+    """A requested verification."""
 
     asked_at: datetime
-    regions: list[str] = Field(description="Where copies are read")
+    regions: list[str] = Field(description="Regions whose copies are verified")
 
 
 class ReplicaView(View):
     """A table's copy in a region."""
 
     region: str
-    state: str = Field(description="copying, ready, or deleting: its objects go at `delete_at`")
-    whole: bool = Field(description="Whether it is of the whole table, and not of some partitions only")
-    partitions: int = Field(description="Partitions that are there")
+    state: str = Field(description="copying, ready, or deleting: its objects are deleted at `delete_at`")
+    whole: bool = Field(description="True: a replica of the whole table; false: of some partitions only")
+    partitions: int = Field(description="Number of partitions that have been copied")
     stale_since: datetime | None = Field(
-        description="Of a stale one: when the first partition was appended that it lacks. It is complete as of before"
+        description="When the first missing partition was appended: the replica is complete up to then; null: not stale"
     )
-    topping_up: bool = Field(description="Whether what a stale one lacks is being copied")
+    topping_up: bool = Field(description="Whether the missing partitions of a stale replica are being copied")
     verified_at: datetime | None = Field(
-        description="All of its content was read since then and had its checksums; null: some of it has not been read"
+        description="Since this time, all content has been read and matched its checksums; null: some was never read"
     )
     wrong_since: datetime | None = Field(
-        description="When it was found not to be what the catalogue says, until it is repaired: no job starts on it"
+        description="When a verification found that it differs from the catalogue; no job starts on it until repaired"
     )
-    wrong: str | None = Field(description="What was found first, in a sentence")
-    kept_because: str | None = Field(description="Why its objects are still there although its grace is over")
+    wrong: str | None = Field(description="The first difference that was found, as a sentence")
+    kept_because: str | None = Field(description="Why its objects still exist although its grace period is over")
     delete_at: datetime | None
     source_region: str | None
     done_bytes: int
     total_bytes: int
-    requested_by: str | None = Field(description="The workload for which it is made on demand")
+    requested_by: str | None = Field(description="The workload that requested the copy")
     created_at: datetime
     ready_at: datetime | None
 
 
 class TableView(View):
-    """An input table."""
+    """An input table with its replicas."""
 
     name: str
     namespace: str
@@ -94,14 +94,14 @@ class TableView(View):
 
 
 class TableList(View):
-    """Tables by name."""
+    """Tables, sorted by name."""
 
     items: list[TableView]
     next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
 class ReplicaList(View):
-    """Replicas by region."""
+    """Replicas, sorted by region."""
 
     items: list[ReplicaView]
 
@@ -110,11 +110,11 @@ class ReplicaList(View):
 def list_tables(
     state: StateOf,
     _: Viewer,
-    namespace: Annotated[Name | None, Query(description="Only this namespace's")] = None,
+    namespace: Annotated[Name | None, Query(description="Only tables in this namespace")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
-    cursor: Annotated[TableName | None, Query(description="After the table of this name")] = None,
+    cursor: Annotated[TableName | None, Query(description="Return tables after this name")] = None,
 ) -> TableList:
-    """Tables with their replicas, by name, a page at a time."""
+    """Lists tables with their replicas, sorted by name."""
     statement = select(Table).order_by(Table.name).limit(limit + 1)
     if namespace is not None:
         statement = statement.where(Table.namespace == namespace)
@@ -126,9 +126,9 @@ def list_tables(
         return TableList(items=_views(session, shown), next_cursor=shown[-1].name if more else None)
 
 
-@router.get("/{name}", summary="A table", responses=refusals(404))
+@router.get("/{name}", summary="Get a table", responses=refusals(404))
 def get_table(name: str, state: StateOf, _: Viewer) -> TableView:
-    """One table with its replicas."""
+    """Returns one table with its replicas."""
     with state.transaction() as session:
         return _view(session, find_table(session, name))
 
@@ -137,17 +137,17 @@ def get_table(name: str, state: StateOf, _: Viewer) -> TableView:
 def create_table(body: TableBody, response: Response, state: StateOf, caller: Operator) -> TableView:
     """Registers the objects under `tables/<name>/` in the home region's bucket as a table with its first replica.
 
-    Where all of them are in folders, each folder is a partition, and others can be appended. Else the table is one
-    partition, `all`, that never changes.
+    If all objects are in folders, each folder is a partition, and more partitions can be appended. Otherwise the table
+    is a single partition named `all`, which cannot be changed.
     """
     with state.transaction() as session:
         if session.get(Table, body.name) is not None:
-            raise Problem(Kind.CONFLICT, f"there is a table {body.name} already")
+            raise Problem(Kind.CONFLICT, f"a table named {body.name} already exists")
         region = session.get(Region, body.home_region)
         if region is None:
-            raise invalid("home_region", "there is no such region", body.home_region)
+            raise invalid("home_region", "this region does not exist", body.home_region)
         read_at = integrity.clock(session)
-    # Not in a transaction: it asks another system.
+    # Outside of a transaction, because this sends requests to the object store.
     found = partitions_of(state, region, body.name)
     size_bytes = sum(f.size_bytes for f in found)
     if size_bytes <= state.settings.copies.checksum_at_once_bytes:
@@ -171,9 +171,9 @@ def create_table(body: TableBody, response: Response, state: StateOf, caller: Op
         return _view(session, find_table(session, body.name))
 
 
-@router.delete("/{name}", status_code=204, summary="Forget a table", responses=refusals(404, 409))
+@router.delete("/{name}", status_code=204, summary="Unregister a table", responses=refusals(404, 409))
 def delete_table(name: str, state: StateOf, caller: Operator) -> Response:
-    """Forgets a table. Its objects stay in the buckets. Refused while a workload that reads it has not ended."""
+    """Unregisters a table; its objects stay in the buckets. Refused while an unfinished workload reads the table."""
     with state.transaction() as session:
         row = find_table(session, name, lock=True)
         reads_it = Workload.spec["tables"].contains([name])
@@ -181,32 +181,32 @@ def delete_table(name: str, state: StateOf, caller: Operator) -> Response:
             select(Workload.id).where(Workload.finished_at.is_(None), reads_it).order_by(Workload.id).limit(3)
         ).all()
         if readers:
-            raise Problem(Kind.CONFLICT, f"table {name} is read by workloads that have not ended")
+            raise Problem(Kind.CONFLICT, f"table {name} is read by workloads that have not ended; retry when they have")
         session.delete(row)
         events.record(session, "table.deleted", region=row.home_region, detail={"table": name})
         write_audit(session, caller, "table.delete", name)
     return Response(status_code=204)
 
 
-@router.get("/{name}/replicas", summary="A table's replicas", responses=refusals(404))
+@router.get("/{name}/replicas", summary="List a table's replicas", responses=refusals(404))
 def list_replicas(name: str, state: StateOf, _: Viewer) -> ReplicaList:
-    """Where the table is, or is being copied to, and how stale it is there."""
+    """Lists the replicas of a table, including those that are being copied, with their staleness."""
     with state.transaction() as session:
         return ReplicaList(items=_view(session, find_table(session, name)).replicas)
 
 
 @router.post("/{name}/replicas", status_code=202, summary="Copy a table to a region", responses=refusals(404, 409))
 def create_replica(name: str, body: ReplicaBody, state: StateOf, caller: Operator) -> ReplicaView:
-    """Starts a copy of the whole table, or of what a stale one lacks. One that is complete, or on its way, stays.
+    """Starts a copy of the whole table, or of the missing partitions of a stale replica.
 
-    One that is being deleted is kept while its objects are there. A region whose storage has no room for it is a
-    conflict, with the figures.
+    A replica that is complete or is being copied is not changed. If a replica is in its grace period before deletion,
+    the deletion is cancelled. The response is 409, with sizes, if the region does not have enough storage.
     """
     with state.transaction() as session:
-        # Before the table's lock, as all who bring something to a region.
+        # Lock the region before the table, in the same order as every transaction that adds data to a region.
         if session.get(Region, body.region, with_for_update={"key_share": True}) is None:
             find_table(session, name)
-            raise invalid("region", "there is no such region", body.region)
+            raise invalid("region", "this region does not exist", body.region)
         find_table(session, name, lock=True)
         before = session.get(Replica, (name, body.region))
         state_before = None if before is None or not before.whole else (before.state, before.topping_up)
@@ -216,7 +216,7 @@ def create_replica(name: str, body: ReplicaBody, state: StateOf, caller: Operato
             raise Problem(Kind.CONFLICT, str(error)) from None
         if replica is None or replica.state == "deleting":
             raise Problem(
-                Kind.CONFLICT, f"the objects of {name} in {body.region} are being deleted; ask again when they are gone"
+                Kind.CONFLICT, f"the objects of {name} in {body.region} are being deleted; retry when this is complete"
             )
         if (replica.state, replica.topping_up) != state_before:
             target = f"{name}/{body.region}"
@@ -231,12 +231,13 @@ def drop_replica(
     state: StateOf,
     caller: Operator,
     grace_s: Annotated[
-        float | None, Query(ge=0, le=_LONGEST_GRACE_S, description="By default what the installation is set to")
+        float | None, Query(ge=0, le=_LONGEST_GRACE_S, description="Grace period; default: as configured")
     ] = None,
 ) -> ReplicaView:
-    """Nobody new reads the replica from now on; its objects go when the grace is over and no attempt reads them.
+    """Drops a replica: new attempts no longer read it.
 
-    Until then, whoever wants the table in the region takes it back. The table's home cannot be dropped.
+    Its objects are deleted when the grace period is over and no attempt reads them. Until then, a new request for the
+    table in this region cancels the deletion. The table's home cannot be dropped.
     """
     grace_s = state.settings.copies.drop_grace_s if grace_s is None else grace_s
     with state.transaction() as session:
@@ -253,9 +254,9 @@ def drop_replica(
 
 @router.post("/{name}/verify", status_code=202, summary="Verify a table", responses=refusals(404))
 def verify_table(name: str, body: VerifyBody, state: StateOf, caller: Operator) -> VerificationView:
-    """Has all of a table's copies, or one, read in full and compared with their checksums, in the background.
+    """Starts a background verification: reads all copies of a table, or one, and compares them with their checksums.
 
-    Each replica has been verified once its `verified_at` is not before `asked_at`, or it is found wrong.
+    The verification of a replica is complete when its `verified_at` is at or after `asked_at`, or `wrong` is set.
     """
     with state.transaction() as session:
         find_table(session, name)
@@ -277,10 +278,10 @@ def verify_table(name: str, body: VerifyBody, state: StateOf, caller: Operator) 
 
 
 def find_table(session: Session, name: str, *, lock: bool = False) -> Table:
-    """The table's row.
+    """Returns the row of a table.
 
     Raises:
-        Problem: there is none.
+        Problem: 404, the table does not exist.
     """
     row = session.get(Table, name, with_for_update=lock, populate_existing=True)
     if row is None:
@@ -309,7 +310,7 @@ def _views(session: Session, rows: Sequence[Table]) -> list[TableView]:
 
 @dataclass(frozen=True)
 class _Counts:
-    """What a replica's partitions come to."""
+    """Aggregates over the partitions of a replica."""
 
     there: int = 0
     verified_at: datetime | None = None
@@ -317,7 +318,7 @@ class _Counts:
 
 
 def _held(session: Session, tables: Iterable[str]) -> dict[tuple[str, str], _Counts]:
-    """What is there, by table and region."""
+    """Returns the aggregates over copied partitions, by table and region."""
     held = ReplicaPartition
     key = held.data_table, held.region
     verified = case((func.count() == func.count(held.verified_at), func.min(held.verified_at)))

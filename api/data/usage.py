@@ -1,4 +1,4 @@
-"""Usage of tables by jobs that run elsewhere: Spark, Presto, and training that mizzen does not schedule."""
+"""Endpoint that records the table usage of jobs that mizzen does not schedule: Spark, Presto, and other training."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -28,14 +28,14 @@ _Hours = Annotated[float, Field(ge=0, le=_LARGEST_H, strict=True)]
 class RunBody(Body):
     """One run of a job."""
 
-    source: Name = Field(examples=["spark"], description="Who tells of it; `mizzen` tells of its own workloads itself")
-    run: _Text = Field(examples=["application_1700000000000_0042"], description="Its id at the source")
-    job: _Text = Field(examples=["daily-clicks"], description="The name that the runs of a recurring job share")
+    source: Name = Field(examples=["spark"], description="The reporting system; must not be `mizzen`")
+    run: _Text = Field(examples=["application_1700000000000_0042"], description="Id of the run in the source")
+    job: _Text = Field(examples=["daily-clicks"], description="Name that all runs of a recurring job share")
     kind: Literal["ml", "spark", "presto"]
-    app: Name | None = Field(None, description="Whose quota of CPU hours it counts in; null: the kind")
+    app: Name | None = Field(None, description="App whose quota of CPU hours the run uses; null: the kind")
     tables: list[Read] = Field(
         max_length=MAX_TABLES,
-        description="What it read: a table is all of it, `table/partition` one partition",
+        description="Data that the run read: `table` for a whole table, `table/partition` for one partition",
         examples=[["digits", "ads.clicks/ds=2026-11-21"]],
     )
     gpu_type: Name | None = None
@@ -47,30 +47,30 @@ class RunBody(Body):
     @model_validator(mode="after")
     def _consistent(self) -> "RunBody":
         if self.source == OWN_SOURCE:
-            raise ValueError(f"source: {self.source!r}: must be another name; mizzen tells of its workloads itself")
+            raise ValueError(f"source: {self.source!r}: must be another name; mizzen records its own workloads itself")
         if self.gpu_hours > 0 and self.gpu_type is None:
-            raise ValueError(f"gpu_hours: {self.gpu_hours:g}: must be 0 where gpu_type is null")
+            raise ValueError(f"gpu_hours: {self.gpu_hours:g}: must be 0 if gpu_type is null")
         if len(set(self.tables)) < len(self.tables):
-            raise ValueError("tables: a table or a partition is named once")
+            raise ValueError("tables: must not contain duplicates")
         return self
 
 
 class UsageBody(Body):
-    """Runs that are recorded all or none."""
+    """Runs to record; either all are recorded or none."""
 
     runs: list[RunBody] = Field(min_length=1, max_length=MAX_RUNS)
 
 
 class UsageView(View):
-    """What was recorded."""
+    """The number of recorded runs."""
 
     recorded: int
-    known: int = Field(description="Runs whose source and id were there before; they stay as they were")
+    known: int = Field(description="Runs whose source and id were already recorded; they are not changed")
 
 
 @router.post("", summary="Record runs of jobs")
 def record_usage(body: UsageBody, state: StateOf, caller: Operator) -> UsageView:
-    """Records which tables runs read and what they used. A run is recorded once, by its source and id."""
+    """Records the tables that runs read and the resources that they used. Idempotent by a run's source and id."""
     with state.transaction() as session:
         _check_tables(session, body.runs)
         recorded = record_runs(

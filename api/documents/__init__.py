@@ -1,5 +1,6 @@
-"""The workload document: from YAML or JSON to `domain.spec.WorkloadSpec`, with all that is wrong told at once.
+"""Parses workload documents, YAML or JSON, into `domain.spec.WorkloadSpec`, and reports all errors at once.
 
-`loading` reads the form, `at` walks it, `values` and `workload` read what it means, `checking` compares it with what
-there is (tenants, tables, machines, secrets), and `schema` describes it for people and programs.
+`loading` parses YAML and JSON, `at` tracks paths and collects errors, `values`, `jobs` and `workload` validate the
+fields, `checking` and `feasible` check the document against the installation (tenants, tables, machines, secrets), and
+`schema` is the JSON Schema.
 """

@@ -1,4 +1,4 @@
-"""A place in a document: a value, the path to it, and the list to which its problems go."""
+"""A position in a document: a value, its path, and the list that collects the document's errors."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -13,11 +13,11 @@ from domain.ids import NAME_RULE, TABLE_RULE, is_name, is_table_name
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_/.-]{1,100}")
 _LONGEST_TYPO = 100
 _UNTIL = "-complete-until"
-"""Of the variable that says of another table since when it is stale."""
+"""Suffix of the environment variable with the time up to which a stale table is complete."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that `word` was probably meant to be."""
+    """Returns the most similar word in `known`, ignoring case; None: no word is similar enough."""
     if len(word) > _LONGEST_TYPO:
         return None
     by_fold = {k.casefold(): k for k in sorted(known, reverse=True)}
@@ -26,37 +26,37 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def listed(names: Iterable[str], limit: int = 12) -> str:
-    """`a, b, c`, cut off where it gets long."""
+    """Returns `a, b, c`, sorted; beyond `limit` names it ends with the number of the others."""
     ordered = sorted(names)
     return ", ".join(ordered[:limit]) + (f" and {len(ordered) - limit} more" if len(ordered) > limit else "")
 
 
 def kind_of(value: Value) -> str:
-    """What a value is, in words."""
+    """Returns the type of a value as text for error messages."""
     if isinstance(value, bool):
-        return "a truth value"
+        return "a boolean"
     names = {type(None): "empty", int: "a number", float: "a number", str: "a string", list: "a list"}
     return names.get(type(value), "a mapping")
 
 
 @dataclass(frozen=True)
 class At:
-    """A value in the document. Readers return None, and note why, where it is not what they want."""
+    """A value in the document with its path. If the value is invalid, a reader adds an error and returns None."""
 
     path: str
     value: Value
     problems: list[FieldError]
 
     def wrong(self, message: str, suggestion: str | None = None) -> None:
-        """Notes a problem with this value."""
+        """Adds an error about this value."""
         self.problems.append(FieldError(self.path, message, self.value, suggestion))
 
     def missing(self, key: str, message: str) -> None:
-        """Notes that `key` is not in this mapping."""
+        """Adds an error: `key` is missing in this mapping."""
         self.problems.append(FieldError(f"{self.path}.{key}" if self.path else key, f"missing: {message}"))
 
     def child(self, key: str | int, value: Value) -> "At":
-        """The place of a member."""
+        """Returns the position of a member of this value."""
         if isinstance(key, int):
             return At(f"{self.path}[{key}]", value, self.problems)
         shown = key if _PLAIN_KEY.fullmatch(key) else repr(key[:100])
@@ -65,20 +65,20 @@ class At:
     # ------------------------------------------------------------------------------------------------- collections
 
     def section(self, known: Collection[str]) -> "dict[str, At]":
-        """The members of a mapping whose keys are all among `known`; empty where it is none.
+        """Returns the members of a mapping and adds an error for each key that is not in `known`.
 
-        A member without a value (null) counts as left out.
+        Members with the value null are omitted. The result is empty if the value is not a mapping.
         """
         members = self.entries("a mapping with the keys " + ", ".join(known))
         for key in [k for k in members if k not in known]:
             place = members.pop(key)
             meant = nearest(key, known)
-            hint = f"; did you mean {meant}?" if meant else f"; known here are {', '.join(known)}"
+            hint = f"; did you mean {meant}?" if meant else f"; the known keys are {', '.join(known)}"
             place.problems.append(FieldError(place.path, f"unknown key{hint}", key, meant))
         return {key: place for key, place in members.items() if place.value is not None}
 
     def entries(self, wanted: str, most: int | None = None) -> "dict[str, At]":
-        """The members of a mapping with free keys, at most `most`."""
+        """Returns the members of a mapping with arbitrary keys, at most `most`."""
         if not isinstance(self.value, dict):
             self.wrong(f"must be {wanted}, it is {kind_of(self.value)}")
             return {}
@@ -91,7 +91,7 @@ class At:
         return {key: self.child(key, value) for key, value in self.value.items()}
 
     def items(self, wanted: str, most: int) -> "list[At]":
-        """The members of a list, at most `most`."""
+        """Returns the members of a list, at most `most`."""
         if not isinstance(self.value, list):
             self.wrong(f"must be a list of {wanted}, it is {kind_of(self.value)}")
             return []
@@ -103,7 +103,7 @@ class At:
     # ----------------------------------------------------------------------------------------------------- scalars
 
     def text(self, wanted: str = "a string", most: int = 1000) -> str | None:
-        """A text of at most `most` bytes."""
+        """Returns a string of at most `most` bytes."""
         if not isinstance(self.value, str):
             hint = ""
             if isinstance(self.value, bool):
@@ -122,13 +122,13 @@ class At:
         return self.value
 
     def word(self, wanted: str, most: int) -> str | None:
-        """A text, or an integer as the text that it was written as."""
+        """Returns a string, or an integer converted to a string."""
         if isinstance(self.value, int) and not isinstance(self.value, bool):
             return str(self.value)
         return self.text(wanted, most)
 
     def name(self) -> str | None:
-        """A name, as `domain.ids.NAME_RULE` says."""
+        """Returns a name that follows `domain.ids.NAME_RULE`."""
         text = self.text("a name")
         if text is not None and not is_name(text):
             self.wrong(f"must be a name: {NAME_RULE}")
@@ -136,7 +136,7 @@ class At:
         return text
 
     def names(self, wanted: str, most: int) -> "list[tuple[At, str]]":
-        """A list of different names."""
+        """Returns the names in a list; duplicates are errors."""
         found: dict[str, At] = {}
         for item in self.items(wanted, most):
             name = item.name()
@@ -147,7 +147,7 @@ class At:
         return [(item, name) for name, item in found.items()]
 
     def tables(self, most: int) -> "list[tuple[At, str]]":
-        """A list of different tables, as `domain.ids.TABLE_RULE` says, that have different variables in a task."""
+        """Returns the table names in a list. Duplicates are errors, as are tables with equal environment variables."""
         found: dict[str, tuple[At, str]] = {}
         for item in self.items("tables", most):
             name = item.text("a table's name")
@@ -163,11 +163,11 @@ class At:
             elif name == other[1]:
                 item.wrong("is given twice")
             else:
-                item.wrong(f"a task could not tell it from {other[1]}: both have the same variable")
+                item.wrong(f"conflicts with {other[1]}: both tables have the same environment variable")
         return list(found.values())
 
     def integer(self, low: int, high: int) -> int | None:
-        """An integer within bounds."""
+        """Returns an integer from `low` to `high`."""
         value = self.value
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             self.wrong(f"must be an integer from {low} to {high}{self._unless(int)}")
@@ -175,14 +175,14 @@ class At:
         return value
 
     def truth(self) -> bool | None:
-        """True or false."""
+        """Returns a boolean."""
         if not isinstance(self.value, bool):
             self.wrong(f"must be true or false, it is {kind_of(self.value)}")
             return None
         return self.value
 
     def number(self, low: float, high: float) -> float | None:
-        """A number within bounds."""
+        """Returns a number from `low` to `high`."""
         value = self.value
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             self.wrong(f"must be a number from {low:g} to {high:g}{self._unless(int, float)}")

@@ -1,4 +1,4 @@
-"""Comparing a document with what there is: tenants, tables, regions, machines, secrets and archives."""
+"""Checks a document against the existing tenants, tables, regions, machines, secrets and archives."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from infra.db.models import Archive, Cluster, Machine, Region, Secret, Tenant
 from infra.db.tables import Table
 
 _GONE_AFTER = timedelta(days=1)
-"""A machine that has been lost for this long is not counted on any more."""
+"""A machine that has been lost for longer than this is ignored."""
 _COUNTED = or_(Machine.state != "lost", Machine.lost_at > func.now() - _GONE_AFTER)
 _KIND = (Machine.region, Machine.cluster, Machine.gpu_type, Machine.gpus, Machine.cpus_milli, Machine.memory_bytes)
 _FLEET = (
@@ -33,7 +33,7 @@ _FLEET = (
 
 @dataclass(frozen=True)
 class Shape:
-    """What a machine of the fleet can hold."""
+    """The resources of one type of machine in the fleet."""
 
     gpu_type: str | None
     gpus: int
@@ -41,7 +41,7 @@ class Shape:
     memory_bytes: int
 
     def holds(self, task: ResourceSpec) -> bool:
-        """Whether a task fits on such a machine if nothing else is there."""
+        """Returns whether a task fits on an empty machine of this shape."""
         return (
             (task.gpus == 0 or (self.gpu_type in task.gpu_types and self.gpus >= task.gpus))
             and self.cpus_milli >= task.cpus_milli
@@ -54,14 +54,14 @@ class Shape:
 
 
 def fleet(session: Session) -> list[Machines]:
-    """The machines that submissions count on, equal ones of a cluster together."""
+    """Returns the machines against which submissions are checked, with equal machines of a cluster grouped."""
     return [Machines(*row) for row in session.execute(_FLEET)]
 
 
 def check(session: Session, draft: Draft, own_tenant: str | None, machines: Iterable[Machines]) -> None:
-    """Notes all in which the document does not fit what there is: the database, and the `fleet`'s machines.
+    """Checks the document against the database and the machines of the `fleet`, and adds all errors to the draft.
 
-    `own_tenant` is the one of the caller's key.
+    `own_tenant` is the tenant of the caller's key; None: the key may submit for any tenant.
     """
     tenant = _check_tenant(session, draft, own_tenant)
     _check_names(draft.tables_at, "table", _names(session, Table, draft.tables_at))
@@ -77,7 +77,7 @@ def _check_tenant(session: Session, draft: Draft, own_tenant: str | None) -> Ten
     if draft.tenant is None:
         return None
     if own_tenant is not None and draft.tenant != own_tenant:
-        # The same whether there is such a tenant or not.
+        # The message is the same for existing and unknown tenants.
         draft.tenant_at.wrong(f"this API key may only submit for tenant {own_tenant}")
         return None
     tenant = session.get(Tenant, draft.tenant)
@@ -99,7 +99,7 @@ def _check_names(places: Iterable[tuple[At, str]], what: str, known: Collection[
 def _unknown(at: At, what: str, name: str, known: Iterable[str]) -> None:
     names = list(known)
     meant = nearest(name, names)
-    hint = f"; did you mean {meant}?" if meant else f"; there are {listed(names)}" if names else "; there are none"
+    hint = f"; did you mean {meant}?" if meant else f"; existing: {listed(names)}" if names else "; none exists"
     at.wrong(f"unknown {what}{hint}", meant)
 
 
@@ -111,12 +111,12 @@ def _check_regions(session: Session, draft: Draft) -> None:
     left = set(known if allowed is None else allowed) - excluded
     if excluded and not left and all(name in known for _, name in draft.regions_at):
         place, _ = draft.regions_at[-1]
-        place.wrong("no region is left: all that are allowed are excluded")
+        place.wrong("no region is left: all allowed regions are excluded")
 
 
 def _check_machines(jobs: Iterable[JobDraft], shapes: Collection[Shape]) -> None:
     if not shapes:
-        return  # No machine has registered yet: nothing is known to be impossible.
+        return  # No machine has registered yet, so nothing can be ruled out.
     types = {shape.gpu_type for shape in shapes if shape.gpu_type is not None and shape.gpus}
     for job in jobs:
         unknown = [(place, name) for place, name in job.types_at if name not in types]
@@ -141,8 +141,8 @@ def _check_priority(draft: Draft, tenant: Tenant) -> None:
     level = draft.fields.get("level")
     if draft.priority_at is not None and level is not None and level < tenant.level:
         draft.priority_at.wrong(
-            f"may only lower the priority: tenant {tenant.name} has level {tenant.level}, so give a level from "
-            f"{tenant.level} to {LOWEST_LEVEL}, or none"
+            f"must not raise the priority: tenant {tenant.name} has level {tenant.level}, so use a level from "
+            f"{tenant.level} to {LOWEST_LEVEL}, or omit it"
         )
 
 
@@ -157,7 +157,7 @@ def _check_archive(session: Session, draft: Draft, tenant: Tenant) -> None:
     if draft.workdir_at is None or draft.workdir is None:
         return
     key = (Archive.tenant == tenant.name, Archive.sha256 == draft.workdir)
-    # Kept until the workload that names it is there: it could be deleted for its age meanwhile.
+    # The row lock prevents the expiry of the archive until the workload that refers to it is inserted.
     if session.scalar(select(Archive.sha256).where(*key).with_for_update(read=True, key_share=True)) is None:
         draft.workdir_at.wrong(
             f"no archive of tenant {tenant.name} with this checksum; upload it with PUT /v1/archives/{draft.workdir}"

@@ -1,4 +1,4 @@
-"""Whether any region could ever hold a gang, if nothing else ran: what would have to change, in one line."""
+"""Checks whether any region could hold a gang if nothing else ran, and explains what would have to change."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from domain.spec import JobSpec, WorkloadSpec
 
 @dataclass(frozen=True)
 class Machines:
-    """`count` equal machines of a cluster; those that are busy, cordoned or drained count like others."""
+    """`count` equal machines of a cluster, including busy, cordoned and drained ones."""
 
     region: str
     cluster: str
@@ -22,7 +22,7 @@ class Machines:
     capacity: str = CapacityKind.RESERVED.value
 
     def tasks(self, job: JobSpec) -> int:
-        """How many of a job's tasks they hold if nothing else is there."""
+        """Returns how many tasks of a job fit on these machines if they are empty."""
         task = job.resources
         if task.gpus and self.gpu_type not in task.gpu_types:
             return 0
@@ -31,10 +31,11 @@ class Machines:
 
 
 def never(spec: WorkloadSpec, fleet: Iterable[Machines]) -> str | None:
-    """Why no region could ever hold the gang as the fleet is, and what would have to change; None: one might.
+    """Returns why no region of the current fleet can hold the gang, and what would have to change; None: one might.
 
-    A job's tasks are on one GPU type, and in one cluster unless it spans clusters; the gang is in one region. Jobs are
-    looked at one by one, then together by their sums of each resource: what is said never to fit does not.
+    A job's tasks need one GPU type, and one cluster unless the job spans clusters; the gang needs one region. Jobs are
+    checked one by one, then together by the sum of each resource. These conditions are necessary, not sufficient: a
+    gang that is refused here never fits.
     """
     regions: dict[str, list[Machines]] = defaultdict(list)
     kinds: set[str] = set()
@@ -45,7 +46,7 @@ def never(spec: WorkloadSpec, fleet: Iterable[Machines]) -> str | None:
                 regions[machines.region].append(machines)
     if kinds and not regions:
         asked, there = (", ".join(names) for names in (spec.kinds, sorted(kinds)))
-        return f"no region has machines of the kinds {asked}, there are {there}; name one of these under capacity"
+        return f"no region has machines of the kinds {asked}; existing kinds: {there}; name one in `capacity`"
     if not regions:
         return None
     for job in spec.jobs:
@@ -58,11 +59,11 @@ def never(spec: WorkloadSpec, fleet: Iterable[Machines]) -> str | None:
     if any(lack is None for lack in lacks.values()):
         return None
     told = "; ".join(f"{name} {lack}" for name, lack in lacks.items())
-    return f"no region can hold all jobs together even if nothing else runs: {told}; ask for less, or add machines"
+    return f"no region can hold all jobs together even if nothing else runs: {told}; request less, or add machines"
 
 
 def _most(job: JobSpec, here: Sequence[Machines]) -> int:
-    """The most tasks of a job that a region's clusters could hold as the job may be spread."""
+    """Returns how many tasks of a job fit into one cluster or, if the job spans clusters, into the region."""
     sums: dict[tuple[str, str | None], int] = defaultdict(int)
     for m in here:
         sums["" if job.span_clusters else m.cluster, m.gpu_type if job.resources.gpus else None] += m.tasks(job)
@@ -70,20 +71,20 @@ def _most(job: JobSpec, here: Sequence[Machines]) -> int:
 
 
 def _too_many(job: JobSpec, region: str, most: int, spread: int) -> str:
-    one = "its clusters together hold" if job.span_clusters else "one cluster of it holds"
-    ways = [f"ask for at most {most} tasks" if most else "ask for less for each task"]
+    one = "all clusters" if job.span_clusters else "one cluster"
+    ways = [f"request at most {most} tasks" if most else "request less for each task"]
     if not job.span_clusters and spread >= job.tasks:
-        ways.append(f"set span_clusters: true (all clusters of {region} hold {spread})")
+        ways.append(f"set span_clusters: true (all clusters of {region} together hold {spread})")
     ways.append("add machines")
     tasks = f"{job.tasks} task{'' if job.tasks == 1 else 's'}"
     return (
-        f"no region can hold job {job.name} with {tasks} even if nothing else runs: at most {most} fit, in {region}, "
-        f"where {one} that many; {', '.join(ways[:-1])} or {ways[-1]}"
+        f"no region can hold job {job.name} with {tasks} even if nothing else runs: at most {most} fit, in {one} of "
+        f"{region}; {', '.join(ways[:-1])} or {ways[-1]}"
     )
 
 
 def _lacks(jobs: Sequence[JobSpec], here: Sequence[Machines]) -> str | None:
-    """Of which resource a region has less in all than the jobs ask for in all; None: of none."""
+    """Returns which resource a region has too little of for all jobs together; None: there is enough of each."""
     types = {m.gpu_type for m in here if m.gpus}
     wanted: Mapping[str, int] = {
         gpu_type: sum(j.tasks * j.resources.gpus for j in jobs if j.resources.gpu_types == (gpu_type,))
@@ -92,14 +93,14 @@ def _lacks(jobs: Sequence[JobSpec], here: Sequence[Machines]) -> str | None:
     for gpu_type, gpus in wanted.items():
         there = sum(m.count * m.gpus for m in here if m.gpu_type == gpu_type)
         if there < gpus:
-            return f"has {there} {gpu_type} and {gpus} are asked for"
+            return f"has {there} {gpu_type}, but {gpus} are needed"
     for unit, has, asked in (
         ("GPUs", sum(m.count * m.gpus for m in here), sum(j.tasks * j.resources.gpus for j in jobs)),
         ("CPUs", sum(m.count * m.cpus_milli for m in here) / 1000, sum(_cpus(j) for j in jobs)),
         ("GiB of memory", sum(m.count * m.memory_bytes for m in here) / 2**30, sum(_gib(j) for j in jobs)),
     ):
         if has < asked:
-            return f"has {has:g} {unit} and {asked:g} are asked for"
+            return f"has {has:g} {unit}, but {asked:g} are needed"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The jobs of a document."""
+"""Reads and validates the jobs of a workload document."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ _RESOURCE_KEYS = ("accelerators", "cpus", "memory")
 
 @dataclass(frozen=True)
 class JobDraft:
-    """A job as far as it could be read, with the places of what must be compared with what there is."""
+    """The valid fields of a job, with the positions of values that must be checked against the installation."""
 
     name: str | None
     tasks: int
@@ -31,13 +31,13 @@ class JobDraft:
     fields: dict[str, Any]
 
     def spec(self) -> JobSpec:
-        """The job; only where there was no problem."""
+        """Returns the job's specification. Call it only if the document has no errors."""
         resources = self.resources or ResourceSpec()
         return JobSpec(name=self.name or "", tasks=self.tasks, resources=resources, **self.fields)
 
 
 def read_jobs(at: At) -> list[JobDraft]:
-    """The jobs, checked for themselves and against each other."""
+    """Reads the list of jobs, and checks limits and unique names across jobs."""
     places = at.items("jobs", MAX_JOBS)
     if isinstance(at.value, list) and not at.value:
         at.wrong("must have at least one job")
@@ -49,7 +49,7 @@ def read_jobs(at: At) -> list[JobDraft]:
         seen.add(draft.name or "")
     total = sum(draft.tasks for draft in drafts)
     if total > MAX_TASKS:
-        at.child("tasks", total).wrong(f"all jobs together may have {MAX_TASKS} tasks, these have {total}")
+        at.child("tasks", total).wrong(f"all jobs together may have at most {MAX_TASKS} tasks, but have {total}")
     return drafts
 
 
@@ -58,7 +58,7 @@ def _read_job(at: At) -> JobDraft:
     name = members["name"].name() if "name" in members else None
     if isinstance(at.value, dict):
         if "name" not in members:
-            at.missing("name", "give each job a name")
+            at.missing("name", "each job needs a name")
         if "run" not in members:
             at.missing("run", "give the command as a list, or a shell script as a string")
     role = members["role"].name() if "role" in members else name
@@ -146,7 +146,7 @@ def _read_secrets(at: At, env: dict[str, str]) -> dict[str, tuple[At, str]]:
     for name, place in at.entries("a mapping of variables to names of secrets", MAX_VARIABLES).items():
         secret = place.name()
         if name in env:
-            place.wrong("this variable is in env too")
+            place.wrong("this variable is also set in env")
         elif variable(place, name) and secret is not None:
             secrets[name] = (place, secret)
     return secrets

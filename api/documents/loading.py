@@ -1,8 +1,8 @@
-"""YAML and JSON to plain values, within bounds.
+"""Parses YAML and JSON to plain values, with limits on size and depth.
 
-YAML is read by its core meaning: of plain scalars only null, truth values and decimal numbers are not strings, so a
-time of day or `010` stays a string. `no`, `on` and the like are truth values, as in YAML 1.1 and most tools, and the
-readers say so where a string is wanted. Keys are always strings. There are no anchors, tags or merge keys.
+Only a subset of YAML is supported. Unquoted scalars are null, booleans, decimal numbers or strings; a time of day or
+`010` is a string. `no`, `on` and similar words are booleans, as in YAML 1.1 and most tools; error messages mention this
+where a string is expected. Keys are always strings. Anchors, tags and merge keys are not supported.
 """
 
 import json
@@ -27,11 +27,11 @@ _STR_TAGS = {"!", "tag:yaml.org,2002:str"}
 
 
 class Malformed(ValueError):
-    """It is not YAML or JSON, or not of the subset that is read. The message says where."""
+    """The text is not YAML or JSON, or uses unsupported features. The message contains the position."""
 
 
 class Keys(dict[str, Value]):
-    """A mapping, with the keys that were given more than once."""
+    """A mapping that also stores its duplicate keys."""
 
     def __init__(self, pairs: list[tuple[str, Value]]) -> None:
         super().__init__(pairs)
@@ -40,10 +40,10 @@ class Keys(dict[str, Value]):
 
 
 def load_json(body: bytes) -> Value:
-    """The value of a JSON text.
+    """Parses a JSON text.
 
     Raises:
-        Malformed: it is not JSON, or too deep or large.
+        Malformed: the text is not JSON, or is too deep or too large.
     """
     try:
         value = json.loads(_text(body), object_pairs_hook=Keys, parse_int=_integer, parse_constant=_no_constant)
@@ -56,10 +56,10 @@ def load_json(body: bytes) -> Value:
 
 
 def load_yaml(body: bytes) -> Value:
-    """The value of a YAML text of one document.
+    """Parses a YAML text that contains one document.
 
     Raises:
-        Malformed: it is not YAML, uses what is not supported, or is too deep or large.
+        Malformed: the text is not YAML, uses unsupported features, or is too deep or too large.
     """
     try:
         return _Composer(_text(body)).document()
@@ -89,12 +89,12 @@ def _too_deep() -> Malformed:
 
 
 def _integer(text: str) -> int | float:
-    # A float of the same size is out of every range too, and does not cost quadratic time.
+    # Such a number is out of every allowed range in any case; parsing it as a float avoids quadratic time.
     return int(text) if len(text) <= _MAX_DIGITS else float(text)
 
 
 def _no_constant(text: str) -> Value:
-    raise Malformed(f"{text} is not a number that JSON has")
+    raise Malformed(f"{text} is not a valid number in JSON")
 
 
 def _bound(value: Value) -> None:
@@ -114,7 +114,7 @@ def _bound(value: Value) -> None:
 
 
 def _plain(text: str) -> Value:
-    """The value of a plain (unquoted) scalar."""
+    """Returns the value of a plain (unquoted) scalar."""
     if text in _NULL:
         return None
     if text in (text.lower(), text.upper(), text.capitalize()) and text.lower() in _BOOL:
@@ -125,7 +125,7 @@ def _plain(text: str) -> Value:
 
 
 class _Composer:
-    """Makes values from PyYAML's events, which come as the text is scanned: bounds hold before the rest is read."""
+    """Builds values from PyYAML's event stream, so that limits are checked before the rest of the text is parsed."""
 
     def __init__(self, text: str) -> None:
         self._events: Iterator[Any] = iter(yaml.parse(text, Loader=yaml.SafeLoader))
@@ -137,7 +137,7 @@ class _Composer:
             if isinstance(event, yaml.StreamEndEvent):
                 break
             if number:
-                raise Malformed(f"{_where(event.start_mark)}a second document; send one at a time")
+                raise Malformed(f"{_where(event.start_mark)}a second document; send only one document")
             value = self._node(next(self._events), 0)
             next(self._events)
         return value
@@ -145,7 +145,7 @@ class _Composer:
     def _node(self, event: Any, depth: int) -> Value:
         where = _where(event.start_mark)
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            raise Malformed(f"{where}anchors (&) and aliases (*) are not supported; write it out")
+            raise Malformed(f"{where}anchors (&) and aliases (*) are not supported; repeat the value")
         self._left -= 1
         if depth > MAX_DEPTH:
             raise _too_deep()
@@ -169,8 +169,8 @@ class _Composer:
     def _key(self, event: Any) -> str:
         where = _where(event.start_mark)
         if not isinstance(event, yaml.ScalarEvent) or event.anchor is not None or event.tag is not None:
-            raise Malformed(f"{where}a key must be a plain text")
+            raise Malformed(f"{where}a key must be a string")
         if event.value == "<<" and event.style is None:
-            raise Malformed(f"{where}merge keys (<<) are not supported; write it out")
-        # Whatever it looks like: `NO: x` is a variable named NO, not the truth value.
+            raise Malformed(f"{where}merge keys (<<) are not supported; repeat the keys")
+        # Keys are always strings: `NO: x` is a variable named NO, not the boolean.
         return str(event.value)

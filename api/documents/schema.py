@@ -1,6 +1,6 @@
-"""The document's JSON Schema (2020-12), for the OpenAPI description, and an example.
+"""The JSON Schema (2020-12) of the workload document, for the OpenAPI description, and an example.
 
-It describes; it does not judge: `workload` does, with better messages.
+The schema is only documentation. The module `workload` validates documents, with better messages.
 """
 
 from typing import Any
@@ -81,7 +81,7 @@ _JOB = _object(
         "span_clusters": {
             "type": "boolean",
             "default": False,
-            "description": "Its tasks may run in several clusters of a region where no single one can take them",
+            "description": "The tasks may span several clusters of a region if no single cluster can hold them all",
         },
         "resources": _RESOURCES,
         "run": {
@@ -100,7 +100,7 @@ DOCUMENT: Schema = _object(
     {
         "version": {"const": workload.VERSION, "default": workload.VERSION},
         "name": _NAME,
-        "tenant": _NAME | {"description": "May be left out where the API key has a tenant"},
+        "tenant": _NAME | {"description": "Optional if the API key has a tenant"},
         "labels": _map({"type": "string"}, workload.MAX_LABELS, description="For filters; values are strings"),
         "priority": {
             "type": "integer",
@@ -142,12 +142,12 @@ DOCUMENT: Schema = _object(
             "minItems": 1,
             "uniqueItems": True,
             "default": list(USUAL),
-            "description": "Kinds of capacity on which it may run, in order of preference",
+            "description": "Capacity kinds on which the workload may run, in order of preference",
         },
         "regions": _object(
             {"allow": {"type": "array", "items": _NAME}, "exclude": {"type": "array", "items": _NAME}},
         ),
     },
     required=("name", "jobs"),
-    description="A workload: a gang that gets all its resources together, in one region, or none",
+    description="A workload: a gang that gets all its resources at once, in one region, or none",
 )

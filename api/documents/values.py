@@ -1,4 +1,4 @@
-"""Values with a syntax of their own: durations, sizes, accelerators, variables and relative paths."""
+"""Parsers for values with a special syntax: durations, sizes, accelerators, variables and relative paths."""
 
 import contextlib
 import re
@@ -16,13 +16,13 @@ OWN_VARIABLES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
      "CUDA_VISIBLE_DEVICES"}
 )  # fmt: skip
-"""Variables that every task gets, apart from those that begin with `MIZZEN_`."""
+"""Variables that mizzen sets for every task, in addition to those that begin with `MIZZEN_`."""
 _MAX_PATH = 1024
 _MAX_PATH_PART = 255
 
 
 def duration_s(at: At, low_s: float, high_s: float) -> float | None:
-    """Seconds: a number, or a string such as `90s`, `10m`, `1h30m` or `2d`."""
+    """Returns the seconds of a number or of a string such as `90s`, `10m`, `1h30m` or `2d`."""
     if isinstance(at.value, str):
         try:
             seconds = parse_duration_s(at.value)
@@ -41,7 +41,7 @@ def duration_s(at: At, low_s: float, high_s: float) -> float | None:
 
 
 def size_bytes(at: At) -> int | None:
-    """Bytes of memory: an integer, or a string such as `512MiB`, `1.5Gi` (powers of 1024) or `16GB` (of 1000)."""
+    """Returns the bytes of an integer or of a string such as `512MiB`, `1.5Gi` (1024) or `16GB` (1000)."""
     found: int | None = None
     if isinstance(at.value, int) and not isinstance(at.value, bool):
         found = at.value
@@ -58,13 +58,16 @@ def size_bytes(at: At) -> int | None:
 
 
 def cpus_milli(at: At) -> int | None:
-    """Thousandths of a core from a number of cores."""
+    """Returns thousandths of a core for a number of cores."""
     cores = at.number(0.001, 10_000)
     return None if cores is None else max(1, round(cores * 1000))
 
 
 def accelerators(at: At) -> "tuple[int, list[tuple[At, str]]] | None":
-    """GPUs of one task and the acceptable types in order of preference: `a100:8`, or a list of such with one count."""
+    """Returns the number of GPUs per task and the acceptable types in order of preference.
+
+    The value is `a100:8`, or a list of such strings with equal numbers.
+    """
     places = [at] if isinstance(at.value, str) else at.items("accelerators such as a100:8", _MAX_TYPES)
     types: dict[str, At] = {}
     counts: list[int] = []
@@ -81,7 +84,7 @@ def accelerators(at: At) -> "tuple[int, list[tuple[At, str]]] | None":
         if not 1 <= count <= MAX_SLOTS:
             place.wrong(f"a task can have 1 to {MAX_SLOTS} GPUs, this asks for {count}")
         elif counts and count != counts[0]:
-            place.wrong(f"all of the list must have the same number; the first has {counts[0]}, this has {count}")
+            place.wrong(f"all entries must have the same number of GPUs; the first has {counts[0]}, this has {count}")
         elif name in types:
             place.wrong("is given twice")
         else:
@@ -95,11 +98,11 @@ def accelerators(at: At) -> "tuple[int, list[tuple[At, str]]] | None":
 
 
 def variable(at: At, name: str) -> bool:
-    """Whether `name` may be an environment variable of the user's; if not, why is noted at `at`."""
+    """Returns whether the user may set the environment variable `name`; if not, adds an error at `at`."""
     if not _VARIABLE.fullmatch(name):
         at.wrong("a variable's name must have letters, digits and underscores, and not begin with a digit")
     elif name.startswith("MIZZEN_"):
-        at.wrong("variables that begin with MIZZEN_ are mizzen's own")
+        at.wrong("variables that begin with MIZZEN_ are reserved")
     elif name in OWN_VARIABLES:
         at.wrong(f"{name} is set by mizzen for each task")
     else:
@@ -108,14 +111,14 @@ def variable(at: At, name: str) -> bool:
 
 
 def relative_path(at: At, path: str) -> bool:
-    """Whether `path` is one of a file below the working directory; if not, why is noted at `at`."""
+    """Returns whether `path` is a relative path inside the working directory; if not, adds an error at `at`."""
     parts = path.split("/")
     if path.startswith("/") or ".." in parts:
         at.wrong("must be a relative path that stays in the working directory")
     elif any(part in ("", ".") for part in parts) or not path.isprintable():
-        at.wrong("must be a relative path in its shortest form, such as configs/model.yaml")
+        at.wrong("must be a normalised relative path, such as configs/model.yaml")
     elif len(path.encode()) > _MAX_PATH or any(len(part.encode()) > _MAX_PATH_PART for part in parts):
-        at.wrong(f"must have at most {_MAX_PATH} bytes, and {_MAX_PATH_PART} between slashes")
+        at.wrong(f"must have at most {_MAX_PATH} bytes, and at most {_MAX_PATH_PART} in each part")
     else:
         return True
     return False

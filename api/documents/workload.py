@@ -1,4 +1,4 @@
-"""A whole document: what it says, and what of it must be compared with what there is."""
+"""Reads and validates a whole workload document; `checking` then checks it against the installation."""
 
 import re
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ _KEYS = (
 
 @dataclass(frozen=True)
 class Draft:
-    """A document as far as it could be read."""
+    """The valid fields of a document, its errors, and the positions of values that must be checked further."""
 
     problems: list[FieldError]
     tenant: str | None
@@ -49,12 +49,12 @@ class Draft:
     fields: dict[str, Any]
 
     def spec(self) -> WorkloadSpec:
-        """The specification; only where there was no problem."""
+        """Returns the specification. Call it only if the document has no errors."""
         return WorkloadSpec(jobs=tuple(job.spec() for job in self.jobs), **self.fields)
 
 
 def read_workload(value: Value, default_tenant: str | None) -> Draft:
-    """The document `value`. Its tenant may be left out where the caller's key has one, `default_tenant`."""
+    """Reads the document `value`. If it names no tenant, the tenant of the caller's key, `default_tenant`, is used."""
     at = At("", value, [])
     if not isinstance(value, dict):
         at.wrong("the document must be a mapping with the keys " + ", ".join(_KEYS) if value is not None
@@ -62,15 +62,15 @@ def read_workload(value: Value, default_tenant: str | None) -> Draft:
         return Draft(at.problems, default_tenant, at, None, [], [], None, None, [], {})
     members = at.section(_KEYS)
     if "version" in members and (members["version"].value != VERSION or members["version"].value is True):
-        members["version"].wrong(f"must be {VERSION}, the only version there is")
+        members["version"].wrong(f"must be {VERSION}, the only supported version")
     if "name" not in members:
-        at.missing("name", "give the workload a name")
+        at.missing("name", "the workload needs a name")
     if "jobs" not in members:
-        at.missing("jobs", "give at least one job")
+        at.missing("jobs", "the workload needs at least one job")
     tenant_at = members.get("tenant", at.child("tenant", None))
     tenant = tenant_at.name() if "tenant" in members else default_tenant
     if tenant is None and "tenant" not in members:
-        at.missing("tenant", "give the tenant; only a key that has a tenant may leave it out")
+        at.missing("tenant", "only a key with a tenant can omit it")
     tables = members["tables"].tables(MAX_TABLES) if "tables" in members else []
     workdir = _read_workdir(members["workdir"]) if "workdir" in members else None
     allowed, excluded = _read_regions(members["regions"]) if "regions" in members else (None, [])
@@ -125,10 +125,10 @@ def _read_files(at: At) -> dict[str, str]:
             files[path] = text
     folders = {path[:end] for path in files for end in range(len(path)) if path[end] == "/"}
     for path in sorted(folders & files.keys()):
-        at.child(path, files[path]).wrong("is a file and also the folder of another one")
+        at.child(path, files[path]).wrong("is a file, but other files use it as a folder")
     size = sum(len(text.encode()) for text in files.values())
     if size > MAX_FILES_BYTES:
-        at.wrong(f"all files together may have {MAX_FILES_BYTES} bytes, these have {size}; use workdir for more")
+        at.wrong(f"all files together may have at most {MAX_FILES_BYTES} bytes, but have {size}; use workdir for more")
     return files
 
 
@@ -141,7 +141,7 @@ def _read_workdir(at: At) -> str | None:
             return None
         place = members["archive"]
     elif isinstance(at.value, str) and not _SHA256.fullmatch(at.value):
-        at.wrong("a path is of no use to the API: `mizzen submit` packs and uploads the folder; others upload a tar.gz "
+        at.wrong("the API does not accept a path: use `mizzen submit`, which uploads the folder, or upload a tar.gz "
                  "with PUT /v1/archives/<sha256> and write workdir: {archive: <sha256>}")  # fmt: skip
         return None
     text = place.text("the SHA-256 of an uploaded archive")
@@ -186,7 +186,7 @@ def _read_capacity(at: At) -> tuple[CapacityKind, ...]:
         elif kind is not None:
             found.append(kinds[kind])
     if at.value == []:
-        at.wrong(f"must name at least one of {', '.join(kinds)}; left out, it is {', '.join(USUAL)}")
+        at.wrong(f"must contain at least one of {', '.join(kinds)}; the default is {', '.join(USUAL)}")
     return tuple(found)
 
 
@@ -194,6 +194,6 @@ def _read_regions(at: At) -> "tuple[list[tuple[At, str]] | None, list[tuple[At, 
     members = at.section(("allow", "exclude"))
     allowed = members["allow"].names("regions", MAX_REGIONS) if "allow" in members else None
     if allowed == [] and members["allow"].value == []:
-        members["allow"].wrong("must name at least one region; leave it out to allow all")
+        members["allow"].wrong("must contain at least one region; omit it to allow all")
     excluded = members["exclude"].names("regions", MAX_REGIONS) if "exclude" in members else []
     return allowed, excluded

@@ -1,1 +1,1 @@
-"""The fleet: regions, clusters and machines, and what operators do to them."""
+"""Endpoints for the fleet: regions, clusters, machines, pools and instances."""

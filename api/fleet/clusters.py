@@ -1,4 +1,4 @@
-"""Clusters: their machines and GPU slots, and what operators say of them: zone, kind of capacity and prices."""
+"""Endpoints for clusters: their machines and GPU slots, and the zone, capacity kind and prices that operators set."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -26,15 +26,15 @@ _MOST_USD_PER_H = 1e6
 
 
 class ClusterView(View):
-    """A dynamic cluster of a region."""
+    """A cluster of a region."""
 
     region: str
     name: str
     manager: str
-    zone: str | None = Field(description="Where its machines are within the region, as their platform names it")
-    capacity: CapacityKind = Field(description="How its machines are had, and how they may leave")
+    zone: str | None = Field(description="Zone of its machines within the region, as the platform names it")
+    capacity: CapacityKind = Field(description="How its machines were obtained")
     prices: dict[str, float] = Field(
-        description="US dollars an hour of a GPU by its type, and of a core as `cpu`",
+        description="US dollars an hour: of a GPU under its type, of a core under `cpu`",
         examples=[{"a100": 2.1, "cpu": 0.04}],
     )
     machines: MachinesView
@@ -42,19 +42,19 @@ class ClusterView(View):
 
 
 class ClusterBody(Body):
-    """What is said of a cluster; what is left out stays as it is."""
+    """Settings of a cluster; omitted fields are not changed."""
 
     zone: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)] | None = Field(
-        None, description="Null takes it back", examples=["us-east-1b"]
+        None, description="Null removes the zone", examples=["us-east-1b"]
     )
     capacity: CapacityKind | None = None
     prices: dict[GpuType, Annotated[float, Field(ge=0, le=_MOST_USD_PER_H)]] | None = Field(
-        None, max_length=1000, description="In place of all prices; they count from now on", examples=[{"a100": 2.1}]
+        None, max_length=1000, description="Replace all prices, from now on", examples=[{"a100": 2.1}]
     )
 
 
 class ClusterList(View):
-    """A page of clusters, by region and name."""
+    """A page of clusters, sorted by region and name."""
 
     items: list[ClusterView]
     next_cursor: NextCursor
@@ -64,11 +64,11 @@ class ClusterList(View):
 def list_clusters(
     state: StateOf,
     _: Viewer,
-    region: Annotated[str | None, Query(description="Only this region's")] = None,
+    region: Annotated[str | None, Query(description="Only clusters in this region")] = None,
     limit: Limit = MAX_ITEMS,
     cursor: Cursor = None,
 ) -> ClusterList:
-    """All clusters, with their machines and GPU slots."""
+    """Lists clusters with their machines and GPU slots."""
     wanted = select(Cluster).order_by(Cluster.region, Cluster.name).limit(limit + 1)
     if region is not None:
         wanted = wanted.where(Cluster.region == region)
@@ -85,12 +85,12 @@ def list_clusters(
 
 @router.patch(
     "/clusters/{region}/{name}",
-    summary="Set a cluster's zone, kind of capacity and prices",
+    summary="Set a cluster's zone, capacity kind and prices",
     dependencies=[JsonOnly],
     responses=refusals(404),
 )
 def set_cluster(region: str, name: str, body: ClusterBody, state: StateOf, caller: Operator) -> ClusterView:
-    """Sets what its machines share. New prices count from now on: what was used before keeps its cost."""
+    """Sets the zone, capacity kind and prices of a cluster. New prices do not change the cost of past usage."""
     with state.transaction() as session:
         row = session.get(Cluster, (region, name), with_for_update=True)
         if row is None:
@@ -98,7 +98,7 @@ def set_cluster(region: str, name: str, body: ClusterBody, state: StateOf, calle
         changed = body.model_dump(mode="json", include=body.model_fields_set)
         for field in ("capacity", "prices"):
             if field in changed and changed[field] is None:
-                raise invalid(field, "must be left out, or have a value: a cluster always has one")
+                raise invalid(field, "must not be null; omit it to keep the current value")
         for field, value in changed.items():
             setattr(row, field, value)
         outbox.wake_scheduler(session)

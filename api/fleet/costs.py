@@ -1,4 +1,4 @@
-"""What workloads cost, by tenant and day."""
+"""Endpoint for the cost of workloads, by tenant and day."""
 
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Annotated
@@ -22,39 +22,39 @@ _FIRST_DAY, _LAST_DAY = date(2000, 1, 1), date(2999, 12, 31)
 
 
 class CostView(View):
-    """What a tenant's workloads held of one thing on a day, and what that cost."""
+    """Usage of one resource by a tenant's workloads on one day, and its cost."""
 
     day: date = Field(description="UTC")
     tenant: str
     capacity: CapacityKind
     resource: str = Field(description="A GPU type, or `cpu`", examples=["a100"])
-    hours: float = Field(description="Of one GPU, or of one core")
-    unpriced_h: float = Field(description="Of these, hours at no known price")
+    hours: float = Field(description="GPU hours or core hours")
+    unpriced_h: float = Field(description="The part of `hours` for which no price is known")
     usd: float
 
 
 class CostList(View):
-    """Costs by day, tenant, kind of capacity and resource."""
+    """Costs, sorted by day, tenant, capacity kind and resource."""
 
     items: list[CostView]
 
 
-@router.get("/costs", summary="What workloads cost")
+@router.get("/costs", summary="List costs of workloads")
 def list_costs(
     state: StateOf,
     caller: Viewer,
     since: Annotated[
         date | None,
-        Query(alias="from", ge=_FIRST_DAY, le=_LAST_DAY, description="First day (UTC); 7 days with today by default"),
+        Query(alias="from", ge=_FIRST_DAY, le=_LAST_DAY, description="First day (UTC); default: 6 days before `to`"),
     ] = None,
     until: Annotated[
-        date | None, Query(alias="to", ge=_FIRST_DAY, le=_LAST_DAY, description="Last day (UTC); today by default")
+        date | None, Query(alias="to", ge=_FIRST_DAY, le=_LAST_DAY, description="Last day (UTC); default: today")
     ] = None,
-    tenant: Annotated[Name | None, Query(description="Only this tenant's")] = None,
+    tenant: Annotated[Name | None, Query(description="Only this tenant")] = None,
 ) -> CostList:
-    """All that workloads held, at the prices of their clusters (`PATCH /v1/clusters/{region}/{name}`).
+    """Lists the resources that workloads held, with costs by cluster prices (`PATCH /v1/clusters/{region}/{name}`).
 
-    For a key with a tenant, that tenant's.
+    A key with a tenant gets only the costs of that tenant.
     """
     if tenant is not None:
         caller.require_tenant(tenant)

@@ -1,4 +1,4 @@
-"""Instances: the machines that were asked of providers, those that are gone too."""
+"""Endpoints for instances: machines that were requested from providers, including those that no longer exist."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -27,7 +27,7 @@ _HOUR_S = 3600.0
 
 
 class InstanceView(View):
-    """One machine that was asked of a provider."""
+    """A machine that was requested from a provider."""
 
     id: str = Field(examples=["in-0jd5m2kq71r8w3aa"])
     region: str
@@ -41,18 +41,18 @@ class InstanceView(View):
     gpu_type: str | None
     cpus: float
     memory_bytes: int
-    usd_per_h: float = Field(description="When it was asked for")
-    usd: float = Field(description="What it has cost from its launch on, at that price")
+    usd_per_h: float = Field(description="Price at the time of the request")
+    usd: float = Field(description="Cost since its launch, at that price")
     phase: InstancePhase
     reason: ReasonView | None = Field(description="Why it is in this phase")
-    ending: ReasonView | None = Field(description="Why it is to end; null: it is not")
-    native_id: str | None = Field(description="As the provider calls it")
-    wanted_by: list[str] = Field(description="The workloads that wait for it, while it is on its way or idle")
-    machine: str | None = Field(description="Its machine's id, once its agent has announced itself")
+    ending: ReasonView | None = Field(description="Why it has to end; null: it has not to end")
+    native_id: str | None = Field(description="Id at the provider")
+    wanted_by: list[str] = Field(description="Workloads that wait for it, while it is being launched or is idle")
+    machine: str | None = Field(description="Id of its machine, after its agent has registered")
     requested_at: datetime
-    expected_at: datetime | None = Field(description="When its agent was expected, by the offer")
+    expected_at: datetime | None = Field(description="When its agent was expected to be ready, according to the offer")
     launched_at: datetime | None
-    ready_at: datetime | None = Field(description="When it first took work")
+    ready_at: datetime | None = Field(description="When its machine first accepted work")
     gone_at: datetime | None
 
 
@@ -67,13 +67,13 @@ class InstanceList(View):
 def list_instances(
     state: StateOf,
     caller: Viewer,
-    region: Annotated[Line | None, Query(description="Only this region's")] = None,
-    pool: Annotated[Line | None, Query(description="Only pools of this name")] = None,
-    gone: Annotated[bool, Query(description="Also those that are gone")] = False,
+    region: Annotated[Line | None, Query(description="Only instances in this region")] = None,
+    pool: Annotated[Line | None, Query(description="Only instances of pools with this name")] = None,
+    gone: Annotated[bool, Query(description="Include instances that no longer exist")] = False,
     limit: Limit = MAX_ITEMS,
     cursor: Cursor = None,
 ) -> InstanceList:
-    """Instances, the newest first."""
+    """Lists instances, the newest first."""
     wanted = select(InstanceRow).order_by(InstanceRow.id.desc()).limit(limit + 1)
     if not gone:
         wanted = wanted.where(InstanceRow.gone_at.is_(None))
@@ -88,9 +88,9 @@ def list_instances(
         return mask(session, caller, InstanceList(items=[_view(row) for row in rows], next_cursor=following))
 
 
-@router.get("/{instance}", summary="An instance", responses=refusals(404))
+@router.get("/{instance}", summary="Get an instance", responses=refusals(404))
 def get_instance(instance: str, state: StateOf, caller: Viewer) -> InstanceView:
-    """One instance."""
+    """Returns one instance."""
     with state.transaction() as session:
         row = session.get(InstanceRow, instance)
         if row is None:
@@ -100,15 +100,13 @@ def get_instance(instance: str, state: StateOf, caller: Viewer) -> InstanceView:
 
 @router.post("/{instance}/end", summary="End an instance", dependencies=[JsonOnly], responses=refusals(404, 409))
 def end_instance(instance: str, state: StateOf, caller: Operator) -> InstanceView:
-    """Drains its machine, then has the provider end it. Its pool gets another one, unless it has too many."""
+    """Drains the instance's machine, then ends the instance. The pool launches a replacement unless it is too large."""
     with state.transaction() as session:
         row = session.get(InstanceRow, instance, with_for_update=True)
         if row is None:
             raise not_found("instance", instance)
         if row.gone_at is not None:
-            raise Problem(
-                Kind.CONFLICT, f"instance {instance} is gone since {row.gone_at.isoformat(timespec='seconds')}"
-            )
+            raise Problem(Kind.CONFLICT, f"instance {instance} ended at {row.gone_at.isoformat(timespec='seconds')}")
         if row.ending is None:
             row.ending = Reason(ReasonCode.ENDED_BY_OPERATOR, {"by": caller.id}).to_json()
             outbox.instance(session, row.id)

@@ -1,4 +1,4 @@
-"""Machines: what is held on them, and cordoning and draining them."""
+"""Endpoints for machines: their state and held slots, and cordon, drain and key trust."""
 
 from datetime import datetime
 from typing import Annotated
@@ -28,19 +28,19 @@ _PATH = "/{region}/{cluster}/{machine}"
 
 
 class CordonBody(Body):
-    """Why a machine is cordoned, in the operator's words."""
+    """An operator's note on why a machine is cordoned or drained."""
 
     reason: Line | None = None
 
 
 class TrustBody(Body):
-    """Which key an operator has compared."""
+    """The machine key that an operator trusts."""
 
-    key: Line | None = Field(None, description="Its fingerprint; left out: whichever the machine offers now")
+    key: Line | None = Field(None, description="Fingerprint of the key; default: the key that the machine now offers")
 
 
 class MachineView(View):
-    """A machine and what of it is held or promised."""
+    """A machine with its state, and its held and promised slots."""
 
     id: str = Field(examples=["north/alpha/m1"])
     region: str
@@ -58,37 +58,37 @@ class MachineView(View):
     state: str = Field(description="joining, ready or lost")
     cordon: ReasonView | None = Field(description="Why nothing new is placed here")
     draining: bool
-    failed_gangs: int = Field(description="Workloads in a row that lost tasks or could not start them here")
+    failed_gangs: int = Field(description="Number of consecutive workloads that lost tasks or failed to start here")
     address: str
     key: str = Field(description="Fingerprint of its public key")
-    offered_key: str | None = Field(description="Of another key that it announces itself with, until that is trusted")
+    offered_key: str | None = Field(description="Fingerprint of another key that the machine offers, not trusted yet")
     registered_at: datetime
     lost_at: datetime | None
 
 
 class MachineDetail(MachineView):
-    """A machine with the workloads on it, as far as the caller may see them."""
+    """A machine with the workloads on it that the caller may see."""
 
     workloads: list[str]
 
 
 class MachinePage(View):
-    """A page of machines by id."""
+    """A page of machines, sorted by id."""
 
     items: list[MachineView]
-    next_cursor: str | None = Field(description="Give it as `cursor` for the next page; null on the last one")
+    next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
 @router.get("", summary="List machines")
 def list_machines(
     state: StateOf,
     caller: Viewer,
-    region: Annotated[str | None, Query(description="Only this region's")] = None,
-    cluster: Annotated[str | None, Query(description="Only clusters of this name")] = None,
+    region: Annotated[str | None, Query(description="Only machines in this region")] = None,
+    cluster: Annotated[str | None, Query(description="Only machines of clusters with this name")] = None,
     limit: Annotated[int, Query(ge=1, le=5000)] = 1000,
-    cursor: Annotated[str | None, Query(max_length=300, description="`next_cursor` of the page before")] = None,
+    cursor: Annotated[str | None, Query(max_length=300, description="`next_cursor` of the previous page")] = None,
 ) -> MachinePage:
-    """Machines by id."""
+    """Lists machines, sorted by id."""
     wanted = select(Machine).order_by(Machine.id).limit(limit + 1)
     if region is not None:
         wanted = wanted.where(Machine.region == region)
@@ -103,9 +103,9 @@ def list_machines(
         return mask(session, caller, found)
 
 
-@router.get(_PATH, summary="A machine", responses=refusals(404))
+@router.get(_PATH, summary="Get a machine", responses=refusals(404))
 def get_machine(region: str, cluster: str, machine: str, state: StateOf, caller: Viewer) -> MachineDetail:
-    """One machine with the workloads on it."""
+    """Returns one machine with the workloads on it."""
     with state.transaction() as session:
         return _detail(session, caller, find_machine(session, region, cluster, machine))
 
@@ -114,7 +114,7 @@ def get_machine(region: str, cluster: str, machine: str, state: StateOf, caller:
 def cordon(
     region: str, cluster: str, machine: str, state: StateOf, caller: Operator, body: CordonBody | None = None
 ) -> MachineDetail:
-    """Places nothing new on a machine. What runs there goes on."""
+    """Cordons a machine: no new workloads are placed on it. Running workloads continue."""
     note = body.reason if body is not None else None
     with state.transaction() as session:
         row = find_machine(session, region, cluster, machine, lock=True)
@@ -126,7 +126,7 @@ def cordon(
 
 @router.post(f"{_PATH}/uncordon", summary="Uncordon a machine", responses=refusals(404))
 def uncordon(region: str, cluster: str, machine: str, state: StateOf, caller: Operator) -> MachineDetail:
-    """Lets a machine be used again, and forgets the gangs that failed on it. One that is drained stays so."""
+    """Removes the cordon of a machine and resets its count of failed gangs. A drain stays in effect."""
     with state.transaction() as session:
         row = find_machine(session, region, cluster, machine, lock=True)
         if row.cordon is not None or row.failed_gangs:
@@ -140,7 +140,7 @@ def uncordon(region: str, cluster: str, machine: str, state: StateOf, caller: Op
 def drain(
     region: str, cluster: str, machine: str, state: StateOf, caller: Operator, body: CordonBody | None = None
 ) -> MachineDetail:
-    """Cordons a machine and sends what runs there back to the queue after a checkpoint, to be placed elsewhere."""
+    """Cordons a machine. Workloads that run on it save a checkpoint and return to the queue."""
     with state.transaction() as session:
         row = find_machine(session, region, cluster, machine, lock=True)
         reason = _cordoned_by(caller, body.reason if body is not None else None)
@@ -151,7 +151,7 @@ def drain(
 
 @router.post(f"{_PATH}/undrain", summary="Undrain a machine", responses=refusals(404))
 def undrain(region: str, cluster: str, machine: str, state: StateOf, caller: Operator) -> MachineDetail:
-    """Ends a drain, and the cordon that came with it. A cordon that mizzen set stays until `uncordon`."""
+    """Ends a drain and the operator's cordon. A cordon that mizzen set stays until `uncordon`."""
     with state.transaction() as session:
         row = find_machine(session, region, cluster, machine, lock=True)
         if row.draining:
@@ -166,17 +166,17 @@ def undrain(region: str, cluster: str, machine: str, state: StateOf, caller: Ope
 def trust(
     region: str, cluster: str, machine: str, state: StateOf, caller: Operator, body: TrustBody | None = None
 ) -> MachineDetail:
-    """Accepts the key with which a machine announces itself now: secrets are sealed to it from then on.
+    """Accepts the key that a machine now offers; from then on secrets are sealed for this key.
 
-    The machine is used again after its next hello, within half a minute.
+    The machine is used again after its agent's next registration, within 30 seconds.
     """
     with state.transaction() as session:
         row = find_machine(session, region, cluster, machine, lock=True)
         offered = row.offered_key
         if offered is None:
-            raise Problem(Kind.CONFLICT, f"machine {row.id} announces itself with the key that it is known with")
+            raise Problem(Kind.CONFLICT, f"machine {row.id} offers no new key: it registers with its pinned key")
         if body is not None and body.key is not None and body.key != key_fingerprint(offered):
-            message = f"the key that machine {row.id} announces is {key_fingerprint(offered)}"
+            message = f"the key that machine {row.id} offers is {key_fingerprint(offered)}"
             raise Problem(Kind.CONFLICT, message)
         row.public_key, row.offered_key, row.offered_at = offered, None, None
         if row.cordon is not None and row.cordon.get("code") == ReasonCode.KEY_NOT_TRUSTED:
@@ -190,12 +190,12 @@ def _cordoned_by(caller: Caller, note: str | None) -> Reason:
 
 
 def find_machine(session: Session, region: str, cluster: str, machine: str, *, lock: bool = False) -> Machine:
-    """A machine, locked if asked for.
+    """Returns the row of a machine. `lock`: lock the row for update.
 
     Raises:
-        Problem: 404.
+        Problem: 404, the machine does not exist.
     """
-    # A name with a slash in it could mean another machine; there are none such.
+    # A part with a slash could form the id of another machine, so only ids with exactly two slashes are looked up.
     name = machine_id(region, cluster, machine)
     row = session.get(Machine, name, with_for_update=lock) if name.count("/") == 2 else None
     if row is None:

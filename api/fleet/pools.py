@@ -1,4 +1,4 @@
-"""Pools: how many machines of which offers there are to be."""
+"""Endpoints for pools, which define how many machines to launch from which offers."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -24,7 +24,7 @@ from infra.db.capacity import IDLE_S, InstanceRow, PoolRow
 
 router = Router(prefix="/v1/pools", tags=["fleet"])
 PoolName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=20)]
-"""Short: the names of its clusters begin with it."""
+"""Limited to 20 characters, because the names of the pool's clusters begin with it."""
 _MOST_MACHINES = 10_000
 _MOST_USD_PER_H = 1e6
 _MOST_S = 1e9
@@ -32,33 +32,33 @@ _Texts = Annotated[list[Annotated[str, StringConstraints(min_length=1, max_lengt
 
 
 class PoolBody(Body):
-    """What is said of a pool; what is left out stays as it is, or as a new pool has it: of any offer, no machines."""
+    """Settings of a pool. Omitted fields are not changed; a new pool accepts any offer and has size 0."""
 
     size: Annotated[int, Field(ge=0, le=_MOST_MACHINES, strict=True)] | None = Field(
-        None, description="Machines that there are to be, or at least where it may grow"
+        None, description="Number of machines; the minimum, if the pool can grow"
     )
     max_size: Annotated[int, Field(ge=0, le=_MOST_MACHINES, strict=True)] | None = Field(
-        None, description="Up to so many it grows for what waits; null: it does not"
+        None, description="Maximum number of machines that are launched for waiting workloads; null: it does not grow"
     )
     idle_s: Annotated[float, Field(ge=0, le=_MOST_S)] | None = Field(
-        None, description="A machine above `size` that has had no work for so long is ended"
+        None, description="A machine above `size` is ended after this idle time"
     )
     buffer: Annotated[int, Field(ge=0, le=_MOST_MACHINES, strict=True)] | None = Field(
-        None, description="Of a pool that grows: so many machines without work there are to be for what comes next"
+        None, description="In a pool that grows: number of idle machines to keep for future workloads"
     )
-    providers: _Texts | None = Field(None, description="Whose offers it may take, by their names; empty: any")
-    zones: _Texts | None = Field(None, description="In which zones; empty: any")
+    providers: _Texts | None = Field(None, description="Names of the allowed providers; empty: any")
+    zones: _Texts | None = Field(None, description="Allowed zones; empty: any")
     kinds: Annotated[list[CapacityKind], Field(max_length=4)] | None = Field(
-        None, description="Of which kinds of capacity; empty: any"
+        None, description="Allowed capacity kinds; empty: any"
     )
-    machine_types: _Texts | None = Field(None, description="Which types of machine; empty: any")
+    machine_types: _Texts | None = Field(None, description="Allowed machine types; empty: any")
     max_usd_per_h: Annotated[float, Field(ge=0, le=_MOST_USD_PER_H)] | None = Field(
-        None, description="What an hour of one machine may cost; null: any price"
+        None, description="Maximum price of one machine in US dollars an hour; null: any price"
     )
 
 
 class PoolView(View):
-    """A pool, and how far it is from its size."""
+    """A pool with its settings and its instances."""
 
     region: str
     name: str
@@ -71,24 +71,24 @@ class PoolView(View):
     kinds: list[CapacityKind]
     machine_types: list[str]
     max_usd_per_h: float | None
-    instances: dict[str, int] = Field(description="How many there are by phase", examples=[{"ready": 2, "joining": 1}])
-    usd_per_h: float = Field(description="What an hour of all its launched machines costs")
+    instances: dict[str, int] = Field(description="Number of instances by phase", examples=[{"ready": 2, "joining": 1}])
+    usd_per_h: float = Field(description="Price of all its launched machines, in US dollars an hour")
     reason: ReasonView | None = Field(
-        description="Why it has fewer machines than its size or buffer, and none is launched now"
+        description="Why it has fewer machines than its size or buffer, although none is being launched"
     )
 
 
 class PoolList(View):
-    """All pools, by region and name."""
+    """All pools, sorted by region and name."""
 
     items: list[PoolView]
 
 
 @router.get("", summary="List pools")
 def list_pools(
-    state: StateOf, _: Viewer, region: Annotated[Line | None, Query(description="Only this region's")] = None
+    state: StateOf, _: Viewer, region: Annotated[Line | None, Query(description="Only pools in this region")] = None
 ) -> PoolList:
-    """All pools, by region and name."""
+    """Lists all pools, sorted by region and name."""
     wanted = select(PoolRow).order_by(PoolRow.region, PoolRow.name)
     if region is not None:
         wanted = wanted.where(PoolRow.region == region)
@@ -96,13 +96,13 @@ def list_pools(
         return PoolList(items=_views(session, session.scalars(wanted).all()))
 
 
-@router.put("/{region}/{name}", summary="Make or change a pool", dependencies=[JsonOnly], responses=refusals(404))
+@router.put("/{region}/{name}", summary="Create or change a pool", dependencies=[JsonOnly], responses=refusals(404))
 def set_pool(region: str, name: PoolName, body: PoolBody, state: StateOf, caller: Operator) -> PoolView:
-    """Sets what is given. Machines that are missing are launched, and those that are too many drained and ended."""
+    """Creates a pool or changes the given settings. Missing machines are launched, excess ones drained and ended."""
     changed = body.model_dump(mode="json", include=body.model_fields_set)
     for field, value in changed.items():
         if value is None and field not in ("max_usd_per_h", "max_size"):
-            raise invalid(field, "must be left out, or have a value")
+            raise invalid(field, "must not be null; omit it to keep the current value")
     with state.transaction() as session:
         find_region(session, region)
         row = session.get(PoolRow, (region, name), with_for_update=True)
@@ -124,7 +124,7 @@ def set_pool(region: str, name: PoolName, body: PoolBody, state: StateOf, caller
 
 @router.delete("/{region}/{name}", status_code=204, summary="Remove a pool", responses=refusals(404))
 def remove_pool(region: str, name: str, state: StateOf, caller: Operator) -> Response:
-    """Forgets a pool. Its machines are drained and ended."""
+    """Removes a pool. Its machines are drained and ended."""
     with state.transaction() as session:
         gone = delete(PoolRow).where(PoolRow.region == region, PoolRow.name == name).returning(PoolRow.name)
         if session.scalar(gone) is None:

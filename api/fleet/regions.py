@@ -1,4 +1,4 @@
-"""Regions with their slots; what they may hold."""
+"""Endpoints for regions and datacenters: their slots, storage and quotas."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +30,7 @@ class SlotsView(View):
     total: int
     held: int
     promised: int
-    """Held by a workload that is being evicted, and promised to another."""
+    """Slots held by a workload that is being evicted and promised to another workload."""
 
 
 class MachinesView(View):
@@ -40,7 +40,7 @@ class MachinesView(View):
     joining: int
     lost: int
     cordoned: int
-    """Of those above, the ones on which nothing new is placed: cordoned or being drained."""
+    """Machines in any of the states above that are cordoned or being drained: nothing new is placed on them."""
 
 
 class DatacenterView(View):
@@ -52,43 +52,43 @@ class DatacenterView(View):
 
 
 class RegionView(View):
-    """A region."""
+    """A region with its settings, machines and state."""
 
     name: str
     bucket_url: str
-    storage_bytes: int | None = Field(description="What its bucket may hold of tables; null: nobody has said it")
-    cpu_hours: dict[str, float] = Field(description="App to its quota of CPU hours a day; others have no limit")
+    storage_bytes: int | None = Field(description="Storage for tables in its bucket; null: not set")
+    cpu_hours: dict[str, float] = Field(description="App to its quota of CPU hours a day; other apps have no limit")
     datacenters: list[DatacenterView]
     clusters: list[str]
     machines: MachinesView
     gpus: dict[str, SlotsView]
     state: str = Field(
-        description="Whether work is placed there: answering, slow (its schedulers bid late), silent (they do not bid, "
-        "it is left out) or bucket_unavailable (its bucket does not answer, it is left out)",
+        description="answering, slow (its schedulers bid late), silent (its schedulers do not bid) or "
+        "bucket_unavailable (its bucket does not respond); in the last two states nothing is placed there",
         examples=["answering"],
     )
-    state_since: datetime | None = Field(description="Since when it is not answering")
-    bucket_error: str | None = Field(description="What the last check of its bucket said; null: it answers")
+    state_since: datetime | None = Field(description="When it entered this state; null if it is answering")
+    bucket_error: str | None = Field(description="Error of the last check of its bucket; null: the bucket responds")
 
 
 class RegionBody(Body):
-    """Settings of a region; what is left out stays as it is."""
+    """Settings of a region; omitted fields are not changed."""
 
-    storage_bytes: Bytes | None = Field(None, description="Null takes it back")
+    storage_bytes: Bytes | None = Field(None, description="Null removes the value")
     cpu_hours: dict[Name, Annotated[float, Field(ge=0)]] | None = Field(
-        None, description="App to its quota of CPU hours a day, in place of all quotas", examples=[{"spark": 5000}]
+        None, description="App to its quota of CPU hours a day; replaces all quotas", examples=[{"spark": 5000}]
     )
 
 
 class DatacenterBody(Body):
-    """A datacenter, and the region's clusters that are in it."""
+    """Settings of a datacenter: its storage, and the clusters of the region that are in it."""
 
     storage_bytes: Bytes | None = None
     clusters: list[Name] = []
 
 
 class RegionList(View):
-    """A page of regions, by name."""
+    """A page of regions, sorted by name."""
 
     items: list[RegionView]
     next_cursor: NextCursor
@@ -96,7 +96,7 @@ class RegionList(View):
 
 @router.get("/regions", summary="List regions")
 def list_regions(state: StateOf, _: Viewer, limit: Limit = MAX_ITEMS, cursor: Cursor = None) -> RegionList:
-    """All regions, with their clusters, machines and GPU slots."""
+    """Lists regions with their clusters, machines and GPU slots."""
     wanted = select(Region).order_by(Region.name).limit(limit + 1)
     if cursor is not None:
         wanted = wanted.where(Region.name > cursor)
@@ -113,26 +113,26 @@ def list_regions(state: StateOf, _: Viewer, limit: Limit = MAX_ITEMS, cursor: Cu
         )
 
 
-@router.get("/regions/{name}", summary="A region", responses=refusals(404))
+@router.get("/regions/{name}", summary="Get a region", responses=refusals(404))
 def get_region(name: str, state: StateOf, _: Viewer) -> RegionView:
-    """One region."""
+    """Returns one region."""
     with state.transaction() as session:
         return _one(session, find_region(session, name))
 
 
 @router.patch(
     "/regions/{name}",
-    summary="Set what a region may hold and compute",
+    summary="Set a region's storage and CPU quotas",
     dependencies=[JsonOnly],
     responses=refusals(404),
 )
 def set_region(name: str, body: RegionBody, state: StateOf, caller: Operator) -> RegionView:
-    """Sets what Tetris places tables by: the region's storage, and the CPU hours a day of each app's jobs there."""
+    """Sets the inputs of Tetris for a region: its storage, and the CPU hours a day for the jobs of each app."""
     with state.transaction() as session:
         row = find_region(session, name, lock=True)
         changed = body.model_dump(include=body.model_fields_set)
         if changed.get("cpu_hours", {}) is None:
-            raise invalid("cpu_hours", "must be a mapping of apps to CPU hours; {} is no quota")
+            raise invalid("cpu_hours", "must be a mapping of apps to CPU hours; use {} for no quotas")
         for field, value in changed.items():
             setattr(row, field, value)
         write_audit(session, caller, "region.set", name, **changed)
@@ -146,7 +146,7 @@ def set_region(name: str, body: RegionBody, state: StateOf, caller: Operator) ->
     responses=refusals(404),
 )
 def set_datacenter(name: str, datacenter: Name, body: DatacenterBody, state: StateOf, caller: Operator) -> RegionView:
-    """Makes a datacenter of a region, or changes it. Clusters that are not named any more are in none."""
+    """Creates or changes a datacenter. Clusters of the datacenter that are not listed are removed from it."""
     with state.transaction() as session:
         region = find_region(session, name, lock=True)
         clusters = {c.name: c for c in session.scalars(select(Cluster).where(Cluster.region == name))}
@@ -168,10 +168,10 @@ def set_datacenter(name: str, datacenter: Name, body: DatacenterBody, state: Sta
 
 
 def find_region(session: Session, name: str, *, lock: bool = False) -> Region:
-    """A region, locked if asked for.
+    """Returns the row of a region. `lock`: lock the row for update.
 
     Raises:
-        Problem: 404.
+        Problem: 404, the region does not exist.
     """
     row = session.get(Region, name, with_for_update=lock)
     if row is None:
@@ -216,7 +216,7 @@ def _region(
 
 
 def _state(missing: SilentRegion | None, bucket: BucketState | None) -> tuple[str, float | None]:
-    """A region's state, and since when in seconds since 1970: what keeps work from it comes first."""
+    """Returns a region's state and its start in seconds since the epoch. States that block placement come first."""
     if missing is not None and not missing.slow:
         return "silent", missing.since_s
     if bucket is not None and bucket.failing_since_s is not None:
@@ -225,7 +225,7 @@ def _state(missing: SilentRegion | None, bucket: BucketState | None) -> tuple[st
 
 
 def grouped(machines: Iterable[Machine], key: Callable[[Machine], str]) -> dict[str, list[Machine]]:
-    """Machines by `key`; no machines where there are none."""
+    """Groups machines by `key`. Looking up a missing key in the result returns an empty list."""
     out: dict[str, list[Machine]] = defaultdict(list)
     for machine in machines:
         out[key(machine)].append(machine)
@@ -233,7 +233,7 @@ def grouped(machines: Iterable[Machine], key: Callable[[Machine], str]) -> dict[
 
 
 def counts(machines: Iterable[Machine]) -> MachinesView:
-    """Their number by state."""
+    """Returns the number of machines by state."""
     states = defaultdict(int, {"ready": 0, "joining": 0, "lost": 0})
     cordoned = 0
     for machine in machines:
@@ -243,7 +243,7 @@ def counts(machines: Iterable[Machine]) -> MachinesView:
 
 
 def slots(machines: Iterable[Machine]) -> dict[str, SlotsView]:
-    """Their GPU slots by type."""
+    """Returns the GPU slots of machines that are not lost, by GPU type."""
     found: dict[str, list[int]] = {}
     for machine in machines:
         if machine.gpu_type is not None and machine.state != "lost":

@@ -1,4 +1,4 @@
-"""Removing regions and machines that are not needed any more. What still depends on one is named, and it stays."""
+"""Endpoints that remove regions and machines. A removal is refused, with the reasons, while something depends on it."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -32,9 +32,10 @@ _NAMED = 5
     responses=refusals(404, 409),
 )
 def remove_machine(region: str, cluster: str, machine: str, state: StateOf, caller: Operator) -> Response:
-    """Forgets a machine that is drained or lost and on which nothing is held. Its history of allocations stays.
+    """Removes a machine that is drained or lost and on which no workload holds resources. Past allocations are kept.
 
-    An agent that says hello under its name again makes it anew: neither cordoned nor drained, with a key of its own.
+    If an agent registers under the same name later, the machine is created again: not cordoned, not drained, and with
+    the agent's key.
     """
     with state.transaction() as session:
         row = find_machine(session, region, cluster, machine, lock=True)
@@ -44,7 +45,7 @@ def remove_machine(region: str, cluster: str, machine: str, state: StateOf, call
             blockers.append(f"it is {row.state} and not drained")
         launched = select(InstanceRow.id).where(InstanceRow.machine == row.id, InstanceRow.gone_at.is_(None))
         if (instance := session.scalar(launched)) is not None:
-            blockers.append(f"it is instance {instance}, which `mizzen instances end` ends")
+            blockers.append(f"it belongs to instance {instance}, which `mizzen instances end` ends")
         _refuse(f"machine {row.id}", blockers, f"drain it first (`mizzen machines drain {row.id}`)")
         session.delete(row)
         events.record(session, "machine.removed", region=row.region, machine=row.id, detail={"by": caller.id})
@@ -55,9 +56,9 @@ def remove_machine(region: str, cluster: str, machine: str, state: StateOf, call
 
 @router.delete("/regions/{name}", status_code=204, summary="Remove a region", responses=refusals(404, 409))
 def remove_region(name: str, state: StateOf, caller: Operator) -> Response:
-    """Forgets a region without machines, pools, data, checkpoints of live workloads and placed workloads.
+    """Removes a region that has no machines, pools, data, placed workloads or checkpoints of live workloads.
 
-    Its clusters and datacenters go with it. Its bucket and what is in it stay as they are.
+    Its clusters and datacenters are removed too. Its bucket and the objects in it are not changed.
     """
     with state.transaction() as session:
         row = find_region(session, name, lock=True)
@@ -68,10 +69,10 @@ def remove_region(name: str, state: StateOf, caller: Operator) -> Response:
                 _named(session, "pools", select(PoolRow.name).where(PoolRow.region == name)),
                 _named(
                     session,
-                    "instances that are not gone",
+                    "instances that have not ended",
                     select(InstanceRow.id).where(InstanceRow.region == name, InstanceRow.gone_at.is_(None)),
                 ),
-                _named(session, "tables at home there", select(Table.name).where(Table.home_region == name)),
+                _named(session, "tables with their home there", select(Table.name).where(Table.home_region == name)),
                 _named(session, "replicas of tables", select(Replica.data_table).where(Replica.region == name)),
                 _named(
                     session,
@@ -97,7 +98,7 @@ def remove_region(name: str, state: StateOf, caller: Operator) -> Response:
 
 
 def _named(session: Session, what: str, wanted: Select[str]) -> Sequence[str]:
-    """`what: a, b, c` of what depends on it, a few by name; nothing where there is none."""
+    """Returns one text `what: a, b, c` with the first few names that the query finds; empty if it finds none."""
     found = sorted(set(session.scalars(wanted)))
     if not found:
         return ()

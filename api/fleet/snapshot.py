@@ -1,4 +1,4 @@
-"""The snapshot from which `mizzen simulate --from-live` starts: fleet, tenants and workloads at one moment."""
+"""Endpoint that exports a snapshot of fleet, tenants and workloads for `mizzen simulate --from-live`."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -31,9 +31,9 @@ router = Router(prefix="/v1", tags=["fleet"])
 
 @router.get("/snapshot", summary="Export a snapshot for the simulator")
 def get_snapshot(state: StateOf, _: Operator) -> LiveSnapshot:
-    """The machines that take work, the tenants with their quotas, and every workload that has not ended.
+    """Returns the machines that accept work, the tenants with their quotas, and every workload that has not ended.
 
-    It is what `mizzen simulate --from-live` starts from. It holds no commands, files or secrets.
+    `mizzen simulate --from-live` starts from this snapshot. It contains no commands, files or secrets.
     """
     with transaction(state.engine, isolation="REPEATABLE READ") as session:
         return LiveSnapshot(
@@ -108,7 +108,7 @@ def _workloads(session: Session) -> tuple[LiveWorkload, ...]:
 
 
 def _holdings(session: Session, current: Mapping[str, Attempt]) -> dict[str, list[Holding]]:
-    """What current attempts hold or were promised."""
+    """Returns the resources that current attempts hold or are promised, by workload."""
     out: dict[str, list[Holding]] = defaultdict(list)
     rows = session.scalars(
         select(Allocation).where(Allocation.released_at.is_(None)).order_by(Allocation.workload, Allocation.machine)

@@ -1,4 +1,4 @@
-"""Object stores that do not answer."""
+"""Errors of object stores."""
 
 import logging
 
@@ -7,11 +7,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 from api.problems import Kind, Problem
 
 STORAGE_ERRORS = (OSError, BotoCoreError, ClientError)
-"""What reading a bucket may raise because of the bucket, and not because of the request."""
+"""Errors that reading a bucket may raise because of the bucket, not because of the request."""
 _log = logging.getLogger(__name__)
 
 
 def storage_unavailable(error: Exception) -> Problem:
-    """503: a region's bucket cannot be read now."""
+    """Returns a 503 problem: a region's bucket cannot be read."""
     _log.warning("object store: %r", error)
     return Problem(Kind.STORAGE_UNAVAILABLE, "the region's bucket cannot be read now", headers={"Retry-After": "2"})

@@ -1,1 +1,1 @@
-"""Who uses mizzen: tenants with quotas, their secrets, API keys, and the audit list."""
+"""Endpoints for tenants and their quotas, secrets, API keys and the audit log."""

@@ -1,4 +1,4 @@
-"""The audit list: who changed what."""
+"""Endpoint for the audit log: all changes with their actors."""
 
 from typing import Annotated
 
@@ -17,20 +17,20 @@ router = Router(prefix="/v1", tags=["tenants"])
 
 
 class AuditPage(View):
-    """A page of changes, newest first."""
+    """A page of audit entries, newest first."""
 
     items: list[AuditView]
-    next_cursor: str | None = Field(description="Give it as `cursor` for the next page; null on the last one")
+    next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
-@router.get("/audit", summary="Who changed what")
+@router.get("/audit", summary="List audit entries")
 def list_audit(
     state: StateOf,
     caller: Viewer,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
     cursor: Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$", description="`next_cursor` of the last page")] = None,
 ) -> AuditPage:
-    """Changes, newest first; for a key with a tenant, those that concern it."""
+    """Lists changes, newest first. A key with a tenant gets only the changes of that tenant."""
     with state.transaction() as session:
         wanted = select(Audit).order_by(Audit.id.desc()).limit(limit + 1)
         if caller.tenant is not None:

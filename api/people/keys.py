@@ -1,4 +1,4 @@
-"""API keys, and whose key a request carries."""
+"""Endpoints for API keys, and for the identity of the caller."""
 
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -23,13 +23,13 @@ router = Router(prefix="/v1", tags=["tenants"], dependencies=[JsonOnly])
 
 
 class KeyBody(Body):
-    """A new key's role and tenant. An operator has no tenant, a submitter has one, a viewer may."""
+    """A new key. An operator's key has no tenant, a submitter's key needs one, for a viewer's key it is optional."""
 
     role: Role
     tenant: Name | None = None
     label: Line = ""
     expires_in_s: Annotated[int, Field(ge=1, le=_LONGEST_S, strict=True)] | None = Field(
-        None, description="From now; null: never", examples=[7776000]
+        None, description="Lifetime from now; null: the key does not expire", examples=[7776000]
     )
 
 
@@ -46,20 +46,20 @@ class KeyView(View):
 
 
 class NewKeyView(KeyView):
-    """A new API key. The key itself is shown this once; only its hash is kept."""
+    """A new API key. The key itself is returned only in this response; the server stores only its hash."""
 
     key: Annotated[str, Field(json_schema_extra={"readOnly": True})]
 
 
 class KeyList(View):
-    """A page of keys, by id."""
+    """A page of keys, sorted by id."""
 
     items: list[KeyView]
     next_cursor: NextCursor
 
 
 class IdentityView(View):
-    """Whose key a request carries."""
+    """The identity of the caller: the key of the request."""
 
     id: str
     role: Role
@@ -68,9 +68,9 @@ class IdentityView(View):
     expires_at: datetime | None
 
 
-@router.get("/whoami", summary="Whose key this is")
+@router.get("/whoami", summary="Get the caller's identity")
 async def whoami(caller: Viewer) -> IdentityView:
-    """The key's id, role and tenant."""
+    """Returns the id, role, tenant, label and expiry of the key that is used."""
     return IdentityView(
         id=caller.id, role=caller.role, tenant=caller.tenant, label=caller.label, expires_at=caller.expires_at
     )
@@ -78,7 +78,7 @@ async def whoami(caller: Viewer) -> IdentityView:
 
 @router.get("/keys", summary="List API keys")
 def list_keys(state: StateOf, _: Operator, limit: Limit = MAX_ITEMS, cursor: Cursor = None) -> KeyList:
-    """All keys, revoked ones too."""
+    """Lists all keys, including revoked ones."""
     wanted = select(ApiKey).order_by(ApiKey.id).limit(limit + 1)
     if cursor is not None:
         wanted = wanted.where(ApiKey.id > cursor)
@@ -87,9 +87,9 @@ def list_keys(state: StateOf, _: Operator, limit: Limit = MAX_ITEMS, cursor: Cur
         return KeyList(items=[KeyView(**_fields(row)) for row in rows], next_cursor=following)
 
 
-@router.get("/keys/{id}", summary="An API key", responses=refusals(404))
+@router.get("/keys/{id}", summary="Get an API key", responses=refusals(404))
 def get_key(id: str, state: StateOf, _: Operator) -> KeyView:
-    """One key."""
+    """Returns one key."""
     with state.transaction() as session:
         row = session.get(ApiKey, id)
         if row is None:
@@ -97,17 +97,17 @@ def get_key(id: str, state: StateOf, _: Operator) -> KeyView:
         return KeyView(**_fields(row))
 
 
-@router.post("/keys", status_code=201, summary="Make an API key")
+@router.post("/keys", status_code=201, summary="Create an API key")
 def create_key(body: KeyBody, state: StateOf, caller: Operator) -> NewKeyView:
-    """Makes a key. The answer is the only place where the key itself is ever shown."""
+    """Creates a key. The key itself is returned only in this response."""
     if body.role is Role.OPERATOR and body.tenant is not None:
-        raise invalid("tenant", "an operator's key has no tenant; leave it out", body.tenant)
+        raise invalid("tenant", "must be omitted for an operator's key", body.tenant)
     if body.role is Role.SUBMITTER and body.tenant is None:
-        raise invalid("tenant", "a submitter's key needs a tenant")
+        raise invalid("tenant", "is required for a submitter's key")
     key_id, key, digest = new_api_key()
     with state.transaction() as session:
         if body.tenant is not None and session.get(Tenant, body.tenant) is None:
-            raise invalid("tenant", "there is no such tenant", body.tenant)
+            raise invalid("tenant", "this tenant does not exist", body.tenant)
         lifetime = None if body.expires_in_s is None else func.now() + timedelta(seconds=body.expires_in_s)
         row = ApiKey(
             id=key_id, sha256=digest, role=body.role.value, tenant=body.tenant, label=body.label, expires_at=lifetime
@@ -122,9 +122,9 @@ def create_key(body: KeyBody, state: StateOf, caller: Operator) -> NewKeyView:
 
 @router.delete("/keys/{id}", status_code=204, summary="Revoke an API key", responses=refusals(404, 409))
 def revoke_key(id: str, state: StateOf, caller: Operator) -> Response:
-    """Makes a key useless from now on. The last operator's key cannot be revoked."""
+    """Revokes a key immediately. The last operator's key cannot be revoked."""
     with state.transaction() as session:
-        # All operators' keys are locked, so that two of them cannot revoke each other at once.
+        # Lock all operators' keys, so that two concurrent requests cannot revoke the last two.
         operators = session.scalars(
             select(ApiKey.id)
             .where(ApiKey.role == Role.OPERATOR.value, ApiKey.tenant.is_(None), ApiKey.is_good())
@@ -135,7 +135,7 @@ def revoke_key(id: str, state: StateOf, caller: Operator) -> Response:
         if row is None:
             raise not_found("API key", id)
         if operators == [id]:
-            raise Problem(Kind.CONFLICT, "this is the last operator's key; make another one before you revoke it")
+            raise Problem(Kind.CONFLICT, "this is the last operator's key; create another one before you revoke it")
         if row.revoked_at is None:
             row.revoked_at = func.now()
             write_audit(session, caller, "key.revoke", id, tenant=row.tenant)

@@ -1,4 +1,4 @@
-"""A tenant's secrets: written and named, never read back."""
+"""Endpoints for a tenant's secrets. Values can be written but not read back."""
 
 from datetime import datetime
 
@@ -27,20 +27,20 @@ router = Router(prefix="/v1/tenants/{name}/secrets", tags=["tenants"], dependenc
 
 
 class SecretBody(Body):
-    """A secret's value. It goes to the tasks that name it, and nowhere else."""
+    """The value of a secret. Only tasks that name the secret receive it."""
 
     value: str = Field(min_length=1, max_length=MAX_SECRET, json_schema_extra={"writeOnly": True})
 
 
 class SecretView(View):
-    """A secret's name."""
+    """A secret without its value."""
 
     name: str
     updated_at: datetime
 
 
 class SecretList(View):
-    """A page of secrets, by name."""
+    """A page of secrets, sorted by name."""
 
     items: list[SecretView]
     next_cursor: NextCursor
@@ -50,7 +50,7 @@ class SecretList(View):
 def list_secrets(
     name: str, state: StateOf, caller: Viewer, limit: Limit = MAX_ITEMS, cursor: Cursor = None
 ) -> SecretList:
-    """The names of the secrets; their values never leave."""
+    """Lists the names of a tenant's secrets. Values are never returned."""
     caller.require_tenant(name)
     wanted = select(Secret.name, Secret.updated_at).where(Secret.tenant == name).order_by(Secret.name).limit(limit + 1)
     if cursor is not None:
@@ -63,9 +63,9 @@ def list_secrets(
         return SecretList(items=items, next_cursor=following)
 
 
-@router.put("/{secret}", summary="Make or replace a secret", responses=refusals(404))
+@router.put("/{secret}", summary="Create or replace a secret", responses=refusals(404))
 def put_secret(name: str, secret: Name, body: SecretBody, state: StateOf, caller: Submitter) -> SecretView:
-    """Stores a value, encrypted with the installation's master key. Attempts that start later get the new one."""
+    """Stores a value, encrypted with the installation's master key. Later attempts get the new value."""
     caller.require_tenant(name)
     box = encrypt_secret(_master_key(state), body.value)
     with state.transaction() as session:
@@ -85,7 +85,7 @@ def put_secret(name: str, secret: Name, body: SecretBody, state: StateOf, caller
 
 @router.delete("/{secret}", status_code=204, summary="Delete a secret", responses=refusals(404))
 def delete_secret(name: str, secret: str, state: StateOf, caller: Submitter) -> Response:
-    """Deletes a secret. Workloads that name it fail at their next start."""
+    """Deletes a secret. Later attempts of workloads that name it cannot start until it exists again."""
     caller.require_tenant(name)
     with state.transaction() as session:
         gone = delete(Secret).where(Secret.tenant == name, Secret.name == secret).returning(Secret.name)
@@ -100,7 +100,7 @@ def _require_room(session: Session, tenant: str, most: int) -> None:
     session.execute(lock, {"tenant": tenant})
     kept = session.scalar(select(func.count()).where(Secret.tenant == tenant)) or 0
     if kept >= most:
-        detail = f"tenant {tenant} has {kept} secrets; delete those that no workload names"
+        detail = f"tenant {tenant} has {kept} secrets; delete unused ones"
         raise over_limit("secrets_per_tenant", most, detail, _FULL_RETRY_S)
 
 
@@ -109,12 +109,12 @@ def _master_key(state: State) -> bytes:
         key = load_master_key(state.settings.master_key_path)
     except ConfigurationError:
         raise Problem(
-            Kind.NOT_READY, "the API process has no master key, so that it cannot keep secrets; set master_key"
+            Kind.NOT_READY, "the API process has no master key, so it cannot store secrets; set master_key"
         ) from None
     with state.transaction() as session:
         known = session.scalars(select(Secret.box).order_by(Secret.updated_at.desc()).limit(1)).first()
     if known is not None and not opens(key, known):
         raise Problem(
-            Kind.NOT_READY, "the API process has another master key than that of the secrets there are; set master_key"
+            Kind.NOT_READY, "the API process's master key cannot decrypt the stored secrets; set master_key correctly"
         )
     return key

@@ -1,4 +1,4 @@
-"""Tenants, their levels, quotas and present use."""
+"""Endpoints for tenants: their levels, quotas and current usage."""
 
 from typing import Annotated
 
@@ -26,7 +26,7 @@ GpuType = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
 
 class Quota(Body):
-    """GPU slots by type, and CPUs in cores. A type that is not named has a quota of 0; null CPUs are no limit."""
+    """GPU slots by type, and CPUs in cores. An absent type has a quota of 0; null CPUs means no limit."""
 
     gpus: dict[GpuType, Annotated[int, Field(ge=0, le=_MOST, strict=True)]] = Field(
         default_factory=dict, max_length=1000, examples=[{"a100": 8}]
@@ -35,14 +35,14 @@ class Quota(Body):
 
 
 class TenantBody(Body):
-    """A tenant's level and quota."""
+    """The level and quota of a tenant."""
 
     level: int = Field(ge=HIGHEST_LEVEL, le=LOWEST_LEVEL, strict=True, description="1 is the highest", examples=[3])
     quota: Quota = Quota()
 
 
 class TenantView(View):
-    """A tenant with its level, quota and present use."""
+    """A tenant with its level, quota and current usage."""
 
     name: str
     level: int
@@ -51,7 +51,7 @@ class TenantView(View):
 
 
 class TenantList(View):
-    """A page of tenants, by name."""
+    """A page of tenants, sorted by name."""
 
     items: list[TenantView]
     next_cursor: NextCursor
@@ -59,7 +59,7 @@ class TenantList(View):
 
 @router.get("", summary="List tenants")
 def list_tenants(state: StateOf, caller: Viewer, limit: Limit = MAX_ITEMS, cursor: Cursor = None) -> TenantList:
-    """All tenants; for a key with a tenant, its own."""
+    """Lists all tenants. A key with a tenant gets only that tenant."""
     with state.transaction() as session:
         wanted = select(Tenant).order_by(Tenant.name).limit(limit + 1)
         if cursor is not None:
@@ -71,17 +71,17 @@ def list_tenants(state: StateOf, caller: Viewer, limit: Limit = MAX_ITEMS, curso
         return TenantList(items=[_view(row, used) for row in rows], next_cursor=following)
 
 
-@router.get("/{name}", summary="A tenant", responses=refusals(404))
+@router.get("/{name}", summary="Get a tenant", responses=refusals(404))
 def get_tenant(name: str, state: StateOf, caller: Viewer) -> TenantView:
-    """One tenant."""
+    """Returns one tenant."""
     caller.require_tenant(name)
     with state.transaction() as session:
         return _view(_find(session, name), _used(session))
 
 
-@router.put("/{name}", summary="Make or replace a tenant")
+@router.put("/{name}", summary="Create or replace a tenant")
 def put_tenant(name: Name, body: TenantBody, state: StateOf, caller: Operator) -> TenantView:
-    """Makes a tenant, or replaces its level and quota. Running workloads stay; the next scan counts anew."""
+    """Creates a tenant, or replaces its level and quota. Running workloads continue; the next scan applies it."""
     with state.transaction() as session:
         row = session.get(Tenant, name, with_for_update=True)
         action = "tenant.change"
@@ -111,7 +111,7 @@ def delete_tenant(name: str, state: StateOf, caller: Operator) -> Response:
         if workloads or keys:
             raise Problem(
                 Kind.CONFLICT,
-                f"tenant {name} still has workloads ({workloads}; ended ones stay for a while) or API keys ({keys})",
+                f"tenant {name} still has workloads ({workloads}, including recently ended ones) or API keys ({keys})",
             )
         for kind in (ApiKey, Secret, Archive):
             session.execute(delete(kind).where(kind.tenant == name))
@@ -129,7 +129,7 @@ def _find(session: Session, name: str) -> Tenant:
 
 
 def _used(session: Session) -> dict[str, ResourcesView]:
-    """What each tenant's live attempts hold."""
+    """Returns the resources that live attempts hold, by tenant."""
     live = Attempt.released_at.is_(None)
     joined = select(Workload.tenant, func.sum(Attempt.cpus_milli)).join(Attempt, Attempt.workload == Workload.id)
     cpus = session.execute(joined.where(live).group_by(Workload.tenant)).all()

@@ -1,1 +1,1 @@
-"""Streams: events as they happen (SSE) and logs as they come, for a bounded number of followers."""
+"""Streams of events (server-sent events) and logs, with limits on their number."""

@@ -1,4 +1,4 @@
-"""Events as server-sent events, in an order without gaps that can be taken up again from any of them."""
+"""Streams the event log as server-sent events, in a gapless order. A client can resume after any event."""
 
 import json
 import time
@@ -33,18 +33,18 @@ from infra.db.models import Workload
 MEDIA_TYPE = "text/event-stream"
 HEARTBEAT_S = 15.0
 _POLL_S = 5.0
-"""A follower looks for itself this often, should a wake-up be lost."""
+"""A stream polls at this interval, in case a notification is lost."""
 _PAGE = 500
 _RETRY_S = 1.0
 _PATIENCE = 30
-"""Reads in a row that may fail, while Postgres is restarted, before a stream is cut off."""
+"""Number of consecutive failed reads, for example while Postgres restarts, after which a stream is aborted."""
 router = Router(prefix="/v1", tags=["following"])
 
 
 class EventView(View):
     """One entry of the event log: the `data` of a server-sent event."""
 
-    id: str = Field(examples=["771-42"], description="Its position; give it back to go on after it")
+    id: str = Field(examples=["771-42"], description="Position of the event; send it to resume after the event")
     at: datetime
     kind: str = Field(examples=["workload.running"])
     tenant: str | None
@@ -72,25 +72,25 @@ SCHEMAS: dict[str, Any] = {
         },
     },
 }
-"""Components that the operations here refer to."""
-SCHEMAS["Event"].pop("$defs")  # among the components already
+"""OpenAPI components that the operations in this module refer to."""
+SCHEMAS["Event"].pop("$defs")  # These are already components.
 
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": f"Server-sent events. Comments come every {HEARTBEAT_S:g} seconds, so that a lost connection is "
-        "noticed.",
+        "description": f"Server-sent events. A comment is sent every {HEARTBEAT_S:g} seconds, so that clients detect a "
+        "lost connection.",
         "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ServerSentEvent"}}},
     }
 }
-Follow = Annotated[bool, Query(description="Go on as events happen; false: end at the present")]
+Follow = Annotated[bool, Query(description="Keep the stream open for new events; false: end after existing events")]
 After = Annotated[
     str | None,
-    Query(description="Begin after this event, or with `now` at the present; Last-Event-ID goes before it"),
+    Query(description="Start after this event, or with `now` at new events; Last-Event-ID takes precedence"),
 ]
-LastEventId = Annotated[str | None, Header(alias="Last-Event-ID", description="Go on after this event")]
+LastEventId = Annotated[str | None, Header(alias="Last-Event-ID", description="Resume after this event")]
 
 
-@router.get("/events", response_class=StreamingResponse, summary="All events", responses=_STREAM)
+@router.get("/events", response_class=StreamingResponse, summary="Stream all events", responses=_STREAM)
 async def all_events(
     state: StateOf,
     caller: Viewer,
@@ -98,7 +98,7 @@ async def all_events(
     after: After = None,
     last_event_id: LastEventId = None,
 ) -> Stream:
-    """Events of all workloads, machines and tables; for a key with a tenant, those of its own workloads."""
+    """Streams events of all workloads, machines and tables. A key with a tenant gets only events of that tenant."""
     cursor = await _start(state, last_event_id, after)
     return _opened(state, caller, cursor, None, follow)
 
@@ -106,7 +106,7 @@ async def all_events(
 @router.get(
     "/workloads/{id}/events",
     response_class=StreamingResponse,
-    summary="A workload's events",
+    summary="Stream a workload's events",
     responses={**_STREAM, **refusals(404)},
 )
 async def workload_events(
@@ -117,7 +117,7 @@ async def workload_events(
     after: After = None,
     last_event_id: LastEventId = None,
 ) -> Stream:
-    """Events of one workload. The stream ends by itself with the last event of a workload that has ended."""
+    """Streams the events of one workload. When the workload has ended, the stream ends after the last event."""
     await run_in_threadpool(_require, state, caller, id)
     cursor = await _start(state, last_event_id, after)
     return _opened(state, caller, cursor, id, follow)
@@ -165,7 +165,7 @@ async def _stream(
             except SQLAlchemyError:
                 failures += 1
                 if not follow or failures > _PATIENCE:
-                    raise  # Cut off, not ended: the client comes back with its last event's id.
+                    raise  # Abort instead of a regular end: the client reconnects with its last event id.
                 if not await follower.wait(_RETRY_S):
                     return
                 continue
@@ -177,7 +177,7 @@ async def _stream(
             if is_over or (not found and not follow):
                 return
             if len(found) == _PAGE or not follow or (found and workload is not None):
-                continue  # There is more, or this may have been a workload's last event.
+                continue  # There are more events, or this may be the workload's last event.
             if not await follower.wait(min(_POLL_S, HEARTBEAT_S)):
                 return
             if time.monotonic() - spoke_s >= HEARTBEAT_S:
@@ -204,9 +204,9 @@ def _frame(session: Session, caller: Caller, event: Event) -> bytes:
 
 
 def _is_over(state: State, cursor: Cursor, workload: str | None) -> bool:
-    """Whether the workload has ended and its last event does not lie after `cursor`.
+    """Returns whether the workload has ended and `cursor` has reached its last event.
 
-    The last event may be written and yet not be readable, while an older transaction is in flight.
+    While an older transaction is in progress, the last event can be committed but not readable yet.
     """
     if workload is None:
         return False

@@ -1,6 +1,6 @@
-"""One LISTEN connection for all followers of a process: it wakes those whom a new event concerns.
+"""One LISTEN connection per process that wakes the streams for which a new event is relevant.
 
-A follower always reads the event log itself, from its own cursor: a wake-up that is lost costs time, never an event.
+Each stream reads the event log from its own cursor, so a lost notification delays events but never loses one.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from infra.db.models import ApiKey
 from infra.db.session import in_thread, transaction
 
 KEYS_S = 10.0
-"""How often it is looked whether the keys of the followers are still good."""
+"""Interval at which the keys of open streams are checked for revocation and expiry."""
 _POLL_S = 1.0
-"""Events whose order was not settled when they were announced are found this much later at most."""
+"""Poll interval for events that were not readable yet when their notification arrived."""
 _COALESCE_S = 0.05
 _RETRY_S = 1.0
 _RETRY_AFTER_S = 5
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Follower:
-    """A stream that waits for events of a workload, of a tenant, or (both None) of all."""
+    """A stream that waits for events of one workload, of one tenant, or, if both are None, for all events."""
 
     workload: str | None
     tenant: str | None
@@ -50,11 +50,14 @@ class Follower:
     is_revoked: bool = False
 
     def concerned(self, workload: str | None, tenant: str | None) -> bool:
-        """Whether an event is one that it would read."""
+        """Returns whether the stream includes an event of this workload and tenant."""
         return self.workload in (None, workload) and self.tenant in (None, tenant)
 
     async def wait(self, timeout_s: float) -> bool:
-        """Waits for news, at most `timeout_s`; False: the stream must end (shutdown, or its key was revoked)."""
+        """Waits for a notification, at most `timeout_s`.
+
+        Returns False if the stream has to end, because of a shutdown or because its key was revoked.
+        """
         if not self.closing.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
@@ -64,13 +67,13 @@ class Follower:
 
 
 class Hub:
-    """The followers of one process. Used from one event loop."""
+    """The open streams of one process. Must be used from one event loop only."""
 
     def __init__(self, engine: Engine, limits: LimitSettings) -> None:
         self._engine = engine
         self._limits = limits
         self._streams: Counter[tuple[str, str]] = Counter()
-        """Open streams by key and by tenant; those that follow nothing count too."""
+        """Number of open streams by key and by tenant, including those that do not wait for new events."""
         self._open = 0
         self._followers: set[Follower] = set()
         self._closing = asyncio.Event()
@@ -79,16 +82,16 @@ class Hub:
 
     @property
     def followers(self) -> int:
-        """Number of streams that are followed now."""
+        """Number of open streams that wait for new events."""
         return len(self._followers)
 
     def admit(self, caller: Caller, *, waits: bool) -> Callable[[], None]:
-        """Counts another stream of `caller`; the function that is returned, called at its end, counts it no more.
+        """Counts a new stream of `caller`. Returns a function that must be called when the stream ends.
 
-        One that `waits` for news may stay open for days, and needs a place among those that the process serves.
+        A stream that `waits` for new events can stay open for days; it also counts towards the limit of the process.
 
         Raises:
-            Problem: 429 if its key or tenant has as many as it may, 503 if the process has.
+            Problem: 429 if the key or tenant has reached its limit of streams, 503 if the process has.
         """
         owners = [("key", caller.id, self._limits.streams_per_key)]
         if caller.tenant is not None:
@@ -103,7 +106,7 @@ class Hub:
         if waits and self._open >= self._limits.streams:
             raise Problem(
                 Kind.TOO_MANY_FOLLOWERS,
-                f"{self._open} streams are open here, the most that one process serves; try again later",
+                f"{self._open} streams are open, the maximum of one process; retry later",
                 headers={"Retry-After": str(_RETRY_AFTER_S)},
             )
         self._open += waits
@@ -119,7 +122,7 @@ class Hub:
 
     @contextmanager
     def follow(self, key: str, workload: str | None, tenant: str | None = None, *, waits: bool) -> Iterator[Follower]:
-        """A follower for the length of the block. The first one that `waits` starts the listening, the last ends it."""
+        """Context manager that registers a stream. The first that `waits` starts the listener, the last stops it."""
         follower = Follower(workload, tenant, key, self._closing)
         if not waits:
             yield follower
@@ -135,12 +138,12 @@ class Hub:
                 self._stop_listening()
 
     def close(self) -> None:
-        """Ends all streams, now and later."""
+        """Ends all open streams, and all that are opened later."""
         self._closing.set()
         self._wake_all()
 
     async def aclose(self) -> None:
-        """As `close`, and waits until the listener has given its connections back."""
+        """Like `close`, but also waits until the listener has returned its connections."""
         self.close()
         self._stop_listening()
         if self._ending:
@@ -167,7 +170,7 @@ class Hub:
                 async with connection:
                     await connection.execute(f"listen {events.CHANNEL}")
                     cursor = await in_thread(self._position)
-                    self._wake_all()  # for what happened while nobody listened
+                    self._wake_all()  # Events may have been written while no connection was listening.
                     checked_s = time.monotonic()
                     while True:
                         await notified(connection, _POLL_S)

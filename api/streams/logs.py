@@ -1,4 +1,4 @@
-"""Logs of a workload's tasks, as they are and as they come."""
+"""Endpoint that returns or follows the logs of a workload's tasks."""
 
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -30,7 +30,7 @@ MEDIA_TYPE = "text/plain; charset=utf-8"
 MAX_TASKS = 64
 MAX_TAIL = 10_000
 LATE_S = 10.0
-"""How long the output of an attempt that is over may still be on its way from its machines."""
+"""How long to wait for output that machines are still uploading after the end of an attempt."""
 _POLL_S = 0.5
 _LONGEST_POLL_S = 2.0
 _MAX_ATTEMPT = 1 << 62
@@ -39,27 +39,27 @@ router = Router(prefix="/v1/workloads", tags=["following"])
 
 @dataclass(frozen=True)
 class Standing:
-    """What must be known of a workload to follow its logs."""
+    """The state of a workload, as far as it is needed to follow its logs."""
 
     newest: int
-    """Its newest attempt."""
+    """Number of the newest attempt."""
     ended: bool
-    """No further attempt will come."""
+    """The workload has ended: there will be no further attempt."""
     released: bool
-    """The attempt that is read is over."""
+    """The attempt whose logs are read has ended."""
     region: str | None
     bucket_url: str | None
-    """Where the attempt's logs are; None: there is no such attempt."""
+    """Bucket with the attempt's logs; None: the attempt does not exist."""
 
 
 @router.get(
     "/{id}/logs",
     response_class=StreamingResponse,
-    summary="Logs of a workload's tasks",
+    summary="Read the logs of a workload's tasks",
     responses={
         200: {
-            "description": "Lines of text. With several tasks each begins with `job/task| `; lines that begin with "
-            "`--- ` are remarks, such as the beginning of another attempt.",
+            "description": "Lines of text. With several tasks each line begins with `job/task| `. Lines that begin "
+            "with `--- ` are inserted by the server, for example at the start of another attempt.",
             "content": {"text/plain": {"schema": {"type": "string"}}},
         },
         **refusals(404, 410),
@@ -69,17 +69,17 @@ async def logs(
     id: str,
     state: StateOf,
     caller: Viewer,
-    job: Annotated[str | None, Query(description="Only this job's tasks")] = None,
-    task: Annotated[int | None, Query(ge=0, le=_MAX_ATTEMPT, description="Only the tasks of this index")] = None,
+    job: Annotated[str | None, Query(description="Only tasks of this job")] = None,
+    task: Annotated[int | None, Query(ge=0, le=_MAX_ATTEMPT, description="Only tasks with this index")] = None,
     attempt: Annotated[int | None, Query(ge=1, le=_MAX_ATTEMPT, description="Default: the newest")] = None,
     tail: Annotated[int | None, Query(ge=0, le=MAX_TAIL, description="Only the last lines of each task")] = None,
-    follow: Annotated[bool, Query(description="Go on as lines come, until the workload has ended")] = False,
+    follow: Annotated[bool, Query(description="Keep sending new lines until the workload has ended")] = False,
 ) -> Stream:
-    """What the tasks wrote, from the bucket of the region where they ran. It outlives the machines."""
+    """Returns the output of tasks from the region's bucket, also after the machines are gone."""
     tasks, newest = await run_in_threadpool(_select, state, caller, id, job, task, attempt)
     started = attempt or newest
     if started:
-        try:  # so that a store that does not answer is an error and not a cut-off stream
+        try:  # Test the store first, so that an unavailable store gives an error response, not an aborted stream.
             standing = await run_in_threadpool(_look, state, id, started)
             for log in islice(_open(state, standing, id, started, tasks), 1):
                 await state.threads.stores.run(log.probe)
@@ -93,7 +93,7 @@ async def logs(
 def _select(
     state: State, caller: Caller, workload: str, job: str | None, task: int | None, attempt: int | None
 ) -> tuple[list[tuple[str, int]], int]:
-    """The (job, task) pairs that are asked for, and the newest attempt."""
+    """Returns the requested (job, task) pairs, and the number of the newest attempt."""
     with state.transaction() as session:
         row = find(session, caller, workload)
         if row.expired_at is not None:
@@ -110,13 +110,13 @@ def _select(
         jobs = {job: jobs[job]}
     if task is not None:
         if all(task >= tasks for tasks in jobs.values()):
-            raise invalid("query.task", f"the largest task is {max(jobs.values()) - 1}", task)
+            raise invalid("query.task", f"must be at most {max(jobs.values()) - 1}", task)
         found = [(name, task) for name, tasks in jobs.items() if task < tasks]
     else:
         total = sum(jobs.values())
         if total > MAX_TASKS:
-            raise invalid("query.task", f"these are {total} tasks and at most {MAX_TASKS} can be read at once: "
-                          "give job and task")  # fmt: skip
+            raise invalid("query.task", f"{total} tasks match, but at most {MAX_TASKS} can be read at once: "
+                          "select a job and a task")  # fmt: skip
         found = [(name, number) for name, tasks in jobs.items() for number in range(tasks)]
     return found, newest
 
@@ -185,7 +185,10 @@ async def _attempt(
     tail: int | None,
     follow: bool,
 ) -> AsyncGenerator[bytes, None]:
-    """The lines of one attempt; with `follow`, until all its logs have their end, or will not get one."""
+    """Yields the lines of one attempt.
+
+    With `follow`, it ends when all logs are complete, or `LATE_S` after the last output of an ended attempt.
+    """
     if not attempt:
         return
     standing = await state.threads.streams.run(partial(_look, state, workload, attempt))
@@ -196,12 +199,12 @@ async def _attempt(
                 yield _joined(lines)
     poll_s, quiet_since_s = _POLL_S, time.monotonic()
     while True:
-        # What is known of the workload is read before its logs: what it had written by then is found now.
+        # The state is read before the logs, so that output written before the workload ended is not missed.
         standing = await state.threads.streams.run(partial(_look, state, workload, attempt))
         spoke = False
         readers = [log.segments() for log in task_logs if not log.ended]
         while readers:
-            # A segment of each task in turn.
+            # Read one segment of each task in turn.
             for reader in list(readers):
                 lines = await state.threads.stores.run(partial(next, reader, None))
                 if lines is None:

@@ -1,7 +1,7 @@
-"""Reading one task's log from its region's bucket, segment by segment. Blocking.
+"""Reads one task's log from its region's bucket, segment by segment, with blocking calls.
 
-A log is a sequence of objects named by the offset of their first byte, `<prefix>00000000000000004096.log`, which an
-empty object `<prefix>end` closes.
+A log is a sequence of objects that are named by the offset of their first byte, `<prefix>00000000000000004096.log`. An
+empty object `<prefix>end` marks the end.
 """
 
 import re
@@ -10,31 +10,31 @@ from collections.abc import Iterator
 from mizzen.objects import MissingObject, ObjectStore
 
 MAX_LINE_BYTES = 1 << 20
-"""A longer line is cut: progress bars and binary output have no line ends."""
+"""Longer lines are split: progress bars and binary output contain no line ends."""
 MAX_TAIL_BYTES = 8 << 20
 _SEGMENT = re.compile(r"([0-9]{20})\.log")
 
 
 class TaskLog:
-    """A reader at a position of one task's log. Lines are without their ends."""
+    """A reader with a position in one task's log. Lines are returned without their line ends."""
 
     def __init__(self, store: ObjectStore, prefix: str, label: str = "") -> None:
         self._store = store
         self._prefix = prefix
         self._label = label.encode()
         self._after = prefix
-        """The newest key that was dealt with."""
+        """The last key that was read."""
         self._offset = 0
         self._rest = b""
         self.ended = False
-        """The task has ended and all of its output was read."""
+        """True if the task has ended and all of its output was read."""
 
     def probe(self) -> None:
-        """Asks the store for something, so that one that does not answer is noticed."""
+        """Lists one object, which raises an error if the store does not respond."""
         next(self._store.list(self._prefix), None)
 
     def segments(self) -> Iterator[list[bytes]]:
-        """The lines of each segment that is new."""
+        """Yields the lines of each new segment."""
         for key, offset in self._new():
             body = self._get(key)
             if body is not None:
@@ -43,7 +43,7 @@ class TaskLog:
             yield self.flush()
 
     def tail(self, lines: int) -> list[bytes]:
-        """Goes to the end of what is there, and returns the last lines of it."""
+        """Moves the position to the end of the existing log, and returns its last lines."""
         keys = list(self._new())
         text, first = b"", None
         for key, offset in reversed(keys):
@@ -54,12 +54,12 @@ class TaskLog:
             if text.count(b"\n") > lines or len(text) > MAX_TAIL_BYTES:
                 break
         if first is not None:
-            self._offset = first  # what lies before is left out on purpose, and not missing
+            self._offset = first  # Earlier output is skipped on purpose, so it is not reported as missing.
         found = self._take(self._offset, text) + (self.flush() if self.ended else [])
         return found[len(found) - min(lines, len(found)) :]
 
     def flush(self) -> list[bytes]:
-        """The last line, where it has no end."""
+        """Returns the last line if it has no line end; empty otherwise."""
         rest, self._rest = self._rest, b""
         return [self._labelled(rest)] if rest else []
 
@@ -78,7 +78,7 @@ class TaskLog:
         try:
             return self._store.get(key)
         except MissingObject:
-            return None  # deleted after its time, while it was read
+            return None  # Deleted after its retention time, while the log was being read.
 
     def _take(self, offset: int, body: bytes) -> list[bytes]:
         out = []

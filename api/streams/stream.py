@@ -1,4 +1,4 @@
-"""An answer that goes on: it ends, and frees what it holds, as soon as its client is gone."""
+"""A streaming response that releases its resources as soon as its client disconnects."""
 
 from collections.abc import AsyncGenerator, Callable
 
@@ -9,10 +9,7 @@ from api import limits
 
 
 class Stream(StreamingResponse):
-    """A streaming answer whose generator is closed at the end, whatever the end is.
-
-    `release` is called at the end.
-    """
+    """A streaming response that always closes its generator at the end and then calls `release`."""
 
     def __init__(self, content: AsyncGenerator[bytes, None], media_type: str, release: Callable[[], None]) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -33,5 +30,5 @@ class Stream(StreamingResponse):
         try:
             await super().stream_response(send)
         finally:
-            # A cancelled `send` leaves the generator where it yielded; its blocks end here and not at some later time.
+            # A cancelled `send` leaves the generator suspended; closing it runs its `finally` blocks immediately.
             await self._generator.aclose()

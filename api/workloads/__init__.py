@@ -1,1 +1,1 @@
-"""Workloads: submitting, listing, changing, and why each is where it is."""
+"""Endpoints for workloads: submission, lists, changes, the queue, and reasons."""

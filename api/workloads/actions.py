@@ -1,4 +1,4 @@
-"""What people do to workloads. A queued one is ended here; to a placed one all is mail to its workflow."""
+"""Endpoints for actions on workloads. A queued workload is ended directly; a placed one by mail to its workflow."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -27,11 +27,11 @@ from infra.db.models import Workload
 
 router = Router(prefix="/v1/workloads", tags=["workloads"], dependencies=[JsonOnly])
 _CANCEL = "workload.cancel"
-"""In the audit list."""
+"""Name of the action in the audit log."""
 
 
 class CancelByLabel(Body):
-    """Which workloads to cancel: all labels must match, and the tenant if one is given."""
+    """The workloads to cancel: all labels must match, and the tenant if one is given."""
 
     labels: dict[Annotated[str, Field(max_length=MAX_TEXT)], Annotated[str, Field(max_length=MAX_TEXT)]] = Field(
         min_length=1, examples=[{"team": "demo"}]
@@ -40,14 +40,14 @@ class CancelByLabel(Body):
 
 
 class Change(Body):
-    """A lower priority."""
+    """A new, lower priority of a workload."""
 
     level: int = Field(ge=HIGHEST_LEVEL, le=LOWEST_LEVEL, strict=True, examples=[6])
 
 
 @router.post("/cancel", status_code=202, summary="Cancel workloads by label")
 def cancel_by_label(body: CancelByLabel, state: StateOf, caller: Submitter) -> CancelledView:
-    """Asks all live workloads with these labels to end, as `cancel` does for one."""
+    """Cancels all live workloads with these labels."""
     with state.transaction() as session:
         wanted = select(Workload).where(Workload.finished_at.is_(None), Workload.labels.contains(body.labels))
         for tenant in (body.tenant, caller.tenant):
@@ -60,7 +60,7 @@ def cancel_by_label(body: CancelByLabel, state: StateOf, caller: Submitter) -> C
 
 @router.post("/{id}/cancel", status_code=202, summary="Cancel a workload", responses=refusals(404, 409))
 def cancel(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
-    """Asks a workload to end, whatever it is doing. One that is cancelled already stays as it is."""
+    """Cancels a workload in any phase. Cancelling a cancelled workload changes nothing."""
     with state.transaction() as session:
         row = find(session, caller, id, lock=True)
         if row.phase != Phase.CANCELLED:
@@ -76,7 +76,7 @@ def hold(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
         row = find(session, caller, id, lock=True)
         _require_live(row)
         if Phase(row.phase) not in QUEUED_PHASES:
-            raise Problem(Kind.WRONG_PHASE, f"workload {row.id} is {row.phase}: only a queued one can be held")
+            raise Problem(Kind.WRONG_PHASE, f"workload {row.id} is {row.phase}: only queued workloads can be held")
         if row.held_by is None:
             row.held_by = caller.id
             reason = Reason(ReasonCode.HELD, {"by": caller.id})
@@ -86,7 +86,7 @@ def hold(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
 
 @router.post("/{id}/release", status_code=202, summary="Release a held workload", responses=refusals(404, 409))
 def release(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
-    """Lets a held workload go on. One that is not held stays as it is."""
+    """Ends the hold of a workload. Releasing a workload that is not held changes nothing."""
     with state.transaction() as session:
         row = find(session, caller, id, lock=True)
         _require_live(row)
@@ -98,13 +98,13 @@ def release(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
 
 @router.post("/{id}/preempt", status_code=202, summary="Preempt a workload", responses=refusals(404, 409))
 def preempt(id: str, state: StateOf, caller: Operator) -> WorkloadView:
-    """Asks a placed workload for a checkpoint and sends it back to the queue, with its age kept."""
+    """Preempts a placed workload: it saves a checkpoint and returns to the queue with its age."""
     with state.transaction() as session:
         row = find(session, caller, id, lock=True)
         _require_live(row)
         if Phase(row.phase) not in PLACED_PHASES:
-            raise Problem(Kind.WRONG_PHASE, f"workload {row.id} is {row.phase}: it holds nothing that it could give up")
-        # The attempt is named, so that mail which is late does not hit the next one.
+            raise Problem(Kind.WRONG_PHASE, f"workload {row.id} is {row.phase}: only placed workloads can be preempted")
+        # The mail names the attempt, so that late mail does not preempt the next one.
         outbox.mail(session, row.id, MailKind.PREEMPT, row.attempt, by=caller.id)
         write_audit(session, caller, "workload.preempt", row.id, tenant=row.tenant, attempt=row.attempt)
         return mask(session, caller, view(session, state.queue, row))
@@ -112,13 +112,13 @@ def preempt(id: str, state: StateOf, caller: Operator) -> WorkloadView:
 
 @router.patch("/{id}", summary="Lower a workload's priority", responses=refusals(404, 409))
 def change(id: str, body: Change, state: StateOf, caller: Submitter) -> WorkloadView:
-    """Gives a workload a level below (numerically above) the one that counts now. The same level changes nothing."""
+    """Sets a level below (numerically above) the workload's current level. The same level changes nothing."""
     with state.transaction() as session:
         row = find(session, caller, id, lock=True)
         _require_live(row)
         level = effective_level(session, row)
         if body.level < level:
-            raise invalid("level", f"may only lower the priority, which is {level} now", body.level)
+            raise invalid("level", f"must not raise the priority, which is now {level}", body.level)
         if body.level > level:
             row.level = body.level
             _record(session, caller, row, "workload.level", "workload.lower", None, level=body.level, before=level)
@@ -131,7 +131,7 @@ def _require_live(row: Workload) -> None:
 
 
 def _cancel(session: Session, caller: Caller, rows: Sequence[Workload]) -> None:
-    """Ends locked workloads that are queued, which needs nobody else, and asks the workflows of the others."""
+    """Cancels locked workloads: ends queued ones directly, and sends mail to the workflows of the others."""
     detail = {"by": caller.id}
     reason = Reason(ReasonCode.CANCELLED_BY_USER, detail)
     queued = {row.id: (reason, detail) for row in rows if Phase(row.phase) in QUEUED_PHASES}

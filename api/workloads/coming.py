@@ -1,4 +1,4 @@
-"""Machines that are on their way for workloads that wait."""
+"""Finds the machines that are being launched for waiting workloads."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _COMING = [phase.value for phase in (InstancePhase.REQUESTED, InstancePhase.LAUN
 
 
 def machines_on_their_way(session: Session, workloads: Sequence[str]) -> dict[str, list[ReasonView]]:
-    """By workload: what is being launched for it, where, and in how many seconds it is expected."""
+    """Returns, by workload, the machines that are being launched for it: type, zone and seconds until expected."""
     if not workloads:
         return {}
     found = session.execute(

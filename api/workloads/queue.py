@@ -1,4 +1,4 @@
-"""The queue, and why a workload is where it is: from what the last scan published and what regions answered."""
+"""Endpoints for the queue and for the state of one workload, from the last published scan and the regions' bids."""
 
 from datetime import UTC, datetime
 from itertools import islice
@@ -24,20 +24,20 @@ from infra.db.models import Attempt, Tenant, Workload
 
 _MAX_QUEUE = 10_000
 _PART = 100
-"""So many of the queue are looked up at once, at least."""
+"""Minimum number of queued workloads that are read in one query."""
 router = Router(prefix="/v1", tags=["following"])
 
 
 _COLUMNS = (*(getattr(Workload, name) for name in QueueRow._fields[:-1]), Tenant.level.label("tenant_level"))
 
 
-@router.get("/queue", summary="The queue")
+@router.get("/queue", summary="List the queue")
 def queue(
     state: StateOf,
     caller: Viewer,
-    limit: Annotated[int, Query(ge=1, le=_MAX_QUEUE, description="Entries at most")] = 1000,
+    limit: Annotated[int, Query(ge=1, le=_MAX_QUEUE, description="Maximum number of entries")] = 1000,
 ) -> QueueView:
-    """Waiting workloads in the order of the last scan, each with its reasons. Those that it has not seen come last."""
+    """Lists waiting workloads in the order of the last scan, each with its reasons. Unscanned workloads come last."""
     with state.transaction() as session:
         newest = state.queue.load(session)
         waiting = (
@@ -62,7 +62,7 @@ def queue(
 def _in_order(
     session: Session, newest: published.PublishedQueue, waiting: Select[Any], tenant: str | None, limit: int
 ) -> list[QueueRow]:
-    """The first `limit` workloads of the scan's ranking that are still queued."""
+    """Returns the first `limit` workloads in the scan's order that are still queued."""
     rows: list[QueueRow] = []
     ranked = iter(newest.of_tenant(tenant))
     while len(rows) < limit and (part := list(islice(ranked, max(limit, _PART)))):
@@ -86,9 +86,9 @@ def _entry(why_: Why, row: QueueRow) -> QueueEntry:
     )  # fmt: skip
 
 
-@router.get("/workloads/{id}/why", summary="Why a workload is where it is", responses=refusals(404))
+@router.get("/workloads/{id}/why", summary="Explain a workload's state", responses=refusals(404))
 def why(id: str, state: StateOf, caller: Viewer) -> WhyView:
-    """Why it waits, or what it waits for, or how it ended: in one sentence, and as codes with their numbers."""
+    """Explains why a workload waits, or how it ended: in one sentence, and as reason codes with details."""
     with state.transaction() as session:
         row = find(session, caller, id)
         is_queued = Phase(row.phase) in QUEUED_PHASES

@@ -1,4 +1,4 @@
-"""Reading workloads from Postgres into answers."""
+"""Reads workloads from Postgres and builds the responses."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -41,17 +41,17 @@ PREEMPTIONS = (
     ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.MACHINE_DRAINED, ReasonCode.PLATFORM_NOTICE
 )  # fmt: skip
 """Outcomes of attempts that count as preemptions."""
-# Statements of every request are made once: making one takes as long as carrying it out.
+# Statements that every request uses are built once, because building one takes as long as executing it.
 _FOUND = select(Workload).where(Workload.id == bindparam("id"))
 _LOCKED = _FOUND.with_for_update().execution_options(populate_existing=True)
 _LEVELS = select(Tenant.name, Tenant.level).where(Tenant.name == any_(bindparam("names", type_=ARRAY(Text))))
 
 
 def find(session: Session, caller: Caller, workload_id: str, *, lock: bool = False) -> Workload:
-    """The workload, if the caller may see it. `lock`: nobody else changes it in this transaction.
+    """Returns the row of a workload. `lock`: lock the row for update.
 
     Raises:
-        Problem: 404, the same for one that is not there and for another tenant's.
+        Problem: 404, with the same message if the workload does not exist and if it belongs to another tenant.
     """
     row = session.scalars(_LOCKED if lock else _FOUND, {"id": workload_id}).first()
     if row is None or not caller.sees(row.tenant):
@@ -60,27 +60,27 @@ def find(session: Session, caller: Caller, workload_id: str, *, lock: bool = Fal
 
 
 def effective_level(session: Session, row: Workload) -> int:
-    """The level that counts: the tenant's, or the lower one that was asked for."""
+    """Returns the effective level: the tenant's, or the lower one that was requested."""
     return max(session.get_one(Tenant, row.tenant).level, row.level or 0)
 
 
 def view(session: Session, queue: Newest, row: Workload) -> WorkloadView:
-    """One workload; `queue` is what the last scan published."""
+    """Returns the view of one workload. `queue` is the queue that the last scan published."""
     return views(session, queue, [row])[0]
 
 
 def views(session: Session, queue: Newest, rows: Sequence[Workload]) -> list[WorkloadView]:
-    """Several workloads, with a fixed number of queries."""
+    """Returns the views of several workloads, with a fixed number of queries."""
     return [WorkloadView(**fields) for fields in _fields(session, rows, why_all(session, queue, rows))]
 
 
 def detail(session: Session, queue: Newest, row: Workload) -> WorkloadDetail:
-    """One workload with its specification and placement."""
+    """Returns one workload with its specification, placement and cost."""
     (fields,) = _fields(session, [row], why_all(session, queue, [row]))
     held = select(Allocation).where(
         Allocation.workload == row.id, Allocation.attempt == row.attempt, Allocation.released_at.is_(None)
     )
-    live = session.scalars(held).all() if row.attempt else []  # one that was never placed holds nothing
+    live = session.scalars(held).all() if row.attempt else []  # A workload that was never placed has no allocations.
     tasks: list[TaskSlots] = []
     if live:
         tasks = tasks_of(WorkloadSpec.model_validate(row.spec), session.get_one(Attempt, (row.id, row.attempt)), live)
@@ -96,7 +96,7 @@ def detail(session: Session, queue: Newest, row: Workload) -> WorkloadDetail:
 
 
 def attempts(session: Session, row: Workload, limit: int, after: int) -> AttemptList:
-    """At most `limit` of a workload's attempts after the one of this number, oldest first."""
+    """Returns at most `limit` of a workload's attempts with numbers above `after`, oldest first."""
     own = (Attempt.workload == row.id, Attempt.attempt > after)
     wanted = select(Attempt).where(*own).order_by(Attempt.attempt).limit(limit + 1)
     found, following = page(session.scalars(wanted).all(), limit, lambda a: str(a.attempt))
@@ -116,18 +116,18 @@ def attempts(session: Session, row: Workload, limit: int, after: int) -> Attempt
 
 
 def submitted(session: Session, row: Workload) -> WorkloadDetail:
-    """One workload that was made in this transaction: no scan has seen it, so its own reason says all."""
+    """Returns a workload that was created in this transaction; it has no scan result and no attempt yet."""
     (fields,) = _fields(session, [row], {row.id: why_new(row)})
     return WorkloadDetail(**fields, spec=row.spec, placement=[], cost_usd=0.0, unpriced_h=0.0)
 
 
 def allocations(session: Session, row: Workload, limit: int, after: tuple[int, str]) -> AllocationList:
-    """At most `limit` of a workload's allocations after that of an attempt on a machine, oldest first."""
+    """Returns at most `limit` of a workload's allocations that follow `after`, (attempt, machine), oldest first."""
     order = (Allocation.attempt, Allocation.machine)
     own_rows = select(Allocation).where(Allocation.workload == row.id).order_by(*order)
     wanted = own_rows.where(tuple_(*order) > tuple_(*after)).limit(limit + 1)
     found, following = page(session.scalars(wanted).all(), limit, lambda a: f"{a.attempt}:{a.machine}")
-    # Which tasks are on a machine follows from all allocations of the attempt.
+    # The tasks of a machine can be derived only from all allocations of the attempt.
     numbers = {a.attempt for a in found}
     whole = session.scalars(own_rows.where(Allocation.attempt.in_(numbers))).all()
     placed = select(Attempt).where(Attempt.workload == row.id, Attempt.attempt.in_(numbers))
@@ -151,7 +151,7 @@ def allocations(session: Session, row: Workload, limit: int, after: tuple[int, s
 def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why]) -> list[dict[str, Any]]:
     names = list({row.tenant for row in rows})
     levels = dict(session.execute(_LEVELS, {"names": names}).all()) if names else {}
-    # Attempts tell nothing of those that were never placed, which are most of a long queue.
+    # Workloads that were never placed have no attempts; in a long queue these are the majority.
     placed = [row.id for row in rows if row.attempt]
     preempted = _preemptions(session, placed)
     progress = _progress(session, placed)
@@ -206,7 +206,7 @@ def _preemptions(session: Session, ids: Collection[str]) -> dict[str, int]:
 
 
 def _lost(session: Session, ids: Collection[str]) -> dict[str, float]:
-    """Seconds of work that earlier attempts lost."""
+    """Returns the seconds of work that attempts have lost, by workload."""
     if not ids:
         return {}
     summed = select(Attempt.workload, func.coalesce(func.sum(Attempt.lost_s), 0.0)).where(Attempt.workload.in_(ids))
@@ -214,7 +214,7 @@ def _lost(session: Session, ids: Collection[str]) -> dict[str, float]:
 
 
 def _progress(session: Session, ids: Collection[str]) -> dict[str, ProgressView]:
-    """The newest step, checkpoint, cadence and load; they may be of different attempts."""
+    """Returns the newest step, checkpoint, cadence and load by workload; they can come from different attempts."""
     if not ids:
         return {}
 
@@ -260,7 +260,7 @@ def _progress(session: Session, ids: Collection[str]) -> dict[str, ProgressView]
 
 
 def _at_risk(session: Session, ids: Collection[str], now: datetime) -> dict[str, float]:
-    """Seconds of work that an interruption now would lose, of those whose tasks run."""
+    """Returns the seconds of work that an interruption now would lose, for workloads whose tasks run."""
     live = session.scalars(
         select(Attempt).where(Attempt.workload.in_(ids), Attempt.released_at.is_(None), Attempt.started_at.is_not(None))
     )

@@ -1,4 +1,4 @@
-"""Why workloads are where they are: the one place that says it, for lists, `show`, `why` and the queue alike."""
+"""Determines the reasons for the state of workloads. Lists, `show`, `why` and the queue all use this module."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from infra.db.logs import Event, Waiting
 from infra.db.models import Attempt, Workload
 
 OVERDUE_S = 15.0
-"""Every change of the queue asks for a scan. After this time without one, `why` says that the scan is overdue."""
+"""Every change of the queue requests a scan. After this time without one, `why` reports that the scan is overdue."""
 
 _IDS = bindparam("ids", type_=ARRAY(Text))
 _NOW = select(func.clock_timestamp())
@@ -26,7 +26,7 @@ _WAITING = select(Waiting.workload, Waiting.reasons).where(Waiting.workload == a
 
 
 class QueueRow(NamedTuple):
-    """What the queue needs of a workload: a whole row has its document, which is many times as large."""
+    """The columns of a workload that the queue needs. A whole row would include the document, which is much larger."""
 
     id: str
     name: str
@@ -46,12 +46,12 @@ Row = Workload | QueueRow
 
 @dataclass(frozen=True)
 class Why:
-    """Why one workload is where it is."""
+    """The reasons for the state of one workload."""
 
     reasons: list[ReasonView]
-    """The first is the one that lists show; a queued workload has at least one."""
+    """All reasons; lists show only the first. A queued workload has at least one."""
     entry: published.QueuePosition | None = None
-    """What the last scan said of it, if it is queued."""
+    """The workload's position in the last scan, if it is queued."""
 
     @property
     def first(self) -> ReasonView | None:
@@ -60,7 +60,7 @@ class Why:
 
 
 def why_all(session: Session, queue: published.Newest, rows: Sequence[Row]) -> dict[str, Why]:
-    """Why each of `rows` is where it is, by id."""
+    """Returns the reasons for the state of each workload, by id."""
     queued = [row for row in rows if Phase(row.phase) in QUEUED_PHASES]
     newest = queue.load(session) if queued else published.NOTHING
     entries = newest.find_all([row.id for row in queued])
@@ -85,12 +85,12 @@ def why_all(session: Session, queue: published.Newest, rows: Sequence[Row]) -> d
 
 
 def why_new(row: Row) -> Why:
-    """Why a workload waits that was made in this transaction: as `why_all`, which would look for what cannot be."""
+    """Returns the reasons of a workload that was created in this transaction, without the queries of `why_all`."""
     return Why([view for view in [reason_view(row.reason)] if view is not None])
 
 
 def _why_queued(row: Row, entry: published.QueuePosition | None, waiting: Mapping[str, Any] | None) -> list[ReasonView]:
-    """It is held, over quota, what each region said; nothing where no scan has reached it yet."""
+    """Returns the reasons of a queued workload: hold, quota, refusals of regions. Empty if it was never scanned."""
     quota = entry.reason.to_json() if entry is not None and entry.reason is not None else None
     found = [quota, *((waiting or {}).get("reasons", []))]
     if row.held_by is not None:
@@ -104,7 +104,7 @@ def _why_queued(row: Row, entry: published.QueuePosition | None, waiting: Mappin
 
 
 def _unscanned(session: Session, rows: Sequence[Row]) -> dict[str, ReasonView]:
-    """Of queued workloads that no scan has reached: that they wait for the next one, or that it is overdue."""
+    """Returns the reason of queued workloads without a scan: they wait for the next scan, or the scan is overdue."""
     if not rows:
         return {}
     now: datetime = session.execute(_NOW).scalar_one()
@@ -126,7 +126,7 @@ def _waiting(session: Session, rows: Sequence[Row]) -> dict[str, Mapping[str, An
 
 
 def _started(session: Session, rows: Sequence[Row]) -> dict[str, datetime | None]:
-    """When the newest attempts of running workloads began to run."""
+    """Returns the start times of the current attempts of running workloads."""
     if not rows:
         return {}
     newest = {(row.id, row.attempt) for row in rows}

@@ -1,4 +1,4 @@
-"""How many workloads a tenant may have in the queue."""
+"""Limits the number of queued workloads per tenant."""
 
 import time
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from domain.phases import QUEUED_PHASES
 from infra.db.models import Workload
 
 _AT_ONCE = 1000
-"""Submissions of a tenant that are in flight at the same time, at most, in all API processes."""
+"""Upper bound of concurrent submissions of one tenant in all API processes."""
 _FRESH_S = 5.0
 _FAR = 5000
-"""More submissions of a tenant than all API processes together take within `_FRESH_S`."""
+"""Upper bound of submissions of one tenant that all API processes together accept within `_FRESH_S`."""
 
 
 @dataclass
@@ -24,24 +24,24 @@ class _Count:
 
 
 class Room:
-    """Refuses submissions of tenants that have `most` workloads in the queue, or more.
+    """Refuses submissions of tenants that have `most` or more workloads in the queue.
 
-    Counting thousands of rows costs as much as a submission, so far from the limit a count is used for some seconds.
+    Counting thousands of rows costs as much as a submission, so a count far below the limit is cached for `_FRESH_S`.
     """
 
     def __init__(self, most: int, retry_s: int) -> None:
-        """`retry_s`: when a refused submission is to be tried again."""
+        """`retry_s`: value of `Retry-After` in the response to a refused submission."""
         self._most = most
         self._retry_s = retry_s
         self._counts: dict[str, _Count] = {}
 
     def require(self, session: Session, tenant: str) -> None:
-        """Refuses another workload of `tenant` where there is no room; exact, in the session's transaction.
+        """Checks that the queue has room for another workload of `tenant`; must run in the submission's transaction.
 
-        Submissions of a tenant wait for each other only when it is close to its limit.
+        The limit is exact. Only close to the limit are the submissions of a tenant serialised by a lock.
 
         Raises:
-            Problem: 429.
+            Problem: 429, the tenant has reached its limit.
         """
         known, now_s = self._counts.get(tenant), time.monotonic()
         if known is not None and now_s - known.at_s < _FRESH_S and known.queued < self._most - _FAR:
@@ -61,7 +61,7 @@ class Room:
             )  # fmt: skip
 
     def _count(self, session: Session, tenant: str) -> int:
-        """The tenant's workloads in the queue; `most` if there are more."""
+        """Returns the number of the tenant's workloads in the queue, at most `most`."""
         queued = (Workload.finished_at.is_(None), Workload.phase.in_(sorted(QUEUED_PHASES)))
         found = select(Workload.id).where(Workload.tenant == tenant, *queued).limit(self._most)
         return session.scalar(select(func.count()).select_from(found.subquery())) or 0

@@ -1,4 +1,4 @@
-"""Submitting, listing and looking at workloads."""
+"""Endpoints that submit, list and show workloads."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ DRY_RUN_TIMEOUT = timedelta(seconds=30)
 _CONNECT_S = 5.0
 _log = logging.getLogger(__name__)
 AllocationCursor = Annotated[
-    str | None, Query(pattern=r"^[0-9]{1,9}:[a-z0-9/-]{0,200}$", description="`next_cursor` of the page before")
+    str | None, Query(pattern=r"^[0-9]{1,9}:[a-z0-9/-]{0,200}$", description="`next_cursor` of the previous page")
 ]
 router = Router(prefix="/v1/workloads", tags=["workloads"])
 
@@ -50,7 +50,7 @@ _DOCUMENT_BODY: dict[str, Any] = {
     }
 }
 SCHEMAS = {"WorkloadDocument": DOCUMENT}
-"""Components that the operations here refer to."""
+"""OpenAPI components that the operations in this module refer to."""
 
 
 @router.post(
@@ -60,7 +60,7 @@ SCHEMAS = {"WorkloadDocument": DOCUMENT}
     summary="Submit a workload",
     openapi_extra=_DOCUMENT_BODY,
     responses={
-        200: {"description": "With `dry_run`: what would happen", "model": DryRunView},
+        200: {"description": "With `dry_run`: the expected result", "model": DryRunView},
         202: {"headers": {"Location": {"description": "The workload's URL", "schema": {"type": "string"}}}},
     },
 )
@@ -69,16 +69,16 @@ async def submit_workload(
     response: Response,
     state: StateOf,
     caller: Submitter,
-    dry_run: Annotated[bool, Query(description="Change nothing, and tell what would happen")] = False,
+    dry_run: Annotated[bool, Query(description="Change nothing; return the expected result")] = False,
     key: Annotated[
         str | None,
-        Header(alias="Idempotency-Key", description="The same key and body make one workload, however often they come"),
+        Header(alias="Idempotency-Key", description="Repeated requests with the same key and body create one workload"),
     ] = None,
 ) -> Any:
-    """Checks a workload document and puts it into the queue. Everything that is wrong with it is told at once.
+    """Validates a workload document and adds the workload to the queue. An error response lists all errors.
 
-    With `dry_run` nothing is changed: the answer (200) tells whether it would be placed now, where, evicting whom, or
-    else why not.
+    With `dry_run` nothing is changed. The response (200) says whether the workload would be placed now, on which
+    machines and with which victims, or why not.
     """
     key = idempotency_key(key)
     body = await request.body()
@@ -100,7 +100,7 @@ def _admit(state: State, caller: Submitter, request: Request, body: bytes) -> tu
 
 
 def _masked(state: State, caller: Submitter, planned: DryRunView) -> DryRunView:
-    """What the caller may see of it: victims of other tenants are counted, not named."""
+    """Returns the dry run as the caller may see it: victims of other tenants are counted, not named."""
     if caller.tenant is None:
         return planned
     with state.transaction() as session:
@@ -126,7 +126,7 @@ async def _dry_run(state: State, spec: WorkloadSpec, unheld: str | None) -> DryR
             )
     except (ConfigurationError, RuntimeError, TimeoutError, RPCError, WorkflowFailureError) as error:
         _log.warning("dry run: %r, because of %r", error, error.__cause__)
-        raise Problem(Kind.SCHEDULER_UNAVAILABLE, "no scheduler answers now; what is submitted waits for it") from None
+        raise Problem(Kind.SCHEDULER_UNAVAILABLE, "no scheduler responds; submitted workloads wait for it") from None
     reasons = [view for view in (reason_view(body) for body in result.reasons) if view is not None]
     return DryRunView(
         admitted=result.admitted, rank=result.rank, over_quota=result.over_quota, region=result.region,
@@ -145,17 +145,17 @@ def _label(pair: str) -> dict[str, str]:
 def list_workloads(
     state: StateOf,
     caller: Viewer,
-    tenant: Annotated[str | None, Query(description="Only this tenant's")] = None,
+    tenant: Annotated[str | None, Query(description="Only workloads of this tenant")] = None,
     phase: Annotated[
         list[Phase | Literal["held", "live"]] | None,
-        Query(max_length=20, description="Only in one of these phases; `held`: queued and held; `live`: not ended"),
+        Query(max_length=20, description="Only these phases; `held`: queued and held; `live`: not ended"),
     ] = None,
     label: Annotated[list[str] | None, Query(max_length=20, description="Only with these labels, key=value")] = None,
-    name: Annotated[str | None, Query(description="Only of this name")] = None,
+    name: Annotated[str | None, Query(description="Only with this name")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
-    cursor: Annotated[str | None, Query(max_length=100, description="`next_cursor` of the page before")] = None,
+    cursor: Annotated[str | None, Query(max_length=100, description="`next_cursor` of the previous page")] = None,
 ) -> WorkloadPage:
-    """Workloads, newest first, that match all filters. Pages stay in step while new workloads come in."""
+    """Lists workloads that match all filters, newest first. New submissions do not shift the following pages."""
     wanted = select(Workload)
     for only in (caller.tenant, tenant):
         if only is not None:
@@ -178,28 +178,28 @@ def list_workloads(
         return mask(session, caller, found)
 
 
-@router.get("/{id}", summary="A workload", responses=refusals(404))
+@router.get("/{id}", summary="Get a workload", responses=refusals(404))
 def get_workload(id: str, state: StateOf, caller: Viewer) -> WorkloadDetail:
-    """One workload, with its specification and where its tasks are."""
+    """Returns one workload with its specification and the placement of its tasks."""
     with state.transaction() as session:
         return mask(session, caller, reading.detail(session, state.queue, reading.find(session, caller, id)))
 
 
-@router.get("/{id}/attempts", summary="A workload's attempts", responses=refusals(404))
+@router.get("/{id}/attempts", summary="List a workload's attempts", responses=refusals(404))
 def list_attempts(
     id: str, state: StateOf, caller: Viewer, limit: Limit = MAX_ITEMS, cursor: NumberCursor = None
 ) -> AttemptList:
-    """Its placements so far, oldest first, with why each ended."""
+    """Lists the attempts of a workload, oldest first, each with the reason why it ended."""
     with state.transaction() as session:
         found = reading.attempts(session, reading.find(session, caller, id), limit, int(cursor or 0))
         return mask(session, caller, found)
 
 
-@router.get("/{id}/allocations", summary="A workload's allocations", responses=refusals(404))
+@router.get("/{id}/allocations", summary="List a workload's allocations", responses=refusals(404))
 def list_allocations(
     id: str, state: StateOf, caller: Viewer, limit: Limit = MAX_ITEMS, cursor: AllocationCursor = None
 ) -> AllocationList:
-    """What it holds, held or was promised on each machine, oldest first."""
+    """Lists current, past and promised allocations of a workload, oldest first."""
     with state.transaction() as session:
         number, _, machine = (cursor or "0:").partition(":")
         return reading.allocations(session, reading.find(session, caller, id), limit, (int(number), machine))

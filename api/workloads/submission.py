@@ -1,4 +1,4 @@
-"""Submission: from a document to a workload with its mail, audit and event, in one transaction."""
+"""Submission: creates a workload from a document, with its event, audit entry and mail, in one transaction."""
 
 import hashlib
 
@@ -29,14 +29,14 @@ MAX_KEY = 200
 
 
 class _AlreadyAnswered(Exception):
-    """Another request with the same Idempotency-Key was faster; this one's transaction is undone."""
+    """A concurrent request with the same Idempotency-Key has created the workload; this transaction is rolled back."""
 
 
 def parse(request: Request, body: bytes) -> Value:
-    """The value of a document in the media type that the request declares. CPU-bound: call it in a thread.
+    """Parses a document in the request's media type. CPU-bound: call it in a thread.
 
     Raises:
-        Problem: 415 for another media type, 422 for what is not YAML or JSON.
+        Problem: 415 for an unsupported media type, 422 if the body is not YAML or JSON.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media in JSON_TYPES:
@@ -55,10 +55,10 @@ def parse(request: Request, body: bytes) -> Value:
 
 
 def admit(session: Session, caller: Caller, value: Value) -> tuple[WorkloadSpec, str | None]:
-    """The specification of a document that can be submitted, and why no region could ever hold it, if so.
+    """Validates a document. Returns its specification, and why no region could ever hold the gang (None: one might).
 
     Raises:
-        Problem: 422 with everything that is wrong with it.
+        Problem: 422 with all errors.
     """
     draft = read_workload(value, caller.tenant)
     machines = fleet(session)
@@ -73,10 +73,10 @@ def admit(session: Session, caller: Caller, value: Value) -> tuple[WorkloadSpec,
 
 
 def idempotency_key(given: str | None) -> str | None:
-    """The Idempotency-Key, if it is one.
+    """Validates the Idempotency-Key and returns it.
 
     Raises:
-        Problem: 400.
+        Problem: 400, the key is invalid.
     """
     if given is not None and not (1 <= len(given) <= MAX_KEY and given.isascii() and given.isprintable()):
         raise Problem(Kind.MALFORMED_REQUEST, f"Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters")
@@ -84,10 +84,10 @@ def idempotency_key(given: str | None) -> str | None:
 
 
 def submit(state: State, caller: Caller, request: Request, body: bytes, key: str | None) -> SubmittedView:
-    """Submits the document in `body`, or finds the workload that the same request with the same `key` made before.
+    """Submits the document in `body`, or returns the workload that an earlier request with the same `key` created.
 
     Raises:
-        Problem: the document is refused, or `key` was used for another body. Nothing was changed.
+        Problem: the document is invalid, or `key` was used with another body. Nothing was changed.
     """
     digest = hashlib.sha256(body).hexdigest()
     answered = _answered(state, caller, key, digest)
@@ -114,7 +114,7 @@ def _answered(state: State, caller: Caller, key: str | None, digest: str) -> Sub
         if known.body_sha256 != digest:
             raise Problem(
                 Kind.IDEMPOTENCY_MISMATCH,
-                f"Idempotency-Key {shown(key)} was used for another body, which made {known.workload}; take a new key",
+                f"Idempotency-Key {shown(key)} was used with another body for {known.workload}; use a new key",
             )
         row = session.get_one(Workload, known.workload)
         held_by_none = never(WorkloadSpec.model_validate(row.spec), fleet(session))
@@ -145,7 +145,7 @@ def _insert(
     session.add(row)
     session.flush()
     if key is not None:
-        # Waits for a concurrent request with the same key, and then finds what it wrote.
+        # The insert waits for a concurrent request with the same key, and then conflicts with its row.
         known = insert(Idempotency).values(api_key=caller.id, key=key, body_sha256=digest, workload=row.id)
         done = session.execute(known.on_conflict_do_nothing().returning(Idempotency.workload)).first()
         if done is None:

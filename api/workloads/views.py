@@ -1,4 +1,4 @@
-"""Answers about workloads."""
+"""Response models for workloads."""
 
 from datetime import datetime
 from typing import Any
@@ -30,49 +30,49 @@ class JobView(View):
 
 
 class CadenceView(View):
-    """How often its tasks save, as they report it; seconds."""
+    """The checkpoint cadence that the tasks report, in seconds."""
 
-    interval_s: float = Field(description="W: work between two saves")
-    cost_s: float | None = Field(description="C: what a save costs the training")
+    interval_s: float = Field(description="W: time between two saves")
+    cost_s: float | None = Field(description="C: time for which a save blocks the training")
     mtbf_s: float | None = Field(description="mu: mean time between interruptions of the whole gang")
-    step_s: float | None = Field(description="One step; null: none was timed yet")
-    source: str | None = Field(description="Who says mu", examples=["hazard"])
+    step_s: float | None = Field(description="Duration of a step; null: not measured yet")
+    source: str | None = Field(description="Source of mu", examples=["hazard"])
 
 
 class LoadView(View):
-    """How loading the newest checkpoint went."""
+    """The result of loading the newest checkpoint."""
 
-    state: str = Field(description="started, loaded, none (nothing valid was there) or failed")
+    state: str = Field(description="started, loaded, none (there was no valid checkpoint) or failed")
     error: str | None
-    skipped: int = Field(description="Checkpoints that were passed over as damaged")
+    skipped: int = Field(description="Number of checkpoints that were skipped because they are damaged")
 
 
 class NoticeView(View):
-    """A platform's word that a task will be stopped, and what the task did about it."""
+    """A notice from a platform that a task will be stopped, and the task's reaction."""
 
     platform: str
     kind: str
     certain: bool = Field(description="False: a recommendation to leave")
-    at_s: float = Field(description="When the task learnt it, in seconds since the epoch")
-    ends_at_s: float | None = Field(description="When the machine goes, in seconds since the epoch; null: not known")
+    at_s: float = Field(description="When the task received it, in seconds since the epoch")
+    ends_at_s: float | None = Field(description="When the machine will stop, in seconds since the epoch; null: unknown")
     words: str
     decision: str | None
 
 
 class ProgressView(View):
-    """What the workload's tasks last reported."""
+    """The latest reports of the workload's tasks."""
 
     step: int | None
     checkpoint_step: int | None
     checkpoint_at: datetime | None
-    checkpoint_age_s: float | None = Field(description="How old the newest checkpoint is")
+    checkpoint_age_s: float | None = Field(description="Age of the newest checkpoint")
     checkpoint_bytes: int | None
-    checkpoint_s: float | None = Field(description="How long the newest save held the training up")
-    checkpoint_write_s: float | None = Field(description="How long it took until it was durable")
+    checkpoint_s: float | None = Field(description="How long the newest save blocked the training")
+    checkpoint_write_s: float | None = Field(description="How long the newest save took until it was durable")
     cadence: CadenceView | None
-    load: LoadView | None = Field(description="Of the newest attempt that came so far")
-    notice: NoticeView | None = Field(description="Of the newest attempt, if there was one")
-    at_risk_s: float | None = Field(description="Work that an interruption now would lose; null: nothing runs")
+    load: LoadView | None = Field(description="From the newest attempt that tried to load a checkpoint")
+    notice: NoticeView | None = Field(description="Notice to the newest attempt; null: there was none")
+    at_risk_s: float | None = Field(description="Work that an interruption now would lose; null: no task runs")
 
 
 class PlacementView(View):
@@ -85,7 +85,7 @@ class PlacementView(View):
 
 
 class WorkloadView(View):
-    """A workload as lists show it."""
+    """A workload, with the fields that lists contain."""
 
     id: str = Field(examples=["wl-01jd3k9p2q7x4m5t"])
     name: str
@@ -93,8 +93,8 @@ class WorkloadView(View):
     labels: dict[str, str]
     phase: Phase
     reason: ReasonView | None = Field(description="Why it is in this phase")
-    attempt: int = Field(description="Number of the newest placement; 0 before the first")
-    level: int = Field(description="The level that counts: the tenant's, or the lower one that was asked for")
+    attempt: int = Field(description="Number of the newest attempt; 0 before the first")
+    level: int = Field(description="The effective level: the tenant's, or the lower one that was requested")
     held_by: str | None
     submitted_at: datetime
     finished_at: datetime | None
@@ -102,26 +102,26 @@ class WorkloadView(View):
     checkpoint_region: str | None
     queued: bool = Field(description="Whether it is in the queue")
     preemptions: int
-    lost_s: float = Field(description="Seconds of work that interruptions have lost so far, by estimate")
+    lost_s: float = Field(description="Estimated seconds of work lost by interruptions so far")
     progress: ProgressView | None
     jobs: list[JobView]
     tables: list[str]
 
 
 class WorkloadDetail(WorkloadView):
-    """A workload with its specification, as it was read, and where its tasks are."""
+    """A workload with its normalised specification and the placement of its tasks."""
 
     spec: dict[str, Any]
     placement: list[PlacementView]
-    cost_usd: float = Field(description="What it has cost so far, at the prices of its clusters")
-    unpriced_h: float = Field(description="Hours of GPUs and cores that it held at no known price")
+    cost_usd: float = Field(description="Cost so far, at the prices of its clusters")
+    unpriced_h: float = Field(description="GPU hours and core hours for which no price is known")
 
 
 class SubmittedView(WorkloadDetail):
-    """A workload that was submitted."""
+    """A submitted workload."""
 
     never: str | None = Field(
-        description="Why no region could ever hold it as the fleet is, and what would have to change; null: one might"
+        description="Why no region of the current fleet can hold it, and what would have to change; null: one might"
     )
 
 
@@ -129,11 +129,11 @@ class WorkloadPage(View):
     """A page of workloads, newest first."""
 
     items: list[WorkloadView]
-    next_cursor: str | None = Field(description="Give it as `cursor` for the next page; null on the last one")
+    next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
 class AttemptView(View):
-    """One placement, from award to release."""
+    """One attempt, from award to release."""
 
     attempt: int
     region: str
@@ -149,14 +149,14 @@ class AttemptView(View):
     checkpoint_step: int | None
     checkpoint_at: datetime | None
     checkpoint_bytes: int | None
-    checkpoint_s: float | None = Field(description="How long the last save held the training up")
+    checkpoint_s: float | None = Field(description="How long the last save blocked the training")
     checkpoint_write_s: float | None = Field(description="How long the last save took until it was durable")
     cadence: CadenceView | None
     load: LoadView | None
     notice: NoticeView | None
-    lost_s: float | None = Field(description="Seconds of work that it lost, by estimate; null until it is over")
+    lost_s: float | None = Field(description="Estimated seconds of work that it lost; null until it ends")
     stale_tables: dict[str, datetime] = Field(
-        description="Tables that are stale where it runs, each with the time before which it is complete there"
+        description="Tables that are stale in its region, each with the time up to which the replica is complete"
     )
     gpus: dict[str, int]
     cpus: float
@@ -170,12 +170,12 @@ class AttemptList(View):
 
 
 class AllocationView(View):
-    """What one attempt holds, held or was promised on one machine."""
+    """The resources of one machine that an attempt holds, held or is promised."""
 
     attempt: int
     machine: str
     slots: list[int]
-    awaited: list[int] = Field(description="Slots promised, which a victim still holds")
+    awaited: list[int] = Field(description="Promised slots that a victim still holds")
     cpus: float
     memory_bytes: int
     tasks: list[dict[str, Any]]
@@ -192,13 +192,13 @@ class AllocationList(View):
 
 
 class CancelledView(View):
-    """The workloads that were asked to end."""
+    """The workloads whose cancellation was requested."""
 
     cancelled: list[str]
 
 
 class WhyView(View):
-    """Why a workload is where it is, or why it waits. Ranks and credit are those of the last scan."""
+    """The reasons for a workload's state. Rank and credit are from the last scan."""
 
     workload: str
     phase: Phase
@@ -213,7 +213,7 @@ class WhyView(View):
 
 
 class QueueEntry(View):
-    """A waiting workload. One that no scan has seen yet has no rank and comes last."""
+    """A waiting workload. A workload that was not scanned yet has no rank and comes last."""
 
     id: str
     name: str
@@ -228,7 +228,7 @@ class QueueEntry(View):
 
 
 class QueueView(View):
-    """The queue as the last scan left it."""
+    """The queue in the order of the last scan."""
 
     scanned_at: datetime | None
     total: int = Field(description="Number of waiting workloads that the caller may see")
@@ -236,16 +236,16 @@ class QueueView(View):
 
 
 class DryRunView(View):
-    """What would happen to the document if it were submitted now."""
+    """The expected result of submitting the document now."""
 
     admitted: bool
     rank: int
     over_quota: bool
     region: str | None
     machines: list[str]
-    victims: list[str] = Field(description="Workloads that would be evicted, of those that the key may see")
-    other_victims: int = Field(description="How many workloads of other tenants would be evicted besides")
+    victims: list[str] = Field(description="Workloads that would be evicted and that the key may see")
+    other_victims: int = Field(description="Number of other tenants' workloads that would also be evicted")
     reasons: list[ReasonView]
     never: str | None = Field(
-        description="Why no region could ever hold it as the fleet is, and what would have to change; null: one might"
+        description="Why no region of the current fleet can hold it, and what would have to change; null: one might"
     )

@@ -1,7 +1,7 @@
-"""Messages between workflows, activities, agents and the outbox: names and payloads.
+"""Names and payloads of the messages between workflows, activities, agents and the outbox.
 
-Payloads are references and small facts. A plan, a snapshot or a specification never travels through Temporal's
-history; neither does a secret.
+Payloads contain only references and small values. Plans, snapshots, specifications and secrets are never stored in
+Temporal's history.
 """
 
 from domain.protocol.activities import (

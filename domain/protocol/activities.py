@@ -1,17 +1,17 @@
-"""Names of activities, with the signature of each."""
+"""Names and signatures of the Temporal activities."""
 
 from enum import StrEnum
 
 
 class Activity(StrEnum):
-    """Names under which activities are registered: the signature of each is given beside its name."""
+    """The names under which activities are registered. The comment beside each name is its signature."""
 
-    # On the control queue, most of them run as local activities of the workflow's own worker.
+    # On the control queue. Most of these run as local activities in the worker of the calling workflow.
     TRANSITION = "workload.transition"  # TransitionRequest -> bool
     RELEASE = "workload.release"  # ReleaseRequest -> None
     FLUSHED = "workload.flushed"  # FlushedRequest -> None
     STAGE = "launch.stage"  # StageRequest -> LaunchPlan
-    STAGED_HERE = "launch.staged_here"  # StageRequest -> None: its checkpoints are in its region from now on
+    STAGED_HERE = "launch.staged_here"  # StageRequest -> None: records that the checkpoints were copied to its region
     SCAN = "queue.scan"  # -> ScanTicket
     AWARD = "queue.award"  # AwardRequest -> AwardResult
     DRY_RUN = "queue.dry_run"  # DryRunRequest -> DryRunResult
@@ -19,13 +19,13 @@ class Activity(StrEnum):
     MACHINE_READY = "machine.ready"  # Attend -> None
     MACHINE_LOST = "machine.lost"  # Attend -> None
     MACHINE_NOTICED = "machine.noticed"  # MachineNotice -> None
-    LAUNCH_INSTANCE = "instance.launch"  # InstanceRef -> bool: False if it was refused
+    LAUNCH_INSTANCE = "instance.launch"  # InstanceRef -> bool: False if the provider refused
     LOOK_AT_INSTANCE = "instance.look"  # InstanceRef -> InstanceFacts
     MOVE_INSTANCE = "instance.move"  # InstanceMove -> None
     DRAIN_INSTANCE = "instance.drain"  # InstanceRef -> None
-    TERMINATE_INSTANCE = "instance.terminate"  # InstanceRef -> bool: True if the provider does not have it any more
+    TERMINATE_INSTANCE = "instance.terminate"  # InstanceRef -> bool: True if the provider no longer has the instance
     RECONCILE = "house.reconcile"  # -> float
-    COLLECT = "house.collect"  # -> float; of rounds of before progress had a loop of its own
+    COLLECT = "house.collect"  # -> float; only in histories from before progress had its own loop
     EXPIRE = "house.expire"  # -> float
     REMOVE_REPLICAS = "house.remove_replicas"  # -> float
     OPEN_NIGHT = "night.open"  # NightRef -> NightTicket
@@ -39,10 +39,10 @@ class Activity(StrEnum):
     BID = "region.bid"  # BidRequest -> int: plans found
     COPY_CHECKPOINT = "region.copy_checkpoint"  # CheckpointCopy -> int (bytes)
     COPY_TABLE = "region.copy_table"  # ReplicateTable -> int (bytes)
-    SCRUB = "region.scrub"  # Scrub -> int: seconds until it is due again
+    SCRUB = "region.scrub"  # Scrub -> int: seconds until the next scrub is due
     # On an agent's queue.
     PREPARE_NODE = "node.prepare"  # PrepareNode -> NodePrepared
     RUN_NODE = "node.run"  # RunNode -> NodeOutcome
     STOP_NODE = "node.stop"  # StopNode -> NodeOutcome
     PROVE_KEY = "machine.prove_key"  # ProveKey -> str
-    ATTEND = "machine.attend"  # Attend -> None, only ever ends by failure or shutdown
+    ATTEND = "machine.attend"  # Attend -> None; ends only by failure or shutdown

@@ -1,19 +1,20 @@
-"""Copies of tables, and their verification."""
+"""Messages for copying tables between regions and verifying the copies."""
 
 from dataclasses import dataclass
 
 NIGHTLY = "nightly"
 ON_DEMAND = "on demand"
-"""Shares of the bandwidth between regions: of planned moves, and of what a workload or an operator waits for."""
+"""The two shares of the bandwidth between regions: `NIGHTLY` for planned moves, `ON_DEMAND` for copies that a workload
+or an operator waits for."""
 
 
 @dataclass
 class ReplicateTable:
-    """Asks for a complete, verified replica of a table in a region."""
+    """Request for a complete, verified replica of a table in a region."""
 
     table: str
     source_region: str
-    """The table's home when it was asked for; each partition is copied from the home of its moment."""
+    """The table's home at the time of the request. Each partition is copied from the home at the time of its copy."""
     target_region: str
     share: str = ON_DEMAND
     """`ON_DEMAND` or `NIGHTLY`."""
@@ -21,6 +22,6 @@ class ReplicateTable:
 
 @dataclass
 class Scrub:
-    """Asks for what is due in a region to be verified."""
+    """Request to verify the copies in a region that are due for verification."""
 
     region: str

@@ -1,49 +1,49 @@
-"""Instances: machines that were asked of providers."""
+"""Messages about instances, the machines that are launched by providers."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class InstanceInput:
-    """What an instance's workflow starts from: its row in the ledger, and the times that it keeps to."""
+    """Input of an instance's workflow: data of the instance's row in the ledger, and timeouts."""
 
     instance: str
     phase: str
     """`lifecycle.instances.InstancePhase`."""
     table: int
-    """Version of the table of steps that it follows, from its start on."""
+    """Version of the table of steps that the workflow follows from its start to its end."""
     join_s: float
-    """How long its agent may take to be ready."""
+    """Timeout for the agent to become ready."""
     drain_s: float
-    """How long what runs on its machine may take to leave."""
+    """Timeout for the workloads on the machine to leave."""
 
 
 @dataclass
 class InstanceRef:
-    """Names an instance."""
+    """Reference to an instance."""
 
     instance: str
 
 
 @dataclass
 class InstanceFacts:
-    """What the ledger says of an instance now."""
+    """The current state of an instance in the ledger."""
 
     told: bool
-    """It is to end."""
+    """The instance has been requested to end."""
     lost: bool
-    """The provider does not have it any more, or its agent was away for too long."""
+    """The provider no longer has the instance, or its agent has not responded for too long."""
     ready: bool
-    """Its machine takes work, or would if it were not drained."""
+    """The machine accepts work, or would accept it if it were not drained."""
     held: bool
-    """Something is held on its machine, was promised it, or may still be saved there."""
+    """A workload holds resources of the machine, or is promised some, or may still be saving a checkpoint there."""
 
 
 @dataclass
 class InstanceMove:
-    """Asks for the next phase of an instance, with its event. Idempotent."""
+    """Request to move an instance to its next phase and record the event. Idempotent."""
 
     instance: str
     phase: str
     because: str
-    """`lifecycle.instances.InstanceEvent` of the step before; empty for the first."""
+    """`lifecycle.instances.InstanceEvent` that ended the previous step; empty for the first."""

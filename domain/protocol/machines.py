@@ -1,30 +1,30 @@
-"""Machines and their agents: preparing, running and stopping a gang's tasks, and being there."""
+"""Messages between workflows and agents: preparing, running and stopping a gang's tasks, registration and liveness."""
 
 from dataclasses import dataclass, field
 
 from domain.reported import NoticeReport, TaskProgress
 
 DETACHED = "Detached"
-"""Type of the error with which an agent that stops ends an activity: it let go of what goes on without it."""
+"""Type of the error with which an agent ends an activity when the agent stops; the tasks go on without it."""
 
 
 @dataclass
 class TaskExit:
-    """How a task ended. Exactly one of `exit_code` and `signal` is set, or neither where its status was lost."""
+    """How a task ended. Either `exit_code` or `signal` is set; if the exit status was lost, neither is."""
 
     job: str
     task: int
     exit_code: int | None = None
     signal: int | None = None
     log_tail: str = ""
-    """Of agents of earlier versions only: what tasks print does not travel through Temporal's history."""
+    """Sent by earlier versions of agents only; the output of tasks is no longer stored in Temporal's history."""
     memory_limit_bytes: int | None = None
-    """Set where the kernel killed one of its processes because the task had reached its limit of memory."""
+    """Set if the kernel killed a process of the task because the task had reached its memory limit."""
     memory_peak_bytes: int | None = None
 
     @property
     def succeeded(self) -> bool:
-        """Whether it ended by itself with exit code 0."""
+        """Whether the task ended with exit code 0."""
         return self.exit_code == 0
 
     @property
@@ -37,7 +37,7 @@ class TaskExit:
 
 @dataclass
 class PrepareNode:
-    """Asks an agent to fetch the launch description, unpack files and reserve a port for each job it leads."""
+    """Request to an agent to fetch the launch description, unpack files and reserve rendezvous ports."""
 
     workload_id: str
     attempt: int
@@ -45,13 +45,14 @@ class PrepareNode:
     launch_key: str
     bucket_url: str
     leads_jobs: list[str]
+    """Jobs whose task 0 runs on this machine: the agent reserves a rendezvous port for each."""
     launch_sha256: str | None = None
     """`LaunchPlan.launch_sha256`."""
 
 
 @dataclass
 class NodePrepared:
-    """The agent's answer: an address that its peers can dial, and a port for each job that it leads."""
+    """The agent's response: an address that its peers can connect to, and a port for each job in `leads_jobs`."""
 
     machine: str
     address: str
@@ -60,7 +61,7 @@ class NodePrepared:
 
 @dataclass
 class RunNode:
-    """Asks an agent to run its tasks of an attempt to their end: the one long activity for each node."""
+    """Request to an agent to run its tasks of an attempt until they end: one long-running activity per node."""
 
     workload_id: str
     attempt: int
@@ -72,7 +73,7 @@ class RunNode:
     launch_sha256: str | None = None
     """`LaunchPlan.launch_sha256`."""
     leads_jobs: list[str] | None = None
-    """With nothing prepared before: the jobs for which a port is reserved here."""
+    """If the node was not prepared before: the jobs for which this activity reserves a port. None: it was prepared."""
 
 
 @dataclass
@@ -85,9 +86,10 @@ class NodeHeartbeat:
 
 @dataclass
 class NodeOutcome:
-    """How a node's tasks ended. `stopped` if the agent was told to stop them before they had all ended by themselves.
+    """How a node's tasks ended. `stopped`: the agent received a request to stop them before all had ended.
 
-    As soon as one task fails the agent stops the others of its node and returns; the workflow stops the other nodes.
+    As soon as one task fails, the agent stops the other tasks of its node and returns; the workflow stops the other
+    nodes.
     """
 
     machine: str
@@ -95,14 +97,15 @@ class NodeOutcome:
     progress: list[TaskProgress]
     stopped: bool = False
     notice: NoticeReport | None = None
-    """The platform's word that it takes this machine, heard by the agent or by a task, if there was one."""
+    """The platform's notice that it reclaims this machine, if the agent or a task received one."""
 
 
 @dataclass
 class StopNode:
-    """Asks an agent to stop its tasks of an attempt: SIGTERM, `grace_s`, SIGKILL to each with all that it started.
+    """Request to an agent to stop its tasks of an attempt: SIGTERM, then after `grace_s` SIGKILL to all processes.
 
-    Returns when nothing of them runs. Attempts up to `attempt` are refused from then on.
+    The activity returns when no process of the tasks runs any more. From then on the agent refuses attempts up to
+    `attempt`.
     """
 
     workload_id: str
@@ -112,7 +115,7 @@ class StopNode:
 
 @dataclass
 class Hello:
-    """An agent's registration: a signal to its machine's workflow, sent at each start and while no attendance runs."""
+    """An agent's registration: a signal to the machine's workflow, sent at each start and until `Attend` runs."""
 
     machine: str
     region: str
@@ -124,35 +127,35 @@ class Hello:
     memory_bytes: int
     address: str
     incarnation: str
-    """New at each boot of the machine; an agent that restarts on a running machine keeps it."""
+    """Identifies a boot of the machine: new at each boot, unchanged when only the agent restarts."""
     public_key: str
-    """X25519, base64: secrets of its tasks are sealed to it."""
+    """X25519 public key in base64. Secrets of the machine's tasks are sealed for it."""
     runs: list[str] = field(default_factory=list)
-    """`workload.attempt` of what still runs there."""
+    """Attempts that still run on the machine, each as `workload.attempt`."""
     key_proof: str = ""
-    """Answer to `Welcome.challenge`, where the machine holds the pinned key too."""
+    """Response to `Welcome.challenge`, if the machine also holds the pinned key."""
     instance: str = ""
-    """Id of the instance that it is; empty: nobody launched it."""
+    """Id of the machine's instance; empty: the machine was not launched by a provider."""
     join_token: str = ""
-    """What it was launched with, to show that it is this instance."""
+    """Token that was passed at the launch; it proves that the machine is this instance."""
 
 
 @dataclass
 class Welcome:
-    """Answer to `Hello`: runs that no longer belong there, which the agent stops before the machine is ready."""
+    """Response to `Hello`. `stop` lists runs that must not continue; the agent stops them before it is ready."""
 
     stop: list[str]
     heartbeat_timeout_s: float
     lost_after_s: float = 30.0
     refused: bool = False
-    """The machine is known with another key: nothing was registered."""
+    """True: another key is pinned for the machine, and the machine was not registered."""
     challenge: str | None = None
-    """Where refused: base64 of a sealed box for the pinned key, to be opened by the agent (`Activity.PROVE_KEY`)."""
+    """If refused: a sealed box for the pinned key, in base64, for the agent to open (`Activity.PROVE_KEY`)."""
 
 
 @dataclass
 class ProveKey:
-    """Asks an agent to show that it holds the key that its machine is known with, beside the one that it has now."""
+    """Request to an agent to prove that, besides its current key, it also holds the machine's pinned key."""
 
     machine: str
     challenge: str
@@ -160,18 +163,19 @@ class ProveKey:
 
 @dataclass
 class MachineNotice:
-    """An agent's word that a platform takes its machine: signalled to its machine's workflow, again and again."""
+    """An agent's report that a platform reclaims its machine, sent repeatedly to the machine's workflow as a signal."""
 
     machine: str
     incarnation: str
     notice: NoticeReport
     run: str | None = None
-    """`workload.attempt` of a task whose word it is, and which it is about; None: the agent's, about the machine."""
+    """`workload.attempt` of the task that received the notice, which then concerns only this attempt; None: the agent
+    received it, and it concerns the machine."""
 
 
 @dataclass
 class Attend:
-    """Asks an agent to stop `stop`, then to heartbeat for as long as it lives: how an idle machine is known alive."""
+    """Request to an agent to stop the runs in `stop` and then to send heartbeats, which detect a lost machine."""
 
     machine: str
     incarnation: str

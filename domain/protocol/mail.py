@@ -1,4 +1,4 @@
-"""Mail: messages to the workflows of workloads, delivered by the outbox."""
+"""Mail: messages to workload workflows, delivered by the outbox."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class MailKind(StrEnum):
-    """What can be told to a workload's workflow. Each is an outbox row first and a Temporal signal after."""
+    """Kinds of messages to a workload's workflow. Each is written to the outbox and then sent as a Temporal signal."""
 
     AWARDED = "awarded"
     SLOTS_READY = "slots_ready"
@@ -19,10 +19,10 @@ class MailKind(StrEnum):
 
 @dataclass
 class Mail:
-    """One message to a workload's workflow. Delivered at least once; `id` tells a repetition."""
+    """One message to a workload's workflow. It is delivered at least once; `id` identifies duplicates."""
 
     id: int
     kind: str
     attempt: int
-    """The attempt that it is about; an older one is ignored. 0: whichever it is now."""
+    """The attempt that the message concerns; mail for an older attempt is ignored. 0: the current attempt."""
     detail: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Scans, bids, awards and dry runs."""
+"""Messages for scans, bids, awards and dry runs."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,47 +6,50 @@ from typing import Any
 
 @dataclass
 class ScanTicket:
-    """What a scan pass found: how long the queue is, and whom to ask for bids.
+    """The result of a scan: the length of the queue, and the regions from which bids are requested.
 
-    The order itself stays with the process that scanned: a batch of it is named by the place where it begins.
+    The queue order stays in the memory of the process that scanned. A batch is identified by the position of its first
+    workload.
     """
 
     scan: int
     workloads: list[str] = field(default_factory=list)
-    """The whole queue: only in histories of before there was `queued`."""
+    """The whole queue; only in histories from before `queued` existed."""
     regions: list[str] = field(default_factory=list)
-    """Those to be asked. A region whose RMS is the process that scanned bids when it awards."""
+    """Regions from which bids are requested. Regions whose RMS runs in the process that scanned are not listed: they
+    bid during the award."""
     batch: int = 1
     bid_timeout_s: float = 30.0
     """How long the pass waits for the bids of `regions` on a batch."""
     interval_s: float = 300.0
     queued: int = 0
-    """Workloads in the queue, held ones not among them."""
+    """Number of workloads in the queue, without held ones."""
     probed: list[str] = field(default_factory=list)
-    """Silent regions that are asked again in this pass, which does not wait for them."""
+    """Unresponsive regions that receive a bid request in this pass; the pass does not wait for the response."""
     probe_timeout_s: float = 30.0
     silent: list[str] = field(default_factory=list)
-    """Silent regions: the pass places nothing there."""
+    """Unresponsive regions; the pass places nothing there."""
     rest_s: float | None = None
-    """The next tick is due this soon; None: after the interval."""
+    """Seconds until the next tick; None: `interval_s`."""
 
 
 @dataclass
 class BidRequest:
-    """Asks a region to bid on a batch of a scan's queue, each workload against the same state, which is newer than it.
+    """Request to a region to bid on a batch of a scan's queue.
 
-    The batch is where `scan` put it into Postgres (`infra.db.logs.ScanBatch`).
+    All bids of the batch are computed on the same state of the region, which is newer than the scan. The region reads
+    the batch from Postgres, where the scan wrote it (`infra.db.logs.ScanBatch`).
     """
 
     region: str
     scan: int
     first: int = 0
-    """Where in the queue the batch begins, from 0."""
+    """Position of the batch's first workload in the queue, from 0."""
 
 
 @dataclass
 class AwardRequest:
-    """Asks for the plans of a batch to be awarded in queue order."""
+    """Request to award the plans of a batch in queue order."""
 
     scan: int
     first: int = 0
@@ -56,21 +59,21 @@ class AwardRequest:
 
 @dataclass
 class AwardResult:
-    """How a batch went: counts."""
+    """The numbers of awarded and waiting workloads of a batch."""
 
     awarded: int
     waiting: int
     rebids: int
-    """Plans that an earlier award of the batch, or a change meanwhile, had made stale."""
+    """Plans that were computed again, because an earlier award of the batch or another change had made them stale."""
     over: bool = False
-    """There is nothing to go on with: the process that scanned is gone. Another scan has been asked for."""
+    """True: the pass cannot continue, because the process that scanned has stopped. A new scan has been requested."""
     rest_s: float | None = None
-    """The next tick is due this soon; None: after the interval."""
+    """Seconds until the next tick; None: the interval of the `ScanTicket`."""
 
 
 @dataclass
 class DryRunRequest:
-    """Asks what would happen to a workload if it were submitted now. Nothing is written."""
+    """Request to compute what would happen to a workload if it were submitted now. Nothing is written."""
 
     spec: dict[str, Any]
     """`domain.spec.WorkloadSpec` as JSON."""
@@ -78,7 +81,7 @@ class DryRunRequest:
 
 @dataclass
 class DryRunResult:
-    """What would happen: a place with its victims, or each region's reasons why not."""
+    """The result of a dry run: a placement with its victims, or each region's reasons for refusing."""
 
     admitted: bool
     rank: int

@@ -1,4 +1,4 @@
-"""A workload's life: what its workflow starts from, and the effects that it asks for."""
+"""Input of a workload's workflow, and the messages that it sends to activities."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,42 +9,44 @@ from domain.reported import TaskProgress
 
 @dataclass
 class WorkloadInput:
-    """State of a workload's workflow, carried over `continue_as_new`."""
+    """State of a workload's workflow, passed on by `continue_as_new`."""
 
     workload_id: str
     attempt: int = 0
-    """Number of the last attempt that was awarded: the fencing number of its tasks."""
+    """Number of the last awarded attempt; it is the fencing token of the attempt's tasks."""
     placed: bool = False
-    """This workflow replaces one that is gone: `attempt` may still hold slots and run tasks."""
+    """True: this workflow replaces a lost one, and `attempt` may still hold slots and run tasks."""
     ready: bool = False
     """With `placed`: the attempt holds all its slots."""
     stopping: bool = False
-    """With `placed`: the attempt's tasks were told to save and stop."""
+    """With `placed`: the attempt's tasks have already received the notice to save and stop."""
     takes_over: bool = False
-    """With `placed`: it goes on with the attempt. Workflows of before this field ask a patch."""
+    """With `placed`: the workflow continues the attempt. Workflows from before this field use a Temporal patch."""
     failures: int = 0
-    """Failures of the user's own so far."""
+    """Number of failures of the user's tasks so far."""
     hangs: int = 0
-    """Attempts in a row that hung."""
+    """Number of consecutive attempts that hung."""
     unloadable: int = 0
-    """Attempts in a row whose checkpoint could not be loaded; attempts that ended earlier do not count."""
+    """Number of consecutive attempts whose checkpoint could not be loaded; attempts that ended before loading do not
+    count."""
     ran_s: float = 0.0
     """Seconds of running in all earlier attempts."""
     refusals: int = 0
-    """Launches in a row that failed for another reason than the workload itself."""
+    """Number of consecutive launches that failed for a reason other than the workload itself."""
     table: int = 1
-    """Version of the table of steps that it follows (`lifecycle.attempts.TABLES`), from its start on."""
+    """Version of the table of steps (`lifecycle.attempts.TABLES`) that the workflow follows from its start to its
+    end."""
     mails: list[Mail] = field(default_factory=list)
-    """Mail that was not dealt with yet."""
+    """Mail that is not handled yet."""
     seen_mail: list[int] = field(default_factory=list)
-    """Ids of the last mails, to know a repetition."""
+    """Ids of the latest mail, to detect duplicates."""
 
 
 @dataclass
 class TransitionRequest:
-    """Asks for a phase change with its event. Idempotent by (workload, attempt, phase).
+    """Request to change a workload's phase and record the event. Idempotent by (workload, attempt, phase).
 
-    The answer is False where a newer attempt was awarded meanwhile: nothing was changed then.
+    The response is False, and nothing was changed, if a newer attempt has been awarded.
     """
 
     workload_id: str
@@ -52,18 +54,19 @@ class TransitionRequest:
     phase: str
     reason: dict[str, Any]
     provisioning: dict[str, Any] | None = None
-    """With `running`: the reason of `provisioning`, which comes first in the same transaction, with the checkpoint's
-    region."""
+    """With phase `running`: the reason of the phase `provisioning`. The transaction enters that phase first and records
+    the checkpoint's region."""
 
 
 @dataclass
 class StageRequest:
-    """Asks for an attempt's launch description to be written to its region's bucket."""
+    """Request to write an attempt's launch description to its region's bucket."""
 
     workload_id: str
     attempt: int
     winds_up: bool = False
-    """Only the plan is wanted, to stop what an attempt, maybe a released one, left running: nothing is written."""
+    """True: return only the plan and write nothing. The workflow uses the plan to stop tasks that an attempt, possibly
+    a released one, left running."""
 
 
 @dataclass
@@ -72,36 +75,36 @@ class NodeLaunch:
 
     machine: str
     leads_jobs: list[str]
-    """Jobs whose task 0 is here: their rendezvous ports are reserved here."""
+    """Jobs whose task 0 runs on this machine: their rendezvous ports are reserved here."""
 
 
 @dataclass
 class LaunchPlan:
-    """What `launch.stage` found out: where the tasks start, and the limits that the workflow watches."""
+    """The result of `launch.stage`: the machines of the attempt, and the limits that the workflow enforces."""
 
     region: str
     bucket_url: str
     launch_key: str
-    """Empty where the attempt is only wound up."""
+    """Empty if the request was only for stopping leftover tasks (`StageRequest.winds_up`)."""
     nodes: list[NodeLaunch]
     tasks: int
     checkpoint_region: str | None
-    """Where the newest checkpoint is; None if there was no earlier attempt."""
+    """Region of the newest checkpoint; None: there was no earlier attempt."""
     grace_s: float
     max_runtime_s: float | None
     retries: int
     heartbeat_timeout_s: float
     node_lost_after_s: float
-    """How long a node's work may wait for its agent before the machine counts as lost."""
+    """Timeout for an agent to accept the work of its node; after it, the machine counts as lost."""
     launch_sha256: str | None = None
-    """SHA-256 of the launch description, in hexadecimal: agents refuse another one. None: of an earlier version."""
+    """SHA-256 of the launch description, in hex; agents refuse other documents. None: an earlier version wrote it."""
     starts_at_once: bool = False
-    """One machine, which has nothing to fetch but the launch description: preparing is part of running."""
+    """True: the attempt has one machine, which fetches only the launch description, so `node.run` also prepares it."""
 
 
 @dataclass
 class CheckpointCopy:
-    """Asks for a workload's checkpoints to be brought to another region's bucket, and fenced at the source."""
+    """Request to copy a workload's checkpoints to another region's bucket and fence them at the source."""
 
     workload_id: str
     attempt: int
@@ -111,9 +114,9 @@ class CheckpointCopy:
 
 @dataclass
 class ReleaseRequest:
-    """Ends an attempt: its slots go to their successors or become free, and it is recorded why.
+    """Request to end an attempt: its slots go to the workloads that wait for them or become free.
 
-    `next_phase` is pending, preempted or a terminal phase. Idempotent by (workload, attempt).
+    The reason is recorded. `next_phase` is pending, preempted or a terminal phase. Idempotent by (workload, attempt).
     """
 
     workload_id: str
@@ -122,24 +125,24 @@ class ReleaseRequest:
     reason: dict[str, Any]
     progress: list[TaskProgress] = field(default_factory=list)
     blames_machine: str | None = None
-    """A machine on which tasks could not be started or were lost: counts towards its cordon."""
+    """A machine on which tasks failed to start or were lost; the release counts towards the machine's cordon."""
     silent_machines: list[str] = field(default_factory=list)
-    """Those whose agents could not be asked whether anything still runs there, or where tasks still save."""
+    """Machines whose agents did not respond, so that tasks may still run there, or on which tasks are still saving."""
     flushing_s: float = 0.0
-    """How long tasks on silent machines may go on to save their last checkpoint."""
+    """How long tasks on `silent_machines` may continue, to save their last checkpoint."""
     unstarted: bool = False
-    """The workflow has asked no machine for anything. Refused (`TASKS_MAY_RUN`) where Postgres says that its tasks were
-    started: Temporal was rolled back since, or the workflow replaces one that is gone.
+    """True: the workflow has sent no request to any machine. The release is refused (`TASKS_MAY_RUN`) if Postgres
+    records that the tasks were started: Temporal was rolled back, or the workflow replaces a lost one.
     """
 
 
 TASKS_MAY_RUN = "TasksMayRun"
-"""Type of the error with which a `ReleaseRequest` is refused that is `unstarted`."""
+"""Type of the error that refuses an `unstarted` `ReleaseRequest` whose tasks may have been started."""
 
 
 @dataclass
 class FlushedRequest:
-    """Records what tasks of an attempt reported after its release: it was given up while they saved."""
+    """Request to record the reports that an attempt's tasks sent after its release, while they were still saving."""
 
     workload_id: str
     attempt: int

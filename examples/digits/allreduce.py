@@ -1,8 +1,7 @@
 """Sums vectors over the processes of a gang, through rank 0, over TCP.
 
-Rank 0 adds the vectors in the order of the ranks, so that the same vectors always give the same bytes, whoever comes
-first. A peer that dies or falls silent ends the gang on every rank with `GangError`: with a missing rank there is
-nothing right to compute.
+Rank 0 adds the vectors in the order of the ranks, so the result does not depend on the order of arrival. If a peer dies
+or sends nothing for too long, every rank raises `GangError`, because the sum needs the vectors of all ranks.
 """
 
 import errno
@@ -27,22 +26,22 @@ _HELLO_TIMEOUT_S = 2.0
 
 
 class GangError(Exception):
-    """The gang is not complete, or no longer."""
+    """The gang did not become complete, or it lost a rank."""
 
 
 class Gang:
-    """The connected processes. Every rank must make the same calls in the same order."""
+    """The connected processes of a gang. All ranks must make the same calls in the same order."""
 
     def __init__(self, rank: int, peers: list[socket.socket]) -> None:
-        """`peers`: on rank 0 one for each other rank, in order; elsewhere the one to rank 0. Use `join`."""
+        """Use `join` instead. `peers`: on rank 0 the connections to all other ranks, in order; else to rank 0."""
         self.rank = rank
         self._peers = peers
 
     def sum(self, vector: Vector) -> Vector:
-        """The sum of every rank's vector, equal on all ranks to the last bit. All have the same length.
+        """Returns the sum of the vectors of all ranks, which must have equal lengths. It is bit-identical on all ranks.
 
         Raises:
-            GangError: a peer is gone, silent for too long, or sent another length.
+            GangError: a peer is gone, sent nothing for too long, or sent a vector of another length.
         """
         if self.rank > 0:
             _send(self._peers[0], vector)
@@ -55,7 +54,7 @@ class Gang:
         return total
 
     def barrier(self) -> None:
-        """Return when every rank has called this."""
+        """Returns when every rank has called this method."""
         self.sum(np.zeros(1))
 
     def __enter__(self) -> "Gang":
@@ -78,26 +77,26 @@ def join(
     silence_s: float,
     stop: Callable[[], bool],
 ) -> Gang:
-    """Connect all ranks; returns when every one of them is there.
+    """Connects all ranks. Returns when all of them are connected.
 
     Args:
-        rank: this process's, 0 to `world_size` - 1.
+        rank: the rank of this process, 0 to `world_size` - 1.
         world_size: number of processes.
         address: host and port of the rendezvous, where rank 0 listens.
-        token: names the gang and its attempt, so that a process of another one is turned away.
-        deadline_s: how long to wait for the others.
-        silence_s: how long a peer may take for one answer afterwards before it counts as dead.
-        stop: asked while waiting; True gives up.
+        token: identifies the gang and its attempt. A process with another token is rejected.
+        deadline_s: how long to wait for the other ranks.
+        silence_s: a connected peer that sends nothing for this time counts as dead.
+        stop: called while waiting; if it returns True, the wait ends with an error.
 
     Raises:
-        GangError: they were not all there in time, or `stop` said so.
+        GangError: not all ranks connected in time, or `stop` returned True.
     """
     end_s = time.monotonic() + deadline_s
     hello = _HELLO.pack(_MAGIC, hashlib.sha256(token.encode()).digest()[:16], rank, world_size)
 
     def wait(for_what: str) -> None:
         if stop():
-            raise GangError(f"told to stop while waiting for {for_what}")
+            raise GangError(f"stopped while waiting for {for_what}")
         if time.monotonic() > end_s:
             raise GangError(f"waited {deadline_s:.0f} s for {for_what}")
 
@@ -112,7 +111,7 @@ def join(
 def _gather(
     world_size: int, address: tuple[str, int], hello: bytes, wait: Callable[[str], None]
 ) -> list[socket.socket]:
-    """Rank 0's side: accept until every other rank has said hello, then tell them."""
+    """Rank 0: accepts connections until every other rank has sent its hello, then confirms to all of them."""
     if world_size == 1:
         return []
     joined: dict[int, socket.socket] = {}
@@ -128,7 +127,7 @@ def _gather(
             if rank is None or not 0 < rank < world_size:
                 peer.close()
                 continue
-            # A rank that lost its first connection dials again: the last one counts.
+            # A rank that lost its connection connects again: its last connection counts.
             if rank in joined:
                 joined[rank].close()
             joined[rank] = peer
@@ -153,7 +152,7 @@ def _listen(address: tuple[str, int], wait: Callable[[str], None]) -> socket.soc
             return listener
         except OSError as error:
             listener.close()
-            # The address is the one that peers dial; behind a translation no interface of this machine has it.
+            # `address` is the one that peers use. Behind NAT, no interface of this machine has it: listen on all.
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
                 host = ""
             wait(f"the port {address[1]} to be free")
@@ -161,7 +160,7 @@ def _listen(address: tuple[str, int], wait: Callable[[str], None]) -> socket.soc
 
 
 def _greet(peer: socket.socket, hello: bytes) -> int | None:
-    """The rank of a peer of this gang; None for anything else that dialled the port."""
+    """Returns the rank of a peer of this gang, or None for any other connection."""
     peer.settimeout(_HELLO_TIMEOUT_S)
     try:
         magic, token, rank, world_size = _HELLO.unpack(_exactly(peer, _HELLO.size))
@@ -172,7 +171,7 @@ def _greet(peer: socket.socket, hello: bytes) -> int | None:
 
 
 def _dial(address: tuple[str, int], hello: bytes, wait: Callable[[str], None]) -> socket.socket:
-    """The other ranks' side: dial until rank 0 answers that all are there."""
+    """Other ranks: connects to rank 0, repeatedly, until rank 0 confirms that the gang is complete."""
     while True:
         wait(f"rank 0 at {address[0]}:{address[1]}")
         try:
@@ -211,12 +210,12 @@ def _receive(peer: socket.socket, size: int, who: str) -> Vector:
     try:
         (length,) = _LENGTH.unpack(_exactly(peer, _LENGTH.size))
         if length != size * 8:
-            raise GangError(f"{who} sent {length} bytes where {size * 8} are due")
+            raise GangError(f"{who} sent {length} bytes instead of {size * 8}")
         return np.frombuffer(_exactly(peer, length), np.float64)
     except EOFError:
         raise GangError(f"{who} is gone") from None
     except TimeoutError:
-        raise GangError(f"{who} said nothing for {peer.gettimeout():.0f} s") from None
+        raise GangError(f"{who} sent nothing for {peer.gettimeout():.0f} s") from None
     except OSError as error:
         raise GangError(f"{who} is gone: {error}") from error
 

@@ -1,4 +1,4 @@
-"""Writes the table `digits`: scikit-learn's handwritten digits as one numpy file, the same bytes each time.
+"""Writes the table `digits`: scikit-learn's handwritten digits as one numpy file with reproducible bytes.
 
     python make_table.py FOLDER
 
@@ -18,20 +18,20 @@ _PACKAGED = "datasets/data/digits.csv.gz"
 
 
 def packaged_data() -> Path:
-    """The file inside the scikit-learn package. Found without importing it, which would take a second.
+    """Returns the data file in the scikit-learn package, without importing the package, which would take a second.
 
     Raises:
-        FileNotFoundError: scikit-learn is not installed, or no longer ships it.
+        FileNotFoundError: scikit-learn is not installed, or it does not contain the file.
     """
     spec = importlib.util.find_spec("sklearn")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (path := Path(folder) / _PACKAGED).is_file():
             return path
-    raise FileNotFoundError(f"sklearn/{_PACKAGED}: install scikit-learn, whose packaged data this reads")
+    raise FileNotFoundError(f"sklearn/{_PACKAGED}: not found; install scikit-learn, which contains this file")
 
 
 def make_table(folder: Path) -> Path:
-    """Write `digits.npz` into `folder`, which is made if needed; returns its path."""
+    """Writes `digits.npz` into `folder`, which is created if needed. Returns the path of the file."""
     with gzip.open(packaged_data(), "rt") as file:
         rows = np.loadtxt(file, delimiter=",")
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def make_table(folder: Path) -> Path:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Writes the table 'digits'.")
     parser.add_argument("folder", type=Path)
     print(make_table(parser.parse_args(argv).folder))

@@ -1,4 +1,4 @@
-"""A network with one hidden layer, its gradients by hand, and the order in which it sees the data.
+"""A network with one hidden layer, its hand-written gradients, and the sampling of its training data.
 
 Shapes: a batch is (samples, 64) pixels in 0..1 and (samples,) labels 0..9. Everything is float64.
 """
@@ -21,7 +21,7 @@ NOISE = 0.05
 
 
 def initial(rng: np.random.Generator, hidden: int) -> Weights:
-    """Fresh weights: `w1` (64, hidden), `b1`, `w2` (hidden, 10), `b2`."""
+    """Returns initial weights: `w1` (64, hidden), `b1` (hidden), `w2` (hidden, 10), `b2` (10)."""
     return {
         "w1": rng.standard_normal((PIXELS, hidden)) * np.sqrt(2 / PIXELS),
         "b1": np.zeros(hidden),
@@ -31,7 +31,7 @@ def initial(rng: np.random.Generator, hidden: int) -> Weights:
 
 
 def zeros_like(weights: Weights) -> Weights:
-    """Zeros in the shapes of `weights`."""
+    """Returns zeros in the shapes of `weights`."""
     return {name: np.zeros_like(array) for name, array in weights.items()}
 
 
@@ -41,7 +41,7 @@ def _logits(weights: Weights, images: Array) -> tuple[Array, Array]:
 
 
 def loss_and_gradients(weights: Weights, images: Array, labels: Labels) -> tuple[float, Weights]:
-    """Cross-entropy and its gradients, both summed (not averaged) over the samples."""
+    """Returns the cross-entropy and its gradients, both summed (not averaged) over the samples."""
     hidden, logits = _logits(weights, images)
     shifted = logits - logits.max(axis=1, keepdims=True)
     exponentials = np.exp(shifted)
@@ -56,7 +56,7 @@ def loss_and_gradients(weights: Weights, images: Array, labels: Labels) -> tuple
 
 
 def update(weights: Weights, momentum: Weights, gradients: Weights) -> None:
-    """One step of SGD with momentum, in place. `gradients` are means over the batch."""
+    """Makes one step of SGD with momentum, in place. `gradients` are means over the batch."""
     for name, weight in weights.items():
         momentum[name] *= MOMENTUM
         momentum[name] += gradients[name]
@@ -64,22 +64,22 @@ def update(weights: Weights, momentum: Weights, gradients: Weights) -> None:
 
 
 def accuracy(weights: Weights, images: Array, labels: Labels) -> float:
-    """Share of the samples whose label is the likeliest class."""
+    """Returns the share of the samples for which the most likely class is the label."""
     return float((_logits(weights, images)[1].argmax(axis=1) == labels).mean())
 
 
 def digest(weights: Weights) -> str:
-    """The sha256 of all weights, in the order of their names."""
+    """Returns the SHA-256 of all weights, sorted by name."""
     return hashlib.sha256(b"".join(weights[name].astype("<f8").tobytes() for name in sorted(weights))).hexdigest()
 
 
 def flatten(gradients: Weights, *extra: float) -> Array:
-    """Gradients in the order of their names, then `extra`, as one vector to sum over the gang."""
+    """Returns one vector to sum over the gang: the gradients, sorted by name, then `extra`."""
     return np.concatenate([*(gradients[name].ravel() for name in sorted(gradients)), np.array(extra)])
 
 
 def unflatten(vector: Array, like: Weights) -> tuple[Weights, Array]:
-    """The gradients and the extra numbers of a `flatten`ed vector."""
+    """Returns the gradients and the extra numbers of a vector made by `flatten`."""
     gradients, offset = {}, 0
     for name in sorted(like):
         gradients[name] = vector[offset : offset + like[name].size].reshape(like[name].shape)
@@ -89,18 +89,18 @@ def unflatten(vector: Array, like: Weights) -> tuple[Weights, Array]:
 
 @dataclass
 class Sampler:
-    """Draws each sample once an epoch, in an order that `rng` shuffles anew; a rest smaller than a batch is left."""
+    """Draws each sample at most once an epoch, in shuffled order. An incomplete last batch is dropped."""
 
     order: npt.NDArray[np.int64]
     position: int
 
     @classmethod
     def start(cls, samples: int) -> "Sampler":
-        """Before the first epoch of `samples` samples."""
+        """Returns a sampler of `samples` samples before its first epoch."""
         return cls(np.arange(samples), samples)
 
     def take(self, batch: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-        """Indices of the next `batch` samples."""
+        """Returns the indices of the next `batch` samples. At the end of an epoch, `rng` shuffles the order again."""
         if self.position + batch > len(self.order):
             self.order, self.position = rng.permutation(len(self.order)), 0
         self.position += batch
@@ -109,7 +109,7 @@ class Sampler:
 
 @dataclass
 class Training:
-    """All that a run needs to go on: what a checkpoint holds."""
+    """The complete state of a training, as saved in a checkpoint."""
 
     weights: Weights
     momentum: Weights
@@ -119,13 +119,13 @@ class Training:
 
     @classmethod
     def start(cls, seed: int, hidden: int, samples: int) -> "Training":
-        """The state before the first step."""
+        """Returns the state before the first step."""
         rng = np.random.default_rng(seed)
         weights = initial(rng, hidden)
         return cls(weights, zeros_like(weights), Sampler.start(samples), rng)
 
     def state(self) -> dict[str, Any]:
-        """The parts of a checkpoint."""
+        """Returns the parts of a checkpoint."""
         return {
             "model": self.weights,
             "momentum": self.momentum,
@@ -136,7 +136,7 @@ class Training:
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> "Training":
-        """The training whose `state` it was."""
+        """Returns the training that `state` was saved from."""
         rng = np.random.default_rng()
         rng.bit_generator.state = state["rng"]
         sampler = Sampler(state["sampler"]["order"], state["sampler"]["position"])

@@ -1,9 +1,9 @@
 """Trains a small network on handwritten digits, data-parallel over the processes of its gang.
 
-The weights at the end depend on the options and the number of processes only: not on when it was interrupted, killed or
-moved, since all that the next step depends on is in each checkpoint.
+The final weights depend only on the options and the number of processes. Interruptions, kills and moves do not change
+them, because each checkpoint contains the complete state on which the next step depends.
 
-Needs the table `digits` (`make_table.py` writes it). Runs alone as well:
+The training needs the table `digits`, which `make_table.py` writes. It also runs without mizzen's scheduler:
 
     python make_table.py table/
     MIZZEN_TABLE_DIGITS=table MIZZEN_CHECKPOINT_URI=checkpoints python train.py --steps 300
@@ -11,7 +11,7 @@ Needs the table `digits` (`make_table.py` writes it). Runs alone as well:
 
 import os
 
-# One thread: several processes share these cores, and sums come out the same whatever the number of cores is.
+# One thread: several processes share the cores, and sums must not depend on the number of cores.
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_variable] = "1"
 
@@ -34,7 +34,7 @@ PRINT_EVERY = 20
 
 @dataclass(frozen=True)
 class Data:
-    """Pixels in 0..1 and labels, training and test samples apart."""
+    """The pixels, in 0..1, and the labels of the training samples and of the test samples."""
 
     images: model.Array
     labels: model.Labels
@@ -43,7 +43,7 @@ class Data:
 
     @classmethod
     def read(cls, folder: Path) -> "Data":
-        """The data in `digits.npz`, the last samples of which are for the test."""
+        """Reads `digits.npz`. Its last samples are the test samples."""
         with np.load(folder / "digits.npz", allow_pickle=False) as arrays:
             images, labels = arrays["images"].astype(np.float64), arrays["labels"].astype(np.int64)
         split = len(labels) - model.TEST_SAMPLES
@@ -51,28 +51,30 @@ class Data:
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description="Trains a small network on handwritten digits.")
     parser.add_argument("--table", default="digits", help="name of the input table (digits)")
     parser.add_argument("--steps", type=int, default=300, help="steps to train (300)")
     parser.add_argument("--step-s", type=float, default=0.02, help="least seconds for each step (0.02)")
     parser.add_argument("--hidden", type=int, default=64, help="width of the hidden layer (64)")
-    parser.add_argument("--batch", type=int, default=128, help="samples of a step, all processes together (128)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, order and noise (0)")
+    parser.add_argument("--batch", type=int, default=128, help="samples per step over all processes (128)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, order and noise (0)")
     parser.add_argument("--join-s", type=float, default=120.0, help="seconds to wait for the other processes (120)")
-    parser.add_argument("--silence-s", type=float, default=60.0, help="seconds after which a peer is dead (60)")
+    parser.add_argument(
+        "--silence-s", type=float, default=60.0, help="seconds without data after which a peer counts as dead (60)"
+    )
     return parser.parse_args(argv)
 
 
 def say(line: str) -> None:
-    """Print at once: the log is all that is left of a process that is killed."""
+    """Prints a line and flushes it, so that the log is complete if the process is killed."""
     print(line, flush=True)
 
 
 def train_step(training: model.Training, data: Data, gang: Gang, world_size: int, batch: int) -> tuple[float, bool]:
-    """One step on every rank. Returns the mean loss, and whether any rank was told to stop."""
+    """Makes one step together with all ranks. Returns the mean loss, and whether any rank received a notice."""
     indices = training.sampler.take(batch, training.rng)
-    # Every rank draws the noise of the whole batch and uses its own rows, so that the generators stay together.
+    # Every rank draws the noise of the whole batch and uses its own rows, so that all generators stay equal.
     noise = training.rng.standard_normal((batch, model.PIXELS)) * model.NOISE
     mine = slice(gang.rank, None, world_size)
     images, labels = data.images[indices[mine]] + noise[mine], data.labels[indices[mine]]
@@ -85,7 +87,7 @@ def train_step(training: model.Training, data: Data, gang: Gang, world_size: int
 
 
 def run(training: model.Training, settings: dict[str, Any], data: Data, gang: Gang, saver: Checkpointer) -> bool:
-    """Train up to the last step. Returns False if it stopped before, saved, because of a notice."""
+    """Trains up to the last step. Returns False if it saved and stopped earlier because of a notice."""
     world_size, steps, batch = settings["world_size"], settings["steps"], settings["batch"]
     while training.step < steps:
         began_s = time.monotonic()
@@ -106,7 +108,7 @@ def run(training: model.Training, settings: dict[str, Any], data: Data, gang: Ga
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train to the end; returns the exit code."""
+    """Trains to the end. Returns the exit code."""
     given = options(argv)
     told = mizzen.TaskEnvironment.from_environ()
     data = Data.read(told.table(given.table))
@@ -118,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
     if found:
         for name in ("hidden", "batch", "seed", "world_size"):
             if found.state["settings"][name] != settings[name]:
-                say(f"{name} is {settings[name]} and was {found.state['settings'][name]} in the checkpoint")
+                say(f"{name} is {settings[name]} but was {found.state['settings'][name]} in the checkpoint")
                 return 2
         training = model.Training.restore(found.state)
         say(f"resumed from step {training.step}")

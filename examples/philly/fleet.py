@@ -1,10 +1,10 @@
-"""Writes `fleet.yaml`: five uneven regions whose supply is what the busiest hours of the Philly trace call for.
+"""Writes `fleet.yaml`: a fleet of five uneven regions, sized for the busiest hours of the Philly trace.
 
     python examples/philly/fleet.py --trace philly:philly.csv > examples/philly/fleet.yaml
 
-The busiest hours are those in which the workloads would hold the most GPUs if there were always room. Supply is found
-by running the policy `global` over them: held and queued GPUs are to average `--load` times the supply. What it found,
-and the command that repeats the experiment, are written into the file as comments.
+The busiest hours are those in which the workloads would hold the most GPUs if there were always room. The number of
+machines is found by simulating these hours under the policy `global`, so that held and queued GPUs average `--load`
+times the supply. The file begins with comments: the result, and the command that repeats the experiment.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from simulation.workloads import scaled, started_at_s
 
 HOUR_S = 3600.0
 TYPES = {"a100": 0.3, "p100": 0.3, "v100": 0.4}
-"""GPU type to its part of all machines."""
+"""The share of each GPU type in all machines."""
 REGIONS = {
     "central": {"a100": 0.04, "p100": 0.42, "v100": 0.08},
     "east": {"a100": 0.45, "p100": 0.04, "v100": 0.17},
@@ -34,15 +34,15 @@ REGIONS = {
     "south": {"a100": 0.11, "p100": 0.15, "v100": 0.28},
     "west": {"a100": 0.32, "p100": 0.07, "v100": 0.04},
 }
-"""Region to its part of each type's machines: for each type two regions can hold any gang, and one has little."""
+"""The share of each region in the machines of a type. For each type, two regions can hold any gang, and one has few."""
 LARGEST_GANG = 16
-"""Machines; at least two regions have so many of each type in a cluster."""
+"""The machines of the largest gang. At least two regions have a cluster of this size for each GPU type."""
 ASSUMPTIONS = {"candidate_regions_percent": {}, "tick_spacing_s": 30.0}
-"""Data is everywhere; a pass every 30 s at most."""
+"""All data is in all regions, and passes are at least 30 s apart."""
 
 
 def fleet_body(machines: int) -> dict[str, object]:
-    """A fleet of about so many machines of 8 GPUs. Each GPU type of a region is a cluster."""
+    """Returns a fleet of about `machines` machines with 8 GPUs each. Each GPU type of a region is a cluster."""
     regions = []
     for region, parts in REGIONS.items():
         clusters = []
@@ -66,7 +66,7 @@ def fleet_body(machines: int) -> dict[str, object]:
 
 
 def busiest_s(rows: Sequence[TraceRow], hours: int) -> tuple[float, float]:
-    """The start (seconds since the first submission) of the `hours` in which most GPUs would be held; their mean."""
+    """Returns the start of the busiest `hours`, in seconds since the first submission, and their mean of held GPUs."""
     first_s = started_at_s(rows)
     last_s = max(row.submit_s for row in rows)
     held = np.zeros(int((last_s - first_s) // HOUR_S) + 2)
@@ -85,7 +85,10 @@ def busiest_s(rows: Sequence[TraceRow], hours: int) -> tuple[float, float]:
 
 
 def next_try(found: Mapping[int, float], load: float) -> int:
-    """The number of machines on the line through the two tries that are nearest to `load`; the first try: by ratio."""
+    """Returns the next number of machines to try, by linear interpolation of the two tries nearest to `load`.
+
+    After a single try, the number is scaled by the ratio of the loads.
+    """
     near = sorted(found, key=lambda machines: abs(found[machines] - load))[:2]
     if len(near) == 1 or found[near[0]] == found[near[1]]:
         return round(near[0] * found[near[0]] / load)
@@ -94,16 +97,16 @@ def next_try(found: Mapping[int, float], load: float) -> int:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", required=True, help="the Philly trace, such as philly:philly.csv")
-    parser.add_argument("--scale", type=parse_scale, default="2", help="as `mizzen simulate` takes it")
+    parser.add_argument("--scale", type=parse_scale, default="2", help="as for `mizzen simulate`")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--load", type=float, default=1.1, help="held and queued GPUs over supply")
+    parser.add_argument("--load", type=float, default=1.1, help="held and queued GPUs divided by the supply")
     parser.add_argument("--hours", type=int, default=8)
-    parser.add_argument("--days-before", type=float, default=2.0, help="simulated before the busiest hours")
+    parser.add_argument("--days-before", type=float, default=2.0, help="days to simulate before the busiest hours")
     parser.add_argument("--tries", type=int, default=6)
-    parser.add_argument("--machines", type=int, help="this many, instead of looking for them")
+    parser.add_argument("--machines", type=int, help="use this number of machines instead of searching for it")
     args = parser.parse_args()
 
     trace = read_trace(args.trace)

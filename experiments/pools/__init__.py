@@ -1,1 +1,1 @@
-"""A fleet that is bought for the peak against half of the demand and pools for the rest, on real traces."""
+"""Compares a static fleet sized for peak demand with a smaller fleet plus pools, on real traces."""

@@ -1,6 +1,6 @@
-"""`make experiment-pools`: fleets with and without pools on real traces; writes docs/experiments-pools.md.
+"""`make experiment-pools`: compares fleets with and without pools on real traces, and writes docs/experiments-pools.md.
 
-What is in `--out` already is not run again: it may be interrupted at any time.
+The command may be interrupted at any time: outcomes that exist in `--out` are not computed again.
 """
 
 import argparse
@@ -18,13 +18,13 @@ POLICY = "global"
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(prog="experiment-pools", description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="has ml-jobs, spot-availability and prices")
+    parser.add_argument("--data", type=Path, required=True, help="folder with ml-jobs, spot-availability and prices")
     parser.add_argument("--out", type=Path, required=True, help="the folder for cases and outcomes")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), choices=SEEDS)
     parser.add_argument("--report", type=Path, default=ROOT / "docs" / "experiments-pools.md")
-    parser.add_argument("--only-report", action="store_true", help="of what has been run")
+    parser.add_argument("--only-report", action="store_true", help="only write the report")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     cases = [Case(trace, LOAD, seed) for seed in args.seeds for trace in TRACES]
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def run(case: Case, data: Path, out: Path, sizes: Sizes) -> None:
-    """Runs what of a case has not been run."""
+    """Runs the fleets of a case that have no outcome yet."""
     folder = case.folder(out)
     built = folder / "built"
     if not built.exists():

@@ -1,4 +1,4 @@
-"""The fleets that are compared on one case: static ones, and half of the demand with pools on spot and on demand."""
+"""The fleets that are compared on one case: static ones, and half of the mean demand plus spot or on-demand pools."""
 
 import csv
 import json
@@ -24,34 +24,34 @@ FLEETS = {
     SPOT: "half of the mean, and spot",
     BOTH: "half of the mean, spot, else on demand",
 }
-"""By the name of the fleet file, what it is."""
+"""Description of each fleet in the report, by the name of the fleet file."""
 SEEDS = (0, 1, 2)
 LOAD = 1.0
-"""The case's own fleet is as large as the demand in the measured span, on average."""
+"""At this load, the case's own fleet is as large as the mean demand in the measured span."""
 ZONES = ("AWS1", "AWS2")
-"""Each region has a spot zone of each of these groups of traces."""
+"""Groups of spot traces. Each region has one spot zone from each group."""
 PRICED_AS = {"v100m16": "V100", "v100m32": "V100", "g2": "V100", "g3": "V100"}
-"""Models that the list of prices does not have; those of openb whose names say nothing are taken for V100."""
+"""Price list entries for models that the list lacks; the anonymous models of openb are priced as V100."""
 IDLE_S = 600.0
 START_S = 120.0
 NOTICE_S = 120.0
 FLUSH_SUCCEEDS = 0.95
-"""So many gangs save within their notice; the others lose what they have done since their last checkpoint."""
+"""Fraction of gangs that save within the notice; the others lose the work since their last checkpoint."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Of a GPU, in US dollars an hour on demand, by its type; and how much of that is paid on spot."""
+    """On-demand prices of GPUs in US dollars per hour, by type; and the ratio of spot to on-demand prices."""
 
     usd_per_h: Mapping[str, float]
     spot_factor: float
 
 
 def read_prices(path: Path, types: Sequence[str]) -> Prices:
-    """The prices of GPU types in a list of a cloud's accelerators; the cheapest zone counts.
+    """Reads the prices of GPU types from a list of a cloud's accelerators; the cheapest zone counts.
 
     Raises:
-        KeyError: a type that the list does not have.
+        KeyError: the list lacks a type.
     """
     on_demand: dict[str, float] = {}
     spot: dict[str, float] = {}
@@ -67,9 +67,10 @@ def read_prices(path: Path, types: Sequence[str]) -> Prices:
 
 
 def build_fleets(case: Case, data: Path, out: Path, sizes: Sizes) -> Path:
-    """Writes a case with the files of all fleets into a folder of `out`, which is returned.
+    """Writes a case with the files of all fleets into a folder of `out`; returns the folder.
 
-    The trace's rows say all that would be drawn for them, so every fleet has the same workloads: those that fit on all.
+    The rows of the written trace contain all values that would be drawn, so every fleet has the same workloads. These
+    are the workloads that fit on all fleets.
     """
     build(case, data / "ml-jobs", out, sizes)
     folder = case.folder(out)
@@ -80,7 +81,7 @@ def build_fleets(case: Case, data: Path, out: Path, sizes: Sizes) -> Path:
     prices = read_prices(data / "prices" / "gcp-2022-06-24.csv", types)
     peak = _peak(scene.workloads, facts) / facts["gpus"]
     facts["peak"] = peak
-    # What is over quota launches nothing: quotas are shares of the fleet for the peak, whatever the fleet is.
+    # Over-quota workloads do not launch machines, so quotas are shares of the peak fleet for all fleets.
     facts["quotas"] = {t: {k: ceil(n * peak) for k, n in quota.items()} for t, quota in facts["quotas"].items()}
     for tenant, quota in facts["quotas"].items():
         body["tenants"][tenant]["quota"] = quota
@@ -97,7 +98,7 @@ def build_fleets(case: Case, data: Path, out: Path, sizes: Sizes) -> Path:
     kept = [w for w in scene.workloads if all(hardware.regions_for(job) for hardware in able for job in w.jobs)]
     first_s = min(w.submit_s for w in kept)
     _write_rows(folder / "trace.csv", kept, first_s)
-    # Times count from the first row.
+    # Times are relative to the first row.
     shift_s = -first_s - facts["from_s"]
     for name in ("from_s", "measure_from_s", "measure_to_s", "until_s"):
         facts[name] += shift_s
@@ -106,7 +107,7 @@ def build_fleets(case: Case, data: Path, out: Path, sizes: Sizes) -> Path:
 
 
 def _entries(regions: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Region and entry of all machines."""
+    """Returns (region, machine entry) for all machine entries."""
     return [
         (region["name"], machine)
         for region in regions
@@ -116,7 +117,7 @@ def _entries(regions: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, 
 
 
 def _peak(workloads: Sequence[Workload], facts: Mapping[str, Any]) -> float:
-    """The most GPUs that workloads would hold in the measured span at one time if each started at once."""
+    """Returns the peak of held GPUs in the measured span if each workload started at its arrival."""
     changes = []
     from_s, to_s = (facts[name] - facts["from_s"] for name in ("measure_from_s", "measure_to_s"))
     for w in workloads:
@@ -131,7 +132,7 @@ def _peak(workloads: Sequence[Workload], facts: Mapping[str, Any]) -> float:
 
 
 def _scaled(regions: Sequence[Mapping[str, Any]], times: float, prices: Prices) -> list[dict[str, Any]]:
-    """The regions with so many times their machines, at least one of each entry, and prices on their clusters."""
+    """Returns the regions with machine counts times `times` (at least 1 per entry), and prices on their clusters."""
     return [
         {
             "name": region["name"],
@@ -159,9 +160,9 @@ def _pools(
     prices: Prices,
     on_demand: bool,
 ) -> dict[str, Any]:
-    """In each region a pool for each type of machine, up to what is missing there for the peak.
+    """Returns the clouds and pools of a fleet: a pool per region and machine type, up to what is missing for the peak.
 
-    They launch on the region's zones, whose spot capacity follows traces.
+    Pools launch machines in the region's zones, whose spot capacity replays traces.
     """
     wanted = Counter({key: ceil(count * peak) for key, count in _counts(base).items()})
     missing = wanted - _counts(static)
@@ -194,7 +195,7 @@ def _type_of(machine: Mapping[str, Any]) -> str:
 
 
 def _counts(regions: Sequence[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
-    """Machines by region and type."""
+    """Returns the number of machines by region and type."""
     out: Counter[tuple[str, str]] = Counter()
     for region, machine in _entries(regions):
         out[region, _type_of(machine)] += machine["count"]
@@ -202,21 +203,21 @@ def _counts(regions: Sequence[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
 
 
 def _window(path: Path, seed: int, number: int) -> list[int]:
-    """Two days of a trace's intervals, others for each seed and region."""
+    """Returns two days of a trace's intervals, with a different start for each seed and region."""
     counts: list[int] = json.loads(path.read_text())["data"]
     begin = (1009 * seed + 311 * number) % len(counts)
     return (counts + counts)[begin : begin + 576]
 
 
 def _write_rows(path: Path, workloads: Sequence[Workload], first_s: float) -> None:
-    """In the simulator's own format, the first at 0, with all that was drawn."""
+    """Writes the workloads in the simulator's own format, with all drawn values; the first is submitted at 0."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for w in sorted(workloads, key=lambda w: (w.submit_s, w.id)):
             (job,) = w.jobs
             cpus, memory = job.cpus_milli_per_task / 1000, job.memory_bytes_per_task
-            # One that was there when the span began had so much left to do then.
+            # `duration_s` of a workload from before the span is the rest of its work at `arrives_s`.
             duration_s = w.duration_s + w.arrives_s - w.submit_s
             types = "|".join(job.gpu_types) or "-"
             amounts = job.tasks, job.gpus_per_task, types, cpus, memory

@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/experiments-pools.md, between two marks; the words around them stay."""
+"""Writes the tables and the picture of docs/experiments-pools.md between two markers; the text around them is kept."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,19 +18,24 @@ from simulation.words import span
 
 BEGIN, END = "<!-- tables: written by `make experiment-pools` -->", "<!-- end of the tables -->"
 _LEVEL, _WITHIN, _WAIT_S = 0, 2, 3
-"""Columns of a wait in an outcome (`experiments.replay.COLUMNS`)."""
+"""Indexes of the columns of a wait in an outcome (`experiments.replay.COLUMNS`)."""
 Found = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Fleet to its outcomes, one for each seed."""
+"""Outcomes by fleet, one for each seed."""
 
 
 def write_report(out: Path, report: Path) -> None:
-    """Writes the tables of what is in `out` into the report, and the picture beside it."""
+    """Writes the tables of the outcomes in `out` into the report, and the picture into a folder beside it."""
     parts = []
     every: dict[str, Found] = {}
     for trace in TRACES:
         every[trace] = found = _load(out, trace)
         if found[PEAK]:
-            parts += [f"### {trace}", f"Seeds: {len(found[PEAK])} of {len(SEEDS)}.", _costs(found), _waits(found)]
+            parts += [
+                f"### {trace}",
+                f"Number of seeds that were run: {len(found[PEAK])} of {len(SEEDS)}.",
+                _costs(found),
+                _waits(found),
+            ]
             parts += [_waits(found, within_quota=True)]
             parts += [_worth(found), _losses(found)]
     if not parts:
@@ -41,7 +46,7 @@ def write_report(out: Path, report: Path) -> None:
 
 
 def _load(out: Path, trace: str) -> Found:
-    """Of the seeds for which every fleet has been run."""
+    """Returns the outcomes of the seeds for which every fleet was run."""
     folders = [Case(trace, LOAD, seed).folder(out) for seed in SEEDS]
     whole = [folder for folder in folders if all((folder / f"{fleet}.json").exists() for fleet in FLEETS)]
     return {fleet: [json.loads((folder / f"{fleet}.json").read_text()) for folder in whole] for fleet in FLEETS}
@@ -69,8 +74,8 @@ def _costs(found: Found) -> str:
             ]
         )
     head = (
-        "fleet", "cost", "of the first", "static", "on demand", "spot", "GPU h available", "GPU h finished",
-        "cost of a finished GPU h",
+        "fleet", "cost", "relative to the first", "cost: static", "cost: on demand", "cost: spot", "GPU h available",
+        "GPU h finished", "cost per finished GPU h",
     )  # fmt: skip
     return table(head, rows)
 
@@ -101,7 +106,7 @@ def _waits(found: Found, *, within_quota: bool = False) -> str:
 
 
 def _worth(found: Found) -> str:
-    """At which price of a static GPU hour the fleet for the peak costs no more."""
+    """Returns the break-even price of a static GPU hour, below which the fleet for the peak is cheaper."""
     said = []
     for fleet in (SPOT, BOTH):
         static = _sum(found[PEAK], "usd") - sum(one["machines"]["usd_by"]["reserved"] for one in found[fleet])
@@ -141,7 +146,7 @@ def _losses(found: Found) -> str:
 
 
 def _draw(every: Mapping[str, Found], path: Path) -> None:
-    """GPUs that are there and that are held, by the hour, of the first seed; the measured span is in the middle."""
+    """Draws the available and the held GPUs per hour of the first seed; the measured span is in the middle."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(10, 3.6), layout="constrained")
@@ -151,7 +156,7 @@ def _draw(every: Mapping[str, Found], path: Path) -> None:
                 there, held = hourly["available_gpu_hours"][:-1], hourly["held_gpu_hours"][:-1]
                 axes.step(range(len(there)), there, where="post", label=FLEETS[fleet], color=COLOURS[k], linewidth=1.4)
                 axes.step(range(len(held)), held, where="post", color=COLOURS[k], linewidth=0.8, linestyle=":")
-            axes.set_title(f"{trace}: GPUs that are there, and held (dotted)")
+            axes.set_title(f"{trace}: GPUs available, and held (dotted)")
             axes.set_ylim(0)
             axes.set_xlabel("hours")
         handles, labels = figure.axes[0].get_legend_handles_labels()

@@ -1,4 +1,4 @@
-"""Configuration: a model for each section, and the settings of an installation, which have all of them."""
+"""Configuration: one model for each section, and `Settings`, which contains all sections."""
 
 from infra.config.data import (
     CopySettings,

@@ -1,4 +1,4 @@
-"""Settings of decisions and lifecycles: scheduler, buckets, workloads, reconciliation, pools, tasks."""
+"""Settings of the scheduler, bucket checks, workloads' lifecycles, reconciliation, pools of machines, and tasks."""
 
 from pydantic import Field
 
@@ -6,125 +6,132 @@ from infra.config.section import Section
 
 
 class SchedulerSettings(Section):
-    """Constants of GMS and RMS."""
+    """Constants of the global (GMS) and regional (RMS) scheduler."""
 
     scan_interval_s: float = Field(300.0, gt=0)
-    """A scan pass at least this often (MAST 4.2); on changes much sooner."""
+    """Maximum interval between two scan passes (MAST 4.2). Changes start a pass much sooner."""
     wake_interval_s: float = Field(0.1, gt=0)
-    """Between two passes that changes of the queue and of the fleet start. A longer interval delays placement by as
-    much, and costs less CPU while many changes come one by one."""
+    """Minimum interval between two passes that are started by changes of the queue or the fleet. A longer interval
+    delays placement, but costs less CPU when many changes arrive one by one."""
     wakes_per_s: float = Field(2.5, gt=0)
-    """Such passes while changes never stop; ten more at once after a quiet time."""
+    """Maximum average rate of passes that are started by changes. After a quiet time a burst of ten more is allowed."""
     pass_share: float = Field(0.15, gt=0, le=1)
-    """The part of its process's time that passes may use: after one that took long the next waits, a second at most."""
+    """Maximum fraction of the process's time for passes. After a long pass the next one is delayed by at most 1 s."""
     w_age: float = Field(1.0 / 3600, ge=0)
     """Credit per second of waiting (expression 10)."""
     age_cap_s: float = Field(7 * 86400.0, ge=0)
     w_fair: float = Field(10.0, ge=0)
-    """Weight of the tenant's share against the others' (expression 11)."""
+    """Weight of the fair-share term, which compares the tenant's recent use with that of others (expression 11)."""
     fair_window_s: float = Field(86400.0, gt=0)
-    """Window over which use is averaged."""
+    """Window over which a tenant's use is averaged, in seconds."""
     min_runtime_s: float = Field(120.0, ge=0)
     """A workload that started less than this ago is not evicted."""
     batch: int = Field(256, gt=0)
-    """Workloads on which regions bid in one round."""
+    """Number of workloads on which regions bid in one round."""
     bid_deadline_s: float = Field(2.0, gt=0)
-    """How long a pass waits for a region's bids. A region that misses it is left out, and asked again with backoff."""
+    """How long a pass waits for a region's bids. If a region misses this deadline, later passes skip it, and it is
+    probed with backoff."""
     bid_timeout_s: float = Field(30.0, gt=0)
-    """How long a silent region that is asked again may take to answer; no pass waits for that."""
+    """Timeout of a probe of a region that missed the deadline. Passes do not wait for probes."""
     silent_backoff_s: float = Field(2.0, gt=0)
-    """The first pause before a silent region is asked again; each later one is twice as long."""
+    """First pause before a region that missed the deadline is probed. It doubles after each failed probe."""
     silent_backoff_max_s: float = Field(60.0, gt=0)
     joint: bool = False
-    """Whether regions for the queue's head are chosen together where one at a time leaves somebody out (MAST 4.1)."""
+    """Whether the regions of the workloads at the queue's head are chosen jointly if choosing them one by one leaves a
+    workload without a region (MAST 4.1)."""
     reserve_after_s: float = Field(3600.0, ge=0)
-    """A workload that has waited longer reserves what it needs as it frees up."""
+    """If a workload has waited longer than this, it reserves the resources that it needs as they become free."""
 
 
 class BucketSettings(Section):
-    """Checks of regions' buckets: a region whose bucket does not answer gets no work."""
+    """Health checks of the regions' buckets. A region whose bucket fails them gets no work."""
 
     interval_s: float = Field(10.0, gt=0)
-    """Between two checks of a bucket that answers."""
+    """Interval between two checks of a healthy bucket."""
     timeout_s: float = Field(5.0, gt=0)
-    """How long an answer may take."""
+    """Timeout of one check."""
     failures: int = Field(2, gt=0)
-    """So many checks in a row must fail before the region is left out."""
+    """Number of consecutive failed checks after which the region gets no work."""
     retry_s: float = Field(1.0, gt=0)
-    """The pause after a failed check; each later one is twice as long."""
+    """Pause after the first failed check. It doubles after each further failure."""
     retry_max_s: float = Field(30.0, gt=0)
 
 
 class LifecycleSettings(Section):
-    """Times of a workload's life."""
+    """Timeouts, intervals and retention times of workloads and machines."""
 
     heartbeat_timeout_s: float = Field(30.0, gt=0)
     node_lost_after_s: float = Field(30.0, gt=0)
-    """After a missed heartbeat: how long an agent may take to come back before its machine counts as lost. The agent of
-    an idle machine may be silent for most of both times, and has the rest to come back."""
+    """Time after a missed heartbeat until the machine is declared lost, unless its agent reconnects. The agent of an
+    idle machine sends heartbeats so rarely that this leaves it only the rest of this time and of the timeout."""
     cordon_after_failed_gangs: int = Field(3, gt=0)
     collect_interval_s: float = Field(10.0, gt=0)
-    """How often progress is read from heartbeats."""
+    """Interval at which progress is read from heartbeats."""
     collect_at_most: int = Field(200, gt=0)
-    """Workloads whose progress is read at a time; with more that run, each is read less often."""
+    """Maximum number of workloads whose progress is read per interval. If more run, each is read less often."""
     keep_finished_s: float = Field(14 * 86400.0, gt=0)
-    """How long logs and checkpoints of finished workloads are kept."""
+    """How long logs and checkpoints of finished workloads are kept, in seconds."""
     keep_archives_s: float = Field(30 * 86400.0, gt=0)
-    """How long an uploaded working directory is kept, and longer while an unfinished workload names it."""
+    """How long an uploaded working directory is kept, in seconds. It is kept longer while an unfinished workload uses
+    it."""
     keep_records_s: float = Field(90 * 86400.0, gt=0)
-    """How long finished workloads stay listed."""
+    """How long the records of finished workloads are kept, in seconds."""
 
 
 class ReconcileSettings(Section):
-    """Comparing Temporal with Postgres, which repairs workflows that are gone or were rolled back."""
+    """Reconciliation of Temporal with Postgres, which repairs workflows that are missing or were rolled back."""
 
     interval_s: float = Field(10.0, gt=0)
-    """Between two comparisons."""
+    """Interval between two comparisons."""
     budget: float = Field(0.02, gt=0, le=1)
-    """The part of the time that comparing may take: after a long comparison the pause is longer."""
+    """Maximum fraction of the time that comparisons take. After a long comparison the pause is longer."""
     disagree_s: float = Field(30.0, ge=0)
-    """How long a workflow must disagree with Postgres, unchanged, before it is repaired: listings lag."""
+    """How long the difference between a workflow and Postgres must persist, unchanged, before the workflow is repaired.
+    Temporal's listings are delayed."""
     sweep_s: float = Field(600.0, gt=0)
-    """All workflows are listed at least this often, also where their count gives no reason."""
+    """Maximum interval between two complete listings of the workflows, even if their count shows no difference."""
     singletons_s: float = Field(10.0, gt=0)
-    """How often the workflows, schedules and search attributes of the installation are asserted."""
+    """Interval at which missing singleton workflows, schedules and search attributes are created again."""
 
 
 class CapacitySettings(Section):
-    """Machines that are asked of providers."""
+    """Machines that are launched at providers."""
 
     interval_s: float = Field(10.0, gt=0)
-    """How often pools are compared with the ledger, and the ledger with what providers have."""
+    """Interval at which pools are compared with the ledger, and the ledger with the providers' lists of machines."""
     join_s: float = Field(900.0, gt=0)
-    """How long after its launch a machine may take until it is ready; then it is ended."""
+    """Time after its launch within which a machine must become ready. Otherwise it is terminated."""
     drain_s: float = Field(600.0, ge=0)
-    """How long what runs on a machine that is to end may take to leave."""
+    """Maximum time to drain a machine before it is terminated."""
     lost_after_s: float = Field(600.0, gt=0)
-    """A machine whose agent has been away for so long is ended, and another one launched in its place."""
+    """If a machine's agent is disconnected for this long, the machine is terminated and replaced."""
     refused_pause_s: float = Field(120.0, ge=0)
-    """For how long an offer that was refused is not asked for again."""
+    """After a provider has refused to launch an offer, the offer is not requested again for this long."""
 
 
 class TaskSettings(Section):
-    """What tasks may use and see of the machines of an agent, and how long agents remember them."""
+    """Limits and isolation of tasks on machines, and how long agents keep their data."""
 
     keep_runs_s: float = Field(600.0, ge=0)
-    """How long a run's folder stays on its machine after all its output was shipped."""
+    """How long an attempt's folder is kept on its machine after all output was shipped, in seconds."""
     output_bytes: int = Field(1 << 30, ge=1 << 22)
-    """How much of a task's output may be on its machine's disk. What was shipped to the bucket is freed first, then the
-    oldest of what was not, and a line of the log says that output is missing."""
+    """Limit on the disk space that one task's output uses on its machine. Beyond it, output that was shipped to the
+    bucket is freed first, then the oldest output that was not. A line in the log marks missing output."""
     keep_stopped_s: float = Field(14 * 86400.0, gt=0)
-    """How long an agent remembers that a workload's attempts were stopped there: a start that comes later than this,
-    which Temporal would have to hold back for so long, would not be refused."""
+    """How long an agent keeps the record of a workload's stopped attempts, in seconds. The agent would not refuse a
+    start that Temporal delivers later than this."""
 
     limits: bool = True
-    """Limit each task's memory and processes, and weigh its CPU, by what it asked for, where the agent may."""
+    """Whether each task gets cgroups with limits on memory and processes and a CPU weight from its resource request, if
+    the agent may create them."""
     processes_per_task: int = Field(128, gt=0)
-    """A task may have so many processes and threads,"""
+    """Number of processes and threads that every task may have, whatever its resource request."""
     processes_per_cpu: int = Field(128, ge=0)
-    """and so many more for each CPU that it asks for."""
+    """Number of processes and threads that a task may have in addition for each CPU that it requests."""
     separate_tenants: bool = True
-    """Where the agent runs as root and no `run_as` is given: each tenant's tasks run as a user of their own."""
+    """Whether each tenant's tasks run with their own user id, if the agent runs as root and `run_as` is not set."""
     first_uid: int = Field(2_000_000, gt=0)
-    """User ids of tenants: this and their number; the same on all machines that share a bucket of files."""
+    """First user id of the tenants' range: a tenant's user id is this plus the tenant's number. Must be the same on all
+    machines that share a local folder as bucket."""
     uids: int = Field(100_000, gt=0)
+    """Number of user ids in the tenants' range."""

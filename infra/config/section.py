@@ -1,9 +1,9 @@
-"""What all sections of the configuration have in common."""
+"""The base class of all sections of the configuration."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """Unknown keys are errors, and settings do not change once they are read."""
+    """A section of the configuration. It rejects unknown keys and is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

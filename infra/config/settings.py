@@ -1,7 +1,7 @@
-"""Configuration: one model with defaults, read from a YAML file, the environment and flags, in that order.
+"""All settings of an installation, read from a YAML file, then the environment, then flags; later sources override.
 
-`MIZZEN_DATABASE`, `MIZZEN_DATA_DIR`, `MIZZEN_TEMPORAL`, `MIZZEN_TEMPORAL_NAMESPACE` and `MIZZEN_TEMPORAL_API_KEY` are
-read from the environment; everything can be in the file.
+The environment can set `MIZZEN_DATABASE`, `MIZZEN_DATA_DIR`, `MIZZEN_TEMPORAL`, `MIZZEN_TEMPORAL_NAMESPACE` and
+`MIZZEN_TEMPORAL_API_KEY`. The file can contain every setting.
 """
 
 import os
@@ -31,7 +31,7 @@ class Settings(Section):
 
     data_dir: Path = Path("mizzen-data")
     database: str | None = None
-    """URL of an existing Postgres; None: the embedded one."""
+    """URL of an existing Postgres. None uses the embedded Postgres."""
     database_port: int = 5433
     temporal: TemporalSettings = TemporalSettings()
     api: ApiSettings = ApiSettings()
@@ -43,20 +43,20 @@ class Settings(Section):
     copies: CopySettings = CopySettings()
     capacity: CapacitySettings = CapacitySettings()
     providers: dict[str, dict[str, Any]] = {}
-    """Where machines may be had, by a name of the installation's choice: `kind`, and what that kind of provider needs
+    """Providers of machines, by a name that the operator chooses. Each has a `kind` and the settings of that kind
     (docs/providers.md)."""
     tasks: TaskSettings = TaskSettings()
     tetris: TetrisSettings = TetrisSettings()
     liveness: LivenessSettings = LivenessSettings()
     logs: LogSettings = LogSettings()
     fleet: Path | None = None
-    """YAML file of regions, clusters and machines for the embedded stack; None: a small default fleet."""
+    """YAML file with the regions, clusters and machines of the embedded stack. None uses a small default fleet."""
     master_key: Path | None = None
-    """File with the key that encrypts secrets; None: made in the data folder."""
+    """File with the key that encrypts secrets. None uses `master.key` in the data folder."""
 
     @property
     def master_key_path(self) -> Path:
-        """Where the installation's master key is."""
+        """Path of the installation's master key."""
         return self.master_key or self.data_dir / "master.key"
 
 
@@ -72,10 +72,12 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_settings(file: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
-    """Settings from `file`, then the environment, then `overrides` (nested mappings; None means not given).
+    """Reads settings from `file`, then the environment, then `overrides`. Later sources override earlier ones.
+
+    `overrides` are nested mappings in which None means not set.
 
     Raises:
-        ConfigurationError: the file cannot be read, or a value is not of its kind; every problem is named.
+        ConfigurationError: the file cannot be read, or values are invalid. The message lists all problems.
     """
     body: dict[str, Any] = {}
     if file is not None:

@@ -1,4 +1,6 @@
-"""Postgres: tables (`models` has the facts, `logs` the rest), sessions (`session`), the event log (`events`), mail to
-workflows (`outbox`), the catalogue of tables (`catalogue`) and their usage (`usage`). What must hold whatever the
-code does, the database itself keeps (`migrations`): a slot has one holder, a table's home has all of it.
+"""The Postgres database: models, sessions, the event log, the outbox, the catalogue of tables and their usage.
+
+`models` and `tables` contain the primary data, `logs` contains logs and derived data. Constraints and triggers in
+`migrations` enforce invariants independently of the Python code, for example that a GPU slot has one holder and that a
+table's home region has all partitions.
 """

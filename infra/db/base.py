@@ -1,4 +1,4 @@
-"""What all tables share: their base, and how Python's types are Postgres's."""
+"""The base class of all SQLAlchemy models, with the mapping from Python types to Postgres types."""
 
 from datetime import datetime
 from typing import Any
@@ -9,11 +9,11 @@ from sqlalchemy.orm import DeclarativeBase
 
 Json = dict[str, Any]
 NOW = func.now()
-"""The time at which the writing transaction began."""
+"""SQL expression for the start time of the current transaction."""
 
 
 class Base(DeclarativeBase):
-    """Every table's base; maps Python types to Postgres types."""
+    """Base class of all models. Maps Python types to Postgres types."""
 
     type_annotation_map = {
         datetime: TIMESTAMP(timezone=True),

@@ -1,4 +1,4 @@
-"""Which regions' buckets do not answer, as the regions' workers last published it."""
+"""The published health of the regions' buckets. The regions' workers write it."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -13,23 +13,23 @@ from infra.db import outbox
 from infra.db.logs import Publication
 
 _NAME = "bucket/{}"
-"""A region's publication."""
+"""Pattern of the name of a region's publication."""
 
 
 @dataclass(frozen=True)
 class BucketState:
-    """What is known of a region's bucket."""
+    """The result of the health checks of a region's bucket."""
 
     url: str
     is_marked: bool = False
-    """The marker object was written: from then on it must be there."""
+    """Whether the marker object was written. If so, a check fails if it is missing."""
     failing_since_s: float | None = None
-    """Seconds since 1970; None: it answers."""
+    """Since when the checks fail, in epoch seconds; None if the bucket is healthy."""
     error: str = ""
-    """What the last failed check said."""
+    """Error message of the last failed check."""
 
     def reason(self, region: str) -> Reason | None:
-        """Why nothing is placed in the region; None: its bucket answers."""
+        """Returns the reason why nothing is placed in the region, or None if its bucket is healthy."""
         if self.failing_since_s is None:
             return None
         since = datetime.fromtimestamp(self.failing_since_s, UTC).isoformat(timespec="seconds")
@@ -37,20 +37,20 @@ class BucketState:
 
 
 def bucket_states(session: Session, regions: Iterable[str]) -> dict[str, BucketState]:
-    """What is published, by region; regions that were never checked are not in it."""
+    """Returns the published states by region, without regions that were never checked."""
     names = {_NAME.format(region): region for region in regions}
     found = session.execute(select(Publication.name, Publication.body).where(Publication.name.in_(names)))
     return {names[name]: BucketState(**body) for name, body in found}
 
 
 def failing_buckets(session: Session, regions: Iterable[str]) -> dict[str, Reason]:
-    """Regions whose buckets do not answer, with the reason why nothing is placed there."""
+    """Returns the regions whose buckets fail their checks, with the reason why nothing is placed there."""
     found = ((region, state.reason(region)) for region, state in bucket_states(session, regions).items())
     return {region: reason for region, reason in sorted(found) if reason is not None}
 
 
 def publish_bucket(session: Session, region: str, state: BucketState) -> None:
-    """Replaces what is published of one region, and wakes the scheduler."""
+    """Replaces the published state of one region's bucket, and wakes the scheduler."""
     new = insert(Publication).values(name=_NAME.format(region), body=asdict(state))
     session.execute(
         new.on_conflict_do_update(
@@ -61,5 +61,5 @@ def publish_bucket(session: Session, region: str, state: BucketState) -> None:
 
 
 def forget_bucket(session: Session, region: str) -> None:
-    """The region is removed."""
+    """Deletes the published state of a removed region."""
     session.execute(delete(Publication).where(Publication.name == _NAME.format(region)))

@@ -1,7 +1,7 @@
-"""The ledger of capacity: pools, the instances that were asked of providers, and what providers refused.
+"""The ledger of capacity: pools, the instances that were requested from providers, and refused launches.
 
-A row is committed before anything is asked of a provider, and its id is the provider's client token and tag. So what a
-provider has can always be compared with what it was asked for, whatever was lost in between.
+An instance's row is committed before the request to the provider. Its id is the request's client token and the
+instance's tag, so the provider's list of instances can be compared with the requests even if responses are lost.
 """
 
 from datetime import datetime
@@ -33,26 +33,26 @@ class PoolRow(Base):
     machine_types: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=_NONE)
     max_usd_per_h: Mapped[float | None]
     max_size: Mapped[int | None] = mapped_column(CheckConstraint("max_size >= size", name="pool_max_size"))
-    """Up to so many it grows for what waits; None: it does not."""
+    """Number of machines up to which the pool grows for waiting workloads. None: it does not grow."""
     idle_s: Mapped[float] = mapped_column(
         CheckConstraint("idle_s >= 0", name="pool_idle"), server_default=text(str(IDLE_S))
     )
-    """A machine above `size` that has had no work for so long is ended."""
+    """Time without work, in seconds, after which a machine beyond `size` is terminated."""
     buffer: Mapped[int] = mapped_column(CheckConstraint("buffer >= 0", name="pool_buffer"), server_default="0")
-    """Of a pool that grows: so many machines without work there are to be for what comes next."""
+    """Number of idle machines that a growing pool keeps ready for new workloads."""
     reason: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """Why it has fewer machines than its size or buffer, and none is being launched; None: nothing is missing."""
+    """Why the pool has fewer machines than `size` or `buffer` requires and launches none. None if none is missing."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
 class InstanceRow(Base):
-    """One machine that was asked of a provider. Kept when it is gone: it is the history."""
+    """One machine that was requested from a provider. The row is kept as history after the machine is gone."""
 
     __tablename__ = "instance"
     id: Mapped[str] = mapped_column(primary_key=True)
     region: Mapped[str]
     pool: Mapped[str]
-    """Not a foreign key: the history outlives the pool."""
+    """Name of the pool. Not a foreign key, because the row is kept after the pool is deleted."""
     cluster: Mapped[str]
     provider: Mapped[str]
     zone: Mapped[str]
@@ -63,28 +63,29 @@ class InstanceRow(Base):
     cpus_milli: Mapped[int]
     memory_bytes: Mapped[int]
     usd_per_h: Mapped[float]
-    """When it was asked for."""
+    """Price in US dollars per hour at the time of the request."""
     phase: Mapped[str] = mapped_column(server_default=InstancePhase.REQUESTED.value)
     reason: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """Why it is in this phase."""
+    """Why the instance is in this phase."""
     ending: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """Why it is to end; None: it is not."""
+    """Why the instance is to be terminated; None if it is not."""
     native_id: Mapped[str | None]
-    """As the provider calls it."""
+    """The provider's id of the instance."""
     wanted_by: Mapped[dict[str, list[int]]] = mapped_column(JSONB, server_default=text("'{}'"))
-    """The workloads that wait for it, while it is on its way or idle, with how many tasks of each job are for it."""
+    """The workloads that wait for this instance while it is being launched or idle, each with the number of tasks of
+    each job that are planned for it."""
     idle_since: Mapped[datetime | None]
-    """From when on it has had no work, as the keeper saw it; None: it has, or is not ready."""
+    """Since when the instance has had no work, as the capacity keeper observed. None if it has work or is not ready."""
     machine: Mapped[str | None]
-    """The machine that its agent announced; None: it has not done so."""
+    """Id of the machine that its agent registered; None if it has not registered."""
     requested_at: Mapped[datetime] = mapped_column(server_default=NOW)
     expected_at: Mapped[datetime | None]
-    """When its agent was expected to be there, by the offer."""
+    """When its agent is expected to register, according to the offer."""
     launched_at: Mapped[datetime | None]
     ready_at: Mapped[datetime | None]
-    """When its machine first took work."""
+    """When its machine first became ready for work."""
     lost_at: Mapped[datetime | None]
-    """When it was found that the provider does not have it, or that its agent was away for too long."""
+    """When the instance was found missing at the provider, or its agent had been disconnected for too long."""
     gone_at: Mapped[datetime | None]
     __table_args__ = (
         CheckConstraint(f"phase in ({', '.join(repr(p.value) for p in InstancePhase)})", name="instance_phase"),
@@ -97,7 +98,7 @@ class InstanceRow(Base):
 
 
 class LaunchRefusal(Base):
-    """A fact with a time: what a provider refused to launch."""
+    """A provider's refusal to launch an instance, with its time."""
 
     __tablename__ = "launch_refusal"
     instance: Mapped[str] = mapped_column(ForeignKey("instance.id", ondelete="CASCADE"), primary_key=True)

@@ -1,6 +1,6 @@
-"""The catalogue of tables: where they can be read, how stale their replicas are, and asking for a replica.
+"""The catalogue of tables: where tables can be read, how stale their replicas are, and requests for replicas.
 
-What must always hold of it the database keeps by itself (`migrations/0005_catalogue.sql`).
+Triggers in the database enforce its invariants (`migrations/0005_catalogue.sql`).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -18,11 +18,14 @@ from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from infra.errors import CatalogueError
 
 Replicas: TypeAlias = Mapping[str, Mapping[str, datetime | None]]
-"""Table to the regions that have a replica of all of it, each with since when that is stale (None: it is complete)."""
+"""For each table the regions with a replica of the whole table, each with `stale_since` (None if it is complete)."""
 
 
 def ready_replicas(session: Session, tables: Collection[str]) -> Replicas:
-    """For each of `tables`, where it can be read whole, the home among them; not where it is known to be wrong."""
+    """Returns the regions in which each table can be read completely: ready replicas without copies marked wrong.
+
+    The home is included.
+    """
     out: dict[str, dict[str, datetime | None]] = {table: {} for table in tables}
     if out:
         usable = (
@@ -38,16 +41,19 @@ def ready_replicas(session: Session, tables: Collection[str]) -> Replicas:
 
 
 def can_read(replicas: Replicas, tables: Iterable[str], region: str, *, level: int) -> bool:
-    """Whether a workload of this level finds its tables in a region: of high priority, complete ones (MAST 3.5)."""
+    """Whether a workload of this level can read all its tables in `region`.
+
+    A workload of high priority needs complete replicas (MAST 3.5); others may read stale ones.
+    """
     return all(
         region in replicas[table] and (level > HIGH_PRIORITY or replicas[table][region] is None) for table in tables
     )
 
 
 def lacking(session: Session, table: str, region: str, *, limit: int) -> list[Partition]:
-    """Partitions that a replica is to have and has not, or has wrong, in the order of their appending.
+    """Returns the partitions that a replica lacks or whose copy is marked wrong, in the order of their appending.
 
-    Of a replica of the whole table those are any; else those whose rows in `replica_partition` are not ready.
+    A replica of the whole table must have all partitions; a partial one those with rows in `replica_partition`.
     """
     held = ReplicaPartition.data_table == Partition.data_table, ReplicaPartition.partition == Partition.name
     statement = (
@@ -64,7 +70,7 @@ def lacking(session: Session, table: str, region: str, *, limit: int) -> list[Pa
 
 
 def held_bytes(session: Session, table: str, region: str) -> int:
-    """Bytes of the partitions that a replica has."""
+    """Returns the total size of the partitions that a replica has."""
     held = ReplicaPartition.data_table == Partition.data_table, ReplicaPartition.partition == Partition.name
     statement = (
         select(func.coalesce(func.sum(Partition.size_bytes), 0))
@@ -76,11 +82,11 @@ def held_bytes(session: Session, table: str, region: str) -> int:
 
 @dataclass(frozen=True)
 class NoRoom:
-    """A region whose storage does not take what is to be brought there; `str()` says so with the figures."""
+    """A region without enough storage for a planned copy. `str()` is a message with the figures."""
 
     region: str
     stored_bytes: int
-    """Of tables, copies that are being made and those in their grace included."""
+    """Bytes of replicas in the region, including those being copied and those in their grace."""
     more_bytes: int
     storage_bytes: int
 
@@ -89,18 +95,19 @@ class NoRoom:
         unit = "byte" if over == 1 else "bytes"
         return (
             f"{self.region} would hold {over:,} {unit} more than its storage: it stores {self.stored_bytes:,} of"
-            f" {self.storage_bytes:,}, and {self.more_bytes:,} would come"
+            f" {self.storage_bytes:,}, and {self.more_bytes:,} would be added"
         )
 
 
 class StorageFull(CatalogueError):
-    """A region's storage does not take a replica."""
+    """A region does not have enough storage for a replica."""
 
 
 def no_room(session: Session, region: str, more_bytes: int, *, lock: bool = False) -> NoRoom | None:
-    """Why so many bytes more do not fit into a region; None: they do, or nobody has said what it may hold.
+    """Checks whether `more_bytes` fit into a region's storage. Returns None if they fit or the storage is not set.
 
-    `lock`: others who bring something there wait until this transaction ends. Taken before the locks of tables.
+    `lock` locks the region's row, so that concurrent transactions that add data there wait for the end of this one. The
+    lock must be taken before locks of tables.
     """
     row = session.get(Region, region, with_for_update={"key_share": True} if lock else None)
     if row is None or row.storage_bytes is None or more_bytes <= 0:
@@ -110,7 +117,7 @@ def no_room(session: Session, region: str, more_bytes: int, *, lock: bool = Fals
 
 
 def whole_bytes(session: Session, tables: Collection[str], region: str) -> int:
-    """Bytes that replicas of all of these tables in a region would store more than what is stored there now."""
+    """Returns how many bytes complete replicas of these tables in a region would add to what is stored there now."""
     return int(session.execute(_WHOLE, {"region": region, "tables": sorted(tables)}).scalar_one())
 
 
@@ -141,15 +148,27 @@ def want_replica(
     night: str | None = None,
     **detail: object,
 ) -> Replica | None:
-    """The replica of a whole table in a region; where there is none, its copy from home is started, for `workload`.
+    """Returns the replica of a whole table in a region, and starts its copy from the home if it is missing.
 
-    A stale one is enough, unless it is to be `fresh`: then it is topped up, and can be read meanwhile. A `night` copies
-    by itself. A workload that wants what a night copies does not wait for the night: it is copied on demand from then
-    on. One that is being deleted and still has its objects is taken back, as stale as it is; one whose time is over
-    stays as it is. `detail` goes into the event of a copy. None: there is no such table.
+    A stale replica is sufficient, unless `fresh` is set. Then its missing partitions are copied (a top-up), and it can
+    be read meanwhile. A replica that is being deleted is restored, possibly stale, if its grace is not over; after the
+    grace it is returned unchanged.
+
+    Args:
+        session: the session whose transaction writes the replica.
+        table: the table's name.
+        region: the region.
+        fresh: whether a stale replica must be topped up.
+        workload: the workload that needs the replica, if any. If a nightly run is copying the replica, the copy is also
+            started on demand, so that the workload does not wait for the run.
+        night: the nightly run that requests the replica and copies it itself, if any.
+        **detail: more values for the event of the copy.
+
+    Returns:
+        The replica, or None if the table does not exist.
 
     Raises:
-        StorageFull: the region has no room for it.
+        StorageFull: the region does not have enough storage.
     """
     row = session.get(Replica, (table, region))
     if row is not None and _is_enough(row, fresh):
@@ -160,7 +179,7 @@ def want_replica(
     full = no_room(session, region, whole_bytes(session, [table], region), lock=True)
     if full is not None:
         raise StorageFull(str(full))
-    known = session.get(Table, table, with_for_update=True)  # as everyone does who adds a replica
+    known = session.get(Table, table, with_for_update=True)  # Every transaction that adds a replica takes this lock.
     if known is None:
         return None
     row = session.get(Replica, (table, region), with_for_update=True, populate_existing=True)
@@ -197,8 +216,10 @@ def want_replica(
 def want_partitions(
     session: Session, table: str, region: str, partitions: Collection[str], night: str
 ) -> Replica | None:
-    """A region's replica of these partitions, or of more, which the night copies: those that there are none of by now
-    are left out. One whose deletion is due stays as it is. None: there is no such table.
+    """Returns a region's replica, with these partitions added to it. The nightly run `night` copies them.
+
+    Partitions that do not exist any more are skipped. A replica whose grace is over is returned unchanged. Returns None
+    if the table does not exist.
     """
     known = session.get(Table, table, with_for_update=True)
     if known is None:
@@ -227,8 +248,10 @@ def want_partitions(
 
 
 def drop_replica(session: Session, table: str, region: str, *, grace_s: float, **detail: object) -> Replica | None:
-    """Nobody new reads a region's replica from now on, and its objects go when the grace is over; until then it can be
-    taken back. One whose time is over stays as it is. `detail` goes into the event. None: there is no such replica.
+    """Marks a replica for deletion: no new job reads it, and its objects are deleted after `grace_s`.
+
+    It can be restored until then. A replica whose grace is over is returned unchanged. `detail` is added to the event.
+    Returns None if the replica does not exist.
 
     Raises:
         CatalogueError: the region is the table's home.
@@ -238,7 +261,7 @@ def drop_replica(session: Session, table: str, region: str, *, grace_s: float, *
     if known is None or row is None:
         return None
     if known.home_region == region:
-        raise CatalogueError(f"region {region} is the home of table {table}, whose replica stays while it is")
+        raise CatalogueError(f"region {region} is the home of table {table}, so its replica cannot be dropped")
     now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
     if row.delete_at is None or row.delete_at > now:
         row.state, row.delete_at = "deleting", now + timedelta(seconds=grace_s)
@@ -248,16 +271,16 @@ def drop_replica(session: Session, table: str, region: str, *, grace_s: float, *
 
 
 def _taken_back(session: Session, row: Replica, **detail: object) -> bool:
-    """Whether a replica that is being deleted is kept after all: not once its time is over.
+    """Restores a replica that is being deleted. Returns False if its grace is over.
 
-    One that was complete is ready again; one that was not is the caller's to go on with.
+    A replica that was complete becomes ready again. For one that was not, the caller must continue the copy.
     """
     now = session.execute(select(func.clock_timestamp())).scalar_one()
     if row.delete_at is None or row.delete_at <= now:
         return False
     row.delete_at = None
     if row.ready_at is not None:
-        # What ended its top-up was that it should go.
+        # The request to delete it has also ended its top-up.
         row.state, row.topping_up = "ready", False
         session.flush()
         events.record(session, "replica.kept", region=row.region, detail={"table": row.data_table, **detail})
@@ -266,6 +289,6 @@ def _taken_back(session: Session, row: Replica, **detail: object) -> bool:
 
 
 def _is_enough(row: Replica, fresh: bool) -> bool:
-    """Whether nothing needs to be started for those who want the whole table there."""
+    """Whether the replica provides, or will provide, the whole table, so that no copy needs to be started."""
     comes = row.state == "copying" or row.stale_since is None or row.topping_up
     return row.whole and row.state != "deleting" and (comes or not fresh)

@@ -1,12 +1,12 @@
-"""The change log: which rows have changed since a reader last looked, whoever changed them.
+"""The change log: the rows that have changed since a reader's last read.
 
-Triggers write it with the change, so it has what was committed and nothing else. A reader keeps the snapshot of the
-transaction in which it looked, and reads next what that snapshot did not see: its position is exact, whichever
-transactions were in flight and however late they commit. (Followers of the event log also need an order; readers here
-take the rows as they are now, so they have none to wait for.)
+Triggers write the log in the transaction of the change, so it contains exactly the committed changes. A reader stores
+the Postgres snapshot of its last read, and next reads the changes that are not visible in that snapshot. So each change
+is read exactly once, however late its transaction commits. (Unlike followers of the event log, these readers need no
+order, because they read the current state of the changed rows.)
 
-Changes are kept for a while. A reader that stayed away for longer, or that has none of this epoch's positions (it is
-new, or Postgres crashed, which empties the log), reads everything and goes on from there.
+Old changes are deleted after some time. A reader must read everything again if it is new, if its position is older than
+the kept changes, or if the epoch has changed: a crash of Postgres empties the log and ends its epoch.
 """
 
 from collections.abc import Collection
@@ -21,7 +21,7 @@ from infra.db.session import transaction
 
 
 class Change(NamedTuple):
-    """One row that is not as it was; `infra.db.logs.Change` says which kinds there are."""
+    """One changed row. The kinds are listed in `infra.db.logs.Change`."""
 
     kind: str
     key: str
@@ -30,20 +30,21 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Position:
-    """What a reader has seen: every transaction below `xmax` but those in flight, in one epoch of the log."""
+    """A reader's position: in one epoch, all transactions below `xmax` have been read, except those in flight."""
 
     epoch: str
     xmin: int
     xmax: int
     in_flight: tuple[int, ...]
     forgotten_txid: int
-    """Changes up to this transaction may have been deleted by then."""
+    """Changes of transactions up to this id may have been deleted."""
 
 
 def look(session: Session) -> tuple[Position | None, float]:
-    """The session's position, which has to be in REPEATABLE READ, and the database's clock in seconds.
+    """Returns the position of the session's snapshot, and the time of the database's clock in epoch seconds.
 
-    None: there is no epoch. `begin_epoch` begins one, and a later transaction will see it.
+    The session must be in REPEATABLE READ. The position is None if there is no epoch; call `begin_epoch` then, and
+    repeat this in a new transaction.
     """
     row = session.execute(
         text(
@@ -60,7 +61,7 @@ def look(session: Session) -> tuple[Position | None, float]:
 
 
 def begin_epoch(engine: Engine) -> None:
-    """Begins an epoch where there is none."""
+    """Begins an epoch if there is none."""
     with transaction(engine) as session:
         session.execute(text("insert into change_epoch default values on conflict do nothing"))
 
@@ -68,17 +69,17 @@ def begin_epoch(engine: Engine) -> None:
 def between(
     session: Session, seen: Position, now: Position, regions: Collection[str] | None = None
 ) -> set[Change] | None:
-    """What has changed since `seen`, as of the session's own position `now`.
+    """Returns the rows that have changed between `seen` and the session's position `now`.
 
-    With `regions`, only what may matter to one of them. None: the log does not reach back so far, and only reading
-    everything helps.
+    With `regions`, returns only changes that may affect these regions. Returns None if changes since `seen` were
+    deleted or the epoch has changed; the reader must read everything then.
     """
     if seen.epoch != now.epoch or now.forgotten_txid >= seen.xmin or now.xmin < seen.xmin:
         return None
     found = session.execute(
         text(
             "select distinct kind, key, attempt from change"
-            # The upper end says nothing new: it tells the planner, which may know nothing yet, that these are few.
+            # The upper bound does not change the result. It makes the planner expect few rows, even without statistics.
             " where txid >= :xmin and txid < :upto and (txid >= :xmax or txid = any(:in_flight))"
             " and (cast(:regions as text[]) is null or region is null or region = any(:regions))"
         ),
@@ -94,7 +95,7 @@ def between(
 
 
 def forget(session: Session, keep: timedelta) -> None:
-    """Deletes changes that are older than `keep`, and notes how far they went."""
+    """Deletes changes that are older than `keep`, and stores the newest deleted transaction id in the epoch."""
     session.execute(
         text(
             "with gone as (delete from change where at < now() - :keep returning txid)"

@@ -1,8 +1,9 @@
-"""What workloads cost: the hours of all that they held, at the prices that their clusters had then.
+"""The costs of workloads: the hours of the resources that they held, at the prices of their clusters at that time.
 
-An attempt costs from the moment in which it holds all that it was awarded on a machine until it gives that up: also
-while its tasks are prepared, and while they save for an eviction. Where a platform takes a machine, the attempt gives
-up its machines before the tasks save. Hours without a known price cost nothing, and are counted separately.
+Costs of an attempt on a machine start when it holds all resources that it was awarded there, and end when it releases
+them. They include the time in which tasks are prepared, and in which they save before an eviction. If a platform
+reclaims a machine, the attempt releases its machines before the tasks save, so that save is free. Hours without a known
+price cost nothing and are counted separately.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from domain.capacity import CPU, CapacityKind
 
 @dataclass(frozen=True)
 class Cost:
-    """What a tenant's workloads held of one thing on a day (UTC)."""
+    """The hours and costs of one resource that a tenant's workloads held on one day (UTC)."""
 
     day: date
     tenant: str
@@ -26,9 +27,9 @@ class Cost:
     resource: str
     """A GPU type, or `cpu`."""
     hours: float
-    """Of one GPU, or of one core."""
+    """Hours of one GPU or of one core."""
     unpriced_h: float
-    """Of these, hours at no known price."""
+    """The part of `hours` without a known price."""
     usd: float
 
 
@@ -79,7 +80,10 @@ _OF_WORKLOAD = text(_COSTS.format(cpu=CPU, which="and l.workload = :workload"))
 
 
 def costs(session: Session, since: datetime, until: datetime, tenant: str | None = None) -> list[Cost]:
-    """All costs between two moments, or those of a tenant: by day, tenant, kind of capacity and resource."""
+    """Returns the costs between `since` and `until`, of one tenant or of all.
+
+    The result is sorted by day, tenant, capacity kind and resource.
+    """
     asked = {"since": since, "until": until}
     if tenant is None:
         return _read(session, _OF_ALL, asked)
@@ -87,7 +91,7 @@ def costs(session: Session, since: datetime, until: datetime, tenant: str | None
 
 
 def costs_of(session: Session, workload: str) -> list[Cost]:
-    """All costs of one workload so far."""
+    """Returns all costs of one workload so far."""
     return _read(session, _OF_WORKLOAD, {"since": "-infinity", "until": "infinity", "workload": workload})
 
 

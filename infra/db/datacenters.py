@@ -1,4 +1,4 @@
-"""Partitions in the datacenters of a region: the instance that places them, and writing down where they are."""
+"""Placement of partitions in the datacenters of a region: builds the Tetris instance and stores the assignment."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _DEFAULT = TetrisSettings()
 
 
 class AssignmentError(CatalogueError):
-    """Partitions that cannot be assigned: `wrong` says of each, by name, what does not exist."""
+    """Partitions cannot be assigned to datacenters. `wrong` maps each partition's name to the reason."""
 
     def __init__(self, wrong: Mapping[str, str]) -> None:
         super().__init__("; ".join(f"{name}: {told}" for name, told in wrong.items()))
@@ -38,14 +38,15 @@ def gather_datacenters(
     now: datetime | None = None,
     window_days: float | None = None,
 ) -> Instance:
-    """A region's instance (`domain.datacenters`), with its jobs as they run where `homes` are the tables' homes.
+    """Builds the Tetris instance of one region's datacenters (`domain.datacenters`).
 
-    As of the session's transaction, as `infra.db.gathering.gather`: partitions that a ready replica has in the region,
-    and GPU hours of the machines in clusters of each datacenter.
+    Its jobs are those that run in the region if the tables have these `homes`. Reads the session's snapshot, like
+    `infra.db.gathering.gather`: the partitions of ready replicas in the region, and the GPU hours of the machines in
+    each datacenter's clusters.
 
     Raises:
-        CatalogueError: there is no such region, it has no datacenters, or one whose storage nobody has said.
-        ValueError: `window_days` is not above 0, or `homes` names a table that there is not.
+        CatalogueError: the region does not exist, has no datacenters, or `storage_bytes` of a datacenter is not set.
+        ValueError: `window_days` is not greater than 0, or `homes` names a table that does not exist.
     """
     until = now or transaction_time(session)
     days = tetris.window_days if window_days is None else window_days
@@ -63,12 +64,12 @@ def gather_datacenters(
 
 
 def assign_partitions(session: Session, homes: Homes) -> int:
-    """Writes which datacenters partitions are in: `table/partition` to `region/datacenter`. How many have changed.
+    """Stores the datacenter (`region/datacenter`) of each partition (`table/partition`). Returns the number of changes.
 
-    All or none: each must be in a ready replica in that region, which has the datacenter.
+    All or nothing: each partition must be in a ready replica in that region, and the datacenter must exist.
 
     Raises:
-        AssignmentError: one is not there, or its datacenter is not.
+        AssignmentError: a partition is not in a ready replica there, or a datacenter does not exist.
     """
     if not homes:
         return 0
@@ -91,7 +92,7 @@ def assign_partitions(session: Session, homes: Homes) -> int:
             have = ", ".join(sorted(known[region])) or "none"
             wrong[name] = f"region {region} has no datacenter {datacenter!r}; it has {have}"
         elif name not in there:
-            wrong[name] = f"no ready replica in {region} has this partition; export the region's instance anew"
+            wrong[name] = f"no ready replica in {region} has this partition; export the region's instance again"
     if wrong:
         raise AssignmentError(wrong)
     return len(session.execute(_ASSIGN, columns).all())
@@ -99,14 +100,14 @@ def assign_partitions(session: Session, homes: Homes) -> int:
 
 def _datacenters(session: Session, region: str) -> tuple[Region, ...]:
     if session.get(models.Region, region) is None:
-        raise CatalogueError(f"region {region}: there is no such region")
+        raise CatalogueError(f"region {region}: does not exist")
     machine, cluster, datacenter = models.Machine, models.Cluster, models.Datacenter
     rows = session.scalars(select(datacenter).where(datacenter.region == region).order_by(datacenter.name)).all()
     set_it = f"PUT /v1/regions/{region}/datacenters/NAME"
     if not rows:
         raise CatalogueError(f"region {region} has no datacenters; set each with its storage and clusters ({set_it})")
     if unsaid := [row.name for row in rows if row.storage_bytes is None]:
-        raise CatalogueError(f"storage_bytes of datacenter {', '.join(unsaid)} of {region}: not set ({set_it})")
+        raise CatalogueError(f"storage_bytes of datacenter {', '.join(unsaid)} of {region}: is not set; use {set_it}")
     supply: dict[str, dict[str, float]] = defaultdict(dict)
     slots = (
         select(cluster.datacenter, machine.gpu_type, func.sum(machine.gpus))
@@ -149,7 +150,7 @@ def _parts(session: Session) -> dict[tuple[str, str], frozenset[str]]:
     }
 
 
-# In one order, so that two plans wait for each other and never both ways.
+# Locks the rows in a fixed order, so that concurrent assignments cannot deadlock.
 _LOCK = text("""
     select asked.name
     from unnest(cast(:name as text[]), cast(:data_table as text[]), cast(:partition as text[]), cast(:region as text[]))

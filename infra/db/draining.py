@@ -1,4 +1,4 @@
-"""Draining a machine: nothing new is placed on it, and what runs there saves and is placed elsewhere."""
+"""Drains a machine: no new work is placed on it, and its workloads save and are placed elsewhere."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -10,9 +10,10 @@ from infra.db.models import Allocation, Machine
 
 
 def drain(session: Session, machine: Machine, reason: Reason, by: str) -> None:
-    """Cordons a locked machine, with `reason` unless it is cordoned already, and has its workloads preempted by `by`.
+    """Cordons and drains a machine, and sends a preemption to its workloads with `by` as the originator.
 
-    Its record in the event log is the caller's, and so is waking the scheduler.
+    The caller must have locked the machine's row, and must write the event and wake the scheduler. `reason` becomes the
+    cordon's reason, unless the machine is already cordoned.
     """
     machine.draining = True
     if machine.cordon is None:

@@ -1,4 +1,4 @@
-"""Ending workloads that wait in the queue: they hold nothing, and nothing is promised to them, so a row says it all."""
+"""Ends workloads that wait in the queue. They hold no resources and no promises, so only database rows change."""
 
 import json
 from collections.abc import Mapping
@@ -50,11 +50,17 @@ def end_queued(
     actor: str | None = None,
     action: str = "",
 ) -> None:
-    """Ends queued workloads, whose rows the caller has locked: row, event, and mail to the workflows that there are.
+    """Ends queued workloads in `phase`: updates their rows, writes events, and sends mail to existing workflows.
 
-    `ending` is id to the reason, and to the detail of the mail by which a workflow comes to the same end. `actor` and
-    `action` are for the audit list, where somebody asked for it. An award takes the same locks, so a workload is ended
-    before it is placed, or found placed by the caller.
+    The caller must have locked the workloads' rows. An award takes the same locks, so a workload is either ended before
+    it is placed, or the caller sees that it is placed.
+
+    Args:
+        session: the session whose transaction holds the locks.
+        phase: the final phase.
+        ending: for each workload id the reason, and the detail of the mail with which its workflow ends, too.
+        actor: who requested the end, for the audit list; None writes no audit entry.
+        action: the action for the audit list.
     """
     if ending:
         ended = session.execute(
@@ -72,6 +78,6 @@ def end_queued(
         )
         for id_, reason, finished_at in ended:
             row = session.identity_map.get(identity_key(Workload, id_))
-            if row is not None:  # Now as in the database, without reading it again.
+            if row is not None:  # Update the loaded object to match the database, without reading the row again.
                 for name, value in (("phase", phase.value), ("reason", reason), ("finished_at", finished_at)):
                     set_committed_value(row, name, value)

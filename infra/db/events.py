@@ -1,8 +1,8 @@
-"""The event log: written with the change that it tells of, read in an order without gaps.
+"""The event log. Events are written in the transaction of the change, and read in an order without gaps.
 
-Serial ids are drawn before their transaction commits, so a reader that remembers the largest id it saw would miss
-those that commit late. Readers here follow (txid, id) and stop before the oldest transaction still in flight: what
-lies below it is complete for ever.
+A serial id is assigned before its transaction commits, so a reader that stores the largest id would miss events that
+commit late. Readers instead follow the order (txid, id) and stop before the oldest transaction in flight: no event
+below it can be added later.
 """
 
 import json
@@ -17,7 +17,7 @@ from domain.reasons import Reason
 from infra.db.logs import Event
 
 CHANNEL = "mizzen_event"
-"""`NOTIFY` channel: something was written to the event log."""
+"""`NOTIFY` channel for new events in the event log."""
 _RECORD = text(
     "with written as ("
     " insert into event (kind, tenant, workload, attempt, region, machine, reason, detail, dedup)"
@@ -39,10 +39,10 @@ class Cursor:
 
     @classmethod
     def parse(cls, text_: str) -> "Cursor":
-        """The cursor that `str()` gave.
+        """Parses the text form of a cursor.
 
         Raises:
-            ValueError: it does not have the form `txid-id`.
+            ValueError: the text does not have the form `txid-id`.
         """
         txid, dash, id_ = text_.partition("-")
         if not (dash and txid.isascii() and id_.isascii() and txid.isdigit() and id_.isdigit()):
@@ -65,9 +65,9 @@ def record(
     detail: dict[str, Any] | None = None,
     dedup: str | None = None,
 ) -> bool:
-    """Writes one event in the session's transaction and wakes readers at its commit.
+    """Writes one event in the session's transaction, and notifies readers when it commits.
 
-    With `dedup`, a second event of the same workload and key is not written; False tells so.
+    Returns False, and writes nothing, if the workload already has an event with the key `dedup`.
     """
     body = reason.to_json() if isinstance(reason, Reason) else reason
     values = {
@@ -93,7 +93,7 @@ def read_after(
     tenant: str | None = None,
     limit: int = 500,
 ) -> Sequence[Event]:
-    """Events after `cursor`, oldest first, up to the oldest transaction in flight; at most `limit`."""
+    """Returns at most `limit` events after `cursor`, oldest first, below the oldest transaction in flight."""
     statement = (
         select(Event)
         .where(tuple_(Event.txid, Event.id) > (cursor.txid, cursor.id))
@@ -109,6 +109,6 @@ def read_after(
 
 
 def position(session: Session) -> Cursor:
-    """The newest position that a reader could have reached now."""
+    """Returns the newest position that a reader can have reached now."""
     txid = session.execute(text("select pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 1")).scalar_one()
     return Cursor(int(txid), (1 << 63) - 1)

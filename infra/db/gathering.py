@@ -1,4 +1,4 @@
-"""Gathering an instance of the placement of data (MAST 3.2): the catalogue, the fleet and the usage at one moment."""
+"""Builds a Tetris instance (MAST 3.2) from a snapshot of the catalogue, the fleet and the usage of tables."""
 
 from collections import defaultdict
 from datetime import datetime
@@ -25,15 +25,21 @@ def gather(
     window_days: float | None = None,
     move_quota_bytes: float | None = None,
 ) -> Instance:
-    """The instance as of the session's transaction, which should be a snapshot (`REPEATABLE READ`).
+    """Builds the instance from the session's transaction, which should be a snapshot (`REPEATABLE READ`).
 
-    All hours are a day's. Supply is of the machines that are not lost, cordoned ones included: they come back. A
-    table's replicas are those of all of it that are ready, stale ones included. The window of usage ends `now`, by
-    default the time of the transaction, and is as long as the settings say, or `window_days`.
+    All hours are per day. The supply includes cordoned machines, because they return, but no lost machines. The
+    replicas are ready replicas of whole tables, including stale ones.
+
+    Args:
+        session: the session to read from.
+        tetris: the settings of Tetris.
+        now: end of the window of usage; by default the start of the transaction.
+        window_days: length of the window of usage; by default that of the settings.
+        move_quota_bytes: limit on the bytes to copy; None means no limit.
 
     Raises:
-        CatalogueError: there is no region, or one whose storage nobody has said.
-        ValueError: `window_days` is not above 0.
+        CatalogueError: there is no region, or a region's `storage_bytes` is not set.
+        ValueError: `window_days` is not greater than 0.
     """
     return Instance(
         regions=_regions(session),
@@ -48,20 +54,20 @@ def gather(
 
 
 def weights_of(tetris: TetrisSettings) -> Weights:
-    """What the terms of the objective weigh by the settings."""
+    """Returns the weights of the objective's terms from the settings."""
     weights = tetris.weights
     by_priority = dict(sorted(weights.by_priority.items()))
     return Weights(weights.read, weights.gpu, weights.storage, weights.overload, by_priority)
 
 
 def transaction_time(session: Session) -> datetime:
-    """When the session's transaction began: the end of the window of usage that it gathers."""
+    """Returns when the session's transaction began, the default end of the window of usage."""
     now: datetime = session.execute(select(func.transaction_timestamp())).scalar_one()
     return now
 
 
 def supply_by_region(session: Session) -> dict[str, dict[str, float]]:
-    """Region to the GPU hours a day, by type, of its machines that are not lost."""
+    """Returns for each region the GPU hours per day, by GPU type, of its machines that are not lost."""
     supply: dict[str, dict[str, float]] = defaultdict(dict)
     machine = models.Machine
     slots = (
@@ -79,10 +85,10 @@ def _regions(session: Session) -> tuple[Region, ...]:
     supply = supply_by_region(session)
     rows = session.scalars(select(models.Region).order_by(models.Region.name)).all()
     if not rows:
-        raise CatalogueError("regions: there are none; add one with a bucket first")
+        raise CatalogueError("regions: there is no region; add one with a bucket first")
     if unsaid := [row.name for row in rows if row.storage_bytes is None]:
         raise CatalogueError(
-            f"storage_bytes of region {', '.join(unsaid)}: not set; say what the bucket may hold of tables"
+            f"storage_bytes of region {', '.join(unsaid)}: is not set; set how many bytes of tables the bucket may hold"
             " (mizzen regions set REGION --storage 5PB)"
         )
     return tuple(
@@ -92,7 +98,10 @@ def _regions(session: Session) -> tuple[Region, ...]:
 
 
 def gather_tables(session: Session) -> tuple[Table, ...]:
-    """The tables by name, with the regions that have a ready replica of all of it that is not known to be wrong."""
+    """Returns all tables, sorted by name, each with the regions other than its home that have a usable replica.
+
+    A usable replica is ready, of the whole table, and not marked wrong.
+    """
     table, replica = tables.Table, tables.Replica
     elsewhere = (
         select(replica.data_table, func.array_agg(replica.region).label("regions"))

@@ -1,7 +1,8 @@
-"""What is known of the content of each copy of a partition: its manifest, and when the copy was found right or wrong.
+"""Manifests of partitions, and the results of checking their copies against them.
 
-A copy that was found wrong stays so until a later check finds it right. While a replica has one, no job starts on the
-replica, no copy of its table is dropped or deleted, and the replica is repaired from another region.
+A copy that a check found wrong stays marked as wrong until a later check finds it correct. While a replica has a wrong
+copy, no job starts on the replica, no copy of its table is dropped or deleted, and the replica is repaired from another
+region.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,18 +17,18 @@ from infra.db.tables import Partition, PartitionManifest, Replica, ReplicaPartit
 
 
 def clock(session: Session) -> datetime:
-    """The database's clock, now."""
+    """Returns the current time of the database's clock."""
     now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
     return now
 
 
 def home_of(session: Session, table: str) -> str | None:
-    """A table's home region; None: there is no such table."""
+    """Returns a table's home region, or None if the table does not exist."""
     return session.scalar(select(Table.home_region).where(Table.name == table))
 
 
 class NewManifest(NamedTuple):
-    """The packed manifest of a partition that has just been added."""
+    """The packed manifest of a new partition."""
 
     partition: str
     body: bytes
@@ -38,7 +39,7 @@ class NewManifest(NamedTuple):
 def add_manifests(
     session: Session, table: str, home: str, manifests: Iterable[NewManifest], read_at: datetime
 ) -> None:  # fmt: skip
-    """Writes the manifests of new partitions; of complete ones, the home's copies were read from `read_at` on."""
+    """Writes the manifests of new partitions. Marks the home's copies of complete ones as verified at `read_at`."""
     given = list(manifests)
     if not given:
         return
@@ -59,7 +60,7 @@ def add_manifests(
 def save_manifest(
     session: Session, table: str, partition: str, body: bytes, objects: int, *, complete: bool
 ) -> None:  # fmt: skip
-    """Writes a partition's manifest so far; one that is complete already stays as it is. No such partition: nothing."""
+    """Writes a partition's manifest, unless it is already complete. Does nothing if the partition does not exist."""
     if session.get(Partition, (table, partition)) is None:
         return
     row = session.get(PartitionManifest, (table, partition), with_for_update=True)
@@ -74,15 +75,16 @@ def save_manifest(
 
 
 def manifest_body(session: Session, table: str, partition: str) -> tuple[bytes, bool] | None:
-    """A partition's packed manifest, and whether it is complete; None: there is none yet."""
+    """Returns a partition's packed manifest and whether it is complete, or None if it has none yet."""
     row = session.get(PartitionManifest, (table, partition), populate_existing=True)
     return None if row is None else (row.body, row.checksummed_at is not None)
 
 
 def found_right(session: Session, table: str, partition: str, region: str, began_at: datetime) -> None:
-    """A region's copy of a partition, read in full from `began_at` on, has the content of the manifest.
+    """Records that a region's copy of a partition matched its manifest in a check that began at `began_at`.
 
-    It is no longer wrong, unless it was found so after the check began. Nothing, where there is no such copy.
+    Removes the mark as wrong, unless the copy was found wrong after `began_at`. If the replica has no wrong copy left,
+    writes an event and wakes the scheduler. Does nothing if the copy does not exist.
     """
     replica, held = _locked(session, table, partition, region)
     if replica is None or held is None:
@@ -104,7 +106,10 @@ def found_right(session: Session, table: str, partition: str, region: str, began
 
 
 def found_wrong(session: Session, table: str, partition: str, region: str, what: str) -> None:
-    """A region's copy of a partition is not what the manifest says; its repair begins. No such copy: nothing."""
+    """Records that a region's copy of a partition differs from its manifest (`what`), and starts its repair.
+
+    Does nothing if the copy does not exist or is not ready.
+    """
     replica, held = _locked(session, table, partition, region)
     if replica is None or held is None or held.ready_at is None:
         return
@@ -123,17 +128,17 @@ def found_wrong(session: Session, table: str, partition: str, region: str, what:
 
 
 def note_check(session: Session, table: str, partition: str, region: str, began_at: datetime, path: str) -> None:
-    """A check of a copy that began then has come to this path: whoever continues it goes on behind it."""
+    """Records that a check of a copy, begun at `began_at`, has reached `path`, so that it can resume after it."""
     own = (ReplicaPartition.data_table == table, ReplicaPartition.partition == partition)
     values = {"check_began_at": began_at, "checked_to": path}
     session.execute(update(ReplicaPartition).where(*own, ReplicaPartition.region == region).values(**values))
 
 
 def sources_of(session: Session, table: str, partition: str, target: str) -> list[tuple[str, bool]]:
-    """Regions that a copy of a partition for `target` can come from, each with whether it was found wrong.
+    """Returns the regions from which a partition can be copied to `target`, each with whether its copy is marked wrong.
 
-    Those that were not come first, the table's home before others, then what was verified last. Copies in their grace
-    count: they may be the last good ones.
+    Copies that are not marked come first; among these the table's home, then the most recently verified. Replicas that
+    are being dropped but are still in their grace are included, because they may have the last correct copy.
     """
     statement = (
         select(ReplicaPartition.region, ReplicaPartition.wrong.is_not(None))
@@ -153,9 +158,9 @@ def sources_of(session: Session, table: str, partition: str, target: str) -> lis
 def unverified(
     session: Session, table: str, region: str, *, since: datetime, of: str | None = None, limit: int = 1
 ) -> list[Partition]:
-    """Partitions that a region's replica has and that were not verified in full after `since`, or are wrong.
+    """Returns partitions of a region's replica whose copy was not verified since `since`, or is marked wrong.
 
-    `of`: only those that this other region's replica has, too.
+    With `of`, returns only partitions that the replica in that other region has, too.
     """
     held = ReplicaPartition
     statement = (
@@ -175,7 +180,7 @@ def unverified(
 
 
 def held_partitions(session: Session, table: str, region: str, *, after: str, limit: int) -> list[Partition]:
-    """Partitions that a region's replica has, by name, behind `after`."""
+    """Returns partitions that a region's replica has, sorted by name, with names greater than `after`."""
     held = ReplicaPartition
     statement = (
         select(Partition)
@@ -188,7 +193,7 @@ def held_partitions(session: Session, table: str, region: str, *, after: str, li
 
 
 def without_checksums(session: Session, table: str, region: str) -> str | None:
-    """The first partition that a region's replica has and whose manifest is not complete; None: there is none."""
+    """Returns the first partition of a region's replica whose manifest is not complete, or None."""
     held, manifest = ReplicaPartition, PartitionManifest
     statement = (
         select(held.partition)
@@ -202,7 +207,7 @@ def without_checksums(session: Session, table: str, region: str) -> str | None:
 
 
 def tables_without_checksums(session: Session, home: str) -> list[str]:
-    """Tables at home in a region of which a partition has no complete manifest."""
+    """Returns the tables with home region `home` that have a partition without a complete manifest."""
     manifest = PartitionManifest
     statement = (
         select(Table.name)
@@ -216,7 +221,7 @@ def tables_without_checksums(session: Session, home: str) -> list[str]:
 
 
 def wrong_region(session: Session, table: str) -> str | None:
-    """The first region whose replica of a table is known to be wrong; None: there is none."""
+    """Returns the first region whose replica of a table has a copy marked wrong, or None."""
     wrong = Replica.data_table == table, Replica.wrong_since.is_not(None)
     return session.scalar(select(Replica.region).where(*wrong).order_by(Replica.region).limit(1))
 
@@ -242,10 +247,12 @@ _DUE = text("""
 def due_checks(
     session: Session, region: str, *, every_s: float, again_s: float, limit: int
 ) -> Iterator[tuple[str, str, bool]]:
-    """Table and partition of copies in a region that are to be read: those never verified first, then the oldest check.
+    """Yields table and partition of copies in a region that are due for a check, and whether an operator requested it.
 
-    A copy is due `every_s` after its last check, `again_s` after it was found wrong, and at once where an operator has
-    asked (the third value). Copies elsewhere wait for the manifest, which is made of the home's objects.
+    Requested checks come first, then copies that were never verified, then the longest time since the last check. A
+    copy is due `every_s` after its last check, `again_s` after it was found wrong, and at once on an operator's
+    request. Copies outside the home are due only once the manifest is complete, because it is made from the home's
+    objects.
     """
     values = {"region": region, "every_s": every_s, "again_s": again_s, "limit": limit}
     for table, partition, asked in session.execute(_DUE, values):

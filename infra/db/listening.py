@@ -1,4 +1,4 @@
-"""Waiting for notifications of Postgres without polling."""
+"""Waits for Postgres notifications (`NOTIFY`) without polling."""
 
 import asyncio
 from contextlib import suppress
@@ -8,13 +8,14 @@ import psycopg
 
 
 async def notified(connection: psycopg.AsyncConnection[Any], timeout_s: float | None = None) -> bool:
-    """Waits for a notification on a connection that listens; False: there was none in `timeout_s` seconds.
+    """Waits for a notification on a listening connection. Returns False if none arrives within `timeout_s` seconds.
 
-    Several that have arrived count as one. psycopg's own wait polls ten times a second. The connection must run no
-    other statement, because a notification that arrives with its result is lost; after `listen`, read the state once.
+    Consumes all notifications that have arrived. psycopg's own wait polls ten times per second. No other statement may
+    run on the connection, because a notification that arrives with the statement's result is lost. For the same reason,
+    read the state once after `LISTEN`.
 
     Raises:
-        psycopg.OperationalError: the connection has ended.
+        psycopg.OperationalError: the connection is closed.
     """
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()

@@ -1,6 +1,6 @@
-"""What the system writes down beside the facts (`infra.db.models`): logs, mail, derived facts and scratch.
+"""Models of logs, the outbox, derived data and temporary data. The primary data is in `infra.db.models`.
 
-Of the derived facts, the queue's order and credit are computed and published (`Publication`).
+The queue's order and credit are derived data, which the scheduler computes and publishes (`Publication`).
 """
 
 from datetime import datetime
@@ -15,13 +15,13 @@ from infra.db.models import Workload
 
 
 class Audit(Base):
-    """Who changed what."""
+    """The audit log: which key changed what, and when."""
 
     __tablename__ = "audit"
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     at: Mapped[datetime] = mapped_column(server_default=NOW, index=True)
     actor: Mapped[str]
-    """The id of an API key, `mizzen`, or `unknown` where no known key was given."""
+    """The id of an API key, `mizzen`, or `unknown` if the request had no valid key."""
     tenant: Mapped[str | None]
     action: Mapped[str]
     target: Mapped[str]
@@ -29,10 +29,10 @@ class Audit(Base):
 
 
 class Event(Base):
-    """The event log: everything that happened, in an order that readers can follow without gaps.
+    """The event log, in an order that readers can follow without gaps.
 
-    Serial ids become visible out of order. `txid` is the writing transaction, and readers go only up to the oldest
-    transaction still in flight (`infra.db.events`), in the order (txid, id).
+    Serial ids become visible out of order. So readers follow the order (txid, id), where `txid` is the writing
+    transaction, and stop before the oldest transaction in flight (`infra.db.events`).
     """
 
     __tablename__ = "event"
@@ -49,7 +49,7 @@ class Event(Base):
     reason: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     detail: Mapped[Json] = mapped_column(server_default=text("'{}'"))
     dedup: Mapped[str | None]
-    """Key by which an effect that is carried out again finds that it has written this already."""
+    """Key that prevents a retried operation from writing the event twice; unique for each workload."""
     __table_args__ = (
         UniqueConstraint("workload", "dedup", name="event_once"),
         Index("event_order", "txid", "id"),
@@ -58,36 +58,37 @@ class Event(Base):
 
 
 class UsageRun(Base):
-    """What one run of a job used: an attempt of a workload, or a run that was imported (`infra.db.usage`)."""
+    """The usage of one run of a job: an attempt of a workload, or an imported run (`infra.db.usage`)."""
 
     __tablename__ = "usage_run"
     source: Mapped[str] = mapped_column(primary_key=True)
-    """`mizzen` for workloads; else who says it, such as `spark`."""
+    """Source of the record: `mizzen` for workloads, else the name of the importing system, such as `spark`."""
     run: Mapped[str] = mapped_column(primary_key=True)
-    """Its id there; of a workload, `workload.attempt`."""
+    """The run's id in its source; `workload.attempt` for workloads."""
     job: Mapped[str]
     """The name that the runs of a recurring job share."""
     kind: Mapped[str] = mapped_column(CheckConstraint("kind in ('ml', 'spark', 'presto')"))
     app: Mapped[str | None]
-    """Whose quota of CPU hours it counts in (`Region.cpu_hours`)."""
+    """The app whose quota of CPU hours the run counts against (`Region.cpu_hours`)."""
     priority: Mapped[int] = mapped_column(CheckConstraint("priority between 1 and 7"))
     tables: Mapped[list[str]]
-    """What it read: tables, or `table/partition` (`domain.ids.READ_RULE`)."""
+    """The tables that the run read, or single partitions as `table/partition` (`domain.ids.READ_RULE`)."""
     gpu_hours: Mapped[Json] = mapped_column(server_default=text("'{}'"))
-    """GPU type to hours."""
+    """GPU hours by GPU type."""
     cpu_hours: Mapped[float] = mapped_column(CheckConstraint("cpu_hours >= 0"), server_default=text("0"))
     ended_at: Mapped[datetime]
     __table_args__ = (Index("usage_run_window", "ended_at"),)
 
 
 class Outbox(Base):
-    """Mail to Temporal, written in the transaction that makes it true and delivered after it, at least once."""
+    """Mail to Temporal workflows, written in the transaction of the change and delivered after it, at least once."""
 
     __tablename__ = "outbox"
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     kind: Mapped[str]
-    """`start` (a workload's workflow), `mail` (a signal to it), `wake` (the scheduler), `replicate` (a table),
-    `unconfirmed` (a signal to a machine's workflow), `night` (the workflow of a night)."""
+    """`start` (start a workload's workflow), `mail` (signal it), `wake` (wake the scheduler), `replicate` (copy a
+    table), `unconfirmed` (signal a machine's workflow), `night` (the workflow of a nightly run), `scrub` (the
+    verification of a region's copies) or `instance` (the workflow of an instance)."""
     workload: Mapped[str | None]
     body: Mapped[Json]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
@@ -96,9 +97,10 @@ class Outbox(Base):
 
 
 class Change(Base):
-    """The change log: which rows changed that decisions look at, written by triggers (in the migrations).
+    """The change log: the changed rows that scheduling decisions depend on.
 
-    Emptied by a crash, with the epoch; `infra.db.changes` reads it.
+    Triggers write it, and `infra.db.changes` reads it. The table is unlogged, so a crash of Postgres empties it,
+    together with the epoch.
     """
 
     __tablename__ = "change"
@@ -106,50 +108,50 @@ class Change(Base):
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     at: Mapped[datetime] = mapped_column(server_default=NOW)
     kind: Mapped[str]
-    """`workload`, `moved` (gone, or submitted at another time), `attempt`, `history` (of released attempts), `machine`,
-    `tenant`, `region`, `everything`."""
+    """`workload`, `moved` (a workload was deleted, or its submission time changed), `attempt`, `history` (a released
+    attempt), `machine`, `tenant`, `region` or `everything`."""
     key: Mapped[str]
     attempt: Mapped[int | None]
     region: Mapped[str | None]
-    """The one region to which it matters, where that is known."""
+    """The only region that the change affects, if that is known."""
     __table_args__ = ({"prefixes": ["UNLOGGED"]},)
 
 
 class ChangeEpoch(Base):
-    """One row: since when the change log is without gaps. A crash of Postgres takes it away."""
+    """The epoch of the change log, at most one row. A crash of Postgres deletes it, because changes are lost then."""
 
     __tablename__ = "change_epoch"
     one: Mapped[bool] = mapped_column(CheckConstraint("one"), primary_key=True, server_default=text("true"))
     epoch: Mapped[str] = mapped_column(server_default=text("gen_random_uuid()::text"))
     forgotten_txid: Mapped[int] = mapped_column(server_default="0")
-    """The newest transaction of which changes were deleted."""
+    """The newest transaction id whose changes were deleted."""
 
 
 class Publication(Base):
-    """Derived facts, computed by their owner and published whole for reading: the queue's order and ranks."""
+    """Derived data that one process computes and publishes for readers, such as the queue's order and ranks."""
 
     __tablename__ = "publication"
     name: Mapped[str] = mapped_column(primary_key=True)
     at: Mapped[datetime] = mapped_column(server_default=NOW)
     body: Mapped[Json]
     columns: Mapped[bytes | None]
-    """Packed (`infra.db.published`)."""
+    """Packed columns (`infra.db.published`)."""
 
 
 class ScanBatch(Base):
-    """A part of a scan's queue on which regions are to bid: scratch between the scan and the award."""
+    """A batch of a scan's queue for regions to bid on. Temporary data between the scan and the award."""
 
     __tablename__ = "scan_batch"
     scan: Mapped[int] = mapped_column(primary_key=True)
     first: Mapped[int] = mapped_column(primary_key=True)
-    """Where in the queue it begins, from 0."""
+    """Position in the queue at which the batch begins, from 0."""
     entries: Mapped[list[Any]] = mapped_column(JSONB)
     """`activities.scheduling.scan_result.ScannedWorkload` of each workload, as JSON."""
     __table_args__ = ({"prefixes": ["UNLOGGED"]},)
 
 
 class RegionBid(Base):
-    """A region's answers for one batch: scratch between the regions' bids and the award."""
+    """A region's bids for one batch. Temporary data between the bids and the award."""
 
     __tablename__ = "region_bid"
     scan: Mapped[int] = mapped_column(primary_key=True)
@@ -162,10 +164,10 @@ class RegionBid(Base):
 
 
 class Waiting(Base):
-    """Why a queued workload was not placed at the last tick: every region's answer. Derived."""
+    """Why a queued workload was not placed in the last pass: the reason of each region. Derived data."""
 
     __tablename__ = "waiting"
     workload: Mapped[str] = mapped_column(ForeignKey(Workload.id, ondelete="CASCADE"), primary_key=True)
     at: Mapped[datetime] = mapped_column(server_default=NOW)
     reasons: Mapped[Json]
-    """`{"reasons": [...]}`."""
+    """JSON object with the regions' reasons: `{"reasons": [...]}`."""

@@ -1,11 +1,11 @@
-"""What an attempt has lost, or would lose, by what its row says of it."""
+"""Computes the work that an interruption of an attempt loses, from the attempt's row."""
 
 from domain.lost_work import lost_work_s
 from infra.db.models import Attempt
 
 
 def lost_by(attempt: Attempt, until_s: float) -> float:
-    """Seconds of work that an interruption at `until_s` (epoch) loses (`domain.lost_work`)."""
+    """Returns the seconds of work that an interruption at `until_s` (epoch seconds) loses (`domain.lost_work`)."""
     return lost_work_s(
         began_s=None if attempt.started_at is None else attempt.started_at.timestamp(),
         saved_s=None if attempt.checkpoint_at is None else attempt.checkpoint_at.timestamp(),

@@ -1,7 +1,7 @@
-"""Bringing a database to the newest schema. Alembic owns it; this runs it without an ini file.
+"""Migrates a database to the newest schema with Alembic, without an ini file.
 
-Alembic is imported only where there is something to do: every process asks at its start, and it costs a third of a
-second.
+Alembic is imported only if a migration is needed, because the import takes a third of a second and every process checks
+the schema at its start.
 """
 
 from pathlib import Path
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 _FOLDER = Path(__file__).parent / "migrations"
-_LOCK = 0x6D697A7A656E  # the word in ASCII: two processes that start together migrate one after the other
+_LOCK = 0x6D697A7A656E  # "mizzen" in ASCII: key of the advisory lock under which processes migrate one after the other
 
 
 def head() -> str:
-    """The newest revision: revisions are numbered, and their files begin with the number."""
+    """Returns the newest revision, from the numbers at the start of the migrations' file names."""
     return max(path.name.partition("_")[0] for path in (_FOLDER / "versions").glob("[0-9]*.py"))
 
 
 def current(engine: Engine) -> str | None:
-    """The revision that the database is at; None for an empty one."""
+    """Returns the database's current revision, or None for an empty database."""
     try:
         with engine.connect() as connection:
             found = connection.execute(text("select version_num from alembic_version")).scalar()
@@ -33,7 +33,7 @@ def current(engine: Engine) -> str | None:
 
 
 def upgrade(engine: Engine) -> None:
-    """Brings the database to `head()`. Safe to call from several processes at once."""
+    """Migrates the database to `head()`. Several processes may call this concurrently."""
     if current(engine) == head():
         return
     with engine.begin() as connection:
@@ -44,7 +44,7 @@ def upgrade(engine: Engine) -> None:
 
 
 def config(connection: Connection) -> "Config":
-    """Alembic's, for its commands on a connection; what they change is in the connection's transaction."""
+    """Returns Alembic's configuration for commands that run in the connection's transaction."""
     from alembic.config import Config
 
     found = Config()

@@ -1,6 +1,6 @@
-"""The facts: tenants, the fleet, workloads with what they hold. Postgres owns them.
+"""Models of the primary data: tenants and keys, the fleet, and workloads with their attempts and allocations.
 
-Input tables are in `infra.db.tables`, what grows with time in `infra.db.logs`.
+Input tables are in `infra.db.tables`, logs and derived data in `infra.db.logs`.
 
 Times are `timestamptz`; CPUs are thousandths of a core; memory is bytes; a set of a machine's GPU slots is a bit mask
 (bit i is slot i).
@@ -29,7 +29,7 @@ from domain.phases import Phase
 from infra.db.base import NOW, Base, Json
 
 MAX_SLOTS = 62
-"""GPU slots of one machine at most: a mask is a signed 64-bit integer."""
+"""Maximum number of GPU slots of one machine, because a mask is a signed 64-bit integer."""
 
 _CAPACITY = f"capacity in ({', '.join(repr(kind.value) for kind in CapacityKind)})"
 
@@ -47,12 +47,12 @@ class Tenant(Base):
     quota_cpus_milli: Mapped[int | None]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     number: Mapped[int] = mapped_column(Identity(always=True))
-    """Never given twice: agents that run as root derive the user of the tenant's tasks from it."""
+    """Unique number, never reused. Agents that run as root derive the user id of the tenant's tasks from it."""
     __table_args__ = (UniqueConstraint("number", name="tenant_number"),)
 
 
 class ApiKey(Base):
-    """An API key, stored as a SHA-256, with a role and, unless it is an operator's, a tenant."""
+    """An API key, stored as its SHA-256, with a role. Keys of submitters have a tenant; others may have none."""
 
     __tablename__ = "api_key"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -65,17 +65,17 @@ class ApiKey(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     revoked_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]
-    """From when it is refused; None: never."""
+    """Time from which the key is refused; None if it never expires."""
     __table_args__ = (CheckConstraint("tenant is not null or role in ('operator', 'viewer')", name="api_key_tenant"),)
 
     @classmethod
     def is_good(cls) -> ColumnElement[bool]:
-        """For queries: neither revoked nor expired."""
+        """Returns the query condition that the key is neither revoked nor expired."""
         return cls.revoked_at.is_(None) & or_(cls.expires_at.is_(None), cls.expires_at > func.now())
 
 
 class Secret(Base):
-    """A tenant's secret, encrypted with the installation's master key; never leaves except sealed to a machine."""
+    """A tenant's secret, encrypted with the master key. It leaves the database only encrypted for a machine's key."""
 
     __tablename__ = "secret"
     tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"), primary_key=True)
@@ -88,20 +88,20 @@ class Secret(Base):
 
 
 class Region(Base):
-    """A region with its bucket."""
+    """A region and its bucket."""
 
     __tablename__ = "region"
     name: Mapped[str] = mapped_column(primary_key=True)
     bucket_url: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     storage_bytes: Mapped[int | None] = mapped_column(CheckConstraint("storage_bytes >= 0"))
-    """What its bucket may hold of tables; None: nobody has said it, and Tetris cannot place anything."""
+    """Storage capacity for tables in the region's bucket. If it is not set (None), Tetris cannot run."""
     cpu_hours: Mapped[Json] = mapped_column(server_default=text("'{}'"))
-    """App to its quota of CPU hours a day; an app that is not here has no limit."""
+    """Quota of CPU hours per day of each app. Apps that are not listed have no limit."""
 
 
 class Datacenter(Base):
-    """A datacenter of a region, in which clusters and partitions are."""
+    """A datacenter of a region. Clusters and partitions can be assigned to it."""
 
     __tablename__ = "datacenter"
     region: Mapped[str] = mapped_column(ForeignKey("region.name"), primary_key=True)
@@ -110,19 +110,19 @@ class Datacenter(Base):
 
 
 class Cluster(Base):
-    """A dynamic cluster of a region."""
+    """A cluster of machines in a region."""
 
     __tablename__ = "cluster"
     region: Mapped[str] = mapped_column(ForeignKey("region.name"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     manager: Mapped[str] = mapped_column(server_default="agent")
-    """Which cluster manager starts tasks there: `agent` is our own node agents."""
+    """The cluster manager that starts tasks there. `agent` means mizzen's node agents."""
     datacenter: Mapped[str | None]
     zone: Mapped[str | None]
-    """Where its machines are within the region, as their platform names it."""
+    """The platform's name of the zone in which the machines are."""
     capacity: Mapped[str] = mapped_column(server_default=CapacityKind.RESERVED.value)
     prices: Mapped[Json] = mapped_column(server_default=text("'{}'"))
-    """US dollars an hour of a GPU by its type, and of a core (`domain.capacity.CPU`); what is not here has no price."""
+    """US dollars per hour of a GPU, by type, and of a core (key `domain.capacity.CPU`). Others have no price."""
     __table_args__ = (
         ForeignKeyConstraint(["region", "datacenter"], ["datacenter.region", "datacenter.name"]),
         CheckConstraint(_CAPACITY, name="cluster_capacity"),
@@ -130,20 +130,23 @@ class Cluster(Base):
 
 
 class ClusterPrice(Base):
-    """What a cluster cost from a moment on, until the next row. Triggers write it; it outlives the cluster."""
+    """The prices and the capacity kind of a cluster from `since` until the next row.
+
+    Triggers write the rows. They are kept after the cluster is deleted.
+    """
 
     __tablename__ = "cluster_price"
     region: Mapped[str] = mapped_column(primary_key=True)
     cluster: Mapped[str] = mapped_column(primary_key=True)
     since: Mapped[datetime] = mapped_column(primary_key=True)
-    """Of the first row: -infinity."""
+    """Start of the validity; -infinity in the first row of a cluster."""
     capacity: Mapped[str]
     prices: Mapped[Json]
     __table_args__ = (CheckConstraint(_CAPACITY, name="cluster_price_capacity"),)
 
 
 class Machine(Base):
-    """A machine and what of it is held or promised. The allocation guard keeps the masks and the free counts."""
+    """A machine, with its held, promised and free resources, which the allocation guard (a trigger) updates."""
 
     __tablename__ = "machine"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -155,33 +158,33 @@ class Machine(Base):
     cpus_milli: Mapped[int]
     memory_bytes: Mapped[int]
     held: Mapped[int] = mapped_column(server_default="0")
-    """Slots that an allocation holds."""
+    """Bit mask of the slots that allocations hold."""
     promised: Mapped[int] = mapped_column(server_default="0")
-    """Slots, held by a victim, that have a successor."""
+    """Bit mask of the slots that victims hold and that are promised to another allocation."""
     free_cpus_milli: Mapped[int]
     free_memory_bytes: Mapped[int]
     state: Mapped[str] = mapped_column(CheckConstraint("state in ('joining', 'ready', 'lost')", name="machine_state"))
     cordon: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """A reason, if no new work may be placed here."""
+    """The reason why no new work may be placed on the machine; None if it is not cordoned."""
     draining: Mapped[bool] = mapped_column(server_default=text("false"))
     failed_gangs: Mapped[int] = mapped_column(server_default="0")
-    """Workloads that lost tasks or could not start them here since one succeeded: how many are in
-    `failed_workloads`."""
+    """Number of workloads in `failed_workloads`."""
     failed_workloads: Mapped[list[str]] = mapped_column(JSONB, server_default=text("'[]'"))
+    """Ids of workloads that lost tasks or could not start them on this machine since the last one that succeeded."""
     failed_at: Mapped[datetime | None]
-    """When the newest of them was counted. What was placed here before that failed together with it."""
+    """When the last failed workload was counted. Workloads that were placed here before this count as one failure."""
     incarnation: Mapped[str]
     public_key: Mapped[str]
-    """Pinned at the first hello: secrets are sealed to it."""
+    """Public key, pinned at the first registration. Secrets for the machine are encrypted with it."""
     offered_key: Mapped[str | None]
-    """Another key with which the machine announced itself, and which nobody has trusted yet."""
+    """Another public key with which the machine has registered, and which is not trusted yet."""
     offered_at: Mapped[datetime | None]
-    """When it did so first."""
+    """When the machine first registered with `offered_key`."""
     address: Mapped[str]
     registered_at: Mapped[datetime] = mapped_column(server_default=NOW)
     lost_at: Mapped[datetime | None]
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """Why its platform takes it, until it comes back."""
+    """The platform's notice that it will take the machine; None after the machine has returned."""
     __table_args__ = (
         ForeignKeyConstraint(["region", "cluster"], ["cluster.region", "cluster.name"]),
         CheckConstraint("free_cpus_milli between 0 and cpus_milli", name="machine_cpus"),
@@ -195,7 +198,7 @@ class Machine(Base):
 
 
 class Workload(Base):
-    """A submitted workload. What happens next to it is its workflow's; this is what everyone else may know of it."""
+    """A submitted workload and its current state. After the first award its workflow drives it through its phases."""
 
     __tablename__ = "workload"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -203,30 +206,30 @@ class Workload(Base):
     name: Mapped[str]
     labels: Mapped[Json] = mapped_column(server_default=text("'{}'"))
     spec: Mapped[Json]
-    """`domain.spec.WorkloadSpec`."""
+    """The specification, a `domain.spec.WorkloadSpec` as JSON."""
     ask: Mapped[str | None] = mapped_column(Computed("workload_ask(spec)", persisted=True), deferred=True)
-    """What of it the schedulers look at (`domain.demand`)."""
+    """The part of the specification that schedulers read (`domain.demand`)."""
     phase: Mapped[str] = mapped_column(server_default="pending")
     reason: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """Why it is in this phase."""
+    """Why the workload is in this phase."""
     attempt: Mapped[int] = mapped_column(server_default="0")
-    """Number of the newest award: the fencing number of its tasks."""
+    """Number of the newest attempt, 0 before the first award. It is the fencing token of the attempt's tasks."""
     level: Mapped[int | None]
-    """The level that the user requests, lower than the tenant's; may be lowered later."""
+    """Priority level that the user requested, lower than the tenant's level. None: the tenant's level."""
     held_by: Mapped[str | None]
     submitted_at: Mapped[datetime] = mapped_column(server_default=NOW)
     finished_at: Mapped[datetime | None]
     region: Mapped[str | None]
-    """Where it is placed now."""
+    """Region in which the workload is placed; None while it is queued."""
     checkpoint_region: Mapped[str | None]
-    """Where its newest checkpoint is."""
+    """Region of the newest checkpoint."""
     submitted_by: Mapped[str] = mapped_column(server_default="")
     expired_at: Mapped[datetime | None]
-    """When its logs and checkpoints were deleted."""
+    """When the logs and checkpoints of the finished workload were deleted."""
     __table_args__ = (
         CheckConstraint(f"phase in ({', '.join(repr(p.value) for p in Phase)})", name="workload_phase"),
         Index("workload_tenant", "tenant", "id"),
-        # Not by phase: that changes often, and a change of what is in no index is cheap.
+        # No index on the phase: it changes often, and updates of columns without an index are cheap.
         Index("workload_live", "id", postgresql_where=text("finished_at is null")),
         Index(
             "workload_expiring",
@@ -238,7 +241,7 @@ class Workload(Base):
 
 
 class Idempotency(Base):
-    """An Idempotency-Key and the answer that it got."""
+    """An Idempotency-Key header, with the workload that the request created."""
 
     __tablename__ = "idempotency"
     api_key: Mapped[str] = mapped_column(primary_key=True)
@@ -249,49 +252,49 @@ class Idempotency(Base):
 
 
 class Attempt(Base):
-    """One award of a workload, from award to release."""
+    """One placement of a workload, from its award to its release."""
 
     __tablename__ = "attempt"
     workload: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"), primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
     region: Mapped[str]
     plan: Mapped[Json]
-    """Job placements, victims and quality, as awarded."""
+    """The awarded plan: placements of jobs, victims and quality."""
     awarded_at: Mapped[datetime] = mapped_column(server_default=NOW)
     ready_at: Mapped[datetime | None]
-    """When it held all its slots."""
+    """When the attempt held all its slots."""
     started_at: Mapped[datetime | None]
-    """When its tasks ran."""
+    """When the attempt's tasks were running."""
     evicting_since: Mapped[datetime | None]
-    """When `evictor` told it to go. Operators, drains and stopping stacks only send mail."""
+    """When the attempt was evicted for `evictor`. Not set by preemptions of operators, drains and stopping stacks."""
     evictor: Mapped[str | None]
     released_at: Mapped[datetime | None]
     outcome: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """The reason it ended."""
+    """The reason why the attempt ended."""
     resumed_step: Mapped[int | None]
     last_step: Mapped[int | None]
     checkpoint_step: Mapped[int | None]
     checkpoint_at: Mapped[datetime | None]
     checkpoint_bytes: Mapped[int | None]
     checkpoint_s: Mapped[float | None]
-    """How long the newest save held the training up."""
+    """How long the newest save blocked the training, in seconds."""
     checkpoint_write_s: Mapped[float | None]
-    """How long it took until it was durable."""
+    """How long the newest save took until it was durable, in seconds."""
     cadence: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """How often it saves, as last reported: `interval_s` (W), `cost_s` (C), `mtbf_s` (mu), `step_s`, `source`."""
+    """The save interval as last reported: `interval_s` (W), `cost_s` (C), `mtbf_s` (mu), `step_s`, `source`."""
     load: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """How loading its checkpoint went: `state`, `error`, `skipped`."""
+    """Result of loading the checkpoint: `state`, `error`, `skipped`."""
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """The last word of a platform that a task acted upon, with its `decision`."""
+    """The last platform notice that a task reacted to, with its `decision`."""
     lost_s: Mapped[float | None]
-    """Once it is over: seconds of work that it lost (`domain.lost_work`)."""
+    """Seconds of work that the attempt lost (`domain.lost_work`), set when it has ended."""
     stale_tables: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """Tables whose replica was stale when its start was prepared, each with the time before which it is complete."""
+    """Tables whose replica was stale when the start was prepared, each with the time up to which it is complete."""
     gpu_types: Mapped[Json]
-    """GPU type to slots that it holds."""
+    """Number of slots that the attempt holds, by GPU type."""
     cpus_milli: Mapped[int]
     rank: Mapped[int] = mapped_column(server_default="7")
-    """By its award; a scan that finds another one writes it. Evictions go by it."""
+    """Rank that evictions compare. Set by the award, and updated by scans that compute another rank."""
     __table_args__ = (
         Index("attempt_live", "workload", unique=True, postgresql_where=text("released_at is null")),
         Index("attempt_window", "released_at"),
@@ -299,32 +302,34 @@ class Attempt(Base):
 
 
 class Allocation(Base):
-    """What one attempt holds or was promised on one machine. Kept after the run: it is the history.
+    """The resources of one machine that one attempt holds or was promised. Kept as history after the release.
 
-    A trigger (the allocation guard, in the migrations) keeps the machine's masks and counts and refuses overlaps.
+    A trigger, the allocation guard, updates the machine's masks and free counts, and rejects overlapping slots.
     """
 
     __tablename__ = "allocation"
     workload: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
     machine: Mapped[str] = mapped_column(primary_key=True)
-    """Not a foreign key: the history outlives machines that are removed. The guard refuses live rows without one."""
+    """Not a foreign key, because history is kept after a machine is removed. The guard rejects unreleased rows without
+    a machine."""
     slots: Mapped[int]
-    """Slots held."""
+    """Bit mask of the slots that the attempt holds."""
     awaited: Mapped[int]
-    """Slots promised, which a victim still holds."""
+    """Bit mask of the slots that were promised to the attempt and that victims still hold."""
     cpus_milli: Mapped[int]
     awaited_cpus_milli: Mapped[int]
-    """Part of `cpus_milli` that victims still hold."""
+    """The part of `cpus_milli` that victims still hold."""
     memory_bytes: Mapped[int]
     awaited_memory_bytes: Mapped[int]
     awarded_at: Mapped[datetime] = mapped_column(server_default=NOW)
     held_at: Mapped[datetime | None]
-    """When nothing was awaited any more: tasks run only after."""
+    """When the attempt held all awarded resources of the machine. Its tasks run only after this time."""
     released_at: Mapped[datetime | None]
     stopped_at: Mapped[datetime | None]
-    """When it was known that nothing of the attempt runs on the machine, or ever will: that may be long after the
-    release where its agent could not be asked. A machine is ready only when this is known of all that was released."""
+    """When it was confirmed that no task of the attempt runs, or will run, on the machine. If the agent cannot be
+    reached, this may be long after the release. A machine becomes ready only after all its released allocations are
+    confirmed."""
     __table_args__ = (
         ForeignKeyConstraint(["workload", "attempt"], ["attempt.workload", "attempt.attempt"], ondelete="CASCADE"),
         CheckConstraint("slots & awaited = 0", name="allocation_disjoint"),
@@ -342,7 +347,7 @@ class Allocation(Base):
 
 
 class Eviction(Base):
-    """Who evicted whom: who evicted a workload is immune to it until the queue changes from outside."""
+    """One eviction. Until the queue changes from outside, the victim may not evict its evictor (immunity)."""
 
     __tablename__ = "eviction"
     evictor: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"), primary_key=True)
@@ -351,7 +356,8 @@ class Eviction(Base):
     victim_attempt: Mapped[int]
     at: Mapped[datetime] = mapped_column(server_default=NOW)
     change: Mapped[int] = mapped_column(server_default=text("newest_outside_change()"))
-    """How often workloads had been submitted or had ended, or levels and quotas had been changed, before it."""
+    """Number of changes of the queue from outside before the eviction: submissions and ends of workloads, and changes
+    of levels and quotas."""
     __table_args__ = (Index("eviction_victim", "victim"), Index("eviction_change", "change"))
 
 
@@ -359,12 +365,12 @@ class Eviction(Base):
 
 
 class Archive(Base):
-    """An uploaded working directory (tar.gz), by its SHA-256."""
+    """An uploaded working directory (tar.gz), identified by its SHA-256."""
 
     __tablename__ = "archive"
     tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"), primary_key=True)
     sha256: Mapped[str] = mapped_column(primary_key=True)
     body: Mapped[bytes]
     paths: Mapped[bytes | None]
-    """Its files and folders (`infra.archives.Tree.dump`); None: it was uploaded before they were kept."""
+    """The paths in the archive (`infra.archives.Tree.dump`). None for uploads of earlier versions."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)

@@ -1,4 +1,4 @@
-"""What nights of the placement of tables decided, moved and left (MAST 3.4, 3.5), and whether moves are paused."""
+"""Nightly runs of Tetris: their plans, their moves of tables (MAST 3.4, 3.5), and the pause of moves."""
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
@@ -13,27 +13,27 @@ from infra.db.base import NOW, Base, Json
 
 
 class Night(Base):
-    """One run of the slow path. At most one is open."""
+    """One nightly run of Tetris. At most one is open."""
 
     __tablename__ = "night"
     id: Mapped[str] = mapped_column(primary_key=True)
-    """Of its workflow."""
+    """Id of the run's workflow."""
     dry_run: Mapped[bool]
-    """It is planned, and nothing moves."""
+    """Whether the run only makes a plan and moves nothing."""
     state: Mapped[str] = mapped_column(
         CheckConstraint("state in ('planning', 'moving', 'ended', 'failed')", name="night_state")
     )
     started_at: Mapped[datetime] = mapped_column(server_default=NOW)
     planned_at: Mapped[datetime | None]
     deadline_at: Mapped[datetime]
-    """No move begins after it; those that have begun are finished."""
+    """No move starts after this time. Moves that have started are finished."""
     ended_at: Mapped[datetime | None]
     artifact_url: Mapped[str | None]
-    """The folder of its instance, plan, replicas and moves."""
+    """URL of the folder with the run's instance, plan, replicas and moves."""
     report: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
-    """`tetris.report.Summary` as `summary`, and the jobs that no region can run as `unplaced`."""
+    """JSON with `summary` (a `tetris.report.Summary`) and `unplaced`, the jobs that no region can run."""
     problem: Mapped[str | None]
-    """Why it failed."""
+    """Why the run failed."""
     __table_args__ = (
         Index("night_open", text("(true)"), unique=True, postgresql_where=text("state in ('planning', 'moving')")),
         Index("night_started", "started_at"),
@@ -41,7 +41,7 @@ class Night(Base):
 
 
 class NightMove(Base):
-    """One move of a night, in the order in which they begin."""
+    """One move of a nightly run. Moves start in the order of `number`."""
 
     __tablename__ = "night_move"
     night: Mapped[str] = mapped_column(ForeignKey("night.id", ondelete="CASCADE"), primary_key=True)
@@ -53,20 +53,20 @@ class NightMove(Base):
     source_region: Mapped[str]
     target_region: Mapped[str]
     size_bytes: Mapped[int]
-    """What is to be copied, as planned."""
+    """Planned number of bytes to copy."""
     partitions: Mapped[list[str] | None]
-    """Of a replica of some partitions only: which; None: it is of the whole table."""
+    """The partitions of a partial replica; None for the whole table."""
     keeps_source: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Of a home: the old home's copy stays as a replica."""
+    """For a move of a home: whether the copy in the old home stays as a replica."""
     why: Mapped[Json] = mapped_column(server_default=text("'{}'"))
     state: Mapped[str] = mapped_column(
         CheckConstraint("state in ('waiting', 'copying', 'done', 'left')", name="night_move_state"),
         server_default="waiting",
     )
     lane: Mapped[int | None]
-    """Which of those that move at once has it: one that asks again, after a crash, gets the same move."""
+    """Number of the concurrent mover that executes the move. After a crash the mover gets the same move again."""
     left_because: Mapped[str | None]
-    """Of one that was left: why, in a sentence."""
+    """Why the move was skipped (state `left`), as a sentence."""
     begun_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
     __table_args__ = (
@@ -77,7 +77,7 @@ class NightMove(Base):
 
 
 class NightPause(Base):
-    """There is a row while nightly moves are paused."""
+    """The pause of nightly moves. The table has one row while they are paused, else none."""
 
     __tablename__ = "night_pause"
     one: Mapped[bool] = mapped_column(
@@ -85,16 +85,16 @@ class NightPause(Base):
     )
     since: Mapped[datetime] = mapped_column(server_default=NOW)
     by: Mapped[str]
-    """The id of an API key."""
+    """Id of the API key that requested the pause."""
     note: Mapped[str] = mapped_column(server_default="")
 
 
 OPEN = ("planning", "moving")
-"""States of a night that is not over."""
+"""States of an open nightly run."""
 
 
 def begin_night(session: Session, night: str, deadline_s: float, *, dry_run: bool) -> Night | None:
-    """Writes a new night down, after whose start moves begin for `deadline_s`; None: there is one that is not over."""
+    """Creates a nightly run whose moves may start for `deadline_s` from now. Returns None if another one is open."""
     statement = (
         insert(Night)
         .values(
@@ -107,12 +107,12 @@ def begin_night(session: Session, night: str, deadline_s: float, *, dry_run: boo
 
 
 def open_night(session: Session) -> Night | None:
-    """The night that is not over."""
+    """Returns the open nightly run, or None."""
     return session.scalars(select(Night).where(Night.state.in_(OPEN))).one_or_none()
 
 
 def home_move_began(session: Session, table: str, region: str) -> datetime | None:
-    """When the move of a table's home to a region began that is under way; None: there is none."""
+    """Returns when the running move of a table's home to `region` began, or None if no such move is running."""
     own = NightMove.data_table == table, NightMove.target_region == region
     moving = NightMove.kind == "home", NightMove.state == "copying", Night.state == "moving"
     statement = select(NightMove.begun_at).join(Night, Night.id == NightMove.night).where(*own, *moving)
@@ -120,7 +120,7 @@ def home_move_began(session: Session, table: str, region: str) -> datetime | Non
 
 
 def quota_left_bytes(session: Session, nightly: NightlySettings) -> float | None:
-    """What may still be moved today, by the day of the schedule's time zone; None: there is no limit."""
+    """Returns how many bytes may still be moved today (in the schedule's time zone), or None without a quota."""
     quota = nightly.daily_quota_bytes
     if quota is None:
         return None
@@ -131,7 +131,7 @@ def quota_left_bytes(session: Session, nightly: NightlySettings) -> float | None
 
 
 def moves_by_state(session: Session, nights: Collection[str]) -> dict[str, dict[str, tuple[int, int]]]:
-    """For each of `nights`, state of moves to how many there are and their planned bytes."""
+    """Returns for each nightly run the number and the planned bytes of its moves, by state."""
     out: dict[str, dict[str, tuple[int, int]]] = {night: {} for night in nights}
     counted = (
         select(NightMove.night, NightMove.state, func.count(), func.sum(NightMove.size_bytes))

@@ -1,4 +1,7 @@
-"""Writing mail to Temporal in the transaction that makes it true. `activities.lifecycle.dispatch` delivers it."""
+"""The transactional outbox: mail to Temporal workflows, written in the transaction of the change that it reports.
+
+`activities.lifecycle.dispatch` delivers the mail after the commit.
+"""
 
 import json
 from typing import Any
@@ -10,7 +13,7 @@ from domain.protocol import ON_DEMAND, MailKind
 from infra.db import events
 
 CHANNEL = "mizzen_outbox"
-"""`NOTIFY` channel: something was put into the outbox."""
+"""`NOTIFY` channel for new mail in the outbox."""
 _PUT = text(
     "with put as (insert into outbox (kind, workload, body) values (:kind, :workload, cast(:body as jsonb)))"
     f" select pg_notify('{CHANNEL}', '')"
@@ -18,9 +21,10 @@ _PUT = text(
 
 
 def wake_readers(session: Session) -> None:
-    """Wakes those who read the outbox and the event log, after writes that did not.
+    """Notifies the readers of the outbox and the event log, after writes that did not notify.
 
-    Commits of transactions that notify wait for each other: many at once had better leave it to one that comes after.
+    Postgres serialises the commits of transactions that notify. So concurrent transactions should write without
+    notifying, and a later transaction should call this.
     """
     session.execute(text(f"select pg_notify('{events.CHANNEL}', ''), pg_notify('{CHANNEL}', '')"))
 
@@ -31,43 +35,44 @@ def _put(session: Session, kind: str, workload: str | None, body: dict[str, Any]
 
 
 def start_workload(session: Session, workload: str, *, attempt: int = 0, placed: bool = False) -> None:
-    """Starts the workload's workflow once this transaction is committed, at the state that it has in it."""
+    """Starts the workload's workflow after this transaction commits, with the given attempt and state."""
     _put(session, "start", workload, {"attempt": attempt, "placed": placed})
 
 
 def mail(session: Session, workload: str, kind: MailKind, attempt: int, **detail: object) -> None:
-    """Tells a workload's workflow something about `attempt` (0: whichever it is then)."""
+    """Sends mail about `attempt` to a workload's workflow. `attempt` 0 means the current attempt on delivery."""
     _put(session, "mail", workload, {"kind": kind.value, "attempt": attempt, "detail": detail})
 
 
 def unconfirmed(session: Session, machine: str, run: str, grace_s: float = 0.0) -> None:
-    """Asks a machine's workflow to stop `run` (`workload.attempt`) there: it was released before its tasks had ended,
-    for all that is known. They have `grace_s` to save.
+    """Sends a request to a machine's workflow to stop `run` (`workload.attempt`), with `grace_s` seconds to save.
+
+    Used if an attempt was released on the machine before it was confirmed that its tasks had ended.
     """
     _put(session, "unconfirmed", None, {"machine": machine, "run": run, "grace_s": grace_s})
 
 
 def wake_scheduler(session: Session) -> None:
-    """Asks for a GMS scan pass: something changed that could let a queued workload be placed."""
+    """Requests a scan pass of the scheduler, after a change that may allow a queued workload to be placed."""
     _put(session, "wake", None, {})
 
 
 def replicate(session: Session, table: str, source_region: str, target_region: str, share: str = ON_DEMAND) -> None:
-    """Starts the copy of what a region's replica of a table lacks, if it does not run; `share` is of the bandwidth."""
+    """Starts the copy of a replica's missing partitions, unless it is running. `share` is its class of bandwidth."""
     body = {"table": table, "source": source_region, "target": target_region, "share": share}
     _put(session, "replicate", None, body)
 
 
 def night(session: Session, night_: str) -> None:
-    """Starts the workflow of a night, or has the one that runs look whether moves are paused."""
+    """Starts the workflow of a nightly run, or signals the running one to check whether moves are paused."""
     _put(session, "night", None, {"night": night_})
 
 
 def scrub(session: Session, region: str) -> None:
-    """Starts the verification of a region's copies, or has the one that runs look for what is due now."""
+    """Starts the verification of a region's copies, or signals the running one to check which copies are due."""
     _put(session, "scrub", None, {"region": region})
 
 
 def instance(session: Session, instance_: str) -> None:
-    """Starts the workflow of an instance, or has the one that runs look at the ledger."""
+    """Starts the workflow of an instance, or signals the running one to read the ledger."""
     _put(session, "instance", None, {"instance": instance_})

@@ -1,4 +1,4 @@
-"""Moving a workload to a phase: its row, its event and the readers' wake, in one statement."""
+"""Changes a workload's phase in one statement: updates the row, writes the event and notifies readers."""
 
 import json
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from lifecycle.attempts import NEXT_PHASES
 
 
 class IllegalTransition(Exception):
-    """A phase that cannot follow the present one."""
+    """The requested phase cannot follow the workload's current phase."""
 
 
 _BEFORE = {phase: sorted(p.value for p, following in NEXT_PHASES.items() if phase in following) for phase in Phase}
 """For each phase, the phases from which it can be entered."""
 
-# The event's key refuses a second one: then nothing else is changed either.
+# If the event's unique key already exists, the statement changes nothing.
 _ENTER = text(
     "with told as ("
     " insert into event (kind, tenant, workload, attempt, region, reason, detail, dedup)"
@@ -52,14 +52,21 @@ def enter_phase(
     *,
     leaves: bool = False,
 ) -> bool:
-    """Moves a workload, whose row the caller has locked, to `phase`; an end takes its explanations away.
+    """Moves a workload to `phase`. Returns False, and changes nothing, if its current attempt was in it before.
 
-    `reason` and `detail` go into the event, the reason into the row too. `leaves`: it has no region any more. Done
-    before for the present attempt, it changes nothing, and the answer is False. Objects of the session that show the
-    row do not see the change.
+    The caller must have locked the workload's row. A final phase also deletes the explanation in `waiting`. Loaded ORM
+    objects of the row are not refreshed.
+
+    Args:
+        session: the session whose transaction holds the lock.
+        workload: the workload's id.
+        phase: the new phase.
+        reason: the reason, stored in the row and in the event.
+        detail: the detail of the event.
+        leaves: whether the workload leaves its region, which sets its region to null.
 
     Raises:
-        IllegalTransition: `phase` cannot follow the present one.
+        IllegalTransition: `phase` cannot follow the current phase.
     """
     values = {
         "workload": workload,

@@ -1,4 +1,4 @@
-"""The queue as the last scan published it: packed columns, one write a publication, read without any scheduler."""
+"""The queue as the last scan published it, in packed columns. Readers do not need the scheduler process."""
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,26 +17,26 @@ from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Publication
 
 NAME = "queue"
-"""The publication's name."""
+"""Name of the publication."""
 
 
 @dataclass(frozen=True)
 class QueuePosition:
-    """One workload as the scan ranked it."""
+    """The position of one workload in the queue of a scan."""
 
     position: int
-    """From 1."""
+    """Position in the queue, from 1."""
     rank: int
     level: int
     over_quota: bool
     credit: float
     reason: Reason | None
-    """Why it is over-quota, if it is."""
+    """Why the workload is over-quota; None if it is not."""
 
 
 @dataclass(frozen=True)
 class Quota:
-    """A tenant's quota as the scan saw it."""
+    """A tenant's quota at the time of the scan."""
 
     tenant: str
     gpus: Mapping[str, int]
@@ -45,20 +45,24 @@ class Quota:
 
 @dataclass(frozen=True)
 class PublishedQueue:
-    """A scan's queue. Columns are by position; those about quota have a row for each over-quota workload, in order."""
+    """The queue of one scan, as columns.
+
+    `ids`, `rank`, `credit` and `tenant` have a row for each position. `lacks`, `used` and `needed` have a row for each
+    over-quota workload, in queue order.
+    """
 
     scan: int
     scanned_at_s: float
     quotas: Sequence[Quota]
     types: Sequence[str]
-    """GPU types, by number."""
+    """Names of the GPU types; the index is the type's number."""
     ids: npt.NDArray[np.bytes_]
     rank: npt.NDArray[np.int8]
     credit: npt.NDArray[np.float64]
     tenant: npt.NDArray[np.int32]
-    """Its number in `quotas`."""
+    """Index of the workload's tenant in `quotas`."""
     lacks: npt.NDArray[np.int16]
-    """The number of the GPU type of which there is too little quota; above all: CPUs."""
+    """Number of the GPU type whose quota is exceeded; `len(types)` or more means CPUs."""
     used: npt.NDArray[np.int64]
     needed: npt.NDArray[np.int64]
 
@@ -67,24 +71,24 @@ class PublishedQueue:
 
     @cached_property
     def _over_before(self) -> npt.NDArray[np.int64]:
-        """How many entries before each one are over quota."""
+        """The number of over-quota entries before each entry."""
         over = self.rank == OVER_QUOTA_RANK
         before: npt.NDArray[np.int64] = np.cumsum(over, dtype=np.int64) - over
         return before
 
     def find(self, workload: str) -> QueuePosition | None:
-        """A workload's entry; None where the scan did not rank it."""
+        """Returns a workload's position, or None if the scan did not rank it."""
         rows = np.flatnonzero(self.ids == workload.encode())
         return self.entry(int(rows[0])) if len(rows) else None
 
     def find_all(self, workloads: Sequence[str]) -> dict[str, QueuePosition]:
-        """The entries of those of `workloads` that the scan ranked, by id."""
+        """Returns the positions of the workloads that the scan ranked, by id."""
         wanted = np.array([workload.encode() for workload in workloads], self.ids.dtype if len(self) else "S1")
         rows = np.flatnonzero(np.isin(self.ids, wanted)).tolist() if len(self) and workloads else []
         return {bytes(self.ids[row]).decode(): self.entry(row) for row in rows}
 
     def entry(self, row: int) -> QueuePosition:
-        """The entry at a row, from 0."""
+        """Returns the entry in row `row`, from 0."""
         rank = int(self.rank[row])
         over = rank == OVER_QUOTA_RANK
         reason = self._reason(row) if over else None
@@ -103,7 +107,7 @@ class PublishedQueue:
         return Reason(ReasonCode.QUOTA_EXCEEDED, dict(zip(names, (quota.tenant, resource, *numbers), strict=True)))
 
     def of_tenant(self, tenant: str | None) -> Iterable[tuple[int, str]]:
-        """Rows and ids in queue order; those of one tenant, if one is named."""
+        """Returns row numbers and ids in queue order, of all workloads or only of `tenant`."""
         numbers = [n for n, quota in enumerate(self.quotas) if tenant in (None, quota.tenant)]
         rows = range(len(self)) if tenant is None else np.flatnonzero(np.isin(self.tenant, numbers)).tolist()
         return ((row, bytes(self.ids[row]).decode()) for row in rows)
@@ -117,7 +121,10 @@ _COLUMNS = ("ids", "credit", "used", "needed", "tenant", "lacks", "rank")
 
 
 def publish(session: Session, queue: PublishedQueue, counters: Mapping[str, int]) -> None:
-    """Replaces what is published by a scan's queue, unless that is newer; `counters` are the auctions' so far."""
+    """Replaces the published queue by `queue`, unless the published one is from a later scan.
+
+    `counters` are the auctions' counters so far, which are published with it.
+    """
     columns = [getattr(queue, name) for name in _COLUMNS]
     body = {
         "scan": queue.scan,
@@ -138,7 +145,7 @@ def publish(session: Session, queue: PublishedQueue, counters: Mapping[str, int]
 
 
 def load(session: Session) -> PublishedQueue:
-    """What is published; nothing before the first scan."""
+    """Returns the published queue, or an empty one before the first scan."""
     row = session.execute(select(Publication.body, Publication.columns).where(Publication.name == NAME)).one_or_none()
     return NOTHING if row is None or row.columns is None else _unpack(row.body, row.columns)
 
@@ -156,14 +163,14 @@ _AT = select(Publication.at).where(Publication.name == NAME)
 
 
 class Newest:
-    """The publication as a process reads it again and again: only when there is another one."""
+    """A cache of the published queue, which is read again only if it has changed. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: tuple[object, PublishedQueue] = (None, NOTHING)
 
     def load(self, session: Session) -> PublishedQueue:
-        """What is published now."""
+        """Returns the currently published queue."""
         at = session.scalar(_AT)
         with self._lock:
             if at is None:
@@ -174,5 +181,5 @@ class Newest:
 
 
 def _cores(cpus_milli: int) -> float:
-    """Cores; an int where they are whole, so that sentences read `16` and not `16.0`."""
+    """Converts thousandths of a core to cores. Returns an int for whole cores: messages show `16`, not `16.0`."""
     return cpus_milli / 1000 if cpus_milli % 1000 else cpus_milli // 1000

@@ -1,4 +1,4 @@
-"""What runs read, entry by entry: whole tables, or some of their partitions (`domain.ids.READ_RULE`)."""
+"""The reads of runs: whole tables, or single partitions of tables (`domain.ids.READ_RULE`)."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -13,7 +13,7 @@ _FETCHED = 5000
 
 
 def unknown_reads(session: Session, reads: Collection[str]) -> dict[str, str]:
-    """Those of `reads` that the catalogue does not have, and what would be right."""
+    """Returns the entries of `reads` that do not exist in the catalogue, each with an error message."""
     rows = session.execute(_UNKNOWN, {"reads": sorted(reads)})
     return {
         read: f"table {split_read(read)[0]} has no such partition; append it first, or leave it out"
@@ -24,10 +24,10 @@ def unknown_reads(session: Session, reads: Collection[str]) -> dict[str, str]:
 
 
 def partial_reads(session: Session, now: datetime, window_days: float) -> Reads:
-    """The partitions that the jobs of a window read of tables of which none of their runs read all.
+    """Returns the partitions that jobs read of tables that they do not read completely.
 
-    The jobs and the window are those of `infra.db.usage.recurring_jobs`. Who read every partition of a table, run by
-    run, reads the whole table and is not here for it.
+    The jobs and the window are those of `infra.db.usage.recurring_jobs`. A job is omitted for a table if one of its
+    runs read the whole table, or if its runs together read every partition.
     """
     size_bytes: dict[str, float] = {}
     by_job: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""All tables of the database, wherever they are declared."""
+"""Imports all models, and exports the metadata of all tables."""
 
 from infra.db import capacity as capacity
 from infra.db import logs as logs

@@ -1,4 +1,4 @@
-"""Engines and transactions. Sessions are short: never open across a network call."""
+"""Database engines and transactions. Keep sessions short: do not hold one open during a network request."""
 
 import asyncio
 import math
@@ -23,25 +23,25 @@ T = TypeVar("T")
 
 
 def sqlalchemy_url(database_url: str) -> str:
-    """`postgresql://...` as SQLAlchemy wants it, with the psycopg 3 driver.
+    """Converts a `postgresql://` URL to SQLAlchemy's form with the psycopg 3 driver.
 
     Raises:
-        ConfigurationError: it is not a Postgres URL.
+        ConfigurationError: `database_url` is not a Postgres URL.
     """
     try:
         url = make_url(database_url)
     except Exception as error:
         raise ConfigurationError(f"database: {database_url!r} is not a URL: {error}") from None
     if url.get_backend_name() not in ("postgresql", "postgres"):
-        raise ConfigurationError(f"database: {url.get_backend_name()!r} is not supported, give a postgresql:// URL")
+        raise ConfigurationError(f"database: {url.get_backend_name()!r} is not supported; must be a postgresql:// URL")
     return url.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
 
 
 def open_engine(database_url: str, *, pool_size: int = 8, application: str = "mizzen") -> Engine:
-    """An engine that tests connections before use, so that a restart of Postgres costs one retry, not an error.
+    """Creates an engine that tests pooled connections before use, so that a restart of Postgres causes no errors.
 
-    A statement is the test of a connection that has not been used for `_IDLE_S`. Others are only looked at: a server
-    that ends, or ends a connection, closes it.
+    A connection that was idle for `_IDLE_S` is tested with a statement. For other connections it only checks whether
+    the server has sent anything, because a server that shuts down closes its connections.
 
     Raises:
         ConfigurationError: `database_url` is not a Postgres URL.
@@ -50,7 +50,7 @@ def open_engine(database_url: str, *, pool_size: int = 8, application: str = "mi
         sqlalchemy_url(database_url),
         pool_size=pool_size,
         max_overflow=pool_size,
-        pool_use_lifo=True,  # A few connections in turn, on which statements are prepared.
+        pool_use_lifo=True,  # Prefer the last used connections, on which statements are already prepared.
         connect_args={"application_name": application, "connect_timeout": 5},
     )
     event.listen(engine, "checkin", _note_use)
@@ -63,10 +63,10 @@ def _note_use(_: Any, record: ConnectionPoolEntry) -> None:
 
 
 def _test(engine: Engine, connection: Any, record: ConnectionPoolEntry, _: Any) -> None:
-    """As `pool_pre_ping`, but without a statement for connections that were used lately.
+    """Tests a connection like `pool_pre_ping`, but without a statement for connections that were used recently.
 
     Raises:
-        InvalidatePoolError: the connection is gone; the pool opens others.
+        InvalidatePoolError: the connection is closed. The pool then opens new connections.
     """
     if time.monotonic() - record.info.get("used_s", -math.inf) < _IDLE_S and not _has_said_something(connection):
         return
@@ -77,7 +77,7 @@ def _test(engine: Engine, connection: Any, record: ConnectionPoolEntry, _: Any) 
 
 
 def _has_said_something(connection: Any) -> bool:
-    """Whether something unasked for can be read from a connection's server: an end, or a notice of one."""
+    """Whether unrequested data can be read from the connection: its end, or a message that announces the end."""
     poller = select.poll()
     poller.register(connection.pgconn.socket, select.POLLIN)
     return bool(poller.poll(0))
@@ -85,10 +85,10 @@ def _has_said_something(connection: Any) -> bool:
 
 @contextmanager
 def transaction(engine: Engine, *, isolation: str | None = None) -> Iterator[Session]:
-    """A session in one transaction: committed at the end of the block, rolled back on an exception.
+    """Opens a session in one transaction, which is committed at the end of the block and rolled back on an exception.
 
-    `isolation` is Postgres's name of a level (`REPEATABLE READ` for a snapshot); None is READ COMMITTED. `AUTOCOMMIT`
-    is for one statement: it saves the round trips that begin and commit.
+    `isolation` is the name of an isolation level (`REPEATABLE READ` for a snapshot); None means READ COMMITTED.
+    `AUTOCOMMIT` saves the round trips for begin and commit if the block runs only one statement.
     """
     with engine.connect() as connection:
         if isolation is not None:
@@ -99,7 +99,10 @@ def transaction(engine: Engine, *, isolation: str | None = None) -> Iterator[Ses
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What a blocking function answers. A cancellation waits for it, so that it leaves no connection behind."""
+    """Runs a blocking function in a thread and returns its result.
+
+    If cancelled, waits until the function has ended before it raises, so that no database connection stays in use.
+    """
     running = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(running)

@@ -1,4 +1,4 @@
-"""Which regions miss the deadline for bids, as the scheduling process last published it."""
+"""The published list of regions that miss the deadline for bids. The scheduling process writes it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,27 +12,27 @@ from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Publication
 
 NAME = "silent_regions"
-"""The publication's name."""
+"""Name of the publication."""
 
 
 @dataclass(frozen=True)
 class SilentRegion:
-    """A region that missed the deadline and has not met it since."""
+    """A region that missed the deadline for bids and has not met it since."""
 
     since_s: float
-    """In seconds since 1970."""
+    """When the region first missed the deadline, in epoch seconds."""
     slow: bool
-    """It answers, late: work is still placed there."""
+    """Whether the region responds, but after the deadline. Work is still placed there."""
 
 
 def silence_reason(region: str, since_s: float) -> Reason:
-    """Why nothing is placed in a silent region."""
+    """Returns the reason why nothing is placed in a region that misses the deadline."""
     since = datetime.fromtimestamp(since_s, UTC).isoformat(timespec="seconds")
     return Reason(ReasonCode.REGION_SILENT, {"region": region, "since": since})
 
 
 def publish_silent(session: Session, regions: Mapping[str, SilentRegion]) -> None:
-    """Replaces what is published."""
+    """Replaces the published list."""
     body = {name: [region.since_s, region.slow] for name, region in sorted(regions.items())}
     new = insert(Publication).values(name=NAME, body=body)
     session.execute(
@@ -43,6 +43,6 @@ def publish_silent(session: Session, regions: Mapping[str, SilentRegion]) -> Non
 
 
 def silent_regions(session: Session) -> dict[str, SilentRegion]:
-    """What is published, by region; regions that answer in time are not in it."""
+    """Returns the published regions that miss the deadline, by name."""
     body = session.scalar(select(Publication.body).where(Publication.name == NAME)) or {}
     return {name: SilentRegion(float(since_s), bool(slow)) for name, (since_s, slow) in body.items()}

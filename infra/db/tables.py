@@ -1,4 +1,4 @@
-"""Input tables with their partitions, and what of them each region has. Postgres owns these facts.
+"""Models of input tables, their partitions and their replicas in regions.
 
 Times are `timestamptz`; sizes are bytes.
 """
@@ -12,14 +12,14 @@ from infra.db.base import NOW, Base
 
 
 class Table(Base):
-    """An input table, made of partitions. Triggers (in the migrations) keep its size, and its home complete."""
+    """An input table, which consists of partitions. Triggers update its size and enforce that its home is complete."""
 
     __tablename__ = "data_table"
     name: Mapped[str] = mapped_column(primary_key=True)
-    """`domain.ids.TABLE_RULE`."""
+    """Name of the table; its form is `domain.ids.TABLE_RULE`."""
     namespace: Mapped[str] = mapped_column(Computed("table_namespace(name)", persisted=True))
     size_bytes: Mapped[int] = mapped_column(server_default="0")
-    """Of all its partitions."""
+    """Total size of the partitions."""
     home_region: Mapped[str] = mapped_column(ForeignKey("region.name"))
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     __table_args__ = (
@@ -29,31 +29,31 @@ class Table(Base):
 
 
 class Partition(Base):
-    """A part of a table that never changes: new ones are appended, and they go only with their table."""
+    """An immutable part of a table. Partitions are only appended, and are deleted only with their table."""
 
     __tablename__ = "data_partition"
     data_table: Mapped[str] = mapped_column(ForeignKey("data_table.name", ondelete="CASCADE"), primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     location: Mapped[str]
-    """The folder of its objects in the bucket of each region that has it, with `/` at its end."""
+    """Folder of the partition's objects in the bucket of each region that has it; ends with `/`."""
     size_bytes: Mapped[int] = mapped_column(CheckConstraint("size_bytes >= 0"))
     checksum: Mapped[str | None] = mapped_column(CheckConstraint("checksum ~ '^sha256:[0-9a-f]{64}$'"))
-    """SHA-256 of the lines that `sha256sum` prints for its objects, by path; None: not given at registration."""
+    """SHA-256 of the output of `sha256sum` for the objects, sorted by path. None if it was not given."""
     created_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
-    """Set by the database: in the order in which the table's partitions became visible."""
+    """Set by the database. Its order is the order in which the table's partitions were committed."""
 
 
 class PartitionManifest(Base):
-    """The objects of a partition: names, sizes and checksums, in one packed value (`mizzen.objects.manifest`)."""
+    """Names, sizes and checksums of a partition's objects, in one packed value (`mizzen.objects.manifest`)."""
 
     __tablename__ = "partition_manifest"
     data_table: Mapped[str] = mapped_column(primary_key=True)
     partition: Mapped[str] = mapped_column(primary_key=True)
     objects: Mapped[int]
-    """How many there are."""
+    """Number of objects."""
     body: Mapped[bytes]
     checksummed_at: Mapped[datetime | None]
-    """When every object had a checksum: it never changes afterwards. None: some are still to be read."""
+    """When the manifest had a checksum for every object; it never changes afterwards. None if checksums are missing."""
     __table_args__ = (
         ForeignKeyConstraint(
             ["data_table", "partition"], ["data_partition.data_table", "data_partition.name"], ondelete="CASCADE"
@@ -62,44 +62,44 @@ class PartitionManifest(Base):
 
 
 class Replica(Base):
-    """A table's copy in a region: whole, or of some of its partitions. The home's is one, too.
+    """A copy of a table, or of some of its partitions, in a region. The copy in the table's home is a replica, too.
 
-    One that becomes ready has every partition of that moment; of what is appended later it lacks what
-    `ReplicaPartition` does not have. Triggers keep `stale_since` and `ready_at`.
+    A replica of a whole table that becomes ready has all partitions that exist at that time. Of partitions appended
+    later, it has those with a row in `ReplicaPartition`. Triggers update `stale_since` and `ready_at`.
     """
 
     __tablename__ = "replica"
     data_table: Mapped[str] = mapped_column(ForeignKey("data_table.name", ondelete="CASCADE"), primary_key=True)
     region: Mapped[str] = mapped_column(ForeignKey("region.name"), primary_key=True)
     whole: Mapped[bool] = mapped_column(server_default=text("true"))
-    """Of the whole table; else of the partitions that have a row in `replica_partition`."""
+    """Whether it is a replica of the whole table; otherwise, of the partitions with a row in `replica_partition`."""
     state: Mapped[str]
     delete_at: Mapped[datetime | None]
-    """Of one that is being deleted: its objects stay until then, and until then it can be taken back."""
+    """In state `deleting`: end of the grace, until which the objects are kept and the replica can be restored."""
     source_region: Mapped[str | None]
     done_bytes: Mapped[int] = mapped_column(server_default="0")
     requested_by: Mapped[str | None]
-    """The workload for which it is made on demand."""
+    """Id of the workload for which the replica is copied on demand."""
     made_by: Mapped[str] = mapped_column(server_default=text("'operator'"))
-    """Who had it made: `operator`, `workload` or `night`. Nights drop what they or workloads had made."""
+    """Who requested the replica: `operator`, `workload` or `night`. Nightly runs may drop replicas of the last two."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     ready_at: Mapped[datetime | None]
-    """When it was complete for the first time; None: it has never been."""
+    """When the replica was first complete; None if it never was."""
     stale_since: Mapped[datetime | None]
-    """When the first partition was appended that it lacks: as of before, it is complete. None: it lacks none, is of
-    parts, or has never been complete."""
+    """When the first partition that is missing here was appended; the replica is complete up to that time. None if no
+    partition is missing, if it is a partial replica, or if it was never complete."""
     topping_up: Mapped[bool] = mapped_column(server_default=text("false"))
-    """Whether what it lacks is being copied on demand."""
+    """Whether the missing partitions are being copied on demand (a top-up)."""
     topped_up_for: Mapped[str | None]
-    """The workload for which that was, or is, the last time."""
+    """Id of the workload that requested the last top-up."""
     wrong_since: Mapped[datetime | None]
-    """When the first of its partitions was found wrong that has not been repaired: no job starts on it."""
+    """Since when the replica has had a partition that a check found wrong. While set, no job starts on the replica."""
     verify_asked_at: Mapped[datetime | None]
-    """When an operator last asked for all of it to be verified."""
+    """When an operator last requested a verification of the whole replica."""
     removal_began_at: Mapped[datetime | None]
-    """When its deletion began, after the grace: its objects go once the home is verified as of later than that."""
+    """When the deletion began, after the grace. The objects are deleted once the home is verified later than that."""
     kept_because: Mapped[str | None]
-    """Why its objects are still there although its grace is over, in a sentence."""
+    """Why the objects still exist although the grace is over, as a sentence."""
     __table_args__ = (
         CheckConstraint("state in ('copying', 'ready', 'deleting')", name="replica_state"),
         CheckConstraint("(state = 'deleting') = (delete_at is not null)", name="replica_delete_at"),
@@ -110,7 +110,7 @@ class Replica(Base):
 
 
 class ReplicaPartition(Base):
-    """A partition that a replica has, or is to have."""
+    """The copy of one partition in a replica, complete or being copied."""
 
     __tablename__ = "replica_partition"
     data_table: Mapped[str] = mapped_column(primary_key=True)
@@ -118,15 +118,17 @@ class ReplicaPartition(Base):
     region: Mapped[str] = mapped_column(primary_key=True)
     datacenter: Mapped[str | None]
     ready_at: Mapped[datetime | None]
-    """When it was there and verified; None: it is being copied."""
+    """When the copy was complete and verified; None while it is being copied."""
     verified_at: Mapped[datetime | None]
-    """All of its content was read, from this moment on, and had the checksums of the manifest; None: not yet."""
+    """Start of the last complete check in which all content matched the manifest; None if there was none."""
     check_began_at: Mapped[datetime | None]
+    """Start of the check that is in progress."""
     checked_to: Mapped[str | None]
-    """Of a check that is under way: when it began, and the last path up to which the content was right."""
+    """In a check that is in progress: the last path up to which the content matched the manifest."""
     wrong_at: Mapped[datetime | None]
+    """When a check found that the copy differs from the manifest; None if it does not, or was repaired."""
     wrong: Mapped[str | None]
-    """When it was found not to be what the manifest says, and the difference; None: it was not, or it was repaired."""
+    """The difference from the manifest that the check found."""
     __table_args__ = (
         CheckConstraint("(wrong is null) = (wrong_at is null)", name="replica_partition_wrong"),
         Index("replica_partition_verified", "region", "verified_at"),

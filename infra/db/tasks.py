@@ -1,4 +1,4 @@
-"""Which GPU slots the tasks of an attempt have: it follows from the attempt's plan and its allocations."""
+"""Derives the GPU slots of an attempt's tasks from the attempt's plan and its allocations."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from infra.db.models import Allocation, Attempt
 
 
 def tasks_of(spec: WorkloadSpec, attempt: Attempt, allocations: Iterable[Allocation]) -> list[TaskSlots]:
-    """The tasks of one attempt, which has these allocations, in the order of jobs and of tasks in them."""
+    """Returns the slots of each task of an attempt with these allocations, sorted by job and task index."""
     return list(
         slots_of_tasks(spec.requests(), attempt.plan["jobs"], {a.machine: a.slots | a.awaited for a in allocations})
     )

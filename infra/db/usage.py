@@ -1,4 +1,4 @@
-"""Usage of tables by jobs: what each run read and used, and the recurring jobs that the runs of a window are."""
+"""Usage of tables by jobs: records what each run read and used, and derives the recurring jobs of a window."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,19 +14,19 @@ from infra.db.logs import UsageRun
 
 OWN_SOURCE = "mizzen"
 OWN_APP = "training"
-"""The app of workloads in a region's quotas of CPU hours."""
+"""The app that mizzen's workloads count as in a region's quotas of CPU hours."""
 _FETCHED = 5000
 
 
 def record_runs(session: Session, runs: Sequence[dict[str, Any]]) -> int:
-    """Writes runs (columns of `UsageRun`), but for those whose source and id are there already; how many were new."""
+    """Writes runs (columns of `UsageRun`), except those whose source and id exist. Returns the number of new runs."""
     if not runs:
         return 0
     statement = insert(UsageRun).on_conflict_do_nothing().returning(UsageRun.run)
     return len(session.execute(statement, runs).all())
 
 
-# Its jobs' level is what the user wished for, but never above the tenant's.
+# The priority of a run is the level that the user requested, but not better than the tenant's.
 _RECORD = text("""
     insert into usage_run (source, run, job, kind, app, priority, tables, gpu_hours, cpu_hours, ended_at)
     select :source, w.id || '.' || a.attempt, w.tenant || '/' || coalesce(w.spec ->> 'recurring', w.spec ->> 'name'),
@@ -42,27 +42,27 @@ _RECORD = text("""
 
 
 def record_attempt(session: Session, workload: str, attempt: int) -> None:
-    """Writes what an attempt used that has been released, if its tasks ran: all it held, from their start on.
+    """Records the usage of a released attempt whose tasks ran: all resources that it held since their start.
 
-    Runs of a recurring workload share its tenant's name for it; others are known by the workload's own name.
+    The job is named after the workload's `recurring` name if it has one, else after the workload.
     """
     own = {"source": OWN_SOURCE, "app": OWN_APP, "lowest": LOWEST_LEVEL, "workload": workload, "attempt": attempt}
     session.execute(_RECORD, own)
 
 
 def recurring_jobs(session: Session, now: datetime, window_days: float) -> tuple[Job, ...]:
-    """The jobs that ran in the window before `now`, by source and name, as `source/job`.
+    """Returns the jobs that ran in the window before `now`, named `source/job` and sorted by source and name.
 
-    A job has the tables of which the catalogue has something that any of its runs read (`infra.db.reads` says which
-    partitions), the GPU type that took most of its hours, and
-    kind, app and priority of its newest run. Its hours, and its weight (the number of runs), are a day's: of the days
-    for which its source has told of runs, from the first one's end in the window on, up to `window_days`.
+    A job's tables are those that any of its runs read and that exist in the catalogue (`infra.db.reads` returns the
+    partitions). Its GPU type is the one with the most hours. Its kind, app and priority are those of its newest run.
+    Its hours and its weight (the number of runs) are averages per day, over the days since the source's first run in
+    the window ended, at most `window_days`.
 
     Raises:
-        ValueError: `window_days` is not above 0.
+        ValueError: `window_days` is not greater than 0.
     """
     if not window_days > 0:
-        raise ValueError(f"window_days: {window_days!r}: must be above 0")
+        raise ValueError(f"window_days: {window_days!r}: must be greater than 0")
     rows = session.execute(_JOBS.execution_options(yield_per=_FETCHED), {"now": now, "days": window_days})
     return tuple(
         Job(
@@ -80,7 +80,7 @@ def recurring_jobs(session: Session, now: datetime, window_days: float) -> tuple
     )
 
 
-# Runs of a job repeat themselves: what they read is made distinct before it is taken apart.
+# Most runs of a job read the same tables, so the lists of tables are deduplicated before they are unnested.
 _JOBS = text("""
     with run as not materialized (
         select * from usage_run

@@ -1,3 +1,4 @@
-"""The embedded stack: Postgres and Temporal's dev server from wheels, workers, the API and a small fleet's agents, all
-children of one supervisor (`mizzen up`).
+"""The embedded stack of `mizzen up`: Postgres, Temporal's dev server, workers, the API and the agents of a small fleet.
+
+All parts are child processes of one supervisor. Postgres and Temporal come from wheels.
 """

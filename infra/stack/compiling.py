@@ -1,4 +1,4 @@
-"""Compiling before the stack is up, so that nobody waits for a compiler in the middle of a request."""
+"""Compiles the schedulers' inner loops before the stack starts, so that no request waits for the compiler."""
 
 import asyncio
 import os
@@ -14,14 +14,14 @@ _COMMAND = (sys.executable, "-m", "activities.scheduling.precompile")
 
 
 async def compile_loops(say: Callable[[str], None], command: Sequence[str] = _COMMAND) -> None:
-    """Compiles the schedulers' inner loops, with a word, if that was not done for this version of them.
+    """Compiles the schedulers' inner loops if there is no compiled code of this version, and reports it with `say`.
 
     Raises:
-        StackError: compiling failed.
+        StackError: the compilation failed.
     """
     if all(map(is_complete, _PACKAGES)):
         return
-    say("compiling the schedulers' inner loops (under half a minute, once for each version of them)")
+    say("compiling the schedulers' inner loops (takes less than 30 s, once for each version)")
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, start_new_session=True
     )

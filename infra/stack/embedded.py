@@ -1,4 +1,4 @@
-"""The embedded stack: every part of mizzen on this machine, on a data folder, under one supervisor."""
+"""The embedded stack: runs every part of mizzen on this machine under one supervisor, with one data folder."""
 
 import asyncio
 import json
@@ -66,34 +66,35 @@ class EmbeddedStack:
 
     @property
     def api_url(self) -> str:
-        """Where the API answers."""
+        """The URL of the API."""
         return f"http://{self.settings.api.host}:{self.settings.api.port}"
 
     @property
     def ui_url(self) -> str | None:
-        """Where Temporal's UI is; None with an existing service."""
+        """The URL of the embedded Temporal's UI; None if an existing Temporal service is used."""
         return f"http://127.0.0.1:{self.settings.temporal.ui_port}" if self._own_temporal else None
 
     @property
     def database_url(self) -> str:
-        """The database's URL."""
+        """The URL of the database."""
         return self.settings.database or self.postgres.url
 
     @property
     def config_file(self) -> Path:
-        """The settings in force, for the children."""
+        """Path of the file with the effective settings, which the child processes read."""
         return self.data_dir / "run" / "settings.yaml"
 
     # ----------------------------------------------------------------------------------------------------------- start
 
     async def start(self) -> None:
-        """Starts everything.
+        """Starts all parts of the stack.
 
         Raises:
-            StackError: a port is taken, or a part does not come up; what was started is left to `stop`.
+            StackError: a port is in use, or a part does not start. Call `stop` to stop the parts that were started.
         """
         self._rotating = asyncio.create_task(self._rotate_logs())
-        self.config_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # with logs, before the first is written
+        # This folder also contains the logs, so it is made with mode 0700 before the first log is written.
+        self.config_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._own_postgres:
             self._refuse_lost_database()
             self.postgres.clear_leftover()
@@ -145,8 +146,8 @@ class EmbeddedStack:
         key = self.data_dir / OPERATOR_KEY_FILE
         if key.exists() and not self.postgres.exists():
             raise StackError(
-                f"data_dir: {key} is an installation's, and its database {self.postgres.data} is gone; restore it from"
-                f" a backup, or remove {key.name} to start with an empty one"
+                f"data_dir: {key} belongs to an installation whose database {self.postgres.data} is missing; restore"
+                f" the database from a backup, or remove {key.name} to start with an empty database"
             )
 
     def _check_ports(self) -> None:
@@ -160,7 +161,7 @@ class EmbeddedStack:
 
     def _write_config(self) -> None:
         body = self.settings.model_copy(update={"database": self.database_url}).model_dump(mode="json")
-        write_private(self.config_file, json.dumps(body))  # JSON is YAML
+        write_private(self.config_file, json.dumps(body))  # JSON is valid YAML.
 
     def _fleet_file(self) -> Path:
         path = self.data_dir / "run" / "fleet.yaml"
@@ -189,7 +190,7 @@ class EmbeddedStack:
         async def ask() -> bool:
             killed = backends.look()
             if killed:
-                _log.warning("postgres: processes %s were stopped and have been killed; it recovers", killed)
+                _log.warning("postgres: killed processes %s, which were stopped by a signal; it recovers", killed)
             return await answers.ask()
 
         child.probes = [Probe(answers.what, ask)]
@@ -215,7 +216,7 @@ class EmbeddedStack:
         return child
 
     async def _show_restart(self, name: str, why: str) -> None:
-        """Writes an event that a part was restarted, once Postgres takes it."""
+        """Writes an event that a part was restarted. Retries while Postgres is unavailable."""
         for _ in range(_EVENT_TRIES):
             try:
                 await asyncio.to_thread(self._write_event, name, why)
@@ -234,16 +235,16 @@ class EmbeddedStack:
     # ------------------------------------------------------------------------------------------------------------ stop
 
     async def stop(self, *, hurry: asyncio.Event | None = None) -> None:
-        """Asks the workloads on its machines for a checkpoint, waits for them, then stops everything that it started.
+        """Preempts the workloads on the stack's machines, waits until they have saved, then stops all parts.
 
-        With `hurry` set meanwhile, it does not wait any longer: tasks are stopped where they are.
+        When `hurry` is set, the wait ends at once.
         """
         if self.operator_key:
             engine = open_engine(self.database_url, pool_size=2)
             try:
                 await self._drain(engine, hurry or asyncio.Event())
             except Exception as error:
-                _log.warning("could not ask workloads for a checkpoint: %s", error)
+                _log.warning("cannot preempt the workloads before the stop: %s", error)
             finally:
                 engine.dispose()
         await self.supervisor.stop()
@@ -259,7 +260,7 @@ class EmbeddedStack:
         while present and time.monotonic() < deadline_s and not hurry.is_set():
             left = len({workload for workload, _ in present})
             if left != shown:
-                self._say(f"waiting for {left} workloads to save and stop (Ctrl-C again: do not wait)")
+                self._say(f"waiting for {left} workloads to save and stop (press Ctrl-C again to stop waiting)")
                 shown = left
             await asyncio.sleep(0.2)
             present, _ = await asyncio.to_thread(withdraw, engine, machines, told)
@@ -267,10 +268,10 @@ class EmbeddedStack:
 
 
 async def _until_done(part: str, work: Callable[[], Awaitable[T]]) -> T:
-    """The result of `work`, which asks a part of the stack; it is tried again while that part is being restarted.
+    """Returns the result of `work`, a request to the part `part`. Retries it, for example while that part restarts.
 
     Raises:
-        StackError: it has failed for a minute.
+        StackError: `work` still fails after a minute.
     """
     give_up_s = time.monotonic() + _SETTLES_S
     while True:
@@ -279,5 +280,5 @@ async def _until_done(part: str, work: Callable[[], Awaitable[T]]) -> T:
         except (OperationalError, RPCError, RuntimeError) as error:
             if time.monotonic() > give_up_s:
                 raise StackError(f"{part}: {error}") from None
-            _log.warning("%s: tried again: %s", part, str(error).partition("\n")[0])
+            _log.warning("%s: retrying: %s", part, str(error).partition("\n")[0])
             await asyncio.sleep(0.5)

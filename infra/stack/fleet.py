@@ -1,4 +1,7 @@
-"""The fleet file of the embedded stack: regions, clusters and machines on this computer, whose GPUs are slots."""
+"""The fleet file of the embedded stack: its regions, clusters and machines, all of which run on this computer.
+
+The file declares the number of GPUs of each machine; they are not detected.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -24,24 +27,25 @@ class _Part(BaseModel):
 
 
 class MachineEntry(MachineShape, _Part):
-    """One machine, or `count` of them named `name-1`, `name-2`, ..."""
+    """One machine, or `count` machines with the names `name-1`, `name-2`, ..."""
 
     name: str
     count: int | None = Field(None, ge=1, le=1000)
     rack: str = "rack-1"
     run_as: str | None = None
-    """User of all tasks on it; None: each tenant's own, where mizzen runs as root, else mizzen's."""
+    """User that all tasks on the machine run as. None: a separate user for each tenant if mizzen runs as root, else
+    mizzen's own user."""
 
 
 class ClusterEntry(_Part):
-    """A dynamic cluster. What is left out of zone, capacity and prices stays as it is (`mizzen clusters set`)."""
+    """A cluster of machines. If zone, capacity or prices are omitted, they keep the values of `mizzen clusters set`."""
 
     name: str
     machines: tuple[MachineEntry, ...]
     zone: str | None = None
     capacity: CapacityKind | None = None
     prices: dict[str, float] | None = None
-    """US dollars an hour of a GPU by its type, and of a core as `cpu`."""
+    """US dollars per hour of a GPU, by GPU type, and of a core, under the key `cpu`."""
 
     @field_validator("prices")
     @classmethod
@@ -50,12 +54,12 @@ class ClusterEntry(_Part):
         return value
 
     def settings(self) -> dict[str, Any]:
-        """What is said of it, by column of `infra.db.models.Cluster`."""
+        """Returns the zone, capacity and prices that are set, by column of `infra.db.models.Cluster`."""
         return self.model_dump(mode="json", include={"zone", "capacity", "prices"}, exclude_none=True)
 
 
 class RegionEntry(_Part):
-    """A region; without `bucket`, a folder of the data folder is its bucket."""
+    """A region. If `bucket` is None, its bucket is a folder in the data folder."""
 
     name: str
     bucket: str | None = None
@@ -63,7 +67,7 @@ class RegionEntry(_Part):
 
 
 class Fleet(_Part):
-    """All regions."""
+    """The content of the fleet file: all regions."""
 
     version: int = Field(1, ge=1, le=1)
     regions: tuple[RegionEntry, ...] = Field(min_length=1)
@@ -75,11 +79,11 @@ class Fleet(_Part):
         for what in (names, ids):
             twice = sorted({n for n in what if what.count(n) > 1})
             if twice:
-                raise ValueError(f"named twice: {', '.join(twice)}")
+                raise ValueError(f"names must be unique; named twice: {', '.join(twice)}")
         return self
 
     def machines(self) -> list[dict[str, Any]]:
-        """Every machine: its id, region, cluster and entry."""
+        """Returns id, region, cluster and entry of every machine."""
         out = []
         for region in self.regions:
             for cluster in region.clusters:
@@ -98,12 +102,12 @@ class Fleet(_Part):
         return out
 
     def clusters(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """Region and name of each cluster of which something is said, with what."""
+        """Returns the settings of each cluster that has any, by region and cluster name."""
         found = {(r.name, cluster.name): cluster.settings() for r in self.regions for cluster in r.clusters}
         return {name: settings for name, settings in found.items() if settings}
 
     def bucket_url(self, region: RegionEntry, data_dir: Path) -> str:
-        """URL of a region's bucket."""
+        """Returns the URL of a region's bucket."""
         return region.bucket or (data_dir / "buckets" / region.name).resolve().as_uri()
 
 
@@ -123,10 +127,10 @@ DEFAULT_FLEET = Fleet(
 
 
 def load_fleet(path: Path | None) -> Fleet:
-    """The fleet in a YAML file; None: a small default one.
+    """Returns the fleet in a YAML file, or a small default fleet if `path` is None.
 
     Raises:
-        ConfigurationError: the file cannot be read, or says something that cannot be; every problem is named.
+        ConfigurationError: the file cannot be read or is invalid. The message lists all problems.
     """
     if path is None:
         return DEFAULT_FLEET

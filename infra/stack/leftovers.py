@@ -1,7 +1,7 @@
-"""Parts of a stack that outlived their supervisor: found by the next one on the same folder, and ended.
+"""Ends parts of an earlier stack on the same data folder that outlived their supervisor.
 
 The kernel sends every part SIGTERM when its supervisor dies. A part that is stopped (SIGSTOP) at that moment does not
-receive the signal until it is continued. Until then it keeps its port, and its successor cannot start.
+handle the signal until it is continued. Until then it keeps its port, and the new part cannot start.
 """
 
 import contextlib
@@ -19,22 +19,22 @@ from infra.files import write_private
 
 _log = logging.getLogger(__name__)
 _GRACE_S = 10.0
-"""What ends by itself has this long."""
+"""Time for the processes to end after SIGTERM, before SIGKILL."""
 _KILLED_S = 10.0
 
 
 @dataclass(frozen=True)
 class Identity:
-    """One process, by what no other one of any boot shares."""
+    """The unique identity of a process: pid, start time and boot id. A pid alone can be reused."""
 
     pid: int
     start_ticks: int
-    """Since boot."""
+    """Start time, in clock ticks since boot."""
     boot_id: str
 
     @classmethod
     def of(cls, pid: int) -> "Identity | None":
-        """That of a process that runs; None: there is none."""
+        """Returns the identity of a running process, or None if no process has this pid."""
         try:
             state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -44,33 +44,33 @@ class Identity:
 
 
 def record(path: Path, pids: Iterable[int]) -> None:
-    """Writes down which processes are a stack's parts. A disk that is full keeps no part from being started."""
+    """Writes the identities of the stack's processes to `path`. An error, such as a full disk, is only logged."""
     known = (Identity.of(pid) for pid in pids)
     try:
         write_private(path, json.dumps([asdict(identity) for identity in known if identity is not None]))
     except OSError as error:
-        _log.warning("%s: %s", path, error.strerror)
+        _log.warning("%s: cannot be written: %s", path, error.strerror)
 
 
 def end_recorded(path: Path) -> None:
-    """Ends the processes that an earlier supervisor recorded and that still run. Blocks until they are gone.
+    """Ends the processes that an earlier supervisor recorded and that still run. Blocks until they have ended.
 
     Raises:
-        StackError: one does not end, even by SIGKILL.
+        StackError: a process does not end even after SIGKILL.
     """
     try:
         recorded = [Identity(**body) for body in json.loads(path.read_text())]
     except (OSError, ValueError, TypeError):
-        return  # None were, or the record is damaged: then a part that is left shows by its port.
+        return  # No record, or a damaged one. A remaining part is then detected because its port is in use.
     began_s = time.monotonic()
     told = killed = False
     while left := [identity for identity in recorded if Identity.of(identity.pid) == identity]:
         passed_s = time.monotonic() - began_s
         if passed_s > _GRACE_S + _KILLED_S:
-            raise StackError(f"process {left[0].pid} is left of an earlier run, and does not end; stop it first")
+            raise StackError(f"process {left[0].pid} of an earlier run does not end; stop it first")
         if not told:
             told = True
-            _log.warning("ending what is left of an earlier run: processes %s", [identity.pid for identity in left])
+            _log.warning("ending processes %s of an earlier run", [identity.pid for identity in left])
             _send(left, signal.SIGTERM)
             _send(left, signal.SIGCONT)
         elif passed_s > _GRACE_S and not killed:

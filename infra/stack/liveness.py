@@ -1,10 +1,11 @@
-"""Finds parts that run and do nothing: stopped by a signal, or stuck. A death is seen without it.
+"""Detects parts of the stack that run but do not respond, because they are stuck or stopped by a signal.
 
-A part has probes. One that fails for `restart_after_s` without a break has its part restarted. Time does not count
+(The supervisor detects ended processes itself.) Each part has probes. A part is restarted if one of its probes fails
+continuously for `restart_after_s`. A failure does not count
 
-- before the first success after the part's start, within the probe's `start_s`;
-- while a part that the probe needs fails itself: a dispatcher cannot deliver to a Temporal that is stuck;
-- while this process was itself stopped or starved (a suspended laptop, an overloaded machine): then all start anew.
+- before the first success after the part's start, for at most the probe's `start_s`;
+- while a probe of another part that the probe depends on fails: a dispatcher cannot deliver to a stuck Temporal;
+- if this process was itself stopped or got no CPU (a suspended laptop, an overloaded machine); all times restart then.
 """
 
 import asyncio
@@ -21,51 +22,51 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Probe:
-    """Something that a part must be able to do."""
+    """A check of one function of a part."""
 
     what: str
-    """As the log and the event name it: "answers a query"."""
+    """Name of the probe in logs and events, such as "health check"."""
     ask: Callable[[], Awaitable[bool]]
     needs: frozenset[str] = frozenset()
-    """Names of other parts without which it cannot."""
+    """Names of other parts that the probe depends on."""
     start_s: float = 120.0
-    """How long after the start of its part the first success may take."""
+    """Maximum time from the start of the part to the first success."""
 
 
 class Part(Protocol):
-    """What is watched."""
+    """A monitored part of the stack."""
 
     name: str
     restarts: int
     started_s: float
-    """When its present process was started (monotonic)."""
+    """Start time of the part's current process (monotonic)."""
 
     @property
     def probes(self) -> Sequence[Probe]:
-        """What it must be able to do."""
+        """The part's probes."""
 
     def is_running(self) -> bool:
-        """Whether its process is there."""
+        """Whether the part's process is running."""
 
 
 Key = tuple[str, int, str]
-"""A part, its start, a probe."""
+"""Name of a part, its number of restarts, and the name of a probe."""
 
 
 class Liveness:
-    """Asks all probes at intervals, and has parts restarted."""
+    """Runs all probes periodically, and restarts parts whose probes fail."""
 
     def __init__(self, settings: LivenessSettings, restart: Callable[[Part, str], None]) -> None:
-        """`restart` is told the part and what it does not do any more."""
+        """`restart` is called with a part and the reason of the restart."""
         self._settings = settings
         self._restart = restart
         self._alive: set[Key] = set()
         """Probes that have succeeded since their part's start."""
         self._failing: dict[Key, float] = {}
-        """Since when (monotonic)."""
+        """Time of the first failure of each failing probe (monotonic)."""
 
     async def run(self, parts: Callable[[], Sequence[Part]]) -> None:
-        """Goes on until cancelled."""
+        """Runs the probes until cancelled."""
         settings = self._settings
         while True:
             slept_s = time.monotonic()
@@ -74,10 +75,11 @@ class Liveness:
             watched = [(part, probe) for part in parts() if part.is_running() for probe in part.probes]
             answers = await asyncio.gather(*(self._ask(probe) for _, probe in watched))
             now_s = time.monotonic()
-            # Pauses and time-outs are ours: whatever took much longer was not for the parts to decide.
+            # The pause and the probes' timeouts bound the time of a round. If it took much longer, this process was
+            # stopped or got no CPU, which says nothing about the parts.
             slack_s = settings.interval_s + 1.0
             if asked_s - slept_s > settings.interval_s + slack_s or now_s - asked_s > settings.timeout_s + slack_s:
-                _log.warning("the supervisor was held up for %.0f s; it watches anew", now_s - slept_s)
+                _log.warning("the supervisor was delayed for %.0f s; restarting all liveness timers", now_s - slept_s)
                 self._failing.clear()
                 continue
             self._judge([(part, probe, answer) for (part, probe), answer in zip(watched, answers, strict=True)], now_s)
@@ -86,7 +88,7 @@ class Liveness:
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 return await probe.ask()
-        except Exception:  # a probe that fails, however it does, says one thing
+        except Exception:  # Every exception counts as a failure of the probe.
             return False
 
     def _judge(self, found: Sequence[tuple[Part, Probe, bool]], now_s: float) -> None:
@@ -103,7 +105,7 @@ class Liveness:
                 continue
             since_s = self._failing.setdefault(key, now_s)
             if now_s - since_s >= self._settings.restart_after_s:
-                stuck.setdefault(part.name, (part, f"{probe.what}: not for {now_s - since_s:.0f} s"))
+                stuck.setdefault(part.name, (part, f"{probe.what} has failed for {now_s - since_s:.0f} s"))
         for name, (part, why) in stuck.items():
             self._failing = {key: since for key, since in self._failing.items() if key[0] != name}
             self._alive = {key for key in self._alive if key[0] != name}

@@ -1,4 +1,4 @@
-"""One stack for a data folder."""
+"""The lock of a data folder, which ensures that only one stack uses it."""
 
 import fcntl
 import logging
@@ -13,24 +13,24 @@ _log = logging.getLogger(__name__)
 
 
 def _close(path: Path, mode: int) -> None:
-    """Takes from others what they could do in a data folder that an earlier version made."""
+    """Removes other users' permissions on a data folder that an earlier version created."""
     wanted = {path: mode, path / "machines": mode, path / "run": 0o700}
     wanted |= dict.fromkeys(path.glob("temporal.db*"), 0o600)
     for found, most in wanted.items():
         if found.exists() and found.stat().st_uid == os.geteuid() and (old := found.stat().st_mode & 0o777) & ~most:
             found.chmod(old & most)
-            _log.warning("%s: mode %o was too open, it is %o now", found, old, old & most)
+            _log.warning("%s: mode %o was too permissive; changed to %o", found, old, old & most)
 
 
 @contextmanager
 def data_folder(path: Path) -> Iterator[Path]:
-    """The data folder, made if it is not there, and this process's alone.
+    """Creates the data folder if it is missing, and holds its lock in the context. Gives the absolute path.
 
     Raises:
-        StackError: another process runs a stack on it, or it cannot be written.
+        StackError: another process uses the folder, or it cannot be written.
     """
     try:
-        # Root's may be entered, but not listed: Postgres and tasks run as other users, in folders of their own there.
+        # Root's folder can be entered, but not listed, by other users: Postgres and tasks run as other users below it.
         mode = 0o711 if os.geteuid() == 0 else 0o700
         path.mkdir(mode=mode, parents=True, exist_ok=True)
         _close(path, mode)
@@ -42,7 +42,9 @@ def data_folder(path: Path) -> Iterator[Path]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(descriptor, 32).decode(errors="replace").strip() or "?"
-            raise StackError(f"data_dir: {path} is in use by process {holder}; stop it or use another") from None
+            raise StackError(
+                f"data_dir: {path} is in use by process {holder}; stop that process or use another folder"
+            ) from None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         yield path.resolve()

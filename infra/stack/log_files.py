@@ -1,7 +1,7 @@
-"""Log files of processes that keep them open: cut when they grow too long, with a few older parts beside them.
+"""Rotates the log files of running processes when they grow too large, and keeps a few rotated files.
 
-A process appends to its file (O_APPEND), so the file is copied and then emptied in place. What is written between the
-two is lost: a few lines at most, and only of what was just printed.
+A process keeps its file open for appending (O_APPEND), so the file is copied and then truncated in place. Output that
+is written between the two steps is lost, at most a few lines.
 """
 
 import contextlib
@@ -15,10 +15,10 @@ _log = logging.getLogger(__name__)
 
 
 def rotate(files: Iterable[Path], max_bytes: int, keep: int) -> list[Path]:
-    """Cuts each file that is longer than `max_bytes`; `keep` older parts stay as `NAME.1` (the newest) and so on.
+    """Rotates each file that is larger than `max_bytes`, and returns the rotated files.
 
-    Where there is no room for a copy, the file is emptied without one: a full disk needs the room more.
-    Returns the files that were cut.
+    Keeps the last `keep` copies as `NAME.1` (the newest), `NAME.2` and so on. If there is no disk space for a copy, the
+    file is truncated without one, to free space.
     """
     cut = []
     for file in files:
@@ -27,7 +27,7 @@ def rotate(files: Iterable[Path], max_bytes: int, keep: int) -> list[Path]:
                 _cut(file, keep)
                 cut.append(file)
         except OSError as error:
-            _log.warning("log file %s could not be cut: %s", file, error.strerror)
+            _log.warning("log file %s could not be rotated: %s", file, error.strerror)
     return cut
 
 

@@ -1,7 +1,7 @@
-"""Postgres from a wheel: only its programs are used, and the server runs in the foreground under our supervisor.
+"""The embedded Postgres. Its programs come from a wheel, and the server runs as a child of the stack's supervisor.
 
-The cluster has a superuser, `postgres`, which is used at the start only, and the role `mizzen`, which owns the database
-`mizzen` and nothing else: all processes of mizzen connect as this role.
+The database cluster has a superuser, `postgres`, which is used only at the start, and the role `mizzen`, which owns
+only the database `mizzen`. All processes of mizzen connect as the role `mizzen`.
 """
 
 import contextlib
@@ -35,16 +35,16 @@ _SETTINGS = {
     "log_line_prefix": "%m [%p] %a ",
 }
 _PARTS = ("PG_VERSION", "postgresql.conf", "pg_hba.conf", "global/pg_control", "base", "pg_wal", "pg_xact")
-"""Without any of these a cluster does not start, or starts without its data."""
+"""Files and folders of a complete database cluster. If one is missing, it does not start or has lost data."""
 _DRAFT = "initialising-"
 _PATIENCE_S = 2.0
-"""A server that an earlier run left has this long before each harder way of stopping it."""
+"""Time between the steps of stopping a server that an earlier run left: wait, SIGINT, SIGQUIT, SIGKILL."""
 _LOCK_FILE = "postmaster.pid"
 _log = logging.getLogger(__name__)
 
 
 class EmbeddedPostgres:
-    """One database cluster in `folder`, listening on loopback at `port`, with passwords of its own."""
+    """One database cluster in `folder`, which listens on 127.0.0.1 at `port` and has its own passwords."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class EmbeddedPostgres:
         installed: Path | None = None,
         programs_cache: Path = postgres_user.PROGRAMS_CACHE,
     ) -> None:
-        """`installed` is the wheel's package folder; `programs_cache` see `postgres_user.programs`."""
+        """`installed` is the wheel's package folder. `programs_cache` is the `cache` of `postgres_user.programs`."""
         self.folder = folder.resolve()
         self.port = port
         self.data = self.folder / "data"
@@ -70,7 +70,7 @@ class EmbeddedPostgres:
         """URL of the `mizzen` database as the role `mizzen`.
 
         Raises:
-            StackError: the server has never been ready.
+            StackError: the password file does not exist, for example because the server has never been ready.
         """
         return self._url("mizzen", self._password_file)
 
@@ -79,12 +79,12 @@ class EmbeddedPostgres:
         """URL of the `postgres` database as the superuser.
 
         Raises:
-            StackError: the cluster has not been initialised.
+            StackError: the password file does not exist, for example because the cluster was not initialised.
         """
         return self._url("postgres", self._superuser_file)
 
     def _url(self, role: str, password_file: Path) -> str:
-        """Each role's database has its name."""
+        """Returns the URL of the role's database, which has the same name as the role."""
         return f"postgresql://{role}:{quote(self._password(password_file), safe='')}@127.0.0.1:{self.port}/{role}"
 
     @staticmethod
@@ -97,17 +97,17 @@ class EmbeddedPostgres:
     # ---------------------------------------------------------------------------------------------------- the cluster
 
     def exists(self) -> bool:
-        """Whether there is a data folder with anything in it."""
+        """Whether the data folder exists and is not empty."""
         return self.data.is_symlink() or (self.data.exists() and (not self.data.is_dir() or any(self.data.iterdir())))
 
     def initialise(self) -> None:
-        """Makes the cluster if there is none; a cluster that is there is looked at and never changed or removed.
+        """Creates the database cluster if it is missing. Checks an existing one, but never changes or removes it.
 
-        A new cluster is made in a folder of its own beside it and renamed when it is whole and on the disk, so a kill
-        at any moment leaves either no cluster or a whole one.
+        A new cluster is created in a temporary folder and renamed when it is complete and synced, so a kill at any time
+        leaves either no cluster or a complete one.
 
         Raises:
-            StackError: what is there is not a whole cluster of this version and user, or initdb failed.
+            StackError: the existing cluster is incomplete, or of another version or user, or initdb failed.
         """
         try:
             if self.exists():
@@ -121,24 +121,24 @@ class EmbeddedPostgres:
         missing = [part for part in _PARTS if not (self.data / part).exists()]
         if missing:
             raise StackError(
-                f"postgres: {self.data} is not a whole database cluster, it lacks {', '.join(missing)}; nothing was"
+                f"postgres: {self.data} is not a complete database cluster: {', '.join(missing)} missing; nothing was"
                 " changed: restore it from a backup, or move it away to start with an empty database"
             )
         found, ours = (self.data / "PG_VERSION").read_text().strip(), self._major_version()
         if found != ours:
             raise StackError(
-                f"postgres: {self.data} is of Postgres {found or '?'}, this is Postgres {ours}; nothing was changed:"
-                " dump it with the version of mizzen that made it, and restore the dump into a new data folder"
+                f"postgres: {self.data} is of Postgres {found or '?'}, but this is Postgres {ours}; nothing was"
+                " changed: dump it with the version of mizzen that created it, and restore the dump into a new folder"
             )
         owner, uid = self.data.stat().st_uid, postgres_user.server_uid()
         if owner != uid:
             raise StackError(
-                f"postgres: {self.data} belongs to user {_user(owner)}, and Postgres would run as {_user(uid)};"
-                f" start mizzen as the user that made it, or: chown -R {_user(uid)} {self.data}"
+                f"postgres: {self.data} belongs to user {_user(owner)}, but Postgres would run as {_user(uid)};"
+                f" start mizzen as the user that created it, or run: chown -R {_user(uid)} {self.data}"
             )
         if not self._superuser_file.exists() and not self._password_file.exists():
             raise StackError(
-                f"postgres: {self._superuser_file} is lost, and without it {self.data} cannot be opened; restore it"
+                f"postgres: {self._superuser_file} is missing, but is needed to open {self.data}; restore it"
                 " from a backup"
             )
 
@@ -155,13 +155,13 @@ class EmbeddedPostgres:
             draft.rename(self.data)
             _sync_folder(self.folder)
         finally:
-            # Also those of starts that were killed; no server ever ran on them.
+            # Also removes folders of starts that were killed. No server ever ran on them.
             for draft in self.folder.glob(f"{_DRAFT}*"):
                 shutil.rmtree(draft, ignore_errors=True)
 
     def _initdb(self, folder: Path, password: str) -> None:
-        """Runs initdb, which writes everything through to the disk before it ends."""
-        descriptor = os.memfd_create("password")  # Postgres's user may be unable to read a file of ours.
+        """Runs initdb, which syncs all files to the disk before it ends."""
+        descriptor = os.memfd_create("password")  # Postgres's user may be unable to read a file of this user.
         try:
             os.write(descriptor, password.encode())
             command = [str(self._program("initdb")), "-D", postgres_user.as_data_folder(folder), "-U", "postgres"]
@@ -181,7 +181,7 @@ class EmbeddedPostgres:
             os.close(descriptor)
         if done.returncode != 0:
             said = (done.stderr or done.stdout).strip()
-            raise StackError(f"postgres: initdb ended with {done.returncode}: {said}")
+            raise StackError(f"postgres: initdb failed with exit code {done.returncode}: {said}")
 
     def _program(self, name: str) -> Path:
         return postgres_user.programs(self._installed, self._programs_cache) / name
@@ -198,22 +198,23 @@ class EmbeddedPostgres:
     # ----------------------------------------------------------------------------------------------------- the server
 
     def command(self) -> list[str]:
-        """The server's command line, to be run in the foreground. SIGINT is its fast shutdown.
+        """Returns the command that runs the server in the foreground. SIGINT to it is Postgres's fast shutdown.
 
         Raises:
-            StackError: its programs cannot be made readable for its user.
+            StackError: the programs cannot be made readable for the server's user.
         """
         server = [str(self._program("postgres")), "-D", postgres_user.as_data_folder(self.data), "-p", str(self.port)]
         return postgres_user.in_folder(self.data, [*postgres_user.as_server_user(), *server])
 
     def clear_leftover(self, timeout_s: float = 30.0) -> None:
-        """Waits for, and at last stops, a server that an earlier, killed supervisor left on this folder.
+        """Waits for a server that an earlier, killed supervisor left on this folder, and stops it if it does not end.
 
-        It is asked to shut down, then to do so at once, then killed with its backends: one that was stopped (SIGSTOP)
-        answers nothing, and a backend that is left keeps the next server from starting. Postgres recovers from that.
+        Sends SIGINT (fast shutdown), then SIGQUIT (immediate shutdown), then kills the server and its backends with
+        SIGKILL, because a server stopped by SIGSTOP does not respond and a remaining backend prevents the next start.
+        Postgres recovers from the kill.
 
         Raises:
-            StackError: it does not end.
+            StackError: a process of the server does not end within `timeout_s`.
         """
         began_s = time.monotonic()
         ahead = [(_PATIENCE_S, signal.SIGINT), (2 * _PATIENCE_S, signal.SIGQUIT)]
@@ -224,35 +225,35 @@ class EmbeddedPostgres:
             if passed_s > 4 * _PATIENCE_S:
                 _send(left, signal.SIGKILL)
             elif ahead and passed_s > ahead[0][0]:
-                _send(left[:1], ahead.pop(0)[1])  # The server passes it on to its backends.
+                _send(left[:1], ahead.pop(0)[1])  # The server forwards the shutdown to its backends.
                 _send(left, signal.SIGCONT)
             time.sleep(0.1)
         self._clear_lock_file()
 
     def _clear_lock_file(self) -> None:
-        """Removes a lock file that would keep a server from starting although no server is on this folder.
+        """Removes a stale lock file that would prevent the start of a server on this folder.
 
-        Postgres takes it for valid if a process with its process id exists, even one that has ended and was not reaped,
-        or an unrelated one that got the same id later.
+        Postgres treats a lock file as valid if a process with its pid exists, even a zombie or an unrelated process
+        that has reused the pid.
         """
         server = self._locked_by()
         if server:
             try:
                 os.kill(server, 0)
             except OSError:
-                return  # Postgres sees that, too.
-            _log.warning("postgres: process %d is no server on %s: its lock file is removed", server, self.data)
+                return  # No process has this pid, so Postgres itself ignores the lock file.
+            _log.warning("postgres: process %d is not a server on %s; removing the lock file", server, self.data)
             (self.data / _LOCK_FILE).unlink(missing_ok=True)
 
     def _locked_by(self) -> int:
-        """The process that the lock file names; 0: there is none."""
+        """Returns the pid in the lock file, or 0 if there is none."""
         try:
             return int((self.data / _LOCK_FILE).read_text().split("\n", 1)[0])
         except (OSError, ValueError):
             return 0
 
     def _processes(self) -> list[int]:
-        """Processes of a server on this folder: the server itself first, where its backends have not outlived it."""
+        """Returns the pids of Postgres processes on this folder, the server (postmaster) first if it is alive."""
         found = []
         for entry in Path("/proc").iterdir():
             try:
@@ -267,10 +268,10 @@ class EmbeddedPostgres:
         return sorted(found, key=lambda pid: (pid != server, pid))
 
     def wait_ready(self, process: "subprocess.Popen[bytes] | None" = None, timeout_s: float = 60.0) -> None:
-        """Waits until the server answers, then sees to it that the role and the database `mizzen` are as they must be.
+        """Waits until the server responds, then creates or migrates the role and the database `mizzen`.
 
         Raises:
-            StackError: it ended, did not answer in time, or does not know the passwords in `folder`.
+            StackError: the server ended, did not respond in time, or rejects the passwords in `folder`.
         """
         deadline = time.monotonic() + timeout_s
         for file in (self._superuser_file, self._password_file):
@@ -286,11 +287,13 @@ class EmbeddedPostgres:
                         f"postgres: the passwords in {self.folder} are not those of the cluster in {self.data};"
                         " restore them from a backup"
                     ) from None
-                # One that was killed is started again by its supervisor.
+                # A server that was killed by a signal is restarted by its supervisor.
                 if process is not None and (process.poll() or 0) >= 0 and process.returncode is not None:
-                    raise StackError(f"postgres: ended with {process.returncode} at its start") from None
+                    raise StackError(f"postgres: exited with code {process.returncode} at its start") from None
                 if time.monotonic() > deadline:
-                    raise StackError(f"postgres: no answer on port {self.port} in {timeout_s:.0f} s: {error}") from None
+                    raise StackError(
+                        f"postgres: no response on port {self.port} within {timeout_s:.0f} s: {error}"
+                    ) from None
                 time.sleep(0.05)
 
 

@@ -1,7 +1,8 @@
-"""The roles of the embedded Postgres: the superuser `postgres`, and `mizzen`, which owns one database only.
+"""The roles of the embedded Postgres: the superuser `postgres`, and `mizzen`, which owns only the database `mizzen`.
 
-Clusters of earlier versions had one role, the superuser `mizzen`. It is renamed, and a new `mizzen` takes over the
-database and all that is in it. Every step may be repeated, so a kill in the middle is mended by the next start.
+Database clusters of earlier versions had one role, the superuser `mizzen`. It is renamed, and a new role `mizzen`
+becomes the owner of the database and its objects. Every step is idempotent, so the next start completes an interrupted
+migration.
 """
 
 import psycopg
@@ -9,7 +10,7 @@ from psycopg import sql
 
 _SUPERUSER, _ROLE, _DATABASE = "postgres", "mizzen", "mizzen"
 _RENAMING = "mizzen_renaming"
-"""A superuser that exists for a moment only: no role can rename itself."""
+"""A temporary superuser that renames the old superuser, because no role can rename itself."""
 _FOREIGN = """
     select case when c.relkind = 'S' then 'sequence' when c.relkind in ('v', 'm') then 'view' else 'table' end,
            c.oid::regclass::text
@@ -26,19 +27,20 @@ _FOREIGN = """
     select 'type', t.oid::regtype::text from pg_type as t
      where t.typnamespace = 'public'::regnamespace and t.typowner <> %(role)s::regrole and t.typtype in ('e', 'd')
 """
-"""Kind and name of what is not `mizzen`'s in its database; indexes, triggers and owned sequences follow their table."""
+"""Selects kind and name of objects in the database that `mizzen` does not own. Indexes, triggers and owned sequences
+change their owner with their table."""
 
 
 def is_wrong_password(error: psycopg.OperationalError) -> bool:
-    """Whether the server refused a role's password, or does not know the role."""
+    """Whether the server rejected the role's password, or the role does not exist."""
     return "password authentication failed" in str(error)
 
 
 def settle(superuser_url: str, password: str) -> None:
-    """Makes the role `mizzen` with `password`, and its database, or brings those of an earlier version into this form.
+    """Creates the role `mizzen` with `password` and its database, or migrates those of an earlier version. Idempotent.
 
     Raises:
-        psycopg.OperationalError: the server does not answer, or refuses the superuser.
+        psycopg.OperationalError: the server does not respond, or rejects the superuser's password.
     """
     try:
         connection = psycopg.connect(superuser_url, autocommit=True, connect_timeout=5)
@@ -65,7 +67,7 @@ def settle(superuser_url: str, password: str) -> None:
 
 
 def _rename_superuser(superuser_url: str, password: str) -> bool:
-    """Gives the superuser `mizzen` of an earlier version its present name and password; whether there is such a one."""
+    """Renames the superuser `mizzen` of an earlier version and sets its password. Returns False if there is none."""
     wanted = psycopg.conninfo.conninfo_to_dict(superuser_url)["password"]
     try:
         with psycopg.connect(superuser_url, user=_ROLE, password=password, autocommit=True) as old:

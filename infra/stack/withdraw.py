@@ -1,4 +1,4 @@
-"""Taking machines out of the fleet before they are stopped: no new work, and what runs there saves and goes."""
+"""Drains machines before the stack stops: they get no new work, and their workloads save and stop."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from infra.db.session import transaction
 
 
 def launched_here(engine: Engine, providers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Machines that were launched and run on this computer. `providers`: as in the settings."""
+    """Returns the ids of launched machines that run on this computer. `providers` are those of the settings."""
     names = [name for name, settings in providers.items() if settings.get("kind") == "trace"]
     here = select(InstanceRow.machine).where(InstanceRow.provider.in_(names), InstanceRow.gone_at.is_(None))
     with transaction(engine) as session:
@@ -24,16 +24,15 @@ def launched_here(engine: Engine, providers: Mapping[str, Mapping[str, Any]]) ->
 def withdraw(
     engine: Engine, machines: Iterable[str], told: Collection[tuple[str, int]] = ()
 ) -> tuple[set[tuple[str, int]], float]:
-    """Keeps new work from `machines` and asks every attempt that has something there to save and stop.
+    """Stops placing work on `machines`, and sends a preemption to every attempt with tasks there.
 
-    The machines take work again when their agents next announce themselves, or once a run that a gang gave up
-    there is known to have ended. Returns the attempts that are still there
-    (workload id and number), and the longest grace among them in seconds. Those that were `told` before are not asked
-    again.
+    Attempts in `told` are not preempted again. Returns the attempts that still have tasks there (workload id and
+    number), and the longest grace among them in seconds. A machine takes work again when its agent next registers, or
+    when a released run on it is confirmed to have ended.
     """
     ids = sorted(machines)
     with transaction(engine) as session:
-        # An award locks its machines, too: it is either seen below, or finds them unready.
+        # An award also locks its machines: either it is visible below, or it finds the machines not ready.
         session.scalars(select(Machine.id).where(Machine.id.in_(ids)).order_by(Machine.id).with_for_update()).all()
         session.execute(update(Machine).where(Machine.id.in_(ids), Machine.state == "ready").values(state="joining"))
         rows = session.execute(

@@ -1,4 +1,4 @@
-"""Amazon EC2: on-demand and spot instances of types in zones, whose user data starts the agent."""
+"""Amazon EC2: launches on-demand and spot instances whose user data starts the agent."""
 
 from providers.ec2.provider import Ec2Provider as Ec2Provider
 from providers.ec2.provider import open_provider as open_provider

@@ -1,4 +1,4 @@
-"""What EC2's errors mean: no machine is left, none is allowed, the request is wrong, or nothing is certain."""
+"""Classifies EC2's errors: no capacity, quota used up, invalid request, or unknown outcome."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,20 +17,20 @@ _QUOTA = {
 _NOTHING_CERTAIN = {
     "RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled", "EC2ThrottledException",
     "InternalError", "InternalFailure", "Unavailable", "ServiceUnavailable", "RequestExpired",
-    # Credentials that are wrong now may be right soon; no machine is to blame, and no offer.
+    # Wrong credentials may be corrected soon, and do not depend on the offer.
     "AuthFailure", "UnauthorizedOperation", "ExpiredToken", "RequestTimeout", "InvalidClientTokenId",
     "UnrecognizedClientException", "OptInRequired", "Blocked", "PendingVerification",
 }  # fmt: skip
 NOT_THERE = {"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed", "InvalidParameterValue", "MissingParameter"}
-"""What ending an instance that there never was answers."""
+"""Error codes of TerminateInstances for an instance that never existed."""
 
 
 @contextmanager
 def asking(name: str, what: str) -> Iterator[None]:
-    """Around calls of which nothing is known if they fail.
+    """Converts errors of EC2 calls whose outcome is unknown after a failure. `what` names the operation.
 
     Raises:
-        ProviderUnavailable: they failed.
+        ProviderUnavailable: a call failed.
     """
     try:
         yield
@@ -40,11 +40,11 @@ def asking(name: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def launching(name: str) -> Iterator[None]:
-    """Around a launch.
+    """Converts errors of a launch.
 
     Raises:
-        LaunchRefused: EC2 says that it launched nothing, and why.
-        ProviderUnavailable: it may have.
+        LaunchRefused: EC2 refused the launch, so nothing was launched.
+        ProviderUnavailable: the instance may have been launched.
     """
     try:
         yield
@@ -63,5 +63,5 @@ def launching(name: str) -> Iterator[None]:
 
 
 def code_of(error: ClientError) -> str:
-    """EC2's code of an error."""
+    """Returns the EC2 error code."""
     return str(error.response.get("Error", {}).get("Code", ""))

@@ -1,4 +1,4 @@
-"""Spot prices: the newest of EC2's history for each type and zone, asked for now and then."""
+"""Spot prices: the newest entry of EC2's price history for each instance type and zone, refreshed at intervals."""
 
 import logging
 import threading
@@ -13,11 +13,11 @@ from providers.ec2.settings import Ec2Settings
 
 _log = logging.getLogger(__name__)
 _KEPT = timedelta(days=90)
-"""How far EC2's history goes back; what is older is no price of now."""
+"""The length of EC2's price history. Older entries are ignored."""
 
 
 class SpotPrices:
-    """The prices of one region. Safe for several threads."""
+    """The spot prices of one region. Thread-safe."""
 
     def __init__(
         self, name: str, settings: Ec2Settings, client: Any, clock: Callable[[], float] = time.monotonic
@@ -29,10 +29,10 @@ class SpotPrices:
         self._found: dict[tuple[str, str], float] = {}
 
     def of(self, machine_type: str, zone: str) -> float:
-        """US dollars an hour; the settings' where EC2 has none.
+        """Returns the spot price in US dollars an hour, or the price of the settings if EC2 has none.
 
         Raises:
-            ProviderUnavailable: prices were never asked for with success, and EC2 does not answer.
+            ProviderUnavailable: EC2 does not answer, and prices were never fetched before.
         """
         with self._lock:
             if self._asked_s is None or self._clock() - self._asked_s >= self._settings.prices_s:
@@ -41,7 +41,7 @@ class SpotPrices:
                 except ProviderUnavailable as error:
                     if self._asked_s is None:
                         raise
-                    _log.warning("%s; the prices of before count on", error)
+                    _log.warning("%s; keeping the previous prices", error)
                 self._asked_s = self._clock()
             found = self._found.get((machine_type, zone))
         said = self._settings.machine_types[machine_type]
@@ -51,7 +51,7 @@ class SpotPrices:
     def _newest(self) -> dict[tuple[str, str], float]:
         now = datetime.now(UTC)
         newest: dict[tuple[str, str], tuple[datetime, float]] = {}
-        with asking(self._name, "prices"):
+        with asking(self._name, "reading spot prices"):
             pages = self._client.get_paginator("describe_spot_price_history").paginate(
                 InstanceTypes=sorted(self._settings.machine_types),
                 ProductDescriptions=["Linux/UNIX"],

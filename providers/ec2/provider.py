@@ -1,4 +1,4 @@
-"""EC2 as a provider."""
+"""The provider for Amazon EC2."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,10 +19,10 @@ from providers.ec2.user_data import user_data
 
 INSTANCE_TAG = "mizzen:instance"
 INSTALLATION_TAG = "mizzen:installation"
-"""Several installations may share an account: each sees and ends only what is its own."""
+"""Several installations may share an account: each lists and terminates only machines with its own tag."""
 _CONFIG = Config(connect_timeout=5, read_timeout=30, retries={"total_max_attempts": 4, "mode": "standard"})
-# EC2 answers 500 where it has no capacity, which would be tried again: policies hear of it at once. What may pass is
-# asked again by the instance's workflow, with the same token.
+# Launches are not retried here: EC2 answers 500 if it has no capacity, and pool sizing must learn that immediately.
+# Temporary errors are retried by the instance's workflow with the same token.
 _ONCE = _CONFIG.merge(Config(retries={"total_max_attempts": 1, "mode": "standard"}))
 _HAD = ["pending", "running", "stopping", "stopped"]
 
@@ -31,10 +31,10 @@ class Ec2Provider:
     """Launches instances of EC2."""
 
     lists_late_s = 60.0
-    """EC2's lists are eventually consistent; it names no bound, and they rarely lag for more than seconds."""
+    """EC2's lists are eventually consistent. AWS documents no bound; the lag is rarely more than a few seconds."""
 
     def __init__(self, name: str, settings: Ec2Settings, installation: str) -> None:
-        """`installation`: what tells this installation's machines from others' of the same account."""
+        """`installation` is the tag value that marks the machines of this installation within the account."""
         self.name = name
         self._settings = settings
         self._installation = installation
@@ -59,16 +59,16 @@ class Ec2Provider:
         return Offer(self.name, self._settings.region, zone, kind, shape, price, self._settings.start_s)
 
     def launch(self, request: LaunchRequest) -> str:
-        """See `Provider.launch`. EC2 keeps client tokens, so a repetition gives the same instance."""
+        """See `Provider.launch`. EC2 remembers client tokens, so a repeated request returns the same instance."""
         offer = request.offer
         if offer.zone not in self._settings.zones or offer.kind.value not in self._settings.kinds:
-            words = f"{offer.kind.value} in {offer.zone} is not in the settings of provider {self.name}"
+            words = f"{offer.kind.value} capacity in zone {offer.zone} is not in the settings of provider {self.name}"
             raise LaunchRefused(Refusal.REQUEST, words)
         try:
             with launching(self.name):
                 answer = self._launcher.run_instances(**self._asked(request))
         except LaunchRefused as refused:
-            # The token was used with other settings: its answer was lost, and they have changed since.
+            # An earlier request used this token, its response was lost, and the settings have changed since.
             found = [one for one in self.describe() if one.instance == request.instance] if _used(refused) else []
             if not found:
                 raise
@@ -85,7 +85,7 @@ class Ec2Provider:
             "InstanceType": offer.shape.machine_type,
             "Placement": {"AvailabilityZone": offer.zone},
             "UserData": user_data(settings, request),
-            # A machine that shuts itself down is gone, and costs nothing.
+            # A machine that shuts itself down is terminated, and costs nothing.
             "InstanceInitiatedShutdownBehavior": "terminate",
             "TagSpecifications": [
                 {"ResourceType": "instance", "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
@@ -112,7 +112,7 @@ class Ec2Provider:
             {"Name": f"tag:{INSTALLATION_TAG}", "Values": [self._installation]},
             {"Name": "instance-state-name", "Values": _HAD},
         ]
-        with asking(self.name, "listing"):
+        with asking(self.name, "listing instances"):
             pages = list(self._client.get_paginator("describe_instances").paginate(Filters=filters))
         found = [one for page in pages for reservation in page["Reservations"] for one in reservation["Instances"]]
         return [
@@ -123,7 +123,7 @@ class Ec2Provider:
 
     def terminate(self, native_id: str) -> None:
         """See `Provider.terminate`."""
-        with asking(self.name, f"ending {native_id}"):
+        with asking(self.name, f"terminating {native_id}"):
             try:
                 self._client.terminate_instances(InstanceIds=[native_id])
             except ClientError as error:
@@ -136,9 +136,9 @@ def _used(refused: LaunchRefused) -> bool:
 
 
 def open_provider(name: str, settings: Ec2Settings, installation: Settings) -> Ec2Provider:
-    """The provider. Nothing is asked of EC2 yet.
+    """Returns the provider, without calling EC2.
 
     Raises:
-        ConfigurationError: there is no master key here, from which the installation's tag follows.
+        ConfigurationError: this machine has no master key. The installation's tag is derived from it.
     """
     return Ec2Provider(name, settings, installation_id(installation.master_key_path))

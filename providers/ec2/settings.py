@@ -1,4 +1,4 @@
-"""What is said of a region of EC2."""
+"""The settings of an EC2 provider."""
 
 from typing import Annotated, Literal
 
@@ -23,47 +23,47 @@ class Zone(_Part):
 
 
 class InstanceType(MachineShape):
-    """What of an instance type work may use, and what it costs where EC2 does not say it."""
+    """The resources of an instance type that workloads may use, and its prices."""
 
     usd_per_h: float = Field(ge=0)
-    """On demand."""
+    """The on-demand price."""
     spot_usd_per_h: float | None = Field(None, ge=0)
-    """Where the history of spot prices has none; None: as on demand."""
+    """The spot price if EC2's price history has none; None: the on-demand price."""
 
 
 class Ec2Settings(_Part):
-    """A region of EC2, whose machines are in one region of mizzen's. Credentials: as boto3 finds them."""
+    """An EC2 region whose machines belong to one mizzen region. Credentials are found by boto3."""
 
     region: Name
-    """Mizzen's."""
+    """The mizzen region."""
     aws_region: Name
     endpoint: str | None = None
-    """Another address than AWS's."""
+    """The endpoint URL, if not that of AWS."""
     zones: dict[Name, Zone] = Field(min_length=1)
     machine_types: dict[Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+\.[a-z0-9-]+$")], InstanceType] = Field(
         min_length=1
     )
-    """By EC2's names, such as `p4d.24xlarge`."""
+    """The instance types by EC2's names, such as `p4d.24xlarge`."""
     kinds: tuple[Literal["on_demand", "spot"], ...] = Field(("on_demand", "spot"), min_length=1)
     image: Line | None = None
-    """AMI; None: the launch template says it."""
+    """The AMI; None: that of the launch template."""
     launch_template: Line | None = None
-    """Its name. What is said here wins over what it says."""
+    """The name of the launch template. These settings override the template."""
     security_groups: tuple[Line, ...] = ()
     instance_profile: Line | None = None
-    """Its name: what the machine may do, such as reading the region's bucket."""
+    """The name of the instance profile, which grants permissions such as reading the region's bucket."""
     prepare: str = ""
-    """Shell commands that install what `mizzen agent` needs, where the image does not have it."""
+    """Shell commands that install what `mizzen agent` needs, if the image does not contain it."""
     agent: Line
     """The command that starts the agent, with the flags that all machines share, such as `mizzen agent --temporal
     temporal.example.com:7233 --platform aws-spot`."""
     start_s: float = Field(150.0, ge=0)
-    """How long a machine is expected to take until its agent is there."""
+    """The expected time from the launch until the machine's agent announces itself."""
     prices_s: float = Field(300.0, gt=0)
-    """How often spot prices are asked for."""
+    """The interval at which spot prices are refreshed."""
 
     @model_validator(mode="after")
     def _complete(self) -> "Ec2Settings":
         if self.image is None and self.launch_template is None:
-            raise ValueError("image or launch_template: give at least one of them")
+            raise ValueError("image or launch_template: set at least one of them")
         return self

@@ -1,4 +1,4 @@
-"""The script with which a machine starts its agent."""
+"""The user data of an EC2 instance: a script that starts the agent."""
 
 import shlex
 
@@ -7,9 +7,10 @@ from providers.ec2.settings import Ec2Settings
 
 
 def user_data(settings: Ec2Settings, request: LaunchRequest) -> str:
-    """A shell script. Secrets are in variables, not in flags, which every process of the machine could read.
+    """Returns the shell script that starts the agent of a launched machine.
 
-    The same request gives the same script: EC2 refuses a client token that comes with anything else.
+    Secrets are passed in environment variables: every process of the machine could read command-line flags. The same
+    request always gives the same script, because EC2 refuses a client token that is reused with different parameters.
     """
     region, cluster, name = request.machine.split("/")
     shape = request.offer.shape

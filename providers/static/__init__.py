@@ -1,4 +1,4 @@
-"""Machines that nobody launched: their agents were started by their owners. They come and go as they like."""
+"""The provider of static machines. Mizzen does not launch or terminate them: their owners start and stop the agents."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ from infra.config import Settings
 
 
 class SettingsOf(BaseModel):
-    """There is nothing to say."""
+    """The settings of the static provider: it has none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class StaticProvider:
-    """Offers nothing, and has nothing that could be ended."""
+    """A provider without offers, which neither launches nor terminates machines."""
 
     lists_late_s = 0.0
 
@@ -29,7 +29,7 @@ class StaticProvider:
 
     def launch(self, request: LaunchRequest) -> str:
         """See `Provider.launch`."""
-        raise LaunchRefused(Refusal.REQUEST, "nobody launches static machines: start an agent on one (`mizzen agent`)")
+        raise LaunchRefused(Refusal.REQUEST, "static machines cannot be launched: start `mizzen agent` on the machine")
 
     def describe(self) -> Sequence[Found]:
         """See `Provider.describe`."""
@@ -40,5 +40,5 @@ class StaticProvider:
 
 
 def open_provider(name: str, _settings: SettingsOf, _installation: Settings) -> StaticProvider:
-    """The provider."""
+    """Returns the provider of static machines."""
     return StaticProvider(name)

@@ -1,8 +1,8 @@
-"""A cloud on this computer: capacity that follows traces, prices, delays, notices. Its machines are real agents.
+"""A simulated cloud on this computer, for the embedded stack, for trials and for tests. Its machines are real agents.
 
-It is for the embedded stack, for trials and for tests. The cloud is a folder of the installation
-(`providers.trace.cloud`): the provider writes what is launched there, and the process that runs the stack's agents
-starts and stops them by it.
+Capacity follows traces, and the cloud has prices, start delays and interruption notices. The state is a folder of the
+installation (`providers.trace.cloud`): the provider writes the launched machines into it, and the process that runs the
+stack's agents starts and stops them accordingly.
 """
 
 from providers.trace.provider import TraceProvider as TraceProvider

@@ -1,4 +1,4 @@
-"""The cloud as a folder: a file for each machine, under one lock, so that several processes see the same."""
+"""The state of the cloud in a folder: one file for each machine, and a lock, so that several processes can share it."""
 
 import contextlib
 import fcntl
@@ -16,26 +16,27 @@ from providers.trace.market import Instance, Market
 from providers.trace.settings import TraceSettings
 
 _FORGET_S = 86400.0
-"""A machine that is gone for so long is forgotten: launched again with its token, it would be another one."""
+"""The record of a machine is deleted after the machine has been gone for this long. A later launch with the same token
+yields a new machine."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of the cloud, and how its agent is to announce itself."""
+    """A machine of the cloud, and the data with which its agent announces itself."""
 
     instance: Instance
     number: int
-    """No two that are there have the same: their agents share this computer's ports."""
+    """A number that is unique among the existing machines, because their agents share this computer's ports."""
     machine: str
     region: str
     machine_type: str
     shape: dict[str, Any]
-    """`infra.machine_shape.MachineShape` of its type when it was launched."""
+    """The fields of `infra.machine_shape.MachineShape` of the machine type at the launch."""
     bucket_url: str
     join_token: str
 
     def to_json(self) -> str:
-        """For its file; what never ends has no end in it."""
+        """Returns the content of the machine's file. A machine without an end has no `ends_at_s`."""
         body = asdict(self)
         if math.isinf(self.instance.ends_at_s):
             del body["instance"]["ends_at_s"]
@@ -43,16 +44,16 @@ class Machine:
 
     @classmethod
     def from_json(cls, text: str) -> "Machine":
-        """What `to_json` wrote."""
+        """Parses the result of `to_json`."""
         body: dict[str, Any] = json.loads(text)
         return cls(**{**body, "instance": Instance(**body["instance"])})
 
 
 class Cloud:
-    """One cloud. Every method looks first at what has happened by then."""
+    """One cloud. The methods that list or launch machines first apply the changes of capacity up to now."""
 
     def __init__(self, settings: TraceSettings, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        """`folder` is made where it is not there; it holds secrets. `clock`: seconds since the epoch."""
+        """`folder` is created if it does not exist; it contains secrets. `clock` returns seconds since the epoch."""
         self._settings = settings
         self._folder = folder
         self._clock = clock
@@ -64,21 +65,21 @@ class Cloud:
             self.market = Market(settings, float(began.read_text()))
 
     def notice_file(self, native_id: str) -> Path:
-        """Where the cloud says that it takes a machine (`mizzen.notices.file`)."""
+        """Returns the path of the file in which the cloud gives notice for a machine (`mizzen.notices.file`)."""
         return self._folder / "machines" / f"{native_id}.notice"
 
     def there(self) -> list[Machine]:
-        """The machines that it has now, also those that have not started."""
+        """Returns the machines that exist now, including those that have not started."""
         with self._locked():
             return self._advance()
 
     def started(self) -> list[Machine]:
-        """Those of them that run."""
+        """Returns the existing machines that have started."""
         now_s = self._clock()
         return [machine for machine in self.there() if machine.instance.starts_at_s <= now_s]
 
     def launch(self, token: str, zone: str, make: Callable[[Instance, int], Machine]) -> Machine | None:
-        """The machine of this token: the one that was launched with it before, or a new one; None: there is no room."""
+        """Returns the machine of this token, launching it if it does not exist; None: the zone has no capacity left."""
         native_id = f"tr-{token}"
         with self._locked():
             there = self._advance()
@@ -95,21 +96,21 @@ class Cloud:
             return machine
 
     def end(self, native_id: str) -> None:
-        """The machine is gone at once, if it is there."""
+        """Ends a machine immediately, if it exists."""
         with self._locked():
             found = self._read(native_id)
             if found is not None and found.instance.is_there(self._clock()):
                 self._write(replace(found, instance=replace(found.instance, ends_at_s=self._clock())))
 
     def take(self, native_id: str) -> None:
-        """The cloud takes a machine, as it does where a zone has too few: with its notice. For trials."""
+        """Gives notice for a machine and reclaims it, as if its zone had lost capacity. For trials."""
         with self._locked():
             found = self._read(native_id)
             if found is not None and math.isinf(found.instance.ends_at_s):
                 self._take(found, self.market.noticed(found.instance, self._clock()))
 
     def _advance(self) -> list[Machine]:
-        """Takes what the cloud takes by now, forgets what is long gone; the machines that are there."""
+        """Reclaims machines that exceed the capacity, deletes old records, and returns the existing machines."""
         now_s = self._clock()
         machines = {}
         for path in sorted((self._folder / "machines").glob("*.json")):
@@ -134,7 +135,7 @@ class Cloud:
 
     def _read(self, native_id: str) -> Machine | None:
         if "/" in native_id:
-            return None  # An id of another cloud.
+            return None  # The id belongs to another provider.
         try:
             return Machine.from_json((self._folder / "machines" / f"{native_id}.json").read_text())
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The rules of a cloud that follows traces: who gets a machine, when it starts, who is taken. Pure."""
+"""The rules of a cloud that follows traces: free capacity, start delays, and which machines are reclaimed. No I/O."""
 
 import math
 import random
@@ -10,7 +10,7 @@ from providers.trace.settings import TraceSettings
 
 
 def offers_of(name: str, settings: TraceSettings) -> list[Offer]:
-    """What a cloud offers: each of its types of machine in each of its zones."""
+    """Returns the offers of a cloud: each machine type in each zone."""
     return [
         Offer(
             name,
@@ -32,15 +32,15 @@ class Instance:
 
     native_id: str
     token: str
-    """The client token that it was launched with."""
+    """The client token of the launch."""
     zone: str
     launched_at_s: float
     starts_at_s: float
     ends_at_s: float = math.inf
-    """When it is gone: the end of its notice, or the moment in which it was ended."""
+    """The time from which the machine is gone: the end of its notice, or the time at which it was ended."""
 
     def is_there(self, now_s: float) -> bool:
-        """Whether the cloud has it."""
+        """Returns whether the machine exists at this time."""
         return now_s < self.ends_at_s
 
 
@@ -48,15 +48,15 @@ class Market:
     """The rules for one cloud."""
 
     def __init__(self, settings: TraceSettings, began_at_s: float) -> None:
-        """`began_at_s`: when the traces began, in seconds since the epoch."""
+        """`began_at_s` is the start of the traces, in seconds since the epoch."""
         self._settings = settings
         self._began_at_s = began_at_s
 
     def capacity(self, zone: str, now_s: float) -> int:
-        """How many machines a zone has at a time; what a trace says repeats after its end."""
+        """Returns how many machines a zone can have at this time. A trace repeats after its end."""
         of = self._settings.zones.get(zone)
         if of is None:
-            return 0  # It is not in the settings any more: its machines go.
+            return 0  # The zone was removed from the settings, so its machines are reclaimed.
         gap_s, counts = of.followed
         most = of.most
         if not counts:
@@ -66,7 +66,7 @@ class Market:
         return now if most is None else min(now, most)
 
     def next_change_s(self, now_s: float) -> float:
-        """When a zone next has another number of machines, at the earliest; infinity: none follows a trace."""
+        """Returns the next time at which the capacity of a zone may change; infinity: no zone has a trace."""
         speed = self._settings.speed
         at_s = max(0.0, now_s - self._began_at_s) * speed
         gaps_s = [gap_s for gap_s, counts in (of.followed for of in self._settings.zones.values()) if len(counts) > 1]
@@ -74,21 +74,21 @@ class Market:
         return min((at for at in following_s if at > now_s), default=math.inf)
 
     def has_room(self, zone: str, instances: Iterable[Instance], now_s: float) -> bool:
-        """Whether one more can be launched."""
+        """Returns whether the zone has capacity for one more machine."""
         there = sum(one.zone == zone and one.is_there(now_s) for one in instances)
         return there < self.capacity(zone, now_s)
 
     def start_s(self, token: str) -> float:
-        """How long a launch takes: the same for the same token."""
+        """Returns the duration of a launch. It is a deterministic function of the token."""
         sigma = self._settings.start_sigma
         return self._settings.start_median_s * random.Random(f"{self._settings.seed} {token}").lognormvariate(0, sigma)
 
     def noticed(self, instance: Instance, now_s: float) -> Instance:
-        """The machine, with the end of a notice that begins now."""
+        """Returns the machine with its end set to the end of a notice that begins now."""
         return replace(instance, ends_at_s=now_s + self._settings.notice_s)
 
     def taken(self, instances: Iterable[Instance], now_s: float) -> list[Instance]:
-        """Those that the cloud takes now, with the end of their notice: as many as a zone has too many, by lot."""
+        """Returns the machines that are reclaimed now, with the end of their notice: each zone's excess, at random."""
         out = []
         kept: dict[str, list[Instance]] = {}
         for one in instances:

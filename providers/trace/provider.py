@@ -1,4 +1,4 @@
-"""The cloud as a provider."""
+"""The provider for a cloud that follows traces."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ class TraceProvider:
         """See `Provider.launch`."""
         offer = request.offer
         if offer.zone not in self._settings.zones or offer.shape.machine_type not in self._settings.machine_types:
-            raise LaunchRefused(Refusal.REQUEST, f"there is no {offer.shape.machine_type} in {offer.zone}")
+            raise LaunchRefused(Refusal.REQUEST, f"no {offer.shape.machine_type} in zone {offer.zone} in the settings")
 
         of = self._settings.machine_types[offer.shape.machine_type]
         shape = {field: getattr(of, field) for field in MachineShape.model_fields}
@@ -71,15 +71,15 @@ def _cloud(name: str, settings: TraceSettings, installation: Settings) -> Cloud:
 
 
 def open_clouds(installation: Settings) -> list[Cloud]:
-    """The clouds of an installation: their machines run where this is called.
+    """Returns the clouds of an installation. Only the process that runs their agents calls this.
 
     Raises:
-        ConfigurationError: what is said of one is not usable.
+        ConfigurationError: the settings of a cloud are not valid.
     """
     found = providers_of(installation, "trace")
     return [_cloud(name, settings, installation) for name, settings in found.items()]
 
 
 def open_provider(name: str, settings: TraceSettings, installation: Settings) -> TraceProvider:
-    """The provider, with its cloud in the installation's data folder."""
+    """Returns the provider. Its cloud's state is in the installation's data folder."""
     return TraceProvider(name, settings, _cloud(name, settings, installation))

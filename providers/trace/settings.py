@@ -1,4 +1,4 @@
-"""What is said of a cloud that follows traces."""
+"""The settings of a cloud that follows traces."""
 
 import json
 from functools import cached_property
@@ -19,46 +19,46 @@ class _Part(BaseModel):
 
 
 class MachineType(MachineShape):
-    """A type of machine that can be launched."""
+    """A machine type that can be launched."""
 
     usd_per_h: float = Field(ge=0)
 
 
 class Zone(_Part):
-    """A zone of a region. How many machines it has at a time follows a trace, if it has one."""
+    """A zone of a region. If it has a trace, its capacity follows the trace."""
 
     region: Name
     kind: CapacityKind = CapacityKind.SPOT
     price_factor: float = Field(1.0, ge=0)
-    """On the prices of the types of machine."""
+    """A factor on the prices of the machine types."""
     trace: Path | None = None
-    """A JSON file, `{"metadata": {"gap_seconds": S}, "data": [N, ...]}`: machines that there are in each interval. It
-    begins when the cloud is first used, and repeats."""
+    """A JSON file, `{"metadata": {"gap_seconds": S}, "data": [N, ...]}`: the number of machines in each interval. The
+    trace starts when the cloud is first used, and repeats."""
     counts: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """The same, in place of a file."""
+    """The numbers of machines, in place of a trace file."""
     gap_s: float = Field(300.0, gt=0)
-    """With `counts`: length of an interval."""
+    """The length of an interval of `counts`."""
     times: int = Field(1, ge=1)
-    """For each machine of the trace there are so many."""
+    """A factor on the numbers of the trace."""
     most: int | None = Field(None, ge=0)
-    """Machines at most, whatever the trace says; without a trace, machines that there are."""
+    """The maximum number of machines; without a trace, the constant number of machines."""
 
     @model_validator(mode="after")
     def _one(self) -> "Zone":
         if self.trace is not None and self.counts:
-            raise ValueError("trace and counts are two ways to say the same: give one of them")
+            raise ValueError("trace and counts: set only one of them")
         if self.trace is None and not self.counts and self.most is None:
-            raise ValueError("give a trace, counts or most: how many machines there are")
+            raise ValueError("trace, counts or most: set at least one of them")
         if self.trace is not None:
-            _ = self.followed  # A file that is not usable is refused at the start.
+            _ = self.followed  # Read the file now, so that an invalid file is refused at startup.
         return self
 
     @cached_property
     def followed(self) -> tuple[float, tuple[int, ...]]:
-        """Length of an interval in seconds, and machines in each; none: there is no trace.
+        """The length of an interval in seconds, and the number of machines in each; an empty tuple: there is no trace.
 
         Raises:
-            ValueError: the file is not usable.
+            ValueError: the trace file cannot be read, or is not valid.
         """
         if self.trace is None:
             return self.gap_s, self.counts
@@ -66,23 +66,23 @@ class Zone(_Part):
             body = json.loads(self.trace.read_bytes())
             gap_s, counts = float(body["metadata"]["gap_seconds"]), tuple(int(count) for count in body["data"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"trace: {self.trace}: is no trace: {error!r}") from None
+            raise ValueError(f"trace: {self.trace}: is not a valid trace file: {error!r}") from None
         if gap_s <= 0 or not counts or min(counts) < 0:
-            raise ValueError(f"trace: {self.trace}: must have intervals of more than 0 s, with 0 or more machines each")
+            raise ValueError(f"trace: {self.trace}: gap_seconds must be > 0, and data a non-empty list of numbers >= 0")
         return gap_s, counts
 
 
 class TraceSettings(_Part):
-    """A cloud."""
+    """The settings of one cloud."""
 
     zones: dict[Name, Zone] = Field(min_length=1)
     machine_types: dict[Name, MachineType] = Field(min_length=1)
     start_median_s: float = Field(30.0, ge=0)
-    """Half of the launches have a machine by then,"""
+    """The median time from a launch to the start of the machine."""
     start_sigma: float = Field(0.3, ge=0, le=3)
-    """and the delays are log-normal: this is the standard deviation of their logarithms."""
+    """The standard deviation of the logarithm of the start time, which is log-normally distributed."""
     notice_s: float = Field(120.0, ge=0)
-    """How long before it takes a machine the cloud says so; 0: it does not."""
+    """The time between a notice and the end of the machine; 0: there is no notice."""
     speed: float = Field(1.0, gt=0)
-    """Seconds of the traces that pass in a second."""
+    """The seconds of trace time that pass in one second."""
     seed: int = 0

@@ -1,6 +1,7 @@
-"""What a user's training code and shell need of mizzen: checkpoints, notices, progress and the task's environment.
+"""The SDK for training code: checkpoints, notices, progress reports and the environment of a task.
 
-Standard library only, and nothing else of mizzen's. Names load on first use, so that `import mizzen` costs nothing.
+It needs only the standard library and no other package of mizzen. Names are imported on first use, so `import mizzen`
+is fast.
 """
 
 from importlib import import_module

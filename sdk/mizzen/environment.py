@@ -1,31 +1,31 @@
-"""The environment that mizzen gives to each task, and its reading into one value.
+"""The environment variables that mizzen sets for each task, and `TaskEnvironment`, which reads them.
 
-| variable | what |
+| variable | meaning |
 | --- | --- |
 | `MIZZEN_WORKLOAD`, `MIZZEN_WORKLOAD_NAME` | id and name of the workload |
-| `MIZZEN_TENANT` | whose it is |
-| `MIZZEN_ATTEMPT` | number of this placement of the workload, from 1; the fencing number of its checkpoints |
+| `MIZZEN_TENANT` | tenant of the workload |
+| `MIZZEN_ATTEMPT` | number of this attempt of the workload, from 1; the fencing token of its checkpoints |
 | `MIZZEN_JOB` | name of the task's job |
 | `MIZZEN_TASK`, `MIZZEN_TASKS` | index of the task in its job, from 0, and the number of tasks of the job |
-| `MIZZEN_REGION`, `MIZZEN_MACHINE` | where it runs |
-| `MIZZEN_RUN_ID` | one task of one attempt, for logs |
+| `MIZZEN_REGION`, `MIZZEN_MACHINE` | region and machine on which the task runs |
+| `MIZZEN_RUN_ID` | id of this task in this attempt, for logs |
 | `MIZZEN_CHECKPOINT_URI` | root of the workload's checkpoints, in the region's bucket: `file://`, `s3://` or `gs://` |
-| `MIZZEN_CHECKPOINT_INTERVAL_S` | seconds from one save to the next, where the workload asks for an interval |
-| `MIZZEN_CHECKPOINT_KEEP` | how many checkpoints to keep |
-| `MIZZEN_MACHINE_HAZARD_PER_H` | interruptions per machine hour in the region, where the scheduler has seen enough |
-| `MIZZEN_GANG_MACHINES` | machines of the gang |
-| `MIZZEN_GANG_MTBF_S` | mean seconds between interruptions of the whole gang, where it is known outright |
-| `MIZZEN_PLATFORM` | how often the machine's platform interrupts (`mizzen.cadence`), where its agent was told |
+| `MIZZEN_CHECKPOINT_INTERVAL_S` | seconds between two saves, if the workload sets an interval |
+| `MIZZEN_CHECKPOINT_KEEP` | number of checkpoints to keep |
+| `MIZZEN_MACHINE_HAZARD_PER_H` | interruptions per machine hour in the cluster, if the scheduler has enough data |
+| `MIZZEN_GANG_MACHINES` | number of machines of the gang |
+| `MIZZEN_GANG_MTBF_S` | mean seconds between interruptions of the whole gang, if it is known |
+| `MIZZEN_PLATFORM` | platform of the machine (`mizzen.cadence`), if its agent has that setting |
 | `MIZZEN_GRACE_S` | seconds from the notice (SIGTERM) to SIGKILL |
-| `MIZZEN_REPORT` | file in which the task reports progress and checkpoints (`mizzen.report`) |
-| `MIZZEN_PYTHON` | an interpreter that has mizzen installed: the agent's own |
+| `MIZZEN_REPORT` | file to which the task reports progress and checkpoints (`mizzen.report`) |
+| `MIZZEN_PYTHON` | a Python interpreter that has mizzen installed: the agent's own |
 | `MIZZEN_TABLE_<NAME>` | URI of an input table's folder in the region's bucket |
-| `MIZZEN_TABLE_<NAME>_COMPLETE_UNTIL` | of a table that is stale there: it is complete as of before (RFC 3339, UTC) |
+| `MIZZEN_TABLE_<NAME>_COMPLETE_UNTIL` | for a stale table: the time up to which it is complete (RFC 3339, UTC) |
 | `MIZZEN_JOB_<NAME>_ADDR` | `host:port` of a job's rendezvous, for every job of the workload |
-| `CUDA_VISIBLE_DEVICES` | the task's own GPU slots, and no others |
+| `CUDA_VISIBLE_DEVICES` | GPU slots of this task |
 | `RANK`, `WORLD_SIZE` | index of the task in its job, and number of tasks of the job |
-| `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `NODE_RANK` | the same on its machine, and the index of the machine |
-| `MASTER_ADDR`, `MASTER_PORT` | rendezvous of the task's own job: where its rank 0 listens |
+| `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `NODE_RANK` | the same for the tasks on this machine, and the machine's index |
+| `MASTER_ADDR`, `MASTER_PORT` | rendezvous of the task's own job: the address on which its rank 0 listens |
 
 `<NAME>` is the table's or job's name in upper case with `-` as `_` and `.` as `__`.
 """
@@ -44,15 +44,15 @@ _UNTIL = "_COMPLETE_UNTIL"
 
 
 def variable_name(name: str) -> str:
-    """The form in which a table's or job's `name` occurs in a variable: `raw-text` is `RAW_TEXT`."""
+    """Return a table's or job's `name` as it occurs in the name of a variable: `raw-text` is `RAW_TEXT`."""
     return name.upper().replace("-", "_").replace(".", "__")
 
 
 def local_path(uri: str | os.PathLike[str]) -> Path:
-    """The absolute path of a `file://` URI or a plain path, in which `~` is the home folder.
+    """Return the absolute path of a `file://` URI or of a plain path. `~` is the home folder.
 
     Raises:
-        ValueError: it has another scheme or names another host.
+        ValueError: the URI has another scheme or names another host.
     """
     text = os.fspath(uri)
     if "://" not in text:
@@ -70,7 +70,7 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
 
 @dataclass(frozen=True)
 class TaskEnvironment:
-    """What mizzen told this task. What was not given is None, or what a single process on its own would have."""
+    """The environment of a task. A variable that is not set is None, or the value for a single process."""
 
     workload: str | None = None
     workload_name: str | None = None
@@ -100,18 +100,18 @@ class TaskEnvironment:
     master_addr: str | None = None
     master_port: int | None = None
     tables: Mapping[str, str] = field(default_factory=dict)
-    """URI of each table's folder, by the name that its variable has (`variable_name`)."""
+    """URI of each table's folder, by the name in its variable (`variable_name`)."""
     tables_complete_until: Mapping[str, datetime] = field(default_factory=dict)
-    """Those that are stale where the task runs, each with the time before which it is complete."""
+    """The tables that are stale in the task's region, each with the time up to which it is complete."""
     job_addresses: Mapping[str, str] = field(default_factory=dict)
-    """`host:port` of each job's rendezvous, by the name that its variable has."""
+    """`host:port` of each job's rendezvous, by the name in its variable."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> "TaskEnvironment":
-        """The environment's variables, checked; an empty one counts as absent. `environ` defaults to `os.environ`.
+        """Read and check the variables of `environ` (default: `os.environ`). An empty value counts as absent.
 
         Raises:
-            ValueError: a variable is not a number or time where it must be, or too small; the message names it.
+            ValueError: a variable is not a valid number or time, or is too small. The message names the variable.
         """
         given = {name: text for name, text in (os.environ if environ is None else environ).items() if text}
         until = {name + _UNTIL for name in given if name.startswith(_TABLE)} & given.keys()
@@ -151,11 +151,11 @@ class TaskEnvironment:
         )
 
     def table(self, name: str) -> Path:
-        """The local folder of the input table `name`.
+        """Return the local folder of the input table `name`.
 
         Raises:
             KeyError: the workload has no such table.
-            ValueError: its URI is not a `file://` one.
+            ValueError: the table's URI is not a `file://` URI.
         """
         if variable_name(name) not in self.tables:
             known = ", ".join(sorted(self.tables)) or "none"
@@ -181,7 +181,7 @@ def _instant(given: Mapping[str, str], name: str) -> datetime:
     except ValueError:
         at = None
     if at is None or at.tzinfo is None:
-        raise ValueError(f"{name}={given[name]!r}: must be a time with its zone, such as 2026-11-22T03:00:00Z")
+        raise ValueError(f"{name}={given[name]!r}: must be a time with a time zone, such as 2026-11-22T03:00:00Z")
     return at
 
 

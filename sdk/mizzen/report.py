@@ -1,4 +1,4 @@
-"""What a task tells the agent that runs it: a small JSON file at `MIZZEN_REPORT`, replaced atomically.
+"""Reports from a task to its agent: a small JSON file at `MIZZEN_REPORT`, which is replaced atomically.
 
     {"step": 120, "resumed_step": 100, "at_s": 1767225600.5,
      "checkpoint": {"step": 100, "at_s": 1767225590.1, "bytes": 52344, "duration_s": 0.012, "write_s": 0.4},
@@ -7,20 +7,20 @@
      "notice": {"platform": "aws", "kind": "preempt", "certain": true, "at_s": 1767225600.1,
                 "ends_at_s": 1767225720.0, "words": "terminate", "decision": "Save now: ..."}}
 
-| field | what |
+| field | meaning |
 | --- | --- |
-| `step` | the last one that was reported |
-| `resumed_step` | that of the checkpoint which this process started from |
-| `checkpoint` | the newest one that it committed: `duration_s` held the training up, after `write_s` it was durable |
-| `cadence` | how often it saves: W, C, mu, the time of a step, and who says mu |
-| `load` | `started`; then `loaded`, `none` (nothing valid was there) or `failed`; `skipped` were damaged |
-| `notice` | the last word of a platform that it acts upon, and what it decided |
-| `at_s` | when the task last said anything |
+| `step` | the last reported step |
+| `resumed_step` | the step of the checkpoint from which this process started |
+| `checkpoint` | the newest committed one: its save stalled the training for `duration_s`; it was durable after `write_s` |
+| `cadence` | how often the task saves: W, C, mu, the time of a step, and the source of mu |
+| `load` | `started`, then `loaded`, `none` (no valid checkpoint) or `failed`; `skipped` counts damaged checkpoints |
+| `notice` | the last notice of a platform on which the task acts, and its decision |
+| `at_s` | the time of the last report |
 
-Each is null until there is one. Times are seconds since the epoch. Nothing is synced to the disk: a machine that dies
-takes its agent with it.
+A field is null until it has a value. Times are seconds since the epoch. The file is not synced to the disk: if the
+machine fails, the agent that reads the file fails with it.
 
-Without `MIZZEN_REPORT` all of this does nothing. A report that cannot be written never stops the training. Any thread
+Without `MIZZEN_REPORT` all functions do nothing. A report that cannot be written never stops the training. Any thread
 may report.
 """
 
@@ -39,22 +39,22 @@ from typing import Any
 from mizzen import notices
 
 MIN_PERIOD_S = 0.2
-"""Steps are written at most this often; the last one is written by the next save, at a notice and at exit."""
+"""The least time between two writes of steps. The last step is written by the next save, at a notice and at exit."""
 
 MAX_WORDS = 500
-"""Errors and a platform's words are cut to this many characters."""
+"""Errors and decisions are truncated to this many characters."""
 
 _log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Writes the report at `path`. `clock` is monotonic seconds, for the throttle only."""
+    """Writes the report to `path`. `clock` returns monotonic seconds and is used only to limit the rate of writes."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock
         self._pid = os.getpid()
-        # A handler of a signal may report while the frame below it does.
+        # Reentrant: a signal handler may report while the interrupted frame is reporting.
         self._lock = threading.RLock()
         self._writes = itertools.count()
         self._body: dict[str, Any] = {
@@ -66,58 +66,58 @@ class Reporter:
         self._failed = False
 
     def progress(self, step: int) -> None:
-        """The training is at `step`."""
+        """Report that the training is at `step`."""
         self._tell(hurry=False, step=step)
 
     def resumed(self, step: int | None) -> None:
-        """The training starts from the checkpoint of `step`, or (None) from the beginning."""
+        """Report that the training starts from the checkpoint of `step`, or from the beginning if `step` is None."""
         self._tell(resumed_step=step)
 
     def saved(self, step: int, at_s: float, size_bytes: int, duration_s: float, write_s: float | None = None) -> None:
-        """A checkpoint of `step` was committed at `at_s` (epoch).
+        """Report a committed checkpoint.
 
         Args:
             step: number of steps done.
-            at_s: when it was committed, in seconds since the epoch.
-            size_bytes: of all its parts.
-            duration_s: how long the save held the training up.
-            write_s: how long it took until it was durable; None: as long.
+            at_s: the time of the commit, in seconds since the epoch.
+            size_bytes: size of all its parts.
+            duration_s: how long the save stalled the training.
+            write_s: how long it took until the checkpoint was durable; None: `duration_s`.
         """
         write_s = duration_s if write_s is None else write_s
         found = {"step": step, "at_s": at_s, "bytes": size_bytes, "duration_s": duration_s, "write_s": write_s}
         self._tell(checkpoint=found)
 
     def cadence(self, interval_s: float, cost_s: float, mtbf_s: float, step_s: float | None, source: str) -> None:
-        """How often this task saves, and why.
+        """Report how often this task saves, and why.
 
         Args:
             interval_s: W, the work between two saves.
-            cost_s: C, what a save costs the training.
+            cost_s: C, the time that a save costs the training.
             mtbf_s: mu, the mean time between interruptions of the whole gang.
-            step_s: one step; None: none was timed yet.
-            source: who says mu, such as `scheduler`, `hazard` or `platform`.
+            step_s: the time of a step; None: no step was timed yet.
+            source: the source of mu, such as `scheduler`, `hazard` or `platform`.
         """
         figures = {"interval_s": interval_s, "cost_s": cost_s, "mtbf_s": mtbf_s, "step_s": step_s}
-        # What is infinite is not in JSON.
+        # JSON has no infinite numbers.
         told = {name: n if n is not None and math.isfinite(n) else None for name, n in figures.items()}
         self._tell(cadence={**told, "source": source[:MAX_WORDS]})
 
     def loading(self) -> None:
-        """The newest checkpoint is being looked for and loaded."""
+        """Report that the newest checkpoint is being searched for and loaded."""
         self._tell(load={"state": "started", "error": None, "skipped": 0})
 
     def loaded(self, step: int | None, skipped: int = 0) -> None:
-        """The checkpoint of `step` was loaded, or (None) there was nothing valid; `skipped` were passed over."""
+        """Report the step that was loaded (None: no valid checkpoint) and the number of skipped checkpoints."""
         state = "none" if step is None else "loaded"
         self._tell(load={"state": state, "error": None, "skipped": skipped}, resumed_step=step)
 
     def load_failed(self, error: object, skipped: int = 0) -> None:
-        """Loading ended with `error`, an exception or words; `skipped` were passed over before."""
+        """Report that loading failed with `error` (an exception or a text) after `skipped` checkpoints were skipped."""
         words = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
         self._tell(load={"state": "failed", "error": words[:MAX_WORDS], "skipped": skipped})
 
     def noticed(self, notice: notices.Notice, decision: str | None = None) -> None:
-        """A platform says that this task will be stopped; `decision` is what is done about it, in words."""
+        """Report a platform's notice that this task will be stopped. `decision` describes the task's reaction."""
         told = {
             "platform": notice.platform,
             "kind": str(notice.kind),
@@ -130,7 +130,7 @@ class Reporter:
         self._tell(notice=told)
 
     def _tell(self, hurry: bool = True, **news: object) -> None:
-        # A forked child, such as a data loader's, has a copy of this object and must not speak for its parent.
+        # A forked child, such as a data loader's worker, has a copy of this object. It must not write the report.
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -141,7 +141,7 @@ class Reporter:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what was not written yet."""
+        """Write the report if it has changed since the last write."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -153,7 +153,7 @@ class Reporter:
                 temporary.replace(self._path)
             except OSError as error:
                 if not self._failed:
-                    _log.warning("the report %s cannot be written: %s", self._path, error)
+                    _log.warning("cannot write the report %s: %s", self._path, error)
                 self._failed = True
             self._pending = False
             self._written_at_s = self._clock()
@@ -174,57 +174,57 @@ def _current() -> Reporter | None:
 
 
 def progress(step: int) -> None:
-    """Report that the training is at `step`. Cheap: call it at every step."""
+    """Report that the training is at `step`. The call is cheap: use it at every step."""
     if reporter := _current():
         reporter.progress(step)
 
 
 def resumed(step: int | None) -> None:
-    """Report the step that the training resumes from; None: it starts from the beginning."""
+    """Report the step from which the training resumes; None: it starts from the beginning."""
     if reporter := _current():
         reporter.resumed(step)
 
 
 def saved(step: int, at_s: float, size_bytes: int, duration_s: float, write_s: float | None = None) -> None:
-    """Report a committed checkpoint: when (epoch seconds), its size, and how long it held the training up.
+    """Report a committed checkpoint: its time (epoch seconds), its size, and how long the save stalled the training.
 
-    `write_s` is how long it took until it was durable, where that is longer.
+    `write_s` is the time until the checkpoint was durable; None: `duration_s`.
     """
     if reporter := _current():
         reporter.saved(step, at_s, size_bytes, duration_s, write_s)
 
 
 def cadence(interval_s: float, cost_s: float, mtbf_s: float, step_s: float | None, source: str) -> None:
-    """Report how often this task saves: W, C, mu and the time of a step, in seconds, and who says mu."""
+    """Report how often this task saves: W, C, mu and the time of a step, in seconds, and the source of mu."""
     if reporter := _current():
         reporter.cadence(interval_s, cost_s, mtbf_s, step_s, source)
 
 
 def loading() -> None:
-    """Report that the newest checkpoint is being loaded: an end by an error before `loaded` is a load that failed."""
+    """Report that the newest checkpoint is being loaded. If the task fails before `loaded`, the load has failed."""
     if reporter := _current():
         reporter.loading()
 
 
 def loaded(step: int | None, skipped: int = 0) -> None:
-    """Report the step that was loaded, None where nothing valid was there, and how many were passed over."""
+    """Report the step that was loaded (None: no valid checkpoint) and the number of skipped checkpoints."""
     if reporter := _current():
         reporter.loaded(step, skipped)
 
 
 def load_failed(error: object, skipped: int = 0) -> None:
-    """Report that loading ended with an error, and how many checkpoints were passed over before."""
+    """Report that loading failed with an error, and the number of checkpoints that were skipped before."""
     if reporter := _current():
         reporter.load_failed(error, skipped)
 
 
 def noticed(notice: notices.Notice, decision: str | None = None) -> None:
-    """Report a platform's notice and, in words, what is done about it (`notices.Decision.why`)."""
+    """Report a platform's notice and a description of the task's reaction (`notices.Decision.why`)."""
     if reporter := _current():
         reporter.noticed(notice, decision)
 
 
 def flush() -> None:
-    """Write a step that the throttle held back."""
+    """Write a step that the rate limit has delayed."""
     if reporter := _current():
         reporter.flush()

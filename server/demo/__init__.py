@@ -1,1 +1,1 @@
-"""`mizzen demo`: the main job on an embedded stack, watched live, checked at the end, with a report."""
+"""`mizzen demo`: runs gangs on an embedded stack, shows events live, checks the results, and writes a report."""

@@ -1,4 +1,4 @@
-"""What must hold after a run, whatever happened in it: each check says what it found."""
+"""Checks of the invariants that must hold after every demo run. Each check reports its findings."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from server.demo.scenario import Gang
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that must hold."""
+    """The result of one check."""
 
     name: str
     passed: bool
@@ -24,7 +24,7 @@ class Check:
 
 
 def all_succeeded(facts: Facts) -> Check:
-    """Every workload ended in success, once."""
+    """Checks that every workload succeeded exactly once."""
     bad = [f"{w['name']} is {w['phase']}" for w in facts.workloads.values() if w["phase"] != "succeeded"]
     ends: dict[str, int] = {}
     for event in facts.events:
@@ -32,11 +32,11 @@ def all_succeeded(facts: Facts) -> Check:
             ends[event["workload"]] = ends.get(event["workload"], 0) + 1
     bad += [f"{facts.workloads[w]['name']} succeeded {n} times" for w, n in ends.items() if n != 1]
     found = "; ".join(bad) or f"{len(facts.workloads)} of {len(facts.workloads)}"
-    return Check("every workload succeeded, once", not bad and bool(facts.workloads), found)
+    return Check("every workload succeeded exactly once", not bad and bool(facts.workloads), found)
 
 
 def slots_held_once(facts: Facts) -> Check:
-    """No GPU slot was ever held by two tasks."""
+    """Checks that no GPU slot was held by two tasks at the same time."""
     by_slot: dict[tuple[str, int], list[tuple[float, float, str]]] = {}
     for h in facts.holds:
         by_slot.setdefault((h.machine, h.slot), []).append((h.start_s, h.end_s, f"{h.name}#{h.attempt} {h.task}"))
@@ -46,27 +46,27 @@ def slots_held_once(facts: Facts) -> Check:
             if start < end:
                 clashes.append(f"{machine} slot {slot}: {one} and {other} for {end - start:.3f} s")
     found = "; ".join(clashes[:5]) or f"{len(facts.holds)} holds of {len(by_slot)} slots"
-    return Check("no GPU slot was ever held by two tasks", not clashes and bool(by_slot), found)
+    return Check("no GPU slot was held by two tasks at the same time", not clashes and bool(by_slot), found)
 
 
 def redone_work(facts: Facts) -> Check:
-    """Each attempt started at or after the last checkpoint that the one before it had reported."""
+    """Checks that each attempt resumed at or after the last checkpoint that the previous attempt reported."""
     bad, moved, redone = [], 0, 0
     for workload in facts.workloads:
         for before, after in pairwise(facts.attempts_of(workload)):
             moved += 1
             if (after.resumed_step or 0) < (before.checkpoint_step or 0):
                 bad.append(
-                    f"{before.name} attempt {after.attempt} began at step {after.resumed_step or 0}, though step"
+                    f"{before.name} attempt {after.attempt} started at step {after.resumed_step or 0}, although step"
                     f" {before.checkpoint_step} was saved"
                 )
             redone += max(0, (before.last_step or 0) - (after.resumed_step or 0))
-    found = "; ".join(bad) or f"{moved} restarts; of the steps that had been reported, {redone} were done again"
-    return Check("no more work was redone than lay after the last checkpoint", not bad, found)
+    found = "; ".join(bad) or f"{moved} restarts; {redone} reported steps were repeated"
+    return Check("only work after the last checkpoint was repeated", not bad, found)
 
 
 def happened(facts: Facts, urgent: str, far: str, table: str) -> list[Check]:
-    """The events that the demo is about did take place."""
+    """Checks that the events which the demo shows took place."""
     preempted = [e for e in facts.events if e["kind"] == "workload.preempted"]
     evictions = [e for e in preempted if e["reason"]["code"] == "evicted"]
     by_urgent = [e for e in evictions if e["reason"]["detail"].get("evictor") == urgent]
@@ -90,16 +90,16 @@ def happened(facts: Facts, urgent: str, far: str, table: str) -> list[Check]:
     ]
     return [
         Check(
-            "the urgent workload evicted lower priorities only", bool(by_urgent) and lower, ", ".join(names) or "none"
+            "the urgent workload evicted only lower priorities", bool(by_urgent) and lower, ", ".join(names) or "none"
         ),
-        Check("an evicted workload went on in another region", bool(moved), "; ".join(moved) or "none did"),
+        Check("an evicted workload resumed in another region", bool(moved), "; ".join(moved) or "none did"),
         Check(
             "a replica was made on demand before its workload was placed",
             bool(replicas) and bool(ran_at) and replicas[0]["at_s"] < ran_at[0].start_s,
             ", ".join(f"{table} to {e['region']}, {e['detail']['bytes']} bytes" for e in replicas) or "none",
         ),
         Check(
-            "a gang whose machine died went on from its checkpoint",
+            "a gang whose machine failed resumed from its checkpoint",
             bool(lost) and bool(survivors),
             "; ".join(survivors) or "none",
         ),
@@ -109,7 +109,7 @@ def happened(facts: Facts, urgent: str, far: str, table: str) -> list[Check]:
 async def same_weights(
     facts: Facts, gangs: Sequence[Gang], buckets: Mapping[str, Path], example: Path, scratch: Path
 ) -> Check:
-    """The final weights of every workload are byte-identical to those of an uninterrupted run of the same seed."""
+    """Checks that the final weights of every workload are byte-identical to an uninterrupted run with the same seed."""
     by_name = {w["name"]: (i, w) for i, w in facts.workloads.items()}
     gate = asyncio.Semaphore(2)
 
@@ -125,15 +125,15 @@ async def same_weights(
 
     different = [d for d in await asyncio.gather(*(one(g) for g in gangs)) if d]
     stopped = sum(len(facts.attempts_of(by_name[g.name][0])) > 1 for g in gangs)
-    found = "; ".join(different) or f"{len(gangs)} of {len(gangs)}, {stopped} of which were stopped or moved"
-    return Check("final weights are byte-identical to an uninterrupted run's", not different, found)
+    found = "; ".join(different) or f"{len(gangs)} of {len(gangs)}; {stopped} of them were stopped or moved"
+    return Check("final weights are byte-identical to those of an uninterrupted run", not different, found)
 
 
 _WEIGHTS = "model"
 
 
 def _weights(root: Path) -> tuple[int, str] | None:
-    """Step and checksum of the weights in the newest checkpoint."""
+    """Returns the step and the checksum of the weights in the newest checkpoint."""
     committed = list_committed(root)
     if not committed:
         return None

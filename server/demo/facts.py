@@ -1,4 +1,4 @@
-"""What happened in a run, read from Postgres: the allocation history, attempts and events."""
+"""Reads the history of a demo run from Postgres: allocations, attempts and events."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from infra.db.tasks import tasks_of
 
 @dataclass(frozen=True)
 class Hold:
-    """One GPU slot held by one task for some time; times are seconds since the epoch."""
+    """A period in which one task held one GPU slot; times are seconds since the epoch."""
 
     machine: str
     slot: int
@@ -50,7 +50,7 @@ class AttemptFact:
 
 @dataclass(frozen=True)
 class Facts:
-    """A whole run."""
+    """The history of a whole run."""
 
     workloads: dict[str, dict[str, Any]]
     """Id to name, tenant, phase, submitted_s, finished_s and checkpoint_region."""
@@ -61,7 +61,7 @@ class Facts:
     """(id, region, GPU type, slots)."""
 
     def attempts_of(self, workload: str) -> list[AttemptFact]:
-        """A workload's attempts, oldest first."""
+        """Returns a workload's attempts, oldest first."""
         return [a for a in self.attempts if a.workload == workload]
 
 
@@ -70,7 +70,7 @@ def _seconds(at: datetime | None, default: float) -> float:
 
 
 def _tasks(session: Session, rows: Mapping[str, Workload]) -> Iterator[tuple[Attempt, TaskSlots, Allocation]]:
-    """Every task of every attempt, with the allocation that has it."""
+    """Yields every task of every attempt, with its allocation."""
     found = session.scalars(select(Allocation).order_by(Allocation.workload, Allocation.attempt, Allocation.machine))
     for (workload, number), allocations in groupby(found.all(), lambda a: (a.workload, a.attempt)):
         own = {a.machine: a for a in allocations}
@@ -80,7 +80,7 @@ def _tasks(session: Session, rows: Mapping[str, Workload]) -> Iterator[tuple[Att
 
 
 def read_facts(engine: Engine, now_s: float) -> Facts:
-    """All facts up to now; what is not over ends at `now_s`."""
+    """Reads the history up to now. Holds and attempts that have not ended get the end time `now_s`."""
     with transaction(engine, isolation="REPEATABLE READ") as session:
         rows = {row.id: row for row in session.scalars(select(Workload).order_by(Workload.id))}
         machines = {m.id: m for m in session.scalars(select(Machine).order_by(Machine.id))}

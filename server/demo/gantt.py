@@ -1,4 +1,4 @@
-"""A Gantt chart of GPU slots as SVG: a row for each slot, by region and machine, coloured by tenant."""
+"""Draws a Gantt chart of GPU slots as SVG: one row per slot, by region and machine, coloured by tenant."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -11,16 +11,16 @@ _COLOURS = ("#3b6fb6", "#d9822b", "#5a9367", "#8a5fa8", "#b8475a", "#4c9aa8")
 _INK, _ALARM = "#1c2733", "#b3261e"
 _STEPS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 3600, 36000)
 _NAME_PX = 5.4
-"""Width of a letter of a bar's name."""
+"""Width of a character in the name of a bar."""
 
 
 def colours(tenants: Sequence[str]) -> dict[str, str]:
-    """A colour for each tenant, by name."""
+    """Returns a colour for each tenant, by name."""
     return {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(sorted(set(tenants)))}
 
 
 def gantt(facts: Facts, tenant_colours: Mapping[str, str]) -> str:
-    """The chart. Triangles mark stops, dashed lines moves to another region, a red line a machine's death."""
+    """Returns the chart. Triangles mark stops, dashed lines moves to another region, red lines lost machines."""
     return _Chart(facts, tenant_colours).svg()
 
 
@@ -82,7 +82,7 @@ class _Chart:
         )
 
     def _names(self) -> list[str]:
-        """Each attempt's name once on each machine, where there is room."""
+        """Returns the labels of bars: each attempt's name once per machine, if the bar is wide enough."""
         out, seen = [], set()
         for h in sorted(self._facts.holds, key=lambda h: (h.machine, h.slot)):
             key = (h.workload, h.attempt, h.machine)
@@ -99,7 +99,7 @@ class _Chart:
         return [self._rows[h.machine, h.slot] for h in self._facts.holds if (h.workload, h.attempt) == mine]
 
     def _stops(self) -> list[str]:
-        """A triangle at the end of each attempt that did not complete."""
+        """Returns a triangle at the end of each attempt that did not complete."""
         out = []
         for attempt in self._facts.attempts:
             rows = self._rows_of(attempt)
@@ -113,7 +113,7 @@ class _Chart:
         return out
 
     def _moves(self) -> list[str]:
-        """A dashed line from where an attempt stopped to where the next one went on, in another region."""
+        """Returns dashed lines from the end of an attempt to the start of the next one in another region."""
         out = []
         for workload in self._facts.workloads:
             for before, after in pairwise(self._facts.attempts_of(workload)):

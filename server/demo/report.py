@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file with a Gantt chart of GPU slots, what was checked, and all attempts."""
+"""Renders the report of a run: one HTML file with a Gantt chart of GPU slots, the checks, and all attempts."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -19,13 +19,13 @@ svg .name{fill:#fff;font-size:9px;pointer-events:none}svg .region{font-size:12px
 .key{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin:0 .35em 0 1em;vertical-align:-.05em}
 """
 _LEGEND = (
-    "Each row is a GPU slot. Triangles: an attempt was stopped (red: its machine was lost). Dashed: it went on in"
-    " another region. Red line: a machine died."
+    "Each row is a GPU slot. Triangle: an attempt was stopped (red: its machine was lost). Dashed line: the workload"
+    " resumed in another region. Red line: a machine was lost."
 )
 
 
 def render(facts: Facts, checks: Sequence[Check]) -> str:
-    """The whole page."""
+    """Returns the whole HTML page."""
     tenant_colours = colours([w["tenant"] for w in facts.workloads.values()])
     keys = "".join(f'<span class="key" style="background:{c}"></span>{escape(t)}' for t, c in tenant_colours.items())
     start = min((w["submitted_s"] for w in facts.workloads.values()), default=0.0)
@@ -33,16 +33,16 @@ def render(facts: Facts, checks: Sequence[Check]) -> str:
     return "\n".join(
         (
             '<!doctype html><html lang="en"><meta charset="utf-8"><title>mizzen demo</title>',
-            f"<style>{_STYLE}</style><h1>mizzen demo: twelve gangs, and what happened to them</h1>",
+            f"<style>{_STYLE}</style><h1>mizzen demo: twelve gangs</h1>",
             f'<p class="muted">{len(facts.workloads)} gang workloads, {len(attempts)} attempts. {_LEGEND}</p>',
             f"<p>Tenants:{keys}</p>{gantt(facts, tenant_colours)}",
-            f"<h2>Checked</h2>{_table(('', 'what', 'found'), map(_check, checks))}",
+            f"<h2>Checks</h2>{_table(('', 'what', 'found'), map(_check, checks))}",
             f"<h2>Attempts</h2>{_table(_COLUMNS, (_attempt(a, start) for a in attempts))}</html>",
         )
     )
 
 
-_COLUMNS = ("workload", "attempt", "region", "time", "steps", "last checkpoint", "ended by")
+_COLUMNS = ("workload", "attempt", "region", "time", "steps", "last checkpoint", "outcome")
 
 
 def _table(columns: Iterable[str], rows: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Runs the demo: starts the stack, submits, interferes, waits, checks and reports."""
+"""Runs the demo: starts the stack, submits gangs, injects faults, waits, checks the results and writes the report."""
 
 import asyncio
 import shutil
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class DemoFailed(MizzenError):
-    """Something of the demo did not come about in time."""
+    """An expected event of the demo did not happen in time."""
 
 
 def _settings(data_dir: Path) -> Settings:
@@ -50,10 +50,10 @@ def _settings(data_dir: Path) -> Settings:
 
 
 async def run_demo(data_dir: Path, *, keep: bool, plain: bool) -> int:
-    """The whole demo; 0 if everything that must hold did.
+    """Runs the whole demo; returns 0 if all checks passed.
 
     Raises:
-        MizzenError: the stack did not come up, or something did not happen in time.
+        MizzenError: the stack did not start, or an expected event did not happen in time.
     """
     console = Console(highlight=False)
     with data_folder(data_dir) as folder:
@@ -87,16 +87,16 @@ async def run_demo(data_dir: Path, *, keep: bool, plain: bool) -> int:
 
 
 def _clear(folder: Path) -> None:
-    """Each demo starts from nothing; only folders that a demo made are cleared.
+    """Empties the folder of an earlier demo. Folders that were not created by a demo are not touched.
 
     Raises:
-        DemoFailed: the folder holds something else.
+        DemoFailed: the folder contains other files.
     """
     mark = folder / ".mizzen-demo"
     others = [p.name for p in folder.iterdir() if p.name not in ("lock", mark.name)]
     if others and not mark.exists():
         shown = ", ".join(sorted(others)[:3])
-        raise DemoFailed(f"data_dir: {folder} holds {shown}, and no demo made it; choose another")
+        raise DemoFailed(f"data_dir: {folder} contains {shown} and was not created by a demo; choose another folder")
     mark.touch()
     for name in others:
         path = folder / name
@@ -143,7 +143,7 @@ class _Demo:
             await self._story()
             await self._until(self._all_done, "all workloads end")
             await self._watch.catch_up()
-            self._watch.say("training again without interruption, to compare", "dim")
+            self._watch.say("repeating all trainings without interruption, to compare the weights", "dim")
             found = await asyncio.to_thread(facts.read_facts, self._engine, time.time())
             held = [checks.all_succeeded(found), await self._weights(found), checks.slots_held_once(found)]
             held += [checks.redone_work(found)]
@@ -180,20 +180,22 @@ class _Demo:
         for gang in scenario.FIRST:
             await self._submit(gang)
         await self._until(self._first_run, "the first gangs run and save")
-        self._watch.say("five more come; two need h100, and their table is nowhere near any")
+        self._watch.say("five more gangs are submitted; two need h100, whose region does not have their table")
         for gang in (*scenario.THEN, scenario.FAR_DATA, scenario.OVER_QUOTA):
             await self._submit(gang)
-        self._watch.say("an urgent workload arrives: two whole machines, and none is free")
+        self._watch.say("an urgent workload is submitted: it needs two whole machines, and none is free")
         await self._submit(scenario.URGENT)
         await self._until(lambda: self._phase_is("frontier", "running"), "the urgent workload runs")
-        await self._until(self._moved, "an evicted workload goes on in another region")
+        await self._until(self._moved, "an evicted workload resumes in another region")
         control = self._worker
         assert control.process is not None
         self._watch.say(f"SIGKILL to mizzen's worker (process {control.process.pid})", "bold red")
         before = control.restarts
         control.process.send_signal(signal.SIGKILL)
         await self._until(lambda: self._restarted(before), "the worker is back")
-        machine = await self._until_found(self._doomed_machine, "a gang that has saved runs on a machine to lose")
+        machine = await self._until_found(
+            self._doomed_machine, "a gang that has saved runs on the machine that will fail"
+        )
         self._watch.say(f"machine {machine} loses power, without notice", "bold red")
         await asyncio.to_thread(power_off, machine_state_dir(self._stack.data_dir, machine))
 
@@ -248,7 +250,7 @@ class _Demo:
             return set(saved) == set(ids)
 
     def _moved(self) -> bool:
-        """Whether an evicted workload runs again in another region."""
+        """Returns whether a stopped workload runs again in another region."""
         found = facts.read_facts(self._engine, time.time())
         return any(
             later.region != before.region and later.last_step is not None
@@ -265,7 +267,7 @@ class _Demo:
         return child.restarts > before and child.process is not None and child.process.poll() is None
 
     def _doomed_machine(self) -> str | None:
-        """A machine that runs `dictation`, once that has saved."""
+        """Returns a machine that runs `dictation`, after `dictation` has saved a checkpoint; None: not yet."""
         with transaction(self._engine) as session:
             return session.scalars(
                 select(Allocation.machine)
@@ -288,5 +290,5 @@ class _Demo:
     @property
     def _worker_killed(self) -> checks.Check:
         child = self._worker
-        name = "mizzen's worker was killed and nothing was lost"
+        name = "mizzen's worker was killed and restarted"
         return checks.Check(name, child.restarts > 0, f"restarted {plural(child.restarts, 'time')}")

@@ -1,4 +1,4 @@
-"""What the demo runs: three regions, three tenants, tables that are not everywhere, and a dozen gangs."""
+"""The scenario of the demo: three regions, three tenants, tables with few replicas, and a dozen gangs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -45,12 +45,12 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 STEP_S = 0.05
-"""A step of training is as long at least: what happens to a gang can be watched."""
+"""Minimum duration of a training step, so that a viewer can follow the events."""
 
 
 @dataclass(frozen=True)
 class Gang:
-    """One workload of the demo: `tasks` processes with `accelerators` each, none if it is empty."""
+    """One workload of the demo: `tasks` processes with `accelerators` each; empty means no GPUs."""
 
     name: str
     tenant: str
@@ -60,10 +60,10 @@ class Gang:
     seed: int
     table: str = "digits"
     helper: bool = False
-    """A second job without GPUs: a process that looks at the data while the others train."""
+    """Whether the workload has a second job without GPUs, which lists the data during the training."""
 
     def document(self) -> dict[str, Any]:
-        """The workload document, as a user would write it."""
+        """Returns the workload document, as a user would write it."""
         run = (
             f'exec "${{MIZZEN_PYTHON:-python3}}" train.py --table {self.table} --steps {self.steps}'
             f" --step-s {STEP_S} --seed {self.seed} --silence-s 20"
@@ -94,7 +94,7 @@ class Gang:
 
 
 FIRST = (
-    # They fill 12 a100 and 12 v100 where the data is.
+    # These fill 12 a100 and 12 v100 in the regions that have the data.
     Gang("translate", "speech", 2, ("a100:2",), steps=420, seed=1),
     Gang("ablation-1", "research", 2, ("a100:2", "v100:2"), steps=300, seed=2),
     Gang("ablation-2", "research", 2, ("a100:2", "v100:2"), steps=300, seed=3),
@@ -103,17 +103,17 @@ FIRST = (
     Gang("denoise", "speech", 1, ("v100:4",), steps=420, seed=6, helper=True),
 )
 THEN = (
-    # More than there is room for: they wait, and say why.
+    # There is no room for these: they wait in the queue, with a reason.
     Gang("ablation-3", "research", 1, ("a100:2",), steps=120, seed=7),
     Gang("ablation-4", "research", 2, ("a100:1",), steps=100, seed=8),
-    # No GPUs: there is room at once.
+    # This one needs no GPUs and is placed immediately.
     Gang("ocr", "vision", 2, (), steps=150, seed=9),
 )
 FAR_DATA = Gang("radiology", "vision", 2, ("h100:1",), steps=160, seed=10, table="scans")
-"""Its table is in the west only, and h100 are in the north only."""
+"""Its table is only in region west, and h100 are only in region north."""
 OVER_QUOTA = Gang("accents", "speech", 1, ("h100:2",), steps=120, seed=11, table="scans")
-"""Its tenant has no quota for h100: it runs while nobody else wants them."""
+"""Its tenant has no quota for h100: it runs only while they are otherwise unused."""
 URGENT = Gang("frontier", "vision", 2, ("a100:4",), steps=220, seed=12)
-"""Two whole machines, while the fleet is full: it evicts."""
+"""Needs two whole machines while the fleet is full, so it evicts other workloads."""
 
 ALL = (*FIRST, *THEN, FAR_DATA, OVER_QUOTA, URGENT)

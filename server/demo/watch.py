@@ -1,4 +1,4 @@
-"""The demo as it happens: a table in a terminal, plain lines elsewhere."""
+"""Shows the events of the demo live: with a table in a terminal, as plain lines elsewhere."""
 
 import asyncio
 import time
@@ -20,10 +20,10 @@ from mizzen.client import Client
 _SHOWN = {
     "workload.pending": "queued",
     "workload.placing": "placed",
-    "workload.migrating": "checkpoint moves",
-    "workload.running": "runs",
-    "workload.checkpointing": "asked to save and stop",
-    "workload.preempted": "preempted, back in the queue",
+    "workload.migrating": "checkpoint is being copied",
+    "workload.running": "running",
+    "workload.checkpointing": "saving and stopping",
+    "workload.preempted": "preempted and queued again",
     "workload.succeeded": "SUCCEEDED",
     "workload.failed": "FAILED",
     "workload.cancelled": "cancelled",
@@ -42,7 +42,7 @@ _COLOURS = {
 
 
 class Watch:
-    """Follows the event log and shows it."""
+    """Reads the event log continuously and prints it."""
 
     def __init__(self, engine: Engine, client: Client, console: Console, *, live: bool) -> None:
         self._engine = engine
@@ -54,7 +54,7 @@ class Watch:
         self._started = time.monotonic()
 
     def say(self, text: str, style: str = "bold") -> None:
-        """One line with the time."""
+        """Prints one line with the time."""
         stamp = f"{time.monotonic() - self._started:6.1f}s"
         self._console.print(Text(f"{stamp}  ", style="dim") + Text(text, style=style), soft_wrap=True)
 
@@ -73,7 +73,7 @@ class Watch:
                 self._live.stop()
 
     async def catch_up(self) -> None:
-        """Shows the events that were not shown yet."""
+        """Prints the events that were not printed yet."""
         for event in await asyncio.to_thread(self._read):
             what = _SHOWN.get(event["kind"])
             if what is not None:
@@ -89,7 +89,7 @@ class Watch:
                 columns = ("kind", "workload", "attempt", "region", "machine", "reason", "detail")
                 return [{c: getattr(r, c) for c in columns} for r in rows]
         except Exception:
-            return []  # Postgres is being restarted; the cursor stays where it was
+            return []  # Postgres is restarting; the cursor does not move.
 
     def _line(self, what: str, event: dict[str, Any]) -> str:
         who = self._names.get(event["workload"] or "", event["machine"] or event["detail"].get("table", ""))
@@ -115,7 +115,7 @@ class Watch:
             rows = list(self._client.workloads(labels={"demo": "main-job"}))
             queued = {item["id"]: item["reasons"] for item in self._client.queue()["items"]}
         except Exception:
-            return table  # the API is being restarted
+            return table  # The API is restarting.
         for row in sorted(rows, key=lambda r: r["id"]):
             progress: Mapping[str, Any] = row.get("progress") or {}
             of_row: Mapping[str, Any] = row.get("reason") or {}

@@ -1,15 +1,16 @@
 """Kueue: a cluster queue for each tenant, all in one cohort, with borrowing, reclaiming and preemption.
 
-Each tenant's quota of a GPU type is the nominal quota of its cluster queue; a cluster queue without workloads owns what
-is left of the fleet, and lends it. A workload may run on what other queues of the cohort do not use.
+A tenant's quota of a GPU type is the nominal quota of its cluster queue. The rest of the fleet is the nominal quota of
+a cluster queue without workloads, which lends it. A workload may use the quota that other queues of the cohort leave
+unused.
 
-Each cycle considers the first workload of every queue, in this order: those that need not borrow, then higher
+Each cycle considers the first workload of every queue, in this order: workloads that do not borrow, then higher
 priority, then earlier submission. A workload that does not fit may preempt workloads of lower priority in its own
 queue. While its queue stays within its nominal quota, it may also preempt workloads of queues that borrow
 (`withinClusterQueue: LowerPriority`, `reclaimWithinCohort: Any`, `borrowWithinCohort: Never`). Victims are taken from
-other queues first, then by lowest priority, then the newest first; those that turn out not to be needed are kept.
-With `StrictFIFO` a first workload that waits blocks its queue; with `BestEffortFIFO` it does not. A gang is admitted
-only where its tasks fit on machines (topology-aware scheduling, one cluster required).
+other queues first, then by lowest priority, then the newest first. Victims that turn out to be unnecessary are kept
+running. With `StrictFIFO`, a workload that does not fit blocks its queue; with `BestEffortFIFO` it does not. A gang is
+admitted only if its tasks fit on machines (topology-aware scheduling, one cluster required).
 """
 
 from collections import defaultdict, deque
@@ -46,18 +47,18 @@ class Kueue(Rival):
             for gpu_type, slots in supply(machines).items()
         }
         self._used: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-        """Slots by tenant and GPU type; those of victims on their way out count no more."""
+        """Used slots by tenant and GPU type, without those of victims that still hold them."""
         self._in_use: dict[str, int] = defaultdict(int)
-        """Slots by GPU type, of all tenants."""
+        """Used slots by GPU type, of all tenants."""
         self._type_of: dict[str, str] = {}
-        """The GPU type of each workload that counts."""
+        """GPU type of each workload whose slots count as used."""
         self._admitted_at_s: dict[str, float] = {}
         self._preemptible: dict[object, tuple[list[str], Ints]] = {}
-        """What `_preemptible_in` found since something changed."""
+        """Cache of `_preemptible_in`, cleared at each change of the placed workloads."""
         self._won = False
 
     def turns(self, standing: Standing) -> Iterator[int]:
-        """Cycle after cycle, each with the heads of all queues, until no queue has a head that may be admitted."""
+        """Yields queue positions in cycles, each with the heads of all queues, until no head may be admitted."""
         where = {place: self.workloads[id_of(int(n))] for place, n in enumerate(standing.order.tolist())}
         queues: dict[str, deque[int]] = defaultdict(deque)
         for place, w in sorted(where.items(), key=lambda one: (one[1].level, one[1].submit_s, one[1].id)):
@@ -81,7 +82,7 @@ class Kueue(Rival):
                     del queues[tenant]
 
     def decide(self, candidate: Candidate) -> tuple[Pool, Plan] | None:
-        """Into room that its queue may use, else by preemption, else it waits."""
+        """Places a workload into free capacity that its queue may use, else by preemption; None: it waits."""
         found = self._fitting(candidate) or self._preempting(candidate)
         self._won = found is not None
         if found is not None:
@@ -90,7 +91,7 @@ class Kueue(Rival):
         return found
 
     def came(self, workload: str) -> None:
-        """Its queue uses its slots."""
+        """Counts the slots of a placed workload as used by its queue."""
         self._preemptible.clear()
         self._admitted_at_s[workload] = self.now_s
         w, gpu_type = self.workloads[workload], self.placed[workload].gpu_type
@@ -100,18 +101,18 @@ class Kueue(Rival):
             self._in_use[gpu_type] += w.gpus
 
     def running(self, region: str, workload: RunningWorkload) -> None:
-        """From now on it may be preempted."""
+        """Makes a workload preemptible: it holds all its slots."""
         if workload.id not in self.working:
             self._preemptible.clear()
         super().running(region, workload)
 
     def gone(self, workload: str) -> None:
-        """It ended, or is out after its preemption."""
+        """Removes a workload that has ended, or has left after its preemption."""
         self._forget(workload)
         del self._admitted_at_s[workload]
 
     def _forget(self, workload: str) -> None:
-        """Its queue uses its slots no more, if that was not said before."""
+        """Subtracts the slots of a workload from the used ones, unless they were subtracted already."""
         self._preemptible.clear()
         gpu_type, w = self._type_of.pop(workload, None), self.workloads[workload]
         if gpu_type is not None:
@@ -121,24 +122,24 @@ class Kueue(Rival):
     # ------------------------------------------------------------------------------------------------------------ quota
 
     def _over_nominal(self, tenant: str, gpu_type: str | None, more: int) -> bool:
-        """Whether a queue with so many slots more would borrow."""
+        """Returns whether a queue would borrow if it used `more` additional slots."""
         if gpu_type is None or not more:
             return False
         return self._used[tenant][gpu_type] + more > self._nominal[tenant].get(gpu_type, 0)
 
     def _within_cohort(self, gpu_type: str | None, more: int) -> bool:
-        """Whether the cohort has so many slots more; `more` may be below 0."""
+        """Returns whether the cohort has `more` unused slots; `more` may be negative."""
         return gpu_type is None or more <= 0 or self._in_use[gpu_type] + more <= self._cohort[gpu_type]
 
     def _borrows(self, w: Workload) -> bool:
-        """Whether its queue would have to borrow on every type that it may run on."""
+        """Returns whether the workload's queue would have to borrow for each GPU type that the workload accepts."""
         types = w.jobs[0].gpu_types if w.gpus else ()
         return bool(types) and all(self._over_nominal(w.tenant, gpu_type, w.gpus) for gpu_type in types)
 
     # ------------------------------------------------------------------------------------------------------------ plans
 
     def _fitting(self, candidate: Candidate) -> tuple[Pool, Plan] | None:
-        """The first pool with room, in the order of regions, of a type that the cohort has slots of."""
+        """Returns the first pool (by region) with free capacity whose GPU type has unused slots in the cohort."""
         w, job = self.workloads[candidate.request.workload], candidate.request.jobs[0]
         for pool in self.pools_for(candidate):
             if self._within_cohort(pool.gpu_type, w.gpus) and pool.fits(job, pool.free):
@@ -146,7 +147,7 @@ class Kueue(Rival):
         return None
 
     def _preempting(self, candidate: Candidate) -> tuple[Pool, Plan] | None:
-        """The pool with the fewest victims, of equal ones the first by name."""
+        """Returns the pool and plan with the fewest victims; ties are broken by the order of pools."""
         found: tuple[Pool, Plan] | None = None
         for pool in self.pools_for(candidate):
             victims = self._victims(candidate, pool)
@@ -156,7 +157,7 @@ class Kueue(Rival):
         return found
 
     def _victims(self, candidate: Candidate, pool: Pool) -> list[str]:
-        """Enough of the preemptible in a pool, and none that is needless; empty: all of them are not enough."""
+        """Returns a minimal set of victims in a pool; empty if preempting all preemptible workloads is not enough."""
         w, job = self.workloads[candidate.request.workload], candidate.request.jobs[0]
         preemptible, theirs = self._preemptible_in(pool, w)
         if not preemptible or not pool.fits(job, pool.free + theirs):
@@ -178,9 +179,9 @@ class Kueue(Rival):
         return chosen
 
     def _preemptible_in(self, pool: Pool, w: Workload) -> tuple[list[str], Ints]:
-        """Those whom a workload may preempt, and what they hold in all, shape (3, machines).
+        """Returns the workloads of a pool that `w` may preempt, and the sum of their holdings, shape (3, machines).
 
-        Of other queues first, then by lowest priority, then the newest.
+        Workloads of other queues come first; then the order is lowest priority first, then newest first.
         """
         reclaims = w.gpus > 0 and not self._over_nominal(w.tenant, pool.gpu_type, w.gpus)
         key = pool, w.tenant, w.level, reclaims
@@ -204,7 +205,7 @@ class Kueue(Rival):
         return [name for *_, name in sorted(found)]
 
     def _reclaimable(self, victim: str, w: Workload, gpu_type: str | None) -> float:
-        """How many slots a victim's queue may be made to give: what it borrows; the workload's own queue, any."""
+        """Returns how many slots `w` may take from a victim's queue: those it borrows; no limit in its own queue."""
         tenant = self.workloads[victim].tenant
         if tenant == w.tenant or gpu_type is None:
             return inf
@@ -214,6 +215,6 @@ class Kueue(Rival):
         return sum(self.workloads[victim].gpus for victim in victims if self.workloads[victim].tenant == tenant)
 
     def _enough(self, w: Workload, job: JobRequest, pool: Pool, free: Ints, victims: Sequence[str]) -> bool:
-        """Whether a workload fits where these have left, and the cohort has its slots then."""
+        """Returns whether a workload fits into `free` and into the cohort's quota once the victims have left."""
         given = sum(self.workloads[victim].gpus for victim in victims)
         return pool.fits(job, free) and self._within_cohort(pool.gpu_type, w.gpus - given)

@@ -1,4 +1,4 @@
-"""What the rivals share: the ledgers, what has been placed, and one decision at a time."""
+"""The base class of the Slurm and Kueue models: ledgers, placed workloads, and one decision at a time."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +14,12 @@ from simulation.workloads import Workload
 
 
 class Rival(Ranks, ABC):
-    """A scheduler with rules of its own. MAST's scan only says what is over quota, so figures compare.
+    """A scheduler with its own queue order and placement.
+
+    MAST's scan is used only to classify workloads as within or over quota, so that figures are comparable.
 
     Raises:
-        SimulationError: a workload has several jobs, which the rivals know nothing of.
+        SimulationError: a workload has several jobs, which the models do not support.
     """
 
     def __init__(
@@ -30,15 +32,15 @@ class Rival(Ranks, ABC):
         self.workloads = {life.id: life.workload for life in numbered(workloads)}
         several = next((w.id for w in workloads if len(w.jobs) > 1), None)
         if several is not None:
-            raise SimulationError(f"workload {several}: has several jobs; slurm and kueue are for workloads of one job")
+            raise SimulationError(f"workload {several}: has several jobs; slurm and kueue support only one job")
         self.ledgers = {region: Ledger(states) for region, states in sorted(machines.items())}
         self.pools = pools_of(self.ledgers)
         self.placed: dict[str, Pool] = {}
-        """By workload that holds something, where."""
+        """Pool in which a workload holds slots, by workload id."""
         self.leaving: set[str] = set()
         """Victims that still hold their slots."""
         self.working: set[str] = set()
-        """Workloads that hold all the slots that they were awarded."""
+        """Workloads that hold all slots of their award."""
         self.now_s = 0.0
         self._counts = Counts()
         self._candidate_pools: dict[tuple[JobRequest, frozenset[str] | None], list[Pool]] = {}
@@ -48,11 +50,11 @@ class Rival(Ranks, ABC):
         self.now_s = now_s
 
     def place(self, candidates: Sequence[Candidate]) -> Sequence[Outcome]:
-        """Decides on one workload after another, and awards."""
+        """Decides on one candidate after another, and awards the plans."""
         return [self._place(candidate) for candidate in candidates]
 
     def running(self, region: str, workload: RunningWorkload) -> None:
-        """A workload holds all that it was awarded; or it did when the simulation began."""
+        """Records a workload that holds all slots of its award, or that held slots when the simulation began."""
         ledger = self.ledgers[region]
         if workload.id not in ledger.held:
             ledger.hold(workload.id, workload.holdings, taken=True)
@@ -60,7 +62,7 @@ class Rival(Ranks, ABC):
         self.working.add(workload.id)
 
     def leave(self, region: str, workload: str) -> None:
-        """A workload gives up all that it holds, to its evictor and then to all."""
+        """Releases all resources that a workload holds: its evictor gets what it is owed, and the rest becomes free."""
         ledger = self.ledgers[region]
         machines = list(ledger.held[workload])
         ledger.leave(workload)
@@ -70,33 +72,33 @@ class Rival(Ranks, ABC):
         self.gone(workload)
 
     def join(self, region: str, machine: MachineState) -> None:
-        """Not for the rivals: their machines are there from the start (`Scenario` is refused)."""
-        raise SimulationError(f"{region}: machine {machine.id}: slurm and kueue have no pools")
+        """Not supported: the machines of these schedulers are fixed (`check_policy` rejects pools)."""
+        raise SimulationError(f"{region}: machine {machine.id}: slurm and kueue do not support pools")
 
     def close(self, region: str, machine: str) -> None:
-        """Not for the rivals."""
-        raise SimulationError(f"{region}: machine {machine}: slurm and kueue have no pools")
+        """Not supported, as `join`."""
+        raise SimulationError(f"{region}: machine {machine}: slurm and kueue do not support pools")
 
     def counts(self) -> Counts:
-        """What was decided so far."""
+        """Returns the counts of decisions so far."""
         return self._counts
 
     @abstractmethod
     def turns(self, standing: Standing) -> Iterator[int]:
-        """Places in the queue, in the order in which they are to be asked for."""
+        """Yields queue positions in the order in which the workloads are to be decided on."""
 
     @abstractmethod
     def decide(self, candidate: Candidate) -> tuple[Pool, Plan] | None:
-        """Where a workload goes whose turn it is; None: it waits."""
+        """Returns the pool and plan for a workload; None: the workload waits."""
 
     def came(self, workload: str) -> None:
-        """A workload was placed."""
+        """Hook that is called after a workload was placed."""
 
     def gone(self, workload: str) -> None:
-        """A workload holds nothing any more."""
+        """Hook that is called after a workload released all its slots."""
 
     def pools_for(self, candidate: Candidate) -> list[Pool]:
-        """The pools that could hold a workload if they were empty, where it may run."""
+        """Returns the pools in the workload's allowed regions that could hold it if they were empty."""
         key = candidate.request.jobs[0], candidate.regions
         if key not in self._candidate_pools:
             self._candidate_pools[key] = [

@@ -1,10 +1,11 @@
-"""Slurm's multifactor priority with EASY backfill, over a federation of a cluster for each region.
+"""Slurm's multifactor priority with EASY backfill, over a federation with one cluster per region.
 
-Priority is the weighted sum of Slurm's factors, each from 0 to 1: age, fair share (Fair Tree on one level of accounts,
-the tenants, with shares in proportion to their quotas), size, and the quality of service, which is the workload's
-level. The first workload that cannot start keeps its place at the earliest moment at which enough will have ended;
-others may start meanwhile if they are over by then, or leave alone what it needs (EASY). Nothing is preempted, Slurm's
-default. Time limits are the true durations, which no user knows: in this Slurm fares better than it would.
+Priority is the weighted sum of Slurm's factors, each from 0 to 1: age, fair share (Fair Tree with one level of
+accounts, the tenants, with shares in proportion to their quotas), size, and the quality of service, which is the
+workload's level. The first workload that cannot start gets a reservation for the earliest time at which enough running
+workloads will have ended. A later workload may start before, if it ends by then or does not use the reserved machines'
+capacity (EASY). There is no preemption, as by Slurm's default. Time limits are the true durations, which users do not
+know in advance, so the results are optimistic for Slurm.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,26 +22,26 @@ from simulation.settings import Settings
 from simulation.workloads import Workload
 
 WEIGHT_QOS = 100_000.0
-"""So that a level counts more than all other factors together: users of Slurm say so where levels are a promise."""
+"""Exceeds all other factors together, so that a workload of a higher level always has the higher priority."""
 WEIGHT_FAIR_SHARE = 10_000.0
 WEIGHT_AGE = 1_000.0
 WEIGHT_SIZE = 1_000.0
-"""The last three as in the example of Slurm's documentation."""
+"""This weight and those of fair share and age are from the example in Slurm's documentation."""
 MAX_AGE_S = 7 * 86400.0
 HALF_LIFE_S = 7 * 86400.0
-"""`PriorityMaxAge` and `PriorityDecayHalfLife`, both the defaults."""
+"""`PriorityMaxAge` and `PriorityDecayHalfLife` have their default values."""
 TESTED = 500
-"""`bf_max_job_test`: so many of the queue are tried in a pass."""
+"""`bf_max_job_test`: the number of workloads of the queue that a pass tries to start."""
 
 
 @dataclass(frozen=True)
 class Shadow:
-    """What is kept for the first workload that waits."""
+    """The reservation for the first workload that cannot start."""
 
     pool: Pool
     starts_at_s: float
     kept: Ints
-    """Of what is free now, shape (3, machines)."""
+    """The part of the presently free capacity that is reserved, shape (3, machines)."""
 
 
 class Slurm(Rival):
@@ -71,7 +72,7 @@ class Slurm(Rival):
         self._has_room = False
 
     def priority(self, numbers: Ints, now_s: float) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-        """The multifactor priority of workloads, by number."""
+        """Returns the multifactor priorities of workloads, given by number."""
         self._account(now_s)
         by_need = np.argsort(self._used_gpu_s / self._share, kind="stable")
         fair = np.empty(len(by_need))
@@ -85,7 +86,7 @@ class Slurm(Rival):
         return out
 
     def turns(self, standing: Standing) -> Iterator[int]:
-        """By priority, `TESTED` of them; one that asks for the same as another that has no room is passed over."""
+        """Yields the first `TESTED` queue positions by priority; skips requests equal to one that did not fit."""
         self._shadow = None
         numbers = standing.order
         order = np.lexsort((numbers, -self.priority(numbers, self.now_s)))[:TESTED]
@@ -100,7 +101,7 @@ class Slurm(Rival):
                 refused.add(key)
 
     def decide(self, candidate: Candidate) -> tuple[Pool, Plan] | None:
-        """The first pool with room in which it does not delay the first workload that waits."""
+        """Places a workload in the first pool in which it fits and does not delay the reservation; None: it waits."""
         name, job = candidate.request.workload, candidate.request.jobs[0]
         ends_s, shadow = self.now_s + self._limit_s(name), self._shadow
         self._has_room = False
@@ -118,13 +119,13 @@ class Slurm(Rival):
         return None
 
     def came(self, workload: str) -> None:
-        """It ends at the end of its time limit, and its tenant uses more."""
+        """Records the end of a placed workload's time limit, and adds its GPUs to its tenant's use."""
         self._account(self.now_s)
         self._ends_s[workload] = self.now_s + self._limit_s(workload)
         self._held_gpus[self._tenant[int(workload)]] += self.workloads[workload].gpus
 
     def gone(self, workload: str) -> None:
-        """It ended."""
+        """Subtracts the GPUs of a workload that has ended from its tenant's use."""
         self._held_gpus[self._tenant[int(workload)]] -= self.workloads[workload].gpus
         del self._ends_s[workload]
 
@@ -136,7 +137,7 @@ class Slurm(Rival):
         self._used_gpu_s = self._used_gpu_s * 0.5 ** (span_s / HALF_LIFE_S) + self._held_gpus * span_s
 
     def _reserve(self, candidate: Candidate) -> Shadow | None:
-        """The earliest start over all pools, of equal ones the first by name."""
+        """Returns the reservation with the earliest start over all pools; ties are broken by the order of pools."""
         found = [shadow for pool in self.pools_for(candidate) for shadow in self._soonest(pool, candidate)]
         return min(found, key=lambda shadow: shadow.starts_at_s, default=None)
 

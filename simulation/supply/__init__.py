@@ -1,1 +1,1 @@
-"""Machines that come and go: pools that launch on clouds that follow traces, by the rules of the live system."""
+"""Machines that pools launch and end during a run, on clouds that replay traces, by the rules of the live system."""

@@ -1,4 +1,4 @@
-"""An instance of a pool in the simulation, by the table that its live workflow follows."""
+"""An instance of a pool in the simulation. It follows the same step table as the live workflow."""
 
 from dataclasses import dataclass, field
 from math import inf
@@ -22,43 +22,43 @@ _TABLE = INSTANCE_TABLES[LATEST_INSTANCES]
 
 @dataclass
 class Bought:
-    """One machine that a cloud was asked for. Times are seconds on the simulation's clock."""
+    """One machine that was requested from a cloud. Times are seconds on the simulation's clock."""
 
     id: str
     pool: PoolKey
     offer: Offer
     machine: MachineState
     launched: Launched | None = None
-    """It in its cloud; None: it was not launched yet."""
+    """The cloud's record of the machine; None: it was not launched yet."""
     step: InstanceStep | None = field(default=FIRST_STEPS[InstancePhase.REQUESTED])
-    """None: it is gone."""
+    """The step of the instance; None: it is gone."""
     claims: Claims = field(default_factory=dict)
-    """Workloads that waited for it at the last round."""
+    """The waiting workloads for which the last round reserved this machine."""
     idle_since_s: float = inf
-    """Since when it has had no work; infinity: it has, or is not ready."""
+    """Since when the machine has been idle; infinity: it is busy or not ready."""
 
     @property
     def place(self) -> tuple[str, str]:
-        """Its region, and its machine's id."""
+        """The region and the machine id of the instance."""
         return self.pool[0], self.machine.id
 
     @property
     def is_noticed(self) -> bool:
-        """Whether its cloud has said that it takes it."""
+        """Whether the cloud has announced that it reclaims the machine."""
         return self.launched is not None and self.launched.ends_at_s < inf
 
     @property
     def is_counted(self) -> bool:
-        """Whether its pool has it, or is about to: it is not to end."""
+        """Whether the instance counts towards its pool's size: it is launching or serving, and was not told to end."""
         return self.step in (InstanceStep.LAUNCH, InstanceStep.AWAIT_AGENT, InstanceStep.SERVE)
 
     def go_on(self, event: InstanceEvent) -> None:
-        """Begins the step that follows."""
+        """Enters the step that follows the present one after an event."""
         assert self.step is not None
         self.step = _TABLE[self.step].after[event]
 
     def seen(self, now_s: float) -> Instance:
-        """It for the rules of pools."""
+        """Returns the instance as the pool rules (`capacity`) take it."""
         assert self.step is not None
         phase = _TABLE[self.step].phase
         is_ready = self.step is InstanceStep.SERVE

@@ -1,4 +1,4 @@
-"""The loop that keeps pools, as the live keeper does, and the clouds that give machines and take them, on one clock."""
+"""The simulated capacity loop: sizes pools by the live rules, and replays the clouds that supply their machines."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,58 +19,58 @@ from simulation.transitions import Transitions
 
 @dataclass
 class Counts:
-    """What came of pools."""
+    """Numbers of launches, refusals and terminations of pool machines."""
 
     launched: int = 0
     refused: int = 0
-    """Launches for which a cloud had no machine."""
+    """Launches that failed because the cloud had no machine."""
     taken: int = 0
-    """Machines that their clouds took."""
+    """Machines that clouds reclaimed."""
     ended: int = 0
-    """Machines that their pools ended."""
+    """Machines that pools terminated."""
 
 
 class Keeper:
-    """Pools, their instances and their clouds.
+    """The pools with their instances and clouds.
 
-    A live keeper looks every `interval_s`. Here it looks at the next multiple of that only where something may have
-    changed since: another look finds nothing to do.
+    The live loop runs a round every `interval_s`. The simulation runs a round, at the next multiple of `interval_s`,
+    only if something has changed since the last one: otherwise the round would have no effect.
     """
 
     def __init__(
         self, sources: Sources, transitions: Transitions, meter: Meter, waiting: Callable[[], list[Shortage]], seed: int
     ) -> None:
-        """`waiting`: workloads that no region has room for, in the order of the queue."""
+        """Creates the loop; `waiting` returns the workloads that fit in no region, in queue order."""
         self._sources, self._transitions, self._meter = sources, transitions, meter
         self._waiting, self._seed = waiting, seed
         self._offers = sources.offers()
         self._markets = {name: Market(settings, 0.0) for name, settings in sources.clouds.items()}
         self._period_s = max(map(_period_s, sources.clouds.values()), default=0.0) + sources.keeper.refused_pause_s
         self._bought: dict[str, Bought] = {}
-        """By id, those that are not gone."""
+        """Instances by id, without those that are gone."""
         self._refused_s: dict[OfferKey, float] = {}
         self._last_round_s = -inf
         self._round_s = 0.0 if sources.pools else inf
         self._hopeful_until_s = self._period_s
-        """Until then launches that were refused are asked for again: by then the traces have been through once."""
+        """Refused launches are retried until this time, by which the clouds' traces have been replayed once."""
         self._number = 0
         self.counts = Counts()
         self.due_s = self._round_s
-        """When something happens next; infinity: nothing does by itself."""
+        """Time of the next round or cloud event; infinity: none."""
 
     def hope(self, at_s: float) -> None:
-        """A workload came, or gave up what it held: refused launches are asked for again for another while."""
+        """Extends the retries of refused launches by a period, after a workload arrived or released its slots."""
         self._hopeful_until_s = at_s + self._period_s
         self.look(at_s)
 
     def look(self, at_s: float) -> None:
-        """Something has changed, so the next round is soon."""
+        """Schedules a round after a change."""
         if self._sources.pools:
             self._look_again(at_s)
             self.due_s = min(self.due_s, self._round_s)
 
     def happen(self, at_s: float) -> bool:
-        """What is due at a moment; whether machines came or went."""
+        """Processes the events and the round that are due; returns whether machines were added or removed."""
         changed = self._take(at_s)
         for one in list(self._bought.values()):
             changed |= self._advance(at_s, one)
@@ -82,7 +82,7 @@ class Keeper:
     # ----------------------------------------------------------------------------------------------------- the clouds
 
     def _take(self, at_s: float) -> bool:
-        """Clouds say which machines they take."""
+        """Processes the clouds' notices for reclaimed machines; returns whether there were any."""
         changed = False
         for name, market in self._markets.items():
             for taken in market.taken(self._of_cloud(name), at_s):
@@ -103,7 +103,7 @@ class Keeper:
         ]
 
     def _advance(self, at_s: float, one: Bought) -> bool:
-        """One machine comes, goes, or is empty at last; whether it did."""
+        """Advances an instance that is ready, lost, or drained by now; returns whether it changed."""
         assert one.launched is not None
         if one.launched.ends_at_s <= at_s:
             one.go_on(InstanceEvent.LOST)
@@ -120,7 +120,7 @@ class Keeper:
         return True
 
     def _gone(self, at_s: float, one: Bought) -> None:
-        """It is ended, and paid for no more."""
+        """Removes an instance that has ended, and its cost."""
         one.go_on(InstanceEvent.DONE)
         del self._bought[one.id]
         self._meter.usd_per_h[one.offer.kind.value] -= one.offer.usd_per_h
@@ -170,7 +170,7 @@ class Keeper:
             one.go_on(InstanceEvent.REFUSED)
             self.counts.refused += 1
             self._refused_s[offer.key] = at_s
-            self._look_again(at_s)  # For another offer.
+            self._look_again(at_s)  # The next round tries another offer.
             return
         one.launched = Instance(id_, id_, offer.zone, at_s, at_s + market.start_s(id_))
         one.go_on(InstanceEvent.DONE)
@@ -179,7 +179,7 @@ class Keeper:
         self._meter.usd_per_h[offer.kind.value] += offer.usd_per_h
 
     def _end(self, at_s: float, one: Bought) -> None:
-        """Its pool has too many: it is drained, and ended when it is empty."""
+        """Ends a surplus instance of a pool: drains the machine, and terminates it once it is empty."""
         was_ready = one.step is InstanceStep.SERVE
         one.go_on(InstanceEvent.TOLD)
         self.counts.ended += 1
@@ -190,7 +190,7 @@ class Keeper:
             self._gone(at_s, one)
 
     def _timer_s(self, at_s: float) -> float:
-        """When a round may find something to do although nothing has changed."""
+        """Returns when a round is due without a change: at the end of an idle time, or of the pause after a refusal."""
         out = [
             one.idle_since_s + self._sources.pools[one.pool].idle_s
             for one in self._bought.values()
@@ -203,7 +203,7 @@ class Keeper:
         return min(out, default=inf)
 
     def _next_s(self, at_s: float) -> float:
-        """When a machine comes or goes next."""
+        """Returns the time of the next start, end or reclamation of a machine; infinity: none."""
         out = [inf]
         for one in self._bought.values():
             assert one.launched is not None
@@ -216,6 +216,6 @@ class Keeper:
 
 
 def _period_s(cloud: TraceSettings) -> float:
-    """After so long its traces repeat."""
+    """Returns the length of a cloud's longest trace, after which it repeats; 0 if no zone follows a trace."""
     spans_s = [gap_s * len(counts) / cloud.speed for gap_s, counts in (zone.followed for zone in cloud.zones.values())]
     return max((span_s for span_s in spans_s if not isinf(span_s)), default=0.0)

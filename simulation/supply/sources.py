@@ -1,4 +1,4 @@
-"""Where machines come from, as the fleet file says it: clouds and pools."""
+"""The clouds and pools of a fleet file, which supply machines during a run."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ _LIVE = CapacitySettings()
 
 
 class CloudEntry(TraceSettings):
-    """A cloud, as an installation's settings say it under `providers:`."""
+    """A cloud, in the format of an entry of `providers:` in the settings of an installation."""
 
     kind: Literal["trace"] = "trace"
 
 
 class PoolEntry(BaseModel):
-    """A pool, as `mizzen pools` shows it."""
+    """A pool, with the fields that `mizzen pools` shows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -50,12 +50,12 @@ class PoolEntry(BaseModel):
         return self
 
     def pool(self) -> Pool:
-        """It for the rules."""
+        """Returns the entry as the pool rules (`capacity`) take it."""
         return Pool(**{name: getattr(self, name) for name in PoolEntry.model_fields})
 
 
 class KeeperSettings(BaseModel):
-    """The part of `capacity:` that a simulation has, with the live defaults."""
+    """The settings of `capacity:` that apply to a simulation, with the live defaults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -65,27 +65,27 @@ class KeeperSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Sources:
-    """All of them."""
+    """All pools and clouds, with the settings of the capacity loop."""
 
     pools: Mapping[PoolKey, Pool] = field(default_factory=dict)
     clouds: Mapping[str, TraceSettings] = field(default_factory=dict)
     keeper: KeeperSettings = field(default_factory=KeeperSettings)
 
     def offers(self) -> list[Offer]:
-        """What all clouds offer."""
+        """Returns the offers of all clouds."""
         return [offer for name, settings in self.clouds.items() for offer in offers_of(name, settings)]
 
     def possible(self, machines: Machines) -> Machines:
-        """The machines of a fleet, and those that its pools may come to have."""
+        """Returns the machines of a fleet, with all machines that its pools may launch."""
         out = dict(machines)
         for region, machine in self.at_most():
             out[region] = (*out.get(region, ()), machine)
         return out
 
     def at_most(self) -> Iterator[tuple[str, MachineState]]:
-        """Machines, with their regions, that pools may come to have: of each offer that a pool may take its maximum.
+        """Yields (region, machine) for the machines that pools may launch: for each matching offer, the pool's maximum.
 
-        So what fits on them may run some day, and what fits on none of them never will.
+        A workload that does not fit on these machines, or on the static ones, can never run.
         """
         for pool in self.pools.values():
             for offer in self.offers():
@@ -94,7 +94,7 @@ class Sources:
 
 
 def machine_of(name: str, pool: str, offer: Offer) -> MachineState:
-    """A free machine of a pool."""
+    """Returns a free machine of a pool."""
     shape, prices, cluster = offer.shape, offer.prices(), cluster_of(pool, offer)
     amounts = shape.gpus, shape.gpus, shape.cpus_milli, shape.memory_bytes, shape.cpus_milli, shape.memory_bytes
     return MachineState(
@@ -104,10 +104,10 @@ def machine_of(name: str, pool: str, offer: Offer) -> MachineState:
 
 
 def usd_per_h(machine: MachineState) -> float:
-    """What an hour of a machine costs: of its GPUs and of its cores, as far as either has a price."""
+    """Returns the hourly cost of a machine: that of its GPUs and of its cores, if they have prices."""
     return machine.gpus * machine.gpu_usd_per_h + machine.cpus_milli * machine.core_usd_per_h / 1000
 
 
 def sources_of(pools: tuple[PoolEntry, ...], clouds: Mapping[str, Any], keeper: KeeperSettings) -> Sources:
-    """The sources of a fleet file's entries."""
+    """Returns the sources of a fleet file's entries."""
     return Sources({(entry.region, entry.name): entry.pool() for entry in pools}, dict(clouds), keeper)

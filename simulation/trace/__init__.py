@@ -1,1 +1,1 @@
-"""Traces: rows of past workloads, and readers for the formats in which they come. A bad row is named, never dropped."""
+"""Traces: rows of past workloads, and readers for their file formats. Bad rows are reported, never dropped silently."""

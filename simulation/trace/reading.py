@@ -1,4 +1,7 @@
-"""Readers by format. `philly:PATH`, `openb:PATH`, `csv:PATH` or `parquet:PATH`; without a prefix the header decides."""
+"""Reads traces in several formats: `philly:PATH`, `openb:PATH`, `csv:PATH` or `parquet:PATH`.
+
+Without a prefix, the file's name and header determine the format.
+"""
 
 import csv
 import io
@@ -31,7 +34,7 @@ COLUMNS = (
     "workload_id", "submit_s", "tenant", "priority", "duration_s", "tasks", "gpus_per_task", "gpu_type",
     "cpus_per_task", "memory_bytes", "tables",
 )  # fmt: skip
-"""Of our own format; those in `OPTIONAL` may be missing or empty."""
+"""The columns of Mizzen's own format; those in `OPTIONAL` may be missing or empty."""
 OPTIONAL = {"priority", "gpu_type", "cpus_per_task", "memory_bytes", "tables"}
 _PHILLY = {"timestamp", "duration", "num_gpus", "cluster"}
 _OPENB = {"name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "creation_time", "deletion_time"}
@@ -40,10 +43,10 @@ _MEBIBYTE = 1 << 20
 
 
 def read_trace(source: str, gpus_per_machine: int = 8) -> Trace:
-    """The rows of a trace, good and bad. `source` is a path, or FORMAT:PATH.
+    """Returns the valid and the bad rows of a trace. `source` is a path, or FORMAT:PATH.
 
     Raises:
-        TraceError: the file cannot be read, or its header is of no known format.
+        TraceError: the file cannot be read, or its header belongs to no known format.
     """
     form, path = _split(source)
     try:
@@ -85,7 +88,7 @@ def _recognise(source: str, header: list[str]) -> str:
             return form
     missing = ", ".join(sorted(set(COLUMNS) - OPTIONAL - columns))
     raise TraceError(
-        f"trace {source}: header {header}: lacks {missing}, and is not that of the Philly trace"
+        f"trace {source}: header {header}: lacks {missing}, and is not the header of the Philly trace"
         f" ({', '.join(sorted(_PHILLY))}) or of openb pods ({', '.join(sorted(_OPENB))})"
     )
 
@@ -113,8 +116,8 @@ def _cells(table: pyarrow.Table) -> Iterable[Cells]:
 
 
 def _own(line: int, cells: Cells) -> TraceRow:
-    if None in cells:  # What `csv` calls the cells that no column has.
-        raise Wrong("the end", cells[None], f"a row has {len(cells) - 1} cells")  # type: ignore[index]
+    if None in cells:  # `csv.DictReader` stores the cells beyond the last column under the key None.
+        raise Wrong("the end", cells[None], f"a row must have {len(cells) - 1} cells")  # type: ignore[index]
     cpus = maybe(number, cells, "cpus_per_task")
     row = TraceRow(
         text(cells, "workload_id"),
@@ -133,14 +136,14 @@ def _own(line: int, cells: Cells) -> TraceRow:
     if row.gpus == 0 and row.gpu_types:
         raise Wrong("gpu_type", cells["gpu_type"], "must be empty where gpus_per_task is 0")
     if row.gpus and row.gpu_types == ():
-        raise Wrong("gpu_type", cells["gpu_type"], "must name a type, or be empty to be drawn")
+        raise Wrong("gpu_type", cells["gpu_type"], "must name a GPU type, or be empty for a random one")
     if row.gpus == 0 and row.cpus_milli_per_task == 0 and row.memory_bytes_per_task == 0:
         raise Wrong("cpus_per_task", cells["cpus_per_task"], "a task must need GPUs, CPUs or memory")
     return row
 
 
 def _philly(line: int, cells: Cells, gpus_per_machine: int) -> TraceRow:
-    """Microsoft's Philly: `timestamp` is local and without a zone, and is read as if it were UTC."""
+    """Reads a row of Microsoft's Philly trace. `timestamp` is local time without a zone, and is read as UTC."""
     stamp = text(cells, "timestamp")
     try:
         submit_s = datetime.fromisoformat(stamp + "+00:00").timestamp()
@@ -152,9 +155,9 @@ def _philly(line: int, cells: Cells, gpus_per_machine: int) -> TraceRow:
 
 
 def _openb(line: int, cells: Cells) -> TraceRow:
-    """Alibaba's openb pods. A share of a GPU (`gpu_milli` below 1000) takes a whole slot; `qos` is the tenant.
+    """Reads a row of Alibaba's openb pods. A share of a GPU (`gpu_milli` below 1000) takes a whole slot.
 
-    A pod ran from `scheduled_time` (where it never was scheduled: from `creation_time`) to `deletion_time`.
+    `qos` is the tenant. A pod ran from `scheduled_time` (if that is empty: from `creation_time`) to `deletion_time`.
     """
     created_s, deleted_s = number(cells, "creation_time"), number(cells, "deletion_time")
     scheduled_s = maybe(number, cells, "scheduled_time")

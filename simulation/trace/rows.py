@@ -1,4 +1,4 @@
-"""One row of a trace, and the checks that every reader's values go through."""
+"""The row of a trace, and the validation of values that all readers share."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,15 +14,15 @@ _SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """A past workload: one job of identical tasks. None: the trace does not say, and it is drawn."""
+    """A past workload: one job of identical tasks. A value that is None is not in the trace, and is drawn at random."""
 
     workload_id: str
     submit_s: float
-    """Seconds on the trace's own clock."""
+    """Submission time, in seconds on the trace's own clock."""
     tenant: str
     priority: int | None
     duration_s: float
-    """Of work, without waiting and provisioning."""
+    """Seconds of work, without waiting and provisioning."""
     tasks: int
     gpus_per_task: int
     gpu_types: tuple[str, ...] | None
@@ -30,9 +30,9 @@ class TraceRow:
     cpus_milli_per_task: int | None
     memory_bytes_per_task: int | None
     tables: tuple[str, ...] | None
-    """The data that it reads; (): none."""
+    """The tables that the workload reads; (): none."""
     line: int = 0
-    """Where it is in its file, counted from 1."""
+    """Line in the file, counted from 1."""
 
     @property
     def gpus(self) -> int:
@@ -42,7 +42,7 @@ class TraceRow:
 
 @dataclass(frozen=True)
 class BadRow:
-    """What is wrong with a row."""
+    """An invalid value of a row, and the rule that it breaks."""
 
     line: int
     column: str
@@ -55,14 +55,14 @@ class BadRow:
 
 @dataclass
 class Trace:
-    """What a reader found: rows in the order of (submit_s, workload_id), and the bad ones."""
+    """The valid rows of a trace, sorted by (submit_s, workload_id), and its bad rows."""
 
     rows: list[TraceRow] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
 
 
 class Wrong(Exception):
-    """A value that cannot be."""
+    """A value of a row is invalid."""
 
     def __init__(self, column: str, value: object, right: str) -> None:
         super().__init__(column)
@@ -73,7 +73,7 @@ Cells = Mapping[str, object]
 
 
 def collect(lines: Iterable[tuple[int, Cells]], read: Callable[[int, Cells], TraceRow]) -> Trace:
-    """Reads each (line number, cells); a row with a bad value, or an id that was there before, is noted as bad."""
+    """Reads each (line number, cells). A row with an invalid value, or with the id of an earlier row, is a bad row."""
     trace = Trace()
     seen: dict[str, int] = {}
     for number, cells in lines:
@@ -81,7 +81,7 @@ def collect(lines: Iterable[tuple[int, Cells]], read: Callable[[int, Cells], Tra
             row = read(number, cells)
             if row.workload_id in seen:
                 before = seen[row.workload_id]
-                raise Wrong("workload_id", row.workload_id, f"must be named once; line {before} has it too")
+                raise Wrong("workload_id", row.workload_id, f"must be unique, but line {before} has the same id")
         except Wrong as wrong:
             trace.bad.append(BadRow(number, wrong.column, str(wrong.value), wrong.right))
             continue
@@ -92,22 +92,22 @@ def collect(lines: Iterable[tuple[int, Cells]], read: Callable[[int, Cells], Tra
 
 
 def refuse_bad(path: str, bad: list[BadRow]) -> None:
-    """Raises for bad rows.
+    """Raises an error if there are bad rows.
 
     Raises:
-        TraceError: there are some; the first ones are named.
+        TraceError: there are bad rows; the message lists the first ten.
     """
     if bad:
         shown = "".join(f"\n  {row}" for row in bad[:_SHOWN])
         more = f"\n  and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-        raise TraceError(f"trace {path}: {len(bad)} bad rows (`--bad-rows skip` leaves them out):{shown}{more}")
+        raise TraceError(f"trace {path}: {len(bad)} bad rows (`--bad-rows skip` ignores them):{shown}{more}")
 
 
 # ------------------------------------------------------------------------------------------------------------- values
 
 
 def text(cells: Cells, column: str) -> str:
-    """A text that is there."""
+    """Returns a text that is not empty."""
     value = cells.get(column)
     if value is None or not str(value).strip():
         raise Wrong(column, "" if value is None else value, "must not be empty")
@@ -115,7 +115,7 @@ def text(cells: Cells, column: str) -> str:
 
 
 def number(cells: Cells, column: str, least: float = 0.0) -> float:
-    """A finite number of at least `least`."""
+    """Returns a finite number of at least `least`."""
     right = f"must be a number of at least {least:g}"
     try:
         value = float(text(cells, column))
@@ -127,7 +127,7 @@ def number(cells: Cells, column: str, least: float = 0.0) -> float:
 
 
 def whole(cells: Cells, column: str, least: int = 0, most: int = 1 << 40) -> int:
-    """A whole number of at least `least`; `2.0` is one."""
+    """Returns an integer from `least` to `most`; `2.0` is accepted."""
     value = number(cells, column, least)
     if value != int(value) or value > most:
         raise Wrong(column, cells[column], f"must be a whole number from {least} to {most}")
@@ -135,23 +135,23 @@ def whole(cells: Cells, column: str, least: int = 0, most: int = 1 << 40) -> int
 
 
 def maybe(read: Callable[[Cells, str], T], cells: Cells, column: str) -> T | None:
-    """What `read` makes of the value, or None where there is none."""
+    """Returns the value that `read` parses, or None if the cell is empty or missing."""
     value = cells.get(column)
     return None if value is None or not str(value).strip() else read(cells, column)
 
 
 def names(cells: Cells, column: str) -> tuple[str, ...]:
-    """Names with `|` between them; `-` is none at all."""
+    """Returns the names of a list separated by `|`; `-` is the empty list."""
     parts = tuple(part.strip() for part in text(cells, column).split("|"))
     if parts == ("-",):
         return ()
     if not all(parts) or len(set(parts)) != len(parts):
-        raise Wrong(column, cells[column], "must be different names with | between them")
+        raise Wrong(column, cells[column], "must be different names separated by |")
     return parts
 
 
 def size_bytes(cells: Cells, column: str) -> int:
-    """A number of bytes, or a size such as 16GiB."""
+    """Returns the bytes of a number, or of a size such as 16GiB."""
     value = text(cells, column)
     try:
         return parse_size_bytes(value.removesuffix(".0"))
@@ -160,15 +160,15 @@ def size_bytes(cells: Cells, column: str) -> int:
 
 
 def level(cells: Cells, column: str) -> int:
-    """A priority level."""
+    """Returns a priority level, from 1 to 7."""
     return whole(cells, column, 1, 7)
 
 
 def tasks_of(gpus: int, per_machine: int) -> tuple[int, int]:
-    """(tasks, GPUs of each) for a gang of which only the GPUs are known.
+    """Returns (tasks, GPUs per task) for a gang of which only the number of GPUs is known.
 
-    Up to a machine's GPUs: one task. More: as few tasks as machines can hold, of equal size, rounded up where that
-    does not divide: 12 of 8 are 2 tasks of 6.
+    A gang that fits on one machine is one task. A larger gang has as few tasks of equal size as possible; the size is
+    rounded up if it does not divide evenly. Example: 12 GPUs on machines of 8 are 2 tasks of 6.
     """
     tasks = max(1, ceil(gpus / per_machine))
     return tasks, ceil(gpus / tasks)

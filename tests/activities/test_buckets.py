@@ -64,7 +64,7 @@ async def test_a_folder_that_is_renamed_away(world: World, check: BucketCheck) -
     assert await check.check() == FAST.interval_s
     away = _folder(world).with_name("away")
     _folder(world).rename(away)
-    waiting = await _is_left_out(world, check, "its marker object regions/west/marker is not there")
+    waiting = await _is_left_out(world, check, "its marker object regions/west/marker is missing")
     world.bucket("west").put("logs/wl-1/0.log", b"an agent writes on")
     assert await check.check() == FAST.retry_max_s
     assert _state(world).failing_since_s is not None

@@ -206,5 +206,5 @@ def test_a_wrong_copy_stops_drops_of_good_ones(nights: NightWorld) -> None:
     verify_again(nights, "east")
     nights.night({**home("a", "east", "west"), "kind": "drop"})
     assert nights.next().over
-    assert nights.states() == ["left: the copy in east was found wrong; none is dropped until it is repaired"]
+    assert nights.states() == ["left: the copy in east was found wrong; no replica is dropped until it is repaired"]
     assert nights.replicas("a")["west"] == "ready"

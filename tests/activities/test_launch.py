@@ -172,7 +172,7 @@ def test_the_archive_is_staged_once(world: World, tmp_path: Path) -> None:
     """An uploaded archive is put into the region's bucket once; one that is gone from both is an error that says so."""
     sha256 = "ab" * 32
     workload = world.running(workdir=sha256)
-    with pytest.raises(ApplicationError, match=f"archive {sha256} is not there any more"):
+    with pytest.raises(ApplicationError, match=f"archive {sha256} does not exist any more"):
         _stage(world, workload)
     with world.session() as session:
         session.add(Archive(tenant="t", sha256=sha256, body=b"archive"))
@@ -207,7 +207,7 @@ def test_a_released_attempt_is_not_staged_but_can_be_stopped(world: World) -> No
         assert replace(found, launch_key=plan.launch_key, launch_sha256=plan.launch_sha256) == plan
         assert world.bucket("r").size(plan.launch_key) is None
     for winds_up in (False, True):
-        with pytest.raises(ApplicationError, match=f"attempt 5 of {workload} holds nothing") as caught:
+        with pytest.raises(ApplicationError, match=f"attempt 5 of {workload} has no allocations") as caught:
             world.launch.stage(StageRequest(workload, 5, winds_up=winds_up))
         assert caught.value.non_retryable
 

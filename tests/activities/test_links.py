@@ -16,7 +16,7 @@ def test_a_link_has_one_budget() -> None:
     assert share(settings, "east", "west", NIGHTLY) == nightly
     back = share(settings, "west", "east", NIGHTLY)
     assert back is not None and back.bandwidth is not nightly.bandwidth
-    with pytest.raises(ValueError, match=r"fraction=0.3 of share 'nightly': at most 0.25 is left by the others"):
+    with pytest.raises(ValueError, match=r"fraction=0.3 of share 'nightly': only 0.25 of the budget is free"):
         nightly.bandwidth.share(NIGHTLY, 0.3)
 
 

@@ -203,7 +203,7 @@ def test_a_machine_that_became_too_small(fleet: World, less: dict[str, Any], inc
     workload = fleet.running(job(gpus=3, cpus_milli=1000))
     hello = fleet.hello(M, **less, incarnation=incarnation, runs=[f"{workload}.1"])
     for _ in range(2):
-        with pytest.raises(ApplicationError, match="more is held there") as caught:
+        with pytest.raises(ApplicationError, match="less than is held on it") as caught:
             fleet.machines.register(hello)
         assert not caught.value.non_retryable
         assert _row(fleet).state == "joining"
@@ -223,7 +223,7 @@ def test_a_hello_that_cannot_be(fleet: World) -> None:
     with pytest.raises(ApplicationError, match="gpus: 63 is not between 0 and 62") as caught:
         fleet.machines.register(fleet.hello(M, 63))
     assert caught.value.non_retryable
-    with pytest.raises(ApplicationError, match="no region moon") as caught:
+    with pytest.raises(ApplicationError, match="region moon does not exist") as caught:
         fleet.machines.register(fleet.hello("moon/c/m"))
     assert not caught.value.non_retryable
     assert fleet.dump() == before

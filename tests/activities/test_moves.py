@@ -111,12 +111,12 @@ def test_moves_that_cannot_begin_are_left_with_the_reason(nights: NightWorld) ->
     nights.copy(order)
     nights.finish(order)
     assert nights.next().over
-    full = "west would hold {0:,} bytes more than its storage: it stores {1:,} of {2:,}, and {1:,} would come"
+    full = "west would hold {0:,} bytes more than its storage: it stores {1:,} of {2:,}, and {1:,} would be added"
     over = 4 * len(body("a", "ds=1")) - 3 * len(body("a", "ds=1"))
     assert nights.states() == [
-        "left: there is no table of its name any more",
-        "left: the table's home is east by now",
-        "left: there is no region of its name any more",
+        "left: the table does not exist any more",
+        "left: the table's home is now east",
+        "left: the region does not exist any more",
         "done",
         f"left: {full.format(over, 2 * over, 3 * over)}",
     ]
@@ -153,7 +153,7 @@ def test_a_dropped_replica_gets_its_grace(nights: NightWorld) -> None:
     drop = {"kind": "drop", "data_table": "d", "source_region": "east", "size_bytes": 0}
     nights.night({**drop, "target_region": "west"}, {**drop, "target_region": "east"})
     assert nights.next().over
-    assert nights.states() == ["done", "left: there is no replica to drop any more"]
+    assert nights.states() == ["done", "left: the replica to drop does not exist any more"]
     assert nights.replicas("d") == {"east": "ready", "west": "deleting"}
 
 

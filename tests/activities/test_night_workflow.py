@@ -66,7 +66,7 @@ async def test_a_catalogue_that_does_not_suffice(nights: NightWorld, running: Cl
     nights.world.alter(Region, "west", storage_bytes=None)
     _begin(nights)
     night = await _ended(nights)
-    assert night.state == "failed" and str(night.problem).startswith("storage_bytes of region west: not set")
+    assert night.state == "failed" and str(night.problem).startswith("storage_bytes of region west: is not set")
 
 
 async def test_a_pause_stops_what_is_being_copied_and_resuming_goes_on(nights: NightWorld, running: Client) -> None:

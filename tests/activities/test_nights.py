@@ -85,7 +85,7 @@ def test_a_catalogue_that_does_not_suffice_fails_the_night(nights: NightWorld) -
     """The night says what is missing, and the next one may begin."""
     nights.world.alter(Region, "west", storage_bytes=None)
     nights.nights.open_night(NightRef(NIGHT))
-    with pytest.raises(ApplicationError, match="storage_bytes of region west: not set") as refused:
+    with pytest.raises(ApplicationError, match="storage_bytes of region west: is not set") as refused:
         _plan(nights)
     assert refused.value.non_retryable
     nights.nights.end_night(NightRef(NIGHT, str(refused.value)))
@@ -101,7 +101,7 @@ def test_a_dry_run_moves_nothing(nights: NightWorld) -> None:
     _plan(nights)
     assert nights.next().over
     nights.nights.end_night(NightRef(NIGHT))
-    assert nights.states() == ["left: it was a dry run"] * len(nights.states()) and nights.states()
+    assert nights.states() == ["left: the night was a dry run"] * len(nights.states()) and nights.states()
     assert nights.replicas("a") == {"east": "copying", "west": "ready"}
 
 
@@ -135,7 +135,7 @@ def test_what_is_dropped_refreshed_and_over_the_quota(nights: NightWorld, tmp_pa
         ("refresh", "ops", "east", "waiting", False),
         ("replica", "b", "east", "left", False),
     ]
-    assert rows[-1]["left_because"] == "the quota of bytes moved a day is used up"
+    assert rows[-1]["left_because"] == "the daily quota of moved bytes is used up"
 
 
 def test_the_quota_is_of_the_day(nights: NightWorld) -> None:
@@ -199,9 +199,8 @@ def test_partitions_go_to_datacenters_after_the_moves(nights: NightWorld) -> Non
     assert len(rows) == 4 and {region for region, _ in rows} == {"west"}
     assert {datacenter for _, datacenter in rows} <= {"one", "two"}
     told = [(e["region"], e["detail"]["problem"]) for e in nights.world.events(kind="datacenters.left")]
-    assert [region for region, _ in told] == ["east"] and "storage_bytes of datacenter only of east: not set" in told[
-        0
-    ][1]
+    assert [region for region, _ in told] == ["east"]
+    assert "storage_bytes of datacenter only of east: is not set" in told[0][1]
     assert nights.world.bucket("east").size(f"tetris/nights/{NIGHT}/datacenters/west/plan.json")
 
 

@@ -43,7 +43,7 @@ def test_a_machine_that_its_platform_takes(fleet: World) -> None:
         assert len(fleet.events(kind="machine.notice")) == 1
     assert Reason.from_json(_row(fleet).cordon or {}).code is ReasonCode.PLATFORM_NOTICE
     assert str(Reason.from_json(_row(fleet).cordon or {})) == (
-        "platform_notice: aws takes machine r/c/m (preempt): terminate"
+        "platform_notice: aws reclaims machine r/c/m (preempt): terminate"
     )
     fleet.release(first, Phase.PREEMPTED)
     assert fleet.tick().awarded == 0

@@ -144,7 +144,7 @@ async def test_a_service_that_does_not_name_stuck_workflows_is_asked_once(
     monkeypatch.setattr(reconcile, "_STUCK", "NoSuchAttribute IS NOT NULL")
     for _ in range(2):
         await reconciler.round()
-    assert sum("does not name workflows" in record.message for record in caplog.records) == 1
+    assert sum("does not report workflows" in record.message for record in caplog.records) == 1
 
 
 async def test_the_workflow_of_an_ended_workload_is_ended(

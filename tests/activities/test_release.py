@@ -90,7 +90,7 @@ def test_a_phase_that_cannot_follow_is_refused_for_good(fleet: World) -> None:
     with pytest.raises(ApplicationError, match="running cannot follow pending") as caught:
         fleet.change(workload, Phase.RUNNING)
     assert caught.value.non_retryable and caught.value.type == "IllegalTransition"
-    with pytest.raises(ApplicationError, match="no workload wl-none") as caught:
+    with pytest.raises(ApplicationError, match="workload wl-none does not exist") as caught:
         fleet.workloads.transition(TransitionRequest("wl-none", 1, "running", {}))
     assert caught.value.non_retryable
     with pytest.raises(ApplicationError):

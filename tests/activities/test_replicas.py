@@ -236,7 +236,7 @@ def test_a_declared_checksum_is_compared_with_what_is_there(fleet: World) -> Non
     """The home's objects are read; other content is not copied, but told with both checksums, and tried again."""
     append(fleet, "ds=4", checksum="sha256:" + "0" * 64)
     found = _declared(_folder(fleet, "east", "ds=4"))
-    expected = f"table words, partition ds=4: {found} in east, it has sha256:{'0' * 64}"
+    expected = f"table words, partition ds=4: checksum {found} in east, should be sha256:{'0' * 64}"
     with pytest.raises(ApplicationError) as caught:
         complete(fleet)
     assert (caught.value.message, caught.value.non_retryable) == (expected, False)
@@ -253,7 +253,7 @@ def test_what_stays_wrong_is_shown_to_operators(fleet: World) -> None:
     (_folder(fleet, "east", "ds=2") / "a").unlink()
     delays = []
     for attempt in (1, 2, 3):
-        with pytest.raises(ApplicationError, match=r"words, partition ds=2: 50 bytes in east, it has 100") as caught:
+        with pytest.raises(ApplicationError, match=r"words, partition ds=2: 50 bytes in east, should be 100") as caught:
             complete(fleet, attempt=attempt)
         delays.append(caught.value.next_retry_delay)
     assert delays == [None, None, replicas._WRONG_AGAIN]
@@ -269,7 +269,7 @@ def test_what_stays_wrong_is_shown_to_operators(fleet: World) -> None:
 def test_objects_that_are_not_the_partitions(fleet: World) -> None:
     """A folder in which the target has something else is no partition's: the error names the object."""
     fleet.bucket("west").put("tables/words/ds=1/c", b"strange")
-    strange = r"107 bytes in west, it has 100; tables/words/ds=1/c has 7, in east None"
+    strange = r"107 bytes in west, should be 100; size of tables/words/ds=1/c: 7, in east None"
     with pytest.raises(ApplicationError, match=strange):
         complete(fleet)
     assert held(fleet) == ["ds=2", "ds=3"]

@@ -29,7 +29,7 @@ def test_every_activity_runs_somewhere(world: World) -> None:
 @pytest.mark.parametrize(
     ("roles", "regions", "database", "message"),
     [
-        ([], [], "postgresql://x/y", "role: none given, must be control, region or both"),
+        ([], [], "postgresql://x/y", "role: none given; must be control, region or both"),
         (["boss", "control"], [], "postgresql://x/y", "role: boss given"),
         (["region"], [], "postgresql://x/y", "needs at least one --region"),
         (["control"], [], None, "database: not set"),

@@ -60,9 +60,9 @@ def test_secrets_archives_and_buckets(region: World, tmp_path: Path) -> None:
     path.unlink()
     _fails(region, workload, "master_key", str(path))
     load_master_key(path, create=True)
-    _fails(region, workload, "does not open secret token of tenant t")
+    _fails(region, workload, "cannot decrypt secret token of tenant t")
     path.write_bytes(original)
-    _fails(region, workload, f"archive {'ab' * 32} is not there")
+    _fails(region, workload, f"archive {'ab' * 32} does not exist any more")
     with region.session() as session:
         session.add(Archive(tenant="t", sha256="ab" * 32, body=b"archive"))
         url = session.get_one(Region, "r").bucket_url

@@ -223,7 +223,7 @@ async def test_a_state_folder_has_one_agent(tmp_path: Path) -> None:
         (None, "No such file"),
         ("{}", "machines"),
         ('{"temporal": {"address": "127.0.0.1:1"}, "machines": [{"machine": "x"}]}', "cpus_milli"),
-        (f'{{"temporal": {{}}, "machines": [{MACHINE}, {MACHINE}]}}', "machine: two machines have the same"),
+        (f'{{"temporal": {{}}, "machines": [{MACHINE}, {MACHINE}]}}', "machine: must be different for each machine"),
     ],
 )
 def test_files_that_make_no_sense(

@@ -99,7 +99,7 @@ def test_a_zygote_that_dies_of_every_request(tmp_path: Path, monkeypatch: pytest
     run = run_folder(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(starting, "command", lambda: ["/bin/true"])
-        with pytest.raises(tasks.NotStarted, match="3 zygotes did not answer"):
+        with pytest.raises(tasks.NotStarted, match="3 zygotes did not respond"):
             tasks.start(run, task_launch(run, "true"))
     assert tasks.look(run) is State.ABSENT
     tasks.start(run, task_launch(run, "true"))

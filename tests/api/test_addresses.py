@@ -35,7 +35,7 @@ async def test_failed_logins_of_an_address(database_url: str, tmp_path: Path) ->
         refused = answers[-1]
         assert refused.json()["limit"] == {"name": "limits.failed_logins_per_address", "value": 0.5}
         assert 1 <= int(refused.headers["retry-after"]) <= 2
-        assert "192.0.2.1" in refused.json()["detail"] and "not known" in refused.json()["detail"]
+        assert "192.0.2.1" in refused.json()["detail"] and "is unknown" in refused.json()["detail"]
         async with _from(world, "192.0.2.1", world.headers("vision")[good]) as neighbour:
             assert [(await neighbour.get("/v1/whoami")).status_code for _ in range(5)] == [200] * 5
         async with _from(world, "192.0.2.1", None) as keyless:

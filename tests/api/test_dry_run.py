@@ -60,7 +60,7 @@ async def test_dry_run_tells_where_or_why_not(scheduled: World) -> None:
         evicting = (await client.post("/v1/workloads?dry_run=true", json=asked)).json()
     async with scheduled.client("operator") as client:
         seen = (await client.post("/v1/workloads?dry_run=true", json=asked)).json()
-    assert vain["admitted"] is False and "at most 16 fit, in north" in vain["never"]
+    assert vain["admitted"] is False and "at most 16 fit, in one cluster of north" in vain["never"]
     assert (evicting["victims"], evicting["other_victims"]) == ([], 1)
     assert (len(seen["victims"]), seen["other_victims"]) == (1, 0)
     assert seen["victims"][0] not in str(evicting)

@@ -33,14 +33,14 @@ def _never(*jobs: JobSpec, **more: object) -> str | None:
 
 SAID = [
     ([_job(8)], None),
-    ([_job(9)], "at most 8 fit, in east, where one cluster of it holds that many; ask for at most 8 tasks, "),
-    ([_job(9)], "set span_clusters: true (all clusters of east hold 12) or add machines"),
+    ([_job(9)], "at most 8 fit, in one cluster of east; request at most 8 tasks, "),
+    ([_job(9)], "set span_clusters: true (all clusters of east together hold 12) or add machines"),
     ([_job(12, span_clusters=True)], None),
-    ([_job(13, span_clusters=True)], "at most 12 fit, in east, where its clusters together hold"),
-    ([_job(2, 8, ("v100",))], "at most 1 fit, in west"),
+    ([_job(13, span_clusters=True)], "at most 12 fit, in all clusters of east;"),
+    ([_job(2, 8, ("v100",))], "at most 1 fit, in one cluster of west"),
     ([_job(1, 8, ("v100",)), _job(60, 0)], None),
-    ([_job(8, name="x"), _job(5, name="y")], "east has 12 a100 and 13 are asked for"),
-    ([_job(8, 1, ("v100",), 2000, name="x"), _job(70, 0, name="y")], "west has 80 CPUs and 86 are asked for"),
+    ([_job(8, name="x"), _job(5, name="y")], "east has 12 a100, but 13 are needed"),
+    ([_job(8, 1, ("v100",), 2000, name="x"), _job(70, 0, name="y")], "west has 80 CPUs, but 86 are needed"),
 ]
 
 
@@ -62,7 +62,7 @@ def test_machines_of_another_kind_of_capacity_do_not_count() -> None:
     spec = WorkloadSpec(name="w", tenant="t", jobs=(_job(8),))
     assert never(spec, spot) is None
     only = spec.model_copy(update={"capacity": (CapacityKind.ON_DEMAND, CapacityKind.VOLUNTARY)})
-    said = "no region has machines of the kinds on_demand, voluntary, there are spot; name one of these under capacity"
+    said = "no region has machines of the kinds on_demand, voluntary; existing kinds: spot; name one in `capacity`"
     assert never(only, spot) == said
     assert "at most 4 fit" in str(never(only, [*spot[:1], replace(FLEET[1], capacity="on_demand"), *spot[2:]]))
 
@@ -87,4 +87,4 @@ async def test_submission_tells_it(world: World) -> None:
         fits = (await client.post("/v1/workloads", json=resources(accelerators="a100:8"))).json()
         vain = (await client.post("/v1/workloads", json=job(tasks=17, resources=one))).json()
     assert fits["never"] is None and fits["id"]
-    assert vain["phase"] == "pending" and "at most 16 fit, in north" in vain["never"]
+    assert vain["phase"] == "pending" and "at most 16 fit, in one cluster of north" in vain["never"]

@@ -26,7 +26,7 @@ async def test_one_night_at_a_time(world: World) -> None:
         assert _mail(world) == [night["id"]]
         again = await client.post("/v1/tetris/nights", json={})
         assert again.status_code == 409
-        assert again.json()["detail"] == f"one night at a time: {night['id']} is planning"
+        assert again.json()["detail"] == f"only one night can run at a time: {night['id']} is planning"
         assert _mail(world) == [night["id"]]
         wrong = await client.post("/v1/tetris/nights", json={"dry": True})
         assert wrong.status_code == 422 and "dry" in wrong.text

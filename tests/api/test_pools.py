@@ -124,7 +124,7 @@ async def test_a_region_with_pools_or_instances_stays(world: World) -> None:
     world.add_instance(region="west")
     refused = await act(world, "/v1/regions/west", method="DELETE")
     assert refused.status_code == 409
-    assert "pools: burst; instances that are not gone: in-0000000000000001" in refused.json()["detail"]
+    assert "pools: burst; instances that have not ended: in-0000000000000001" in refused.json()["detail"]
     assert (await act(world, "/v1/pools/west/burst", method="DELETE")).status_code == 204
     world.end_instance()
     assert (await act(world, "/v1/regions/west", method="DELETE")).status_code == 204
@@ -136,4 +136,4 @@ async def test_a_machine_that_was_launched_is_not_removed(world: World) -> None:
     assert (await act(world, "/v1/machines/north/alpha/m1/drain")).status_code == 200
     refused = await act(world, "/v1/machines/north/alpha/m1", method="DELETE")
     assert refused.status_code == 409
-    assert f"it is instance {INSTANCE}" in refused.json()["detail"]
+    assert f"it belongs to instance {INSTANCE}" in refused.json()["detail"]

@@ -85,4 +85,4 @@ async def test_a_scan_that_does_not_come_is_named(world: World) -> None:
     codes = {w["id"]: w["reason"]["code"] for w in (await get(world, "/v1/workloads"))["items"]}
     assert codes == {waits: "scan_overdue", back: "scan_pending"}
     why = await get(world, f"/v1/workloads/{waits}/why")
-    assert why["summary"].startswith("pending: no scan of the queue has reached it since ")
+    assert why["summary"].startswith("pending: no scan of the queue has included it since ")

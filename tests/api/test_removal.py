@@ -55,7 +55,7 @@ async def test_a_region_is_removed_when_nothing_is_there(world: World) -> None:
     status, said = await _delete(world, "/v1/regions/south")
     assert status == 409
     machines = "machines: south/beta/c1, south/beta/m1; "
-    data = "tables at home there: words; replicas of tables: words; "
+    data = "tables with their home there: words; replicas of tables: words; "
     assert f"{machines}{data}checkpoints of workloads: {saved}; " in said, said
     with world.session() as session:
         for machine in ("c1", "m1"):

@@ -72,8 +72,8 @@ async def test_why_a_workload_waits(world: World) -> None:
     assert [r["code"] for r in why["reasons"]] == ["quota_exceeded", "insufficient_capacity"]
     assert (why["position"], why["of"], why["rank"], why["over_quota"], why["credit"]) == (2, 2, 8, True, 0.25)
     assert why["summary"] == (
-        "pending: waits at position 2 of 2, over quota: tenant vision uses 8 of 8 a100 and this needs 2 more; region "
-        "north can now place 1 of 2 tasks of job trainer; no workload of lower priority can be evicted"
+        "pending: waits at position 2 of 2, over quota: tenant vision uses 8 of 8 a100 and this workload needs 2 more; "
+        "region north can now place 1 of 2 tasks of job trainer; no workload of lower priority can be evicted"
     )
 
 
@@ -85,7 +85,7 @@ async def test_why_a_workload_is_held(world: World) -> None:
         session.add(Waiting(workload=id_, reasons={"reasons": [FULL]}))
     why = await get(world, f"/v1/workloads/{id_}/why")
     assert [r["code"] for r in why["reasons"]] == ["held"]
-    assert why["summary"] == "pending: held by key-vision; `mizzen release` lets it go on"
+    assert why["summary"] == "pending: held by key-vision; `mizzen release` ends the hold"
 
 
 async def test_why_before_a_scan(world: World) -> None:

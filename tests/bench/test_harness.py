@@ -112,7 +112,7 @@ def test_names_and_beginnings_select() -> None:
     assert command.chosen("rms", names) == ["rms-bid", "rms-preempt", "rms-grow"]
     assert command.chosen("memory, gms-scan,gms", names) == ["gms-scan", "gms-reference", "gms-tick", "memory"]
     for wrong in ("nothing", "rms-bid,", ""):
-        with pytest.raises(click.UsageError, match="there are gms-scan"):
+        with pytest.raises(click.UsageError, match="must be a name or prefix of gms-scan"):
             command.chosen(wrong, names)
 
 

@@ -67,7 +67,7 @@ class Torn(FileStore):
 def test_a_record_that_is_not_created_in_one_go_is_found(tmp_path: Path) -> None:
     """A kill leaves a piece of it."""
     tally, _ = _looped(tmp_path, 40, [VARIANTS[0]], open=lambda uri: Torn(Path(uri)))
-    assert any("a damaged record" in text for text in tally.violations)
+    assert any("the record is damaged" in text for text in tally.violations)
 
 
 def test_the_observer_sees_damage_and_other_content(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_the_observer_sees_damage_and_other_content(tmp_path: Path) -> None:
     assert look(job.root, [table]).wrong == ()
     kept.save(2, kept._tracked.capture(2))
     (wrong,) = look(job.root, [table]).wrong
-    assert "not what an uninterrupted run has at step 2" in wrong
+    assert "differs from an uninterrupted run at step 2" in wrong
     newest = look(job.root).commits[0]
     assert {part["name"] for part in newest.parts} == names
     (key,) = (part["key"] for part in newest.parts if part["name"] == "progress")

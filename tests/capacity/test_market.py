@@ -140,11 +140,11 @@ def test_what_never_ends_is_written_as_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "where", "says"),
     [
-        ({"kind": "moon"}, "providers.p.kind", "must be one of ec2, trace, it is 'moon'"),
+        ({"kind": "moon"}, "providers.p.kind", "must be one of ec2, trace; it is 'moon'"),
         ({}, "providers.p.kind", "it is None"),
         ({"kind": "static"}, "providers.p.kind", "must be one of"),
         ({"kind": "trace", "machine_types": TYPES}, "providers.p", "zones: is missing"),
-        ({"kind": "trace", "machine_types": TYPES, "zones": {"za": {"region": "w"}}}, "zones.za", "how many machines"),
+        ({"kind": "trace", "machine_types": TYPES, "zones": {"za": {"region": "w"}}}, "zones.za", "set at least one"),
         (
             {
                 "kind": "trace",
@@ -157,7 +157,7 @@ def test_what_never_ends_is_written_as_json(tmp_path: Path) -> None:
         (
             {"kind": "trace", "machine_types": TYPES, "zones": {"z": {"region": "w", "trace": "/no/such.json"}}},
             "zones.z",
-            "/no/such.json: is no trace",
+            "/no/such.json: is not a valid trace file",
         ),
         ({"kind": "trace", "machine_types": TYPES, "zones": {"z": {"region": "w", "mots": 1}}}, "mots", "most"),
     ],

@@ -116,7 +116,7 @@ def test_the_plain_wheel_looks_at_checkpoints(plain: Plain, root: Path, tmp_path
     shown = plain("checkpoint", "show", str(root), "--step", "20")
     assert shown.returncode == 0 and "20x30" in shown.stdout and "part-model" not in shown.stderr
     verified = plain("checkpoint", "verify", f"file://{root}", "--all")
-    assert (verified.returncode, verified.stdout.count("is whole"), verified.stderr) == (0, 3, "")
+    assert (verified.returncode, verified.stdout.count("is intact"), verified.stderr) == (0, 3, "")
     exported = plain("checkpoint", "export", str(root), str(tmp_path / "out"), "-o", "name")
     assert exported.returncode == 0 and exported.stderr == ""
     assert {Path(line) for line in exported.stdout.splitlines()} == set((tmp_path / "out").iterdir())
@@ -148,7 +148,7 @@ def test_a_list_says_what_is_whole(root: Path, capsys: pytest.CaptureFixture[str
     place(root, "rng", 10).write_bytes(b"")
     assert run(["checkpoint", "ls", str(root)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["STEP", "ATTEMPT", "SAVE", "SAVED", "(UTC)", "AGO", "SIZE", "RANKS", "WHOLE"]
+    assert lines[0].split() == ["STEP", "ATTEMPT", "SAVE", "SAVED", "(UTC)", "AGE", "SIZE", "RANKS", "INTACT"]
     assert [line.split()[:3] for line in lines[1:]] == [["30", "1", "3"], ["20", "1", "2"], ["10", "1", "1"]]
     day = time.strftime("%Y-%m-%d", time.gmtime(list_committed(root)[0].created_at_s))
     assert day in lines[1] and lines[1].endswith(" yes")
@@ -188,12 +188,12 @@ def test_one_is_shown_with_its_tensors(root: Path, capsys: pytest.CaptureFixture
 
 
 def test_damage_has_an_exit_code_of_its_own(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is whole ends with 0. A bit that flipped ends with 8, and the part, its key and what is wrong are said."""
+    """What is intact ends with 0. A bit that flipped ends with 8, and the part, its key and what is wrong are said."""
     changed = place(root, "progress", 20)
     changed.write_bytes(b"?" * changed.stat().st_size)
     assert told(capsys, "checkpoint", "verify", str(root))["whole"]
     assert run(["checkpoint", "verify", str(root)]) == 0
-    assert capsys.readouterr().out.startswith(f"{list_committed(root)[0].name} is whole")
+    assert capsys.readouterr().out.startswith(f"{list_committed(root)[0].name} is intact")
     one = told(capsys, "checkpoint", "verify", str(root), "--step", "20", code=8)
     [problem] = one["problems"]
     assert (problem["part"], problem["what"]) == ("progress", "checksum")
@@ -206,12 +206,12 @@ def test_damage_has_an_exit_code_of_its_own(root: Path, capsys: pytest.CaptureFi
 
 
 def test_a_damaged_record_is_damage(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A record after the newest checkpoint that cannot be read may have been a newer one; an older step is whole."""
+    """A record after the newest checkpoint that cannot be read may have been a newer one; an older step is intact."""
     record = max((root / "log").iterdir())
     record.write_bytes(record.read_bytes()[1:])
     assert run(["checkpoint", "verify", str(root)]) == 8
     out, err = capsys.readouterr()
-    assert "is whole" in out and f"record {int(record.stem)} of the log is damaged" in err
+    assert "is intact" in out and f"record {int(record.stem)} of the log is damaged" in err
     assert run(["checkpoint", "verify", str(root), "--step", "20"]) == 0
     assert run(["checkpoint", "verify", str(root), "--all"]) == 8
 
@@ -230,7 +230,7 @@ def test_an_export_is_the_parts_as_files(root: Path, tmp_path: Path, capsys: pyt
     (tmp_path / "empty").mkdir()
     assert run(["checkpoint", "export", str(root), str(tmp_path / "empty")]) == 0
     assert len(files(tmp_path / "empty")) == len(capsys.readouterr().out.splitlines()) - 1 == 4
-    assert "is no folder" in refused(capsys, "checkpoint", "export", str(root), str(target / "part-raw.bin"))
+    assert "is not a folder" in refused(capsys, "checkpoint", "export", str(root), str(target / "part-raw.bin"))
 
 
 def test_a_damaged_export_leaves_nothing(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,17 +296,17 @@ def test_names_of_a_forged_record_lead_nowhere(
 @pytest.mark.parametrize(
     ("arguments", "code", "right"),
     [
-        (["ls", "nowhere"], 3, "there is no root of checkpoints here"),
-        (["show", "run", "--step", "7"], 3, "no checkpoint of step 7; there are those of 10, 20, 30"),
+        (["ls", "nowhere"], 3, "not a checkpoint root"),
+        (["show", "run", "--step", "7"], 3, "no checkpoint of step 7; available steps: 10, 20, 30"),
         (["verify", "run", "--step", "x"], 2, "'--step': 'x' is not a valid integer"),
         (["verify", "run", "--step", "-1"], 2, "'--step': -1 is not in the range x>=0"),
-        (["verify", "run", "--step", "10", "--all"], 2, "'--step' and '--all' exclude each other"),
-        (["ls", "az://run"], 2, "the scheme 'az' is not supported; give a path, file://, s3:// or gs://"),
+        (["verify", "run", "--step", "10", "--all"], 2, "'--step' and '--all' cannot be used together"),
+        (["ls", "az://run"], 2, "the scheme 'az' is not supported; use a path, file://, s3:// or gs://"),
         (["ls", "run", "-o", "xml"], 2, "'-o' / '--output': 'xml' is not one of 'table'"),
         (["ls", "run", "--steps"], 2, "No such option: --steps"),
         (["export", "run"], 2, "Missing argument 'DEST'"),
-        (["nonsense", "run"], 2, "No such command 'nonsense'; there are ls, show, verify, export"),
-        (["export", "run", "/dev/null/here"], 5, "/dev/null/here cannot be written"),
+        (["nonsense", "run"], 2, "No such command 'nonsense'; the commands are ls, show, verify, export"),
+        (["export", "run", "/dev/null/here"], 5, "cannot write to /dev/null/here"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -335,7 +335,7 @@ def test_a_claimed_root_lists_nothing(tmp_path: Path, capsys: pytest.CaptureFixt
     Checkpointer(tmp_path, attempt=1)
     assert told(capsys, "checkpoint", "ls", str(tmp_path)) == []
     assert told(capsys, "checkpoint", "verify", str(tmp_path), "--all") == []
-    assert "no checkpoint is committed here" in refused(capsys, "checkpoint", "show", str(tmp_path), code=3)
+    assert "the root has no committed checkpoint" in refused(capsys, "checkpoint", "show", str(tmp_path), code=3)
 
 
 def test_looking_never_stops_the_training(root: Path, tmp_path: Path) -> None:

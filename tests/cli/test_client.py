@@ -62,7 +62,7 @@ def test_what_may_not_be_sent_twice_is_not(service: Service, cutter: Cutter) -> 
     cutter.after_bytes = 0
     with (
         Client(cutter.url, service.keys["operator"], patience_s=10) as operator,
-        pytest.raises(Unreachable, match="not known whether it was done"),
+        pytest.raises(Unreachable, match="unknown whether the request was executed"),
     ):
         operator.create_key("viewer", label="lost")
     with Client(service.url, service.keys["operator"]) as operator:

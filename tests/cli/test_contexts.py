@@ -51,7 +51,7 @@ def test_contexts_are_listed_used_and_removed(capsys: pytest.CaptureFixture[str]
     assert run(["contexts", "use", "b"]) == 0
     assert run(["contexts", "list"]) == 0
     out = capsys.readouterr().out
-    assert "*       b     http://b" in out and "key-" not in out
+    assert "*        b     http://b" in out and "key-" not in out
     assert run(["contexts", "rm", "b"]) == 0
     assert load_contexts() == Contexts(None, {"a": TWO.named["a"]})
     assert run(["contexts", "use", "nope"]) == 2

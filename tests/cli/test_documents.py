@@ -54,13 +54,13 @@ def test_json_is_read_with_tabs_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\na: 2\n", "x:2:1: the key 'a' is given twice"),
-        ('{"a": 1, "a": 2}', "x: the key 'a' is given twice"),
+        ("a: 1\na: 2\n", "x:2:1: duplicate key 'a'"),
+        ('{"a": 1, "a": 2}', "x: duplicate key 'a'"),
         ("a: [1\n", "x:2:1: "),
-        ("[1, 2]", "x: a document is a mapping of keys to values, this is a list"),
-        ("", "x: there is no document in it"),
-        ("a: 1e400", "x: holds a value that JSON does not have"),
-        ("a: &b [*b]", "x: holds a value that JSON does not have"),
+        ("[1, 2]", "x: a document must be a mapping of keys to values, got a list"),
+        ("", "x: contains no document"),
+        ("a: 1e400", "x: has a value that JSON cannot represent"),
+        ("a: &b [*b]", "x: has a value that JSON cannot represent"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told_with_its_place(text: str, message: str) -> None:

@@ -141,7 +141,7 @@ def test_tables_are_added_copied_and_forgotten(as_operator: Service, capsys: Cap
     assert run(["tables", "verify", "words"]) == 1
     shown = capsys.readouterr()
     assert "north (wrong for" in shown.out and "words/a is missing" in shown.out
-    assert shown.err == "found wrong: words in north\n"
+    assert shown.err == "wrong replicas: words in north\n"
     assert run(["tables", "drop-replica", "words", "north", "--grace", "1h"]) == 5, "its home"
     assert run(["tables", "drop-replica", "words", "south"]) == 3
     assert run(["tables", "drop-replica", "words", "south", "--grace", "soon"]) == 2

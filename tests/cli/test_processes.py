@@ -76,7 +76,7 @@ def running(service: Service, client: Client) -> str:
 @pytest.mark.parametrize(
     ("command", "hint"),
     [
-        (["logs", "-f"], "goes on; `mizzen logs -f {id}`"),
+        (["logs", "-f"], "continues; `mizzen logs -f {id}`"),
         (["events", "-f"], "`mizzen events -f {id} --after "),
         (["wait"], "`mizzen wait {id}`"),
     ],

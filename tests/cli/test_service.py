@@ -186,10 +186,10 @@ def test_show_is_a_readable_page(as_vision: Service, submit: Submit, capsys: Cap
         "ago, 51.1 KiB)",
         "saves      every 804.98 s (W): a save costs 30 s (C), an interruption comes every 3h (mu, by hazard)",
         "lost work  0s if it were interrupted now, 1m so far",
-        "load       loaded, 1 checkpoint passed over as damaged",
+        "load       loaded, 1 checkpoint skipped as damaged",
         "train: 2 tasks with a100:1, 1 cpu, 1.0 GiB",
         "task_failed: task train/0 ended with exit code 3",
-        "goes on",
+        "active",
     ):
         assert words in out
 
@@ -304,7 +304,7 @@ def test_cancel_prints_what_the_workload_is_then(
     id_ = submit()
     as_vision.place(id_)
     assert run(["cancel", id_]) == 0
-    assert "it ends as soon as its tasks have saved and stopped" in capsys.readouterr().err
+    assert "it ends when its tasks have saved and stopped" in capsys.readouterr().err
 
 
 def test_cancel_takes_ids_or_labels(as_vision: Service, submit: Submit, capsys: Capture) -> None:
@@ -381,7 +381,7 @@ def test_an_api_that_is_not_there_is_6(monkeypatch: pytest.MonkeyPatch, capsys: 
     """Nothing listening, and something that is no API, are told apart from a refusal."""
     monkeypatch.setenv("MIZZEN_API", "http://127.0.0.1:9")
     assert run(["ls", "--patience", "0"]) == 6
-    assert "no answer from http://127.0.0.1:9" in capsys.readouterr().err
+    assert "no response from http://127.0.0.1:9" in capsys.readouterr().err
     monkeypatch.setenv("MIZZEN_API", "ftp://x")
     assert run(["ls"]) == 2
 

@@ -84,7 +84,7 @@ def test_partitions_are_appended_and_listed(logs: Service, capsys: Capture) -> N
     append = ["tables", "append", "web.logs", "ds=2", "--bytes"]
     assert run([*append, "3"]) == run([*append, "3"]) == 0
     assert run([*append, "4"]) == 5
-    assert "partition ds=2 is there with 3, and never changes" in capsys.readouterr().err
+    assert "partition ds=2 exists with 3 and cannot be changed" in capsys.readouterr().err
     assert run(["tables", "partitions", "web.logs", "-o", "name"]) == 0
     assert capsys.readouterr().out.split() == ["ds=1", "ds=2"]
     assert run(["tables", "list", "--namespace", "web"]) == 0
@@ -136,7 +136,7 @@ def test_partitions_go_to_datacenters(logs: Service, write: Write, tmp_path: Pat
         assert again == {t.name: t.home for t in found.tables} | {"web.logs/ds=1": "north/d2"}
         plan.write_text('{"version": 1, "homes": {"web.logs/ds=9": "north/d2"}}')
         assert command("assign", instance, plan) == 2
-        assert "'web.logs/ds=9' is no table of the instance" in capsys.readouterr().err
+        assert "'web.logs/ds=9' is not a table of the instance" in capsys.readouterr().err
         with pytest.raises(click.UsageError, match="--reads: the tables of a region's instance are partitions"):
             command("export", instance, "--region", "north", "--reads", reads)
     finally:
@@ -176,16 +176,16 @@ def test_a_file_is_imported_once(logs: Service, write: Write, capsys: Capture) -
         ("r2,daily,hive,,2026-11-21T03:00:00Z,,,,", "kind: 'hive': must be ml, spark or presto"),
         ("r2,daily,spark,Web,2026-11-21T03:00:00Z,,,,", "tables: 'Web': must be a name, or namespace.name"),
         ("r2,daily,spark,web.logs/,2026-11-21T03:00:00Z,,,,", "tables: 'web.logs/': must be a name, or namespace.name"),
-        ("r2,daily,spark,a|a,2026-11-21T03:00:00Z,,,,", "tables: 'a|a': names a table or a partition twice"),
+        ("r2,daily,spark,a|a,2026-11-21T03:00:00Z,,,,", "tables: 'a|a': contains a table or a partition twice"),
         ("r2,daily,spark,,2026-11-21T03:00:00,,,,", "ended_at: '2026-11-21T03:00:00': must be a time with its zone"),
         ("r2,daily,spark,,yesterday,,,,", "ended_at: 'yesterday': must be a time with its zone"),
         ("r2,daily,spark,,2026-11-21T03:00:00Z,-1,,,", "cpu_hours: '-1': must be a number of hours from 0"),
         ("r2,daily,spark,,2026-11-21T03:00:00Z,nan,,,", "cpu_hours: 'nan': must be a number of hours from 0"),
-        ("r2,daily,spark,,2026-11-21T03:00:00Z,,,5,", "gpu_hours: '5': must be 0 or empty where gpu_type is empty"),
+        ("r2,daily,spark,,2026-11-21T03:00:00Z,,,5,", "gpu_hours: '5': must be 0 or empty if gpu_type is empty"),
         ("r2,daily,spark,,2026-11-21T03:00:00Z,,A 100,5,", "gpu_type: 'A 100': must be 1 to 63 lower-case"),
         ("r2,daily,spark,,2026-11-21T03:00:00Z,,,,0", "priority: '0': must be a level from 1 (the highest) to 7"),
         ("r2,daily,spark,,2026-11-21T03:00:00Z,,,,1.5", "priority: '1.5': must be a level"),
-        (GOOD, "run: 'r1': is that of row 2 too: a run is told once"),
+        (GOOD, "run: 'r1': is also in row 2: run ids must be unique"),
         (GOOD + ",more", "the end: ['more']: the row has more cells than the header"),
         ("r2,daily,spark,web.lags,2026-11-21T03:00:00Z,,,,", "tables[0]: 'web.lags': there is no such table"),
         ("r2,daily,spark,a/ds=1,2026-11-21T03:00:00Z,,,,", "tables[0]: 'a/ds=1': there is no such table"),
@@ -213,15 +213,15 @@ def test_a_source_of_its_own(write: Write) -> None:
     first, second = read_usage(path)
     assert first.run is not None and first.run["source"] == "presto-eu"
     assert second.number == 3
-    assert second.wrong == "source: 'mizzen': must be another name; mizzen tells of its own workloads itself"
+    assert second.wrong == "source: 'mizzen': must be another name; mizzen records its own workloads itself"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "column run: missing"),
-        ("run,job,kind,tables", "column ended_at: missing; a file has run, job, kind, tables, ended_at"),
-        (f"{HEADER},user", "column 'user': unknown; columns are run, job, kind"),
+        ("run,job,kind,tables", "column ended_at: missing; required columns are run, job, kind, tables, ended_at"),
+        (f"{HEADER},user", "column 'user': unknown; the columns are run, job, kind"),
         ("\udcff", "codec can't decode"),
     ],
 )

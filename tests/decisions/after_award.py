@@ -87,11 +87,11 @@ def _check(snapshot: RegionSnapshot, plan: Plan, request: PlacementRequest) -> N
     placed = [placement.job for placement in plan.jobs]
     wanted = [job.name for job in request.jobs]
     if placed != wanted:
-        raise ValueError(f"plan places the jobs {placed}, and the request has {wanted}")
+        raise ValueError(f"plan places the jobs {placed}, but the request has the jobs {wanted}")
     for placement, job in zip(plan.jobs, request.jobs, strict=True):
         tasks = sum(count for _, count in placement.machines)
         if tasks != job.tasks:
-            raise ValueError(f"plan places {tasks} of {job.tasks} tasks of job {job.name!r}; a gang is placed whole")
+            raise ValueError(f"plan places {tasks} of {job.tasks} tasks of job {job.name!r}; it must place all of them")
     ranks = {w.id: w.rank for w in snapshot.running if w.evictable and w.id not in request.may_not_evict}
     for victim in plan.victims:
         if ranks.get(victim, 0) <= request.rank:
@@ -124,7 +124,7 @@ def _take(machine: str, resource: str, needs: int, free: int, released: int) -> 
     taken = min(needs, max(free, 0))
     if needs - taken > released:
         raise ValueError(
-            f"machine {machine!r} has {free} {resource} free and {released} held by the plan's victims, and the plan"
+            f"machine {machine!r} has {free} {resource} free and {released} held by the plan's victims, but the plan"
             f" needs {needs}"
         )
     return taken

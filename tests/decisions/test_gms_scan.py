@@ -245,7 +245,7 @@ def test_quota_goes_to_the_most_important_level_first() -> None:
     result = scan(queue([tenant(level=1, a100=8)], pending, placed))
     assert result.placed_ranks == {"sweep": 7}
     assert [(r.id, r.rank, r.displaces) for r in result.queue] == [("urgent", 1, ("sweep",)), ("more", 8, ())]
-    assert str(result.queue[1].reason) == "quota_exceeded: tenant vision uses 16 of 8 a100 and this needs 1 more"
+    assert str(result.queue[1].reason) == "quota_exceeded: tenant vision uses 16 of 8 a100 and this workload needs 1 more"
 
 
 def test_an_award_takes_quota_from_what_is_less_important() -> None:
@@ -319,7 +319,7 @@ def test_the_reason_names_the_first_type_that_is_lacking() -> None:
     jobs = (job(1, 1, "h100", name="first"), job(1, 4, "h100", "a100", name="second"))
     only = scan(queue([tenant(a100=2, h100=4)], [queued("w", *jobs)], placed)).queue[0]
     assert only.gpu_types == (("h100",), ("h100", "a100"))
-    assert str(only.reason) == "quota_exceeded: tenant vision uses 3 of 4 h100 and this needs 5 more"
+    assert str(only.reason) == "quota_exceeded: tenant vision uses 3 of 4 h100 and this workload needs 5 more"
 
 
 def test_cpus_are_told_in_cores() -> None:
@@ -327,7 +327,7 @@ def test_cpus_are_told_in_cores() -> None:
     placed = [PlacedWorkload("p", "vision", 0.0, {}, 1500)]
     pending = [queued("w", job(3, 1, cpus_milli=1000))]
     only = scan(queue([tenant(a100=8, cpus_milli=4000)], pending, placed)).queue[0]
-    assert str(only.reason) == "quota_exceeded: tenant vision uses 1.5 of 4 cpus and this needs 3 more"
+    assert str(only.reason) == "quota_exceeded: tenant vision uses 1.5 of 4 cpus and this workload needs 3 more"
 
 
 @pytest.mark.parametrize("held", [False, True])

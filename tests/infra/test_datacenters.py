@@ -191,7 +191,7 @@ def test_plans_that_do_not_fit_any_more(house: Engine) -> None:
     }  # fmt: skip
     with transaction(house) as session, pytest.raises(AssignmentError) as refused:
         assign_partitions(session, homes)
-    lacking = "no ready replica in north has this partition; export the region's instance anew"
+    lacking = "no ready replica in north has this partition; export the region's instance again"
     assert refused.value.wrong == {
         "days/p9": lacking, "far/p1": lacking, "far/p2": "region north has no datacenter 'd7'; it has d1, d2",
         "gone/p1": lacking, "small/p1": "region south has no datacenter 'd1'; it has none",
@@ -209,11 +209,11 @@ def test_what_is_missing_is_named(house: Engine) -> None:
     """A region without datacenters, or with one whose storage nobody has said, has no instance."""
     with pytest.raises(CatalogueError, match="region south has no datacenters; set each with its storage and clusters"):
         _gather(house, region="south")
-    with pytest.raises(CatalogueError, match="region mars: there is no such region"):
+    with pytest.raises(CatalogueError, match="region mars: does not exist"):
         _gather(house, region="mars")
     with transaction(house) as session:
         session.get_one(models.Datacenter, ("north", "d2")).storage_bytes = None
-    with pytest.raises(CatalogueError, match="storage_bytes of datacenter d2 of north: not set"):
+    with pytest.raises(CatalogueError, match="storage_bytes of datacenter d2 of north: is not set"):
         _gather(house)
     with transaction(house) as session:
         session.execute(delete(tables.Table))

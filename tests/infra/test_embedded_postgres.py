@@ -108,7 +108,7 @@ def _a_file(server: EmbeddedPostgres) -> None:
         (_other_version, "Postgres 16"),
         pytest.param(_other_owner, "belongs to user 4711", marks=as_root),
         (_no_passwords, "superuser-password"),
-        (_a_file, "not a whole database cluster"),
+        (_a_file, "not a complete database cluster"),
     ],
 )
 def test_damage_is_named_and_nothing_changes(
@@ -158,7 +158,7 @@ def test_a_disk_that_is_full_leaves_nothing_half_made(tmp_path: Path) -> None:
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
     )
-    assert "infra.errors.StackError: postgres: initdb ended with" in done.stderr
+    assert "infra.errors.StackError: postgres: initdb failed with" in done.stderr
     assert [p.name for p in (tmp_path / "postgres").iterdir()] == ["superuser-password"]
 
 

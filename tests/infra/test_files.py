@@ -17,7 +17,7 @@ regions:
       - name: a
         machines: [{name: n, count: lots, gpus: 70, gpu_typ: a100}, {name: m, gpus: 1}]
 """
-TYPED = "gpus and gpu_type go together: a machine with GPUs has a type, one without has none"
+TYPED = "gpus and gpu_type go together: set gpu_type if gpus is above 0, and only then"
 BROKEN = {
     "no YAML": (b"regions: [1,\nb: 2", "line 2, column "),
     "no text": (b"\xff\xfe", "is not text (byte 0xff at position 0 is not UTF-8)"),
@@ -38,9 +38,9 @@ def test_a_fleet_files_mistakes_are_all_named(tmp_path: Path) -> None:
         f"regions[0].name: must be {NAME_RULE}, it is 'East!'",
         "regions[0].clusters[0].machines[0].gpus: must be at most 62, it is 70",
         "regions[0].clusters[0].machines[0].count: must be a whole number, it is 'lots'",
-        "regions[0].clusters[0].machines[0].gpu_typ: is not a key here; did you mean 'gpu_type'?",
+        "regions[0].clusters[0].machines[0].gpu_typ: unknown key; did you mean 'gpu_type'?",
         f"regions[0].clusters[0].machines[1]: {TYPED}",
-        "regions[0].buckt: is not a key here; did you mean 'bucket'?",
+        "regions[0].buckt: unknown key; did you mean 'bucket'?",
     ]
 
 
@@ -68,7 +68,7 @@ def test_a_settings_files_mistakes_are_all_named(tmp_path: Path) -> None:
         "api: must be a mapping of keys to values, it is 7",
         "limits.streams: must be a whole number, it is 'x'",
         "scheduler.batch: must be greater than 0, it is -1",
-        "scheduler.scan_intervl_s: is not a key here; did you mean 'scan_interval_s'?",
+        "scheduler.scan_intervl_s: unknown key; did you mean 'scan_interval_s'?",
         "temporal.api_key: must be text",
         "database: must be text",
     ):

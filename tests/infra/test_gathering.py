@@ -146,7 +146,7 @@ def test_only_the_window_counts(house: Engine) -> None:
     assert [(j.weight, j.cpu_hours) for j in _jobs(house, *runs)] == [(2 / 30, 20 / 30)]
     assert [(j.weight, j.cpu_hours) for j in _jobs(house, window_days=10.0)] == [(0.5, 5.0)]
     assert _jobs(house, window_days=0.5) == ()
-    with pytest.raises(ValueError, match="window_days: 0: must be above 0"):
+    with pytest.raises(ValueError, match="window_days: 0: must be greater than 0"):
         _jobs(house, window_days=0)
 
 
@@ -164,10 +164,10 @@ def test_a_run_is_recorded_once(house: Engine) -> None:
 
 def test_what_is_missing_is_named(database: Engine) -> None:
     """Without regions, or without their storage, there is no instance; the error says how to set it."""
-    with transaction(database) as session, pytest.raises(CatalogueError, match="regions: there are none"):
+    with transaction(database) as session, pytest.raises(CatalogueError, match="regions: there is no region"):
         gather(session)
     with transaction(database) as session:
         session.add_all(models.Region(name=name, bucket_url="file:///x") for name in "ab")
         session.flush()
-        with pytest.raises(CatalogueError, match=r"storage_bytes of region a, b: not set; .*mizzen regions set REGION"):
+        with pytest.raises(CatalogueError, match=r"storage_bytes of region a, b: is not set; .*regions set REGION"):
             gather(session)

@@ -59,7 +59,7 @@ def test_a_part_that_was_stopped_when_its_supervisor_died_is_ended_by_the_next(t
             assert supervisor.poll() is None
         supervisor.kill()
     port = int(log.read_text())
-    with pytest.raises(Exception, match="is taken"):
+    with pytest.raises(Exception, match="is in use"):
         require_free("api.port", "127.0.0.1", port)
     leftovers.end_recorded(parts)
     require_free("api.port", "127.0.0.1", port)

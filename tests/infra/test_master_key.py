@@ -59,7 +59,7 @@ def test_another_key_is_refused_and_forgets_only_what_it_cannot_open(key: Path, 
     load_master_key(key, create=True)
     with transaction(database) as session:
         session.get_one(Secret, ("vision", "two")).box = encrypt_secret(load_master_key(key), "new")
-    with pytest.raises(ConfigurationError, match=r"does not open 1 of .*\(vision/one\)"):
+    with pytest.raises(ConfigurationError, match=r"does not decrypt 1 of .*\(vision/one\)"):
         bootstrap(database, key.parent, key, {})
     bootstrap(database, key.parent, key, {}, forget_unreadable_secrets=True)
     with transaction(database) as session:

@@ -32,7 +32,7 @@ def test_a_data_folder_is_closed_also_one_that_was_open(tmp_path: Path, caplog: 
     own = 0o711 if os.geteuid() == 0 else 0o700
     modes = {old: own, old / "machines": own, old / "run": 0o700, old / "temporal.db": 0o600, new: own}
     assert {path: stat.S_IMODE(path.stat().st_mode) for path in modes} == modes
-    assert len(caplog.messages) == 4 and f"{old}: mode 755 was too open" in caplog.text
+    assert len(caplog.messages) == 4 and f"{old}: mode 755 was too permissive" in caplog.text
 
 
 async def test_several_tenants_that_share_a_user_are_warned_of(tmp_path: Path, database: Engine) -> None:
@@ -68,7 +68,7 @@ async def test_a_database_that_is_away_does_not_end_the_stack(
         settings = Settings(database=url, data_dir=tmp_path, tasks=TaskSettings(separate_tenants=False))
         said = await _warning_of_sharing(EmbeddedStack(settings, DEFAULT_FLEET, tmp_path, print))
     assert str(said).startswith(
-        "the number of tenants is not known, the database does not answer; if there are several"
+        "the number of tenants is unknown, the database does not respond; if there are several"
     )
 
 

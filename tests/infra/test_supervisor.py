@@ -91,7 +91,7 @@ async def test_a_part_that_is_killed_at_its_start_is_started_again(tmp_path: Pat
     assert (tmp_path / "log").read_text().split() == ["start"] * 3
     await supervisor.stop()
     there.unlink()
-    with pytest.raises(StackError, match="ended with -9 at its start"):
+    with pytest.raises(StackError, match="exited with code -9 at its start"):
         await Supervisor().start(child("kill -9 $$"))
-    with pytest.raises(StackError, match="ended with 3 at its start"):
+    with pytest.raises(StackError, match="exited with code 3 at its start"):
         await Supervisor().start(child("exit 3"))

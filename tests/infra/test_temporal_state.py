@@ -119,5 +119,5 @@ async def test_what_is_wrong_with_it_is_told_at_the_start(tmp_path: Path) -> Non
 
     child.ready = never
     supervisor = Supervisor()
-    with pytest.raises(StackError, match=r"ended with 1 at its start\n(.*\n)*temporal: .* is damaged"):
+    with pytest.raises(StackError, match=r"exited with code 1 at its start\n(.*\n)*temporal: .* is damaged"):
         await supervisor.start(child)

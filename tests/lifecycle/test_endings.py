@@ -61,13 +61,19 @@ EXAMPLES: list[tuple[str, Case, Phase, ReasonCode, Counts]] = [
         Counts(0, 0, 1),
     ),
     (
-        "platform takes a machine",
+        "platform reclaims a machine",
         case(replace(FAILED, noticed=NOTICE)),
         Phase.PREEMPTED,
         ReasonCode.PLATFORM_NOTICE,
         Counts(1, 0, 1),
     ),
-    ("machine found lost", case(replace(FAILED, lost_machine="m")), Phase.PENDING, ReasonCode.MACHINE_LOST, BEFORE),
+    (
+        "machine lost, seen by the workflow",
+        case(replace(FAILED, lost_machine="m")),
+        Phase.PENDING,
+        ReasonCode.MACHINE_LOST,
+        BEFORE,
+    ),
     ("launch refused", case(replace(FAILED, refused=REFUSED)), Phase.PENDING, ReasonCode.LAUNCH_FAILED, BEFORE),
     (
         "stopped by an earlier workflow",
@@ -80,8 +86,8 @@ EXAMPLES: list[tuple[str, Case, Phase, ReasonCode, Counts]] = [
     ("task failed", case(counts=Counts(0, 2, 1)), Phase.PENDING, ReasonCode.TASK_FAILED, Counts(1, 2, 1)),
     ("hung again", case(told=HUNG), Phase.FAILED, ReasonCode.NO_PROGRESS, Counts(1, 3, 1)),
     ("hung", case(told=HUNG, counts=Counts(1, 1, 1)), Phase.PENDING, ReasonCode.NO_PROGRESS, Counts(1, 2, 1)),
-    ("told of a lost machine", case(told=LOST), Phase.PENDING, ReasonCode.MACHINE_LOST, Counts(1, 0, 1)),
-    ("told to leave", case(told=EVICTED), Phase.PREEMPTED, ReasonCode.EVICTED, Counts(1, 0, 1)),
+    ("machine lost, reported by mail", case(told=LOST), Phase.PENDING, ReasonCode.MACHINE_LOST, Counts(1, 0, 1)),
+    ("stopped by other mail", case(told=EVICTED), Phase.PREEMPTED, ReasonCode.EVICTED, Counts(1, 0, 1)),
 ]
 
 
@@ -92,7 +98,7 @@ def test_each_row(row: str, of: Case, phase: Phase, code: ReasonCode, counts: Co
     assert next(one.name for one in ENDINGS if one.applies(of)) == row
     ending, after = judge(of)
     assert (ending.phase, ending.reason.code, after) == (phase, code, counts)
-    blamed = {"machine found lost", "launch refused", "told of a lost machine"}
+    blamed = {"machine lost, seen by the workflow", "launch refused", "machine lost, reported by mail"}
     assert ending.blames_machine == ("m" if row in blamed else None)
 
 

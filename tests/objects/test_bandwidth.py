@@ -92,7 +92,7 @@ def test_fractions_are_checked() -> None:
     bandwidth = Bandwidth(1)
     bandwidth.share("a", 0.75)
     bandwidth.share("a", 0.5)
-    for fraction, message in ((0.0, "above 0 and at most 1"), (1.5, "at most 1"), (0.6, "at most 0.5 is left")):
+    for fraction, message in ((0.0, "above 0 and at most 1"), (1.5, "at most 1"), (0.6, "only 0.5 of the budget")):
         with pytest.raises(ValueError, match=rf"fraction={fraction} of share 'b': .*{message}"):
             bandwidth.share("b", fraction)
 

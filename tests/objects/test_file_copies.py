@@ -154,5 +154,5 @@ def test_keys_of_the_stores_own(bucket_of: Callable[[str], str]) -> None:
     """Nobody reads or writes what is staged through a key, in any kind of store."""
     for kind in ("file", "s3", "gcs"):
         store = open_store(bucket_of(kind))
-        with pytest.raises(ValueError, match=r"'\.staging/x': \.staging is the store's own"):
+        with pytest.raises(ValueError, match=r"'\.staging/x': \.staging is reserved for the store"):
             store.put(".staging/x", b"")

@@ -1,1 +1,1 @@
-"""The SDK, and the example trainer that uses it."""
+"""Tests of the SDK and of the example trainer that uses it."""

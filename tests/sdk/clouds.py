@@ -1,4 +1,4 @@
-"""Metadata servers on loopback that speak as AWS, GCP and Azure document, and some that do not."""
+"""Fake metadata servers on loopback: of AWS, GCP and Azure as documented, and servers that misbehave."""
 
 import json
 import socket
@@ -14,7 +14,7 @@ from infra.stack.ports import free_port
 
 
 class Cloud(ABC):
-    """A metadata server: what it was asked, and where it is."""
+    """A fake metadata server. It records its requests in `asked` and its address in `base`."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -22,11 +22,11 @@ class Cloud(ABC):
 
     @abstractmethod
     def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], str]:
-        """Status, headers and text for a request; header names are in lower case."""
+        """Returns the status, headers and text of the response to a request. Header names are in lower case."""
 
 
 class Aws(Cloud):
-    """IMDSv2: nothing without a token that is still valid."""
+    """AWS's metadata server (IMDSv2): it answers 401 to a request without a valid token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,13 +58,13 @@ class Aws(Cloud):
 
 
 class Gcp(Cloud):
-    """Google's: every request needs its header, and every answer has it."""
+    """Google's metadata server: each request must have the Metadata-Flavor header, and each response has it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.values = {"id": "4520031799277581759", "preempted": "FALSE", "scheduling/preemptible": "FALSE"}
         self.strange: str | None = None
-        """The path that something else than Google's server answers, with 404."""
+        """End of a path that gets a 404 response without Google's headers; None: no such path."""
 
     def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], str]:
         ours = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
@@ -77,7 +77,7 @@ class Gcp(Cloud):
 
 
 class Azure(Cloud):
-    """Azure's: needs its header and a version."""
+    """Azure's metadata server: each request must have the Metadata header and an API version."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Azure(Cloud):
         return 404, {}, ""
 
     def evict(self, resources: list[str], not_before: str, status: str = "Scheduled", **more: str) -> None:
-        """Schedule an eviction, as it is documented."""
+        """Schedules an eviction event in the documented format."""
         event = {
             "EventId": f"event-{len(self.events)}", "EventStatus": status, "EventType": "Preempt",
             "ResourceType": "VirtualMachine", "Resources": resources, "NotBefore": not_before, "Description": "",
@@ -115,7 +115,7 @@ class Azure(Cloud):
 
 
 class Fixed(Cloud):
-    """One answer to everything."""
+    """A server that gives the same response to every request."""
 
     def __init__(self, status: int, text: str, **headers: str) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Fixed(Cloud):
 
 @contextmanager
 def serving(cloud: Cloud) -> Iterator[str]:
-    """Serve it on a free port of loopback; gives its address."""
+    """Serves `cloud` on a free loopback port; yields the base address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do(self) -> None:
@@ -146,7 +146,7 @@ def serving(cloud: Cloud) -> Iterator[str]:
         do_GET = do_PUT = do_POST = do
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """Quiet."""
+            """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -166,7 +166,7 @@ Talk = Callable[[socket.socket, threading.Event], None]
 
 @contextmanager
 def talking(talk: Talk) -> Iterator[tuple[str, threading.Event]]:
-    """Reads each request and then does what `talk` does; gives the address and the event that frees the server."""
+    """Serves connections with `talk` after reading each request; yields the address and the event that ends `talk`."""
     freed = threading.Event()
     listener = socket.create_server(("127.0.0.1", 0))
     threads: list[threading.Thread] = []
@@ -198,19 +198,19 @@ def talking(talk: Talk) -> Iterator[tuple[str, threading.Event]]:
 
 
 def silent(connection: socket.socket, freed: threading.Event) -> None:
-    """Never answers."""
+    """Sends no response."""
     freed.wait()
 
 
 def dripping(connection: socket.socket, freed: threading.Event) -> None:
-    """Sends a header without end, a byte at a time."""
+    """Sends an endless header, one byte at a time."""
     connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
     while not freed.wait(0.02):
         connection.sendall(b"x")
 
 
 def says(data: bytes) -> Talk:
-    """Sends these bytes and closes."""
+    """Returns a `Talk` that sends `data` and closes the connection."""
 
     def talk(connection: socket.socket, freed: threading.Event) -> None:
         connection.sendall(data)
@@ -220,7 +220,7 @@ def says(data: bytes) -> Talk:
 
 @contextmanager
 def blackhole() -> Iterator[str]:
-    """An address whose connections are never made: the listener's queue is full."""
+    """Yields an address at which connection attempts hang, because the listener's backlog is full."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -239,5 +239,5 @@ def blackhole() -> Iterator[str]:
 
 
 def refusing() -> str:
-    """An address at which nobody listens."""
+    """Returns an address on which no server listens."""
     return f"http://127.0.0.1:{free_port()}"

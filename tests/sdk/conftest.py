@@ -1,4 +1,4 @@
-"""What the SDK's tests share: a clean environment, and children that die or freeze at a chosen system call."""
+"""Fixtures of the SDK's tests: a clean environment, and children that are killed or frozen at a file operation."""
 
 import os
 import signal
@@ -20,11 +20,11 @@ _FILE_EVENTS = ("open", "os.", "fcntl.", "shutil.")
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variable of a scheduler, and the SIGTERM handler as it was."""
+    """Removes the variables of a scheduler from the environment, and restores the SIGTERM handler afterwards."""
     for name in list(os.environ):
         if name.startswith("MIZZEN_") or name in _TOLD:
             monkeypatch.delenv(name)
-    # No server is asked where this machine is.
+    # The platform is not detected, so no metadata server receives a request.
     monkeypatch.setenv("MIZZEN_PLATFORM", "sigterm")
     handler = signal.getsignal(signal.SIGTERM)
     yield
@@ -33,26 +33,26 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @dataclass
 class Child:
-    """A forked process, and the pipe on which it says how far it came."""
+    """A forked process, and the pipe on which it reports its progress."""
 
     pid: int
     pipe: int
 
     def wait_stopped(self) -> bool:
-        """Wait until it is frozen (True) or has ended (False)."""
+        """Waits until the process is frozen (True) or has ended (False)."""
         _, status = os.waitpid(self.pid, os.WUNTRACED)
         self._status = status
         return os.WIFSTOPPED(status)
 
     def end(self) -> int:
-        """Wait for its end; its exit code, or minus the signal."""
+        """Waits until the process ends; returns its exit code, or the negative number of the signal."""
         status = getattr(self, "_status", None)
         if status is None or os.WIFSTOPPED(status):
             _, status = os.waitpid(self.pid, 0)
         return os.waitstatus_to_exitcode(status)
 
     def said(self) -> bytes:
-        """All that it wrote to its pipe until its end."""
+        """Returns everything that the process wrote to its pipe before it ended."""
         with open(self.pipe, "rb") as pipe:
             return pipe.read()
 
@@ -62,15 +62,15 @@ Work = Callable[[Callable[[bytes], None]], None]
 
 @pytest.fixture(name="fork")
 def _fork() -> Callable[..., Child]:
-    """The function `fork`, for tests: their modules cannot import this one by name."""
+    """Returns the function `fork`. Test modules cannot import it, because this module is a conftest."""
     return fork
 
 
 def fork(work: Work, at_event: int = 0, sends: signal.Signals = signal.SIGKILL) -> Child:
-    """Run `work(tell)` in a child, which sends itself a signal just before its `at_event`-th file operation, from 1."""
+    """Runs `work(tell)` in a child, which sends itself a signal before its `at_event`-th file operation (0: never)."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        # Newer Pythons warn of forking beside other threads; the child uses nothing that such a one may hold.
+        # Newer Pythons warn about a fork in a multi-threaded process. The child uses no lock of another thread.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
@@ -97,14 +97,14 @@ def fork(work: Work, at_event: int = 0, sends: signal.Signals = signal.SIGKILL) 
         def tell(line: bytes) -> None:
             os.write(writer, line)
 
-        os.fsync = audited_sync  # type: ignore[assignment]  # The one file operation without an event of its own.
+        os.fsync = audited_sync  # type: ignore[assignment]  # The only file operation without an audit event.
         sys.addaudithook(count)
         work(tell)
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     finally:
-        # Nothing of pytest's may run in the child.
+        # No code of pytest may run in the child.
         with suppress(Exception):
             os._exit(code)
     raise AssertionError("unreachable")

@@ -1,4 +1,4 @@
-"""Scripts in processes of their own, which have the SDK on their path and nothing else of ours."""
+"""Runs scripts in separate processes whose import path has the SDK but no other code of this repository."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from mizzen.notices.detection import PLATFORMS
 def until(done):
     end = time.monotonic() + 60
     while not done():
-        assert time.monotonic() < end, "waited for a minute"
+        assert time.monotonic() < end, "the condition was not met within 60 s"
         time.sleep(0.005)
 
 def threads():
@@ -26,14 +26,14 @@ def threads():
 
 
 def run(script: str, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a script that has the SDK on its path and nothing else of ours."""
+    """Runs a script whose import path has the SDK but no other code of this repository."""
     command = [sys.executable, "-W", "error", *flags, "-c", BEGIN + script]
     environment = {"PATH": os.environ["PATH"], **variables}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 def passes(script: str, *flags: str, **variables: str) -> str:
-    """What the script wrote to its standard error; it must end well."""
+    """Runs the script, which must end with exit code 0; returns its standard error."""
     ended = run(script, *flags, **variables)
     assert ended.returncode == 0, ended.stderr
     return ended.stderr

@@ -1,4 +1,4 @@
-"""Saves in the background, and to a local root before the far one."""
+"""Background saves, and checkpoint roots in two tiers: a local one and a remote one."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from tests.sdk.scripts import passes
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Nothing becomes durable before this is set."""
+    """Returns an event; every fsync blocks until it is set."""
     go_on = threading.Event()
     real = os.fsync
 
@@ -27,7 +27,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_training_goes_on_while_it_is_written(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """What is saved is the state as it was at the call, although the training has changed it before it was written."""
+    """A background save stores the state at the time of the call, although the training changes it before the write."""
     checkpointer = Checkpointer(tmp_path)
     weights, small = np.arange(1_000_000.0), np.zeros(3)
     checkpointer.save(1, {"w": weights})
@@ -48,7 +48,7 @@ def test_training_goes_on_while_it_is_written(tmp_path: Path, request: pytest.Fi
 
 
 def test_a_next_save_waits_for_the_one_before(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """At most one copy of the state is being written: a save in between waits, and none is lost."""
+    """At most one save is written at a time: a second save waits for the first, and all of them are committed."""
     checkpointer = Checkpointer(tmp_path, keep=5)
     checkpointer.claim()
     held = request.getfixturevalue("held")
@@ -62,7 +62,7 @@ def test_a_next_save_waits_for_the_one_before(tmp_path: Path, request: pytest.Fi
 
 
 def test_a_save_that_fails_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits gets the error, who goes on a warning at the next save; the checkpoints before are as they were."""
+    """`wait` raises the error; without `wait` the next save warns. Earlier checkpoints are unchanged."""
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, {"a": 1})
 
@@ -71,7 +71,7 @@ def test_a_save_that_fails_in_the_background(tmp_path: Path, monkeypatch: pytest
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        with pytest.raises(CheckpointError, match=r"step 2 failed: .*No space left"):
+        with pytest.raises(CheckpointError, match=r"step 2 was not saved: .*No space left"):
             checkpointer.save_async(2, {"a": 2}).wait()
         checkpointer.save_async(3, {"a": 3}).join()
     with pytest.warns(CheckpointWarning, match="step 3 was not saved: .*No space left"):
@@ -80,7 +80,7 @@ def test_a_save_that_fails_in_the_background(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_zombie_that_saves_in_the_background_is_stopped(tmp_path: Path) -> None:
-    """After a newer attempt's claim the error comes out of the wait, or of whatever the zombie does next."""
+    """After a newer attempt's claim, `wait` or the next call of the old attempt raises StaleAttemptError."""
     for stop in (lambda c: c.wait(), lambda c: c.save(3, {}), lambda c: c.save_async(3, {}), lambda c: c.step(3)):
         zombie = Checkpointer(tmp_path)
         zombie.claim()
@@ -94,7 +94,7 @@ def test_a_zombie_that_saves_in_the_background_is_stopped(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["file", "s3", "gcs"])
 def test_the_process_ends_after_its_save(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
-    """A script that ends while a save is being written commits it first, although no threads can be started then."""
+    """A script that ends during a background save commits it first, although threads cannot be started at that time."""
     root = str(tmp_path) if kind == "file" else request.getfixturevalue(f"{kind}_url")
     told = {name: text for name, text in os.environ.items() if name.startswith(("AWS_", "STORAGE_"))}
     passes(
@@ -114,7 +114,7 @@ checkpointer.save_async(7, {{"raw": bytes(20_000_000), "more": [1, 2]}})
 
 
 def test_two_tiers(tmp_path: Path, s3_url: str) -> None:
-    """A checkpoint is in both roots; the newest of both is loaded, from the local one if that still has it."""
+    """Checkpoints are saved to both roots. The newest of both is loaded, from the local root if it has a copy."""
     local = tmp_path / "local"
     checkpointer = Checkpointer(s3_url, local=local, keep=2)
     for step in (1, 2, 3):
@@ -122,7 +122,7 @@ def test_two_tiers(tmp_path: Path, s3_url: str) -> None:
     near, far = list_committed(local, verify=True), list_committed(s3_url, verify=True)
     assert [m.id for m in near] == [m.id for m in far] and [m.step for m in far] == [3, 2]
 
-    # The far one lacks the newest, as after a kill before the upload: a claim after loading it brings it there.
+    # The remote root lacks the newest checkpoint, as after a kill before the upload: load and claim copy it there.
     Checkpointer(local, attempt=checkpointer.attempt).save(4, {"w": np.full(1000, 4)})
     after = Checkpointer(s3_url, local=local)
     found = after.load_latest()
@@ -134,7 +134,7 @@ def test_two_tiers(tmp_path: Path, s3_url: str) -> None:
     again.claim()
     assert [m.step for m in list_committed(s3_url, verify=True)] == [4, 3]
 
-    # The machine is another one.
+    # The attempt runs on another machine, whose local root is empty.
     shutil.rmtree(local)
     elsewhere = Checkpointer(s3_url, local=local)
     found = elsewhere.load_latest()
@@ -143,7 +143,7 @@ def test_two_tiers(tmp_path: Path, s3_url: str) -> None:
     assert [m.step for m in list_committed(local)] == [5]
     assert [m.step for m in list_committed(s3_url)] == [5, 4]
 
-    # Back on the first one: what is there is of an older attempt, although of a later step.
+    # Back on the first machine: the local checkpoint has a later step, but is of an older attempt.
     stale = tmp_path / "stale"
     Checkpointer(stale, attempt=1).save(9, {"w": np.full(1000, 9)})
     back = Checkpointer(s3_url, local=stale)
@@ -152,7 +152,7 @@ def test_two_tiers(tmp_path: Path, s3_url: str) -> None:
 
 
 def test_a_damaged_local_copy_falls_back_to_the_far_one(tmp_path: Path) -> None:
-    """What is damaged in the local copy of a checkpoint is read from the far root."""
+    """A part whose local copy is damaged is read from the remote root."""
     near, far = tmp_path / "near", tmp_path / "far"
     checkpointer = Checkpointer(far, local=near)
     for step in (1, 2):
@@ -164,19 +164,19 @@ def test_a_damaged_local_copy_falls_back_to_the_far_one(tmp_path: Path) -> None:
 
 
 def test_a_local_root_that_is_full_costs_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The far root has the checkpoint although the local one could not take it."""
+    """If a save to the local root fails, the checkpoint is committed in the remote root, with a warning."""
     near, far = tmp_path / "near", tmp_path / "far"
     checkpointer = Checkpointer(far, local=near)
     checkpointer.claim()
     shutil.rmtree(near)
     near.write_text("no folder")
-    with pytest.warns(CheckpointWarning, match="near: step 1 was not saved here"):
+    with pytest.warns(CheckpointWarning, match="near: step 1 was not saved to this root"):
         checkpointer.save(1, {"a": 1})
     assert [m.step for m in list_committed(far, verify=True)] == [1]
 
 
 def test_a_checkpoint_that_is_brought_up_lifts_no_fence(tmp_path: Path) -> None:
-    """After a newer attempt has brought an older one's checkpoint to the far root, the older one is refused there."""
+    """An older attempt cannot save to the remote root after a newer one has copied its checkpoint there."""
     near, far = tmp_path / "near", tmp_path / "far"
     zombie = Checkpointer(far, keep=1)
     zombie.save(1, {"a": 1})

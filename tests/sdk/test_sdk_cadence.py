@@ -1,4 +1,4 @@
-"""How often to save: the formulas against a plain minimum, where the mean time comes from, and what a choice says."""
+"""The save interval: formulas against a numeric minimum, sources of the MTBF, and explanations of a choice."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ SAVES = st.floats(0, 1e8)
 
 
 def least(mtbf_s: float, save_s: float) -> float:
-    """The least expected time over all intervals, by narrowing down on it (it has one minimum)."""
+    """Returns the least expected time over all intervals, by ternary search: the function has a single minimum."""
     low, high = 0.0, 2 * mtbf_s
     for _ in range(200):
         a, b = low + (high - low) / 3, high - (high - low) / 3
@@ -31,7 +31,7 @@ def least(mtbf_s: float, save_s: float) -> float:
 
 @given(st.floats(1, 1e7), st.floats(1e-6, 10))
 def test_the_interval_is_next_to_the_best(mtbf_s: float, part: float) -> None:
-    """For saves from a millionth of the mean time to ten times it, no interval is expected to be 0.15% better."""
+    """For saves of 1e-6 to 10 times the MTBF, the chosen interval is within 0.15% of the least expected time."""
     save_s = part * mtbf_s
     chosen_s, _ = best_interval_s(mtbf_s, save_s)
     assert expected_time(mtbf_s, save_s, chosen_s) <= 1.0015 * least(mtbf_s, save_s)
@@ -39,7 +39,7 @@ def test_the_interval_is_next_to_the_best(mtbf_s: float, part: float) -> None:
 
 @given(st.floats(1, 1e7), st.floats(1e-6, SMALL))
 def test_where_a_save_is_short_youngs_form_is_enough(mtbf_s: float, part: float) -> None:
-    """Up to a hundredth of the mean time Young's interval costs less than one part in 5,000."""
+    """If a save takes at most 1/100 of the MTBF, Young's interval is within 0.02% of the least expected time."""
     found_s, rule = best_interval_s(mtbf_s, part * mtbf_s)
     assert rule == "young" and found_s == pytest.approx(sqrt(2 * part) * mtbf_s)
     assert expected_time(mtbf_s, part * mtbf_s, found_s) <= 1.0002 * least(mtbf_s, part * mtbf_s)
@@ -47,32 +47,32 @@ def test_where_a_save_is_short_youngs_form_is_enough(mtbf_s: float, part: float)
 
 @pytest.mark.parametrize(("save_s", "rule"), [(0.01, "young"), (0.0101, "daly"), (1.999, "daly"), (2.0, "mtbf")])
 def test_which_form_is_taken(save_s: float, rule: str) -> None:
-    """Young's up to a hundredth of the mean time, Daly's to twice it, and the mean time itself from there."""
+    """Young's formula is used for saves up to 1/100 of the MTBF, Daly's up to twice the MTBF, and the MTBF beyond."""
     assert best_interval_s(1.0, save_s)[1] == rule
 
 
 def test_dalys_form() -> None:
-    """sqrt(2 C mu) (1 + sqrt(C / 2 mu) / 3 + (C / 2 mu) / 9) - C, at C = mu / 8: 0.5 * (1 + 1/12 + 1/144) - 1/8."""
+    """Daly's interval is sqrt(2 C mu) (1 + sqrt(C / 2 mu) / 3 + (C / 2 mu) / 9) - C; here C = mu / 8."""
     assert best_interval_s(8.0, 1.0) == (pytest.approx(8 * (0.5 * (1 + 1 / 12 + 1 / 144) - 1 / 8)), "daly")
 
 
 @given(TIMES, TIMES, SAVES)
 def test_rarer_interruptions_never_make_it_save_more_often(one_s: float, other_s: float, save_s: float) -> None:
-    """The interval does not shrink where the mean time grows, over all joints between the forms."""
+    """The interval does not shrink as the MTBF grows, also across the boundaries between the formulas."""
     low_s, high_s = sorted((one_s, other_s))
     assert best_interval_s(low_s, save_s)[0] <= best_interval_s(high_s, save_s)[0] * (1 + 1e-9)
 
 
 @given(TIMES, SAVES, SAVES)
 def test_dearer_saves_never_make_it_save_more_often(mtbf_s: float, one_s: float, other_s: float) -> None:
-    """The interval does not shrink where a save takes longer, over all joints between the forms."""
+    """The interval does not shrink as saves take longer, also across the boundaries between the formulas."""
     low_s, high_s = sorted((one_s, other_s))
     assert best_interval_s(mtbf_s, low_s)[0] <= best_interval_s(mtbf_s, high_s)[0] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("joint", [SMALL, 2.0])
 def test_the_forms_meet(joint: float) -> None:
-    """A save that is longer by a trifle changes the interval by a trifle only, at the joints too."""
+    """The interval is a continuous function of the save time at the boundaries between the formulas."""
     before_s, _ = best_interval_s(1000.0, joint * 1000 * (1 - 1e-9))
     after_s, _ = best_interval_s(1000.0, joint * 1000 * (1 + 1e-9))
     assert after_s == pytest.approx(before_s, rel=1e-6)
@@ -82,7 +82,7 @@ def test_the_forms_meet(joint: float) -> None:
 def test_whole_steps_are_rounded_down(
     mtbf_s: float, save_s: float, step_s: float, interval_s: float | None, write_s: float
 ) -> None:
-    """At least one step, never above the interval but for that one, and one more would be above it."""
+    """The number of steps is at least 1, else the greatest number whose time is not above the interval."""
     choice = choose(mtbf(gang_mtbf_s=mtbf_s), save_s, step_s, interval_s=interval_s, write_s=write_s)
     assert choice.steps >= 1
     assert choice.steps == 1 or choice.steps * step_s <= choice.interval_s * (1 + 1e-9)
@@ -91,12 +91,12 @@ def test_whole_steps_are_rounded_down(
 
 
 def test_a_division_that_comes_out_even_keeps_its_last_step() -> None:
-    """0.3 s of 0.1 s steps are three, though 0.3 / 0.1 is a little less in floating point."""
+    """0.3 s holds three steps of 0.1 s, although 0.3 / 0.1 is less than 3 in floating point."""
     assert whole_steps(0.3, 0.1) == 3 and whole_steps(0.29, 0.1) == 2
 
 
 def test_the_worked_example() -> None:
-    """An interruption every 3 hours and saves of 30 s: 805 s, which are 402 steps of 2 s; it says all of that."""
+    """With an MTBF of 3 hours and saves of 30 s, the interval is 805 s: 402 steps of 2 s. The text has the figures."""
     choice = choose(mtbf(gang_mtbf_s=3 * 3600), 30, 2)
     assert choice.interval_s == pytest.approx(804.98, abs=0.01) and choice.steps == 402 and choice.rule == "young"
     text = " ".join(choice.sentences())
@@ -105,7 +105,7 @@ def test_the_worked_example() -> None:
 
 
 def test_an_interval_that_was_set_wins() -> None:
-    """Over the formula and over the time of a write in the background; one of 0 is every step."""
+    """A fixed interval takes precedence over the formula and over the write time; an interval of 0 is one step."""
     found = mtbf(gang_mtbf_s=10_800)
     told = choose(found, 30, 2, interval_s=100, write_s=500)
     assert (told.interval_s, told.steps, told.rule) == (100, 50, "told")
@@ -113,7 +113,7 @@ def test_an_interval_that_was_set_wins() -> None:
 
 
 def test_a_write_in_the_background_is_the_shortest_interval() -> None:
-    """Its length changes nothing while it is shorter than the formula's interval, and is the interval beyond that."""
+    """The time of a background write is a lower bound of the interval."""
     found = mtbf(gang_mtbf_s=10_000)
     assert choose(found, 0.5, 1, write_s=99).interval_s == choose(found, 0.5, 1).interval_s == pytest.approx(100)
     longer = choose(found, 0.5, 1, write_s=300)
@@ -123,7 +123,7 @@ def test_a_write_in_the_background_is_the_shortest_interval() -> None:
 
 
 def test_the_order_of_the_sources() -> None:
-    """The scheduler, then the hazard times the machines, then the platform's prior."""
+    """The scheduler's MTBF takes precedence over the hazard times the machines, and that over the platform's prior."""
     every = {"gang_mtbf_s": 500.0, "machine_hazard_per_h": 0.1, "machines": 10, "platform": "azure-spot"}
     first = mtbf(**every)  # type: ignore[arg-type]
     assert (first.mtbf_s, first.source) == (500.0, "scheduler")
@@ -136,7 +136,7 @@ def test_the_order_of_the_sources() -> None:
 
 @given(st.integers(1, 10_000))
 def test_what_is_the_gangs_is_not_divided_again(machines: int) -> None:
-    """The scheduler's time is the same for every size; the hazard's is a part for each machine."""
+    """The hazard's MTBF is divided by the number of machines; the scheduler's and Slurm's are of the whole gang."""
     assert mtbf(gang_mtbf_s=700, machines=machines).mtbf_s == 700
     assert mtbf(machine_hazard_per_h=1, machines=machines).mtbf_s == pytest.approx(3600 / machines)
     of_gang = mtbf(platform="slurm", machines=machines)
@@ -144,19 +144,19 @@ def test_what_is_the_gangs_is_not_divided_again(machines: int) -> None:
 
 
 def test_a_hazard_of_nothing_is_nothing_known() -> None:
-    """A zone that has seen no interruption yet leaves the platform's prior."""
+    """If the hazard is 0, as in a zone without interruptions yet, the platform's prior is used."""
     assert mtbf(machine_hazard_per_h=0, platform="spot").source == "platform"
 
 
 @pytest.mark.parametrize("name", PLATFORMS)
 def test_every_prior_says_why(name: str) -> None:
-    """Each has hours above nothing and a reason, which the choice repeats."""
+    """Each prior has a positive number of hours and a reason, which the MTBF's explanation includes."""
     prior = PLATFORMS[name]
     assert 0 < prior.hours <= 10_000 and prior.why in mtbf(platform=name).why and name in mtbf(platform=name).why
 
 
 def test_priors_are_documented(checkout: Path) -> None:
-    """The table of the documentation has the priors as they are."""
+    """The table in docs/cadence.md has the hours and the reason of each prior."""
     text = (checkout / "docs/cadence.md").read_text()
     for name, prior in PLATFORMS.items():
         whose = "gang" if prior.of_gang else "machine"
@@ -164,7 +164,7 @@ def test_priors_are_documented(checkout: Path) -> None:
 
 
 def test_the_environment() -> None:
-    """Each variable is read, an empty one counts as absent, and machines come from the launcher where nobody says."""
+    """Each variable is read, and an empty one counts as absent. The machines default to the launcher's variables."""
     assert mtbf_of_environ({"MIZZEN_GANG_MTBF_S": "7200", "MIZZEN_MACHINE_HAZARD_PER_H": "1"}).mtbf_s == 7200
     hazard = {"MIZZEN_GANG_MTBF_S": "", "MIZZEN_MACHINE_HAZARD_PER_H": "0.5"}
     assert mtbf_of_environ(hazard).mtbf_s == 7200
@@ -187,7 +187,7 @@ def test_the_environment() -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_variable_is_named(name: str, value: str) -> None:
-    """The message has the variable, its value and what would be right."""
+    """The error names the variable, its value and the valid values."""
     with pytest.raises(ValueError, match=f"^{name}='{value}': must be ") as caught:
         mtbf_of_environ({name: value})
     assert len(str(caught.value)) > len(f"{name}='{value}': must be ")
@@ -201,7 +201,7 @@ def test_a_wrong_variable_is_named(name: str, value: str) -> None:
     ],
 )  # fmt: skip
 def test_a_number_out_of_its_range_is_named(field: str, arguments: tuple[float, float]) -> None:
-    """No formula takes a time that is none."""
+    """A time that is not a valid number is an error that names the field."""
     with pytest.raises(ValueError, match=f"^{field}="):
         best_interval_s(*arguments)
 
@@ -213,28 +213,28 @@ def test_a_number_out_of_its_range_is_named(field: str, arguments: tuple[float, 
     ],
 )  # fmt: skip
 def test_a_choice_names_what_is_wrong(field: str, step_s: float, more: dict[str, float]) -> None:
-    """The field and its value are in the message."""
+    """The error names the field and its value."""
     with pytest.raises(ValueError, match=f"^{field}="):
         choose(mtbf(), 1, step_s, **more)
 
 
 @pytest.mark.parametrize("more", [{"machines": 0}, {"platform": "moon"}, {"machine_hazard_per_h": nan}])
 def test_a_source_names_what_is_wrong(more: dict[str, object]) -> None:
-    """The field and its value are in the message."""
+    """The error names the field and its value."""
     [(field, value)] = more.items()
     with pytest.raises(ValueError, match=f"^{field}={value!r}: must be"):
         mtbf(**more)  # type: ignore[arg-type]
 
 
 def test_what_never_ends_says_so() -> None:
-    """A step that is far longer than the time between interruptions has no finite cost, and that is told."""
+    """If a step is far longer than the MTBF, the overhead is infinite and the explanation says so."""
     choice = choose(mtbf(gang_mtbf_s=1), 1, 10_000)
     assert choice.steps == 1 and choice.overhead == inf
     assert "hardly ever end" in choice.sentences()[-1] and "every step is saved" in choice.sentences()[-2]
 
 
 def test_it_needs_the_standard_library_only() -> None:
-    """Nothing outside of it is imported, and nothing that is slow to import."""
+    """`mizzen.cadence` imports only the standard library, and no module that is slow to import."""
     script = f"""
 import sys
 sys.path.insert(0, {str(Path(mizzen.__file__).parents[1])!r})

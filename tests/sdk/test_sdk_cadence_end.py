@@ -1,4 +1,4 @@
-"""A known end of the machines: the interval divides what is left, against plain references and on whole lives."""
+"""The save interval if the end of the machines is known: against reference computations and in simulated runs."""
 
 import random
 from collections.abc import Callable
@@ -25,7 +25,7 @@ H = 3600.0
 
 
 def saved(mtbf_s: float, save_s: float, interval_s: float, ends_in_s: float) -> float:
-    """Expected work that is saved by the end, added up save by save."""
+    """Returns the expected work in seconds that is saved by the end, summed over the saves."""
     part_s = interval_s + save_s
     total, ends = 0.0, part_s
     while interval_s > 0 and ends <= ends_in_s * (1 + 1e-9):
@@ -35,7 +35,7 @@ def saved(mtbf_s: float, save_s: float, interval_s: float, ends_in_s: float) -> 
 
 
 def divided_freely(mtbf_s: float, save_s: float, ends_in_s: float, cells: int = 300) -> float:
-    """The same for the best parts of any lengths, whole cells each: backwards from the end."""
+    """Returns the greatest expected saved work with intervals of any lengths in whole cells, by dynamic programming."""
     cell_s = ends_in_s / cells
     best = [0.0]
     for left in range(1, cells + 1):
@@ -46,7 +46,7 @@ def divided_freely(mtbf_s: float, save_s: float, ends_in_s: float, cells: int = 
 
 @given(st.floats(10, 1e6), st.floats(1e-3, 3), st.floats(0.01, 6))
 def test_no_interval_saves_more_before_the_end(mtbf_s: float, part: float, length: float) -> None:
-    """Over 400 numbers of saves, and 400 intervals that do not divide the time, none is expected to save 0.1% more."""
+    """None of 400 numbers of saves and 400 fixed intervals is expected to save over 0.1% more work."""
     save_s, ends_in_s = part * mtbf_s, length * mtbf_s
     interval_s, saves = best_until_end(mtbf_s, save_s, ends_in_s)
     tried = [ends_in_s / k - save_s for k in range(1, 401)] + [ends_in_s * n / 400 for n in range(1, 401)]
@@ -59,7 +59,7 @@ def test_no_interval_saves_more_before_the_end(mtbf_s: float, part: float, lengt
 
 
 def test_parts_of_other_lengths_save_no_more() -> None:
-    """The same against parts that may differ from each other, on random cases."""
+    """In random cases, intervals of unequal lengths save at most 0.1% more work."""
     rng = random.Random(1)
     for _ in range(20):
         mtbf_s = 10 ** rng.uniform(2, 6)
@@ -71,7 +71,7 @@ def test_parts_of_other_lengths_save_no_more() -> None:
 
 @given(st.floats(10, 1e6), st.floats(0.001, 1), st.floats(0.01, 5), st.floats(0.01, 5))
 def test_the_expected_time_is_life_over_saved_work(mtbf_s: float, part: float, length: float, interval: float) -> None:
-    """Mean seconds until the first interruption, over the work that is saved by then."""
+    """The expected time is the mean time to the first interruption, divided by the expected saved work."""
     save_s, ends_in_s, interval_s = part * mtbf_s, length * mtbf_s, interval * mtbf_s
     work_s = saved(mtbf_s, save_s, interval_s, ends_in_s)
     expected = mtbf_s * (1 - exp(-ends_in_s / mtbf_s)) / work_s if work_s else inf
@@ -79,14 +79,14 @@ def test_the_expected_time_is_life_over_saved_work(mtbf_s: float, part: float, l
 
 
 def test_where_saves_are_long_the_time_is_not_filled() -> None:
-    """With saves as long as interruptions are apart, two short intervals save more than two that fill the time."""
+    """If a save takes as long as the MTBF, two short intervals save more work than two that fill the time."""
     interval_s, saves = best_until_end(10, 10, 40)
     assert saves == 2 and interval_s < 9
     assert saved(10, 10, interval_s, 40) > 1.005 * saved(10, 10, 10, 40)
 
 
 def test_far_from_the_end_it_is_the_plain_interval() -> None:
-    """The longer the time, the nearer it is to the interval without an end."""
+    """If the end is far away, the interval is close to the interval without an end."""
     plain_s, _ = best_interval_s(10_800, 30)
     interval_s, saves = best_until_end(10_800, 30, 1e7)
     assert interval_s == pytest.approx(plain_s, rel=0.03)
@@ -94,19 +94,19 @@ def test_far_from_the_end_it_is_the_plain_interval() -> None:
 
 
 def test_a_choice_with_an_end() -> None:
-    """Three hours, saves of 30 s: 13 saves of 801 s each instead of 12 of 805 s and a rest that is lost."""
+    """With 3 hours left and saves of 30 s: 13 intervals of 801 s, not 12 of 805 s and a remainder that is lost."""
     found = mtbf(gang_mtbf_s=3 * H)
     chosen = choose(found, 30, 2, ends_in_s=3 * H)
     assert (chosen.rule, chosen.saves, chosen.steps) == ("end", 13, 400)
     assert chosen.interval_s == pytest.approx(3 * H / 13 - 30)
     text = " ".join(chosen.sentences())
-    assert "13 saves fit best until the end, 10,800 s: 801 s for each." in text
+    assert "13 saves are best until the end in 10,800 s: 801 s of work for each." in text
     one = choose(found, 30, 2, ends_in_s=600)
-    assert one.saves == 1 and "One save fits best" in " ".join(one.sentences()) and one.overhead < 0.1
+    assert one.saves == 1 and "One save is best" in " ".join(one.sentences()) and one.overhead < 0.1
 
 
 def test_what_wins_over_an_end() -> None:
-    """An interval that was set; a write in the background that takes longer; an end before which no save fits."""
+    """A fixed interval takes precedence over the end, an end too near for a save is ignored, and write times count."""
     found = mtbf(gang_mtbf_s=3 * H)
     assert choose(found, 30, 2, interval_s=100, ends_in_s=3 * H).interval_s == 100
     plain = choose(found, 30, 2)
@@ -114,14 +114,14 @@ def test_what_wins_over_an_end() -> None:
         assert choose(found, 30, 2, ends_in_s=ends_in_s).interval_s == plain.interval_s
     assert choose(found, 0, 2, ends_in_s=3 * H).steps == 1
     slow = choose(found, 30, 2, write_s=1500, ends_in_s=3 * H)
-    # The last write ends at the end, and none begins before the one before it has ended.
+    # The last write finishes exactly at the end, and writes do not overlap.
     assert slow.saves and slow.saves * (slow.interval_s + 30) + 1500 == pytest.approx(3 * H)
     assert slow.interval_s >= 1500
 
 
 @pytest.mark.parametrize("bad", [0, -1, nan, inf])
 def test_an_end_is_ahead(bad: float) -> None:
-    """A time that is over, or no number, is refused by name."""
+    """An `ends_in_s` that is not a positive finite number is an error that names it."""
     found = mtbf(gang_mtbf_s=3 * H)
     calls: tuple[Callable[[], Any], ...] = (
         lambda: choose(found, 30, 2, ends_in_s=bad),
@@ -138,7 +138,7 @@ def test_an_end_is_ahead(bad: float) -> None:
 def lived(
     ends_s: float, told: bool, takes_s: Callable[[], float] = lambda: 30.0, save_s: float | None = 30.0
 ) -> tuple[float, list[float]]:
-    """Work that is saved in a life that ends at `ends_s`, and when each save ended."""
+    """Simulates a run that ends at `ends_s`; returns the saved work in seconds and the end time of each save."""
     now_s, done_s, steps = 0.0, 0.0, 0
     ends: list[float] = []
     end_s = ends_s if told else None
@@ -159,7 +159,7 @@ def lived(
 
 @pytest.mark.parametrize("hours", [1, 2, 3, 6, 24])
 def test_a_fixed_life_is_used_to_its_end(hours: int) -> None:
-    """With the end known, no more than half a save and some steps are lost at it, besides the saves."""
+    """If the end is known, the run loses at most half a save and three steps, besides the time of the saves."""
     work_s, ends = lived(hours * H, told=True)
     lost_s = hours * H - work_s - 30 * len(ends)
     assert 0 <= lost_s < 15 + 3 * 2.0
@@ -167,7 +167,7 @@ def test_a_fixed_life_is_used_to_its_end(hours: int) -> None:
 
 
 def test_the_last_save_may_take_longer() -> None:
-    """Where saves take up to a third more or less than usual, the last one still ends before the end."""
+    """If save times vary by up to a third, the last save still completes before the end."""
     for seed in range(20):
         rng = random.Random(seed)
         work_s, ends = lived(3 * H, told=True, takes_s=lambda rng=rng: rng.uniform(20, 40))  # type: ignore[misc]
@@ -175,13 +175,13 @@ def test_the_last_save_may_take_longer() -> None:
 
 
 def test_nothing_rests_on_a_first_save_of_unknown_length() -> None:
-    """Before any save was measured one is made in the first half, also where it then takes longer than was assumed."""
+    """If no save has been measured, the first one starts in the first half of the time, so that a slow save fits."""
     _, ends = lived(600, told=True, takes_s=lambda: 60.0, save_s=None)
     assert 300 <= ends[0] <= 360 and len(ends) == 2 and ends[1] > 500
 
 
 def test_an_end_that_did_not_come_is_forgotten() -> None:
-    """A job whose time limit was raised goes on saving at the plain interval; a new end divides what is left again."""
+    """After the end has passed, as when a time limit was raised, the plain interval applies; a new end takes effect."""
     now_s, steps, saves = 0.0, 0, []
     cadence = Cadence(mtbf(gang_mtbf_s=3 * H), clock=lambda: now_s, ends_in_s=1800, save_s=30)
     cadence.begin(0)
@@ -199,7 +199,7 @@ def test_an_end_that_did_not_come_is_forgotten() -> None:
 
 
 def test_the_time_of_a_load_counts() -> None:
-    """What passes between the start and `begin` is not left any more."""
+    """The time between the creation and `begin` is subtracted from the time left."""
     now_s = 0.0
     cadence = Cadence(mtbf(gang_mtbf_s=100 * H), clock=lambda: now_s, ends_in_s=1000, save_s=10)
     now_s = 400.0
@@ -213,12 +213,12 @@ def test_the_time_of_a_load_counts() -> None:
 
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end is told by a variable, or by Slurm: then it is the time of its notice. One that is over is not known."""
+    """The end is read from MIZZEN_ENDS_AT_S, or is Slurm's time limit less the notice's lead. A past end is ignored."""
     monkeypatch.setattr("time.time", lambda: 1e9)
 
     def ends_in_s(**given: str) -> float | None:
         told = Cadence.from_environ(given, save_s=1.0).explain().ends_in_s
-        # Less half a save.
+        # The cadence subtracts half of the save time.
         return None if told is None else told + 0.5
 
     assert ends_in_s() is None
@@ -236,7 +236,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_lead_is_that_of_the_notice() -> None:
-    """Slurm's notice is told as long before the limit as the cadence takes it to be."""
+    """The cadence assumes the same lead before Slurm's time limit as the notice has."""
     from mizzen.notices.notice import DEFAULT_LEAD_S
 
     assert SLURM_LEAD_S == DEFAULT_LEAD_S

@@ -1,4 +1,4 @@
-"""The cadence of a run: when it says save, what it measures, and how it follows what changes. Time is a number here."""
+"""When the cadence of a run requests a save, what it measures, and how it adapts. The tests use a fake clock."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,21 +18,21 @@ HOURLY = mtbf(gang_mtbf_s=3600)
 
 @dataclass
 class Run:
-    """A training on a clock of its own, with saves that hold it up."""
+    """A simulated training with its own clock, whose saves block it."""
 
     cadence: Cadence = field(init=False)
     now_s: float = 1000.0
     step: int = 0
     looks: int = 0
     saves: list[tuple[int, float]] = field(default_factory=list)
-    """Step and time of each."""
+    """Step and time of each save."""
 
     def clock(self) -> float:
         self.looks += 1
         return self.now_s
 
     def go(self, steps: int, step_s: float | Callable[[int], float], save_s: float = 1.0, most: int = 10**9) -> None:
-        """So many steps, or so many saves."""
+        """Runs `steps` steps, or until `most` saves were made."""
         last = len(self.saves) + most
         for _ in range(steps):
             self.now_s += step_s(self.step + 1) if callable(step_s) else step_s
@@ -53,7 +53,7 @@ def start(**arguments: object) -> Run:
 
 
 def test_steady_steps_are_saved_every_so_many() -> None:
-    """With steps of 2 s, saves of 30 s and an interruption every 3 h, saves are 402 steps apart."""
+    """With steps of 2 s, saves of 30 s and an MTBF of 3 h, saves are 402 steps apart."""
     run = start(mtbf=mtbf(gang_mtbf_s=10_800), save_s=30.0)
     run.go(3000, 2.0, save_s=30.0)
     assert [b - a for (a, _), (b, _) in pairwise(run.saves)] == [402] * (len(run.saves) - 1)
@@ -64,7 +64,7 @@ def test_steady_steps_are_saved_every_so_many() -> None:
 
 @given(st.floats(1e-4, 100), st.floats(0.001, 50), st.floats(100, 1e6))
 def test_never_above_the_interval(step_s: float, save_s: float, mtbf_s: float) -> None:
-    """Between two saves lies at most the interval, or one step where that is longer."""
+    """The time between two saves is at most the interval, or one step if a step is longer."""
     run = start(mtbf=mtbf(gang_mtbf_s=mtbf_s), save_s=save_s)
     run.go(2000, step_s, save_s)
     longest_s = max(step_s, run.cadence.explain().interval_s) * (1 + 1e-6)
@@ -73,14 +73,14 @@ def test_never_above_the_interval(step_s: float, save_s: float, mtbf_s: float) -
 
 
 def test_before_the_first_save_a_cost_is_assumed() -> None:
-    """The first interval is that of a save of ten seconds, or of the earlier attempt's."""
+    """Before the first save, its cost is assumed to be 10 s, or the given cost in an earlier attempt."""
     assert start().cadence.explain().save_s == FIRST_SAVE_S
     assert start(save_s=3.0).cadence.explain().save_s == 3.0
     assert "earlier attempt" in start(save_s=3.0).cadence.explain().sentences()[1]
 
 
 def test_the_first_save_is_left_out() -> None:
-    """A first save that took twenty times as long counts only until there is a second one."""
+    """The cost of the first save is dropped when the second one is measured."""
     run = start()
     run.go(10**6, 1.0, save_s=20.0, most=1)
     assert run.cadence.explain().save_s == 20.0
@@ -89,7 +89,7 @@ def test_the_first_save_is_left_out() -> None:
 
 
 def test_an_earlier_attempts_save_outlives_the_first_one() -> None:
-    """What is known from before counts until the second save of this attempt; from then on both are in the median."""
+    """The cost from an earlier attempt is used until the second save; then it is one value of the median."""
     run = start(save_s=2.0)
     run.go(10**6, 1.0, save_s=20.0, most=1)
     assert run.cadence.explain().save_s == 2.0 and "earlier attempt" in run.cadence.explain().save_why
@@ -98,7 +98,7 @@ def test_an_earlier_attempts_save_outlives_the_first_one() -> None:
 
 
 def test_one_slow_save_does_not_count_and_a_lasting_change_does() -> None:
-    """The median of the last five saves: one of a minute leaves it, three of them are the new cost."""
+    """The cost is the median of the last five saves: one slow save does not change it, three slow saves do."""
     run = start()
     run.go(10**6, 1.0, save_s=1.0, most=6)
     run.go(10**6, 1.0, save_s=60.0, most=1)
@@ -111,7 +111,7 @@ def test_one_slow_save_does_not_count_and_a_lasting_change_does() -> None:
 
 
 def test_one_slow_step_does_not_count_and_slower_steps_do() -> None:
-    """An evaluation of 50 s every tenth step leaves the step time; steps that stay slower are the new one."""
+    """An evaluation of 50 s every tenth step does not change the step time; a lasting change of the steps does."""
     run = start(interval_s=1000.0)
     run.go(200, lambda step: 50.0 if step % 10 == 0 else 1.0)
     assert run.cadence.explain().step_s == pytest.approx(1.0)
@@ -122,7 +122,7 @@ def test_one_slow_step_does_not_count_and_slower_steps_do() -> None:
 
 
 def test_a_lasting_change_of_steps_takes_eight_of_them() -> None:
-    """The median of fifteen timings moves with the eighth."""
+    """The step time is the median of fifteen timings: it changes at the eighth slower step."""
     run = start(interval_s=1000.0)
     run.go(30, 1.0)
     run.go(7, 4.0)
@@ -132,7 +132,7 @@ def test_a_lasting_change_of_steps_takes_eight_of_them() -> None:
 
 
 def test_one_step_more_must_end_within_the_interval() -> None:
-    """After 99.5 of 100 seconds, with steps of one, it is time; after 99 there is room for one more."""
+    """With steps of 1 s and an interval of 100 s, a save is due after 99.5 s but not after 99 s."""
     for took_s, due in ((49.5, True), (49.0, False)):
         run = start(interval_s=100.0)
         run.go(50, 1.0)
@@ -141,7 +141,7 @@ def test_one_step_more_must_end_within_the_interval() -> None:
 
 
 def test_evaluations_count_as_time_at_risk() -> None:
-    """Steps alone would make 1000 s of the interval; with the evaluations between them it is still 1000 s."""
+    """The time of evaluations between steps counts towards the interval of 1000 s."""
     run = start(interval_s=1000.0)
     run.go(3000, lambda step: 50.0 if step % 10 == 0 else 1.0)
     gaps_s = [after_s - before_s - 1.0 for (_, before_s), (_, after_s) in pairwise(run.saves)]
@@ -150,7 +150,7 @@ def test_evaluations_count_as_time_at_risk() -> None:
 
 @pytest.mark.parametrize(("step_s", "late"), [(10.0, 0), (0.1, 0), (0.05, 2), (0.001, LOOK_STEPS)])
 def test_steps_that_suddenly_take_a_minute_are_noticed(step_s: float, late: int) -> None:
-    """Between two looks at the clock lies a tenth of a second and at most ten steps, however short they were."""
+    """The clock is read at least every ten steps, so a save is at most ten steps late if steps become slow."""
     run = start(interval_s=600.0)
     run.go(200, step_s)
     began_s = run.now_s
@@ -160,7 +160,7 @@ def test_steps_that_suddenly_take_a_minute_are_noticed(step_s: float, late: int)
 
 
 def test_the_clock_is_looked_at_every_so_often() -> None:
-    """Steps of a millisecond: one look in ten, not one for each."""
+    """With steps of 1 ms the clock is read at every tenth step."""
     run = start(interval_s=600.0)
     run.go(100, 0.001)
     before = run.looks
@@ -169,7 +169,7 @@ def test_the_clock_is_looked_at_every_so_often() -> None:
 
 
 def test_it_stays_due_until_it_is_saved() -> None:
-    """Whoever cannot save at once is told again at the next step, and not after the save of that step."""
+    """A save remains due at each step until it is made, and is not due again at the same step."""
     run = start(interval_s=10.0)
     run.now_s += 11
     assert not run.cadence.should_save(0)
@@ -184,7 +184,7 @@ def test_it_stays_due_until_it_is_saved() -> None:
 
 
 def test_a_save_of_another_reason_starts_the_interval_anew() -> None:
-    """After a save on a notice or at the end of an epoch the next one is a whole interval away."""
+    """After a save that was not due, as on a notice or at the end of an epoch, a full interval begins."""
     run = start(interval_s=100.0)
     run.go(70, 1.0)
     assert run.saves == []
@@ -196,7 +196,7 @@ def test_a_save_of_another_reason_starts_the_interval_anew() -> None:
 
 
 def test_going_back_to_an_earlier_step_starts_anew() -> None:
-    """A training that goes back after a spike is asked about from there, with or without `begin`."""
+    """After a training goes back to an earlier step, with or without `begin`, a full interval begins there."""
     run = start(interval_s=100.0)
     run.go(250, 1.0)
     run.step = 20
@@ -209,7 +209,7 @@ def test_going_back_to_an_earlier_step_starts_anew() -> None:
 
 
 def test_it_begins_when_it_is_first_asked() -> None:
-    """Without `begin` the interval starts at the first question, which is never answered with yes."""
+    """Without `begin` the interval starts at the first `should_save`, which returns False."""
     now_s = 5.0
     cadence = Cadence(HOURLY, interval_s=0.0, clock=lambda: now_s)
     assert not cadence.should_save(7)
@@ -218,7 +218,7 @@ def test_it_begins_when_it_is_first_asked() -> None:
 
 
 def test_a_save_in_the_background_is_waited_for() -> None:
-    """While one is written no other is due; afterwards the interval is at least as long as the write."""
+    """No save is due during a background write; afterwards the interval is at least as long as the write."""
     run = start(interval_s=None, save_s=0.01)
     run.go(20, 1.0, save_s=0.0, most=1)
     run.cadence.saved(run.step, 0.01, writing=True)
@@ -235,7 +235,7 @@ def test_a_save_in_the_background_is_waited_for() -> None:
 
 
 def behind(run: Run, times: int, free_s: float, busy_s: float, write_steps: int = 20, held_s: float = 0.5) -> None:
-    """Saves that are written in the background while steps take `busy_s`."""
+    """Makes `times` saves with background writes; steps take `busy_s` during a write and `free_s` otherwise."""
     for _ in range(times):
         run.go(20, free_s, most=1)
         run.cadence.saved(run.step, held_s, writing=True)
@@ -247,7 +247,7 @@ def behind(run: Run, times: int, free_s: float, busy_s: float, write_steps: int 
 
 
 def test_slower_steps_beside_a_write_are_part_of_its_cost() -> None:
-    """A write of 24 s that slows steps by a fifth costs its 0.5 s of waiting and a fifth of 24 s."""
+    """If a write of 24 s slows steps by 20%, the cost of the save is its stall of 0.5 s plus 20% of 24 s."""
     run = start(interval_s=10_000.0, save_s=0.5)
     behind(run, 4, 1.0, 1.2)
     choice = run.cadence.explain()
@@ -255,7 +255,7 @@ def test_slower_steps_beside_a_write_are_part_of_its_cost() -> None:
 
 
 def test_steps_as_fast_as_before_cost_nothing() -> None:
-    """A write that slows nothing, or beside which steps are faster by chance, costs what it holds up."""
+    """If steps are not slower during a write, the cost of the save is only its stall."""
     for busy_s in (1.0, 0.8):
         run = start(interval_s=10_000.0, save_s=0.5)
         behind(run, 4, 1.0, busy_s)
@@ -263,7 +263,7 @@ def test_steps_as_fast_as_before_cost_nothing() -> None:
 
 
 def test_steps_that_change_for_good_are_no_cost_of_a_write() -> None:
-    """Each write is compared with the steps just before it: neither these nor those beside it are of long ago."""
+    """Steps during a write are compared only with the steps just before it, so a lasting change is not a cost."""
     for before_s, after_s in ((1.0, 2.0), (2.0, 1.0)):
         run = start(interval_s=10_000.0, save_s=0.5)
         behind(run, 1, before_s, before_s)
@@ -272,7 +272,7 @@ def test_steps_that_change_for_good_are_no_cost_of_a_write() -> None:
 
 
 def test_the_end_of_a_write_is_noticed_at_the_next_step() -> None:
-    """An overdue save does not wait for the next look at the clock once the one before it is written."""
+    """An overdue save is due at the first step after the previous write ends, without waiting for a clock reading."""
     run = start(interval_s=0.05)
     run.go(20, 0.001)
     run.cadence.saved(20, 0.0, writing=True)
@@ -284,7 +284,7 @@ def test_the_end_of_a_write_is_noticed_at_the_next_step() -> None:
 
 
 def test_a_write_may_end_before_it_is_told_that_it_began() -> None:
-    """Another thread can be faster than the one that goes on training; nothing waits for it then."""
+    """If `written` is called before `saved`, as another thread may do, later saves are not blocked."""
     run = start(interval_s=10.0)
     run.cadence.written(0.1)
     run.cadence.saved(0, 0.1, writing=True)
@@ -293,7 +293,7 @@ def test_a_write_may_end_before_it_is_told_that_it_began() -> None:
 
 
 def test_a_failed_write_is_tried_again_soon() -> None:
-    """After a tenth of the interval: sooner than the next one, and not at every step."""
+    """After a failed write, a save is due after a tenth of the interval."""
     run = start(interval_s=100.0)
     run.go(100, 1.0, most=1)
     run.cadence.saved(100, 0.1, writing=True)
@@ -304,7 +304,7 @@ def test_a_failed_write_is_tried_again_soon() -> None:
 
 
 def test_the_scheduler_may_know_better_later() -> None:
-    """A new mean time changes the interval at once, a set interval wins over it, and wrong ones change nothing."""
+    """A new MTBF takes effect immediately, a fixed interval takes precedence, and invalid values change nothing."""
     run = start(save_s=10.0)
     run.go(100, 1.0)
     before = run.cadence.explain()
@@ -321,7 +321,7 @@ def test_the_scheduler_may_know_better_later() -> None:
 
 @pytest.mark.parametrize("wrong", [-1.0, nan, inf])
 def test_wrong_times_are_refused(wrong: float) -> None:
-    """Each names the field and leaves the estimates."""
+    """An invalid time is an error that names the field, and does not change the estimates."""
     run = start(save_s=2.0)
     with pytest.raises(ValueError, match="held_s="):
         run.cadence.saved(1, wrong)
@@ -331,7 +331,7 @@ def test_wrong_times_are_refused(wrong: float) -> None:
 
 
 def test_the_environment_sets_it() -> None:
-    """The scheduler's interval is taken; what the program says wins over it; a wrong one is named."""
+    """The scheduler's interval is used unless the program passes one; an invalid one is an error that names it."""
     environ = {"MIZZEN_CHECKPOINT_INTERVAL_S": "45", "MIZZEN_GANG_MTBF_S": "600"}
     told = Cadence.from_environ(environ).explain()
     assert (told.interval_s, told.rule, told.mtbf.source) == (45.0, "told", "scheduler")
@@ -344,7 +344,7 @@ def test_the_environment_sets_it() -> None:
 
 
 def test_a_clock_that_stands_still_does_no_harm() -> None:
-    """Steps shorter than the clock can tell are many in an interval, and are saved when it has moved on."""
+    """If the clock does not advance during the steps, no save is due until it has advanced."""
     run = start(interval_s=10.0)
     run.go(1000, 0.0)
     assert run.saves == []
@@ -354,7 +354,7 @@ def test_a_clock_that_stands_still_does_no_harm() -> None:
 
 
 def test_writes_may_end_in_another_thread() -> None:
-    """A thousand saves whose writes end in threads of their own leave the count as it was."""
+    """After a thousand saves whose writes end in other threads, the count of writes in flight is 0."""
     run = start(interval_s=0.0)
     threads = []
     for step in range(1, 1001):
@@ -369,7 +369,7 @@ def test_writes_may_end_in_another_thread() -> None:
 
 
 def test_a_save_that_never_began_is_no_measurement() -> None:
-    """One that failed before it was told as saved is due after a tenth of the interval, and C stays what it was."""
+    """After `missed`, a save is due again after a tenth of the interval, and the cost of a save is unchanged."""
     run = start(interval_s=100.0, save_s=2.0)
     run.go(50, 1.0)
     for _ in range(5):

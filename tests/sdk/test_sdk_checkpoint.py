@@ -1,4 +1,4 @@
-"""Saving and loading: what goes in comes out, what is kept, what an observer sees."""
+"""Saving and loading of states, the retention of checkpoints, and what an observer can read."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ STATE: dict[str, Any] = {
 
 
 def assert_same(left: Any, right: Any) -> None:
-    """Equal in structure, types, shapes, dtypes and values."""
+    """Asserts equal structure, types, shapes, dtypes and values."""
     if isinstance(right, np.ndarray):
         assert (left.dtype, left.shape) == (right.dtype, right.shape)
         assert left.tobytes() == right.tobytes()
@@ -53,7 +53,7 @@ def assert_same(left: Any, right: Any) -> None:
 
 
 def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`~` is the home folder, not a folder of that name."""
+    """`~` at the start of a path is the home folder."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     Checkpointer("~/runs").save(1, {"step": 1})
@@ -62,7 +62,7 @@ def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
-    """Arrays of any order, nesting and emptiness, JSON values and bytes load as they were saved."""
+    """Arrays of any memory order, nested and empty ones, JSON values and bytes load as they were saved."""
     saved = Checkpointer(tmp_path).save(7, STATE)
     found = Checkpointer(tmp_path).load_latest()
     assert found is not None
@@ -71,7 +71,7 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_foreign_byte_orders_keep_their_values(tmp_path: Path) -> None:
-    """An array of the other byte order loads with the same values in the usual order."""
+    """An array in the other byte order loads with the same values in native order."""
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, {"a": np.arange(5, dtype=">i4")})
     found = checkpointer.load_latest()
@@ -82,18 +82,18 @@ def test_foreign_byte_orders_keep_their_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"a": {"b": [object()]}}, r"part 'a' at b/0: builtins.object is not stored"),
-        ({"a": {object: 2}}, r"part 'a': the key <class 'object'> is builtins.type; keys are strings, numbers"),
-        ({"a": np.array(["x"])}, r"part 'a': arrays of <U1 are not stored"),
-        ({"a": np.array([object()])}, r"part 'a': arrays of object are not stored"),
+        ({"a": {"b": [object()]}}, r"part 'a' at b/0: builtins.object cannot be stored"),
+        ({"a": {object: 2}}, r"part 'a': the key <class 'object'> is builtins.type; use strings, numbers"),
+        ({"a": np.array(["x"])}, r"part 'a': arrays of <U1 cannot be stored"),
+        ({"a": np.array([object()])}, r"part 'a': arrays of object cannot be stored"),
         ({"a": Path("no/such")}, r"part 'a': the file no/such cannot be read: .*No such file"),
-        ({"a": Pickled(lambda: 1)}, r"part 'a': pickle refuses it"),
-        ({"../a": 1}, r"part '../a': a name is 1 to 100 letters"),
-        ({"": 1}, r"part '': a name is"),
+        ({"a": Pickled(lambda: 1)}, r"part 'a': it cannot be pickled"),
+        ({"../a": 1}, r"part '../a': a name must be 1 to 100 letters"),
+        ({"": 1}, r"part '': a name must be"),
     ],
 )
 def test_what_is_not_stored_is_refused_by_name(tmp_path: Path, state: dict[str, Any], message: str) -> None:
-    """A state that would not come back the same is refused before anything is written."""
+    """A state that cannot be restored exactly is an error before anything is written."""
     checkpointer = Checkpointer(tmp_path)
     with pytest.raises(StateError, match=message):
         checkpointer.save(1, {"good": 1, **state})
@@ -103,13 +103,13 @@ def test_what_is_not_stored_is_refused_by_name(tmp_path: Path, state: dict[str, 
 
 @pytest.mark.parametrize("step", [-1, 1.5, True, "3"])
 def test_a_step_is_a_whole_number(tmp_path: Path, step: Any) -> None:
-    """A step that is no whole number, 0 or more, is refused."""
+    """A step that is not an integer of 0 or more is an error."""
     with pytest.raises(StateError, match="step="):
         Checkpointer(tmp_path).save(step, {})
 
 
 def test_a_first_start_finds_nothing(tmp_path: Path) -> None:
-    """An empty folder loads None and a folder that is not there lists nothing."""
+    """`load_latest` returns None for a new root, and `list_committed` returns nothing for a missing folder."""
     checkpointer = Checkpointer(tmp_path / "a" / "b")
     assert checkpointer.load_latest() is None
     assert checkpointer.skipped == ()
@@ -117,22 +117,22 @@ def test_a_first_start_finds_nothing(tmp_path: Path) -> None:
 
 
 def test_uris_and_paths_name_the_same_folder(tmp_path: Path) -> None:
-    """A file:// URI with escapes and a plain path are the same folder; other schemes and hosts are refused."""
+    """A path and a file:// URI with escapes can name the same folder. Other schemes and hosts are errors."""
     Checkpointer(f"file://{tmp_path}/a%20b").save(1, {})
     assert [m.step for m in list_committed(tmp_path / "a b")] == [1]
     assert [m.step for m in list_committed(f"file://localhost{tmp_path}/a%20b")] == [1]
     with pytest.raises(
-        ValueError, match=r"'az://b/k': the scheme 'az' is not supported; give a path, file://, s3:// or gs://"
+        ValueError, match=r"'az://b/k': the scheme 'az' is not supported; use a path, file://, s3:// or gs://"
     ):
         Checkpointer("az://b/k")
     with pytest.raises(ValueError, match="no host"):
         Checkpointer("file://elsewhere/folder")
-    with pytest.raises(ValueError, match="give uri, or set MIZZEN_CHECKPOINT_URI"):
+    with pytest.raises(ValueError, match="pass uri, or set MIZZEN_CHECKPOINT_URI"):
         Checkpointer()
 
 
 def test_the_environment_gives_the_defaults_and_arguments_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folder, attempt, interval, keep and the writing rank come from the environment where they are not given."""
+    """Root, attempt, interval, keep and rank default to environment variables; arguments take precedence."""
     monkeypatch.setenv("MIZZEN_CHECKPOINT_URI", f"file://{tmp_path}/told")
     monkeypatch.setenv("MIZZEN_ATTEMPT", "4")
     monkeypatch.setenv("MIZZEN_CHECKPOINT_INTERVAL_S", "2.5")
@@ -154,14 +154,14 @@ def test_the_environment_gives_the_defaults_and_arguments_win(tmp_path: Path, mo
     [("keep", 0), ("keep_every", 0), ("interval_s", -1.0), ("attempt", 0), ("rank", 1), ("world_size", 0)],
 )
 def test_arguments_out_of_range_are_refused(tmp_path: Path, argument: str, value: float) -> None:
-    """A number that is out of its range is refused by name, and nothing is claimed."""
+    """A number out of its range is an error that names the argument, and the root is not claimed."""
     with pytest.raises(ValueError, match=f"{argument}={value}"):
         Checkpointer(tmp_path / "x", **{argument: value})  # type: ignore[arg-type]
     assert not (tmp_path / "x").exists()
 
 
 def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
-    """After each save the newest `keep` are there and nothing else, hidden or not."""
+    """After each save the root has only the newest `keep` checkpoints, and no other files."""
     checkpointer = Checkpointer(tmp_path, keep=3)
     for step in range(1, 7):
         checkpointer.save(step, {"step": step})
@@ -172,7 +172,7 @@ def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
 
 
 def test_some_are_kept_for_good(tmp_path: Path) -> None:
-    """Checkpoints of every n-th step stay, beside the newest ones."""
+    """With `keep_every=n`, the checkpoints of every n-th step stay, in addition to the newest ones."""
     checkpointer = Checkpointer(tmp_path, keep=1, keep_every=4)
     for step in range(1, 11):
         checkpointer.save(step, {"step": step})
@@ -180,7 +180,7 @@ def test_some_are_kept_for_good(tmp_path: Path) -> None:
 
 
 def test_newest_means_committed_last(tmp_path: Path) -> None:
-    """A training that went back to an earlier step, or saved a step twice, loads what it saved last."""
+    """After a training went back to an earlier step, or saved a step twice, the last committed checkpoint is loaded."""
     checkpointer = Checkpointer(tmp_path, keep=2)
     for step, value in [(200, "far"), (100, "back"), (100, "again")]:
         checkpointer.save(step, {"value": value})
@@ -191,14 +191,14 @@ def test_newest_means_committed_last(tmp_path: Path) -> None:
 
 
 def test_a_newer_attempt_outranks_an_older_one(tmp_path: Path) -> None:
-    """What a newer attempt saved is newer, although the older one had come further."""
+    """A checkpoint of a newer attempt counts as newer, even if the older attempt reached a later step."""
     Checkpointer(tmp_path, attempt=9).save(500, {})
     Checkpointer(tmp_path, attempt=10).save(400, {})
     assert [(m.attempt, m.step) for m in list_committed(tmp_path)] == [(10, 400), (9, 500)]
 
 
 def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
-    """With one damaged, the older valid one stays until enough valid ones are there."""
+    """If a checkpoint is damaged, an older intact one is kept until there are enough intact ones."""
     checkpointer = Checkpointer(tmp_path, keep=2)
     checkpointer.save(1, {"a": 1})
     damaged = checkpointer.save(2, {"a": 2})
@@ -211,7 +211,7 @@ def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
 
 
 def test_only_the_writer_saves(tmp_path: Path) -> None:
-    """A rank other than 0 loads and may not save."""
+    """A rank other than 0 can load, but a save is an error."""
     Checkpointer(tmp_path, attempt=1).save(5, {"a": 1})
     other = Checkpointer(tmp_path, attempt=1, rank=1, world_size=2)
     found = other.load_latest()
@@ -221,7 +221,7 @@ def test_only_the_writer_saves(tmp_path: Path) -> None:
 
 
 def test_the_manifest_tells_an_observer_all(tmp_path: Path) -> None:
-    """Step, attempt, time, sizes and checksums can be read with a JSON parser and match the files."""
+    """The record is JSON with step, attempt, time, sizes and checksums that match the files."""
     saved = Checkpointer(tmp_path, attempt=3, checksum="sha256").save(12, {"a": b"abc", "b": {"x": 1}})
     body = json.loads((tmp_path / "log" / "0000000002.json").read_text())
     assert (body["format"], body["step"], body["attempt"], body["save"]) == ("mizzen.checkpoint/2", 12, 3, 1)
@@ -237,7 +237,7 @@ def test_the_manifest_tells_an_observer_all(tmp_path: Path) -> None:
 
 
 def test_a_part_that_has_not_changed_is_not_put_again(tmp_path: Path) -> None:
-    """It is named where it is, stays as long as a checkpoint needs it, and goes with the last."""
+    """Checkpoints share the file of an unchanged part, which is deleted with the last checkpoint that needs it."""
     checkpointer = Checkpointer(tmp_path, keep=1)
     frozen, kept = np.arange(100_000.0), []
     for step in range(1, 5):
@@ -256,7 +256,7 @@ def test_a_part_that_has_not_changed_is_not_put_again(tmp_path: Path) -> None:
 
 
 def test_what_a_save_will_remove_leaves_memory_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Just the parts that are removed when the save is committed, and those only that no other checkpoint needs."""
+    """Before a save, the page cache is dropped for exactly the parts that retention deletes after its commit."""
     told: list[str] = []
     monkeypatch.setattr(FileStore, "forget", lambda _, key: told.append(key))
     checkpointer = Checkpointer(tmp_path, keep=2, keep_every=3)
@@ -273,7 +273,7 @@ def test_what_a_save_will_remove_leaves_memory_before(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("kind", ["s3", "gcs"])
 def test_an_object_store_is_a_root_as_well(kind: str, request: pytest.FixtureRequest) -> None:
-    """On S3 and Google's storage a state comes back, old ones go, and (on S3) an older attempt is refused."""
+    """On S3 and Google Cloud Storage, states load, retention works, and (on S3) an older attempt cannot save."""
     root: str = request.getfixturevalue(f"{kind}_url")
     checkpointer = Checkpointer(root, attempt=1)
     assert checkpointer.load_latest() is None
@@ -290,7 +290,7 @@ def test_an_object_store_is_a_root_as_well(kind: str, request: pytest.FixtureReq
 
 
 def test_checksums_are_of_the_kind_that_is_asked_for(tmp_path: Path) -> None:
-    """Each checkpoint loads whatever its algorithm is; one that is not there is refused by name."""
+    """Checkpoints load with either checksum algorithm; an unknown algorithm is an error that names it."""
     for step, algorithm in enumerate(("sha256", "xxh3_128"), 1):
         saved = Checkpointer(tmp_path, checksum=algorithm).save(step, STATE)
         assert {part.checksum.split(":")[0] for part in saved.parts} == {algorithm}
@@ -300,7 +300,7 @@ def test_checksums_are_of_the_kind_that_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_load_survives_the_removal_of_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader whose checkpoint is replaced under its hands loads, or lists, the newer one, without a warning."""
+    """If a checkpoint is replaced while it is read, the newer one is loaded or listed, without a warning."""
     import mizzen.checkpoint.reading as reading
 
     writer = Checkpointer(tmp_path, attempt=1, keep=1)
@@ -338,7 +338,7 @@ def test_a_load_survives_the_removal_of_what_it_reads(tmp_path: Path, monkeypatc
 
 
 def test_should_save_goes_by_the_interval(tmp_path: Path) -> None:
-    """It is true once the interval has passed since the start or the last save, and not twice for the same step."""
+    """A save is due once the interval has passed since the start or the last save, and not twice at the same step."""
     checkpointer = Checkpointer(tmp_path, interval_s=0.05)
     assert checkpointer.load_latest() is None
     step = 0

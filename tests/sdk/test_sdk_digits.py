@@ -1,4 +1,4 @@
-"""The example trainer, as real gangs of processes: however it is interrupted, the weights come out the same."""
+"""The example trainer in real gangs of processes: the final weights are the same after any interruptions."""
 
 import hashlib
 import importlib.util
@@ -32,7 +32,7 @@ FINAL = re.compile(r"^final weights sha256=([0-9a-f]{64}) step=(\d+) accuracy=(0
 
 
 def load(name: str) -> ModuleType:
-    """A module of the example, which is no package."""
+    """Imports a module of the example by its path, because the example is not a package."""
     spec = importlib.util.spec_from_file_location(f"digits_{name}", EXAMPLE / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -42,7 +42,7 @@ def load(name: str) -> ModuleType:
 
 
 class Run:
-    """One attempt of the gang: its processes with the environment that mizzen gives them."""
+    """One attempt of the gang: its processes, with the environment variables that mizzen sets."""
 
     def __init__(self, folder: Path, table: Path, attempt: int, world_size: int, *options: str) -> None:
         self.folder = folder
@@ -72,28 +72,28 @@ class Run:
             self.tasks.append(subprocess.Popen(command, env=told, stdout=pipe, stderr=subprocess.STDOUT, text=True))
 
     def report_path(self, rank: int) -> Path:
-        """Where a rank reports."""
+        """Returns the path of a rank's report file."""
         return self.folder / f"report-{rank}.json"
 
     def wait_for_step(self, step: int, rank: int = 0) -> None:
-        """Wait until a rank has reported `step` or a later one, or has ended."""
+        """Waits until a rank has reported `step` or a later one, or has ended."""
         deadline_s = time.monotonic() + WAIT_S
         while self.tasks[rank].poll() is None:
             path = self.report_path(rank)
             if path.exists() and (json.loads(path.read_text())["step"] or 0) >= step:
                 return
-            assert time.monotonic() < deadline_s, "no progress"
+            assert time.monotonic() < deadline_s, "the rank did not reach the step in time"
             time.sleep(0.005)
 
     def end(self) -> tuple[list[int], list[str]]:
-        """Wait for all tasks: their exit codes and their output."""
+        """Waits for all tasks; returns their exit codes and outputs."""
         logs = [task.communicate(timeout=WAIT_S)[0] for task in self.tasks]
         return [task.returncode for task in self.tasks], logs
 
 
 @contextmanager
 def gang(folder: Path, table: Path, attempt: int, *options: str, world_size: int = 2) -> Iterator[Run]:
-    """A running gang, none of which is left at the end."""
+    """Yields a running gang; kills its remaining processes at the end."""
     run = Run(folder, table, attempt, world_size, *options)
     try:
         yield run
@@ -107,7 +107,7 @@ def gang(folder: Path, table: Path, attempt: int, *options: str, world_size: int
 
 
 def freeze(run: Run) -> None:
-    """Stop all of a gang's processes."""
+    """Stops all processes of a gang with SIGSTOP."""
     for task in run.tasks:
         task.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, task.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -115,7 +115,7 @@ def freeze(run: Run) -> None:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The table's folder."""
+    """Returns the folder of the generated table."""
     folder = tmp_path_factory.mktemp("table")
     load("make_table").make_table(folder)
     return folder
@@ -123,7 +123,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def uninterrupted(table: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The final line of a gang of two that nobody disturbed."""
+    """Returns the final output line of a gang of two that ran without interruption."""
     with gang(tmp_path_factory.mktemp("whole") / "run", table, 1, "--step-s", "0") as run:
         codes, logs = run.end()
     assert codes == [0, 0], logs
@@ -136,7 +136,7 @@ def uninterrupted(table: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_the_table_is_the_same_bytes_each_time(table: Path, tmp_path: Path) -> None:
-    """Made twice, the table has the same bytes, and holds 1797 images in 0..1 with their labels."""
+    """Generating the table again gives the same bytes: 1797 images with values in 0..1, and their labels."""
     again = load("make_table").make_table(tmp_path)
     assert again.read_bytes() == (table / "digits.npz").read_bytes()
     with np.load(again, allow_pickle=False) as arrays:
@@ -146,7 +146,7 @@ def test_the_table_is_the_same_bytes_each_time(table: Path, tmp_path: Path) -> N
 
 
 def test_killed_at_random_and_resumed_it_ends_the_same(table: Path, uninterrupted: str, tmp_path: Path) -> None:
-    """Its processes killed with SIGKILL at random steps, again and again, the gang ends with the same weights."""
+    """A gang whose processes are killed at random steps in each of six attempts ends with the same weights."""
     chance = random.Random(3)
     folder = tmp_path / "run"
     attempt = resumed = 0
@@ -172,7 +172,7 @@ def test_killed_at_random_and_resumed_it_ends_the_same(table: Path, uninterrupte
 
 
 def test_told_to_stop_it_saves_exits_and_goes_on(table: Path, uninterrupted: str, tmp_path: Path) -> None:
-    """A notice to any one rank stops all at the same step with exit code 143, and the next attempt starts from it."""
+    """A notice to any rank stops all ranks at the same step with exit code 143; the next attempt resumes there."""
     folder = tmp_path / "run"
     stopped = 0
     for attempt, rank, step in [(1, 0, 10), (2, 1, 40), (3, 1, 80)]:
@@ -194,7 +194,7 @@ def test_told_to_stop_it_saves_exits_and_goes_on(table: Path, uninterrupted: str
     assert codes == [0, 0], logs
     assert f"resumed from step {stopped}" in logs[0] and uninterrupted in logs[0]
 
-    # A finished one, started again by whatever retried it, has nothing to do and nobody to wait for.
+    # If a finished training is started again, each rank exits at once, without waiting for the others.
     newest = list_committed(folder / "checkpoints")[0]
     with gang(folder, table, 5, world_size=2) as run:
         codes, logs = run.end()
@@ -207,7 +207,7 @@ def test_told_to_stop_it_saves_exits_and_goes_on(table: Path, uninterrupted: str
 
 
 def test_told_to_stop_while_it_waits_for_the_others(table: Path, tmp_path: Path) -> None:
-    """A rank that is told to stop before its gang is complete exits with 143 at once."""
+    """A rank that gets SIGTERM while it waits for its gang exits with 143 immediately."""
     with gang(tmp_path / "run", table, 1, world_size=3) as run:
         run.tasks[2].kill()
         for rank in (0, 1):
@@ -216,12 +216,12 @@ def test_told_to_stop_while_it_waits_for_the_others(table: Path, tmp_path: Path)
             run.tasks[rank].send_signal(signal.SIGTERM)
         codes, logs = run.end()
     assert codes == [143, 143, -signal.SIGKILL], logs
-    assert "told to stop while waiting for" in logs[0]
+    assert "stopped while waiting for" in logs[0]
 
 
 @pytest.mark.parametrize("dies", [0, 1])
 def test_the_death_of_one_ends_the_others(table: Path, tmp_path: Path, dies: int) -> None:
-    """When a rank is killed, the others notice by themselves and exit with an error."""
+    """When a rank is killed, the other ranks detect it and exit with an error."""
     with gang(tmp_path / "run", table, 1, "--steps", "100000", world_size=3) as run:
         run.wait_for_step(5, rank=2)
         run.tasks[dies].kill()
@@ -232,17 +232,17 @@ def test_the_death_of_one_ends_the_others(table: Path, tmp_path: Path, dies: int
 
 
 def test_other_options_than_the_checkpoint_has_are_refused(table: Path, tmp_path: Path) -> None:
-    """A checkpoint of another seed or gang size is not silently continued: the result would be neither run's."""
+    """A run with another seed than its checkpoint is refused."""
     folder = tmp_path / "run"
     with gang(folder, table, 1, "--step-s", "0", world_size=1) as run:
         assert run.end()[0] == [0]
     with gang(folder, table, 2, "--seed", "1", world_size=1) as run:
         codes, logs = run.end()
-    assert codes == [2] and "seed is 1 and was 0 in the checkpoint" in logs[0]
+    assert codes == [2] and "seed is 1 but was 0 in the checkpoint" in logs[0]
 
 
 def test_a_zombie_of_an_earlier_attempt_cannot_join_or_commit(table: Path, uninterrupted: str, tmp_path: Path) -> None:
-    """A gang that was frozen while the next attempt ran to the end commits nothing when it is thawed, and fails."""
+    """A gang that was frozen during the whole next attempt fails after it is thawed, and commits nothing."""
     folder = tmp_path / "run"
     with gang(folder, table, 1, "--step-s", "0.01") as zombie:
         zombie.wait_for_step(20)
@@ -261,7 +261,7 @@ def test_a_zombie_of_an_earlier_attempt_cannot_join_or_commit(table: Path, unint
 
 
 def test_sums_are_the_same_bytes_whoever_comes_first() -> None:
-    """Vectors whose sum depends on the order of adding give the same bytes on each rank, however late each is."""
+    """Sums are bit-identical on all ranks in any order of arrival, although rounding depends on the order."""
     allreduce = load("allreduce")
     world_size, rounds = 4, 6
     chance = random.Random(5)
@@ -287,7 +287,7 @@ def test_sums_are_the_same_bytes_whoever_comes_first() -> None:
 
 
 def test_strangers_cannot_join() -> None:
-    """What dials the port without this gang's token, with another size, or just hangs up, does not take a seat."""
+    """Connections without the gang's token, with another gang size, or without a valid hello do not join the gang."""
     allreduce = load("allreduce")
     address = ("127.0.0.1", free_port())
     sums: list[float] = []

@@ -1,4 +1,4 @@
-"""Loading falls back past what is damaged, and says which and why."""
+"""Loading skips damaged checkpoints, with a warning that names each and the reason."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ FILES = ("part-model.safetensors", "part-rng.json", "part-raw.bin", "0000000003.
 
 
 def _file(root: Path, manifest: Manifest, name: str) -> Path:
-    """A part's file, or the record of the log, which has the greatest number."""
+    """Returns the file of the part, or, if no part has that name, the newest record of the log."""
     return next((root / part.key for part in manifest.parts if part.key.endswith(name)), _record(root))
 
 
@@ -59,7 +59,7 @@ def _folder(path: Path) -> None:
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("damage", [_flip, _cut, _grow, _empty, Path.unlink, _folder])
 def test_any_damage_to_any_file_falls_back(tmp_path: Path, file: str, damage: Callable[[Path], None]) -> None:
-    """Whatever happens to whichever file of the newest checkpoint, the one before loads and the warning names both."""
+    """If any file of the newest checkpoint is damaged, the previous one loads and a warning names the damage."""
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, STATE)
     newest = checkpointer.save(2, {**STATE, "model": {"w": np.ones(300)}, "rng": {"seed": 6}, "raw": b"y" * 300})
@@ -74,12 +74,12 @@ def test_any_damage_to_any_file_falls_back(tmp_path: Path, file: str, damage: Ca
         (entry,) = checkpointer.skipped
         assert (newest.name if file.startswith("part") else "log, record 3") in entry.name
         assert file in entry.reason or "record" in entry.reason
-        assert [str(warning.message) for warning in said] == [f"checkpoint {entry.name} is passed over: {entry.reason}"]
-    # Without its record it was never committed: nothing is passed over.
+        assert [str(warning.message) for warning in said] == [f"checkpoint {entry.name} is skipped: {entry.reason}"]
+    # Without its record the checkpoint is not committed, so nothing is skipped.
 
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    """No single flipped bit anywhere in a checkpoint goes unnoticed."""
+    """Any flipped bit in a checkpoint, 60 at random in each file, makes it invalid."""
     chance = random.Random(7)
     newest = Checkpointer(tmp_path).save(1, STATE)
     for file in _files(tmp_path, newest):
@@ -94,7 +94,7 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
 
 
 def test_it_falls_back_as_far_as_needed(tmp_path: Path) -> None:
-    """Several damaged ones are passed over, newest first; where none is left, that is an error."""
+    """Damaged checkpoints are skipped, newest first. If none is intact, a load is an error without `start_over`."""
     checkpointer = Checkpointer(tmp_path, keep=3)
     saved = [checkpointer.save(step, {"raw": b"%d" % step}) for step in (1, 2, 3)]
     for index in (2, 1):
@@ -117,7 +117,7 @@ def test_it_falls_back_as_far_as_needed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_flip, _cut, Path.unlink])
 def test_no_checkpoint_rests_on_a_damaged_part_for_long(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    """It is written again once it is damaged: at the next save if its size differs, else within four saves."""
+    """A damaged shared part is written again: at the next save if its size differs, else within four saves."""
     checkpointer = Checkpointer(tmp_path, keep=2)
     state = {"frozen": np.arange(1000.0)}
     first = checkpointer.save(0, state)
@@ -129,7 +129,7 @@ def test_no_checkpoint_rests_on_a_damaged_part_for_long(tmp_path: Path, damage: 
 
 
 def test_a_part_serves_a_bounded_number_of_checkpoints(tmp_path: Path) -> None:
-    """One that never changes is written again now and then, so that not every checkpoint ever made is lost with it."""
+    """A part that never changes is written again after 17 checkpoints, so that damage to a file affects no more."""
     checkpointer = Checkpointer(tmp_path)
     keys = [checkpointer.save(step, {"frozen": b"x" * 5000}).parts[0].key for step in range(40)]
     assert [keys.count(key) for key in dict.fromkeys(keys)] == [17, 17, 6]
@@ -138,7 +138,7 @@ def test_a_part_serves_a_bounded_number_of_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", range(25 if ROUNDS == 1 else 50 * ROUNDS))
 def test_only_what_has_no_whole_copy_is_lost(tmp_path: Path, seed: int) -> None:
-    """The newest checkpoint of which every part has a whole copy is loaded, and if there is none that is an error."""
+    """The newest checkpoint whose parts all have an intact copy is loaded; if there is none, the load is an error."""
     chance = random.Random(seed)
     near = tmp_path / "near" if chance.random() < 0.3 else None
     checkpointer = Checkpointer(tmp_path / "far", local=near, keep=6)
@@ -147,7 +147,7 @@ def test_only_what_has_no_whole_copy_is_lost(tmp_path: Path, seed: int) -> None:
         for name in ("a", "b", "c"):
             if name not in state or chance.random() < 0.3:
                 state[name] = chance.randbytes(chance.choice((0, 10, 3000))) + b"%d" % (step % 3)
-        # A new process does not know which parts have changed, so its first save writes all of them.
+        # The first save of a new process writes all parts, because it has no checksums to compare with.
         if chance.random() < 0.3:
             checkpointer = Checkpointer(tmp_path / "far", local=near, keep=6)
         checkpointer.save(step, state)
@@ -180,13 +180,13 @@ def test_only_what_has_no_whole_copy_is_lost(tmp_path: Path, seed: int) -> None:
     ("change", "reason"),
     [
         ({"format": "mizzen.checkpoint/9"}, "has format 'mizzen.checkpoint/9'"),
-        ({"parts": [{"name": "a", "key": "parts/../../secret"}]}, "which is no part's place"),
-        ({"parts": [{"name": "a", "key": "/etc/passwd"}]}, "which is no part's place"),
+        ({"parts": [{"name": "a", "key": "parts/../../secret"}]}, "which is not below parts/"),
+        ({"parts": [{"name": "a", "key": "/etc/passwd"}]}, "which is not below parts/"),
         ({"parts": 7}, "cannot be read"),
     ],
 )
 def test_a_record_that_this_version_cannot_follow(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
-    """A record of a later format, or one that leads out of the root, is passed over although its checksum is right."""
+    """A record with a valid checksum is skipped if its format is newer or a key of it is outside the root."""
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, STATE)
     path = _record(tmp_path)
@@ -201,7 +201,7 @@ def test_a_record_that_this_version_cannot_follow(tmp_path: Path, change: dict[s
 
 
 def test_a_missing_permission_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a file cannot be read for another reason than damage, loading stops instead of starting from an old one."""
+    """If a file cannot be read for a reason other than damage, the load is an error and does not fall back."""
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, STATE)
 
@@ -215,7 +215,7 @@ def test_a_missing_permission_is_no_damage(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("failure", [OSError(errno.EIO, "Input/output error")])
 def test_a_bad_disk_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: OSError) -> None:
-    """What the disk cannot give back is passed over."""
+    """A checkpoint with a file that causes an I/O error is skipped as damaged."""
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, {"a": b"old"})
     newest = checkpointer.save(2, {"a": b"new"})
@@ -234,7 +234,7 @@ def test_a_bad_disk_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
 
 
 def test_a_failed_save_changes_nothing(tmp_path: Path) -> None:
-    """A save for which there is no space raises, leaves no file behind, and the one before still loads."""
+    """A save that fails for lack of space raises an error and leaves no files; the previous checkpoint still loads."""
     import resource
     import signal
 

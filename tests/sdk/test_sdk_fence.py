@@ -1,4 +1,4 @@
-"""Attempts: an older one can never commit after a newer one claimed the root."""
+"""Fencing of attempts: after a newer attempt claimed the root, an older attempt cannot commit."""
 
 import os
 import signal
@@ -18,18 +18,18 @@ STALE = 7
 
 
 def _rest(root: Path) -> list[str]:
-    """Files that no committed checkpoint needs, but the records."""
+    """Returns the files that no committed checkpoint needs, except the records of the log."""
     needed = {root / part.key for manifest in list_committed(root) for part in manifest.parts}
     files = (path for path in root.rglob("*") if path.is_file() and path.parent.name != "log")
     return sorted(str(path.relative_to(root)) for path in files if path not in needed)
 
 
 def test_an_older_attempt_is_refused(tmp_path: Path) -> None:
-    """After attempt 2 has claimed the root, attempt 1 can neither save nor claim, and leaves nothing behind."""
+    """After attempt 2 has claimed the root, a save or claim of attempt 1 is an error and leaves no files."""
     old = Checkpointer(tmp_path, attempt=1)
     old.save(1, {})
     Checkpointer(tmp_path, attempt=2)
-    with pytest.raises(StaleAttemptError, match="claimed by attempt 2; attempt 1 may not write here"):
+    with pytest.raises(StaleAttemptError, match="claimed by attempt 2; attempt 1 may not write there"):
         old.save(2, {})
     with pytest.raises(StaleAttemptError, match="claimed by attempt 2; attempt 1 may not"):
         Checkpointer(tmp_path, attempt=1)
@@ -38,7 +38,7 @@ def test_an_older_attempt_is_refused(tmp_path: Path) -> None:
 
 
 def test_several_processes_of_an_attempt_may_claim(tmp_path: Path) -> None:
-    """A rank's claim of the same attempt changes nothing for the rank that saves."""
+    """Claims of the same attempt by other ranks do not fence the rank that saves."""
     writer = Checkpointer(tmp_path, attempt=3)
     writer.save(1, {"a": 1})
     for _ in range(3):
@@ -49,7 +49,7 @@ def test_several_processes_of_an_attempt_may_claim(tmp_path: Path) -> None:
 
 
 def test_whichever_rank_comes_first_shuts_the_zombie_out(tmp_path: Path) -> None:
-    """Once any rank of an attempt has loaded, no zombie can change what the other ranks load."""
+    """After any rank of a new attempt has loaded, an older attempt cannot change what the other ranks load."""
     zombie = Checkpointer(tmp_path, attempt=1)
     zombie.save(1, {})
     early = Checkpointer(tmp_path, attempt=2, rank=1, world_size=2).load_latest()
@@ -61,24 +61,24 @@ def test_whichever_rank_comes_first_shuts_the_zombie_out(tmp_path: Path) -> None
 
 
 def test_without_numbers_the_first_to_save_writes(tmp_path: Path) -> None:
-    """Outside a scheduler a process takes the number after those that it has seen, at its first save."""
+    """Without a given attempt, the first save of a process claims the next number after those it has read."""
     first, second = Checkpointer(tmp_path), Checkpointer(tmp_path)
     second.save(1, {})
-    with pytest.raises(StaleAttemptError, match="another process has claimed it as attempt 1 meanwhile"):
+    with pytest.raises(StaleAttemptError, match="another process has already claimed it as attempt 1"):
         first.save(1, {})
     assert (first.attempt, second.attempt) == (None, 1)
-    # One that goes on from what the other saved has seen it, and takes the root over.
+    # After it has loaded the other process's checkpoint, the first process can claim the root.
     assert first.load_latest() is not None
     first.save(2, {})
     assert first.attempt == 2
-    with pytest.raises(StaleAttemptError, match="claimed by attempt 2; attempt 1 may not write here"):
+    with pytest.raises(StaleAttemptError, match="claimed by attempt 2; attempt 1 may not write there"):
         second.save(2, {})
     assert Checkpointer(tmp_path, rank=1, world_size=2).attempt is None
     assert Checkpointer(tmp_path).claim() == 3
 
 
 def test_looking_at_a_run_takes_nothing_from_it(tmp_path: Path) -> None:
-    """Another process loads the newest checkpoint, into objects too, and the training's next save is as ever."""
+    """A load by another process makes no claim, so the training's next save succeeds."""
     training = Checkpointer(tmp_path)
     training.save(1, {"rng": {}, "progress": {"step": 1}, "a": {"x": 1}})
     before = sorted(path.name for path in (tmp_path / "log").iterdir())
@@ -90,12 +90,12 @@ def test_looking_at_a_run_takes_nothing_from_it(tmp_path: Path) -> None:
 
 
 def test_of_two_with_the_same_number_the_last_commits(tmp_path: Path) -> None:
-    """The one that claimed first is refused, before and after the other's claim is gone from the log."""
+    """Of two processes with the same attempt number, only the last to claim can save, also after its claim is pruned."""
     first = Checkpointer(tmp_path, attempt=3)
     first.save(1, {"a": "first"})
     second = Checkpointer(tmp_path, attempt=3)
     for step in (2, 3, 4):
-        with pytest.raises(StaleAttemptError, match="another process has claimed it as attempt 3 too, later"):
+        with pytest.raises(StaleAttemptError, match="another process has since claimed it as attempt 3 too"):
             first.save(step, {"a": "first"})
         second.save(step, {"a": "second"})
     found = Checkpointer(tmp_path).load_latest()
@@ -105,7 +105,7 @@ def test_of_two_with_the_same_number_the_last_commits(tmp_path: Path) -> None:
 
 
 def test_a_damaged_claim_is_told_and_takes_its_place(tmp_path: Path) -> None:
-    """A damaged record keeps its number; the next claim says so and comes after it."""
+    """After a damaged record, the next claim warns and takes the next record number."""
     Checkpointer(tmp_path, attempt=4).save(1, {})
     Checkpointer(tmp_path, attempt=5)
     (tmp_path / "log" / "0000000003.json").write_bytes(b"\x00" * 20)
@@ -117,7 +117,7 @@ def test_a_damaged_claim_is_told_and_takes_its_place(tmp_path: Path) -> None:
 
 
 def test_what_is_no_record_in_the_way_is_told(tmp_path: Path) -> None:
-    """Something in the log's next place that cannot be read as an object is an error, not a wait without end."""
+    """If the next record's path exists but is not readable as an object, the save is an error and does not hang."""
     checkpointer = Checkpointer(tmp_path, attempt=1)
     (tmp_path / "log" / "0000000002.json").symlink_to("/nowhere")
     with pytest.raises(CheckpointError, match=r"0000000002\.json cannot be created"):
@@ -125,7 +125,7 @@ def test_what_is_no_record_in_the_way_is_told(tmp_path: Path) -> None:
 
 
 def test_a_listing_that_shows_too_little_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record that is in the way and not listed yet, as its folder is changing, is found a moment later."""
+    """If a record exists but a listing during a change of the folder misses it, the claim lists again."""
     Checkpointer(tmp_path, attempt=1)
     listed, calls = FileStore.list, 0
 
@@ -141,7 +141,7 @@ def test_a_listing_that_shows_too_little_is_looked_at_again(tmp_path: Path, monk
 
 
 def test_a_claim_removes_what_older_attempts_left_and_only_that(tmp_path: Path) -> None:
-    """Parts of older attempts that no checkpoint needs go, and so do their shards; those of this attempt stay."""
+    """A claim deletes unneeded parts and shards of older attempts, but not those of its own attempt."""
     Checkpointer(tmp_path, attempt=2).save(1, {"a": b"kept"})
     for attempt in (1, 2, 3):
         for key in ("parts/a{:04d}/step-1.r0000.00aa/part-x.bin", "shards/a{:04d}/step-1.s1/r0001.json"):
@@ -169,9 +169,10 @@ def _zombie(root: Path) -> Callable[[Callable[[bytes], None]], None]:
 
 
 def test_a_zombie_frozen_anywhere_in_a_save_cannot_commit_later(tmp_path: Path, fork: Callable[..., Any]) -> None:
-    """Frozen before any file operation of its save and thawed after attempt 2 saved, attempt 1 commits nothing.
+    """If attempt 1 is frozen before any file operation of a save and thawed after attempt 2 saved, it commits nothing.
 
-    Attempt 2 never waits for it. What it had committed before it froze is attempt 2's to load; else it is refused.
+    Attempt 2 does not wait. It loads the checkpoint if attempt 1 committed it before the freeze; otherwise attempt 1's
+    save raises StaleAttemptError.
     """
     refused = before = ended = 0
     for event in range(1, 500):
@@ -180,7 +181,7 @@ def test_a_zombie_frozen_anywhere_in_a_save_cannot_commit_later(tmp_path: Path, 
         child = fork(_zombie(root), event, signal.SIGSTOP)
         if not child.wait_stopped():
             assert child.end() == 0 and child.said() == b"committed"
-            # Parts are put at the same time: how many operations a save takes differs a little.
+            # Parts are written concurrently, so the number of file operations of a save varies slightly.
             ended += 1
             if ended == 5:
                 break
@@ -205,9 +206,9 @@ def test_a_zombie_frozen_anywhere_in_a_save_cannot_commit_later(tmp_path: Path, 
 
 @pytest.mark.parametrize("kind", ["file", "s3"])
 def test_many_writers_have_one_order(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
-    """Of many attempts that claim and save at once, what the log says is in the order of the attempts' claims.
+    """If many attempts claim and save concurrently, the log orders their checkpoints by attempt.
 
-    Whoever is acknowledged committed before any newer attempt claimed; nobody else's record is there.
+    An acknowledged save was committed before any newer attempt claimed the root.
     """
     root = str(tmp_path) if kind == "file" else request.getfixturevalue("s3_url")
     acknowledged: list[tuple[int, int]] = []
@@ -232,6 +233,6 @@ def test_many_writers_have_one_order(tmp_path: Path, kind: str, request: pytest.
     found = list_committed(root, verify=True)
     assert found[0].attempt == 12
     assert {(m.attempt, m.step) for m in found} >= set(acknowledged)
-    # A save that was refused because it came too late may be there, but nobody was told of it.
+    # A save that was refused as too late may have a record, but it was not acknowledged.
     saves = [m.id.save for m in reversed(found) if (m.attempt, m.step) in acknowledged]
-    assert saves == sorted(set(saves)), "ordered by attempt they are in the order in which they were committed"
+    assert saves == sorted(set(saves)), "the order by attempt is not the order of the commits"

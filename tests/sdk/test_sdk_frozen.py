@@ -1,4 +1,4 @@
-"""A writer that was frozen in a save and goes on after a newer attempt: it is refused, and destroys nothing."""
+"""A writer that was frozen during a save and resumes after a newer attempt: it is refused and does no damage."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from mizzen.objects.files import FileStore
 
 
 class Frozen(FileStore):
-    """A folder in which something else happens just before or just after a record is created."""
+    """A file store that calls `before` and `after` once, just before and just after a record is created."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -39,7 +39,7 @@ def _writer(store: FileStore, keep: int = 2, **gang: int) -> Writer:
 
 
 def test_a_commit_before_the_newer_claim_stays(tmp_path: Path) -> None:
-    """Frozen after its record was created: the successor builds on that checkpoint, and it is whole afterwards."""
+    """If a writer freezes after it created its record, the checkpoint is committed and the next attempt keeps it."""
     store = Frozen(tmp_path)
     old = _writer(store)
     old.write(1, _encoded(1))
@@ -56,7 +56,7 @@ def test_a_commit_before_the_newer_claim_stays(tmp_path: Path) -> None:
 
 
 def test_a_record_that_comes_too_late_is_withdrawn(tmp_path: Path) -> None:
-    """Frozen before its record was created, whose number is free again later: nothing that is not whole stays."""
+    """If a thawed writer creates its record under a number that was freed meanwhile, it removes the record again."""
     store = Frozen(tmp_path)
     old = _writer(store)
     old.write(1, _encoded(1))
@@ -70,11 +70,11 @@ def test_a_record_that_comes_too_late_is_withdrawn(tmp_path: Path) -> None:
     with pytest.raises(StaleAttemptError):
         old.write(2, _encoded(2))
     assert [m.step for m in list_committed(tmp_path, verify=True)] == [4, 3]
-    assert len(list((tmp_path / "log").iterdir())) == 2, "a record of what is not there"
+    assert len(list((tmp_path / "log").iterdir())) == 2, "the log must have exactly two records"
 
 
 def test_a_rank_that_waits_leaves_what_rank_0_has_committed(tmp_path: Path) -> None:
-    """Rank 1, frozen while it waits, finds a newer attempt: its parts are of a commit that came before that."""
+    """If rank 1 finds a newer attempt while it waits for rank 0's commit, it does not delete its committed parts."""
     first = open_writer(FileStore(tmp_path), 1, Gang(0, 2), Retention())
 
     class Waits(FileStore):
@@ -91,7 +91,7 @@ def test_a_rank_that_waits_leaves_what_rank_0_has_committed(tmp_path: Path) -> N
 
 
 def test_two_roots_count_their_attempts_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A local root that was claimed more often than the far one does not hide what another machine has saved since."""
+    """Extra claims of a local root do not hide a newer checkpoint that another machine saved to the remote root."""
     monkeypatch.setenv("MIZZEN_PLATFORM", "sigterm")
     far, here, there = (tmp_path / name for name in ("far", "here", "there"))
     for _ in range(2):
@@ -103,7 +103,7 @@ def test_two_roots_count_their_attempts_together(tmp_path: Path, monkeypatch: py
 
 
 def test_no_record_names_a_part_that_is_removed(tmp_path: Path) -> None:
-    """Also where several old checkpoints go at once, and share a part that has not changed."""
+    """A part is deleted only after all records that name it, also if several checkpoints are removed at once."""
     first = _writer(FileStore(tmp_path), keep=3)
     for step in (1, 2, 3):
         first.write(step, _encoded(step))

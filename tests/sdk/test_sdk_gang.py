@@ -1,4 +1,4 @@
-"""Sharded checkpoints: every rank writes its parts, rank 0 commits, and all load the same one."""
+"""Sharded checkpoints: every rank writes its parts, rank 0 commits, and all ranks load the same checkpoint."""
 
 import threading
 from collections.abc import Callable
@@ -21,7 +21,7 @@ WORLD = 3
 
 
 def gang(root: object, attempt: int = 1, world_size: int = WORLD, **given: Any) -> list[Checkpointer]:
-    """The checkpointers of all ranks of a gang."""
+    """Returns the checkpointers of all ranks of a gang."""
     return [
         Checkpointer(str(root), attempt=attempt, sharded=True, rank=rank, world_size=world_size, **given)
         for rank in range(world_size)
@@ -33,7 +33,7 @@ def state(rank: int, step: int) -> dict[str, Any]:
 
 
 def together(ranks: list[Checkpointer], work: Callable[[Checkpointer, int], Any]) -> list[Any]:
-    """Let all ranks work at the same time; what each returned or raised."""
+    """Calls `work` for all ranks concurrently; returns the result or the exception of each."""
     found: list[Any] = [None] * len(ranks)
 
     def one(rank: int) -> None:
@@ -64,7 +64,7 @@ def save(step: int, *, asynchronous: bool = False) -> Callable[[Checkpointer, in
 def test_each_rank_gets_its_own_parts_back(
     tmp_path: Path, kind: str, asynchronous: bool, request: pytest.FixtureRequest
 ) -> None:
-    """All ranks return the one manifest, which names the shared parts once and each rank's own; each loads its own."""
+    """All ranks return one manifest, with the shared parts once and each rank's own parts; each rank loads its own."""
     root = str(tmp_path) if kind == "file" else request.getfixturevalue("s3_url")
     ranks = gang(root)
     for step in (1, 2, 3):
@@ -82,7 +82,7 @@ def test_each_rank_gets_its_own_parts_back(
 
 
 def test_nothing_is_committed_before_every_rank_has_written(tmp_path: Path) -> None:
-    """Where one rank does not come, the others say which, and the checkpoint before stays the newest."""
+    """If one rank does not save, the other ranks' errors name it, and the previous checkpoint stays the newest."""
     ranks = gang(tmp_path, shard_timeout_s=0.2)
     together(ranks, save(1))
     found = together(ranks, lambda c, rank: save(2)(c, rank) if rank != 2 else None)
@@ -99,7 +99,7 @@ def test_nothing_is_committed_before_every_rank_has_written(tmp_path: Path) -> N
 
 
 def test_what_one_rank_cannot_load_no_rank_loads(tmp_path: Path) -> None:
-    """Damage to any rank's part makes every rank fall back to the same older checkpoint."""
+    """If any rank's part is damaged, all ranks fall back to the same older checkpoint."""
     together(gang(tmp_path), save(1))
     together(gang(tmp_path, 2), save(2))
     newest = list_committed(tmp_path)[0]
@@ -111,7 +111,7 @@ def test_what_one_rank_cannot_load_no_rank_loads(tmp_path: Path) -> None:
         found = [checkpointer.load_latest() for checkpointer in ranks]
     assert [c.step for c in found if c] == [1] * WORLD
 
-    # The same where each verifies only its own, and they agree on each in turn.
+    # The same if each rank verifies only its own parts and the ranks agree on each checkpoint in turn.
     meeting, told = threading.Barrier(WORLD), [0] * WORLD
 
     def agree(rank: int) -> Callable[[int], int]:
@@ -128,7 +128,7 @@ def test_what_one_rank_cannot_load_no_rank_loads(tmp_path: Path) -> None:
         Checkpointer(tmp_path, attempt=4, sharded=True, rank=rank, world_size=WORLD, agree=agree(rank))
         for rank in range(WORLD)
     ]
-    with pytest.warns(CheckpointWarning, match="is passed over"):
+    with pytest.warns(CheckpointWarning, match="is skipped"):
         found = together(ranks, lambda c, _: c.load_latest())
     assert [c.step for c in found] == [1] * WORLD
     reasons = [checkpointer.skipped[0].reason for checkpointer in ranks]
@@ -137,9 +137,9 @@ def test_what_one_rank_cannot_load_no_rank_loads(tmp_path: Path) -> None:
 
 
 def test_another_number_of_ranks_is_told(tmp_path: Path) -> None:
-    """A gang of another size is refused, unless it says that it wants the shared parts only."""
+    """A load by a gang of another size is an error; with `other_world=True` only the shared parts load."""
     together(gang(tmp_path), save(1))
-    with pytest.raises(CheckpointError, match="parts of each of 3 ranks, and this gang has 2: give other_world=True"):
+    with pytest.raises(CheckpointError, match="parts of each of 3 ranks, but this gang has 2: pass other_world=True"):
         gang(tmp_path, 2, world_size=2)[0].load_latest()
     for checkpointer in gang(tmp_path, 2, world_size=2, other_world=True):
         found = checkpointer.load_latest()
@@ -147,7 +147,7 @@ def test_another_number_of_ranks_is_told(tmp_path: Path) -> None:
 
 
 def test_a_zombie_gang_commits_nothing(tmp_path: Path) -> None:
-    """Once a newer attempt has claimed the root, every rank of an older one is refused, also while it waits."""
+    """After a newer attempt has claimed the root, each rank of an older attempt gets an error, also while it waits."""
     ranks = gang(tmp_path)
     together(ranks, save(1))
 
@@ -163,9 +163,9 @@ def test_a_zombie_gang_commits_nothing(tmp_path: Path) -> None:
 
 
 def test_ranks_without_an_attempt_are_refused(tmp_path: Path) -> None:
-    """Each rank would take a number of its own: sharded checkpoints need one that is given."""
-    with pytest.raises(ValueError, match="attempt=None: the ranks of a sharded checkpoint need the same number"):
+    """Sharded checkpoints of several ranks need a given attempt number and, for `step`, `agree`."""
+    with pytest.raises(ValueError, match="attempt=None: a sharded checkpoint needs an attempt number"):
         Checkpointer(tmp_path, sharded=True, rank=0, world_size=2)
-    with pytest.raises(CheckpointError, match="give agree"):
+    with pytest.raises(CheckpointError, match="pass agree"):
         Checkpointer(tmp_path, attempt=1, rank=0, world_size=2).step(1)
     assert Checkpointer(tmp_path / "alone", sharded=True).claim() == 1

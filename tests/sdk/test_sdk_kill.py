@@ -1,4 +1,4 @@
-"""SIGKILL at any instant of a save: the newest committed checkpoint always loads."""
+"""If SIGKILL arrives at any time during a save, the newest committed checkpoint loads."""
 
 import os
 import random
@@ -16,9 +16,9 @@ def _state(step: int, size: int = 3000) -> dict[str, object]:
 
 
 def test_killed_before_any_file_operation_of_a_save(tmp_path: Path, fork: Callable[..., Any]) -> None:
-    """Killed before each file operation of claim, save and removal in turn, one checkpoint is valid and whole.
+    """A kill before any file operation of claim, save or removal leaves one intact checkpoint.
 
-    It is the new one if its save returned, else the new or the old one, and the next claim leaves no rest.
+    It is the new checkpoint if its save returned, else the new or the old one. The next claim removes leftover files.
     """
     seen: set[int] = set()
     for event in range(1, 500):
@@ -42,12 +42,12 @@ def test_killed_before_any_file_operation_of_a_save(tmp_path: Path, fork: Callab
         if code == 0:
             break
         assert code == -signal.SIGKILL
-    assert event > 30, "the hook did not see the file operations"
+    assert event > 30, "the audit hook recorded too few file operations"
     assert seen == {1, 2}
 
 
 def test_killed_at_random_while_it_saves_on_and_on(tmp_path: Path, fork: Callable[..., Any]) -> None:
-    """After each of many kills the newest checkpoint is at least the last that was acknowledged, and whole."""
+    """After each of 40 kills at random times, the newest checkpoint is intact and no older than the last acknowledged."""
     chance = random.Random(20)
     step = 0
     for attempt in range(1, 41):

@@ -1,4 +1,4 @@
-"""Looking at a root without a claim: listing, verifying and loading, beside a training and on read-only places."""
+"""Reading a checkpoint root without a claim: listing, verifying and loading, also during a training or read-only."""
 
 import os
 import shutil
@@ -23,11 +23,11 @@ from mizzen.checkpoint import (
 from mizzen.objects.files import FileStore
 
 BIG = np.arange(3_000_000, dtype="f8")
-"""Several pieces of a part."""
+"""An array of 24 MB, which is read in several pieces."""
 
 
 def trained(root: Any, steps: int = 3, **more: Any) -> Checkpointer:
-    """A training that has saved at each step: one part stays as it is, the others change."""
+    """Saves a checkpoint at each step, with one constant part and two that change; returns the checkpointer."""
     checkpointer = Checkpointer(root, attempt=1, keep=steps, **more)
     for step in range(1, steps + 1):
         checkpointer.save(step, {"frozen": BIG, "head": np.full(1000, step, dtype="f4"), "lr": {"rate": 0.1 / step}})
@@ -40,7 +40,7 @@ def place(root: Path, manifest: Manifest, part: str) -> Path:
 
 
 def flip(path: Path) -> None:
-    """Change a bit of the last byte."""
+    """Flips a bit of the last byte."""
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -51,7 +51,7 @@ def tree(root: Path) -> dict[str, tuple[int, int]]:
 
 
 def test_any_step_is_loaded_while_the_training_goes_on(tmp_path: Path) -> None:
-    """A reader takes no attempt: the training's next save is committed, and the reader sees it."""
+    """A reader makes no claim, so the training can commit its next save, and the reader can load it."""
     checkpointer = trained(tmp_path)
     found = mizzen.open_checkpoints(tmp_path)
     assert [manifest.step for manifest in found.list()] == [3, 2, 1]
@@ -67,7 +67,7 @@ def test_any_step_is_loaded_while_the_training_goes_on(tmp_path: Path) -> None:
 
 
 def test_the_newest_of_a_step_is_taken(tmp_path: Path) -> None:
-    """A step that was saved again is the one that was committed last; each is still there by its manifest."""
+    """If a step was saved twice, the step number selects the last committed checkpoint; a manifest selects either."""
     old = Checkpointer(tmp_path, attempt=1, keep=9).save(5, {"from": "one"})
     new = Checkpointer(tmp_path, attempt=2, keep=9).save(5, {"from": "two"})
     found = open_checkpoints(tmp_path)
@@ -76,7 +76,7 @@ def test_the_newest_of_a_step_is_taken(tmp_path: Path) -> None:
 
 
 def test_nothing_is_created_or_changed(tmp_path: Path, fork: Callable[..., Any]) -> None:
-    """Every use of a root opens files for reading only, and makes no folder: it works where nothing may be written."""
+    """All read operations open files read-only and create no folders, so they work on a read-only root."""
     root = tmp_path / "root"
     trained(root)
     before = tree(root)
@@ -115,34 +115,34 @@ def test_nothing_is_created_or_changed(tmp_path: Path, fork: Callable[..., Any])
 
 
 def test_what_is_no_root_is_told(tmp_path: Path) -> None:
-    """A folder that is not there, or has other things in it, is an error. A claimed root lists nothing."""
+    """A missing folder, or one without a checkpoint log, is an error. A claimed root without checkpoints is empty."""
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "model.pt").write_bytes(b"x")
     for name in ("nowhere", "other", "other/model.pt"):
-        with pytest.raises(MissingCheckpointError, match=f"{name}: there is no root of checkpoints here"):
+        with pytest.raises(MissingCheckpointError, match=f"{name}: not a checkpoint root"):
             open_checkpoints(tmp_path / name)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["model.pt", "other"]
     Checkpointer(tmp_path / "claimed", attempt=1)
     found = open_checkpoints(tmp_path / "claimed")
     assert found.list() == found.survey() == found.verify_all() == []
     for use in (found.get, found.load, found.verify):
-        with pytest.raises(MissingCheckpointError, match="no checkpoint is committed here"):
+        with pytest.raises(MissingCheckpointError, match="the root has no committed checkpoint"):
             use()
     with pytest.raises(ValueError, match="the scheme 'az' is not supported"):
         open_checkpoints("az://bucket/run")
 
 
 def test_an_unknown_step_names_those_that_there_are(tmp_path: Path) -> None:
-    """Loading, verifying and looking up a step that was not saved lists the saved ones."""
+    """The error for a step that was not saved lists the available steps."""
     trained(tmp_path)
     found = open_checkpoints(tmp_path)
     for use in (found.get, found.load, found.verify):
-        with pytest.raises(MissingCheckpointError, match="no checkpoint of step 7; there are those of 1, 2, 3"):
+        with pytest.raises(MissingCheckpointError, match="no checkpoint of step 7; available steps: 1, 2, 3"):
             use(7)
 
 
 def test_each_damage_is_named(tmp_path: Path) -> None:
-    """A part that is missing, cut or changed is named with its key and with what is wrong."""
+    """For each missing, truncated or changed part, a problem gives its name, its key and the kind of damage."""
     trained(tmp_path)
     found = open_checkpoints(tmp_path)
     newest, middle, oldest = found.list()
@@ -166,7 +166,7 @@ def test_each_damage_is_named(tmp_path: Path) -> None:
 
 
 def test_a_shared_part_is_read_once_and_damages_all_that_share_it(tmp_path: Path) -> None:
-    """The bytes that are read are those of each content once; its damage is a problem of each checkpoint."""
+    """`verify_all` reads a shared part once; damage to it is a problem of each checkpoint that shares it."""
     trained(tmp_path)
     found = open_checkpoints(tmp_path)
     read: list[int] = []
@@ -178,11 +178,11 @@ def test_a_shared_part_is_read_once_and_damages_all_that_share_it(tmp_path: Path
 
 
 def test_a_damaged_checkpoint_is_passed_over_only_where_none_was_asked_for(tmp_path: Path) -> None:
-    """Without a step the newest whole one comes, with a warning. A damaged step itself, or all damaged, is an error."""
+    """Without a step, damaged checkpoints are skipped. A load is an error if the given step, or every one, is damaged."""
     trained(tmp_path)
     found = open_checkpoints(tmp_path)
     flip(place(tmp_path, found.get(3), "head"))
-    with pytest.warns(CheckpointWarning, match=r"step-0000000003.* is passed over: .*does not match its checksum"):
+    with pytest.warns(CheckpointWarning, match=r"step-0000000003.* is skipped: .*does not match its checksum"):
         assert found.load().step == 2
     with pytest.raises(CorruptCheckpointError, match="does not match its checksum"):
         found.load(3)
@@ -193,21 +193,21 @@ def test_a_damaged_checkpoint_is_passed_over_only_where_none_was_asked_for(tmp_p
 
 
 def test_a_damaged_record_is_told(tmp_path: Path) -> None:
-    """A record that cannot be read may have been the newest checkpoint: it is listed, and a load warns of it."""
+    """A damaged record, which may be of the newest checkpoint, is listed, and a load warns about it."""
     trained(tmp_path, steps=2)
     record = max((tmp_path / "log").iterdir())
     record.write_bytes(record.read_bytes()[:-9])
     found = open_checkpoints(tmp_path)
     [damaged] = found.damaged_records(found.get())
     assert damaged.name == f"record {int(record.stem)} of the log"
-    with pytest.warns(CheckpointWarning, match="of the log is passed over"):
+    with pytest.warns(CheckpointWarning, match="of the log is skipped"):
         assert found.load().step == 1
     record.unlink()
     assert found.list() and found.damaged_records() == ()
 
 
 def test_a_copy_elsewhere_stands_in(tmp_path: Path) -> None:
-    """A part that is damaged is read from another checkpoint with the same content, as a training would."""
+    """A damaged part is read from another checkpoint that has the same content."""
     first = Checkpointer(tmp_path, attempt=1, keep=9).save(1, {"same": b"same" * 999})
     checkpointer = Checkpointer(tmp_path, attempt=2, keep=9)
     place(tmp_path, first, "same").rename(tmp_path / "kept")
@@ -220,7 +220,7 @@ def test_a_copy_elsewhere_stands_in(tmp_path: Path) -> None:
 
 
 def test_a_rank_loads_its_own_parts(tmp_path: Path, fork: Callable[..., Any]) -> None:
-    """Of a sharded checkpoint any rank's state is loaded, without the gang; a rank that was not there is refused."""
+    """The state of any rank of a sharded checkpoint can be loaded without the gang; an unknown rank is an error."""
 
     def rank(number: int) -> Callable[[Callable[[bytes], None]], None]:
         def work(_: Callable[[bytes], None]) -> None:
@@ -243,7 +243,7 @@ def test_a_rank_loads_its_own_parts(tmp_path: Path, fork: Callable[..., Any]) ->
 
 
 def test_tensors_are_listed_by_their_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names, types and shapes come from the first bytes of the file; a file that has no header is an error."""
+    """Names, types and shapes of tensors are read from the header only; an invalid header is an error."""
     state = {"model": {"a": np.zeros((2, 3), "f4"), "b": [np.zeros((), "i8"), BIG]}, "step": 3}
     manifest = Checkpointer(tmp_path).save(1, state)
     found = open_checkpoints(tmp_path)
@@ -269,7 +269,7 @@ def test_tensors_are_listed_by_their_header(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_what_a_training_removes_meanwhile_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint that retention takes away while it is read is no damage: the next one is verified, or it is told."""
+    """A checkpoint that retention removes during a read is not reported as damaged, but as removed."""
     checkpointer = Checkpointer(tmp_path, attempt=1, keep=1)
     first = checkpointer.save(1, {"a": 1})
     found = open_checkpoints(tmp_path)
@@ -298,7 +298,7 @@ def test_what_a_training_removes_meanwhile_is_not_damaged(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("kind", ["s3", "gcs"])
 def test_object_stores(kind: str, request: pytest.FixtureRequest) -> None:
-    """On S3 and Google's storage it is the same."""
+    """On S3 and Google Cloud Storage, listing, verifying and loading give the same results."""
     root: str = request.getfixturevalue(f"{kind}_url")
     with pytest.raises(MissingCheckpointError):
         open_checkpoints(root)
@@ -319,7 +319,7 @@ def test_object_stores(kind: str, request: pytest.FixtureRequest) -> None:
 def test_a_store_that_does_not_answer_is_an_error_and_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that does not answer is not called damage."""
+    """If the store fails, the error is not reported as damage."""
     trained(tmp_path)
     found = open_checkpoints(tmp_path)
 

@@ -1,4 +1,4 @@
-"""What AWS, GCP and Azure say through their metadata servers, and servers that answer otherwise."""
+"""Notices from the metadata servers of AWS, GCP and Azure, and the errors of servers that misbehave."""
 
 import socket
 import threading
@@ -39,13 +39,13 @@ def now() -> float:
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Serves clouds until the test ends."""
+    """Returns a function that serves a cloud until the test ends, and returns its address."""
     with ExitStack() as stack:
         yield lambda cloud: stack.enter_context(serving(cloud))
 
 
 def test_aws_says_nothing_then_advises_then_interrupts(serve: Serve) -> None:
-    """404 is no notice, a recommendation has no end and is not certain, an interruption is and comes before it."""
+    """404 is no notice. A rebalance recommendation is uncertain and without an end; an interruption supersedes it."""
     cloud = Aws()
     watcher = AwsWatcher(serve(cloud), clock=now)
     assert watcher.poll() is None
@@ -59,7 +59,7 @@ def test_aws_says_nothing_then_advises_then_interrupts(serve: Serve) -> None:
 
 @pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
 def test_aws_without_a_time_leaves_its_two_minutes(serve: Serve, action: str) -> None:
-    """Each action is an interruption, and one whose time cannot be read ends after the documented window."""
+    """Each action is an interruption. If its time is invalid, the end is after the documented window of two minutes."""
     cloud = Aws()
     cloud.action = f'{{"action": "{action}", "time": "soon"}}'
     notice = AwsWatcher(serve(cloud), clock=now).poll()
@@ -68,7 +68,7 @@ def test_aws_without_a_time_leaves_its_two_minutes(serve: Serve, action: str) ->
 
 
 def test_aws_tokens_are_renewed_before_they_expire(serve: Serve) -> None:
-    """A token is used again until nine tenths of its life, and then replaced without a refused request."""
+    """A token is reused for 90% of its lifetime, and then renewed before the server refuses it."""
     cloud, age_s = Aws(), 0.0
     watcher = AwsWatcher(serve(cloud), token_ttl_s=100, monotonic=lambda: age_s)
     assert watcher.poll() is None
@@ -83,7 +83,7 @@ def test_aws_tokens_are_renewed_before_they_expire(serve: Serve) -> None:
 
 
 def test_aws_a_refused_token_is_renewed_once(serve: Serve) -> None:
-    """401 gets a new token and the answer in the same poll; a server that refuses the new one too is an error."""
+    """After a 401 response, the same poll gets a new token and repeats the request; a second 401 is an error."""
     cloud = Aws()
     watcher = AwsWatcher(serve(cloud))
     assert watcher.poll() is None
@@ -103,7 +103,7 @@ def test_aws_a_refused_token_is_renewed_once(serve: Serve) -> None:
 
 @pytest.mark.parametrize("garbage", ["", "[]", "terminate", '{"action": "dance"}', '{"time": "x"}', "[" * 5000])
 def test_aws_garbage_is_no_notice(serve: Serve, garbage: str) -> None:
-    """An answer that is no documented action is an error, not an interruption; neither is one of the other kind."""
+    """An invalid interruption or rebalance response is an error, and not a notice."""
     cloud = Aws()
     cloud.action = garbage
     watcher = AwsWatcher(serve(cloud))
@@ -115,7 +115,7 @@ def test_aws_garbage_is_no_notice(serve: Serve, garbage: str) -> None:
 
 
 def test_gcp_says_preempted(serve: Serve) -> None:
-    """FALSE is no notice, TRUE one that ends after the window; anything else is an error."""
+    """FALSE is no notice, TRUE is a preemption that ends after the window, and any other text is an error."""
     cloud = Gcp()
     watcher = GcpWatcher(serve(cloud), clock=now)
     assert watcher.poll() is None
@@ -129,14 +129,14 @@ def test_gcp_says_preempted(serve: Serve) -> None:
 
 
 def test_gcp_windows_can_be_longer(serve: Serve) -> None:
-    """A machine that was configured for a longer shutdown says so by the variable."""
+    """MIZZEN_NOTICE_WINDOW_S sets a longer window, for machines with a longer shutdown period."""
     watcher = GcpWatcher(serve(Gcp()), environ={"MIZZEN_NOTICE_WINDOW_S": "120"})
     assert (watcher.window.seconds, watcher.window.source) == (120, "MIZZEN_NOTICE_WINDOW_S")
 
 
 @pytest.mark.parametrize("model", [None, "STANDARD"])
 def test_gcp_preemptible_machines_end_after_a_day(serve: Serve, model: str | None) -> None:
-    """The age limit is told `lead_s` before it, with its instant, and never on a machine that has outlived it."""
+    """The notice of the 24-hour limit comes `lead_s` before it, and not on a machine that has run longer."""
     cloud, time_s = Gcp(), 0.0
     cloud.values["scheduling/preemptible"] = "TRUE"
     if model:
@@ -157,7 +157,7 @@ def test_gcp_preemptible_machines_end_after_a_day(serve: Serve, model: str | Non
 def test_saves_divide_the_life_of_a_gcp_machine(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told_s: float | None
 ) -> None:
-    """From the first save on the interval ends with the 24 hours, less the lead; an end that the user gave stays."""
+    """From the first save on, the cadence ends at the 24-hour limit less the lead; the user's end takes precedence."""
     cloud, ends_at_s = Gcp(), time.time() + 7200
     cloud.values["scheduling/preemptible"] = "TRUE"
     if told_s:
@@ -178,14 +178,14 @@ def test_saves_divide_the_life_of_a_gcp_machine(
 
 
 def test_gcp_spot_machines_have_no_age_limit(serve: Serve) -> None:
-    """A Spot machine says that it is preemptible too, and lives on."""
+    """A Spot machine, which is also marked as preemptible, has no 24-hour limit."""
     cloud = Gcp()
     cloud.values |= {"scheduling/preemptible": "TRUE", "scheduling/provisioning-model": "SPOT"}
     assert GcpWatcher(serve(cloud), started_at_s=lambda: NOW_S - 86399, clock=now).poll() is None
 
 
 def test_azure_takes_only_its_own_eviction(serve: Serve) -> None:
-    """Other events, other machines' and malformed ones are passed over; of its own the first to come is told."""
+    """Malformed events, and those of other types or machines, are ignored. The earliest eviction is the notice."""
     cloud = Azure()
     watcher = AzureWatcher(serve(cloud), clock=now)
     assert watcher.poll() is None
@@ -203,7 +203,7 @@ def test_azure_takes_only_its_own_eviction(serve: Serve) -> None:
 
 
 def test_azure_an_eviction_that_has_begun_leaves_nothing(serve: Serve) -> None:
-    """Started events have no time: they end now; a time that cannot be read leaves the documented window."""
+    """An eviction that has started ends now. If its time is invalid, it ends after the documented window."""
     cloud = Azure()
     watcher = AzureWatcher(serve(cloud), clock=now)
     cloud.evict(["trainer_3"], "")
@@ -215,7 +215,7 @@ def test_azure_an_eviction_that_has_begun_leaves_nothing(serve: Serve) -> None:
 
 
 def test_azure_acknowledges_only_when_it_was_told_to(serve: Serve) -> None:
-    """By default nothing is approved; a watcher made to approves the eviction that it noticed, and that one only."""
+    """A watcher approves no eviction by default; with `acknowledges=True` it approves only the one in its notice."""
     cloud = Azure()
     base = serve(cloud)
     quiet, eager = AzureWatcher(base), AzureWatcher(base, acknowledges=True)
@@ -231,7 +231,7 @@ def test_azure_acknowledges_only_when_it_was_told_to(serve: Serve) -> None:
 
 
 def test_azure_waits_longer_for_its_first_answer() -> None:
-    """Until events were answered once the long limit holds, and then the short one."""
+    """The first request for events has the longer timeout, because the server may need minutes to enable events."""
     limits: list[float | None] = []
     cloud = Azure()
 
@@ -269,7 +269,7 @@ TALKS: dict[str, Talk] = {
 
 
 def test_gcp_preemption_is_seen_where_the_rest_is_not_known(serve: Serve) -> None:
-    """An answer that says nothing of the age limit delays no poll, and is asked for again after a minute."""
+    """If the request for the age limit fails, preemptions are still detected; it is repeated after a minute."""
     cloud, time_s = Gcp(), 0.0
     cloud.values |= {"scheduling/preemptible": "TRUE", "scheduling/provisioning-model": "STANDARD"}
     cloud.strange = "scheduling/preemptible"
@@ -287,7 +287,7 @@ def test_gcp_preemption_is_seen_where_the_rest_is_not_known(serve: Serve) -> Non
 @pytest.mark.parametrize("make", WATCHERS, ids=["aws", "gcp", "azure"])
 @pytest.mark.parametrize("talk", TALKS.values(), ids=TALKS.keys())
 def test_bad_servers_are_errors_of_one_kind(make: Callable[[str], Watcher], talk: Talk) -> None:
-    """Slow, half and wrong answers are MetadataErrors, never a notice, another exception or a hang."""
+    """Slow, truncated and malformed responses raise MetadataError; no poll returns a notice or hangs."""
     with talking(talk) as (base, _), pytest.raises(MetadataError):
         make(base).poll()
 
@@ -305,14 +305,14 @@ def test_bad_servers_are_errors_of_one_kind(make: Callable[[str], Watcher], talk
     ids=["html", "empty", "redirect", "forbidden", "broken"],
 )
 def test_wrong_answers_are_errors_of_one_kind(serve: Serve, make: Callable[[str], Watcher], cloud: Cloud) -> None:
-    """A page of HTML, a redirect, a refusal or a server's error is a MetadataError."""
+    """An HTML page, an empty text, a redirect, and status 403 or 500 raise MetadataError."""
     with pytest.raises(MetadataError):
         make(serve(cloud)).poll()
 
 
 @pytest.mark.parametrize("make", WATCHERS, ids=["aws", "gcp", "azure"])
 def test_no_server_is_an_error_of_the_same_kind(make: Callable[[str], Watcher]) -> None:
-    """A refused connection and one that is never made are MetadataErrors."""
+    """A refused connection and a connection that times out raise MetadataError."""
     with pytest.raises(MetadataError, match="refused"):
         make(refusing()).poll()
     with blackhole() as base, pytest.raises(MetadataError, match="timed out"):
@@ -320,7 +320,7 @@ def test_no_server_is_an_error_of_the_same_kind(make: Callable[[str], Watcher]) 
 
 
 def test_an_answer_without_end_is_cut_short() -> None:
-    """More than 64 KiB is too much, long before the time is up."""
+    """A response of more than 64 KiB is an error, long before the timeout."""
 
     def talk(connection: socket.socket, freed: threading.Event) -> None:
         connection.sendall(OK + b"\r\n")
@@ -332,14 +332,14 @@ def test_an_answer_without_end_is_cut_short() -> None:
 
 
 def test_proxies_are_not_used(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables that name a proxy change nothing: metadata is asked for directly."""
+    """Requests for metadata ignore the proxy variables of the environment."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, refusing())
     assert GcpWatcher(serve(Gcp())).poll() is None
 
 
 def test_chunked_answers_and_prefixes_are_read() -> None:
-    """An answer in chunks is put together, and a base address may have a path."""
+    """A chunked response is decoded, and a base address may have a path."""
     chunked = OK + b"Transfer-Encoding: chunked\r\n\r\n3\r\nTRU\r\n1\r\nE\r\n0\r\n\r\n"
 
     with talking(says(chunked)) as (base, _):
@@ -352,13 +352,13 @@ def test_chunked_answers_and_prefixes_are_read() -> None:
 
 @pytest.mark.parametrize("base", ["", "169.254.169.254", "https://host", "http://", "http://host:x", "http://h?q"])
 def test_a_bad_address_is_named(base: str) -> None:
-    """The error names the address and what it should be."""
+    """The error names the address and the valid form."""
     with pytest.raises(ValueError, match=r"metadata address .*: must be http://host"):
         Metadata(base)
 
 
 def test_times_are_read_in_both_forms() -> None:
-    """ISO 8601 and HTTP's form give the same instant, without a zone it is UTC, and garbage is None."""
+    """ISO 8601 times and HTTP dates give epoch seconds; without a time zone they are UTC. Invalid texts give None."""
     forms = (
         "2023-11-14T22:13:20Z",
         "2023-11-14T22:13:20",

@@ -1,4 +1,4 @@
-"""The decision, which notice counts, and the platforms that tell by signals."""
+"""The decision whether to save at a notice, the precedence of notices, and the platforms that send signals."""
 
 import signal
 
@@ -41,7 +41,7 @@ def ends_in(left_s: float | None, certain: bool = True) -> Notice:
 
 @given(left_s=st.integers(1, 10**6), save_s=SECONDS, margin=MARGINS)
 def test_a_save_is_started_exactly_if_it_fits(left_s: int, save_s: float, margin: float) -> None:
-    """With a certain end, the answer is whether the save's time with the margin is within what is left."""
+    """If the end is certain, a save is started exactly if its time multiplied by the margin fits in the time left."""
     decision = decide(ends_in(left_s), save_s, margin, now_s=NOW_S)
     assert decision.flush is (save_s * margin <= left_s)
     assert decision.why.startswith("Save now: " if decision.flush else "Rely on the last checkpoint: ")
@@ -52,50 +52,50 @@ def test_a_save_is_started_exactly_if_it_fits(left_s: int, save_s: float, margin
 def test_later_and_slower_never_turn_no_into_yes(
     notice: Notice, save_s: float, less_s: float, margin: float, passed_s: int
 ) -> None:
-    """What is saved with less time left, or with a slower save, is also saved with more time and a faster one."""
+    """If a save is started with some time left, it is also started with more time left or with a faster save."""
     if decide(notice, max(save_s, less_s), margin, now_s=NOW_S + passed_s).flush:
         assert decide(notice, min(save_s, less_s), margin, now_s=NOW_S).flush
 
 
 @given(save_s=st.none() | SECONDS, margin=MARGINS, left_s=st.none() | st.integers(-10, 10))
 def test_advice_is_always_taken(save_s: float | None, margin: float, left_s: int | None) -> None:
-    """A recommendation, and an end that is not known, mean a save now, however long it takes."""
+    """At a recommendation, or if the end is not known, a save is always started."""
     assert decide(ends_in(left_s, certain=False), save_s, margin, now_s=NOW_S).flush
     assert decide(ends_in(None), save_s, margin, now_s=NOW_S).flush
 
 
 @given(late_s=st.integers(0, 1000), save_s=st.none() | SECONDS)
 def test_nothing_is_started_when_no_time_is_left(late_s: int, save_s: float | None) -> None:
-    """At or after the end no save is started, measured or not."""
+    """At or after the end no save is started, even if its time is not known."""
     assert not decide(ends_in(-late_s), save_s, now_s=NOW_S).flush
 
 
 def test_the_reason_has_the_figures() -> None:
-    """One sentence names the platform, what is left, the save's time and the margin; not measured is said too."""
+    """The reason has the platform, the time left, the save's time and the margin, or says that no save was measured."""
     assert decide(ends_in(120), 30, now_s=NOW_S).why == (
-        "Save now: aws says preempt in 120.0 s, and a save takes 30.0 s, times 1.5 for the margin."
+        "Save now: aws reports preempt in 120.0 s, and a save takes 30.0 s, times 1.5 for the margin."
     )
     assert "Rely" in decide(ends_in(44), 30, DEFAULT_MARGIN, now_s=NOW_S).why
-    assert decide(ends_in(5), None, now_s=NOW_S).why.endswith("no save was measured yet.")
+    assert decide(ends_in(5), None, now_s=NOW_S).why.endswith("no save has been measured yet.")
 
 
 @pytest.mark.parametrize("save_s", [-1.0, float("nan"), float("inf")])
 def test_a_bad_duration_is_named(save_s: float) -> None:
-    """The error names the value and what would be right."""
+    """The error names the value and the valid values."""
     with pytest.raises(ValueError, match=f"save_s={save_s}: must be 0 or more"):
         decide(ends_in(1), save_s)
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.99, float("nan"), float("inf")])
 def test_a_bad_margin_is_named(margin: float) -> None:
-    """The error names the value and what would be right."""
+    """The error names the value and the valid values."""
     with pytest.raises(ValueError, match=f"margin={margin}: must be a factor of 1 or more"):
         decide(ends_in(1), 1, margin)
 
 
 @given(notices=st.lists(NOTICES, min_size=1, max_size=6))
 def test_the_most_urgent_notice_stays(notices: list[Notice]) -> None:
-    """In whatever order notices come, a certain one stays if there was any, and of those the one that ends first."""
+    """In any order of notices, the current one is the certain one that ends first, else an uncertain one."""
     held: Notice | None = None
     for notice in notices:
         if notice.supersedes(held):
@@ -111,7 +111,7 @@ def test_the_most_urgent_notice_stays(notices: list[Notice]) -> None:
 
 @given(period_s=st.floats(0.1, 60), window_s=st.floats(0, 1000), failures=st.integers(0, 10**6))
 def test_backing_off_keeps_the_window(period_s: float, window_s: float, failures: int) -> None:
-    """Polls get rarer with each failure, never rarer than three in a window (or the period itself)."""
+    """The wait between polls grows with each failure, up to a third of the window or the period if that is longer."""
     wait_s = backoff_s(period_s, window_s, failures)
     assert period_s <= wait_s <= max(period_s, window_s / 3)
     assert backoff_s(period_s, window_s, failures + 1) >= wait_s
@@ -132,7 +132,7 @@ def test_backing_off_keeps_the_window(period_s: float, window_s: float, failures
     ids=["agent", "runpod", "pod", "pod that was told", "slurm", "plain", "plain that was told"],
 )
 def test_a_signal_ends_after_the_window(watcher: Watcher, kind: Kind, seconds: float) -> None:
-    """SIGTERM is a certain end at the platform's window from now, and there is nothing to poll."""
+    """SIGTERM is a certain notice that ends after the platform's window, and nothing is polled."""
     notice = watcher.on_signal(signal.SIGTERM)
     assert (notice.platform, notice.kind, notice.certain) == (watcher.platform, kind, True)
     assert notice.ends_at_s == notice.seen_at_s + seconds == notice.seen_at_s + watcher.window.seconds
@@ -144,7 +144,7 @@ def test_a_signal_ends_after_the_window(watcher: Watcher, kind: Kind, seconds: f
 
 
 def test_vast_tells_nothing() -> None:
-    """There is no window and nothing to poll; a SIGTERM there is somebody else's."""
+    """Vast has no window and nothing to poll; a SIGTERM there counts as a notice of the platform `sigterm`."""
     watcher = VastWatcher()
     assert (watcher.window.seconds, watcher.period_s, watcher.poll()) == (0, None, None)
     notice = watcher.on_signal(signal.SIGTERM)
@@ -154,7 +154,7 @@ def test_vast_tells_nothing() -> None:
 @pytest.mark.parametrize("variable", ["MIZZEN_NOTICE_WINDOW_S", "MIZZEN_GRACE_S"])
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
 def test_a_bad_window_is_named(variable: str, text: str) -> None:
-    """The error names the variable, its value and what would be right."""
+    """The error names the variable, its value and the valid values."""
     with pytest.raises(ValueError, match=f"{variable}='{text}': must be 0 or more seconds"):
         AgentWatcher({variable: text})
 
@@ -164,7 +164,7 @@ def slurm(at_s: float, lead_s: float = 120, **environ: str) -> SlurmWatcher:
 
 
 def test_slurm_tells_the_time_limit_ahead() -> None:
-    """The job's end is told `lead_s` before it, also without any signal; without an end there is nothing to poll."""
+    """The poll reports the job's time limit `lead_s` ahead, without a signal; without a limit nothing is polled."""
     assert slurm(NOW_S - 121).poll() is None
     notice = slurm(NOW_S - 120).poll()
     assert notice is not None
@@ -176,7 +176,7 @@ def test_slurm_tells_the_time_limit_ahead() -> None:
 
 
 def test_slurm_signals_are_told_apart() -> None:
-    """The lead signal near the limit and the limit's own are walltime; before that SIGTERM is preemption."""
+    """The signal of `--signal` near its lead, and any signal after the limit, is walltime; an earlier one is preemption."""
     asked = {"SBATCH_SIGNAL": "B:TERM@360", "SLURM_RESTART_COUNT": "2"}
     early = slurm(NOW_S - 5000, **asked).on_signal(signal.SIGTERM)
     assert (early.kind, early.ends_at_s) == (Kind.PREEMPT, NOW_S - 5000 + 30)
@@ -189,7 +189,7 @@ def test_slurm_signals_are_told_apart() -> None:
 
 
 def test_slurm_watches_the_signal_that_was_asked_for() -> None:
-    """USR1 of `--signal` is watched beside SIGTERM, and without a known end it leaves its lead; SIGTERM the least."""
+    """The signal of `--signal` is watched in addition to SIGTERM; without a known end its lead is the time left."""
     watcher = SlurmWatcher({"MIZZEN_SLURM_SIGNAL": "USR1@300", "SBATCH_SIGNAL": "USR2@5"}, clock=lambda: NOW_S)
     assert watcher.signals == (signal.SIGTERM, signal.SIGUSR1)
     assert watcher.on_signal(signal.SIGUSR1).ends_at_s == NOW_S + 300
@@ -201,13 +201,13 @@ def test_slurm_watches_the_signal_that_was_asked_for() -> None:
     ("text", "number"), [("10", 10), ("R:SIGUSR2@60", 12), ("RB:int", 2), ("B:TERM", 15)]
 )  # fmt: skip
 def test_slurm_forms_of_a_signal(text: str, number: int) -> None:
-    """Numbers, names with and without SIG, options before and no time after are read as Slurm reads them."""
+    """Signals can be numbers or names, with or without SIG, options and a time, as in Slurm."""
     assert number in SlurmWatcher({"MIZZEN_SLURM_SIGNAL": text}).signals
 
 
 @pytest.mark.parametrize("text", ["NOPE@60", "TERM@soon", "KILL@9", "999", "@60", "TERM@-1"])
 def test_a_bad_signal_of_slurm_is_named_where_it_is_ours(text: str) -> None:
-    """In mizzen's variable it is an error that names it, in Slurm's own it is passed over."""
+    """An invalid signal in mizzen's variable is an error that names it; in Slurm's own variable it is ignored."""
     with pytest.raises(ValueError, match=r"MIZZEN_SLURM_SIGNAL='.*': must be as in Slurm's --signal"):
         SlurmWatcher({"MIZZEN_SLURM_SIGNAL": text})
     assert SlurmWatcher({"SBATCH_SIGNAL": text}).signals == (signal.SIGTERM,)

@@ -1,4 +1,4 @@
-"""Which platform a process finds itself on, and that looking for it ends."""
+"""Detection of the platform of a process, also if metadata servers do not respond."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ Where = Callable[..., dict[str, str]]
 
 @pytest.fixture
 def at() -> Iterator[Where]:
-    """The environment in which all three metadata servers are at one address, as they are in the world."""
+    """Returns a function that builds an environment with all three metadata servers at one address, as in reality."""
     with ExitStack() as stack:
 
         def where(cloud: Cloud | str, **more: str) -> dict[str, str]:
@@ -52,7 +52,7 @@ def at() -> Iterator[Where]:
     ],
 )
 def test_the_environment_comes_first(at: Where, variable: str, platform: str) -> None:
-    """A variable of the platform decides, and no server is asked; an empty one says nothing."""
+    """A variable of a platform determines it without a request to a server. An empty variable is ignored."""
     cloud = Aws()
     assert detect(at(cloud, **{variable: "7"})).platform == platform
     assert cloud.asked == []
@@ -60,7 +60,7 @@ def test_the_environment_comes_first(at: Where, variable: str, platform: str) ->
 
 
 def test_who_starts_the_process_comes_before_where_it_runs(at: Where) -> None:
-    """With all variables set the order of the platforms decides."""
+    """If variables of several platforms are set, the first in the order of `PLATFORMS` is used."""
     given = {
         "KUBERNETES_SERVICE_HOST": "x", "VAST_CONTAINERLABEL": "x", "RUNPOD_POD_ID": "x", "SLURM_JOB_ID": "x",
         "MIZZEN_GRACE_S": "3",
@@ -74,7 +74,7 @@ def test_who_starts_the_process_comes_before_where_it_runs(at: Where) -> None:
 
 @pytest.mark.parametrize(("cloud", "platform"), [(Aws(), "aws"), (Gcp(), "gcp"), (Azure(), "azure")])
 def test_clouds_are_told_apart_at_one_address(at: Where, cloud: Cloud, platform: str) -> None:
-    """Each is found by its own protocol, and the watcher that is found can be polled at once."""
+    """Each cloud is detected by its protocol, and the returned watcher can be polled immediately."""
     watcher = detect(at(cloud), timeout_s=30)
     assert watcher.platform == platform
     assert watcher.poll() is None
@@ -82,14 +82,14 @@ def test_clouds_are_told_apart_at_one_address(at: Where, cloud: Cloud, platform:
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_the_user_can_name_the_platform(at: Where, platform: str) -> None:
-    """`MIZZEN_PLATFORM` wins over everything, and no server is asked."""
+    """`MIZZEN_PLATFORM` takes precedence over everything else, and no server receives a request."""
     cloud = Gcp()
     assert detect(at(cloud, MIZZEN_PLATFORM=platform, SLURM_JOB_ID="7", MIZZEN_NOTICE_FILE="x")).platform == platform
     assert cloud.asked == []
 
 
 def test_a_name_of_how_often_a_platform_interrupts_says_who_gives_notices() -> None:
-    """`aws-spot` means AWS's notices, `spot` any platform's, and in a task of mizzen's agent the agent's."""
+    """`aws-spot` selects AWS's notices, `spot` is detected, and in a task of mizzen's agent the agent's notices apply."""
     assert set(OF_PRIORS) <= set(PRIORS) <= {*OF_PRIORS, *PLATFORMS}
     assert detect({"MIZZEN_PLATFORM": "aws-spot"}).platform == "aws"
     assert detect({"MIZZEN_PLATFORM": "spot", "SLURM_JOB_ID": "7"}).platform == "slurm"
@@ -97,13 +97,13 @@ def test_a_name_of_how_often_a_platform_interrupts_says_who_gives_notices() -> N
 
 
 def test_a_bad_platform_is_named() -> None:
-    """The error names the variable, its value and the right ones."""
+    """The error names the variable, its value and the valid values."""
     with pytest.raises(ValueError, match=r"MIZZEN_PLATFORM='moon': must be one of mizzen, slurm, .*, sigterm"):
         detect({"MIZZEN_PLATFORM": "moon"})
 
 
 def impostor() -> Aws:
-    """Speaks as AWS's, but its instance is none: another cloud's compatible service."""
+    """Returns a server with AWS's protocol but without an AWS instance id, like another cloud's compatible service."""
     cloud = Aws()
     cloud.instance = "vm-1234"
     return cloud
@@ -126,27 +126,27 @@ def impostor() -> Aws:
     ids=["yes", "number", "object", "no machine", "list", "404", "302", "500", "html", "impostor"],
 )
 def test_another_server_at_the_address_is_no_cloud(at: Where, cloud: Cloud) -> None:
-    """What answers everything, or in another way, is taken for none of them."""
+    """A server whose responses do not match a cloud's protocol is not detected as that cloud."""
     assert detect(at(cloud)).platform == "sigterm"
 
 
 @pytest.mark.parametrize("talk", [silent, dripping, says(b"\xff\x00\r\n\r\n"), says(b"")])
 def test_a_server_that_does_not_answer_is_left_behind(at: Where, talk: Callable[..., None]) -> None:
-    """`detect` returns while the server still holds the requests: it is freed only afterwards."""
+    """`detect` returns after its timeout although the server never completes a valid response."""
     with talking(talk) as (base, freed):
         assert detect(at(base), timeout_s=0.3).platform == "sigterm"
         assert not freed.is_set()
 
 
 def test_nothing_at_the_address_is_no_cloud(at: Where) -> None:
-    """Refused connections and those that are never made end in plain SIGTERM."""
+    """If connections are refused or time out, the platform is `sigterm`."""
     assert detect(at(refusing())).platform == "sigterm"
     with blackhole() as base:
         assert detect(at(base), timeout_s=0.3).platform == "sigterm"
 
 
 def test_servers_are_asked_at_the_same_time(at: Where) -> None:
-    """The server answers nobody until all three platforms' first requests are there, and all three still wait then."""
+    """The three platforms are probed concurrently: the server responds only after it has received all three requests."""
     cloud = Azure()
     waiting: list[str] = []
     before = set(threading.enumerate())
@@ -167,7 +167,7 @@ def test_servers_are_asked_at_the_same_time(at: Where) -> None:
 
 
 def test_the_platforms_own_variables_are_followed(at: Where) -> None:
-    """The AWS SDKs' endpoint and Google's host are used where mizzen's are not set, and AWS's can be turned off."""
+    """The address variables of AWS's and Google's SDKs are used unless mizzen's are set; AWS's can disable the probe."""
     nowhere = refusing()
     with serving(Aws()) as aws, serving(Gcp()) as gcp:
         elsewhere = {"MIZZEN_AZURE_METADATA": nowhere, "GCE_METADATA_HOST": gcp.removeprefix("http://")}
@@ -179,13 +179,13 @@ def test_the_platforms_own_variables_are_followed(at: Where) -> None:
 
 
 def test_a_bad_address_is_an_error(at: Where) -> None:
-    """An address that cannot be one is named, not passed over."""
+    """An invalid address is an error that names it."""
     with pytest.raises(ValueError, match="metadata address 'ftp://x'"):
         detect(at("ftp://x"))
 
 
 def test_a_file_says_that_the_machine_goes(tmp_path: Path) -> None:
-    """While it is not there nothing was said; then what it says, or the kind and the window by default."""
+    """A missing file is no notice. A file gives the notice; kind and end default to preemption after the window."""
     path = tmp_path / "notice"
     watcher = FileWatcher({"MIZZEN_NOTICE_FILE": str(path)}, clock=lambda: 100.0)
     assert watcher.poll() is None
@@ -200,13 +200,13 @@ def test_a_file_says_that_the_machine_goes(tmp_path: Path) -> None:
     [
         ("{", "Expecting"),
         ("[]", "must be a JSON object"),
-        ('{"kind": "soon"}', "kind: 'soon' must be one of preempt"),
-        ('{"ends_at": "noon"}', "ends_at: 'noon' must be seconds"),
-        ('{"ends_at": true}', "ends_at: True must be seconds"),
+        ('{"kind": "soon"}', "kind='soon': must be one of preempt"),
+        ('{"ends_at": "noon"}', "ends_at='noon': must be seconds"),
+        ('{"ends_at": true}', "ends_at=True: must be seconds"),
     ],
 )
 def test_a_file_that_says_nothing_clear_is_an_error(tmp_path: Path, text: str, says: str) -> None:
-    """It names what is wrong; and so does a variable that is missing."""
+    """The error names what is invalid in the file, or the missing variable."""
     path = tmp_path / "notice"
     path.write_text(text)
     with pytest.raises(MetadataError, match=says):

@@ -1,4 +1,4 @@
-"""The package of notices as others meet it: what importing costs, its names, and its page."""
+"""The public interface of `mizzen.notices`: its imports, its names and its documentation."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.sdk.scripts import SDK, passes, run
 
 
 def test_importing_is_light() -> None:
-    """Asking for `preempted` loads nothing that speaks HTTP, signals need none of it, and all is standard library."""
+    """Only the standard library is imported, and no HTTP modules for `preempted` or a platform that sends signals."""
     heavy = ["socket", "ssl", "http.client", "urllib.parse", "json", "email", "datetime"]
     script = f"""
 assert not notices.preempted() and notices.watch() and notices.watcher().platform == "slurm"
@@ -23,7 +23,7 @@ assert outside == [], outside
 
 
 def test_the_public_names() -> None:
-    """The names that others use are these."""
+    """The public names are exactly these, and an unknown name is an AttributeError."""
     assert set(notices.__all__) == {
         "DEFAULT_MARGIN", "PREEMPTED_EXIT_CODE", "AgentWatcher", "AwsWatcher", "AzureWatcher", "Decision",
         "FileWatcher", "GcpWatcher", "Kind", "KubernetesWatcher", "MetadataError", "Notice", "RunPodWatcher",
@@ -36,7 +36,7 @@ def test_the_public_names() -> None:
 
 @pytest.mark.parametrize(("save_takes_s", "saves"), [(0, [0, 500, 512]), (40, [0, 500])], ids=["fits", "too slow"])
 def test_the_documented_loop_does_what_it_says(save_takes_s: int, saves: list[int]) -> None:
-    """The example of the documentation saves once more at a notice if that fits, says why, and ends with 143."""
+    """The documented example saves at a notice if there is time, prints the reason, and exits with 143."""
     page = (SDK.parent / "docs" / "notices.md").read_text()
     example = page.split("```python\n")[1].split("```")[0]
     script = f"""
@@ -63,7 +63,7 @@ finally:
 
 
 def test_the_documented_platforms_are_all_of_them() -> None:
-    """The table of the documentation has a row for each platform, with the window that its watcher has."""
+    """The table in docs/notices.md has a row for each platform, with the window of its watcher."""
     page = (SDK.parent / "docs" / "notices.md").read_text()
     rows = {
         cells[1].strip(" `"): cells[4].strip()

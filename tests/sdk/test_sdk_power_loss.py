@@ -1,4 +1,4 @@
-"""After a loss of power there is a checkpoint, no older than the last acknowledged one: `bench.power_loss`."""
+"""After a power loss there is a checkpoint that is no older than the last acknowledged one (`bench.power_loss`)."""
 
 import random
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def _recorded(tmp_path: Path, keep: int, kills: list[int]) -> Recording:
 
 @pytest.fixture
 def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No metadata server is looked for."""
+    """Sets the platform, so that metadata servers are not probed."""
     monkeypatch.setenv("MIZZEN_PLATFORM", "sigterm")
     yield
 
@@ -31,7 +31,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_no_state_of_the_disk_loses_what_was_acknowledged(
     tmp_path: Path, platform: None, keep: int, kills: list[int]
 ) -> None:
-    """On a new root, over claims, saves, removals and processes that were killed before."""
+    """No disk state after a power loss during claims, saves, removals or kills loses an acknowledged checkpoint."""
     recorder = _recorded(tmp_path, keep, kills)
     assert {"mkdir", "create", "write", "fsync", "link", "replace", "unlink", "rmdir"} == {
         mutation[0] for mutation in recorder.mutations
@@ -41,7 +41,7 @@ def test_no_state_of_the_disk_loses_what_was_acknowledged(
 
 
 def test_any_choice_of_what_is_not_synced(tmp_path: Path, platform: None) -> None:
-    """Hypothesis chooses the instant and what is there of each thing that is not promised."""
+    """The checkpoint survives any time of the power loss and any outcome of unsynced changes, chosen by Hypothesis."""
     recorder = _recorded(tmp_path, 1, [9])
 
     @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -62,7 +62,7 @@ def test_any_choice_of_what_is_not_synced(tmp_path: Path, platform: None) -> Non
 def test_a_forgotten_sync_is_found(
     tmp_path: Path, platform: None, forgotten: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without any one of the store's syncs, some state of the disk has lost an acknowledged checkpoint."""
+    """If any kind of fsync is omitted, the check finds a disk state that lost an acknowledged checkpoint."""
     recorder = _recorded(tmp_path, 1, [])
     folders = {mutation[2] for mutation in recorder.mutations if mutation[0] == "mkdir"}
     leaves = {m[2] for m in recorder.mutations if m[0] == "mkdir" and m[1] in (f"{ROOT}/log",)}
@@ -84,7 +84,7 @@ def test_a_forgotten_sync_is_found(
 
 
 def test_folders_of_one_that_was_killed_are_made_durable(tmp_path: Path) -> None:
-    """A put syncs each folder on its way once, whoever made it, and up to the root's own name."""
+    """The first put fsyncs each folder up to the root's parent, also folders made by another process; later ones do not."""
     base = tmp_path / "base"
     (base / "runs" / "one" / "log").mkdir(parents=True)
     with recording(base) as recorder:

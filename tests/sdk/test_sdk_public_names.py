@@ -1,4 +1,4 @@
-"""What users may import. `mizzen` and `mizzen.notices` have tests of their own."""
+"""The public names of the SDK's packages. `mizzen` and `mizzen.notices` have separate tests."""
 
 from importlib import import_module
 
@@ -21,7 +21,7 @@ PUBLIC = {
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_public_names(name: str) -> None:
-    """The names of a package are exactly these, and each can be imported."""
+    """A package has exactly these public names, and each can be imported."""
     package = import_module(name)
     assert set(package.__all__) == PUBLIC[name]
     assert all(hasattr(package, public) for public in PUBLIC[name])

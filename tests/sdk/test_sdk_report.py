@@ -190,7 +190,7 @@ def test_a_report_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     """A folder that is not there costs one line of log and no training."""
     ended = run("import mizzen; mizzen.progress(1); mizzen.progress(2)", MIZZEN_REPORT=str(tmp_path / "no" / "r.json"))
     assert ended.returncode == 0
-    assert ended.stderr.count("cannot be written") == 1
+    assert ended.stderr.count("cannot write the report") == 1
 
 
 def test_a_forked_child_does_not_report_for_its_parent(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_bad_time_is_named() -> None:
     name = "MIZZEN_TABLE_A_COMPLETE_UNTIL"
     assert TaskEnvironment.from_environ({name: "file:///a"}).tables == {"A_COMPLETE_UNTIL": "file:///a"}
     for text in ("yesterday", "2026-11-22T03:00:00"):
-        with pytest.raises(ValueError, match=f"{name}='{text}': must be a time with its zone"):
+        with pytest.raises(ValueError, match=f"{name}='{text}': must be a time with a time zone"):
             TaskEnvironment.from_environ({"MIZZEN_TABLE_A": "file:///a", name: text})
 
 

@@ -202,7 +202,7 @@ def test_a_step_that_uses_other_objects_is_told() -> None:
         train_step(elsewhere)
 
     made = iter([elsewhere, trains(Model)()])
-    with pytest.raises(ResumeError, match="did not change at all: does train_step use the objects that it is given"):
+    with pytest.raises(ResumeError, match="did not change at all: does train_step use the objects that it receives"):
         verify_resume(step, lambda: next(made))
 
 
@@ -226,14 +226,14 @@ def test_a_later_step_is_compared_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        ((train_step, trains(Model)), {"steps": 0}, ValueError, "steps=0: must be a whole number, 1 or more"),
-        ((train_step, trains(Model)), {"before": -1}, ValueError, "before=-1: must be a whole number, 0 or more"),
+        ((train_step, trains(Model)), {"steps": 0}, ValueError, "steps=0: must be an integer, 1 or more"),
+        ((train_step, trains(Model)), {"before": -1}, ValueError, "before=-1: must be an integer, 0 or more"),
         ((train_step, trains(Model)), {"steps": 1.5}, ValueError, "steps=1.5"),
         ((lambda: None, trains(Model)), {}, TypeError, r"train_step must take the dict of objects"),
-        ((train_step, {"lock": {"a": threading.Lock()}}), {}, StateError, "cannot be copied .* give a function"),
+        ((train_step, {"lock": {"a": threading.Lock()}}), {}, StateError, "cannot be copied .* pass a function"),
         ((train_step, {"pair": (lambda: 1, lambda _: None)}), {}, StateError, "a pair of functions cannot be copied"),
         ((train_step, {"number": 3}), {}, StateError, "part 'number': builtins.int cannot be tracked"),
-        ((lambda _: None, {"data": {"a": object()}}), {}, StateError, "part 'data' at a: builtins.object is not"),
+        ((lambda _: None, {"data": {"a": object()}}), {}, StateError, "part 'data' at a: builtins.object cannot be"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(arguments: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -259,7 +259,7 @@ def test_an_error_of_a_step_says_in_which_training() -> None:
 
     with pytest.raises(OSError, match="no more data") as caught:
         verify_resume(fails, trains(Model))
-    assert caught.value.__notes__ == ["in the training that goes on, at step 3"]
+    assert caught.value.__notes__ == ["in the uninterrupted training, at step 3"]
 
 
 @pytest.mark.parametrize(

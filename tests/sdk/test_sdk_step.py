@@ -47,7 +47,7 @@ def test_a_notice_saves_the_step_and_leaves(tmp_path: Path) -> None:
     for start, end in ((0, 100), (100, 250)):
         code, out, errors = train(root, told, interval_s=1000)
         assert (code, out) == (143, f"from {start}\n"), errors
-        assert "Save now: sigterm says stop" in errors
+        assert "Save now: sigterm reports stop" in errors
         assert list_committed(root)[0].step == end
     code, out, errors = train(root, interval_s=1000)
     assert code == 0, errors
@@ -62,7 +62,7 @@ def test_what_cannot_be_stored_is_found_at_the_start(tmp_path: Path, there: bool
     if there:
         checkpointer.save(3, Tracked({"net": {"w": 1}}).capture(3))
     checkpointer.track(net=(lambda: {"layers": [{1, 2}]}, lambda state: None))
-    with pytest.raises(StateError, match=r"part 'net' at layers/0: builtins.set is not stored"):
+    with pytest.raises(StateError, match=r"part 'net' at layers/0: builtins.set cannot be stored"):
         checkpointer.restore()
 
 
@@ -107,7 +107,7 @@ def test_advice_saves_once_and_goes_on(tmp_path: Path) -> None:
     ended = run(ADVICE + script)
     assert ended.returncode == 0, ended.stderr
     assert [m.step for m in list_committed(tmp_path)] == [1]
-    assert "a recommendation, and the training goes on" in ended.stderr
+    assert "a recommendation; the training continues" in ended.stderr
 
 
 def test_all_that_is_tracked_comes_back(tmp_path: Path) -> None:

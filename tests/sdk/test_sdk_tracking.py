@@ -111,9 +111,9 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
     tracked = Tracked({"model": model, "scheduler": {}})
     state = tracked.capture(1)
     state["model"] = {"weights": np.ones(3)}
-    with pytest.raises(StateError, match="has no part 'scheduler'; it has 'model', 'rng', 'progress'"):
+    with pytest.raises(StateError, match="lacks the tracked parts 'scheduler'; it has 'model', 'rng', 'progress'"):
         tracked.restore({name: value for name, value in state.items() if name != "scheduler"})
-    with pytest.raises(StateError, match=r"the checkpoint has 'ema', which nobody tracks: .* extra_ok=True"):
+    with pytest.raises(StateError, match=r"the checkpoint has parts that are not tracked, 'ema': .* extra_ok=True"):
         tracked.restore({**state, "ema": 1})
     assert model.weights.tolist() == [0, 0, 0]
     tracked.restore({**state, "ema": 1}, extra_ok=True)
@@ -131,12 +131,12 @@ def test_an_objects_own_error_names_the_part() -> None:
 @pytest.mark.parametrize(
     ("objects", "message"),
     [
-        ({"model": 3}, r"part 'model': builtins.int cannot be tracked; give something with state_dict"),
+        ({"model": 3}, r"part 'model': builtins.int cannot be tracked; use an object with state_dict"),
         ({"model": (print, 3)}, r"part 'model': builtins.tuple cannot be tracked"),
-        ({"a/b": {}}, r"part 'a/b': a name is"),
-        ({"rng": {}}, r"part 'rng' is tracked by itself"),
-        ({"progress": Model()}, r"part 'progress': Model given; it must be a dict"),
-        ({"table": {}}, r"part 'table' is tracked already"),
+        ({"a/b": {}}, r"part 'a/b': a name must be"),
+        ({"rng": {}}, r"part 'rng' is always tracked"),
+        ({"progress": Model()}, r"part 'progress': is a Model; must be a dict"),
+        ({"table": {}}, r"part 'table' is already tracked"),
     ],
 )
 def test_what_cannot_be_tracked_is_refused(objects: dict[str, Any], message: str) -> None:

@@ -203,7 +203,7 @@ def test_a_what_if_report_leads_with_the_difference(files: Path) -> None:
     base = ["simulate", "--from-live", "live.json"]
     plain, changed = outcome("--drain", "west", "--report", "out.html", base=base)
     page = Path("out.html").read_text()
-    assert re.search(r"<h2>([^<]+)</h2>", page)[1] == "What drain west changes"  # type: ignore[index]
+    assert re.search(r"<h2>([^<]+)</h2>", page)[1] == "Effect of drain west"  # type: ignore[index]
     first = page[: page.index("</table>")]
     rows = [re.findall(r">([^<]+)</td>", row) for row in re.findall(r"<tr>(<td.*?)</tr>", first, re.S)]
     assert ["global", "GPU slots", "16", "8", "−8"] in rows
@@ -244,7 +244,7 @@ def test_a_snapshot_and_a_change_beside_it(files: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["simulate"], "--fleet and --trace are needed, or --from-live"),
+        (["simulate"], "--fleet and --trace are required, or --from-live"),
         (
             [*BASE, "--policy", "best"],
             "--policy best: must be one of global, global-joint, federated, cluster, fifo, slurm, kueue, ",
@@ -252,11 +252,11 @@ def test_a_snapshot_and_a_change_beside_it(files: Path) -> None:
         ([*BASE, "--scale", "0"], "--scale 0: must be a number above 0"),
         ([*BASE, "--scale", "nan"], "--scale nan: must be a number above 0"),
         ([*BASE, "--from", "soon"], "--from soon: must be a number of seconds, or a duration such as 40d"),
-        ([*BASE, "--from", "2h", "--to", "1h"], "must be from 0 on, and to later than from"),
+        ([*BASE, "--from", "2h", "--to", "1h"], "must start at 0 or later, and end after its start"),
         ([*BASE, "--measure", "1h"], "--measure 1h: must be FROM..TO"),
         ([*BASE, "--param", "batch=0"], "batch: '0': Input should be greater than or equal to 1"),
         ([*BASE, "--set", "quota.vision.a100=1"], "they need --from-live"),
-        ([*BASE, "--from-live", "live.json"], "--fleet and --trace do not go with it"),
+        ([*BASE, "--from-live", "live.json"], "--fleet and --trace cannot be used with it"),
         ([*BASE, "--json", "none/out.json"], "none does not exist"),
         (["simulate", "--fleet", "none.yaml", "--trace", "trace.csv"], "No such file"),
         (["simulate", "--fleet", "fleet.yaml", "--trace", "none.csv"], "No such file"),
@@ -287,9 +287,8 @@ pools: [{region: west, name: burst, max_size: 2, idle_s: 300}]
     assert sum(found["hourly"]["usd"]) == pytest.approx(found["run"]["usd"])
     assert f"${found['run']['usd']:,.2f}" in Path("out.html").read_text()
     assert run([*BASE, "--policy", "all"]) == 2
-    assert (
-        "--policy federated: must be one of global, global-joint, fifo where there are pools" in capsys.readouterr().err
-    )
+    err = capsys.readouterr().err
+    assert "--policy federated: must be one of global, global-joint, fifo for a fleet with pools" in err
 
 
 def test_every_bad_field_of_a_fleet_file_is_named(files: Path, capsys: Capture) -> None:

@@ -166,8 +166,8 @@ def test_replicas_of_something_else_are_named() -> None:
     some = '{"version": 1, "replicas": [{"table": "x", "region": "r", "part": 0.5}, '
     some += '{"table": "x", "region": "r", "partitions": ["y/1"]}]}'
     with pytest.raises(
-        DocumentError, match=r"0\.partitions: null: .*\n.*1\.partitions: 'y/1' is of another table than 'x'"
+        DocumentError, match=r"0\.partitions: null: .*\n.*1\.partitions: 'y/1' is not a partition of table 'x'"
     ):
         read_replicas(some, known)
-    with pytest.raises(DocumentError, match=r"replicas\.0\.region: 'q' is no region .* it has r\n.*'w' is no table"):
+    with pytest.raises(DocumentError, match=r"replicas\.0\.region: 'q' is not a region .* it has r\n.*'w' is not a"):
         read_replicas(text.replace(', "part": 2', ""), known)

@@ -54,7 +54,7 @@ def test_a_synthetic_scenario_is_for_both_engines() -> None:
 
 def test_the_references_reserve_nothing() -> None:
     """Asked to, they say so."""
-    with pytest.raises(SimulationError, match="reserve_after_s: 3600: must be inf on the plain references"):
+    with pytest.raises(SimulationError, match="reserve_after_s: 3600: must be inf for the reference engine"):
         happenings(scenario(machines("east", 1), [workload("w")]), plain=True)
 
 

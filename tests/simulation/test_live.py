@@ -146,7 +146,7 @@ def test_without_a_maximum_runtime_the_rest_is_drawn() -> None:
         (("quota.nlp.a100=1",), (), "tenant 'nlp': must be one of vision"),
         (("quota.vision.h100=1",), (), "GPU type 'h100': must be one of a100"),
         ((), ("north",), "--drain north: must be one of east, west"),
-        ((), ("east", "west"), "no region would be left"),
+        ((), ("east", "west"), "must leave at least one region"),
     ],
 )
 def test_a_change_that_cannot_be_is_refused(assignments: tuple[str, ...], drained: tuple[str, ...], says: str) -> None:
@@ -165,5 +165,5 @@ def test_a_file_that_is_no_snapshot_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="No such file"):
         load_live(tmp_path / "none.json")
     path.write_text(snapshot(workload("a", "east"), workload("b", "east")).model_dump_json())
-    with pytest.raises(ConfigurationError, match="machine east/c1/m1: its workloads hold more than it has"):
+    with pytest.raises(ConfigurationError, match="machine east/c1/m1: workloads hold more than the machine has"):
         live_scenario(load_live(path), SURE, 0)

@@ -220,9 +220,9 @@ def test_a_fleet_file_has_pools(tmp_path: Path) -> None:
     [
         ({"pools": [{**FILE["pools"][0], "region": "mars"}]}, "pools\\[0\\].region: 'mars'"),
         ({"pools": [{**FILE["pools"][0], "kinds": ["on_demand"]}]}, "pools\\[0\\]: burst: no provider offers"),
-        ({"pools": [{**FILE["pools"][0], "size": 3}]}, "max_size: must be at least the size, 3, it is 2"),
-        ({"pools": [{**FILE["pools"][0], "buffer": 3}]}, "buffer: must be at most max_size, it is 3"),
-        ({"pools": FILE["pools"] * 2}, "two have one region and name"),
+        ({"pools": [{**FILE["pools"][0], "size": 3}]}, "max_size: must be at least size, 3; it is 2"),
+        ({"pools": [{**FILE["pools"][0], "buffer": 3}]}, "buffer: must be at most max_size; it is 3"),
+        ({"pools": FILE["pools"] * 2}, "two pools have the same region and name"),
         ({"pools": [{**FILE["pools"][0], "sise": 3}]}, "sise"),
         ({"providers": {"sim": {**FILE["providers"]["sim"], "kind": "ec2"}}}, "kind"),
         ({"tenants": {"vision": {"quota": {"h100": 16}}}}, "h100"),

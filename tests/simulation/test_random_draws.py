@@ -200,7 +200,7 @@ def test_pick_is_by_weight() -> None:
     """Parts of the sum in the given order; nothing of weight 0 is picked."""
     weights = {"none": 0.0, "a": 1.0, "b": 3.0}
     assert [pick(at, weights) for at in (0.0, 0.24, 0.26, 0.999)] == ["a", "a", "b", "b"]
-    with pytest.raises(ValueError, match="no weight is above 0"):
+    with pytest.raises(ValueError, match="at least one must be above 0"):
         pick(0.5, {"a": 0.0})
 
 
@@ -209,11 +209,11 @@ def test_assumptions_are_overridden_by_name() -> None:
     chosen = override(Settings(), ("eviction_s=30", "objective_s.1=60", "priority_percent.7=0.5"))
     assert (chosen.eviction_s, chosen.objective_s[1], chosen.objective_s[2]) == (30, 60, 300)
     for wrong, says in (
-        ("eviction=30", "must be NAME=VALUE, where NAME is of: provisioning_p50_s"),
+        ("eviction=30", "must be NAME=VALUE, where NAME is one of: provisioning_p50_s"),
         ("objective_s=3", "objective_s.KEY"),
         ("eviction_s=soon", "eviction_s: 'soon': Input should be a valid number"),
-        ("objective_s.9=3", "levels are 1 \\(highest\\) to 7"),
-        ("priority_percent.1=99", "not above 100 in all"),
+        ("objective_s.9=3", "levels from 1 \\(highest\\) to 7"),
+        ("priority_percent.1=99", "sum to at most 100"),
     ):
         with pytest.raises(ConfigurationError, match=says):
             override(Settings(), (wrong,))

@@ -58,11 +58,11 @@ def test_rows_are_put_in_the_order_of_submission(tmp_path: Path) -> None:
         ("duration_s", "nan", "must be a number of at least 0"),
         ("tasks", "0", "must be a number of at least 1"),
         ("gpus_per_task", "1.5", "must be a whole number from 0 to 1024"),
-        ("gpu_type", "a100||h100", "must be different names with | between them"),
-        ("gpu_type", "-", "must name a type, or be empty to be drawn"),
+        ("gpu_type", "a100||h100", "must be different names separated by |"),
+        ("gpu_type", "-", "must name a GPU type, or be empty for a random one"),
         ("cpus_per_task", "many", "must be a number of at least 0"),
         ("memory_bytes", "16 GiBs", "must be a size such as 512MiB or 16GB, or a whole number of bytes"),
-        ("tables", "a|a", "must be different names with | between them"),
+        ("tables", "a|a", "must be different names separated by |"),
     ],
 )
 def test_a_bad_value_is_named(tmp_path: Path, column: str, value: str, right: str) -> None:
@@ -83,7 +83,7 @@ def test_a_gpu_type_without_gpus_is_wrong(tmp_path: Path) -> None:
 def test_an_id_is_there_once_and_a_row_is_not_too_long(tmp_path: Path) -> None:
     """The second of two equal ids is bad, and says where the first is; so is a row with too many cells."""
     trace = read_trace(_write(tmp_path, HEADER, FULL, FULL, FULL.replace("w1", "w2") + ",more"))
-    assert str(trace.bad[0]) == "line 3: workload_id: 'w1': must be named once; line 2 has it too"
+    assert str(trace.bad[0]) == "line 3: workload_id: 'w1': must be unique, but line 2 has the same id"
     assert trace.bad[1].column == "the end"
 
 
@@ -92,7 +92,7 @@ def test_bad_rows_are_refused_with_their_number(tmp_path: Path) -> None:
     bad = [BadRow(k, "tasks", "0", "must be a number of at least 1") for k in range(2, 14)]
     with pytest.raises(TraceError) as refused:
         refuse_bad("t.csv", bad)
-    assert "12 bad rows (`--bad-rows skip` leaves them out)" in str(refused.value)
+    assert "12 bad rows (`--bad-rows skip` ignores them)" in str(refused.value)
     assert "line 11: tasks: '0'" in str(refused.value)
     assert str(refused.value).endswith("and 2 more")
 

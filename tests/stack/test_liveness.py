@@ -101,11 +101,11 @@ def test_stopped_parts_are_started_again(stack: Up, stopped: dict[str, str | Non
 
     def told() -> bool:
         events = [e["detail"] for e in stack.client().events(follow=False) if e["kind"] == "stack.restarted"]
-        return parts <= {e["part"] for e in events if "not for" in e["because"]}
+        return parts <= {e["part"] for e in events if "has failed for" in e["because"]}
 
     wait_until(told, "events tell of the restarts")
     log = (stack.folder / "up.log").read_text()
-    assert all(f"{name} is started again" in log for name in parts)
+    assert all(f"{name} is restarted" in log for name in parts)
 
 
 def test_logs_do_not_grow(stack: Up) -> None:

@@ -36,7 +36,7 @@ def test_reads_round_trip() -> None:
         ({"partitions": {"t/1": -1}}, "partitions.t/1: -1"),
         ({"reads": [{"job": "j", "partitions": []}]}, "reads.0.partitions: []"),
         ({"reads": [{"job": "j", "partitions": ["t/"]}]}, "reads.0.partitions.0: 't/'"),
-        ({"reads": [{"job": "j", "partitions": ["t/1"]}] * 2}, "reads: job 'j' is there twice: a job is named once"),
+        ({"reads": [{"job": "j", "partitions": ["t/1"]}] * 2}, "reads: job 'j' appears twice: each job must"),
     ):
         with pytest.raises(documents.DocumentError) as refused:
             documents.read_reads(json.dumps({**reads_document(reads), **change}))
@@ -50,14 +50,14 @@ def test_reads_round_trip() -> None:
         (("regions",), [], "regions: []"),
         (("regions", 0, "storage_bytes"), -1, "regions.0.storage_bytes: -1"),
         (("regions", 0, "gpu_hours"), {"a": "x"}, "regions.0.gpu_hours.a: 'x'"),
-        (("regions", 1, "name"), "r1", "regions.1.name: 'r1' is there twice"),
+        (("regions", 1, "name"), "r1", "regions.1.name: 'r1' appears twice"),
         (("tables", 0, "size_bytes"), float("inf"), "tables.0.size_bytes: inf"),
-        (("tables", 0, "home"), "r3", "tables.0.home: 'r3' is no region of the instance; it has r1, r2"),
+        (("tables", 0, "home"), "r3", "tables.0.home: 'r3' is not a region of the instance; it has r1, r2"),
         (("tables", 0, "replicas"), ["r1"], "tables.0.replicas: 'r1' is the table's home"),
-        (("tables", 0, "replicas"), ["r2", "r2"], "tables.0.replicas: 'r2' is there twice"),
+        (("tables", 0, "replicas"), ["r2", "r2"], "tables.0.replicas: 'r2' appears twice"),
         (("jobs", 0, "kind"), "flink", "jobs.0.kind: 'flink'"),
         (("jobs", 0, "priority"), 8, "jobs.0.priority: 8"),
-        (("jobs", 0, "tables"), ["t2"], "jobs.0.tables: 't2' is no table of the instance; it has t1"),
+        (("jobs", 0, "tables"), ["t2"], "jobs.0.tables: 't2' is not a table of the instance; it has t1"),
         (("jobs", 0, "gpus"), 1, "jobs.0.gpus: 1"),
         (("weights",), {"by_priority": {"9": 1}}, "weights.by_priority.9: must be '1', '2'"),
         (("home_threshold",), 1.5, "home_threshold: 1.5"),
@@ -107,13 +107,13 @@ def test_what_is_there_twice_is_named() -> None:
     """A field of any object that is there twice is told with its path, in instances and in plans."""
     text = json.dumps(body())
     for wrong, where in (
-        (text.replace('"home": "r1"', '"home": "r1", "home": "r2"'), r"tables\.0\.home: there twice"),
-        (text.replace('{"a": 1}', '{"a": 1, "a": 2}'), r"regions\.0\.gpu_hours\.a: there twice"),
-        (text.replace('"version": 1', '"version": 1, "version": 1'), "^version: there twice"),
+        (text.replace('"home": "r1"', '"home": "r1", "home": "r2"'), r"tables\.0\.home: duplicate field"),
+        (text.replace('{"a": 1}', '{"a": 1, "a": 2}'), r"regions\.0\.gpu_hours\.a: duplicate field"),
+        (text.replace('"version": 1', '"version": 1, "version": 1'), "^version: duplicate field"),
     ):
         with pytest.raises(documents.DocumentError, match=where):
             documents.read_instance(wrong)
-    with pytest.raises(documents.DocumentError, match=r"homes\.t1: there twice"):
+    with pytest.raises(documents.DocumentError, match=r"homes\.t1: duplicate field"):
         documents.read_plan('{"version": 1, "homes": {"t1": "r1", "t1": "r2"}}', ("t1",), ("r1", "r2"))
 
 
@@ -122,7 +122,7 @@ def test_a_plan_names_what_is_there() -> None:
     names = documents.names_of(documents.read_instance(json.dumps(body())))
     written = json.dumps(documents.plan_document({"t1": "r2"}))
     assert documents.read_plan(written, *names) == {"t1": "r2"}
-    with pytest.raises(documents.DocumentError, match="homes: 't9' is no table of the instance; it has t1"):
+    with pytest.raises(documents.DocumentError, match="homes: 't9' is not a table of the instance; it has t1"):
         documents.read_plan('{"version": 1, "homes": {"t9": "r1"}}', *names)
-    with pytest.raises(documents.DocumentError, match=r"homes\.t1: 'r9' is no region of the instance; it has r1, r2"):
+    with pytest.raises(documents.DocumentError, match=r"homes\.t1: 'r9' is not a region of the instance; it has r1, r"):
         documents.read_plan('{"version": 1, "homes": {"t1": "r9"}}', *names)

@@ -137,7 +137,7 @@ def test_a_bound_before_the_end_is_below_every_plan(slices: int) -> None:
 def test_what_is_too_large_is_refused() -> None:
     """The error names what there is too much of, and what to use."""
     regions = tuple(Region(f"r{i:02}", 1.0) for i in range(63))
-    with pytest.raises(ValueError, match="regions: 63: the exact method takes up to 62; use climb"):
+    with pytest.raises(ValueError, match="regions: 63: the exact method supports up to 62; use climb"):
         solve(Columns.of(Instance(regions, (), ())), time_s=1)
     tables = tuple(Table(f"t{i}", 1.0, "a") for i in range(5000))
     jobs = tuple(Job(f"j{i}", "ml", (f"t{i}", f"t{i + 1}"), 1) for i in range(4999))

@@ -108,9 +108,9 @@ def test_each_job_needs_its_own_partitions() -> None:
 @pytest.mark.parametrize(
     ("reads", "message"),
     [
-        (Reads({"x/1": 1.0}, {"z": ("x/1",)}), "reads: 'z' is no job of the instance"),
-        (Reads({"y/1": 1.0}, {"j": ("y/1",)}), "reads of j: 'y/1' is of no table that the job has"),
-        (Reads({"x/1": 1.0}, {"j": ("x/1", "x/2")}), "partitions: 'x/2' is missing, which j reads; give its size"),
+        (Reads({"x/1": 1.0}, {"z": ("x/1",)}), "reads: 'z' is not a job of the instance"),
+        (Reads({"y/1": 1.0}, {"j": ("y/1",)}), "reads of j: 'y/1' is not a partition of a table of that job"),
+        (Reads({"x/1": 1.0}, {"j": ("x/1", "x/2")}), "partitions: 'x/2' is missing, but j reads it; give its size"),
     ],
 )
 def test_reads_of_another_instance(reads: Reads, message: str) -> None:

@@ -29,7 +29,7 @@ def test_regions_before_and_after() -> None:
     assert [row[0] for row in cells[:5]] == ["BEFORE", "read", "gpu", "storage", "total"]
     assert cells[5:-1] == [
         ["REGION", "stored/capacity", "a high/supply", "a all/supply", "b high/supply", "b all/supply"],
-        ["r", "0.25 -> 0.00", "2.00 -> 0.00", "2.40 -> 0.00", "-", "1 -> 0 h of none"],
+        ["r", "0.25 -> 0.00", "2.00 -> 0.00", "2.40 -> 0.00", "-", "1 -> 0 h of 0"],
         ["s", "0.10 -> 0.60", "0.00 -> 0.50", "0.00 -> 0.60", "0.00 -> 0.00", "0.00 -> 0.20"],
     ]
     assert cells[-1] == ["1 of 2 tables move, 25 bytes are copied"]
@@ -45,4 +45,4 @@ def test_parts_of_next_to_nothing() -> None:
     )
     columns = Columns.of(given)
     told = "\n".join(lines(summarise(columns, columns.homes_of({"x": "s"}))))
-    assert "2e+10 -> 0.00" in told and "0 -> 25 bytes of none" in told
+    assert "2e+10 -> 0.00" in told and "0 -> 25 bytes of 0" in told

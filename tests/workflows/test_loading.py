@@ -48,7 +48,7 @@ async def test_an_error_in_the_middle_of_a_load_is_a_load_that_failed(life: Life
     await life.reaches(Phase.PENDING)
     await fails_to_load(life, LoadReport("started"), 137)
     assert await life.result() == "failed"
-    assert life.reason()["error"] == "it ended with exit code 137 while it loaded"
+    assert life.reason()["error"] == "the task ended with exit code 137 during the load"
 
 
 @goes(*RUNNING, UNLOADABLE, *AGAIN, "pending task_failed", *AGAIN, UNLOADABLE, *AGAIN, STOPPED)
@@ -62,7 +62,7 @@ async def test_a_load_that_succeeds_begins_the_row_anew(life: Life) -> None:
     await life.reaches(Phase.PENDING)
     await fails_to_load(life, LoadReport("none", None, 3))
     assert await life.result() == "failed"
-    assert life.reason()["error"] == "nothing valid is left: 3 passed over"
+    assert life.reason()["error"] == "no valid checkpoint is left: 3 skipped"
 
 
 @goes(*RUNNING, UNLOADABLE, *AGAIN, *EVICTED, *AGAIN, STOPPED)

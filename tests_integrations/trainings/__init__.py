@@ -1,1 +1,1 @@
-"""Trainings as people write them, for the kill loops: each leaves `result.json` and `model.pt` in its folder."""
+"""Typical trainings for the kill loops. Each writes `result.json` and `model.pt` to its folder."""

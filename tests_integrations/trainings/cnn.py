@@ -1,4 +1,4 @@
-"""A convolutional network with mixed precision, the one-cycle schedule and a moving average of its weights."""
+"""Trains a convolutional network with mixed precision, the one-cycle schedule and a moving average of the weights."""
 
 import json
 from pathlib import Path

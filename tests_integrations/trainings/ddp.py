@@ -1,4 +1,4 @@
-"""DistributedDataParallel on gloo: two ranks with shares of the data and random generators of their own."""
+"""Trains with DistributedDataParallel on gloo. Each of the two ranks has its own data shard and random generators."""
 
 import json
 from pathlib import Path

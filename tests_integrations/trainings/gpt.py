@@ -1,4 +1,4 @@
-"""A small GPT whose batches are prepared ahead by a thread: what is saved is the position of the batches in use."""
+"""Trains a small GPT with batches that a thread prefetches. The saved position is that of the batches in use."""
 
 import json
 import queue
@@ -15,13 +15,13 @@ STEPS = 18
 
 
 def batches(position: int) -> Iterator[tuple[torch.Tensor, int]]:
-    """Batches from a position in the data on, each with the position behind it."""
+    """Yields batches from `position` on, each with the position after it."""
     for number in range(position, STEPS):
         yield torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(number)), number + 1
 
 
 def ahead(position: int, depth: int = 4) -> Iterator[tuple[torch.Tensor, int]]:
-    """The same, prepared by a thread."""
+    """Yields the same as `batches`, prefetched by a thread."""
     ready: queue.Queue[tuple[torch.Tensor, int] | None] = queue.Queue(depth)
 
     def fill() -> None:

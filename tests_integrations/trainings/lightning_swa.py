@@ -1,4 +1,4 @@
-"""Lightning with stochastic weight averaging and gradients accumulated over batches."""
+"""Trains with Lightning, with stochastic weight averaging and gradients accumulated over batches."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from mizzen.integrations.torch import ResumableLoader
 
 
 class Classifier(lightning.LightningModule):
-    """A small network with dropout and batch norms, which averaging updates."""
+    """A small network with dropout, and with batch norms, whose statistics weight averaging updates."""
 
     def __init__(self) -> None:
         super().__init__()

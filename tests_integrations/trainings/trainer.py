@@ -1,4 +1,7 @@
-"""The Trainer of transformers, which keeps one checkpoint and the best model, in a folder that has an old one."""
+"""Trains with the Trainer of transformers, which keeps one checkpoint and the best model.
+
+Its output folder already contains an old checkpoint.
+"""
 
 import json
 from pathlib import Path
@@ -22,7 +25,7 @@ args = TrainingArguments(
     num_train_epochs=4,
     per_device_train_batch_size=4,
     gradient_accumulation_steps=2,
-    # The evaluation is worst in the end: the best model is not the last one.
+    # The high learning rate makes the last evaluation the worst, so that the best model is not the last one.
     learning_rate=0.1,
     lr_scheduler_type="cosine",
     eval_strategy="epoch",

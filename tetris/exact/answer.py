@@ -1,4 +1,4 @@
-"""What the exact method is asked for and answers."""
+"""Progress, result and error of the exact method."""
 
 from dataclasses import dataclass
 
@@ -6,37 +6,37 @@ from tetris.columns import Ints
 
 
 class TooLarge(ValueError):
-    """An instance that this method does not take; says what there is too much of, and what to use."""
+    """The instance is too large for the exact method. The message names the exceeded limit and an alternative."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExactProgress:
-    """How far the search is."""
+    """Progress of the search."""
 
     elapsed_s: float
     excess: float
-    """Of the best plan so far: what is minimised first."""
+    """Relative excess of the best plan so far, which is minimised first."""
     total: float
-    """Of the same."""
+    """Objective of the best plan so far."""
     bound: float
-    """No plan that may be chosen costs less."""
+    """Lower bound of the objective of all allowed plans with at most this excess."""
     nodes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ExactAnswer:
-    """The best plan found, and what is known about all others."""
+    """The best plan found, and a lower bound for all other plans."""
 
     home: Ints
-    """[T]"""
+    """[T] home regions."""
     total: float
     excess: float
-    """Relative excess of the plan over the limits; 0 where it breaks none."""
+    """Relative excess of the plan over the limits; 0 if it violates none."""
     bound: float
-    """A lower bound of `total` over the allowed plans with no more excess than this one."""
+    """Lower bound of the total of all allowed plans with at most this excess."""
     proved: bool
-    """No allowed plan has less excess, and none with as little costs less (but for a part of 1e-9)."""
+    """Whether it is proved that no allowed plan has less excess, or equal excess and a smaller total (within 1e-9)."""
     limit: str
-    """What ended the search before a proof: `time`, `stopped`, or nothing."""
+    """What ended the search before a proof: `time`, `stopped`, or an empty string."""
     nodes: int
-    """Tables decided by the branch and bound."""
+    """Number of branching decisions."""

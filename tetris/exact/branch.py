@@ -1,4 +1,4 @@
-"""The branch and bound over whole plans: its incumbent, its bound, and going on slice by slice."""
+"""The branch and bound search: the incumbent, the lower bound, and running the search in slices."""
 
 import math
 from dataclasses import dataclass
@@ -14,44 +14,44 @@ from tetris.exact.prepare import cells_of, fixed_of, groups_of, levels_of, tree_
 from tetris.problem import Problem
 
 MOST_CELLS = 40_000_000
-"""Numbers in all levels: 320 MB."""
+"""Maximum number of values in all levels (320 MB)."""
 _SLICE = 20_000_000
-"""Numbers of state that are copied between looks at the clock: some tenths of a second."""
+"""Number of state values that are copied in one slice, which takes a few tenths of a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """What a plan is judged by: first its excess, then its total."""
+    """Cost of a plan: plans are compared by excess, then by total."""
 
     excess: float
     total: float
 
     def better(self, other: "Weight") -> bool:
-        """Whether this is less, and not by rounding only."""
+        """Returns whether this cost is smaller by more than a rounding error of the excess."""
         if abs(self.excess - other.excess) > ROUNDING * max(self.excess, other.excess):
             return self.excess < other.excess
         return self.total < other.total
 
 
 class Branching:
-    """A search that first minimises the excess (if the start has any), then the total."""
+    """A resumable branch and bound. It first minimises the excess (if the start has any), then the total."""
 
     def __init__(self, columns: Columns) -> None:
-        """Nothing is searched; the best plan is the start.
+        """Prepares the search, with the homes at the start as incumbent.
 
         Raises:
-            TooLarge: see there.
+            TooLarge: the instance has too many regions or needs too much state.
         """
         tables, regions = len(columns.home), len(columns.regions)
         if regions > MOST_REGIONS:
-            raise TooLarge(f"regions: {regions}: the exact method takes up to {MOST_REGIONS}; use climb")
+            raise TooLarge(f"regions: {regions}: the exact method supports up to {MOST_REGIONS}; use climb")
         given = Problem(columns).fixed
         groups = groups_of(columns, given)
         cells = cells_of(columns, given, groups)
         if cells > MOST_CELLS:
             raise TooLarge(
-                f"tables: {tables} with {len(groups)} groups of jobs: the exact method takes what needs up to "
-                f"{MOST_CELLS} numbers of state, and this needs {cells}; use climb"
+                f"tables: {tables} with {len(groups)} groups of jobs: the exact method supports up to "
+                f"{MOST_CELLS} values of state, but this instance needs {cells}; use climb"
             )
         self.fixed = fixed_of(columns, given, groups)
         self.levels = levels_of(self.fixed, tables)
@@ -65,12 +65,15 @@ class Branching:
 
     @property
     def home(self) -> Ints:
-        """[T] the best plan."""
+        """[T] home regions of the best plan."""
         home: Ints = self.tree.best_home.astype(np.int32)
         return home
 
     def offer(self, home: Ints) -> bool:
-        """Take a plan ([T]) for the best if it is allowed and better; returns whether it is. Before the search only."""
+        """Makes the plan `home` [T] the incumbent if it is allowed and better; returns whether it is.
+
+        Call it only before the search.
+        """
         weight = self.weigh(home.astype(np.int64))
         if math.isinf(weight.excess) or not weight.better(self.best):
             return False
@@ -79,7 +82,7 @@ class Branching:
         return True
 
     def weigh(self, home: Longs) -> Weight:
-        """What a plan ([T]) weighs; an infinite excess is more than is allowed."""
+        """Returns the cost of the plan `home` [T]. The excess is infinite if the plan is not allowed."""
         levels, tree = levels_of(self.fixed, 1), tree_of(self.fixed, 1)
         weigh(self.fixed, levels, 0, 0, math.inf)
         for table, region in enumerate(home):
@@ -88,7 +91,7 @@ class Branching:
         return Weight(float(levels.now[0, LACK]), float(levels.now[0, BOUND]))
 
     def go_on(self) -> None:
-        """Search on for a slice; sets `done` at the end."""
+        """Continues the search for one slice. Sets `done` when the search is complete."""
         tree, lack_only = self.tree, not self.is_least_excess
         most = math.inf if lack_only else self.best.excess
         nodes, best = int(tree.number[NODES]), float(tree.best[0])
@@ -105,7 +108,7 @@ class Branching:
 
     @property
     def bound(self) -> float:
-        """No allowed plan with at most the best one's excess has a lower total."""
+        """Lower bound of the total of all allowed plans with at most the excess of the best plan."""
         if self.done:
             return self.best.total
         if not self.is_least_excess:
@@ -122,7 +125,10 @@ class Branching:
         return float(min([*open_bounds, self.best.total]))
 
     def _start(self, home: Longs, is_least_excess: bool) -> None:
-        """Begin the search with a plan for the best; for the least total, or for the least excess before that."""
+        """Starts a search with the incumbent `home`.
+
+        It minimises the total if `is_least_excess` is true, else the excess.
+        """
         self.is_least_excess = is_least_excess
         self.tree = tree_of(self.fixed, len(home))
         self.tree.best_home[:] = home
@@ -130,7 +136,7 @@ class Branching:
 
 
 def _by_influence(fixed: Fixed) -> Longs:
-    """Tables, those first that the objective depends on most."""
+    """Returns the tables sorted by descending influence on the objective."""
     keys = len(fixed.supply)
     part = np.divide(1.0, fixed.whole, out=np.zeros_like(fixed.whole), where=fixed.whole > 0)
     influence = fixed.size * part[keys] * fixed.weight[keys]

@@ -1,4 +1,4 @@
-"""Instances as the branch and bound has them (`tetris.exact.kernels.layout`), with the symmetries that it breaks."""
+"""Converts an instance for the branch and bound (`tetris.exact.kernels.layout`), and finds symmetries to break."""
 
 import math
 from collections import defaultdict
@@ -18,19 +18,19 @@ from tetris.kernels.layout import Fixed as GivenFixed
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Jobs that read the same tables in the same way: they are in one region or in none together."""
+    """Jobs that read the same tables in the same way, so that all of them always run in the same region, or in none."""
 
     is_ml: bool
-    """All tables are needed in one region; else where most are."""
+    """Whether the jobs need all tables in one region. Other jobs run where most of their tables are."""
     tables: tuple[int, ...]
     per_byte: float
-    """What a byte read from afar adds to the objective."""
+    """Cost of a remotely read byte in the objective."""
     hours: tuple[tuple[int, float], ...]
-    """GPU hours by key, CPU hours by K + 1 + app: channel and amount."""
+    """(channel, hours) pairs: the channel is the key for GPU hours, and K + 1 + app for CPU hours."""
 
 
 def groups_of(columns: Columns, given: GivenFixed) -> list[Group]:
-    """The groups that cost or use anything, in the order of their tables."""
+    """Returns the groups that have a cost or use resources, sorted by their tables."""
     c, apps_from = columns, len(given.supply) + 1
     per_byte: dict[tuple[bool, tuple[int, ...]], float] = defaultdict(float)
     hours: dict[tuple[bool, tuple[int, ...]], dict[int, float]] = defaultdict(lambda: defaultdict(float))
@@ -54,7 +54,7 @@ def groups_of(columns: Columns, given: GivenFixed) -> list[Group]:
 
 
 def fixed_of(columns: Columns, given: GivenFixed, groups: Sequence[Group]) -> Fixed:
-    """The instance for the loops; what terms and limits are made of is as climbing has it (`tetris.problem`)."""
+    """Returns the constants for the compiled code. Those of terms and limits are taken from `tetris.problem`."""
     c, keys, number = columns, len(given.supply), given.number
     regions = len(c.regions)
     replicas = np.zeros(len(c.home), np.int64)
@@ -102,13 +102,13 @@ def fixed_of(columns: Columns, given: GivenFixed, groups: Sequence[Group]) -> Fi
 
 
 def cells_of(columns: Columns, given: GivenFixed, groups: Sequence[Group]) -> int:
-    """How many numbers `levels_of` needs for all tables."""
+    """Returns the number of values that `levels_of` needs for all tables."""
     regions, channels = len(columns.regions), len(given.supply) + 1 + len(columns.apps)
     return (len(columns.home) + 1) * (2 * channels * (regions + 3) + 3 * len(groups) + N_NOW)
 
 
 def levels_of(fixed: Fixed, depth: int) -> Levels:
-    """Room for levels 0..depth; level 0 has no decision."""
+    """Allocates levels 0 to `depth`, and fills level 0, which has no decisions."""
     keys, regions = fixed.supply.shape
     channels, groups, tables = len(fixed.whole), len(fixed.is_ml), len(fixed.size)
     some = max(1, groups)
@@ -152,7 +152,7 @@ def levels_of(fixed: Fixed, depth: int) -> Levels:
 
 
 def tree_of(fixed: Fixed, depth: int) -> Tree:
-    """A tree of which nothing is searched."""
+    """Creates the tree of a new search."""
     tables, regions = len(fixed.size), len(fixed.base)
     return Tree(
         home=np.full(tables, NONE, np.int64),
@@ -173,9 +173,10 @@ def tree_of(fixed: Fixed, depth: int) -> Tree:
 def _views(
     kind: np.dtype[Any], depth: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
-    """One array of `depth` rows and one more, and views of its columns by name and shape.
+    """Returns an array of `depth` + 1 rows, and views of its columns by name and shape.
 
-    Neither a view that is empty nor one of a single row: the loops are compiled for views with gaps between rows.
+    There is an extra column and an extra row, so that all views are non-contiguous: the compiled code is specialised
+    for views with gaps between rows.
     """
     whole = np.zeros((depth + 1, 1 + sum(math.prod(shape) for shape in shapes.values())), kind)
     views, at = {}, 0
@@ -189,9 +190,10 @@ def _views(
 
 
 def _twins(columns: Columns, replicas: Longs, groups: Sequence[Sequence[Group]]) -> Longs:
-    """[T, 2] neighbours among tables that can be exchanged: the same size, home, replicas, and the same to all jobs.
+    """Returns [T, 2] the previous and next table among interchangeable tables (symmetry breaking).
 
-    `groups` are those of each table.
+    Interchangeable tables have the same size, home and replicas, and equivalent jobs. `groups` has the groups of each
+    table.
     """
     c = columns
     alike: dict[object, list[list[int]]] = defaultdict(list)
@@ -212,7 +214,7 @@ def _twins(columns: Columns, replicas: Longs, groups: Sequence[Sequence[Group]])
 
 
 def _exchangeable(groups: Sequence[Sequence[Group]], one: int, other: int) -> bool:
-    """Whether the jobs are the same with the two tables exchanged (they tell neither from the other by size)."""
+    """Returns whether the groups of jobs stay the same if the two tables (of equal size) are swapped."""
 
     def seen(table: int) -> list[tuple[bool, list[int], float, tuple[tuple[int, float], ...]]]:
         swap = {one: NONE, other: NONE}

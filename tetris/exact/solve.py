@@ -1,4 +1,4 @@
-"""`solve`: the branch and bound, for as long as there is time."""
+"""`solve`: runs the branch and bound up to a time limit."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from tetris.exact.answer import ExactAnswer, ExactProgress
 from tetris.exact.branch import Branching
 
 _PROVED = 1e-9
-"""A bound that is this part of the total below it proves it."""
+"""Relative gap between total and bound at which the total counts as proved."""
 
 
 def solve(
@@ -20,14 +20,14 @@ def solve(
     stop: Callable[[], bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ExactAnswer:
-    """The best plan among those that break no constraint that the start keeps, and none by more than the start does.
+    """Returns the best allowed plan: no constraint is violated by more than at the start.
 
-    Best is first the least sum of relative excess over the limits (`Problem.excess`), then the least total. `upper` is
-    a plan ([T]) to begin with: a good one saves time. `progress` is told, and `stop` asked, some times a second. Only
-    `clock` (seconds) tells how much of `time_s` is left: a search that ends before does the same again.
+    The relative excess over the limits (`Problem.excess`) is minimised first, then the total. `upper` is an initial
+    plan [T]; a good one saves time. `progress` and `stop` are called several times per second. A search that ends
+    before `time_s` (on `clock`, in seconds) is reproducible.
 
     Raises:
-        TooLarge: see there.
+        TooLarge: the instance is too large for the exact method.
     """
     begin = clock()
     branching = Branching(columns)

@@ -1,1 +1,1 @@
-"""The compiled inner loops. A folder of its own, so that what else changes in Tetris compiles nothing anew."""
+"""Compiled inner loops. They have a separate folder, so that other changes in Tetris do not cause recompilation."""

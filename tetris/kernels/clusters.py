@@ -1,6 +1,7 @@
-"""Clusters: tables at one home that are joined by jobs, to be moved together.
+"""Clusters: tables with the same home that are connected by shared jobs, so that a walk can move them together.
 
-Where projects own tables, no single table leaves its project without a loss, and a job takes a few of them only.
+If projects own tables, moving a single table away from its project always worsens the objective, and moving the tables
+of one job covers only a few of them.
 """
 
 import numpy as np
@@ -9,15 +10,16 @@ from domain.compiled import compiled
 from tetris.kernels.layout import I4, Fixed, State
 
 _JOBS = 64
-"""Jobs of a table that are looked at."""
+"""Maximum number of jobs per table that are examined."""
 
 
 @compiled
 def cluster(fixed: Fixed, state: State, table: int, most: int, members: I4, marks: I4) -> tuple[int, int]:
-    """Set `members` to up to `most` tables: the given one, then what jobs join to it within its home, nearest first.
+    """Writes a cluster of up to `most` tables to `members`: the table, then connected tables at its home, by distance.
 
-    Returns how many there are, and how many jobs and tables were looked at. `marks`, int32[T + 1], has the number of
-    the last cluster that each table was met in, and the newest number at its end.
+    Returns the number of tables in the cluster, and the number of jobs and tables that were examined. `marks` is
+    int32[T + 1]: the number of the last cluster in which each table was found, and the newest cluster number at the
+    end.
     """
     tables = state.home.shape[0]
     marks[tables] += 1
@@ -33,7 +35,7 @@ def cluster(fixed: Fixed, state: State, table: int, most: int, members: I4, mark
         next_one += 1
         begin = table_start[one]
         jobs = table_start[one + 1] - begin
-        # From a random job on: a cluster that is full has another part of the neighbours each time.
+        # Start at a random job, so that the members of a full cluster vary.
         first = np.random.randint(jobs) if jobs > 0 else 0
         for index in range(min(jobs, _JOBS)):
             job = table_job[begin + (first + index) % jobs]
@@ -52,7 +54,7 @@ def cluster(fixed: Fixed, state: State, table: int, most: int, members: I4, mark
 
 @compiled
 def home_nearby(fixed: Fixed, state: State, table: int) -> int:
-    """The home of a random table that shares a random job with this one; its own without jobs."""
+    """Returns the home of a random table of a random job of this table, or the table's own home if it has no jobs."""
     begin, end = fixed.table_start[table], fixed.table_start[table + 1]
     if begin == end:
         return state.home[table]

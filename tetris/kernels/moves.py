@@ -1,7 +1,8 @@
-"""A plan's state: made from scratch, and after one table moved. Only the table's jobs and their regions are touched.
+"""Computes the state of a plan from scratch, and updates it when one table moves.
 
-Arrays are taken out of their groups once, before a loop, and small functions are given arrays: each access to a group
-within a loop counts references, which costs more than the arithmetic.
+An update only visits the jobs of the table and their regions. Arrays are read from the named tuples once, before a
+loop, and passed to small functions as arguments: an attribute access inside a loop updates reference counts, which
+costs more than the arithmetic.
 """
 
 from domain.compiled import compiled
@@ -39,7 +40,7 @@ _ML = 0
 
 @compiled
 def settle(fixed: Fixed, state: State, work: Work) -> None:
-    """Work everything out from the tables' homes."""
+    """Computes the whole state from the tables' homes."""
     home_of, region_of, reads, homes = state.home, state.region, state.read, state.homes
     now, stored = state.now, state.stored
     size_of, start, replica_start, replica = fixed.size, fixed.start, fixed.replica_start, fixed.replica
@@ -87,7 +88,7 @@ def job_at(
     job: int, jobs: I4, amounts: F8, homes: I8, home_of: I4, job_start: I8, job_table: I4, size_of: F8, count: I4,
     size: F8,
 ) -> tuple[int, float]:  # fmt: skip
-    """Where a job runs with its tables where they are, and its read term."""
+    """Returns the region where a job runs for the current homes (or NONE), and its read term."""
     tables = jobs[job, COUNT]
     if tables == 0:
         return NONE, 0.0
@@ -107,7 +108,7 @@ def job_at(
 
 @compiled
 def tally(begin: int, end: int, without: int, home_of: I4, job_table: I4, size_of: F8, count: I4, size: F8) -> None:
-    """Count the tables of a job and their bytes by home, one of them left out."""
+    """Counts the tables of a job and their bytes by home region, except the table `without`."""
     for entry in range(begin, end):
         table = job_table[entry]
         if table != without:
@@ -118,7 +119,7 @@ def tally(begin: int, end: int, without: int, home_of: I4, job_table: I4, size_o
 
 @compiled
 def clear_tally(begin: int, end: int, home_of: I4, job_table: I4, count: I4, size: F8) -> None:
-    """Undo `tally`."""
+    """Resets the counts of `tally`."""
     for entry in range(begin, end):
         home = home_of[job_table[entry]]
         count[home] = 0
@@ -127,7 +128,7 @@ def clear_tally(begin: int, end: int, home_of: I4, job_table: I4, count: I4, siz
 
 @compiled
 def top_region(count: I4, size: F8) -> int:
-    """The region that comes first of those that are counted."""
+    """Returns the region that `leads` all others, among those with at least one table; NONE if there are none."""
     top = NONE
     for region in range(count.shape[0]):
         if count[region] > 0 and (top == NONE or leads(count, size, region, top, 0, 0.0)):
@@ -137,7 +138,7 @@ def top_region(count: I4, size: F8) -> int:
 
 @compiled
 def leads(count: I4, size: F8, region: int, other: int, more: int, more_bytes: float) -> bool:
-    """Whether a region, with that much more, comes before another: more tables, more bytes, the first name."""
+    """Returns whether a region with `more` more tables precedes another: most tables, then most bytes, then name."""
     tables = count[region] + more
     if tables != count[other]:
         return tables > count[other]
@@ -149,7 +150,7 @@ def leads(count: I4, size: F8, region: int, other: int, more: int, more_bytes: f
 
 @compiled
 def holds(table: int, region: int, replica_start: I8, replica: I4) -> bool:
-    """Whether the region had a replica of the table at the start."""
+    """Returns whether the region has a replica of the table at the start."""
     for entry in range(replica_start[table], replica_start[table + 1]):  # noqa: SIM110 (it is compiled)
         if replica[entry] == region:
             return True
@@ -158,7 +159,7 @@ def holds(table: int, region: int, replica_start: I8, replica: I4) -> bool:
 
 @compiled
 def apply(fixed: Fixed, state: State, work: Work, table: int, to: int) -> None:
-    """Move a table."""
+    """Moves a table to the region `to` and updates the state."""
     home_of, region_of, reads, homes = state.home, state.region, state.read, state.homes
     now, stored = state.now, state.stored
     at = home_of[table]
@@ -213,12 +214,12 @@ def apply(fixed: Fixed, state: State, work: Work, table: int, to: int) -> None:
 def _flow(
     job: int, region: int, sign: float, jobs: I4, amounts: F8, demand: F8, cpu: F8, now: F8, at_home: F8, tiny: F8,
 ) -> None:  # fmt: skip
-    """A job's hours come to a region (sign 1) or leave it (-1)."""
+    """Adds a job's hours to a region (sign 1) or subtracts them (-1)."""
     key, app = jobs[job, KEY], jobs[job, APP]
     if key != NONE:
         hours = sign * amounts[job, GPU_H]
         after = demand[key, region] + hours
-        # What is left of demand that has gone is rounding, and would count where there is no supply at all.
+        # A tiny remainder is a rounding error. It must be 0, because any demand without supply counts as overload.
         demand[key, region] = after if after > tiny[key] else 0.0
         now[HOME_H] += hours * at_home[key, region]
     if app != NONE:

@@ -1,7 +1,7 @@
-"""Searching: greedy passes, and walks that also take steps up. What a search costs is counted, not timed.
+"""Greedy passes and simulated annealing walks. Effort is measured in evaluations instead of time.
 
-A step is judged by `total + penalty * lack`: with a large penalty what the limits lack comes first, with a small one a
-walk may cross plans that cannot be published.
+The cost of a step is `total + penalty * lack`, where `lack` is the relative excess over the limits. A large penalty
+minimises the excess first. With a small penalty, a walk may pass through plans that violate constraints.
 """
 
 import math
@@ -16,22 +16,23 @@ from tetris.kernels.terms import excess, objective
 from tetris.kernels.weigh import weigh
 
 EVALUATIONS, MOVES, BEST_LACK, BEST_TOTAL, LEAST_LACK = range(5)
-"""Entries of the tally of a search: jobs and regions looked at, tables moved, the best plan's lack and total, and the
-least lack of all that were kept: a better total never costs more of it than rounding."""
+"""Entries of a search's counters: evaluations, moved tables, excess and total of the best plan, and the least excess of
+all best plans so far. A plan with a smaller total is accepted only if its excess does not exceed the least one, except
+for rounding."""
 N_TALLY = 5
 _ML = 0
 _JOBS, _SWAPS, _CLUSTERS = 0.25, 0.03, 0.03
-"""Parts of a walk's steps. The rest are single tables. With 0.12 or 0.45 for jobs or 0.15 for swaps plans were 1 to 3%
-worse on dense instances. Without clusters plans of MAST's shape were 6 to 43% worse (each of seven instances), those of
-dense instances 1% better."""
+"""Fractions of a walk's steps that move jobs, swap tables, or move clusters. All other steps move a single table. With
+0.12 or 0.45 for jobs, or 0.15 for swaps, plans were 1 to 3% worse on dense instances. Without clusters, plans were 6 to
+43% worse on each of seven instances of MAST's shape, and 1% better on dense instances."""
 _LEAST = 1e-14
-"""What is less than this part of the objective's magnitude is its rounding, and no gain."""
+"""Smaller changes, as a fraction of the objective's magnitude, are rounding errors and do not count as gains."""
 _LEAST_LACK = 1e-12
 _CALL = 20
-"""What weighing or moving a table costs beside its jobs and regions, in evaluations."""
+"""Fixed cost of evaluating or moving a table, in evaluations, in addition to its jobs and regions."""
 _UNBROKEN = 1e-9
 _COPIED = 4096
-"""Tables of a plan that is small enough to be copied at any step."""
+"""Maximum number of tables for copying the best plan after each step."""
 
 
 @compiled
@@ -41,14 +42,14 @@ def _effort(fixed: Fixed, work: Work, table: int) -> int:
 
 @compiled
 def _cost(work: Work, region: int, penalty: float) -> float:
-    """What moving the weighed table to a region costs."""
+    """Returns the cost of moving the evaluated table to a region."""
     lack = work.lack[region]
     return work.total[region] + (penalty * lack if abs(lack) > _LEAST_LACK else 0.0)
 
 
 @compiled
 def best_region(fixed: Fixed, state: State, work: Work, table: int, penalty: float, spent: F8) -> tuple[int, float]:
-    """The best region for a table among those that break nothing more, and what moving there changes (0: stay)."""
+    """Returns the best region for a table that does not increase `broken`, and the cost (0: the table stays)."""
     weigh(fixed, state, work, table)
     spent[EVALUATIONS] += _effort(fixed, work, table)
     best, least = state.home[table], 0.0
@@ -62,7 +63,7 @@ def best_region(fixed: Fixed, state: State, work: Work, table: int, penalty: flo
 
 @compiled
 def weigh_moves(fixed: Fixed, state: State, work: Work, tables: I4, to: I4, change: F8) -> None:
-    """Set what moving each table by itself to its region in `to` ([T]) changes of the objective."""
+    """Computes the change of the objective for moving each table on its own to its region in `to` [T]."""
     for index in range(tables.shape[0]):
         weigh(fixed, state, work, tables[index])
         change[index] = work.total[to[tables[index]]]
@@ -70,7 +71,7 @@ def weigh_moves(fixed: Fixed, state: State, work: Work, tables: I4, to: I4, chan
 
 @compiled
 def rank(fixed: Fixed, state: State, work: Work, tables: I4, penalty: float, spent: F8, gain: F8) -> None:
-    """Set each table's gain by its best region (MAST 3.4: each by itself, from the plan as it is)."""
+    """Computes the gain of each table's best move, each on its own from the current plan (MAST 3.4)."""
     for index in range(tables.shape[0]):
         _, change = best_region(fixed, state, work, tables[index], penalty, spent)
         gain[index] = -change
@@ -78,7 +79,7 @@ def rank(fixed: Fixed, state: State, work: Work, tables: I4, penalty: float, spe
 
 @compiled
 def take(fixed: Fixed, state: State, work: Work, queue: I4, penalty: float, spent: F8) -> int:
-    """Move each table of a queue to its best region as the plan is by then, if it still gains; how many moved."""
+    """Moves each table of a queue to its current best region if that improves the cost; returns the number of moves."""
     moved = 0
     for index in range(queue.shape[0]):
         table = queue[index]
@@ -92,7 +93,7 @@ def take(fixed: Fixed, state: State, work: Work, queue: I4, penalty: float, spen
 
 @compiled
 def seed(number: int) -> None:
-    """Seed the compiled code's generator."""
+    """Seeds the random number generator of the compiled code."""
     np.random.seed(number)
 
 
@@ -104,7 +105,7 @@ def _price(fixed: Fixed, state: State, penalty: float) -> float:
 
 @compiled
 def keep(fixed: Fixed, state: State, best: I4, spent: F8) -> bool:
-    """Keep the plan in `best` if it may be published and is better: less lack first, then a smaller total."""
+    """Copies the plan to `best` if it is allowed and better: less excess first, then a smaller total."""
     lack, broken = excess(fixed, state)
     if broken > _UNBROKEN:
         return False
@@ -122,7 +123,7 @@ def keep(fixed: Fixed, state: State, best: I4, spent: F8) -> bool:
 
 @compiled
 def _draw_region(work: Work, stay: int, penalty: float, heat: float) -> int:
-    """A region by the heat bath: with odds that fall exponentially in what moving there costs."""
+    """Draws a region by the heat bath rule: the probability decreases exponentially with the cost of the move."""
     regions = work.total.shape[0]
     least = math.inf
     for region in range(regions):
@@ -140,7 +141,7 @@ def _draw_region(work: Work, stay: int, penalty: float, heat: float) -> int:
 
 @compiled
 def _move_job(fixed: Fixed, state: State, work: Work, job: int, region: int, undo: I4, spent: F8) -> bool:
-    """Move all tables of a job to one region; whether any was elsewhere. Remembers where they were."""
+    """Moves all tables of a job to one region; returns whether any table moved. The old homes are written to `undo`."""
     begin = fixed.job_start[job]
     moved = False
     for entry in range(begin, fixed.job_start[job + 1]):
@@ -162,7 +163,7 @@ def _back(fixed: Fixed, state: State, work: Work, job: int, undo: I4) -> None:
 
 @compiled
 def _move_all(fixed: Fixed, state: State, work: Work, members: I4, count: int, region: int) -> int:
-    """Move the first `count` of some tables; returns the effort."""
+    """Moves the first `count` tables of `members` to a region; returns the effort."""
     effort = 0
     for index in range(count):
         effort += _effort(fixed, work, members[index])
@@ -172,7 +173,7 @@ def _move_all(fixed: Fixed, state: State, work: Work, members: I4, count: int, r
 
 @compiled
 def _accepts(more: float, heat: float) -> bool:
-    """Metropolis."""
+    """Metropolis criterion: accepts improvements, and a worsening by `more` with probability exp(-more / heat)."""
     return more <= 0.0 or np.random.random() < math.exp(-more / heat)
 
 
@@ -181,11 +182,10 @@ def walk(
     fixed: Fixed, state: State, work: Work, tables: I4, jobs: I4, budget: float, hot: float, cold: float,
     penalty: float, best: I4, spent: F8, room: Room,
 ) -> None:  # fmt: skip
-    """Anneal from the plan as it is, from heat `hot` to `cold`, until `budget` evaluations are spent.
+    """Simulated annealing from the current plan, from temperature `hot` to `cold`, for `budget` evaluations.
 
-    Steps: one table by the heat bath; all tables of a job to one region; a cluster of tables to one region; two tables
-    that change places. `tables` and `jobs` are those that may be moved; a job has at most as many tables as `room.undo`
-    has room.
+    A step moves one table (heat bath), all tables of a job, or a cluster of tables, or swaps two tables. `tables` and
+    `jobs` may be moved. A job must not have more tables than `room.undo` has entries.
     """
     begin = spent[EVALUATIONS]
     price = _price(fixed, state, penalty)
@@ -229,7 +229,7 @@ def walk(
             price = after
         elif kind < _JOBS + _SWAPS + _CLUSTERS:
             one = tables[np.random.randint(tables.shape[0])]
-            # Small clusters as often as large ones, by orders of magnitude.
+            # The size is log-uniform: each order of magnitude is equally likely.
             most = int(2.0 * (members.shape[0] / 2.0) ** np.random.random())
             count, evaluations = cluster(fixed, state, one, most, members, marks)
             spent[EVALUATIONS] += evaluations
@@ -254,15 +254,15 @@ def walk(
             price += _cost(work, region, penalty)
             apply(fixed, state, work, table, region)
             spent[MOVES] += 1
-        # A large plan is not copied at each step: what a walk ends with is kept by its caller. A plan that lacks less
-        # may be a better one whatever it costs; of two that lack nothing it is the one with the smaller total.
+        # Large plans are not copied after each step; the caller keeps the final plan of a walk. While the best plan has
+        # an excess, any plan may be better; afterwards only one with a smaller cost.
         if small and (price < spent[BEST_TOTAL] or spent[BEST_LACK] > 0.0):
             keep(fixed, state, best, spent)
 
 
 @compiled
 def spread(fixed: Fixed, state: State, work: Work, tables: I4, count: int, penalty: float, spent: F8) -> float:
-    """The mean of what moves of some tables drawn at random cost or gain: the scale of a walk's heat."""
+    """Returns the mean absolute cost of moves of `count` random tables: the scale of a walk's temperatures."""
     total, number = 0.0, 0
     for _ in range(count):
         table = tables[np.random.randint(tables.shape[0])]
@@ -277,16 +277,16 @@ def spread(fixed: Fixed, state: State, work: Work, tables: I4, count: int, penal
 
 @compiled
 def refresh(fixed: Fixed, state: State, work: Work, home: I4) -> None:
-    """Take a plan as a whole."""
+    """Replaces the plan by `home` and recomputes the state."""
     state.home[:] = home
     settle(fixed, state, work)
 
 
 @compiled
 def joined_jobs(fixed: Fixed, most: int) -> I4:
-    """ML jobs of two to `most` tables: only they lose everything while one table is elsewhere.
+    """Returns the ML jobs with two to `most` tables. An ML job has no region unless all its tables have the same home.
 
-    What a Spark or Presto job reads afar shrinks with each table that comes, so moves of single tables suffice.
+    For Spark and Presto jobs, every table that moves to the job's region reduces remote reads, so single moves suffice.
     """
     jobs = np.empty(fixed.job.shape[0], np.int32)
     count = 0

@@ -1,4 +1,4 @@
-"""The terms of the objective from running sums, and excess over limits (MAST 3.3)."""
+"""Terms of the objective, computed from running sums, and the excess over limits (MAST 3.3)."""
 
 import math
 
@@ -33,7 +33,7 @@ from tetris.kernels.layout import (
 
 @compiled
 def strain(demand: float, supply: float, mean: float, tiny: float) -> float:
-    """How far demand (hours) is over supply: sigmoid(over / mean) - 1/2, and 1/2 for any demand where no supply is."""
+    """Returns the overload: 0 up to the supply (hours), above it sigmoid(over / mean) - 1/2, or 1/2 if `mean` is 0."""
     over = demand - supply
     if over <= tiny:
         return 0.0
@@ -47,7 +47,7 @@ def key_cost(
     hours: float, hours2: float, hours_share: float, strained: float, share2: float, importance: float,
     overload: float, tiny: float,
 ) -> float:  # fmt: skip
-    """The GPU term of one type and level: the squares of (D/sum D - S/sum S), expanded, and the overload."""
+    """Returns the GPU term of one type and level: the squares of (D/sum D - S/sum S), expanded, plus the overload."""
     apart = share2
     if hours > tiny:
         apart += hours2 / (hours * hours) - 2.0 * hours_share / hours
@@ -56,7 +56,7 @@ def key_cost(
 
 @compiled
 def storage_cost(stored: float, stored2: float, stored_share: float, capacity2: float) -> float:
-    """The storage term, expanded in the same way."""
+    """Returns the storage term, with the squares expanded as in `key_cost`."""
     if stored <= 0.0:
         return capacity2
     return capacity2 + stored2 / (stored * stored) - 2.0 * stored_share / stored
@@ -64,7 +64,7 @@ def storage_cost(stored: float, stored2: float, stored_share: float, capacity2: 
 
 @compiled
 def over(amount: float, limit: float, scale: float) -> float:
-    """The excess over a limit in parts of `scale`; 0 where it is only rounding."""
+    """Returns the excess over a limit divided by `scale`; 0 if it is only a rounding error."""
     excess = amount - limit
     if excess > ROUNDING * max(amount, limit):
         return excess / scale
@@ -73,7 +73,7 @@ def over(amount: float, limit: float, scale: float) -> float:
 
 @compiled
 def short_of_home(hours: float, number: F8) -> float:
-    """What is missing of the high-priority hours that must be at home, as a part of all."""
+    """Returns the missing high-priority hours at home, as a fraction of all high-priority hours."""
     if hours < number[WANTED_H] - ROUNDING * number[ALL_H]:
         return (number[WANTED_H] - hours) / number[ALL_H]
     return 0.0
@@ -81,7 +81,7 @@ def short_of_home(hours: float, number: F8) -> float:
 
 @compiled
 def gpu_term(fixed: Fixed, state: State) -> float:
-    """The GPU term before its weight."""
+    """Returns the GPU term without its weight."""
     sums, share2, importance, tiny, overload = (
         state.sums, fixed.share2, fixed.importance, fixed.tiny, fixed.number[OVERLOAD],
     )  # fmt: skip
@@ -96,7 +96,7 @@ def gpu_term(fixed: Fixed, state: State) -> float:
 
 @compiled
 def objective(fixed: Fixed, state: State) -> float:
-    """The objective of the state."""
+    """Returns the objective of the state's plan."""
     number, now = fixed.number, state.now
     storage = storage_cost(now[STORED], now[STORED2], now[STORED_SHARE], number[CAPACITY2])
     return (
@@ -106,10 +106,10 @@ def objective(fixed: Fixed, state: State) -> float:
 
 @compiled
 def excess(fixed: Fixed, state: State) -> tuple[float, float]:
-    """Relative excess over the limits, and over what the start allows (MAST 3.3).
+    """Returns the relative excess over the limits, and that over the allowed limits (MAST 3.3).
 
-    A plan may break no constraint that the start keeps, and none by more than the start does. Each excess is divided by
-    a scale of its own before they are added up, so that bytes, hours and fractions count alike.
+    An allowed limit is the limit itself, or the value at the start if that already exceeds the limit. Each excess is
+    divided by its own scale before they are added up, so that bytes, hours and fractions are comparable.
     """
     number, now, stored, cpu = fixed.number, state.now, state.stored, state.cpu
     capacity, capacity_allowed = fixed.capacity, fixed.capacity_allowed

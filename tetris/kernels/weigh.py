@@ -1,8 +1,8 @@
-"""What moving one table would change, for every region at once, without moving it.
+"""Evaluates moving one table to each region, without moving it.
 
-A job's hours flow in one of three ways when the table moves to a region b: wherever b is (`left`), only if it is that b
-(`come`, `cross`), or along with the table (`follow`). Flows are summed by channel first, so that a region costs a few
-operations for each channel, however many jobs read the table.
+When the table moves to region b, the hours of a job change in one of three ways: independently of b (`left`), only for
+a certain b (`come`, `cross`), or always towards b (`follow`). These flows are first summed by channel. After that, each
+region needs only a few operations per channel, regardless of the number of jobs.
 """
 
 from domain.compiled import compiled
@@ -44,14 +44,14 @@ from tetris.kernels.terms import key_cost, over, short_of_home, storage_cost, st
 
 _ML = 0
 _COST = 4
-"""Column of `Work.base` beside those of `State.sums`."""
+"""Additional column of `Work.base`, after the columns of `State.sums`."""
 Flow = tuple[float, float, float, float]
-"""Of a key: the sums over regions of its hours, of their squares, of hours by share, and of strain."""
+"""The sums over regions of a key: hours, squares of hours, hours times share, and overload."""
 
 
 @compiled
 def weigh(fixed: Fixed, state: State, work: Work, table: int) -> None:
-    """Fill `work.total`, `work.lack` and `work.broken` for a table."""
+    """Computes `work.total`, `work.lack` and `work.broken` for a table."""
     channels = _gather(fixed, state, work, table)
     _weigh_storage(fixed, state, work, table)
     _weigh_flows(fixed, state, work, channels)
@@ -75,7 +75,7 @@ def weigh(fixed: Fixed, state: State, work: Work, table: int) -> None:
 
 @compiled
 def _gather(fixed: Fixed, state: State, work: Work, table: int) -> int:
-    """Sum the flows and the read term over the table's jobs; returns how many channels have flows."""
+    """Sums the flows and the read term over the table's jobs; returns the number of channels with flows."""
     left, come, follow, cross, crossed = work.left, work.come, work.follow, work.cross, work.crossed
     flags, touched, read, count, tallied, total = (
         work.flags, work.channels, work.read, work.tables, work.tallied, work.total,
@@ -97,7 +97,7 @@ def _gather(fixed: Fixed, state: State, work: Work, table: int) -> int:
         if ml and tables > 1:
             first, second = homes[job, 0] - at, homes[job, 1] - at * at
             if (tables - 1) * second != first * first:
-                # Its other tables are apart: it has no region, wherever this one is.
+                # The other tables have different homes, so the job has no region in any case.
                 continue
             common = first // (tables - 1)
         top, was = NONE, region_of[job]
@@ -152,7 +152,7 @@ def _gather(fixed: Fixed, state: State, work: Work, table: int) -> int:
 
 @compiled
 def _channel(job: int, gpu: bool, jobs: I4, amounts: F8, keys: int) -> tuple[int, float]:
-    """Where a job's GPU or CPU hours flow, and how many."""
+    """Returns the channel of a job's GPU or CPU hours, and the hours."""
     if gpu:
         return jobs[job, KEY], amounts[job, GPU_H]
     app = jobs[job, APP]
@@ -161,7 +161,7 @@ def _channel(job: int, gpu: bool, jobs: I4, amounts: F8, keys: int) -> tuple[int
 
 @compiled
 def _weigh_storage(fixed: Fixed, state: State, work: Work, table: int) -> None:
-    """Add the storage term, and set the excess of storage and of moved bytes."""
+    """Adds the change of the storage term, and sets the changes of the excess of storage and of moved bytes."""
     number, now, stored_in = fixed.number, state.now, state.stored
     capacity, allowed, capacity_share = fixed.capacity, fixed.capacity_allowed, fixed.capacity_share
     replica_start, replica = fixed.replica_start, fixed.replica
@@ -204,7 +204,7 @@ def _weigh_storage(fixed: Fixed, state: State, work: Work, table: int) -> None:
 
 @compiled
 def _weigh_flows(fixed: Fixed, state: State, work: Work, channels: int) -> None:
-    """Add the GPU term, and the excess of CPU hours and of hours away from home."""
+    """Adds the changes of the GPU term, and of the excess of CPU hours and of hours not at home."""
     number, keys = fixed.number, state.demand.shape[0]
     gpu_weight, hours_home = number[GPU_WEIGHT], state.now[HOME_H]
     touched, total, lacks, breaks = work.channels, work.total, work.lack, work.broken
@@ -222,7 +222,7 @@ def _weigh_flows(fixed: Fixed, state: State, work: Work, channels: int) -> None:
         for index in range(channels):
             channel = touched[index]
             if work.come[channel, to] + work.follow[channel] == 0.0:
-                # Hours cross only to where they come.
+                # `cross` has entries only for regions with `come`.
                 continue
             if channel < keys:
                 change, home = _come_gpu(fixed, state, work, channel, to, home)
@@ -237,9 +237,9 @@ def _weigh_flows(fixed: Fixed, state: State, work: Work, channels: int) -> None:
 
 @compiled
 def _leave_gpu(fixed: Fixed, state: State, work: Work, key: int, home: float) -> tuple[float, float]:
-    """What a key's cost changes by when hours leave, wherever they go; and `home`, the change of hours at home so far.
+    """Applies the flows `left` of a key; returns the change of its cost, and `home` plus the change of hours at home.
 
-    The sums without them are kept in `work.base`, with the cost that they have.
+    The resulting sums and cost are stored in `work.base`.
     """
     demand, sums, left, base = state.demand, state.sums, work.left, work.base
     flow = sums[key, HOURS], sums[key, HOURS2], sums[key, HOURS_SHARE], sums[key, STRAIN]
@@ -256,7 +256,7 @@ def _leave_gpu(fixed: Fixed, state: State, work: Work, key: int, home: float) ->
 
 @compiled
 def _come_gpu(fixed: Fixed, state: State, work: Work, key: int, to: int, home: float) -> tuple[float, float]:
-    """The same when hours come to a region, and others cross because of them, after `_leave_gpu`."""
+    """Applies the flows `come`, `follow` and `cross` of a key for the target `to`, after `_leave_gpu`; same results."""
     demand, left, cross, base = state.demand, work.left, work.cross, work.base
     flow = base[key, HOURS], base[key, HOURS2], base[key, HOURS_SHARE], base[key, STRAIN]
     if work.crossed[to, key]:
@@ -273,7 +273,7 @@ def _come_gpu(fixed: Fixed, state: State, work: Work, key: int, to: int, home: f
 
 @compiled
 def _add(fixed: Fixed, key: int, region: int, flow: Flow, before: float, more: float) -> Flow:
-    """The sums over regions of a key's demand, with `more` hours in one region, where there were `before`."""
+    """Returns the sums of a key after adding `more` hours in a region that had `before` hours."""
     hours, hours2, hours_share, strained = flow
     supply, mean, tiny = fixed.supply[key, region], fixed.mean[key], fixed.tiny[key]
     return (
@@ -295,7 +295,7 @@ def _cost_of(fixed: Fixed, key: int, flow: Flow) -> float:
 def _leave_cpu(
     fixed: Fixed, state: State, work: Work, channel: int, app: int, lack: float, broken: float
 ) -> tuple[float, float]:
-    """`lack` and `broken`, the changes so far of the excess of CPU hours, and of that over what the start allows."""
+    """Applies the flows `left` of an app: adds the changes of the excess over quotas and over the allowed limits."""
     for region in range(work.left.shape[1]):
         change = work.left[channel, region]
         if change != 0.0:
@@ -309,7 +309,7 @@ def _leave_cpu(
 def _come_cpu(
     fixed: Fixed, state: State, work: Work, channel: int, app: int, to: int, lack: float, broken: float
 ) -> tuple[float, float]:
-    """The same when hours come to a region, and others cross because of them."""
+    """Applies the flows `come`, `follow` and `cross` of an app for the target `to`, after `_leave_cpu`."""
     cpu, left, cross = state.cpu, work.left, work.cross
     if work.crossed[to, channel]:
         for region in range(left.shape[1]):
@@ -326,7 +326,7 @@ def _come_cpu(
 
 @compiled
 def _over_quota(fixed: Fixed, app: int, region: int, before: float, more: float) -> tuple[float, float]:
-    """What more hours change of the excess over a quota, and over what the start allows."""
+    """Returns the changes of the excess over a quota and over the allowed limit when `more` hours are added."""
     quota, allowed, scale = fixed.quota[app, region], fixed.quota_allowed[app, region], fixed.quota_scale[app]
     after = before + more
     lack = over(after, quota, scale) - over(before, quota, scale)

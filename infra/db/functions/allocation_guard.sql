@@ -1,5 +1,5 @@
--- The allocation guard: the database itself keeps each machine's masks and free counts from the allocations, and
--- refuses a second holder or a second successor of a slot, whatever the code does.
+-- The allocation guard. It updates each machine's slot masks and free counts from the rows of `allocation`, and rejects
+-- a second holder or a second successor of a slot, independently of the application code.
 create or replace function allocation_guard() returns trigger language plpgsql as $$
 declare
     old_live boolean := tg_op <> 'INSERT' and old.released_at is null;

@@ -1,4 +1,4 @@
--- The allocation guard for what is inserted: as for one row, for all rows of a statement at once.
+-- The allocation guard for inserts. Like `allocation_guard`, but for all inserted rows of a statement at once.
 create or replace function allocation_guard_inserted() returns trigger language plpgsql as $$
 declare
     refused text;

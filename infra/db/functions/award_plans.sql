@@ -1,17 +1,18 @@
--- The award (MAST 4.3): locks what plans rest on, judges each on the facts as those before it leave them, and writes
--- all that come before the first that cannot be. `activities.scheduling.awards` makes the candidates, in queue order:
+-- The award (MAST 4.3). Locks the rows that the plans depend on, checks each plan against the state that the plans
+-- before it leave, and writes all plans before the first invalid one. `activities.scheduling.awards` builds
+-- `candidates`, in queue order, each with these fields:
 --
---     workload, rank, region, gpu_types, cpus_milli, plan, detail    as they are written
---     reason, waiting_reason       why it is in its phase: if it holds everything, or if it waits for victims
---     machines                     [{machine, gpus, cpus_milli, memory_bytes}], what it wants of each
---     victims                      [{victim, attempt}], each with the attempt that the bid is about
+--     workload, rank, region, gpu_types, cpus_milli, plan, detail    written unchanged
+--     reason, waiting_reason       reason of the new phase: if the attempt holds everything, or if it waits for victims
+--     machines                     [{machine, gpus, cpus_milli, memory_bytes}], the resources requested on each machine
+--     victims                      [{victim, attempt}], with the attempt that the bid refers to
 --
--- `awarded` is how many are placed; `gone` is null if all are, else about the next one: true if it is not queued any
--- more, false if the facts of its plan do not hold any more.
+-- Returns `awarded`, the number of plans that were written, and `gone`. `gone` is null if all plans were written.
+-- Otherwise it describes the next candidate: true if it is not queued any more, false if its plan became invalid.
 --
--- One call is one transaction and one round trip. Plans of its statements are made once for each connection, whatever
--- the tables' sizes were then: so they may only look things up by keys. Locks are taken in the order of
--- `activities.lifecycle.handover`: workloads by id, machines by id, then what is written under them.
+-- One call is one transaction and one round trip. Query plans are prepared once for each connection, independently of
+-- the sizes of the tables, so they must use index lookups. Locks are taken in the order of
+-- `activities.lifecycle.handover`: workloads by id, machines by id, then the rows that are written under these locks.
 create or replace function award_plans(candidates jsonb, out awarded bigint, out gone boolean) returns record
 language plpgsql set plan_cache_mode to 'force_generic_plan'
 set enable_seqscan to 'off' set enable_hashjoin to 'off' set enable_mergejoin to 'off' as $$

@@ -1,4 +1,4 @@
--- Schedulers hold what a cluster's machines share with each machine.
+-- Logs a change of a cluster. Schedulers store the cluster's attributes with each of its machines.
 create or replace function cluster_changed() returns trigger language plpgsql as $$
 begin
     insert into change (kind, key, region)

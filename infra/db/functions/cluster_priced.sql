@@ -1,4 +1,4 @@
--- Keeps what clusters cost when: a row from each change of a cluster's prices, or of its kind of capacity, on.
+-- Records the history of a cluster's prices and capacity kind: one row from each change on.
 create or replace function cluster_priced() returns trigger language plpgsql as $$
 begin
     if tg_op = 'INSERT' then

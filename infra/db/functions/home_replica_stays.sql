@@ -1,4 +1,5 @@
--- Of a replica that is not the home's anything may change: looked at first, since a whole replica goes row by row.
+-- Only the replica in the table's home is checked; other replicas may change freely. The home is read first, because
+-- this runs for each row when a whole replica is deleted.
 create or replace function home_replica_stays() returns trigger language plpgsql as $$
 begin
     perform from data_table where name = old.data_table and home_region = old.region for share;

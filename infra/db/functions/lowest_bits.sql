@@ -1,4 +1,4 @@
--- The `count` lowest set bits of `mask`, or all of them where it has fewer.
+-- Returns the `count` lowest set bits of `mask`, or all set bits if it has fewer.
 create or replace function lowest_bits(mask bigint, count bigint) returns bigint language plpgsql immutable parallel safe as $$
 declare
     rest bigint := mask;

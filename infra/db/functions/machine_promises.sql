@@ -1,4 +1,4 @@
--- Only what somebody holds can be promised. Deferred, because a hand-over passes through a moment where it is not so.
+-- Only slots that have a holder can be promised. The trigger is deferred, because a handover violates this temporarily.
 create or replace function machine_promises() returns trigger language plpgsql as $$
 begin
     if exists (select from machine where id = new.id and promised & ~held <> 0) then

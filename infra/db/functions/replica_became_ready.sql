@@ -1,4 +1,4 @@
--- A replica of a whole table that becomes ready has every partition that the table has at that moment.
+-- A replica of a whole table that becomes ready must have every partition that the table has at that time.
 create or replace function replica_became_ready() returns trigger language plpgsql as $$
 begin
     perform from data_table where name = new.data_table for share;

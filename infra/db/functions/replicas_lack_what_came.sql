@@ -1,4 +1,4 @@
--- Appends to a table come one after another, by the lock that each takes of its row.
+-- Marks replicas as stale after an append. Appends to a table are serialised by the lock on the table's row.
 create or replace function replicas_lack_what_came() returns trigger language plpgsql as $$
 begin
     

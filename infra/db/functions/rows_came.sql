@@ -1,9 +1,9 @@
--- The change log: which rows have changed that decisions look at. Only what a decision would notice is logged.
--- It is not crash-safe, and need not be: with it a crash empties `change_epoch`, and readers without an epoch read
--- everything (`infra.db.changes`).
+-- The change log: the changed rows that scheduling decisions depend on. Other changes are not logged.
+-- The table is unlogged and need not be crash-safe: a crash also empties `change_epoch`, and readers without an epoch
+-- read everything (`infra.db.changes`).
 --
--- Rows come and go in statements of many, and change one by one: so the triggers are by statement, and by row with a
--- condition that spares all changes that no decision looks at.
+-- Inserts and deletes affect many rows per statement, and updates affect one. So the triggers for the former are per
+-- statement, and those for updates are per row, with conditions that skip changes no decision depends on.
 create or replace function rows_came() returns trigger language plpgsql as $$
 begin
     case tg_table_name

@@ -1,4 +1,4 @@
--- Logs rows that were deleted. An attempt that is over counts only in its tenant's window of use, which is then summed up again.
+-- Logs deleted rows. A released attempt only counts in its tenant's usage window, which is then summed up again.
 create or replace function rows_went() returns trigger language plpgsql as $$
 begin
     case tg_table_name

@@ -1,5 +1,5 @@
--- What a workload asks of the schedulers, as one text: equal texts are equal wishes, and most of a queue's are.
--- `domain.ask` reads it.
+-- Returns the part of a specification that schedulers read, as one text. Workloads with the same demand have the same
+-- text, and most workloads in a queue share theirs. `domain.demand` parses it.
 create or replace function workload_ask(spec jsonb) returns text language sql immutable parallel safe as $$
     select jsonb_strip_nulls(jsonb_build_object(
         'jobs', (

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs on the connection that `infra.db.migrate` hands over."""
+"""Alembic's entry point. Runs the migrations on the connection that `infra.db.migrate` passes in the configuration."""
 
 from alembic import context
 

@@ -1,4 +1,6 @@
-"""When to save: the interval that wastes least, from how often the gang is interrupted and what a save costs.
+"""Decides when to save a checkpoint: the interval that wastes the least time.
+
+The interval follows from the rate of interruptions of the gang and the cost of a save.
 
     cadence = Cadence.from_environ()
     cadence.begin(step)
@@ -8,8 +10,8 @@
             held_s = save(step)
             cadence.saved(step, held_s)
 
-`formula` has the interval, `interruptions` where the mean time between interruptions comes from, `choice` one choice
-with its reasons, `timer` the object that measures a run and says when. Standard library only.
+`formula` computes the interval, `interruptions` determines the mean time between interruptions, `choice` makes a choice
+and explains it, and `timer` has the class `Cadence`, which measures a run. Only the standard library is needed.
 """
 
 from mizzen.cadence.choice import Choice, choose

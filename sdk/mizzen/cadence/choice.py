@@ -1,4 +1,4 @@
-"""One choice of an interval, with what it was made from and a sentence for each."""
+"""Chooses an interval between saves, with the values that it is based on and sentences that explain it."""
 
 from dataclasses import dataclass
 from math import floor, isfinite
@@ -18,32 +18,36 @@ Rule: TypeAlias = Literal["told", "young", "daly", "mtbf", "write", "end"]
 
 @dataclass(frozen=True)
 class Choice:
-    """How often to save, and why."""
+    """A chosen interval between saves, with the reasons."""
 
     mtbf: Mtbf
     save_s: float
     """C: the time that a save costs the training."""
     save_why: str
+    """The source of `save_s`, as the end of a sentence."""
     write_s: float
-    """How long a save is written in the background before it is durable; 0 where the training waits for it."""
+    """How long a save is written in the background before it is durable; 0 if the training waits for it."""
     step_s: float | None
-    """None: no step was measured yet."""
+    """The time of a step; None: no step was measured yet."""
     interval_s: float
-    """W: work between two saves."""
+    """W: seconds of work between two saves."""
     rule: Rule
-    """`told`: the scheduler or the user set it; `young`, `daly`: those formulas; `mtbf`: a save takes longer than two
-    interruptions are apart; `write`: as long as the write in the background, which the formula would not wait for;
-    `end`: it divides the time until the known end of the machines."""
+    """How W was determined.
+
+    `told`: the scheduler or the user set it. `young`, `daly`: by that formula. `mtbf`: W is mu, because a save takes
+    longer than 2 mu. `write`: W is the time of the write in the background, because the formula gives less. `end`: W
+    divides the time until the known end of the machines.
+    """
     steps: int
     """W in whole steps, rounded down, at least 1."""
     ends_in_s: float | None = None
-    """L: when the last save is to be durable, where the end of the machines is known."""
+    """L: the time until the last save must be durable; None: the end of the machines is not known."""
     saves: int | None = None
-    """How many saves the interval divides L by; None: it does not."""
+    """The number of saves by which the interval divides L; None: the interval does not divide L."""
 
     @property
     def durable_s(self) -> float:
-        """How long a save that begins now takes until it is durable: what a notice's grace must have room for."""
+        """The time from the start of a save until it is durable. The grace after a notice must not be shorter."""
         return self.save_s + self.write_s
 
     @property
@@ -58,30 +62,38 @@ class Choice:
         return expected_time(self.mtbf.mtbf_s, self.save_s, worked_s) - 1 + self.write_s / self.mtbf.mtbf_s
 
     def sentences(self) -> tuple[str, ...]:
-        """One sentence each for mu, C, W, the steps, and what it will cost."""
+        """Return one sentence each about mu, C, W, the steps and the expected overhead."""
         mu_s, c_s = self.mtbf.mtbf_s, self.save_s
         forms = {
             "told": f"The interval was set: {_s(self.interval_s)}.",
             "young": f"Young: sqrt(2 * {_s(mu_s)} * {_s(c_s)}) = {_s(self.interval_s)} of work between two saves.",
-            "daly": f"Daly, as a save takes {c_s / mu_s:.1%} of that: {_s(self.interval_s)} of work between two saves.",
-            "mtbf": f"A save takes longer than two such times, so work for one of them: {_s(self.interval_s)}.",
-            "end": f"{_saves(self.saves)} until the end, {_s(self.ends_in_s or 0)}: {_s(self.interval_s)} for each.",
-            "write": f"A save is written for {_s(self.write_s)}, and the next one waits for it: {_s(self.interval_s)}.",
+            "daly": f"Daly, because that is {c_s / mu_s:.1%} of the mean time between interruptions: "
+            f"{_s(self.interval_s)} of work between two saves.",
+            "mtbf": "A save takes longer than two mean times between interruptions, so the interval is one of them: "
+            f"{_s(self.interval_s)}.",
+            "end": f"{_saves(self.saves)} until the end in {_s(self.ends_in_s or 0)}: "
+            f"{_s(self.interval_s)} of work for each.",
+            "write": f"A save is written in the background for {_s(self.write_s)}, and the next one waits for it, "
+            f"so the interval is {_s(self.interval_s)}.",
         }
         if self.step_s is None:
             steps = "No step was timed yet."
         elif self.steps * self.step_s > self.interval_s * (1 + 1e-9):
-            steps = f"One step takes {_s(self.step_s)}, longer than that: every step is saved."
+            steps = f"One step takes {_s(self.step_s)}, longer than the interval: every step is saved."
         else:
             steps = f"At {_s(self.step_s)} a step these are {self.steps} whole steps, {_s(self.steps * self.step_s)}."
         waste = self.overhead
-        cost = f"takes {waste:.1%} more time" if isfinite(waste) and waste < 100 else "will hardly ever end"
+        cost = (
+            f"takes {waste:.1%} more time than without interruptions and saves"
+            if isfinite(waste) and waste < 100
+            else "will hardly ever end"
+        )
         return (
             f"The gang is interrupted every {_s(mu_s)} on average, {self.mtbf.why}.",
             f"A save costs the training {_s(c_s)}, {self.save_why}.",
             forms[self.rule],
             steps,
-            f"With these the work {cost} than without interruptions and saves, restarts not counted.",
+            f"With these values the work {cost}, not counting restarts.",
         )
 
 
@@ -95,20 +107,20 @@ def choose(
     save_why: str = "as given",
     ends_in_s: float | None = None,
 ) -> Choice:
-    """The interval for these figures.
+    """Choose the interval for these values.
 
     Args:
         mtbf: mean time between interruptions of the gang.
-        save_s: what a save costs the training, 0 or more seconds.
-        step_s: one step, more than 0 seconds; None: not known, and `steps` is 1.
-        interval_s: an interval that was set outright, 0 or more seconds; wins over the formula.
+        save_s: the time that a save costs the training, 0 or more seconds.
+        step_s: the time of a step, more than 0 seconds; None: not known, and `steps` is 1.
+        interval_s: a fixed interval, 0 or more seconds; it takes precedence over the formula.
         write_s: how long a save is written in the background; the interval is not shorter.
-        save_why: where `save_s` comes from, as the end of a sentence.
-        ends_in_s: when the machines go for certain, in more than 0 seconds; None: not known. The interval divides the
-            time until then, so that the last save ends there. `mtbf` is of what interrupts before.
+        save_why: the source of `save_s`, as the end of a sentence.
+        ends_in_s: the time until the machines certainly end, more than 0 seconds; None: not known. The interval divides
+            this time, so that the last save is durable at the end. `mtbf` then counts only earlier interruptions.
 
     Raises:
-        ValueError: a number is out of its range; the message names it.
+        ValueError: a number is out of its range. The message names it.
     """
     if step_s is not None and not (step_s > 0 and isfinite(step_s)):
         raise ValueError(f"step_s={step_s}: must be more than 0 seconds")
@@ -134,7 +146,7 @@ def choose(
 
 
 def _divided(mtbf_s: float, save_s: float, write_s: float, ends_in_s: float) -> tuple[float, int] | None:
-    """The interval until a known end and the number of saves; None: no save fits, or saves cost nothing."""
+    """Return the interval and the number of saves until a known end; None: no save fits, or saves cost nothing."""
     left_s = ends_in_s - write_s
     if not 0 < save_s < left_s:
         return None
@@ -148,9 +160,9 @@ def _divided(mtbf_s: float, save_s: float, write_s: float, ends_in_s: float) -> 
 
 
 def _saves(number: int | None) -> str:
-    return "One save fits best" if number == 1 else f"{number} saves fit best"
+    return "One save is best" if number == 1 else f"{number} saves are best"
 
 
 def _s(seconds: float) -> str:
-    """`805 s`, `0.25 s`, `86,400 s`."""
+    """Format seconds as `805 s`, `0.25 s` or `86,400 s`."""
     return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.3g} s"

@@ -1,10 +1,10 @@
-"""The interval that wastes least: Young's square root, and Daly's higher-order form where a save is not short.
+"""Computes the interval that wastes the least time: Young's formula for short saves, else Daly's higher-order formula.
 
 Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974. Daly, "A higher order
 estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006. The interval is the work between two
 saves, in seconds, without the saves themselves.
 
-Where the end of the machines is known, the interval divides what is left until then (`best_until_end`).
+If the end of the machines is known, the interval divides the time until then (`best_until_end`).
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 Rule: TypeAlias = Literal["young", "daly", "mtbf"]
 
 SMALL = 0.01
-"""Up to this part of the mean time between interruptions a save is short, and Young's form is taken.
+"""A save is short, and Young's formula is used, up to this part of the mean time between interruptions.
 
 Young's interval is then at most 5% too long, which costs less than one part in 5,000 of the time.
 """
@@ -24,14 +24,15 @@ _HALVINGS = 60
 
 
 def best_interval_s(mtbf_s: float, save_s: float) -> tuple[float, Rule]:
-    """Seconds of work between two saves, and the form that gave them.
+    """Return the seconds of work between two saves, and the formula that gave them.
 
-    Never shrinks where `mtbf_s` or `save_s` grows. Each form starts below where the one before it ends, and Daly's ends
-    below what follows it; there the value at the joint is kept, which is nearer to the optimum than a step would be.
+    The result is monotonic: it never decreases if `mtbf_s` or `save_s` grows. The formulas do not meet at their
+    boundaries. There the value at the boundary is kept until the next formula exceeds it; this is nearer to the optimum
+    than a jump would be.
 
     Args:
         mtbf_s: mean time between interruptions of the whole gang, above 0.
-        save_s: what one save costs the training, 0 or more.
+        save_s: the time that one save costs the training, 0 or more.
 
     Raises:
         ValueError: a number is out of its range.
@@ -47,10 +48,10 @@ def best_interval_s(mtbf_s: float, save_s: float) -> tuple[float, Rule]:
 
 
 def expected_time(mtbf_s: float, save_s: float, interval_s: float) -> float:
-    """Seconds that a second of work takes, with interruptions at random instants (exponential) and no time to restart.
+    """Return the expected seconds for a second of work, with exponential interruptions and no restart time.
 
-    Daly's complete cost function, (mtbf / interval) * (exp((interval + save) / mtbf) - 1): infinite where nothing would
-    ever get done.
+    This is Daly's complete cost function, (mtbf / interval) * (exp((interval + save) / mtbf) - 1). It is infinite if
+    the value is too large for a float.
 
     Raises:
         ValueError: a number is out of its range.
@@ -65,24 +66,24 @@ def expected_time(mtbf_s: float, save_s: float, interval_s: float) -> float:
 
 
 def best_until_end(mtbf_s: float, save_s: float, ends_in_s: float) -> tuple[float, int]:
-    """Seconds of work between two saves that divide the time until a known end, and how many saves that are.
+    """Return the seconds of work between two saves that divide the time until a known end, and the number of saves.
 
-    An interruption comes at the end for certain, and before it at random instants. With k saves, each after W seconds
-    of work, the work that is expected to be saved is
+    An interruption certainly occurs at the end, and others may occur before it at random. With k saves, each after W
+    seconds of work, the expected saved work is
 
         W (exp(-(W + C) / mu) + exp(-2 (W + C) / mu) + ... + exp(-k (W + C) / mu)),    k (W + C) <= L
 
-    Where the whole of L is divided, k (W + C) = L, this is greatest where Daly's complete cost function of W is least:
-    so the best k is next to L / (W + C) of the interval without an end. Where a save takes about as long as
-    interruptions are apart, a shorter W is better than one that fills L.
+    If the saves divide all of L, k (W + C) = L, this is greatest where Daly's complete cost function of W is least. So
+    the best k is next to L / (W + C) for the interval without an end. If a save takes about as long as the mean time
+    between interruptions, a W shorter than the one that fills L is better.
 
     Args:
         mtbf_s: mean time between the random interruptions, above 0.
-        save_s: what one save costs the training, above 0.
-        ends_in_s: L, above 0.
+        save_s: C, the time that one save costs the training, above 0.
+        ends_in_s: L, the time until the end, above 0.
 
     Returns:
-        W and k; (0, 0) where not even one save fits.
+        W and k; (0, 0) if not even one save fits.
 
     Raises:
         ValueError: a number is out of its range.
@@ -90,9 +91,9 @@ def best_until_end(mtbf_s: float, save_s: float, ends_in_s: float) -> tuple[floa
     best_s, _ = best_interval_s(mtbf_s, save_s)
     _check_end(ends_in_s)
     if not save_s > 0:
-        raise ValueError(f"save_s={save_s}: must be more than 0 seconds, to divide the time by saves")
+        raise ValueError(f"save_s={save_s}: must be more than 0 seconds if the end is known")
     near = ends_in_s / (best_s + save_s)
-    # One more to either side: Young's and Daly's intervals are next to the best, and not the best.
+    # Try one more on either side: Young's and Daly's intervals are only close to the best one.
     found = []
     for saves in range(max(1, floor(near) - 1), ceil(near) + 2):
         most_s = ends_in_s / saves - save_s
@@ -102,15 +103,15 @@ def best_until_end(mtbf_s: float, save_s: float, ends_in_s: float) -> tuple[floa
     if not found:
         return 0.0, 0
     _, interval_s, saves = max(found)
-    # Far from the end the best W is a little shorter than one that fills L.
+    # If the end is far away, the best W is slightly shorter than the one that fills L, so more saves may fit.
     return interval_s, max(saves, floor(ends_in_s / (interval_s + save_s)))
 
 
 def expected_time_until_end(mtbf_s: float, save_s: float, interval_s: float, ends_in_s: float) -> float:
-    """Seconds that a second of saved work takes, with an interruption at a known end and others at random before it.
+    """Return the expected seconds for a second of saved work, with a known end and random interruptions before.
 
-    The mean time until the first of them, over the work that is expected to be saved by then: infinite where no save
-    ends before the end.
+    This is the mean time until the first interruption, divided by the work that is expected to be saved until then. It
+    is infinite if no save finishes before the end.
 
     Raises:
         ValueError: a number is out of its range.
@@ -128,12 +129,12 @@ def expected_time_until_end(mtbf_s: float, save_s: float, interval_s: float, end
 
 
 def whole_steps(interval_s: float, step_s: float) -> int:
-    """Steps of `step_s` in the interval, rounded down, at least 1. What float division loses is not a step's worth."""
+    """Return the whole steps of `step_s` in the interval, at least 1. Rounding down allows for floating-point error."""
     return max(1, int(min(interval_s / step_s * (1 + 1e-12), _MOST_STEPS)))
 
 
 def _saved(mtbf_s: float, save_s: float, interval_s: float, saves: int) -> float:
-    """Work that is expected to be saved by so many saves before the first interruption."""
+    """Return the expected work that is saved, in at most `saves` saves, before the first interruption."""
     part = (interval_s + save_s) / mtbf_s
     try:
         return interval_s * -expm1(-saves * part) / expm1(part)
@@ -142,7 +143,7 @@ def _saved(mtbf_s: float, save_s: float, interval_s: float, saves: int) -> float
 
 
 def _peak(value: Callable[[float], float], most: float) -> float:
-    """Where between 0 and `most` a function with one peak is greatest."""
+    """Return the maximizer of a unimodal function between 0 and `most`, by ternary search."""
     low, high = 0.0, most
     for _ in range(_HALVINGS):
         one, other = low + (high - low) / 3, high - (high - low) / 3

@@ -1,15 +1,15 @@
-"""How often the gang is interrupted, and who says so: the scheduler, the zone's hazard, or a platform's prior.
+"""Determines how often the gang is interrupted: from the scheduler, a measured hazard, or the prior of a platform.
 
-| variable | what |
+| variable | meaning |
 | --- | --- |
-| `MIZZEN_GANG_MTBF_S` | mean seconds between interruptions of the whole gang, by the scheduler |
-| `MIZZEN_MACHINE_HAZARD_PER_H` | interruptions per machine hour that the zone has seen; 0: it has seen none |
-| `MIZZEN_GANG_MACHINES` | machines of the gang; else `WORLD_SIZE` over `LOCAL_WORLD_SIZE`, else 1 |
-| `MIZZEN_PLATFORM` | name of the platform prior (`PLATFORMS`) |
-| `MIZZEN_ENDS_AT_S` | when the machines go for certain, in seconds since the epoch; else Slurm's `SLURM_JOB_END_TIME` |
+| `MIZZEN_GANG_MTBF_S` | mean seconds between interruptions of the whole gang, from the scheduler |
+| `MIZZEN_MACHINE_HAZARD_PER_H` | measured interruptions per machine hour; 0: none were measured |
+| `MIZZEN_GANG_MACHINES` | number of machines of the gang; else `WORLD_SIZE` / `LOCAL_WORLD_SIZE`, else 1 |
+| `MIZZEN_PLATFORM` | name of the platform, for its prior (`PLATFORMS`) |
+| `MIZZEN_ENDS_AT_S` | when the machines certainly end, in seconds since the epoch; else Slurm's `SLURM_JOB_END_TIME` |
 
-One machine that goes takes the whole gang with it, so a gang of N machines is interrupted N times as often as one of
-them. A time that is the gang's already is not divided again.
+The end of one machine interrupts the whole gang, so a gang of N machines is interrupted N times as often as a single
+machine. A mean time that applies to the whole gang is not divided by N.
 """
 
 import os
@@ -27,7 +27,7 @@ PLATFORM = "MIZZEN_PLATFORM"
 ENDS_AT = "MIZZEN_ENDS_AT_S"
 SLURM_END = "SLURM_JOB_END_TIME"
 SLURM_LEAD_S = 120.0
-"""How long before Slurm's time limit its notice is told (`mizzen.notices`), after which a training saves and leaves."""
+"""The time between the notice and Slurm's time limit (`mizzen.notices`). After the notice, trainings save and exit."""
 
 _HOUR_S = 3600.0
 _Number = TypeVar("_Number", int, float)
@@ -40,12 +40,12 @@ class Mtbf:
     mtbf_s: float
     source: Source
     why: str
-    """Where the number comes from, as the end of a sentence."""
+    """The source of the number, as the end of a sentence."""
 
 
 @dataclass(frozen=True)
 class Prior:
-    """What is assumed of a platform until somebody knows better."""
+    """The default mean time between interruptions of a platform, used until a better value is known."""
 
     hours: float
     """Mean hours between interruptions: of one machine, or of a gang of any size."""
@@ -58,22 +58,29 @@ PLATFORMS: Mapping[str, Prior] = {
     "on-demand": Prior(
         5000, "hardware fails: a published run on 2,048 machines saw one failure in 6,300 machine hours"
     ),
-    "spot": Prior(24, "between a capacity crunch, some percent an hour, and a quiet zone, some percent a month"),
+    "spot": Prior(24, "between a few percent an hour in a capacity shortage and a few percent a month in a quiet zone"),
     "aws-spot": Prior(
-        72, "between 3,300 h, where the worst published band begins (20% a month), and hours in a crunch"
+        72, "between 3,300 h, the start of the worst published band (20% a month), and hours in a shortage"
     ),
     "gcp-spot": Prior(24, "no rates are published: as spot"),
-    "gcp-preemptible": Prior(15, "as gcp-spot, and nothing lives longer than 24 hours: the mean of what comes first"),
-    "azure-spot": Prior(20, "5% an hour, the end of the lowest published band"),
-    "runpod-spot": Prior(12, "no rates are published; whoever pays more takes the machine: half of spot"),
-    "vast-interruptible": Prior(6, "no rates are published; it is paused at once when outbid: a quarter of spot"),
+    "gcp-preemptible": Prior(
+        15, "as gcp-spot, but a machine lives at most 24 hours: the mean time to the first of the two"
+    ),
+    "azure-spot": Prior(20, "5% an hour, the upper end of the lowest published band"),
+    "runpod-spot": Prior(12, "no rates are published; a higher bid takes the machine: half of spot"),
+    "vast-interruptible": Prior(
+        6, "no rates are published; a machine is paused at once when outbid: a quarter of spot"
+    ),
     "slurm": Prior(24, "the usual time limit of a job, which ends the whole gang at once", of_gang=True),
     "kubernetes": Prior(168, "nodes are replaced by upgrades and scaling, about once a week"),
-    UNKNOWN: Prior(24, "nobody said where this runs: as spot"),
+    UNKNOWN: Prior(24, "the platform is not known: as spot"),
 }
-"""The priors. An interval that is wrong by a factor k wastes (k + 1/k) / 2 times the least, to either side alike. So a
-prior is in the middle of what is known, by ratio, and a factor of 4 in it, which is 2 in the interval, costs a quarter
-more waste."""
+"""The prior of each platform, by its name.
+
+An interval that is wrong by a factor k, in either direction, wastes (k + 1/k) / 2 times the minimum. So a prior is the
+geometric middle of the known range. If it is wrong by a factor of 4, the interval is wrong by a factor of 2 and wastes
+a quarter more.
+"""
 OF_NOTICES: Mapping[str, str] = {
     "aws": "aws-spot",
     "gcp": "gcp-spot",
@@ -83,7 +90,7 @@ OF_NOTICES: Mapping[str, str] = {
     "mizzen": UNKNOWN,
     "sigterm": UNKNOWN,
 }
-"""Names of platforms by who gives notices there (`mizzen.notices`), which may be told or detected, and their priors."""
+"""Maps a platform name of `mizzen.notices`, which may be set or detected, to the name of its prior in `PLATFORMS`."""
 
 
 def mtbf(
@@ -93,16 +100,18 @@ def mtbf(
     machines: int = 1,
     platform: str | None = None,
 ) -> Mtbf:
-    """The first that there is of the scheduler's word, the zone's hazard times the machines, and the platform's prior.
+    """Return the mean time between interruptions of the gang, from the first source that is given.
+
+    The sources are, in this order: `gang_mtbf_s`, `machine_hazard_per_h` times `machines`, and the prior of `platform`.
 
     Args:
-        gang_mtbf_s: mean seconds between interruptions of the whole gang. Not divided by `machines`: it is the gang's.
-        machine_hazard_per_h: interruptions per machine hour. With 0 none was seen yet, and the prior holds.
-        machines: of the gang, 1 or more.
-        platform: a name of `PLATFORMS`; None is `UNKNOWN`.
+        gang_mtbf_s: mean seconds between interruptions of the whole gang. It is not divided by `machines`.
+        machine_hazard_per_h: interruptions per machine hour. 0: none were measured, and the prior is used.
+        machines: number of machines of the gang, 1 or more.
+        platform: a name of `PLATFORMS`; None: `UNKNOWN`.
 
     Raises:
-        ValueError: a number is out of its range, or there is no such platform; the message names it.
+        ValueError: a number is out of its range, or there is no such platform. The message names it.
     """
     if machines < 1:
         raise ValueError(f"machines={machines}: must be a whole number, 1 or more")
@@ -113,28 +122,28 @@ def mtbf(
     if gang_mtbf_s is not None:
         if not (gang_mtbf_s > 0 and isfinite(gang_mtbf_s)):
             raise ValueError(f"gang_mtbf_s={gang_mtbf_s}: must be a number of seconds, more than 0")
-        return Mtbf(gang_mtbf_s, "scheduler", "as told for the whole gang, so not divided by its machines")
+        return Mtbf(gang_mtbf_s, "scheduler", "as given for the whole gang, so not divided by its machines")
     if machine_hazard_per_h:
         found_s = _HOUR_S / (machine_hazard_per_h * machines)
-        why = f"by {machine_hazard_per_h:g} interruptions per machine hour on {_machines(machines)}"
+        why = f"from {machine_hazard_per_h:g} interruptions per machine hour on {_machines(machines)}"
         return Mtbf(found_s, "hazard", why)
     name = platform or UNKNOWN
     prior = PLATFORMS[name]
     if prior.of_gang:
-        return Mtbf(prior.hours * _HOUR_S, "platform", f"by the prior of {name} for a whole gang ({prior.why})")
-    why = f"by the prior of {name}, {prior.hours:g} h for a machine, on {_machines(machines)} ({prior.why})"
+        return Mtbf(prior.hours * _HOUR_S, "platform", f"from the prior of {name} for a whole gang ({prior.why})")
+    why = f"from the prior of {name}, {prior.hours:g} h for a machine, on {_machines(machines)} ({prior.why})"
     return Mtbf(prior.hours * _HOUR_S / machines, "platform", why)
 
 
 def mtbf_of_environ(environ: Mapping[str, str] | None = None, *, platform: str | None = None) -> Mtbf:
-    """The same from the environment's variables; an empty one counts as absent. `environ` defaults to `os.environ`.
+    """Return the mean time between interruptions of the gang, as `mtbf`, from environment variables.
 
     Args:
-        environ: the variables.
-        platform: what was detected, by its name here or in `mizzen.notices`; `MIZZEN_PLATFORM` wins over it.
+        environ: the variables; None: `os.environ`. An empty value counts as absent.
+        platform: the detected platform, by its name here or in `mizzen.notices`. `MIZZEN_PLATFORM` takes precedence.
 
     Raises:
-        ValueError: a variable is not a number, out of its range, or names no platform; the message names it.
+        ValueError: a variable is not a number, out of its range, or not a platform. The message names the variable.
     """
     given = os.environ if environ is None else environ
     name = given.get(PLATFORM)
@@ -151,14 +160,16 @@ def mtbf_of_environ(environ: Mapping[str, str] | None = None, *, platform: str |
 
 
 def ends_in_s_of_environ(environ: Mapping[str, str], now_s: float) -> float | None:
-    """In how many seconds the machines go for certain, by the environment's variables; None: not known, or over.
+    """Return the seconds until the machines certainly end, from environment variables; None: not known, or in the past.
+
+    An invalid `SLURM_JOB_END_TIME` is ignored.
 
     Args:
         environ: the variables.
-        now_s: the time, in seconds since the epoch.
+        now_s: the current time, in seconds since the epoch.
 
     Raises:
-        ValueError: `MIZZEN_ENDS_AT_S` is no time. What Slurm set badly is not known.
+        ValueError: `MIZZEN_ENDS_AT_S` is not a time.
     """
     ends_at_s = number(environ, ENDS_AT, float, lambda n: n > 0, "a time in seconds since the epoch")
     if ends_at_s is None:
@@ -174,10 +185,17 @@ def ends_in_s_of_environ(environ: Mapping[str, str], now_s: float) -> float | No
 def number(
     given: Mapping[str, str], name: str, kind: Callable[[str], _Number], right: Callable[[_Number], bool], what: str
 ) -> _Number | None:
-    """The number in the variable `name`, None where it is absent or empty.
+    """Return the number in the variable `name`, or None if it is absent or empty.
+
+    Args:
+        given: the variables.
+        name: the name of the variable.
+        kind: parses the text.
+        right: returns whether the number is valid.
+        what: what the value must be, for the error message.
 
     Raises:
-        ValueError: it is none, infinite, or not `right`; the message says `what` it must be.
+        ValueError: the value is not a number, is infinite, or is not `right`.
     """
     if not given.get(name):
         return None
@@ -195,7 +213,7 @@ def _gang_machines(given: Mapping[str, str]) -> int:
     told = number(given, GANG_MACHINES, int, lambda n: n >= 1, "a whole number of machines, 1 or more")
     if told is not None:
         return told
-    # Other launchers set these too, and not always both.
+    # Other launchers set these variables too, but not always both.
     tasks = number(given, "WORLD_SIZE", int, lambda n: n >= 1, "a whole number, 1 or more")
     of_machine = number(given, "LOCAL_WORLD_SIZE", int, lambda n: n >= 1, "a whole number, 1 or more")
     return -(-tasks // of_machine) if tasks and of_machine else 1

@@ -1,12 +1,13 @@
-"""`Cadence`: measures a run's steps and saves, and says at which step to save.
+"""The class `Cadence` measures the steps and saves of a run, and decides at which steps to save.
 
-What a save costs (C) is the time that it holds the training up. A save that is written on in the background, from a
-snapshot in memory or from a local copy, is durable later: an interruption then loses that much more, but the same
-whatever the interval is, so it has no part in the choice. It does set the shortest interval, as the next save would
-wait for it; and while it goes on the steps are slower, which is a cost and is measured.
+The cost of a save (C) is the time for which it stalls the training. A save that continues in the background, from a
+snapshot in memory or from a local copy, becomes durable later. An interruption then loses more work, but this amount
+does not depend on the interval, so it does not influence the choice. The write in the background has two other effects:
+the interval is not shorter than the write, because the next save would wait for it; and steps are slower during the
+write. The slowdown is measured and counted as a cost.
 
-Where the end of the machines is known, each interval divides what is then left. The last save is planned to end before
-the end, by half of what a save takes: some saves take longer than others, and one that ends after the end is lost.
+If the end of the machines is known, each interval divides the remaining time. The last save is planned to finish before
+the end with a margin of half the time of a save, because saves vary and one that finishes after the end is lost.
 """
 
 import os
@@ -22,11 +23,12 @@ from mizzen.cadence.interruptions import Mtbf, ends_in_s_of_environ, mtbf_of_env
 
 INTERVAL = "MIZZEN_CHECKPOINT_INTERVAL_S"
 FIRST_SAVE_S = 10.0
-"""What a save is taken to cost before the first one."""
+"""The assumed cost of a save before the first one is measured."""
 LOOK_S = 0.1
-"""The clock is looked at about this often."""
+"""The clock is read about this often."""
 LOOK_STEPS = 10
-"""... but never after more steps than these: so many may go unnoticed when they suddenly take a minute each."""
+"""The clock is read after at most this many steps. So if steps suddenly take a minute each, at most these many pass
+unnoticed."""
 
 _SAVES = 5
 _STEPS = 15
@@ -34,22 +36,23 @@ _ENOUGH = 5
 _MOST_SLOWED = 1.0
 _RETRY_PART = 0.1
 _END_MARGIN = 1.5
-"""The last save before a known end may take so many times the longest of those before. As for a notice."""
+"""The last save before a known end has time for this factor times the longest recent save, as after a notice."""
 
 
 class Cadence:
-    """Says when to save, from measurements of this run.
+    """Decides when to save, from measurements of this run.
 
-    Estimates are medians of the last few: of 5 saves, and of 15 timings of steps. The first save is slow, as
-    connections, buffers and caches are not there yet; it counts only until there is another figure. One slow save or
-    step (a busy store, an evaluation, a compilation) does not move a median, and a lasting change does after half of so
-    many. A mean would follow the one.
+    Estimates are medians: of the last 5 saves, and of the last 15 timings of steps. The first save is slow, because
+    connections, buffers and caches do not exist yet; it counts only until there is another measurement. A single slow
+    save or step (a busy store, an evaluation, a compilation) does not change a median, but a lasting change does after
+    half of these measurements. A mean would follow a single outlier.
 
-    A save is due when one step more, as long as steps are, would end after the interval by the clock: that is the
-    interval in whole steps, rounded down, and steps that become slower are noticed at the next look at the clock. In a
-    gang one rank asks and the others follow it: clocks differ.
+    A save is due when one more step of the median length would end after the interval. So the interval is rounded down
+    to whole steps, and slower steps are noticed when the clock is read next. In a gang, one rank decides and the others
+    follow it, because clocks differ.
 
-    The training thread calls `begin`, `should_save` and `saved`; any thread the others; a signal handler none.
+    Thread safety: only the training thread may call `begin`, `should_save` and `saved`. Any thread may call the other
+    methods. A signal handler must not call any method.
     """
 
     def __init__(
@@ -61,17 +64,17 @@ class Cadence:
         ends_in_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A cadence that starts with `begin`, or else when it is first asked.
+        """Create a cadence. The first interval starts with `begin`, or else with the first `should_save`.
 
         Args:
             mtbf: mean time between interruptions of the gang.
-            interval_s: an interval that was set outright; wins over the formula. With 0 every step is saved.
-            save_s: what a save cost in an earlier attempt, if that is known; else 10 s until the first one.
-            ends_in_s: in how many seconds from now the machines go for certain; None: not known.
-            clock: monotonic seconds.
+            interval_s: a fixed interval, which takes precedence over the formula; 0: every step is saved.
+            save_s: the cost of a save in an earlier attempt; None: 10 s is assumed until the first save.
+            ends_in_s: seconds from now until the machines certainly end; None: not known.
+            clock: returns monotonic seconds.
 
         Raises:
-            ValueError: a number is out of its range; the message names it.
+            ValueError: a number is out of its range. The message names it.
         """
         self._mtbf = mtbf
         self._told_s = interval_s
@@ -85,17 +88,17 @@ class Cadence:
         self._slowed: deque[float] = deque(maxlen=_SAVES)
         self._steps: deque[float] = deque(maxlen=_STEPS)
         self._beside: dict[bool, deque[float]] = {busy: deque(maxlen=4 * _STEPS) for busy in (False, True)}
-        """Step times while nothing was written, and while something was, since the last write."""
+        """Step times since the last write ended: without (False) and with (True) a write in the background."""
         self._step_s: float | None = None
         self._in_flight = 0
-        """Writes in the background; one may end before it is told that it began."""
-        # The base is where the interval starts; seen and look are the steps of the last and the next look at the clock.
+        """Number of writes in the background. It may be negative: `written` may be called before `saved`."""
+        # `_base`: step at the start of the interval. `_seen`, `_look`: steps of the last and the next clock reading.
         self._base = self._seen = self._look = -1
         self._base_s = self._seen_s = 0.0
         self._interval_s = self._choice().interval_s
 
     def _end(self, ends_in_s: float | None) -> float | None:
-        """The known end, by the clock."""
+        """Return the known end as a time of the clock."""
         if ends_in_s is None:
             return None
         if not 0 < ends_in_s < inf:
@@ -113,18 +116,18 @@ class Cadence:
         ends_in_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> "Cadence":
-        """The cadence by the environment's variables (`interruptions`, and `MIZZEN_CHECKPOINT_INTERVAL_S`).
+        """Create a cadence from environment variables (`interruptions`, and `MIZZEN_CHECKPOINT_INTERVAL_S`).
 
         Args:
-            environ: defaults to `os.environ`.
-            interval_s: wins over the variable.
-            platform: what was detected, for the prior.
+            environ: the variables; None: `os.environ`.
+            interval_s: takes precedence over the variable.
+            platform: the detected platform, for its prior.
             save_s: as for `Cadence`.
-            ends_in_s: as for `Cadence`; wins over the variables.
-            clock: monotonic seconds.
+            ends_in_s: as for `Cadence`; takes precedence over the variables.
+            clock: returns monotonic seconds.
 
         Raises:
-            ValueError: a variable is wrong; the message names it.
+            ValueError: a variable is invalid. The message names it.
         """
         given = os.environ if environ is None else environ
         told_s = number(given, INTERVAL, float, lambda n: n >= 0, "0 or more seconds")
@@ -135,25 +138,28 @@ class Cadence:
         return cls(found, interval_s=set_s, save_s=save_s, ends_in_s=end_s, clock=clock)
 
     def should_save(self, step: int) -> bool:
-        """Whether to save now, after `step`. Stays so until `saved`; False while a save is still being written."""
+        """Return whether a save is due now, after `step`.
+
+        It remains due until `saved` is called. The result is False while a save is being written in the background.
+        """
         if self._seen < step < self._look:
             return False
         return self._at(step)
 
     def begin(self, step: int) -> None:
-        """The training starts or goes on from `step`, which needs no save. Call it after every load."""
+        """Start an interval at `step`, at which no save is needed. Call this at the start and after each load."""
         with self._lock:
             self._restart(step, self._clock())
 
     def saved(self, step: int, held_s: float, *, writing: bool = False) -> None:
-        """`step` was saved and the training goes on now. With `writing` it is not durable before `written`.
+        """Record that `step` was saved and that the training continues now.
 
-        Every save that is `writing` must be followed by `written` or `failed`, or no other would ever be due.
+        After each save with `writing`, `written` or `failed` must be called. Until then no other save is due.
 
         Args:
             step: the step.
-            held_s: seconds that the training was held up, without a wait for an earlier save.
-            writing: whether it is still written in the background.
+            held_s: seconds for which the training was stalled, without the wait for an earlier save.
+            writing: whether the save is still being written in the background, and so is not durable yet.
 
         Raises:
             ValueError: `held_s` is out of its range.
@@ -170,7 +176,7 @@ class Cadence:
             self._restart(step, self._clock())
 
     def written(self, write_s: float) -> None:
-        """The save that was written in the background is durable, after `write_s` of it.
+        """Record that the save in the background is durable, `write_s` seconds after its write began.
 
         Raises:
             ValueError: `write_s` is out of its range.
@@ -189,25 +195,25 @@ class Cadence:
             self._interval_s = self._choice().interval_s
 
     def failed(self) -> None:
-        """The write in the background failed: the save is tried again after a tenth of the interval."""
+        """Record that the write in the background failed. A save is due again after a tenth of the interval."""
         with self._lock:
             self._in_flight -= 1
             self._again()
 
     def missed(self) -> None:
-        """A save failed before it was told as `saved`: it is tried again after a tenth of the interval."""
+        """Record that a save failed before `saved`. A save is due again after a tenth of the interval."""
         with self._lock:
             self._again()
 
     def tell(
         self, *, mtbf: Mtbf | None = None, interval_s: float | None = None, ends_in_s: float | None = None
     ) -> None:
-        """It is known better now: a new mean time, a new interval, or in how many seconds the machines go.
+        """Set a new mean time between interruptions, a new fixed interval, or the seconds until the machines end.
 
-        What is not given stays.
+        A value that is None is not changed.
 
         Raises:
-            ValueError: a number is out of its range; nothing has changed.
+            ValueError: a number is out of its range. No value is changed then.
         """
         with self._lock:
             told_s = self._told_s if interval_s is None else interval_s
@@ -218,18 +224,18 @@ class Cadence:
             self._interval_s = self._choice().interval_s
 
     def explain(self) -> Choice:
-        """The choice as it is now."""
+        """Return the current choice with its reasons."""
         with self._lock:
             return self._choice()
 
     @property
     def next_step(self) -> int:
-        """The step after which it would save, if steps stay as they are."""
+        """The step after which the next save is due, if steps keep their current length."""
         with self._lock:
             return self._seen + self._left(self._seen_s)
 
     def _at(self, step: int) -> bool:
-        """Look at the clock: take the time of the steps since the last look, and decide."""
+        """Read the clock, measure the steps since the last reading, and decide whether a save is due."""
         with self._lock:
             now_s = self._clock()
             if self._base < 0 or step < self._seen:
@@ -251,14 +257,14 @@ class Cadence:
             return False
 
     def _left(self, now_s: float) -> int:
-        """Whole steps until the interval ends."""
+        """Return the whole steps until the interval ends."""
         left_s = self._interval_s - (now_s - self._base_s)
         if self._step_s is None:
             return 1
         return whole_steps(left_s, self._step_s) if left_s >= self._step_s else 0
 
     def _measure(self, step_s: float) -> None:
-        # A clock that has not moved: shorter than it can tell.
+        # A difference of 0 means that the step is shorter than the resolution of the clock.
         step_s = max(step_s, 1e-9)
         self._steps.append(step_s)
         self._beside[self._in_flight > 0].append(step_s)
@@ -278,7 +284,7 @@ class Cadence:
         write_s = _median(self._writes) if self._writes else 0.0
         slowed = _median(self._slowed) if self._slowed else 0.0
         held_s = _median(self._held) if self._held else FIRST_SAVE_S
-        why = "until one was measured" if not self._held else f"the median of the last {len(self._held)}"
+        why = "assumed until one was measured" if not self._held else f"the median of the last {len(self._held)}"
         if self._known and self._saves <= 1:
             why = "as in an earlier attempt"
         if slowed:
@@ -295,7 +301,9 @@ class Cadence:
         )
 
     def _ends_in_s(self, durable_s: float) -> float | None:
-        """From the start of the interval to when the last save is to be durable; None: no end is known, or it is near.
+        """Return the time from the start of the interval until the last save must be durable.
+
+        None: no end is known, or too little time is left.
 
         Args:
             durable_s: how long a save usually takes until it is durable.
@@ -307,12 +315,12 @@ class Cadence:
             longest_s = max(self._held) + max(self._writes, default=0.0)
             left_s -= _END_MARGIN * longest_s - durable_s
         else:
-            # Nobody knows what the first save takes: it must not be the last thing before the end.
+            # The time of the first save is not known, so it is not planned right before the end.
             left_s /= 2
         return left_s if left_s > 0 else None
 
 
 def _median(values: Iterable[float]) -> float:
-    """Middle of the values. The module `statistics` takes longer to import than all of this."""
+    """Return the median. The module `statistics` is not used because its import is slower than this package's."""
     found = sorted(values)
     return (found[(len(found) - 1) // 2] + found[len(found) // 2]) / 2

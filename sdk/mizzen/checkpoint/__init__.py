@@ -1,24 +1,27 @@
-"""Checkpoints that survive being killed at any instant, on files, S3 and Google Cloud Storage.
+"""Crash-safe checkpoints of a training, in a folder, in S3 or in Google Cloud Storage.
 
-A root has the same form on every store, and needs nothing of it but that an object can be created if it is not there:
+A root is the folder or prefix that holds the checkpoints of one training. Its layout is the same on every store. Beyond
+reads and writes, a store must only support an atomic "create this object if it does not exist":
 
     <root>/
-      log/0000000007.json                    a record: the claim of an attempt, or the manifest of a checkpoint
+      log/0000000007.json                    a record: an attempt's claim, or a checkpoint's manifest
       parts/a0002/step-0000000123.r0000.5f0c11e2/
         part-model.safetensors               tensors and arrays
         part-progress.json                   JSON values
         part-tokens.bin                      bytes
       shards/a0002/step-0000000123.s000004/
-        r0001.json                           what rank 1 has written, until rank 0 commits it
-      .staging/                              files that are being written; on files only
+        r0001.json                           the parts that rank 1 has written; removed after the commit
+      .staging/                              unfinished files; only on a file system
 
-A checkpoint is committed when its manifest is a record of the log (`mizzen.checkpoint.log`). The manifest has its step,
-attempt and number of the save, and each part's key, size and checksum; parts that have not changed are those of an
-earlier checkpoint. It is valid if its record is whole and all parts of all ranks have their size and checksum. The
-newest is the one with the greatest (attempt, save), whatever its step.
+A checkpoint is committed when its manifest is a record of the log (`mizzen.checkpoint.log`). The manifest stores the
+step, the attempt, the save number, and the key, size and checksum of each part. A part that has not changed since the
+previous checkpoint is not written again; the manifest names the existing object. A checkpoint is valid if its record is
+intact and all parts of all ranks exist with the right size and checksum. The newest checkpoint is the one with the
+greatest (attempt, save), whatever its step.
 
-Fencing: an attempt that was given a number claims the root before it loads, another one at its first save. From then on
-no older attempt can commit; its `save` raises `StaleAttemptError`. Reading claims nothing.
+Fencing: a process that is given an attempt number claims the root before it loads. A process without one claims the
+root at its first save. After a claim no older attempt can commit; its `save` raises `StaleAttemptError`. Reading needs
+no claim.
 """
 
 from mizzen.checkpoint.checkpointer import Checkpointer

@@ -1,4 +1,4 @@
-"""Saves in the background: one at a time, so that a next one waits until the one before is written."""
+"""Runs a save in a background thread."""
 
 import threading
 import time
@@ -9,18 +9,18 @@ from mizzen.checkpoint.manifest import Manifest
 
 
 class Saving:
-    """A save that goes on in a thread. The interpreter waits for it before it ends."""
+    """A save that runs in a background thread. The interpreter waits for the thread before it exits."""
 
     def __init__(self, step: int, work: Callable[[], Manifest], ended: "Callable[[Saving], None]") -> None:
-        """Begin to do `work`; `ended` is called in the thread afterwards, whether it worked or not."""
+        """Start `work` in a thread. `ended` is called in that thread afterwards, on success and on failure."""
         self.step = step
-        """The step whose state it saves."""
+        """The step whose state is saved."""
         self.error: BaseException | None = None
-        """Why it failed, once it has."""
+        """The error, if the save has failed."""
         self.manifest: Manifest | None = None
-        """What it committed, once it has."""
+        """The committed checkpoint, if the save has succeeded."""
         self.told = False
-        """Whether somebody has waited and got the error."""
+        """Whether `wait` has already raised the error or returned the manifest."""
         self.began_s = time.monotonic()
         self._work, self._ended = work, ended
         self._thread = threading.Thread(target=self._run, name="mizzen-save", daemon=False)
@@ -28,16 +28,17 @@ class Saving:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether the save has ended, with success or failure."""
         return not self._thread.is_alive()
 
     def wait(self, timeout_s: float | None = None) -> Manifest:
-        """The committed checkpoint, once it is durable.
+        """Wait until the checkpoint is durable, and return its manifest.
 
         Raises:
-            TimeoutError: it is still being written after `timeout_s`.
+            TimeoutError: the save is still running after `timeout_s` seconds.
             StaleAttemptError: a newer attempt has claimed the root; nothing was committed.
-            CheckpointError: the save failed for another reason, which is its cause; the earlier ones are as they were.
+            CheckpointError: the save failed for another reason, given as `__cause__`; earlier checkpoints are
+                unchanged.
         """
         self.join(timeout_s)
         if not self.done:
@@ -46,11 +47,11 @@ class Saving:
         if isinstance(self.error, CheckpointError):
             raise self.error
         if self.manifest is None:
-            raise CheckpointError(f"the checkpoint of step {self.step} failed: {self.error}") from self.error
+            raise CheckpointError(f"the checkpoint of step {self.step} was not saved: {self.error}") from self.error
         return self.manifest
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until it has ended, well or not, or until `timeout_s` have passed."""
+        """Wait until the save has ended, with success or failure, or until `timeout_s` seconds have passed."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""`Checkpointer`: what a training script uses."""
+"""`Checkpointer`, the class with which a training script saves and loads its state."""
 
 import os
 import time
@@ -32,11 +32,11 @@ from mizzen.objects import checksums
 
 DEFAULT_KEEP = 2
 OWN_PARTS = frozenset({"rng"})
-"""Parts that are each rank's own in a sharded checkpoint, besides those that are tracked as such."""
+"""Parts that every rank of a sharded checkpoint saves for itself, in addition to those passed as `own`."""
 
 
 class Checkpointer:
-    """Saves and loads the full state of a training in one root.
+    """Saves and loads the full state of a training under one root.
 
         checkpointer = Checkpointer("s3://bucket/run-7")
         checkpointer.track(model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler)
@@ -46,12 +46,13 @@ class Checkpointer:
             step += 1
             checkpointer.step(step)
 
-    `step` reports the progress, saves when that is due (`mizzen.cadence`), and when the machine is about to be taken it
-    saves once more, if there is time for it, and ends the process with code 143. `track`, `restore` and `step` rest on
-    `save`, `save_async`, `load_latest`, `should_save` and `preempted`, which can be used alone.
+    `step` reports the progress and saves when a save is due (`mizzen.cadence`). After a notice that the process or the
+    machine will be stopped, `step` saves once more if there is time, and exits the process with code 143. `track`,
+    `restore` and `step` are built on `save`, `save_async`, `load_latest`, `should_save` and `preempted`, which can also
+    be called directly.
 
-    In a gang, either rank 0 saves for all and the others load (the default), or (`sharded`) each rank saves its own
-    parts: then all ranks call `save` at the same steps, and a checkpoint is committed when all have written.
+    In a gang, rank 0 saves for all ranks and every rank loads (the default). With `sharded=True` each rank saves its
+    own parts: all ranks must call `save` at the same steps, and a checkpoint is committed when all ranks have written.
     """
 
     def __init__(
@@ -74,41 +75,44 @@ class Checkpointer:
         start_over: bool = False,
         checksum: str | None = None,
     ) -> None:
-        """Look at the root, and watch for notices (in the main thread). With an `attempt` it is claimed, see `claim`.
+        """Read the root's log and start watching for notices (in the main thread).
 
-        What is not given comes from the environment (`mizzen.environment`), and without it from the defaults.
+        If an attempt number is given, also claim the root (see `claim`). The defaults of `uri`, `attempt`, `keep`,
+        `rank`, `world_size` and `interval_s` are read from the environment (`mizzen.environment`).
 
         Args:
-            uri: root of the checkpoints: a path, `file://`, `s3://` or `gs://` URI.
-            local: a folder of this machine, to which each checkpoint is written before it is uploaded to `uri`, and
-                from which it is loaded if the machine still has it. A sharded gang must be on one machine for it.
-            background: whether `step` saves in the background, from a copy of the state in memory.
-            attempt: fencing number, from 1. Without one a process that saves takes the next after those that it has
-                seen, at its first save. Of processes with the same the one that came last saves.
-            keep: how many checkpoints to keep, 1 or more; 2 by default.
-            keep_every: never remove the checkpoints of steps that this divides.
-            interval_s: seconds from one save to the next; by default they follow from what saves cost and how often
-                the gang is interrupted.
-            sharded: whether each rank saves its own parts. Needs `attempt`, the same for all ranks.
-            rank: of this process, from 0.
-            world_size: ranks in the gang.
-            agree: gives the maximum of a number over all ranks, which all call it together: at each `step`, and for
-                each checkpoint that is tried by `load_latest`. Without it a gang cannot use `step`.
-            shard_timeout_s: how long a sharded save waits for the other ranks.
-            trusted: whether parts that were saved as `Pickled` may be loaded: that can run any code.
-            other_world: whether a sharded checkpoint of a gang of another size may be loaded, without the ranks' parts.
-            start_over: whether to begin without a checkpoint where there are some and none of them can be loaded.
-            checksum: `xxh3_128` or `sha256`; by default the faster one that is installed.
+            uri: root of the checkpoints: a path, or a `file://`, `s3://` or `gs://` URI.
+            local: a folder on this machine. Each checkpoint is written there before it is uploaded to `uri`, and is
+                loaded from there if it still exists. A sharded gang can use it only if all ranks run on one machine.
+            background: whether `step` saves in a background thread, from a copy of the state in memory.
+            attempt: fencing token, 1 or more. Without it, a process that saves takes the number after the greatest one
+                in the log, at its first save. Of several processes with the same number, only the last to claim saves.
+            keep: how many of the newest valid checkpoints to keep, 1 or more; 2 by default.
+            keep_every: checkpoints whose step is a multiple of this number are never removed.
+            interval_s: seconds between two saves. By default the interval is computed from the cost of a save and the
+                interruption rate of the gang.
+            sharded: whether each rank saves its own parts. All ranks must pass the same `attempt`.
+            rank: rank of this process, from 0.
+            world_size: number of ranks in the gang.
+            agree: returns the maximum of a number over all ranks. All ranks call it together: at each `step`, and for
+                each checkpoint that `load_latest` tries. `step` needs it in a gang.
+            shard_timeout_s: how long a sharded save waits for the other ranks, in seconds.
+            trusted: whether parts that were saved as `Pickled` may be loaded. Loading a pickle can run any code.
+            other_world: whether a sharded checkpoint of a gang of another size may be loaded. The parts that belong to
+                single ranks are then left out.
+            start_over: whether to start without a checkpoint if checkpoints exist but none can be loaded. By default
+                that is an error.
+            checksum: `xxh3_128` or `sha256`; by default the fastest that is installed.
 
         Raises:
-            ValueError: there is no root, its scheme is not known, or a number is out of its range.
-            StaleAttemptError: a newer attempt than the given one has claimed the root.
+            ValueError: no root is given, the scheme of the URI is unknown, or a number is out of range.
+            StaleAttemptError: an attempt newer than `attempt` has claimed the root.
             CheckpointError: the root cannot be read.
         """
         told = TaskEnvironment.from_environ()
         uri = uri if uri is not None else told.checkpoint_uri
         if uri is None:
-            raise ValueError("no root for checkpoints: give uri, or set MIZZEN_CHECKPOINT_URI")
+            raise ValueError("no checkpoint root: pass uri, or set MIZZEN_CHECKPOINT_URI")
         given_keep = keep if keep is not None else told.checkpoint_keep
         self.retention = Retention(DEFAULT_KEEP if given_keep is None else given_keep, keep_every)
         place = Gang(
@@ -117,22 +121,22 @@ class Checkpointer:
         )
         attempt = told.attempt if attempt is None else attempt
         if attempt is not None and attempt < 1:
-            raise ValueError(f"attempt={attempt}: attempts are numbered from 1")
+            raise ValueError(f"attempt={attempt}: must be 1 or more")
         if sharded and attempt is None and place.world_size > 1:
-            raise ValueError("attempt=None: the ranks of a sharded checkpoint need the same number: give one")
+            raise ValueError("attempt=None: a sharded checkpoint needs an attempt number, the same for all ranks")
         if interval_s is not None and not interval_s >= 0:
             raise ValueError(f"interval_s={interval_s}: must be 0 or more seconds")
         algorithm = checksums.known(checksum or checksums.fastest())
         notices.watch()
         watcher = notices.watcher()
         self.cadence = Cadence.from_environ(interval_s=interval_s, platform=watcher.platform if watcher else None)
-        """When to save; `explain()` says why."""
+        """Decides when to save; `explain()` returns the reasons."""
         self.gang = place
         self.writer = sharded or place.rank == 0
-        """Whether this process saves."""
+        """Whether this process saves: rank 0, or every rank if the checkpoint is sharded."""
         self.background = background
         self.skipped: tuple[Skipped, ...] = ()
-        """What the last `load_latest` passed over, newest first, and why."""
+        """Checkpoints that the last `load_latest` skipped, newest first, each with the reason."""
         alone = Gang() if not sharded else place
         stores = [open_root(root) for root in (local, uri) if root is not None]
         self._roots = Roots(stores, attempt, alone, self.retention, algorithm, shard_timeout_s, commits=self.writer)
@@ -153,55 +157,59 @@ class Checkpointer:
 
     @property
     def attempt(self) -> int | None:
-        """The fencing number; None for a process that has claimed nothing (yet)."""
+        """The fencing token of this process; None until it has claimed the root."""
         return self._roots.attempt
 
     def claim(self) -> int:
-        """Claim the root, so that no older attempt can commit there any more; the attempt.
+        """Claim the root, so that no older attempt can commit there, and return the attempt number.
 
-        With an `attempt` it is done at once, else by the first save: who only looks takes nothing from who trains.
+        If the constructor was given an attempt number, it has already claimed the root. Otherwise the first save does,
+        so that a process that only reads does not fence the process that trains.
 
         Raises:
-            StaleAttemptError: a newer attempt has claimed the root; or, where none was given, another process has
-                claimed it since this one looked.
+            StaleAttemptError: a newer attempt has claimed the root. Or no attempt number was given, and another process
+                has claimed the root since this one read the log.
             CheckpointError: the root cannot be read.
         """
         return self._roots.claim()
 
     @property
     def progress(self) -> MutableMapping[str, Any]:
-        """What is saved as the part `progress` beside the step: put the epoch here, and what else counts."""
+        """The dict that is saved as the part `progress`, with the step. Store the epoch and other counters in it."""
         return self._tracked.progress
 
     @property
     def preempted(self) -> bool:
-        """Whether this process was told that it, or its machine, will certainly be stopped soon."""
+        """Whether a notice was received that this process or its machine will certainly be stopped soon."""
         return notices.preempted()
 
     def track(self, *, own: Collection[str] = (), **objects: Any) -> None:
-        """Make these objects the state, under these names, beside the parts `rng` and `progress`: see `docs/state.md`.
+        """Add objects to the saved state, each as the part of its name. See `docs/state.md`.
+
+        The parts `rng` and `progress` are always saved.
 
         Args:
-            own: names of those that differ from rank to rank, such as the position in a rank's data.
-            objects: what has `state_dict` and `load_state_dict`, or a dict that is updated in place.
+            own: names of the objects that differ between ranks, such as the position in a rank's data.
+            objects: objects with `state_dict` and `load_state_dict`, random generators, pairs (save, load) of
+                functions, or dicts, which are updated in place.
 
         Raises:
-            StateError: a name cannot be a part's, or an object is not of these kinds.
+            StateError: a name is not a valid part name or is already tracked, or an object cannot be tracked.
         """
         self._tracked.add(objects)
         self._own |= set(own)
 
     def restore(self) -> int:
-        """Load the newest valid checkpoint into what is tracked; the step to go on from, 0 if there is none.
+        """Load the newest valid checkpoint into the tracked objects, and return its step; 0 if there is no checkpoint.
 
-        Tensors of tracked modules are read into where they are, without a second copy. Where this raises they may hold
-        parts of a checkpoint.
+        Tensors of tracked modules are read in place, without a second copy in memory. If this raises, the tracked
+        objects may be partly overwritten.
 
         Raises:
-            StateError: it does not fit what is tracked; nothing of it is in use then, or only parts of it. Or what is
-                tracked holds something that is not stored: the first save would only find it later.
-            CheckpointError: something cannot be read for another reason than being damaged; or there are checkpoints,
-                none of them can be loaded, and `start_over` was not given.
+            StateError: the checkpoint does not match the tracked objects. Or a tracked object holds a value that cannot
+                be stored; this is checked here so that the first save does not fail later.
+            CheckpointError: a file or object cannot be read for a reason other than damage. Or checkpoints exist, none
+                can be loaded, and `start_over` is not set.
         """
         with self._loading():
             found = self._newest(self._tracked.live)
@@ -214,27 +222,28 @@ class Checkpointer:
         return self._begin(found)
 
     def step(self, step: int) -> None:
-        """The training has done `step` steps: say so, save if that is due, and leave if the machine is to be taken.
+        """Report that `step` steps are done, save if a save is due, and exit if a notice requires it.
 
-        A save that fails is told by a `CheckpointWarning` and tried again after a tenth of the interval.
+        Call it after every training step. A failed save causes a `CheckpointWarning` and is retried after a tenth of
+        the interval.
 
         Raises:
             SystemExit: with code 143, after a notice.
-            StaleAttemptError: a newer attempt has claimed the root: this process must not go on.
-            CheckpointError: this is a gang, and no way to `agree` was given.
+            StaleAttemptError: a newer attempt has claimed the root; this process must stop training.
+            CheckpointError: the gang has several ranks and `agree` was not given.
         """
         report.progress(step)
         action = self._action(step)
         if self.gang.world_size > 1:
             if self._agree is None:
                 raise CheckpointError(
-                    "in a gang all ranks must save at the same step: give agree (mizzen.integrations)"
+                    "in a gang, all ranks must save at the same step: pass agree (see mizzen.integrations)"
                 )
             action = StepAction(self._agree(action))
         if action is StepAction.NOTHING:
             return
         if action is StepAction.FLUSH and self._saving is not None and self._saving.step == step:
-            self._settle()  # This very step is being saved.
+            self._settle()  # A background save of this step is running.
         if self.writer and (action is StepAction.SAVE or (action is StepAction.FLUSH and self._saved_step != step)):
             background = self.background and action is StepAction.SAVE
             self.try_save(step, self._tracked.capture(step), own=self._own, background=background)
@@ -244,28 +253,28 @@ class Checkpointer:
             notice = notices.current()
             self._saving.join(notice.left_s(time.time()) if notice else None)
         if self._agree is not None:
-            # Where a rank that ends takes the others with it, nobody ends before all are done.
+            # A launcher may kill all ranks when one exits, so each rank waits until all have saved.
             self._agree(action)
         notices.acknowledge()
         notices.exit_preempted()
 
     def should_save(self, step: int) -> bool:
-        """Whether to save now: it is due, or a notice came and a save fits in what is left.
+        """Return whether to save now: a save is due, or a notice was received and there is time for a save.
 
-        False where `step` is the one that was saved last. In a gang one rank asks and the others follow it.
+        Returns False if `step` was the last step saved. In a gang, call it on one rank and broadcast the result.
         """
         if step == self._saved_step or (not self.cadence.should_save(step) and notices.current() is None):
             return False
         return self._action(step) in (StepAction.SAVE, StepAction.FLUSH)
 
     def load_latest(self) -> Checkpoint | None:
-        """The newest valid checkpoint, or None if there is none. Call it at every start: a first one finds nothing.
+        """Load the newest valid checkpoint; None if there is none. Call it at every start, including the first.
 
-        Damaged and partial ones are passed over, each with a `CheckpointWarning` and an entry in `skipped`.
+        Damaged and incomplete checkpoints are skipped, each with a `CheckpointWarning` and an entry in `skipped`.
 
         Raises:
-            CheckpointError: something cannot be read for another reason than being damaged; or there are checkpoints,
-                none of them can be loaded, and `start_over` was not given.
+            CheckpointError: a file or object cannot be read for a reason other than damage. Or checkpoints exist, none
+                can be loaded, and `start_over` is not set.
         """
         with self._loading():
             found = self._newest()
@@ -273,23 +282,23 @@ class Checkpointer:
         return found
 
     def save(self, step: int, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS) -> Manifest:
-        """Commit `state` as the checkpoint of `step`, durably; then remove what need not be kept.
+        """Commit `state` as the checkpoint of `step`, durably; then remove checkpoints that retention does not keep.
 
-        At whatever instant the process or the machine dies, either the new checkpoint is there whole or the ones
-        before it are as they were.
+        The commit is atomic: if the process or the machine dies at any time, either the new checkpoint is complete or
+        the earlier ones are unchanged.
 
         Args:
             step: number of steps done, 0 or more.
-            state: part name (letters, digits, `.`, `_`, `-`) to value: bytes, a file's `Path`, or a tree of dicts,
-                lists, tuples and JSON values that may hold numpy arrays and torch tensors. Save all that the training
-                needs: weights, optimiser, step, random generators, position in the data.
-            own: names of the parts that are this rank's own, where the checkpoint is sharded.
+            state: part name (letters, digits, `.`, `_`, `-`) to value. A value is bytes, the `Path` of a file, or a
+                tree of dicts, lists, tuples and JSON values that may hold numpy arrays and torch tensors. Include
+                everything that the training needs: weights, optimizer, step, random generators, position in the data.
+            own: names of the parts that belong to this rank alone, if the checkpoint is sharded.
 
         Raises:
-            StateError: a part has a bad name or holds something that is not stored; nothing was written.
+            StateError: a part has an invalid name or holds a value that cannot be stored; nothing was written.
             StaleAttemptError: a newer attempt has claimed the root; nothing was committed.
-            CheckpointError: this process does not save, or another rank has not written in time.
-            Exception: the store's own, an OSError for files; earlier checkpoints are as they were.
+            CheckpointError: this process does not save, or another rank did not write before the timeout.
+            Exception: an error of the store, such as OSError for files; earlier checkpoints are unchanged.
         """
         self._settle()
         began_s = time.monotonic()
@@ -303,11 +312,13 @@ class Checkpointer:
     def try_save(
         self, step: int, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS, background: bool = False
     ) -> None:
-        """As `save` or `save_async`; but a save that fails is told by a `CheckpointWarning`, and is due again soon.
+        """Call `save` or `save_async`, but turn a failure into a `CheckpointWarning`.
+
+        The failed save is due again after a tenth of the interval.
 
         Raises:
-            StateError: as for `save`.
-            StaleAttemptError: a newer attempt has claimed the root: this process must not go on.
+            StateError: see `save`.
+            StaleAttemptError: a newer attempt has claimed the root; this process must stop training.
         """
         try:
             (self.save_async if background else self.save)(step, state, own=own)
@@ -318,13 +329,14 @@ class Checkpointer:
             warnings.warn(f"{self.root}: step {step} was not saved: {error}", CheckpointWarning, stacklevel=3)
 
     def save_async(self, step: int, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS) -> Saving:
-        """As `save`, but from a copy of `state` in memory, in the background: it returns when the copy is made.
+        """Copy `state` in memory and save the copy in a background thread; return when the copy is made.
 
-        If the save before is still being written it waits for that. At the end of the process it is waited for.
+        If the previous background save is still running, wait for it first. The interpreter waits for the last one
+        before it exits.
 
         Raises:
-            StateError: as for `save`.
-            StaleAttemptError: the save before found that a newer attempt has claimed the root.
+            StateError: see `save`.
+            StaleAttemptError: a newer attempt has claimed the root. The previous background save may have detected it.
             CheckpointError: this process does not save.
         """
         self._settle()
@@ -344,10 +356,10 @@ class Checkpointer:
         return self._saving
 
     def wait(self) -> None:
-        """Wait for the save in the background, if there is one.
+        """Wait for the background save, if there is one.
 
         Raises:
-            CheckpointError: it failed; a `StaleAttemptError` if a newer attempt has claimed the root.
+            CheckpointError: the save failed. A `StaleAttemptError` if a newer attempt has claimed the root.
         """
         saving, self._saving = self._saving, None
         if saving is not None:
@@ -360,7 +372,7 @@ class Checkpointer:
         self.wait()
 
     def _action(self, step: int) -> StepAction:
-        """What this process would do after `step`."""
+        """Return the action that this process alone would take after `step`."""
         if self._saving is not None and self._saving.done:
             self._settle()
         if notices.current() is not None:
@@ -371,7 +383,7 @@ class Checkpointer:
         return StepAction.SAVE if due else StepAction.NOTHING
 
     def _settle(self) -> None:
-        """Let the save in the background end; what it failed of is a warning, or an error if nothing can be saved."""
+        """Wait for the background save. Raise `StaleAttemptError` if it was fenced; warn if it failed otherwise."""
         saving, self._saving = self._saving, None
         if saving is None:
             return
@@ -384,9 +396,9 @@ class Checkpointer:
 
     def _encoded(self, step: int, state: Mapping[str, Any]) -> Encoded:
         if not self.writer:
-            raise CheckpointError(f"{self.root}: this process does not save: rank 0 does")
+            raise CheckpointError(f"{self.root}: this process does not save; only rank 0 does")
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise StateError(f"step={step!r}: must be a whole number, 0 or more")
+            raise StateError(f"step={step!r}: must be an integer, 0 or more")
         for name in state:
             check_part_name(name)
         encoded = {name: self._encoder.encode(name, value) for name, value in state.items()}

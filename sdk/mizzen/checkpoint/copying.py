@@ -1,4 +1,4 @@
-"""Bringing the checkpoints of one root to another, such as that of the region where a training goes on."""
+"""Copies committed checkpoints to another root, for example to the region where a training continues."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from mizzen.objects.store import ObjectStore
 
 
 def fence(store: ObjectStore, attempt: int, by: str) -> None:
-    """Claim the root for `attempt`, so that no older one can commit there any more. Nothing if a newer one has it.
+    """Claim the root for `attempt`, so that no older attempt can commit. Does nothing if this or a newer one has it.
 
     Raises:
         CheckpointError: the root cannot be read.
@@ -24,15 +24,15 @@ def fence(store: ObjectStore, attempt: int, by: str) -> None:
 def copy_committed(
     source: ObjectStore, target: ObjectStore, *, share: Share | None = None, progress: Progress | None = None
 ) -> int:
-    """Copy the committed checkpoints that are whole, the oldest first; returns their bytes.
+    """Copy all complete committed checkpoints, oldest first, and return their total size in bytes.
 
-    Parts that the target has with the same content are not copied again, so a copy that was interrupted goes on where
-    it stopped. A checkpoint becomes a record of the target's log when all its parts are there. `progress` is called
-    with (bytes done, bytes in total) after each part.
+    Parts that the target already has with the same content are not copied again, so an interrupted copy resumes. A
+    checkpoint is committed to the target's log when all its parts are copied. `progress` is called with (bytes done,
+    bytes in total) after each part.
 
     Raises:
         CheckpointError: a log cannot be read.
-        CopyFailed: a part differs in the target after copying.
+        CopyFailed: the copy of a part differs from the original.
     """
     there, here = Log(source), Log(target)
     there.refresh()
@@ -64,7 +64,7 @@ def copy_parts(
     share: Share | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Copy parts under their keys: see `copy_objects`."""
+    """Copy parts, each under the same key. See `copy_objects`."""
     wanted = [Wanted(part.key, part.size_bytes, part.checksum) for part in parts]
     return copy_objects(source, target, wanted, name="checkpoint", share=share, progress=progress)
 

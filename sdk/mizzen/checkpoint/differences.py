@@ -1,4 +1,4 @@
-"""Where two states differ, bit by bit, by the paths of their entries."""
+"""Compares two states bit by bit, and reports the paths of the entries that differ."""
 
 import math
 import pickle
@@ -15,16 +15,16 @@ from mizzen.checkpoint.tensors import Stored, loaded, stored
 
 @dataclass(frozen=True)
 class Difference:
-    """One entry that is not the same."""
+    """One entry that differs between two states."""
 
     path: str
-    """Keys from the part on, such as `optimizer/state/0/exp_avg`."""
+    """Path of the entry, beginning with the part, such as `optimizer/state/0/exp_avg`."""
     how: str
-    """How they differ, as the end of a sentence."""
+    """How the two values differ, in words."""
 
 
 def between(left: Any, right: Any, path: tuple[str, ...] = ()) -> Iterator[Difference]:
-    """The entries that differ, in the order of `left`. Floats and arrays are compared by their bits: nan is nan."""
+    """Yield the entries that differ, in the order of `left`. Floats and arrays are compared bitwise: nan equals nan."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         for key, value in left.items():
             if key in right:
@@ -33,7 +33,7 @@ def between(left: Any, right: Any, path: tuple[str, ...] = ()) -> Iterator[Diffe
                 yield _differs((*path, str(key)), "it is missing after the restore")
         for key in right:
             if key not in left:
-                yield _differs((*path, str(key)), "it is there only after the restore")
+                yield _differs((*path, str(key)), "it exists only after the restore")
     elif isinstance(left, list | tuple) and isinstance(right, type(left) if isinstance(left, list) else tuple):
         if len(left) != len(right):
             yield _differs(path, f"it has {len(right)} items instead of {len(left)}")
@@ -48,16 +48,16 @@ def _differs(path: tuple[str, ...], how: str) -> Difference:
 
 
 def _how(left: Any, right: Any, where: str) -> str | None:
-    """How two values that hold no others differ; None: not at all."""
+    """Describe how two values that are not containers differ; None if they are equal."""
     one, other = stored(where, left), stored(where, right)
     if one is not None and other is not None:
         return _of_tensors(left, right, one, other)
     if isinstance(left, Pickled) and isinstance(right, Pickled):
-        return None if pickle.dumps(left.value) == pickle.dumps(right.value) else "its pickle is another one"
+        return None if pickle.dumps(left.value) == pickle.dumps(right.value) else "its pickle differs"
     if isinstance(left, Path) and isinstance(right, Path):
-        return None if left.read_bytes() == right.read_bytes() else "the file has another content"
+        return None if left.read_bytes() == right.read_bytes() else "the content of the file differs"
     if isinstance(left, bytes | bytearray | memoryview) and isinstance(right, bytes | bytearray | memoryview):
-        return None if bytes(left) == bytes(right) else "its bytes are others"
+        return None if bytes(left) == bytes(right) else "its bytes differ"
     if isinstance(left, float) and isinstance(right, float):
         if _bits(left) == _bits(right):
             return None
@@ -77,8 +77,8 @@ def _of_tensors(left: Any, right: Any, one: Stored, other: Stored) -> str | None
         return f"{_shape(right)} instead of {_shape(left)}"
     if memoryview(one.read()).cast("B") == memoryview(other.read()).cast("B"):
         return None
-    how = "its elements have other bits"
-    # Some types cannot be subtracted: then it is not said by how much.
+    how = "the bits of its elements differ"
+    # Some types cannot be subtracted; the message then gives no amount.
     with suppress(Exception):
         changed, most = _amount(left, right, one.library)
         if changed:
@@ -87,7 +87,7 @@ def _of_tensors(left: Any, right: Any, one: Stored, other: Stored) -> str | None
 
 
 def _amount(left: Any, right: Any, library: str) -> tuple[int, float]:
-    """How many elements differ, and the greatest absolute difference."""
+    """Return how many elements differ, and the greatest absolute difference."""
     if library == "numpy":
         numpy = loaded("numpy")
         kind = complex if left.dtype.kind == "c" else float

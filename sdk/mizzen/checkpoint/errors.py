@@ -1,42 +1,42 @@
-"""What can go wrong with a checkpoint.
+"""Exceptions and warnings of `mizzen.checkpoint`.
 
 CheckpointError
     StaleAttemptError: a newer attempt has claimed the root
-    CorruptCheckpointError: one checkpoint cannot be used; loading falls back past it
-    MissingCheckpointError: there are no checkpoints, or none of the step that was asked for
+    CorruptCheckpointError: a checkpoint is damaged; loading falls back to an older one
+    MissingCheckpointError: there is no checkpoint, or none of the requested step
     MissingLibraryError: a library that is needed to read a checkpoint is not installed
-    StateError (also a ValueError): a state cannot be stored as it was given
-        NotYetError: not before the first step
+    StateError (also a ValueError): a value in the state cannot be stored
+        NotYetError: it can be stored only after the first step
 """
 
 
 class CheckpointError(Exception):
-    """Saving or loading cannot go on."""
+    """A checkpoint could not be saved or loaded."""
 
 
 class StaleAttemptError(CheckpointError):
-    """A newer attempt than this process's has claimed the root: this one must not write."""
+    """A newer attempt has claimed the root, so this process must not write there."""
 
 
 class CorruptCheckpointError(CheckpointError):
-    """A checkpoint is partial, damaged, or of a format that this version does not know."""
+    """A checkpoint is incomplete, damaged, or in a format that this version cannot read."""
 
 
 class MissingCheckpointError(CheckpointError):
-    """There is no root here, or it has no such checkpoint; the message says which there are."""
+    """The root does not exist, or has no such checkpoint. The message lists the steps that exist."""
 
 
 class MissingLibraryError(CheckpointError):
-    """A library is not installed; the message says what to install."""
+    """A required library is not installed. The message names the package to install."""
 
 
 class StateError(CheckpointError, ValueError):
-    """A part of the state is of a type that is not stored; the message says where it is and what would be right."""
+    """A value in the state cannot be stored. The message gives its path in the state and the supported types."""
 
 
 class NotYetError(StateError):
-    """A part of the state has no values yet, as the parameters of a lazy module before its first use."""
+    """A value in the state does not exist yet, such as a parameter of a lazy module before its first forward pass."""
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint was passed over or not saved, a record is damaged, or something old could not be removed."""
+    """A checkpoint was skipped or not saved, a log record is damaged, or old data could not be removed."""

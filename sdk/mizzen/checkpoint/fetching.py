@@ -1,7 +1,8 @@
-"""Reading the content of parts, and verifying it in the same pass: pieces are checked while the next ones come.
+"""Reads parts and verifies their checksums in the same pass: each piece is checked while the next ones are fetched.
 
-Tensors are read to where they stay: into memory where each begins at a multiple of 64 bytes, as in torch's own (kernels
-round differently at other addresses), or into the tensors of a live model. Beside that only a few pieces are held.
+Tensors are read directly into their final memory: into the tensors of a live model, or into new memory in which each
+tensor begins at a multiple of 64 bytes, as in torch (kernels round differently at other addresses). In addition, only a
+few pieces are held in memory.
 """
 
 import ctypes
@@ -23,15 +24,15 @@ from mizzen.objects.store import Fetch, ObjectStore
 from mizzen.objects.workers import Workers
 
 ALIGNED_BYTES = 64
-"""Where torch's own memory begins."""
+"""Alignment of torch's own allocations."""
 
 _PIECE_BYTES = 8 << 20
 _STAGED_BYTES = 2 << 20
-"""Of a piece that is copied on."""
+"""Maximum size of a piece that holds several small tensors and is copied from a buffer."""
 _DIRECT_BYTES = 256 << 10
-"""From here on a tensor is read by itself; smaller ones many at once."""
+"""A tensor of at least this size is read directly into its memory; smaller tensors are read together."""
 _FETCHES = 4
-"""Pieces that are fetched at the same time, while those before them are checked."""
+"""Pieces that are fetched concurrently."""
 _AHEAD = 2 * _FETCHES
 _HEAD_BYTES = 64 << 10
 _MAPPED_BYTES = 1 << 20
@@ -39,7 +40,7 @@ _MAPPED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class _Piece:
-    """A range of a part, and where its bytes go, one view after the other."""
+    """A range of a part, and the buffers that its bytes fill, in order."""
 
     start: int
     size_bytes: int
@@ -47,11 +48,11 @@ class _Piece:
 
 
 def fetch_part(store: ObjectStore, part: Part) -> memoryview:
-    """A part's content, writable, of the right size and checksum.
+    """Read a part into a writable buffer, and verify its size and checksum.
 
     Raises:
-        CorruptCheckpointError: it is missing, or not what was committed.
-        CheckpointError: it cannot be read for another reason.
+        CorruptCheckpointError: the part is missing, or differs from what was committed.
+        CheckpointError: the part cannot be read for another reason.
     """
     content = aligned_buffer(part.size_bytes)
     with _reading(store, part) as reading:
@@ -64,7 +65,7 @@ def fetch_part(store: ObjectStore, part: Part) -> memoryview:
 
 
 def verify_part(store: ObjectStore, part: Part) -> None:
-    """As `fetch_part`, but its content is not kept."""
+    """Read a part and verify its size and checksum, without keeping its content. Raises as `fetch_part`."""
     for _ in stream(store, part):
         pass
 
@@ -72,24 +73,24 @@ def verify_part(store: ObjectStore, part: Part) -> None:
 def fetch_tensors(
     store: ObjectStore, part: Part, target: Callable[[tensorfile.TensorEntry], memoryview | None] = lambda _: None
 ) -> tensorfile.Content:
-    """The metadata and the tensors of a part of the kind `tensors`.
+    """Read the metadata and the tensors of a part of kind `tensors`.
 
     Args:
-        store: where it is.
+        store: the store that holds the part.
         part: its key, size and checksum.
-        target: gives the memory that a tensor shall be read into, of its size; None: new memory. Where this raises,
-            parts of it may have been overwritten.
+        target: returns the memory to read a tensor into, of the tensor's size; None for new memory. If this function
+            raises, that memory may be partly overwritten.
 
     Raises:
-        CorruptCheckpointError: it is missing, not what was committed, or no such file.
-        CheckpointError: it cannot be read for another reason.
+        CorruptCheckpointError: the part is missing, differs from what was committed, or is not a safetensors file.
+        CheckpointError: the part cannot be read for another reason.
     """
     with _reading(store, part) as reading:
         try:
             start, metadata, entries = reading.header()
         except (ValueError, KeyError, TypeError, AttributeError, StructError) as error:
-            verify_part(store, part)  # Of a damaged file the checksum is wrong as well, and says more.
-            raise CorruptCheckpointError(f"{part.key}: its tensors cannot be read: {error!r}") from error
+            verify_part(store, part)  # If the file is damaged, this raises the more exact checksum error.
+            raise CorruptCheckpointError(f"{part.key}: the tensors cannot be read: {error!r}") from error
         targets = [target(entry) for entry in entries]
         need = sum(_aligned(e.size_bytes) for e, found in zip(entries, targets, strict=True) if found is None)
         memory, used = aligned_buffer(need), 0
@@ -107,11 +108,11 @@ def fetch_tensors(
 
 
 def aligned_buffer(size_bytes: int) -> memoryview:
-    """Writable memory that begins at a multiple of `ALIGNED_BYTES`.
+    """Return writable memory that begins at a multiple of `ALIGNED_BYTES`.
 
-    Large ones are mapped, so that Python does not fill them with zeros first. As private memory, which costs half as
-    much to touch as shared memory, mmap's default; in huge pages, where the kernel has them to give, which cost less
-    again.
+    Large buffers are mapped, so that Python does not fill them with zeros first. The mapping is private, because first
+    access costs half as much as with shared memory, mmap's default. It uses huge pages if the kernel has any, which
+    lowers the cost further.
     """
     if size_bytes < _MAPPED_BYTES:
         memory = bytearray(size_bytes + ALIGNED_BYTES)
@@ -129,7 +130,7 @@ def _aligned(size_bytes: int) -> int:
 
 
 def _scattered(start: int, places: Iterable[memoryview]) -> Iterator[_Piece]:
-    """Pieces for tensors that follow each other in the file: large ones by themselves, small ones many at once."""
+    """Split consecutive tensors of a file into pieces: large tensors by themselves, small ones together."""
     small: list[memoryview] = []
     small_bytes = 0
     for view in places:
@@ -150,7 +151,7 @@ def _scattered(start: int, places: Iterable[memoryview]) -> Iterator[_Piece]:
 
 
 class _Reading:
-    """A part that is read from its beginning to its end, and its digest."""
+    """A part that is read sequentially, and the digest of the bytes read so far."""
 
     def __init__(self, part: Part, fetch: Fetch, workers: Workers) -> None:
         self.part = part
@@ -159,7 +160,7 @@ class _Reading:
         self._staging: list[memoryview] = []
 
     def header(self) -> tuple[int, dict[str, str], list[tensorfile.TensorEntry]]:
-        """Where the tensors begin, the metadata, and the tensors in their order."""
+        """Read the header; return the offset of the tensors, the metadata, and the tensors in file order."""
         head = bytearray(min(_HEAD_BYTES, self.part.size_bytes))
         self._fill(memoryview(head), 0)
         start = tensorfile.header_end(head, self.part.size_bytes)
@@ -171,7 +172,7 @@ class _Reading:
         return (start, *tensorfile.header(head[tensorfile.LENGTH.size : start], self.part.size_bytes - start))
 
     def read(self, pieces: Iterable[_Piece]) -> None:
-        """Fetch them, a few at the same time, and digest each when those before it are."""
+        """Fetch the pieces, several concurrently, and add each to the digest in order."""
         under_way: deque[tuple[_Piece, memoryview, Future[None]]] = deque()
         for number, piece in enumerate(pieces):
             if len(under_way) >= _AHEAD:
@@ -182,7 +183,7 @@ class _Reading:
             self._take(*under_way.popleft())
 
     def check(self) -> None:
-        """Raises CorruptCheckpointError if what was read is not what was committed."""
+        """Raise CorruptCheckpointError if the bytes that were read do not match the part's checksum."""
         if self._digest.hexdigest() != self._expected:
             raise CorruptCheckpointError(f"{self.part.key} does not match its checksum")
 
@@ -201,7 +202,7 @@ class _Reading:
                 low = high
 
     def _staged(self, slot: int, size_bytes: int) -> memoryview:
-        """A buffer of this reading's own: that of a piece which was taken `_AHEAD` pieces ago."""
+        """Return the staging buffer of a slot. Its last piece, `_AHEAD` pieces ago, is already consumed."""
         while len(self._staging) <= slot:
             self._staging.append(memoryview(bytearray(min(_STAGED_BYTES, self.part.size_bytes))))
         return self._staging[slot][:size_bytes]
@@ -209,12 +210,12 @@ class _Reading:
 
 @contextmanager
 def _reading(store: ObjectStore, part: Part) -> Iterator[_Reading]:
-    """A part to be read from its beginning to its end; at the end its size and checksum are compared."""
+    """Open a part for one sequential read. On exit, verify its size and checksum."""
     with readable(part.key):
         if not part.size_bytes and store.size(part.key) != 0:
             raise CorruptCheckpointError(f"{part.key} does not have {part.size_bytes} bytes")
         opened: AbstractContextManager[Any] = store.opened(part.key)
-        # The workers end first: none may read what is closed.
+        # The workers are stopped before the object is closed: they must not read from a closed file.
         with opened as fetch, Workers(min(_FETCHES, 1 + part.size_bytes // _STAGED_BYTES)) as workers:
             reading = _Reading(part, fetch, workers)
             yield reading

@@ -1,4 +1,4 @@
-"""The tensors of a part by its file's header alone: no tensor is read."""
+"""Lists the tensors of a part by reading only the header of its safetensors file."""
 
 import struct
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from mizzen.objects.store import ObjectStore
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor as its file describes it."""
+    """Name, type and shape of one tensor, from the file's header."""
 
     name: str
     dtype: str
-    """As safetensors names it: `F32`, `BF16`."""
+    """The safetensors name of the type, such as `F32` or `BF16`."""
     shape: tuple[int, ...]
     size_bytes: int
 
 
 def tensors_of(store: ObjectStore, part: Part) -> tuple[TensorInfo, ...]:
-    """What tensors a part of the kind `tensors` has, in the order of its file. Its checksum is not verified.
+    """Return the tensors of a part of kind `tensors`, in file order. The part's checksum is not verified.
 
     Raises:
-        CorruptCheckpointError: the part is missing, or its header cannot be read.
-        CheckpointError: it cannot be read for another reason.
+        CorruptCheckpointError: the part is missing, or its header is malformed.
+        CheckpointError: the part cannot be read for another reason.
     """
     with readable(part.key):
         head = store.get_range(part.key, 0, tensorfile.LENGTH.size)
@@ -37,4 +37,4 @@ def tensors_of(store: ObjectStore, part: Part) -> tuple[TensorInfo, ...]:
         _, entries = tensorfile.header(text, part.size_bytes - end)
         return tuple(TensorInfo(e.name, str(e.dtype), tuple(map(int, e.shape)), e.size_bytes) for e in entries)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
-        raise CorruptCheckpointError(f"{part.key}: its header cannot be read: {error!r}") from error
+        raise CorruptCheckpointError(f"{part.key}: the safetensors header cannot be read: {error!r}") from error

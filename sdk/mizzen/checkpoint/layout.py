@@ -1,8 +1,8 @@
-"""Encoding a part again that was encoded before: most states have the same tensors in the same places at every save.
+"""Fast path for encoding a part whose tensors have the same layout as at the previous save.
 
-A state of ten thousand small tensors takes longer to look through than to write. Where its form is that of the save
-before (the same keys, and under each the same memory), names, header and places in the file are known, and the small
-tensors are copied by one call. The file is the same to the byte.
+Traversing a state of ten thousand small tensors takes longer than writing it. If its keys, and the memory under each
+key, are the same as at the previous save, the names, the header and the file offsets are reused, and the small tensors
+are copied in batches. The resulting file is identical to the one of `parts.encode`.
 """
 
 import contextlib
@@ -19,24 +19,24 @@ from mizzen.objects.store import Chunk
 from mizzen.objects.workers import Workers
 
 _LEAST = 64
-"""Tensors of a part from which on its form is kept, and from which on they are copied in several pieces."""
+"""Minimum number of tensors of a part whose layout is cached; also the minimum number of tensors in a copy piece."""
 _PIECES = 8
-"""Small tensors are copied in so many pieces by two threads: one core does not saturate the memory bandwidth."""
+"""Small tensors are copied in this many pieces by two threads: one core does not saturate the memory bandwidth."""
 _FIRST_PIECES = 2
-"""Pieces that make up the first copy: a second thread does it while this one holds the GIL and compares the rest."""
+"""Pieces in the first copy: a second thread makes it while this thread holds the GIL and compares the other tensors."""
 
 
 class Encoder:
-    """Encodes the parts of a state, save after save. The chunks of one save are used up when the next begins."""
+    """Encodes the parts of a state at every save. The chunks of a save are valid only until the next save begins."""
 
     def __init__(self) -> None:
         self._layouts: dict[str, _Layout] = {}
 
     def encode(self, name: str, value: Any) -> tuple[str, list[Chunk]]:
-        """As `parts.encode`.
+        """Encode a part as `parts.encode` does.
 
         Raises:
-            StateError: as `parts.encode`.
+            StateError: see `parts.encode`.
         """
         layout = self._layouts.pop(name, None)
         with _no_collection():
@@ -51,7 +51,7 @@ class Encoder:
         return encoded
 
     def owns(self, chunk: Chunk) -> bool:
-        """Whether a chunk is a copy already, which stays as it is until the next save."""
+        """Return whether a chunk is already a copy, which stays valid until the next save."""
         if isinstance(chunk, bytes):
             return True
         block = memoryview(chunk).obj
@@ -59,19 +59,19 @@ class Encoder:
 
 
 _Form = tuple[list[Any], list[int], list[Any]]
-"""Shapes, addresses and types of tensors."""
+"""Shapes, memory addresses and types of several tensors."""
 
 
 @dataclass(frozen=True)
 class _Large:
-    """A tensor that is a chunk by itself."""
+    """A large tensor, which is one chunk."""
 
     leaf: int
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Small tensors that are one chunk."""
+    """Small tensors that share one chunk."""
 
     memory: memoryview
     copies: "list[_Copy]"
@@ -79,25 +79,25 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Copy:
-    """Small tensors that follow each other in a block, copied by one call."""
+    """Small tensors that are consecutive in a block and are copied by one call."""
 
     leaves: list[int]
     form: _Form
     targets: list[Any]
-    """One for each; a single one of one dimension for all if they are of one dimension as well, and of one type."""
+    """One target for each tensor; or a single one-dimensional target if all tensors have one dimension and one type."""
 
     def make(self, sources: list[Any]) -> None:
-        """Copies `sources` into the block. Their form must be `form`: the block has no room for other sizes."""
+        """Copy `sources` into the block. Their form must equal `form`, because the block is sized for it."""
         torch = loaded("torch")
         with torch.no_grad():
             if len(self.targets) < len(sources):
-                torch.cat(sources, out=self.targets[0])  # Half the time of copying one by one.
+                torch.cat(sources, out=self.targets[0])  # Takes half the time of separate copies.
             else:
                 torch._foreach_copy_(self.targets, sources)
 
 
 class _Layout:
-    """The form of one part."""
+    """The cached layout of one part."""
 
     def __init__(self, flat: trees.Flat) -> None:
         torch = loaded("torch")
@@ -124,15 +124,15 @@ class _Layout:
         self._copies = [copy for chunk in self._chunks if isinstance(chunk, _Block) for copy in chunk.copies]
         copied = {leaf for copy in self._copies for leaf in copy.leaves}
         self._others = [leaf for leaf in range(len(flat.leaves)) if leaf not in copied]
-        """Large ones, empty ones, and second names of the same."""
+        """Tensors that are not copied: large ones, empty ones, and further occurrences of the same tensor."""
         self._form = _form([flat.leaves[leaf][1] for leaf in self._others])
         self._scalars = ""
         self._head = b""
-        """As it is with these scalars."""
+        """The file's header for the current `_scalars`."""
         self.blocks = [chunk.memory.obj for chunk in self._chunks if isinstance(chunk, _Block)]
 
     def encode(self, part: str, value: Any) -> list[Chunk] | None:
-        """The content of the file of the part; None: its form is another one now."""
+        """Return the file content of the part as chunks; None if its layout has changed."""
         walk = _Walk(part, self._kinds, self._names)
         try:
             tree = walk.written(value, ())
@@ -144,7 +144,7 @@ class _Layout:
             live_memory(walk.values[chunk.leaf]) if isinstance(chunk, _Large) else chunk.memory
             for chunk in self._chunks
         ]
-        # Not by ==, for which 1, 1.0 and True are the same.
+        # Compare by repr, not by ==, which treats 1, 1.0 and True as equal.
         scalars = repr(walk.scalars)
         if scalars != self._scalars:
             self._head = tensorfile.head(parts.metadata(trees.text_of(tree), True), self._entries)
@@ -152,7 +152,7 @@ class _Layout:
         return [self._head, *chunks]
 
     def _copied(self, values: Sequence[Any]) -> bool:
-        """Copies the small tensors into their blocks; False: a tensor's form has changed since the last save."""
+        """Copy the small tensors into their blocks. Return False if a tensor's form has changed since the last save."""
         ready: deque[tuple[_Copy, list[Any]]] = deque()
         with Workers(1) as workers:
             helper = None
@@ -166,7 +166,7 @@ class _Layout:
                     helper = helper or workers.submit(_make_all, ready)
                 if _form([values[leaf] for leaf in self._others]) != self._form or not self._large_as_stored(values):
                     return False
-            except RuntimeError:  # One of them has no memory of its own any more: it is sparse now, for instance.
+            except RuntimeError:  # A tensor no longer has memory of its own, for example because it is sparse now.
                 return False
             _make_all(ready)
             if helper is not None:
@@ -174,12 +174,12 @@ class _Layout:
         return True
 
     def _large_as_stored(self, values: Sequence[Any]) -> bool:
-        """Whether the large tensors, which go into the file as they are in memory, have the form there that it has."""
+        """Return whether the large tensors are contiguous and on the CPU, so that they are written without a copy."""
         large = [values[leaf] for leaf in self._large]
         return all(value.is_cpu and value.is_contiguous() and not value.is_neg() for value in large)
 
     def _close(self, group: list[tuple[int, Any]], torch: Any) -> None:
-        """Make a block of what is in `group`."""
+        """Make one block of the tensors in `group`, and clear `group`."""
         if not group:
             return
         block = torch.empty(sum(value.nbytes for _, value in group), dtype=torch.uint8)
@@ -199,7 +199,7 @@ class _Layout:
 
 
 def _pieces(group: list[tuple[int, Any]]) -> Iterator[tuple[list[tuple[int, Any]], bool]]:
-    """What to copy by one call each; and whether all of it has one dimension and one type."""
+    """Yield pieces to copy by one call each, and whether the piece's tensors all have one dimension and one type."""
     runs: list[tuple[list[tuple[int, Any]], bool]] = []
     for (flat, _), equal in groupby(group, lambda one: (one[1].dim() == 1, one[1].dtype)):
         run = list(equal)
@@ -219,7 +219,7 @@ def _pieces(group: list[tuple[int, Any]]) -> Iterator[tuple[list[tuple[int, Any]
 
 
 def _make_all(ready: "deque[tuple[_Copy, list[Any]]]") -> None:
-    """Makes the copies that the other thread has not started."""
+    """Make the copies that the other thread has not started."""
     while ready:
         try:
             copy, sources = ready.popleft()
@@ -230,7 +230,7 @@ def _make_all(ready: "deque[tuple[_Copy, list[Any]]]") -> None:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Disables garbage collection: ten thousand short-lived objects would trigger it many times."""
+    """Disable garbage collection in this context: ten thousand short-lived objects would trigger it many times."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -241,13 +241,13 @@ def _no_collection() -> Iterator[None]:
 
 
 def _form(tensors: Sequence[Any]) -> _Form:
-    """Says whether tensors are in the same memory as before, in the same shapes and types.
+    """Return shapes, addresses and types of tensors, to detect whether they have changed since the last save.
 
     Raises:
-        RuntimeError: one has no memory of its own, as a sparse one.
+        RuntimeError: a tensor has no memory of its own, for example because it is sparse.
     """
     kind = loaded("torch").Tensor
-    # By `map`, not a loop: there may be ten thousand of them.
+    # `map` is faster than a loop: there may be ten thousand tensors.
     return (
         list(map(kind.shape.__get__, tensors)),
         list(map(kind.data_ptr, tensors)),
@@ -256,21 +256,21 @@ def _form(tensors: Sequence[Any]) -> _Form:
 
 
 class _Changed(Exception):
-    """There is something else than at the save before."""
+    """The tree differs from the one of the previous save."""
 
 
 class _Walk(trees.Flattening):
-    """As its base, but tensors are only gathered: each gets the name of the one in its place."""
+    """A traversal that only collects the tensors; each gets the name that the previous save gave at its position."""
 
     def __init__(self, part: str, kinds: frozenset[type], names: Sequence[Any]) -> None:
         super().__init__(part)
         self._kinds, self._names = kinds, names
         self.values: list[Any] = []
         self.scalars: list[Any] = []
-        """What is no tensor and holds none, as it is written."""
+        """The JSON forms of all values that are neither tensors nor containers."""
 
     def written(self, value: Any, path: tuple[str, ...]) -> Any:
-        """See `trees.Flattening.written`."""
+        """Return the JSON form of a value; collect tensors instead of encoding them."""
         if type(value) not in self._kinds:
             written = super().written(value, path)
             if not isinstance(value, Mapping | list | tuple):
@@ -282,7 +282,7 @@ class _Walk(trees.Flattening):
         return self._names[len(self.values) - 1]
 
     def _mapping(self, value: Mapping[Any, Any], path: tuple[str, ...]) -> dict[str, Any]:
-        """See `trees.Flattening`. A module's state is one dict of tensors: all of them at once."""
+        """See `trees.Flattening`. A dict of tensors only, such as a module's state, is collected in one step."""
         tensors = len(value) > 1 and self._kinds.issuperset(map(type, value.values()))
         if not (tensors and {str}.issuperset(map(type, value))):
             return super()._mapping(value, path)

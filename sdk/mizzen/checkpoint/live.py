@@ -1,7 +1,7 @@
-"""Tensors of a live module that a load can read into, so that no second copy of the module is in memory.
+"""Finds the tensors of a live module that a load can fill in place, so that no second copy of the module is in memory.
 
-Only where `load_state_dict` would do no other thing than to copy into them: not those of modules that have a way of
-their own to load, or hooks, and not where two of them share memory.
+A tensor is used only if `load_state_dict` would do nothing but copy into it: the module has no load method of its own
+and no hooks, and the tensor shares no memory with another one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from mizzen.checkpoint.tensors import loaded, memory_of
 
 @dataclass(frozen=True)
 class LiveTensor:
-    """A tensor, and how it would be in a file."""
+    """A tensor of a live module, its memory, and the type and shape that it has in a file."""
 
     value: Any
     memory: memoryview
@@ -23,18 +23,18 @@ class LiveTensor:
     shape: list[int]
 
     def fits(self, entry: tensorfile.TensorEntry) -> bool:
-        """Whether what is in a file is of its type and shape."""
+        """Return whether the tensor in a file has the same type and shape."""
         return (self.dtype, self.shape) == (entry.dtype, entry.shape)
 
 
 Live: TypeAlias = Mapping[str, Mapping[str, LiveTensor]]
-"""Name of a part to names of its tensors in its file."""
+"""Part name to the live tensors of the part, by their names in the file."""
 
 
 def live_tensors(part: str, module: Any) -> dict[str, LiveTensor]:
-    """The tensors of a torch module, by the names that a file of the part `part` has them under.
+    """Return the tensors of a torch module that a load can fill in place, by their names in the file of `part`.
 
-    None of a module whose state is not stored: the load will say why, or not need it.
+    Returns none if the module's state cannot be stored; the load then reports the reason.
     """
     torch = loaded("torch")
     if torch is None or not isinstance(module, torch.nn.Module):
@@ -63,7 +63,7 @@ def live_tensors(part: str, module: Any) -> dict[str, LiveTensor]:
 
 
 def _copied(module: Any, torch: Any) -> Iterator[tuple[str, Any]]:
-    """The parameters and buffers that torch's own `load_state_dict` copies into, by their keys."""
+    """Yield the parameters and buffers that torch's own `load_state_dict` copies into, with their keys."""
     plain = torch.nn.Module
     kind = type(module)
     if kind.load_state_dict is not plain.load_state_dict or kind.state_dict is not plain.state_dict:
@@ -82,7 +82,7 @@ def _copied(module: Any, torch: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_plain(module: Any) -> bool:
-    """Whether a module loads as torch's own modules do, with no hook before or after."""
+    """Return whether a module loads with torch's own methods and without hooks."""
     for method in ("_load_from_state_dict", "_save_to_state_dict"):
         if not getattr(type(module), method).__module__.startswith("torch.nn."):
             return False
@@ -93,7 +93,7 @@ def _is_plain(module: Any) -> bool:
 
 
 def _overlapping(ranges: list[tuple[int, int, str]]) -> set[str]:
-    """Those of (first address, address behind the last, name) that have an address in common with another."""
+    """Return the names of those ranges (start address, end address, name) that overlap another range."""
     out: set[str] = set()
     highest, before = 0, ""
     for low, high, name in sorted(ranges):

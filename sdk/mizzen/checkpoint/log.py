@@ -1,15 +1,15 @@
-"""The log of a root: numbered records, each created once, that say which attempt may write and what is committed.
+"""The log of a root: numbered records that say which attempt may write and which checkpoints are committed.
 
-A record is a claim of an attempt or the manifest of a checkpoint. Whoever claims or commits creates the record after
-the last one, which a store lets only one of several do; the others read on and try again. So claims and commits have
-one order that all see: a commit comes before a newer attempt's claim, and is then that attempt's to load, or it meets
-the claim in its place and is refused. Nothing else is needed of a store: no locks, no clocks.
+A record is the claim of an attempt or the manifest of a checkpoint. To claim or to commit, a process creates the record
+with the number after the last one. The store lets only one process create it; the others read the new records and try
+again. So all processes see claims and commits in one order. A commit either precedes a newer attempt's claim, and then
+that attempt loads it; or it finds the claim in its place, and fails. No locks and no clocks are needed.
 
-Of several processes with the same attempt the one that claimed last commits: a claim names its process, and so does a
-commit.
+Of several processes with the same attempt number, only the last to claim may commit: every claim and every commit names
+its process.
 
-The newest record is never removed. One who slept while records were removed could create one of these numbers again,
-but only below newer records; it looks at the log again afterwards, and finds that it is stale.
+The newest record is never removed. A process that was paused while records were removed can create a freed number
+again, but only below newer records. It rereads the log afterwards and finds that it is stale.
 """
 
 import errno
@@ -24,40 +24,41 @@ from mizzen.checkpoint.manifest import Claim, Manifest, Record, parse
 from mizzen.objects.store import MissingObject, ObjectStore
 
 _PAUSES_S = (0.0, 0.01, 0.1, 1.0)
-"""A listing of a folder that changes meanwhile may show neither a record that goes nor the one that made it go."""
+"""A listing taken during writes can miss both a deleted record and its replacement; list again after these pauses."""
 _KEY = re.compile(r"log/(\d{10,})\.json")
 
 
 @dataclass(frozen=True)
 class LogEntry:
-    """One record under its number."""
+    """A record and its number in the log."""
 
     number: int
     record: Record | None
-    """None: it is damaged."""
+    """None if the record is damaged."""
     reason: str = ""
-    """What is wrong with it."""
+    """Why the record cannot be used, if it is damaged."""
 
 
 @dataclass(frozen=True)
 class Claimed:
-    """What a process holds of a root."""
+    """The result of a claim."""
 
     attempt: int
     number: int
-    """The number of its record; 0: it has none, since it does not commit and the attempt was claimed already."""
+    """Number of the claim's record; 0 if none was created, because the process shares an existing claim."""
     first: bool
-    """Whether nobody had claimed the root for this attempt before."""
+    """Whether this is the first claim of the root for this attempt."""
 
 
 @contextmanager
 def readable(where: str) -> Iterator[None]:
-    """What an error of a store means: something missing or broken, or (anything else) nothing can be judged now.
+    """Translate errors of a store. `where` names the object in the message.
 
-    To go on without the newest checkpoint because of, say, a missing permission would throw good work away.
+    Only a missing object and a disk error count as damage. Any other error, such as a missing permission, must not make
+    a load fall back to an older checkpoint: that would discard valid work.
 
     Raises:
-        CorruptCheckpointError: it is missing, or its disk gives an error.
+        CorruptCheckpointError: the object is missing, or the disk reports an I/O error.
         CheckpointError: any other error.
     """
     try:
@@ -70,12 +71,12 @@ def readable(where: str) -> Iterator[None]:
         if error.errno in (errno.EIO, errno.EISDIR):
             raise CorruptCheckpointError(f"{where} cannot be read: {error.strerror}") from error
         raise CheckpointError(f"{where}: {error}") from error
-    except Exception as error:  # Each store's library has its own.
+    except Exception as error:  # Every client library has its own exception types.
         raise CheckpointError(f"{where}: {error}") from error
 
 
 class Log:
-    """The log of the root that `store` is, as it was when it was last read. Records are read once."""
+    """A snapshot of a root's log, as of the last `refresh`. Each record is read only once."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
@@ -84,38 +85,38 @@ class Log:
 
     @property
     def where(self) -> str:
-        """The root, for messages."""
+        """URI of the root, for messages."""
         return self.store.uri("").rstrip("/")
 
     @property
     def entries(self) -> list[LogEntry]:
-        """All records, the newest first."""
+        """All records, newest first."""
         return [self._entries[number] for number in sorted(self._entries, reverse=True)]
 
     @property
     def attempt(self) -> int:
-        """The newest attempt that has claimed the root; 0: none has."""
+        """The newest attempt that has claimed the root; 0 if there is none."""
         records = (entry.record for entry in self._entries.values())
         return max((record.attempt for record in records if isinstance(record, Claim | Manifest)), default=0)
 
     @property
     def last(self) -> int:
-        """The number of the newest record that is known."""
+        """Number of the newest known record."""
         return self._last
 
     @property
     def checkpoints(self) -> list[tuple[int, Manifest]]:
-        """Committed checkpoints with the numbers of their records, the newest first."""
+        """Committed checkpoints with the numbers of their records, newest first."""
         found = [(e.number, e.record) for e in self._entries.values() if isinstance(e.record, Manifest)]
         return sorted(found, key=lambda pair: (pair[1].id, pair[0]), reverse=True)
 
     @property
     def next_save(self) -> int:
-        """A number for the next save, greater than all that are there."""
+        """The next free save number: one more than the greatest in the log."""
         return 1 + max((manifest.id.save for _, manifest in self.checkpoints), default=0)
 
     def refresh(self) -> None:
-        """Read the records that are new, and forget those that are gone.
+        """Read new records, and drop records that were removed from the store.
 
         Raises:
             CheckpointError: the store cannot be read.
@@ -137,17 +138,17 @@ class Log:
                 try:
                     raw = self.store.get(_key(number))
                 except MissingObject:
-                    return None  # It was removed meanwhile.
+                    return None  # Another process removed it after the listing.
             record = parse(raw)
         except CorruptCheckpointError as error:
             return LogEntry(number, None, str(error))
         return LogEntry(number, record)
 
     def advance(self) -> None:
-        """Read on after an `append` that found another record in its place.
+        """Read the new records after an `append` found its number taken.
 
         Raises:
-            CheckpointError: there is nothing new, so what is in its place is no record.
+            CheckpointError: the listing shows no new record, so the object in its place is not a record.
         """
         before = self._last
         for pause_s in _PAUSES_S:
@@ -155,22 +156,22 @@ class Log:
             self.refresh()
             if self._last > before:
                 return
-        raise CheckpointError(f"{self.where}/{_key(before + 1)} cannot be created, and is not listed either")
+        raise CheckpointError(f"{self.where}/{_key(before + 1)} cannot be created: the key is taken, but not listed")
 
     def check(self, attempt: int) -> None:
-        """Make sure that no newer attempt than `attempt` is known to have claimed the root.
+        """Check that no attempt newer than `attempt` has claimed the root, as far as the log was read.
 
         Raises:
-            StaleAttemptError: one has.
+            StaleAttemptError: a newer attempt has claimed it.
         """
         if self.attempt > attempt:
-            message = f"{self.where}: claimed by attempt {self.attempt}; attempt {attempt} may not write here"
+            message = f"{self.where}: claimed by attempt {self.attempt}; attempt {attempt} may not write there"
             raise StaleAttemptError(message)
 
     def rival(self, claimed: Claimed, writer: str, adopted: Collection[str] = ()) -> Claim | Manifest | None:
-        """A record of another process that took the root over after `claimed`, for the same attempt; None: none did.
+        """Return a record that another process of the same attempt created after `claimed`; None if there is none.
 
-        `adopted` are the names of checkpoints that this process has brought here itself.
+        `adopted` holds `Manifest.by` of checkpoints that this process copied itself; these are ignored.
         """
         for entry in self.entries:
             record = entry.record
@@ -183,10 +184,10 @@ class Log:
         return None
 
     def append(self, record: Claim | Manifest) -> bool:
-        """Create the record after the last known one; False if another one is there: then read on.
+        """Create `record` after the last known one; return False if that number is taken (then call `advance`).
 
         Raises:
-            Exception: the store's own; whether the record is there is not known then.
+            Exception: an error of the store. It is then unknown whether the record was created.
         """
         number = self._last + 1
         if not self.store.create(_key(number), record.to_bytes()):
@@ -196,9 +197,13 @@ class Log:
         return True
 
     def remove(self, number: int) -> None:
-        """Remove the record, which must not be the newest."""
+        """Remove a record that is not the newest.
+
+        Raises:
+            ValueError: it is the newest record.
+        """
         if number >= self._last:
-            raise ValueError(f"record {number} is the newest of {self.where}")
+            raise ValueError(f"record {number} is the newest of {self.where} and must not be removed")
         self.store.delete(_key(number))
         self._entries.pop(number, None)
 
@@ -210,19 +215,19 @@ def _key(number: int) -> str:
 def claim(
     log: Log, attempt: int | None, by: str, *, writer: str = "", at_least: int = 1, alone: bool = False
 ) -> Claimed:
-    """Claim the root for `attempt`, or (None) for the next one, `at_least` that.
+    """Claim the root for `attempt`.
 
     Args:
-        log: the root's.
-        attempt: fencing number, from 1.
-        by: for people: who claims.
-        writer: names a process that will commit. It takes the root over from an earlier one of the same attempt;
-            others of an attempt just share it.
-        at_least: the least number that is taken where none is given.
-        alone: whether nobody may have claimed the root for this attempt: the number was chosen, not given.
+        log: log of the root.
+        attempt: fencing token, 1 or more; None for the next free number.
+        by: name of the claiming process, for people.
+        writer: unique id of a process that will commit; it takes over from earlier processes of the same attempt. A
+            process without an id shares an existing claim.
+        at_least: lower bound of the number if `attempt` is None.
+        alone: fail if the root is already claimed for this attempt. Used if this process chose the number itself.
 
     Raises:
-        StaleAttemptError: a newer attempt has claimed it, or (`alone`) somebody has for this one.
+        StaleAttemptError: a newer attempt has claimed the root, or (`alone`) another process of the same attempt has.
         CheckpointError: the store cannot be read.
     """
     log.refresh()
@@ -231,12 +236,12 @@ def claim(
         log.check(mine)
         taken = log.attempt == mine
         if taken and alone:
-            raise StaleAttemptError(f"{log.where}: another process has claimed it as attempt {mine} meanwhile")
+            raise StaleAttemptError(f"{log.where}: another process has already claimed it as attempt {mine}")
         if taken and not writer:
             return Claimed(mine, 0, False)
         if log.append(Claim(mine, round(time.time(), 3), by, writer)):
             number = log.last
-            # One who slept meanwhile may have taken an old number.
+            # If this process was paused, it may have created a freed number below newer records.
             log.refresh()
             log.check(mine)
             return Claimed(mine, number, not taken)

@@ -1,12 +1,12 @@
-"""Looking at a root without a claim: `open_checkpoints` lists, verifies and loads, and never changes anything.
+"""Read-only access to the checkpoints of a root: `open_checkpoints` lists, verifies and loads them without a claim.
 
     found = open_checkpoints("s3://bucket/run-7")
     for manifest in found.list():
-        print(manifest.step, manifest.size_bytes, found.verify(manifest) or "whole")
+        print(manifest.step, manifest.size_bytes, found.verify(manifest) or "valid")
     state = found.load(1000).state
 
-A `Checkpointer` is for a training: its saves need a claim, which ends the right of another process to save. What is
-here can be used while the training runs, and on a root that can only be read.
+Use a `Checkpointer` to train: its claim fences other processes that save. This module can be used while a training
+runs, and on a root for which there is only read permission.
 """
 
 import os
@@ -25,25 +25,25 @@ from mizzen.checkpoint.streaming import Damage, DamagedPart, stream
 from mizzen.objects.store import ObjectStore
 
 _TRIES = 5
-"""How often a root is read again whose checkpoints are replaced while they are read."""
+"""Attempts to read a root whose checkpoints are removed while they are read."""
 
 _Content = tuple[str, int, str]
-"""Key, size and checksum of a part: parts that several checkpoints share are verified once."""
+"""Key, size and checksum of a part. A part that several checkpoints share is verified only once."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a part of a checkpoint."""
+    """A part of a checkpoint that is missing or damaged."""
 
     part: str
     rank: int | None
-    """The rank that the part belongs to; None: it is every rank's."""
+    """The rank that the part belongs to; None if all ranks share it."""
     key: str
-    """Where the part should be, relative to the root."""
+    """Key of the part, relative to the root."""
     what: Damage
-    """`missing`; `size` or `checksum` where it differs from what was committed; `unreadable`: the disk failed."""
+    """`missing`, `size` or `checksum` (differs from what was committed), or `unreadable` (the disk failed)."""
     detail: str
-    """The same as a sentence."""
+    """The problem as a sentence."""
 
 
 Problems: TypeAlias = list[Problem]
@@ -52,22 +52,20 @@ _Manifests: TypeAlias = list[Manifest]
 
 
 class Checkpoints:
-    """The checkpoints of one root, for reading. Made by `open_checkpoints`; each call reads the log again."""
+    """Read-only access to the checkpoints of one root. Created by `open_checkpoints`. Every call rereads the log."""
 
     def __init__(self, store: ObjectStore) -> None:
-        """The root that `store` is.
+        """Open the root in `store`.
 
         Raises:
-            MissingCheckpointError: it is no root: it has no record of an attempt or a checkpoint.
-            CheckpointError: it cannot be read.
+            MissingCheckpointError: the store holds no root: its log has no records.
+            CheckpointError: the log cannot be read.
         """
         self._store = store
         self._log = Log(store)
         self._log.refresh()
         if not self._log.entries:
-            raise MissingCheckpointError(
-                f"{self.root}: there is no root of checkpoints here (a root has the folders log/ and parts/)"
-            )
+            raise MissingCheckpointError(f"{self.root}: not a checkpoint root (a root has the folders log/ and parts/)")
 
     @property
     def root(self) -> str:
@@ -76,11 +74,11 @@ class Checkpoints:
 
     @property
     def store(self) -> ObjectStore:
-        """The store that has the parts, under their keys."""
+        """The object store that holds the parts."""
         return self._store
 
     def list(self) -> _Manifests:
-        """All committed checkpoints, the newest first. Parts of them may be damaged: see `survey` and `verify`.
+        """Return all committed checkpoints, newest first. Their parts may be damaged, see `survey` and `verify`.
 
         Raises:
             CheckpointError: the log cannot be read.
@@ -89,10 +87,10 @@ class Checkpoints:
         return [manifest for _, manifest in self._log.checkpoints]
 
     def damaged_records(self, newer_than: Manifest | None = None) -> tuple[Skipped, ...]:
-        """Records of the log that cannot be read, as of the last call: each may have been a checkpoint.
+        """Return the damaged records of the log, as of the last call that read it. Each may have been a checkpoint.
 
         Args:
-            newer_than: only records after the one of this checkpoint.
+            newer_than: return only records that are newer than the record of this checkpoint.
         """
         numbers = [number for number, manifest in self._log.checkpoints if manifest == newer_than]
         least = max(numbers, default=0)
@@ -103,10 +101,10 @@ class Checkpoints:
         )
 
     def get(self, step: int | None = None) -> Manifest:
-        """The newest checkpoint of `step`, or (None) the newest of all.
+        """Return the newest checkpoint of `step`; of all steps if `step` is None.
 
         Raises:
-            MissingCheckpointError: there is none; the message lists the steps that there are.
+            MissingCheckpointError: there is no such checkpoint. The message lists the steps that exist.
             CheckpointError: the log cannot be read.
         """
         found = self.list()
@@ -114,22 +112,24 @@ class Checkpoints:
             if step is None or manifest.step == step:
                 return manifest
         if not found:
-            raise MissingCheckpointError(f"{self.root}: no checkpoint is committed here")
+            raise MissingCheckpointError(f"{self.root}: the root has no committed checkpoint")
         steps = ", ".join(str(one) for one in sorted({manifest.step for manifest in found}))
-        raise MissingCheckpointError(f"{self.root}: there is no checkpoint of step {step}; there are those of {steps}")
+        raise MissingCheckpointError(f"{self.root}: there is no checkpoint of step {step}; available steps: {steps}")
 
     def survey(self) -> Judged:
-        """All checkpoints, the newest first, each with the parts that are missing or of a wrong size. Reads no part.
+        """Return all checkpoints, newest first, each with its parts that are missing or have the wrong size.
+
+        Lists the parts but does not read them.
 
         Raises:
-            CheckpointError: the root cannot be read.
+            CheckpointError: the log or the listing of the parts cannot be read.
         """
         for _ in range(_TRIES):
             found = self.list()
             with readable(f"{self.root}/parts"):
                 sizes = {info.key: info.size_bytes for info in self._store.list("parts/")} if found else {}
             judged = [(manifest, _by_size(manifest, sizes)) for manifest in found]
-            # A checkpoint that was removed meanwhile is not a damaged one.
+            # A checkpoint that was removed during the survey must not be reported as damaged.
             if not any(problems for _, problems in judged) or {m.id for m in found} <= {m.id for m in self.list()}:
                 return judged
         raise self._outrun()
@@ -137,15 +137,15 @@ class Checkpoints:
     def verify(
         self, step: int | Manifest | None = None, *, progress: Callable[[int], object] | None = None
     ) -> Problems:
-        """Read every part of a checkpoint and compare it with its checksum; what is wrong, nothing if it is whole.
+        """Read every part of a checkpoint and compare its checksum. Return the problems; an empty list if it is valid.
 
         Args:
-            step: the newest checkpoint of this step, or this checkpoint itself; None: the newest of all.
-            progress: called with the number of bytes of each piece that was read.
+            step: a manifest, or a step, which selects its newest checkpoint; None for the newest of all steps.
+            progress: called with the size in bytes of each piece after it is read.
 
         Raises:
-            MissingCheckpointError: there is no such checkpoint, or it was removed meanwhile.
-            CheckpointError: a part cannot be read for another reason than being damaged.
+            MissingCheckpointError: there is no such checkpoint, or it was removed while it was read.
+            CheckpointError: a part cannot be read for a reason other than damage.
         """
         for _ in range(_TRIES):
             manifest = step if isinstance(step, Manifest) else self.get(step)
@@ -157,29 +157,29 @@ class Checkpoints:
         raise self._outrun()
 
     def verify_all(self, *, progress: Callable[[int], object] | None = None) -> Judged:
-        """As `verify`, for all checkpoints, the newest first. A part that several of them share is read once.
+        """Verify all checkpoints, newest first. A part that several checkpoints share is read only once. See `verify`.
 
         Raises:
-            CheckpointError: a part cannot be read for another reason than being damaged.
+            CheckpointError: a part cannot be read for a reason other than damage.
         """
         known: dict[_Content, Problem | None] = {}
         judged = [(manifest, self._problems(manifest, known, progress)) for manifest in self.list()]
         return [(manifest, problems) for manifest, problems in judged if not problems or self._is_there(manifest)]
 
     def load(self, step: int | Manifest | None = None, rank: int = 0, trusted: bool = False) -> Checkpoint:
-        """Load a checkpoint as `rank` of the gang that saved it would.
+        """Load a checkpoint as it was saved by `rank`: the shared parts and the parts of this rank.
 
         Args:
-            step: the newest checkpoint of this step, or this checkpoint itself; None: the newest one that is whole,
-                with a `CheckpointWarning` for each that is passed over.
-            rank: whose own parts to load beside those of all ranks.
-            trusted: whether parts that were saved as `Pickled` may be loaded: that can run any code.
+            step: a manifest, or a step, which selects its newest checkpoint. None for the newest valid checkpoint;
+                newer damaged ones are skipped, each with a `CheckpointWarning`.
+            rank: the rank whose own parts are loaded.
+            trusted: whether parts that were saved as `Pickled` may be loaded. Loading a pickle can run any code.
 
         Raises:
-            ValueError: the gang had no such rank.
-            MissingCheckpointError: there is no such checkpoint, or it was removed meanwhile.
-            CorruptCheckpointError: it is damaged, or (None) all are.
-            CheckpointError: something cannot be read for another reason.
+            ValueError: the gang that saved the checkpoint had no such rank.
+            MissingCheckpointError: there is no such checkpoint, or it was removed while it was read.
+            CorruptCheckpointError: the checkpoint is damaged; if `step` is None, all checkpoints are.
+            CheckpointError: the log or a part cannot be read for another reason.
         """
         if step is not None:
             wanted = step if isinstance(step, Manifest) else self.get(step)
@@ -201,7 +201,7 @@ class Checkpoints:
                     skipped.append(Skipped(manifest.name, str(error)))
                     continue
                 for one in skipped:
-                    message = f"{self.root}: {one.name} is passed over: {one.reason}"
+                    message = f"{self.root}: {one.name} is skipped: {one.reason}"
                     warnings.warn(message, CheckpointWarning, stacklevel=2)
                 return found
             else:
@@ -210,11 +210,11 @@ class Checkpoints:
         raise self._outrun()
 
     def tensors(self, part: Part) -> tuple[TensorInfo, ...]:
-        """Names, types and shapes of the tensors in a part of the kind `tensors`; none for other kinds.
+        """Return names, types and shapes of the tensors in a part; empty if the part is not of kind `tensors`.
 
         Raises:
-            CorruptCheckpointError: the part is missing, or its header cannot be read.
-            CheckpointError: it cannot be read for another reason.
+            CorruptCheckpointError: the part is missing, or its header is malformed.
+            CheckpointError: the part cannot be read for another reason.
         """
         return tensors_of(self._store, part) if part.kind == "tensors" else ()
 
@@ -253,21 +253,19 @@ class Checkpoints:
         return MissingCheckpointError(f"{self.root}: {manifest.name} was removed while it was read")
 
     def _outrun(self) -> CheckpointError:
-        return CheckpointError(
-            f"{self.root}: checkpoints were removed faster than they could be read; keep more of them"
-        )
+        return CheckpointError(f"{self.root}: checkpoints were removed faster than they could be read; increase keep")
 
 
 def open_checkpoints(uri: str | os.PathLike[str] | ObjectStore) -> Checkpoints:
-    """The checkpoints of the root at `uri` (a path, `file://`, `s3://` or `gs://` URI, or a store), for reading only.
+    """Open a root read-only. `uri` is a path, a `file://`, `s3://` or `gs://` URI, or a store.
 
-    Claims nothing and creates nothing, so that it can be used while a training runs and on a root that is read-only.
+    Claims nothing and writes nothing, so it can be used while a training runs and with read-only permission.
 
     Raises:
-        ValueError: `uri` is no root's address.
-        ModuleNotFoundError: a cloud's library is not installed; the message says what to install.
-        MissingCheckpointError: there is no root.
-        CheckpointError: it cannot be read.
+        ValueError: `uri` is not a valid path or URI.
+        ModuleNotFoundError: the cloud's client library is not installed. The message names the package to install.
+        MissingCheckpointError: there is no root at `uri`.
+        CheckpointError: the root cannot be read.
     """
     if not isinstance(uri, str | os.PathLike):
         return Checkpoints(uri)
@@ -275,16 +273,16 @@ def open_checkpoints(uri: str | os.PathLike[str] | ObjectStore) -> Checkpoints:
         store = open_root(uri)
     except (ValueError, ModuleNotFoundError):
         raise
-    except Exception as error:  # Each store's library has its own.
+    except Exception as error:  # Every client library has its own exception types.
         raise CheckpointError(f"{os.fspath(uri)}: {error}") from error
     return Checkpoints(store)
 
 
 def check_rank(manifest: Manifest, rank: int) -> None:
-    """Make sure that the gang that saved a checkpoint had this rank.
+    """Check that the gang that saved a checkpoint had this rank.
 
     Raises:
-        ValueError: it had not.
+        ValueError: it did not.
     """
     if not 0 <= rank < manifest.world_size:
         ranks = "rank 0 alone" if manifest.world_size == 1 else f"ranks 0 to {manifest.world_size - 1}"

@@ -1,4 +1,4 @@
-"""Records of a root's log: the manifest of a checkpoint, the claim of an attempt; and what one rank has written."""
+"""The records of a root: manifests of checkpoints, claims of attempts, and shard records of single ranks."""
 
 import hashlib
 import json
@@ -18,80 +18,80 @@ _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, order=True)
 class CheckpointId:
-    """Which checkpoint: ids compare by when they were committed, the newest greatest.
+    """Identifies a checkpoint. Ids sort by commit order, the newest last.
 
-    The attempt comes first because a newer attempt may have started from an older checkpoint, and `save` before `step`
-    because training may go back to an earlier step.
+    The attempt is compared first, because a newer attempt may have started from an older checkpoint. `save` is compared
+    before `step`, because training may return to an earlier step.
     """
 
     attempt: int
     save: int
-    """Number of the save in its root, over all attempts."""
+    """Number of the save, counted over all attempts of the root."""
     step: int
 
     @property
     def name(self) -> str:
-        """Its name in words for people: `step-0000000123.a0002.n0007`."""
+        """Readable name, such as `step-0000000123.a0002.n0007`."""
         return f"step-{self.step:010d}.a{self.attempt:04d}.n{self.save:04d}"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One named part of the state: one object."""
+    """One named part of the state, stored as one object."""
 
     name: str
     key: str
-    """Where it is, relative to the root. May be among the parts of an earlier checkpoint, if it has not changed."""
+    """Key of the object, relative to the root. An unchanged part has the key that an earlier checkpoint gave it."""
     kind: str
-    """`bytes`, `json`, `tensors` or `pickle`: how it is read (`mizzen.checkpoint.parts`)."""
+    """Encoding of the part: `bytes`, `json`, `tensors` or `pickle` (`mizzen.checkpoint.parts`)."""
     size_bytes: int
     checksum: str
-    """`algorithm:hex`."""
+    """Checksum of the content, as `algorithm:hex`."""
     rank: int | None = None
-    """The rank that it belongs to; None: it is every rank's."""
+    """The rank that the part belongs to; None if all ranks share it."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A committed checkpoint."""
+    """The record of a committed checkpoint: its id, and the key, size and checksum of each part."""
 
     id: CheckpointId
     created_at_s: float
-    """When it was committed, in seconds since the epoch."""
+    """Time of the commit, in seconds since the epoch."""
     parts: tuple[Part, ...]
     world_size: int = 1
-    """Ranks that it was saved by."""
+    """Number of ranks that saved it."""
     by: str = ""
-    """Which save made the record."""
+    """Unique id of the save that created the record."""
     writer: str = ""
-    """Which process saved it, or (in a gang) committed it."""
+    """Unique id of the process that committed it."""
 
     @property
     def step(self) -> int:
-        """The step whose state it holds."""
+        """The step whose state the checkpoint holds."""
         return self.id.step
 
     @property
     def attempt(self) -> int:
-        """The attempt that wrote it."""
+        """The attempt that committed the checkpoint."""
         return self.id.attempt
 
     @property
     def name(self) -> str:
-        """Its name in words for people."""
+        """Readable name, such as `step-0000000123.a0002.n0007`."""
         return self.id.name
 
     @property
     def size_bytes(self) -> int:
-        """Size of all parts together, of all ranks."""
+        """Total size of all parts of all ranks."""
         return sum(part.size_bytes for part in self.parts)
 
     def parts_of(self, rank: int) -> tuple[Part, ...]:
-        """The parts that `rank` loads: its own, and those of all."""
+        """Return the parts that `rank` loads: its own parts and the shared parts."""
         return tuple(part for part in self.parts if part.rank in (None, rank))
 
     def to_bytes(self) -> bytes:
-        """The manifest as JSON, with its own checksum."""
+        """Encode the manifest as JSON that includes its own checksum."""
         return _sealed(
             {
                 "format": MANIFEST_FORMAT,
@@ -110,17 +110,17 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Claim:
-    """From this record on, no older attempt can commit."""
+    """A record that fences older attempts: after it, only this attempt or a newer one can commit."""
 
     attempt: int
     at_s: float
-    """When, in seconds since the epoch."""
+    """Time of the claim, in seconds since the epoch."""
     by: str
     writer: str = ""
-    """Which process will commit; empty: one that will not."""
+    """Unique id of the process that claims in order to commit; empty if it will not commit."""
 
     def to_bytes(self) -> bytes:
-        """The claim as JSON, with its own checksum."""
+        """Encode the claim as JSON that includes its own checksum."""
         return _sealed(
             {
                 "format": CLAIM_FORMAT,
@@ -134,13 +134,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class Shard:
-    """What one rank has put in the store for a checkpoint that is not committed yet."""
+    """The parts that one rank has written for a checkpoint that is not committed yet."""
 
     rank: int
     parts: tuple[Part, ...]
 
     def to_bytes(self) -> bytes:
-        """The shard as JSON, with its own checksum."""
+        """Encode the shard as JSON that includes its own checksum."""
         return _sealed({"format": SHARD_FORMAT, "rank": self.rank, "parts": [asdict(part) for part in self.parts]})
 
 
@@ -148,10 +148,10 @@ Record: TypeAlias = Manifest | Claim | Shard
 
 
 def parse(raw: bytes) -> Record:
-    """The record that `to_bytes` wrote. Keys that this version does not know are left alone.
+    """Parse a record that `to_bytes` encoded. Unknown keys are ignored.
 
     Raises:
-        CorruptCheckpointError: it is damaged, or of another format.
+        CorruptCheckpointError: the record is damaged, or has an unknown format.
     """
     try:
         body = json.loads(raw)
@@ -171,27 +171,27 @@ def parse(raw: bytes) -> Record:
             return Claim(body["attempt"], body["claimed_at_s"], body["by"], body.get("writer", ""))
         if body["format"] == SHARD_FORMAT:
             return Shard(body["rank"], tuple(_part(part) for part in body["parts"]))
-        raise CorruptCheckpointError(f"the record has format {body['format']!r}, which this version does not know")
+        raise CorruptCheckpointError(f"the record has format {body['format']!r}, which this version does not support")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"the record cannot be read: {error!r}") from error
 
 
 def check_part_name(name: Any) -> None:
-    """Make sure that a part may have this name.
+    """Check that `name` is a valid part name.
 
     Raises:
-        StateError: it may not.
+        StateError: the name is invalid.
     """
     if not isinstance(name, str) or not _PART_NAME.fullmatch(name):
-        rule = "a name is 1 to 100 letters, digits, '.', '_' and '-', the first a letter or digit"
+        rule = "a name must be 1 to 100 letters, digits, '.', '_' and '-', and begin with a letter or digit"
         raise StateError(f"part {name!r}: {rule}")
 
 
 def _part(body: dict[str, Any]) -> Part:
     key = body["key"]
-    # The checksum finds accidents only: a record that somebody wrote must not lead out of the root either.
+    # The checksum detects only accidental damage: a forged record must not name a key outside the root.
     if not isinstance(key, str) or not key.startswith("parts/") or ".." in key.split("/"):
-        raise CorruptCheckpointError(f"the record names {key!r}, which is no part's place")
+        raise CorruptCheckpointError(f"the record names the key {key!r}, which is not below parts/")
     return Part(body["name"], key, body["kind"], body["size_bytes"], body["checksum"], body["rank"])
 
 

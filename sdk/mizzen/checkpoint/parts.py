@@ -1,16 +1,15 @@
-"""Parts of a state as files: what kind a value is of, its file's content, and back.
+"""Encodes the parts of a state as file contents, and decodes them. Each part has one of four kinds:
 
 | kind | value | file |
 | --- | --- | --- |
-| `bytes` | bytes, or a `pathlib.Path`: the content of that file | as it is |
-| `json` | a tree without tensors and bytes in it | JSON (`mizzen.checkpoint.trees`) |
-| `tensors` | a tree with numpy arrays, torch tensors or bytes in it | safetensors, the tree in its metadata |
-| `pickle` | `Pickled(value)` | pickle; read only where the reader is told to trust it |
+| `bytes` | bytes, or a `pathlib.Path`: the content of that file | the bytes, unchanged |
+| `json` | a tree without tensors or bytes | JSON (`mizzen.checkpoint.trees`) |
+| `tensors` | a tree with numpy arrays, torch tensors or bytes | safetensors, with the tree in its metadata |
+| `pickle` | `Pickled(value)` | pickle; loaded only if the reader trusts the store |
 
-numpy and torch are never imported here to save, and to load only where a file has something of theirs. Tensors are
-not copied where their memory has the file's form already (on the CPU, in C order), and files are mapped, so a state
-of gigabytes is encoded in milliseconds. So its chunks are the live memory: whoever does not write them before the
-training goes on copies them first.
+Saving never imports numpy or torch; loading imports them only if a file holds their objects. CPU tensors in
+C order are not copied, and files are mapped, so a state of gigabytes is encoded in milliseconds. The chunks are
+therefore live memory: they must be written or copied before the training continues.
 """
 
 import mmap
@@ -30,37 +29,37 @@ __all__ = ["Chunk", "Pickled", "check", "decode", "encode", "file_name"]
 _EXTENSIONS = {"bytes": "bin", "json": "json", "tensors": "safetensors", "pickle": "pickle"}
 _TREE = "mizzen.tree"
 TENSORS = "tensors"
-"""The kind of parts with tensors in them."""
+"""The kind of parts that hold tensors."""
 
 
 @dataclass(frozen=True)
 class Pickled:
-    """A value that is stored by pickle, for what nothing else stores. It loads as the value itself.
+    """Wraps a value that only pickle can store. It loads as the unwrapped value.
 
-    A pickle can run any code when it is loaded: only a reader who says that it trusts the store reads it.
+    Loading a pickle can run any code, so it is loaded only with `trusted=True`.
     """
 
     value: Any
 
 
 def file_name(name: str, kind: str) -> str:
-    """The file of the part `name`."""
+    """Return the file name of the part `name`."""
     return f"part-{name}.{_EXTENSIONS[kind]}"
 
 
 def encode(name: str, value: Any, walked: Callable[[trees.Flat], object] = lambda _: None) -> tuple[str, list[Chunk]]:
-    """The kind of the part `name` and its file's content, one chunk after the other. Chunks may be the live memory.
+    """Encode the part `name`; return its kind and its file content as chunks. Chunks may be views of live memory.
 
-    `walked` is given the tree of a part of the kind `tensors`.
+    `walked` is called with the flattened tree of a part of kind `tensors`.
 
     Raises:
-        StateError: the value, or something in it, is not stored; a file cannot be read; or pickle refuses it.
+        StateError: the value holds something that cannot be stored, a file cannot be read, or pickling fails.
     """
     if isinstance(value, Pickled):
         try:
             return "pickle", [pickle.dumps(value.value, protocol=5)]
-        except Exception as error:  # Classes raise what they like.
-            raise StateError(f"part {name!r}: pickle refuses it: {error}") from error
+        except Exception as error:  # A class can raise any exception while it is pickled.
+            raise StateError(f"part {name!r}: it cannot be pickled: {error}") from error
     if isinstance(value, Path):
         return "bytes", _content(name, value)
     if isinstance(value, bytes | bytearray | memoryview):
@@ -75,16 +74,16 @@ def encode(name: str, value: Any, walked: Callable[[trees.Flat], object] = lambd
 
 
 def metadata(tree: str, torch: bool) -> dict[str, str]:
-    """What a file of the kind `tensors` says besides its tensors."""
-    # `format` is what readers of other libraries look for.
+    """Return the metadata of a file of kind `tensors`."""
+    # Readers of other libraries expect `format`.
     return {"format": "pt" if torch else "np", _TREE: tree}
 
 
 def check(name: str, value: Any) -> None:
-    """Looks whether the part `name` could be stored, without a copy of anything in it.
+    """Check that the part `name` can be stored, without copying its content.
 
     Raises:
-        StateError: as `encode`. Files are not looked at: they may come later.
+        StateError: see `encode`. Files are not checked, because they may be created later.
     """
     if isinstance(value, Pickled):
         encode(name, value)
@@ -100,20 +99,19 @@ def decode(
     name: str = "",
     live: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The value of a part from its file's content. Arrays and tensors (on the CPU) are writable views of it.
+    """Decode a part from its file content. Arrays and CPU tensors are writable views of the content.
 
     Args:
-        kind: as `encode` gave it.
-        content: all of the file. A view of a mapped or pinned region will do, if it is writable. Of `tensors` also what
-            `fetching.fetch_tensors` gives.
-        trusted: whether a pickle may be loaded, and so run whatever code it names.
-        name: the part's, for errors.
-        live: torch tensors whose memory is that of `content`: these come back.
+        kind: the kind that `encode` returned.
+        content: the whole file, in writable memory. For `tensors` also the result of `fetching.fetch_tensors`.
+        trusted: whether a pickle may be loaded. Loading a pickle can run any code.
+        name: name of the part, for error messages.
+        live: name to torch tensors that were already filled in place; these are returned instead of new tensors.
 
     Raises:
-        CorruptCheckpointError: it is not of that kind.
-        CheckpointError: it is a pickle and not trusted, or cannot be loaded; or it holds arrays or tensors and their
-            library is not installed.
+        CorruptCheckpointError: the content cannot be decoded as `kind`.
+        CheckpointError: it is a pickle that is not trusted or cannot be loaded. Or it holds arrays or tensors of a
+            library that is not installed.
     """
     try:
         if kind == "tensors":
@@ -123,12 +121,12 @@ def decode(
         if kind == "json":
             return trees.restore(name, bytes(content), {})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
-        raise CorruptCheckpointError(f"its {kind} cannot be read: {error!r}") from error
+        raise CorruptCheckpointError(f"the content cannot be decoded as {kind}: {error!r}") from error
     if kind == "bytes":
         return bytes(content)
     if kind == "pickle":
         return _unpickled(content, trusted, name)
-    raise CorruptCheckpointError(f"its kind {kind!r} is not known to this version")
+    raise CorruptCheckpointError(f"the kind {kind!r} is not supported by this version")
 
 
 def _content(name: str, path: Path) -> list[Chunk]:
@@ -145,9 +143,10 @@ def _content(name: str, path: Path) -> list[Chunk]:
 def _unpickled(data: bytearray | memoryview, trusted: bool, name: str) -> Any:
     if not trusted:
         message = f"part {name!r} is a pickle, which can run any code when it is loaded"
-        raise CheckpointError(f"{message}; if you trust whoever may write there, pass Checkpointer(trusted=True)")
+        raise CheckpointError(f"{message}; if you trust everyone who can write to the root, pass trusted=True")
     try:
         return pickle.loads(data)
     except Exception as error:
-        # Its checksum is right, so the code that it needs is not: an older checkpoint would fail in the same way.
-        raise CheckpointError(f"part {name!r}: its pickle cannot be loaded: {error!r}") from error
+        # The checksum is right, so the code that the pickle needs is missing or wrong. An older checkpoint would fail
+        # too, so this is not a CorruptCheckpointError.
+        raise CheckpointError(f"part {name!r}: the pickle cannot be loaded: {error!r}") from error

@@ -1,4 +1,4 @@
-"""What notices ask of a training: to save once more, and to leave."""
+"""Decides what a training must do because of a notice: save once more, exit, or both."""
 
 import logging
 import time
@@ -11,46 +11,46 @@ from mizzen.notices import Notice
 _log = logging.getLogger(__name__)
 
 LEAD_SAVES = 3.0
-"""An end that is known ahead is told when so many saves still fit."""
+"""A known end causes a notice when this many saves still fit before it."""
 
 
 class StepAction(IntEnum):
-    """What to do after a step. The ranks of a gang do the greatest that any of them wishes."""
+    """What to do after a step. All ranks of a gang take the maximum over the ranks."""
 
     NOTHING = 0
     SAVE = 1
     FLUSH = 2
-    """Save, and leave."""
+    """Save, then exit."""
     LEAVE = 3
-    """Leave: there is no time for a save."""
+    """Exit without a save: there is no time for one."""
 
 
 class Pressure:
-    """Decides once for each notice."""
+    """Decides what to do about each notice, once per notice."""
 
     def __init__(self, cadence: Cadence) -> None:
-        """The cadence learns of ends that the platform names long before."""
+        """Passes an end that the platform announces long before to `cadence`."""
         self._cadence = cadence
         self.save_s: float | None = None
-        """How long the last save took until it was durable."""
+        """Duration of the last save until it was durable, in seconds."""
         self._notice: Notice | None = None
         self._action = StepAction.NOTHING
 
     def measured(self, save_s: float) -> None:
-        """A save took so long, in seconds, until it was durable."""
+        """Record the duration of a save until it was durable, in seconds."""
         self.save_s = save_s
         watcher = notices.watcher()
         if watcher is None:
             return
         watcher.lead_s = max(watcher.lead_s, LEAD_SAVES * save_s)
-        # An end that somebody gave goes before that of the platform, whose own notice asks for the last save.
+        # An end that the user configured has precedence. The platform's end gets the last save from its own notice.
         if watcher.ends_at_s is not None and self._cadence.explain().ends_in_s is None:
             left_s = watcher.ends_at_s - watcher.lead_s - time.time()
             if left_s > 0:
                 self._cadence.tell(ends_in_s=left_s)
 
     def action(self, saved: bool) -> StepAction:
-        """What the current notice asks for now; `saved`: this very step is durable already, or being written."""
+        """Return what to do now because of the current notice. `saved`: this step is already saved or being saved."""
         notice = notices.current()
         if notice is None:
             return StepAction.NOTHING
@@ -63,7 +63,7 @@ class Pressure:
             report.noticed(notice, decision.why)
         action = self._action
         if action is StepAction.SAVE:
-            # Advice is followed once; the training goes on.
+            # A recommendation causes one save; the training continues.
             self._action = StepAction.NOTHING
             return StepAction.NOTHING if saved else action
         return action

@@ -1,4 +1,4 @@
-"""Reading a root. Nothing here changes it, and nothing that is not committed is looked at."""
+"""Loads and lists the committed checkpoints of a root. Read-only."""
 
 import os
 import warnings
@@ -25,26 +25,26 @@ GetLive: TypeAlias = Callable[[Collection[str]], Live]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded checkpoint."""
+    """A checkpoint that was loaded: its manifest, and the state."""
 
     manifest: Manifest
     state: dict[str, Any]
-    """Part name to value: the parts of all ranks and of this one."""
+    """Part name to value: the shared parts and the parts of the rank that loaded."""
 
     @property
     def step(self) -> int:
-        """The step whose state it is."""
+        """The step whose state this is."""
         return self.manifest.step
 
     @property
     def attempt(self) -> int:
-        """The attempt that wrote it."""
+        """The attempt that committed the checkpoint."""
         return self.manifest.attempt
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A checkpoint that was passed over, and why."""
+    """A checkpoint that was skipped, and the reason."""
 
     name: str
     reason: str
@@ -52,35 +52,35 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Reader:
-    """Who loads, and how far what was saved is trusted."""
+    """The rank that loads, and what it may load."""
 
     rank: int = 0
     world_size: int = 1
     trusted: bool = False
-    """Whether pickles may be loaded, which can run any code."""
+    """Whether pickles may be loaded. Loading a pickle can run any code."""
     other_world: bool = False
-    """Whether a checkpoint of a gang of another size may be loaded: without any rank's own parts."""
+    """Whether a checkpoint of a gang of another size may be loaded, without the parts that belong to single ranks."""
     start_over: bool = False
-    """Whether there may be checkpoints of which none can be loaded: then none is."""
+    """Whether to return no checkpoint, instead of an error, if checkpoints exist but none can be loaded."""
     agree: Callable[[int], int] | None = None
-    """The maximum over all ranks, which all call together. Without it each rank verifies the parts of all ranks."""
+    """Returns the maximum over all ranks, which call it together. Without it each rank verifies all ranks' parts."""
 
 
 def read_latest(
     logs: Sequence[Log], reader: Reader, live: GetLive = lambda _: {}
 ) -> tuple[Checkpoint | None, tuple[Skipped, ...]]:
-    """The newest valid checkpoint in any of the roots, if any, and what was passed over, each with a warning.
+    """Load the newest valid checkpoint of the roots. Return it, or None, and the skipped ones, each with a warning.
 
-    `live` gives, for the names of a checkpoint's parts, tensors that are read into where the checkpoint has them in the
-    same form: they are what comes back. Where this raises, they may hold parts of what was passed over. A reader that
-    would start over needs them as they are, so they are left alone.
+    `live` returns, for the part names of a checkpoint, live tensors. A tensor with the same type and shape in the
+    checkpoint is read in place, and the live tensor is part of the result. If this raises, live tensors may be partly
+    overwritten. With `start_over` they are not used, because the caller needs them unchanged if nothing can be loaded.
 
-    Of one that several roots have, the first root's is tried first. A damaged part is no loss where another checkpoint
-    has the same content elsewhere.
+    If several roots have the same checkpoint, the first root is tried first. A damaged part is read from another
+    checkpoint or root that has the same content.
 
     Raises:
-        CheckpointError: something cannot be read for another reason than being damaged, or is not for this reader; or
-            there are checkpoints and none is valid, and the reader would not start over.
+        CheckpointError: a file or object cannot be read for a reason other than damage, or the reader may not load it.
+            Or checkpoints exist, none is valid, and `start_over` is not set.
     """
     for _ in range(_RELISTS):
         for log in logs:
@@ -88,21 +88,19 @@ def read_latest(
         found, skipped, outrun = _newest(logs, reader, (lambda _: {}) if reader.start_over else live)
         if not outrun:
             for entry in skipped:
-                message = f"checkpoint {entry.name} is passed over: {entry.reason}"
+                message = f"checkpoint {entry.name} is skipped: {entry.reason}"
                 warnings.warn(message, CheckpointWarning, stacklevel=4)
             if found is None and skipped and not reader.start_over:
                 raise CheckpointError(
                     f"{logs[-1].where}: none of {len(skipped)} checkpoints or records can be loaded; the newest: "
-                    f"{skipped[0].name}: {skipped[0].reason}. To begin without them, pass start_over=True"
+                    f"{skipped[0].name}: {skipped[0].reason}. To start without a checkpoint, pass start_over=True"
                 )
             return found, skipped
-    raise CheckpointError(
-        f"{logs[0].where}: checkpoints were removed faster than they could be read; keep more of them"
-    )
+    raise CheckpointError(f"{logs[0].where}: checkpoints were removed faster than they could be read; increase keep")
 
 
 def _newest(logs: Sequence[Log], reader: Reader, live: GetLive) -> tuple[Checkpoint | None, tuple[Skipped, ...], bool]:
-    """As `read_latest`; and whether one was removed while it was read."""
+    """See `read_latest`. The last value says whether a checkpoint was removed while it was read."""
     skipped = [
         Skipped(f"{log.where}/log, record {entry.number}", entry.reason)
         for log in logs
@@ -131,7 +129,7 @@ def _newest(logs: Sequence[Log], reader: Reader, live: GetLive) -> tuple[Checkpo
 
 
 _Copies = Mapping[tuple[str, int], Sequence[tuple[ObjectStore, str]]]
-"""Checksum and size of a part to the places where it is."""
+"""Checksum and size of a part to the stores and keys that hold it."""
 
 
 def _copies(logs: Sequence[Log]) -> _Copies:
@@ -144,11 +142,11 @@ def _copies(logs: Sequence[Log]) -> _Copies:
 
 
 def _fetch(store: ObjectStore, part: Part, copies: _Copies, fetch: Callable[[ObjectStore, Part], T]) -> T:
-    """A part by `fetch`, from where the manifest says or, with a warning, from another copy.
+    """Read a part with `fetch`: from the key in the manifest or, with a warning, from another copy.
 
     Raises:
         CorruptCheckpointError: all copies are missing or damaged; the message is that of the first.
-        CheckpointError: one cannot be read for another reason.
+        CheckpointError: a copy cannot be read for another reason.
     """
     try:
         return fetch(store, part)
@@ -164,12 +162,12 @@ def _fetch(store: ObjectStore, part: Part, copies: _Copies, fetch: Callable[[Obj
 
 
 def _load(store: ObjectStore, manifest: Manifest, reader: Reader, copies: _Copies, live: GetLive) -> dict[str, Any]:
-    """The values of the parts that are this reader's, after all that make the checkpoint valid are verified."""
+    """Load the parts of this rank. Without `Reader.agree`, first verify the parts of the other ranks."""
     foreign = manifest.world_size != reader.world_size and any(part.rank is not None for part in manifest.parts)
     if foreign and not reader.other_world:
         raise CheckpointError(
-            f"{store.uri('')} {manifest.name} has parts of each of {manifest.world_size} ranks, and this gang has "
-            f"{reader.world_size}: give other_world=True to load it without them"
+            f"{store.uri('')} {manifest.name} has parts of each of {manifest.world_size} ranks, but this gang has "
+            f"{reader.world_size}: pass other_world=True to load it without these parts"
         )
     mine = manifest.parts_of(-1 if foreign else reader.rank)
     if reader.agree is None:
@@ -201,15 +199,15 @@ def _load(store: ObjectStore, manifest: Manifest, reader: Reader, copies: _Copie
 
 
 def list_committed(root: str | os.PathLike[str] | ObjectStore, *, verify: bool = False) -> list[Manifest]:
-    """The valid checkpoints in `root` (a path, a URI, or a store), newest first; none if nothing is there.
+    """Return the valid checkpoints of `root` (a path, a URI, or a store), newest first; empty if there are none.
 
-    Valid: its record matches its checksum, and every part of every rank is there in its size; with `verify`, each
-    part's checksum is computed too. Changes nothing and needs no claim: it is how an observer, such as the scheduler,
-    looks at a root.
+    A checkpoint is valid if its record matches its checksum and every part of every rank exists with the right size.
+    With `verify`, every part is also read and its checksum compared. Read-only and needs no claim, so an observer such
+    as the scheduler can call it.
 
     Raises:
-        ValueError: `root` is no root's address.
-        CheckpointError: something cannot be read for another reason than being damaged.
+        ValueError: `root` is not a valid path or URI.
+        CheckpointError: the log or a part cannot be read for a reason other than damage.
     """
     store = open_root(root) if isinstance(root, str | os.PathLike) else root
     log = Log(store)
@@ -224,12 +222,12 @@ def list_committed(root: str | os.PathLike[str] | ObjectStore, *, verify: bool =
         log.refresh()
         if {number for number, _ in log.checkpoints} >= set(before):
             return found
-        # A writer committed a newer one and removed an old one meanwhile: look again.
+        # A writer removed a checkpoint after the log was read: read the log again.
     raise _outrun(log)
 
 
 def _outrun(log: Log) -> CheckpointError:
-    return CheckpointError(f"{log.where}: checkpoints were removed faster than they could be read; keep more of them")
+    return CheckpointError(f"{log.where}: checkpoints were removed faster than they could be read; increase keep")
 
 
 def _whole(store: ObjectStore, wanted: Iterable[Part], sizes: dict[str, int], verify: bool) -> bool:
@@ -245,11 +243,11 @@ def _whole(store: ObjectStore, wanted: Iterable[Part], sizes: dict[str, int], ve
 
 
 def load_one(store: ObjectStore, manifest: Manifest, reader: Reader) -> Checkpoint:
-    """Load this committed checkpoint, whether it is the newest or not. A damaged part is read from another copy.
+    """Load the given committed checkpoint. A damaged part is read from another checkpoint that has the same content.
 
     Raises:
         CorruptCheckpointError: a part is missing or damaged, and no other checkpoint has the same content.
-        CheckpointError: a part cannot be read for another reason, or the checkpoint is not for this reader.
+        CheckpointError: a part cannot be read for another reason, or the reader may not load the checkpoint.
     """
     log = Log(store)
     log.refresh()

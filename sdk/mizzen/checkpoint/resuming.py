@@ -1,4 +1,4 @@
-"""`verify_resume`: whether a training that was saved and restored goes on as if nothing had happened, bit by bit.
+"""`verify_resume`: checks that a training which is restored from a checkpoint continues bit-identically.
 
     def make():
         model = build_model()
@@ -10,8 +10,8 @@
 
     verify_resume(train_step, make, steps=5)
 
-What a checkpoint misses shows only after a kill, as a result that is a little different. This finds it in a test, and
-says which entry differs first.
+If a checkpoint lacks part of the state, a resumed training gives slightly different results, without an error. This
+check finds it in a test and reports the first entry that differs.
 """
 
 import copy
@@ -33,14 +33,14 @@ State: TypeAlias = Mapping[str, Any]
 
 
 class ResumeError(CheckpointError):
-    """A training that was resumed from its checkpoint is not the training that went on."""
+    """A training that was resumed from its checkpoint differs from the one that continued."""
 
     def __init__(self, message: str, path: str, step: int) -> None:
         super().__init__(message)
         self.path = path
-        """The entry that differs first, such as `optimizer/state/0/exp_avg`."""
+        """The first entry that differs, such as `optimizer/state/0/exp_avg`."""
         self.step = step
-        """After how many steps from the restore; 0: right after it."""
+        """Number of steps after the restore at which it differs; 0 right after the restore."""
 
 
 def verify_resume(
@@ -50,27 +50,28 @@ def verify_resume(
     steps: int = 3,
     before: int = 1,
 ) -> None:
-    """Train, save, restore into a fresh copy, train both on, and compare all of their states after each step.
+    """Check that a resumed training equals an uninterrupted one, bit by bit.
 
-    The random generators that libraries share are set for each of the two before its step, and at the end are as they
-    were before the call. The checkpoint is written to a temporary folder, and none is told to a scheduler.
+    Trains, saves, restores into a fresh copy, trains both copies, and compares their full states after each step. Each
+    copy has its own state of the global random generators; the generators are restored at the end. The checkpoint is
+    written to a temporary folder and is not reported to a scheduler.
 
     Args:
-        train_step: does one step on the objects that it is given, and uses no other ones that change.
-        state: a function that makes all objects new: a dict of what `Checkpointer.track` takes. Or such a dict, which
-            is copied (`copy.deepcopy`) and not changed.
-        steps: how many steps to compare, 1 or more.
-        before: how many steps to train before the save. With 0 an optimizer has no state yet.
+        train_step: does one training step on the dict of objects that it receives. It must not use other mutable state.
+        state: a function that creates all objects and returns them as a dict, as for `Checkpointer.track`. Or such a
+            dict, which is copied with `copy.deepcopy` and not changed.
+        steps: number of steps to compare, 1 or more.
+        before: number of steps to train before the save. With 0, an optimizer has no state yet.
 
     Raises:
-        ResumeError: an entry differs; the message says which one first, after which step and by how much.
+        ResumeError: an entry differs. The message gives the first one, after which step, and by how much.
         StateError: the state cannot be stored, tracked or copied.
-        ValueError: a number is out of its range.
-        TypeError: `train_step` does not take the objects.
+        ValueError: `steps` or `before` is out of range.
+        TypeError: `train_step` does not accept the dict of objects.
     """
     for name, number, least in (("steps", steps, 1), ("before", before, 0)):
         if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise ValueError(f"{name}={number!r}: must be a whole number, {least} or more")
+            raise ValueError(f"{name}={number!r}: must be an integer, {least} or more")
     shared = rng.capture_shared()
     try:
         make = state if callable(state) else _copier(state)
@@ -80,13 +81,13 @@ def verify_resume(
 
 
 def _verify(train_step: Callable[[Any], object], make: Callable[[], State], steps: int, before: int) -> None:
-    straight = _Run("the training that goes on", train_step, make())
+    straight = _Run("the uninterrupted training", train_step, make())
     for step in range(1, before + 1):
         straight.train(step)
     fresh = make()
     if shared := _shared(straight.objects, fresh):
-        raise StateError(f"state: {shared!r} is the same object in both copies; the function must make all objects new")
-    resumed = _Run("the training that is resumed", train_step, fresh)
+        raise StateError(f"state: {shared!r} is the same object in both copies; the function must create new objects")
+    resumed = _Run("the resumed training", train_step, fresh)
     loaded = _through_a_checkpoint(before, straight.capture(before))
     resumed.restore(loaded)
     saved = copy.deepcopy(loaded)
@@ -101,7 +102,7 @@ def _verify(train_step: Callable[[Any], object], make: Callable[[], State], step
 
 
 class _Run:
-    """One of the two trainings, with its own states of the shared random generators."""
+    """One of the two trainings, with its own states of the global random generators."""
 
     def __init__(self, name: str, train_step: Callable[[Any], object], objects: State) -> None:
         self.name = name
@@ -114,10 +115,10 @@ class _Run:
         except TypeError as error:
             raise TypeError(f"train_step must take the dict of objects, as in train_step(state): {error}") from None
         except ValueError:
-            return  # A builtin does not say what it takes.
+            return  # A builtin may have no signature.
 
     def train(self, step: int) -> None:
-        """Do one step, of this number."""
+        """Run one training step. `step` is its number, for error messages."""
         rng.restore_shared(self._rng)
         try:
             self._train_step(self.objects)
@@ -127,18 +128,18 @@ class _Run:
         self._rng = rng.capture_shared()
 
     def capture(self, step: int) -> dict[str, Any]:
-        """The state as a checkpoint would have it."""
+        """Return the state as a checkpoint stores it."""
         rng.restore_shared(self._rng)
         return self._tracked.capture(step)
 
     def restore(self, state: State) -> None:
-        """Load a state."""
+        """Restore the objects from a state."""
         self._tracked.restore(state)
         self._rng = rng.capture_shared()
 
 
 def _through_a_checkpoint(step: int, state: State) -> dict[str, Any]:
-    """The state as it comes back from a root."""
+    """Save the state to a temporary root, and return it as loaded from there."""
     encoded = {name: parts.encode(name, value) for name, value in state.items()}
     with tempfile.TemporaryDirectory(prefix="mizzen-") as folder:
         open_writer(FileStore(Path(folder)), 1, Gang(), Retention(1)).write(step, encoded)
@@ -146,14 +147,14 @@ def _through_a_checkpoint(step: int, state: State) -> dict[str, Any]:
 
 
 def _copier(state: State) -> Callable[[], State]:
-    hint = "give a function that makes all objects new instead of the objects"
+    hint = "pass a function that creates all objects instead of the objects"
     for name, value in state.items():
         if isinstance(value, tuple) and any(isinstance(one, FunctionType) for one in value):
             raise StateError(f"state[{name!r}]: a pair of functions cannot be copied; {hint}")
 
     def make() -> State:
         try:
-            # All at once: an optimizer's parameters must be those of the copied model.
+            # Copy all objects in one call: a copied optimizer must refer to the parameters of the copied model.
             return copy.deepcopy(dict(state))
         except Exception as error:
             raise StateError(f"state: cannot be copied ({error}); {hint}") from error
@@ -162,7 +163,7 @@ def _copier(state: State) -> Callable[[], State]:
 
 
 def _shared(left: State, right: State) -> str | None:
-    """The name of an object that both have."""
+    """Return the name of an object that both states share; None if there is none."""
     return next((name for name in left if name in right and left[name] is right[name]), None)
 
 
@@ -178,9 +179,9 @@ def _error(found: list[differences.Difference], step: int, stuck: bool) -> Resum
     if len(found) > 1:
         message += f" (and {len(found) - 1} more, in {', '.join(others)})"
     if stuck:
-        message += "; its state did not change at all: does train_step use the objects that it is given?"
+        message += "; its state did not change at all: does train_step use the objects that it receives?"
     elif not step:
-        message += "; what is saved of it does not come back: compare its state_dict and load_state_dict"
+        message += "; the saved value is not restored: check that load_state_dict restores all that state_dict returns"
     else:
-        message += "; something that the step depends on is not part of the state, such as a position in the data"
+        message += "; the step depends on something that is not part of the state, such as a position in the data"
     return ResumeError(message, first.path, step)

@@ -1,15 +1,15 @@
-"""Random generators: those that libraries share in a process, and objects of one's own.
+"""Saves and restores random generators: the global ones of Python, numpy and torch, and generator objects.
 
-The part `rng` holds those of the process, each only if its library was imported:
+The part `rng` holds the states of the global generators, each only if its library is imported:
 
-| key | what | how |
+| key | state | stored as |
 | --- | --- | --- |
 | `python` | `random.getstate()` | a tuple |
 | `numpy` | `numpy.random.get_state(legacy=False)` | a dict with an array |
 | `torch` | `torch.get_rng_state()` | a tensor |
-| `cuda` | `torch.cuda.get_rng_state_all()`, once CUDA is in use | a list of tensors, one a device |
+| `cuda` | `torch.cuda.get_rng_state_all()`, if CUDA is initialized | a list of tensors, one per device |
 
-A library that is loaded later gets its state at the restore only if it was imported before that.
+A restore sets the generator of a library only if the library is imported by then.
 """
 
 import random
@@ -21,27 +21,27 @@ from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.tensors import loaded
 
 Access = tuple[Callable[[], Any], Callable[[Any], Any]]
-"""How to read a state, and how to set it."""
+"""Two functions: one returns a state, the other sets it."""
 
 
 def capture_shared() -> dict[str, Any]:
-    """The states of the generators that the process's libraries share."""
+    """Return the states of the global random generators."""
     state: dict[str, Any] = {"python": random.getstate()}
     if loaded("numpy.random") is not None:
         state["numpy"] = loaded("numpy.random").get_state(legacy=False)
     torch = loaded("torch")
     if torch is not None:
         state["torch"] = torch.get_rng_state()
-        # Asked before CUDA is in use, it would be started only to be asked.
+        # Reading the CUDA state would initialize CUDA.
         if torch.cuda.is_initialized():
             state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 
 
 def restore_shared(state: dict[str, Any]) -> None:
-    """Set the generators to what `capture_shared` gave; those of libraries that are not imported are left out.
+    """Set the global random generators to states from `capture_shared`. Skips libraries that are not imported.
 
-    States of more CUDA devices than there are now are left out too, with a `CheckpointWarning`.
+    If the state has more CUDA devices than this process, the additional ones are skipped with a `CheckpointWarning`.
     """
     random.setstate(state["python"])
     if "numpy" in state and loaded("numpy.random") is not None:
@@ -53,16 +53,16 @@ def restore_shared(state: dict[str, Any]) -> None:
     cuda = state.get("cuda", [])
     devices = torch.cuda.device_count() if cuda and torch.cuda.is_available() else 0
     if len(cuda) > devices:
-        message = f"rng: generators of {len(cuda)} CUDA devices were saved, and there are {devices} here"
+        message = f"rng: the checkpoint has generators of {len(cuda)} CUDA devices, and this process has {devices}"
         warnings.warn(message, CheckpointWarning, stacklevel=2)
     if devices:
         torch.cuda.set_rng_state_all(cuda[:devices])
 
 
 def generator(value: Any) -> Access | None:
-    """How to read and set the state of a generator object; None if `value` is none that is known.
+    """Return the functions that read and set the state of a generator object; None if `value` is not a generator.
 
-    Known are `random.Random`, numpy's `Generator`, `BitGenerator` and `RandomState`, and `torch.Generator`.
+    Supported are `random.Random`, numpy's `Generator`, `BitGenerator` and `RandomState`, and `torch.Generator`.
     """
     if isinstance(value, random.Random):
         return value.getstate, value.setstate

@@ -1,4 +1,4 @@
-"""A copy of a state in memory, from which it is written while the training goes on."""
+"""Copies a state in memory, so that a background thread can write it while training continues."""
 
 import ctypes
 import mmap
@@ -8,14 +8,14 @@ from mizzen.objects.store import Chunk
 from mizzen.objects.workers import Workers
 
 _COPIES = 2
-"""Copies at the same time: one core does not fill the memory's bandwidth."""
+"""Threads that copy concurrently: one core does not saturate the memory bandwidth."""
 _PIECE_BYTES = 32 << 20
 _SMALL_BYTES = 1 << 20
 _ALIGNED_BYTES = 64
 
 
 class Snapshot:
-    """Memory that is made once and used again by each copy: its pages are there, so later copies are fast."""
+    """A buffer that is reused for every copy: its pages are already mapped, so later copies are faster."""
 
     def __init__(self) -> None:
         self._memory = memoryview(bytearray())
@@ -23,15 +23,15 @@ class Snapshot:
     def take(
         self, encoded: Mapping[str, tuple[str, Sequence[Chunk]]], owned: Callable[[Chunk], bool] = lambda _: False
     ) -> dict[str, tuple[str, list[Chunk]]]:
-        """Copies of the parts' contents, which stay as they are until the next `take`.
+        """Copy the contents of the parts. The copies are valid until the next `take`.
 
-        Chunks that are `owned` are copies already, and come back themselves.
+        Chunks for which `owned` returns True are already copies, and are returned unchanged.
         """
         need = sum(
             _aligned(memoryview(chunk).nbytes) for _, chunks in encoded.values() for chunk in chunks if not owned(chunk)
         )
         if need > len(self._memory):
-            # Not a reallocation: views of the old memory may still be alive.
+            # Allocate new memory instead of resizing: views of the old memory may still be in use.
             self._memory = memoryview(mmap.mmap(-1, need + need // 16, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         taken: dict[str, tuple[str, list[Chunk]]] = {}
         large: list[tuple[memoryview, memoryview]] = []
@@ -66,7 +66,7 @@ def _aligned(size_bytes: int) -> int:
 
 
 def _copy(pair: tuple[memoryview, memoryview]) -> None:
-    """Copy without holding the interpreter's lock, which an assignment would."""
+    """Copy without holding the GIL, which a slice assignment would hold."""
     target, source = pair
     ctypes.memmove(
         ctypes.addressof(ctypes.c_char.from_buffer(target)),

@@ -1,4 +1,4 @@
-"""Reading a part piece by piece with its checksum: a part of any size takes the same small amount of memory."""
+"""Reads a part piece by piece and verifies its checksum. Memory use does not depend on the size of the part."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ Damage: TypeAlias = Literal["missing", "size", "checksum", "unreadable"]
 
 _PIECE_BYTES = 8 << 20
 _AHEAD = 4
-"""Pieces in memory: one is used while the next ones are fetched."""
+"""Pieces in memory: the caller uses one while the next ones are fetched."""
 
 
 class DamagedPart(CorruptCheckpointError):
-    """A part is not what was committed."""
+    """A part is missing, or differs from what was committed."""
 
     def __init__(self, what: Damage, message: str) -> None:
         super().__init__(message)
@@ -28,14 +28,14 @@ class DamagedPart(CorruptCheckpointError):
 
 
 def stream(store: ObjectStore, part: Part) -> Iterator[memoryview]:
-    """The content of a part in pieces, in order. A piece is valid until the next one is asked for.
+    """Yield the content of a part in pieces, in order. A piece is valid until the next one is requested.
 
-    The checksum is compared after the last piece: do not rely on any piece before the iterator has ended.
+    The checksum is compared after the last piece. Do not trust any piece before the iterator has ended.
 
     Raises:
-        DamagedPart: the part is missing, or is not what was committed.
-        MissingLibraryError: its checksum needs a library that is not installed.
-        CheckpointError: it cannot be read for another reason.
+        DamagedPart: the part is missing, or differs from what was committed.
+        MissingLibraryError: the checksum algorithm needs a library that is not installed.
+        CheckpointError: the part cannot be read for another reason.
     """
     digest, expected = expected_digest(part)
     try:
@@ -47,7 +47,7 @@ def stream(store: ObjectStore, part: Part) -> Iterator[memoryview]:
                 message = f"{part.key} has {size_bytes:,} bytes instead of {part.size_bytes:,}"
                 raise DamagedPart("size", message)
             if size_bytes:
-                # The workers end first: they must not read from a closed file.
+                # The workers are stopped before the object is closed: they must not read from a closed file.
                 count = min(_AHEAD, -(-size_bytes // _PIECE_BYTES))
                 with store.opened(part.key) as fetch, Workers(count) as workers:
                     for piece in _pieces(fetch, workers, count, part):
@@ -56,7 +56,7 @@ def stream(store: ObjectStore, part: Part) -> Iterator[memoryview]:
     except DamagedPart:
         raise
     except CorruptCheckpointError as error:
-        # It may have been removed since its size was read.
+        # The part may have been removed after its size was read.
         what: Damage = "missing" if isinstance(error.__context__, MissingObject) else "unreadable"
         raise DamagedPart(what, str(error)) from error
     if digest.hexdigest() != expected:
@@ -64,11 +64,11 @@ def stream(store: ObjectStore, part: Part) -> Iterator[memoryview]:
 
 
 def expected_digest(part: Part) -> tuple[Any, str]:
-    """A digest to be fed with the content of a part, and what it must be in the end, hexadecimal.
+    """Return a new digest object for a part, and the expected hexadecimal digest of its content.
 
     Raises:
-        DamagedPart: the algorithm of its checksum is unknown.
-        MissingLibraryError: its checksum needs a library that is not installed.
+        DamagedPart: the checksum algorithm is unknown.
+        MissingLibraryError: the checksum algorithm needs a library that is not installed.
     """
     algorithm, _, expected = part.checksum.partition(":")
     try:

@@ -1,10 +1,10 @@
-"""Files in safetensors form: a header in JSON, and tensors one after the other. Any reader of that format opens them.
+"""Reads and writes safetensors files: a JSON header, then the tensors. Any safetensors reader can open them.
 
     8 bytes, little endian       length of the header
     header                       {"__metadata__": {...strings}, name: {"dtype", "shape", "data_offsets": [low, high]}}
     tensors                      without gaps, the widest types first, so that each is aligned to its width
 
-The header is filled up with spaces, so that the tensors begin at a multiple of 64 bytes.
+The header is padded with spaces, so that the tensors begin at a multiple of 64 bytes.
 """
 
 import json
@@ -24,7 +24,7 @@ _ALIGNED_BYTES = 64
 
 
 def pack(metadata: Mapping[str, str], tensors: Mapping[str, Stored]) -> list[Chunk]:
-    """The content of a file. Large tensors' chunks are theirs, not copies; small ones come many in a chunk."""
+    """Return the content of a file as chunks. A large tensor is a chunk without a copy; small tensors share a chunk."""
     order = in_order(tensors)
     chunks: list[Chunk] = []
     small: list[Chunk] = []
@@ -40,12 +40,12 @@ def pack(metadata: Mapping[str, str], tensors: Mapping[str, Stored]) -> list[Chu
 
 
 def in_order(tensors: Mapping[str, Stored]) -> list[tuple[str, Stored]]:
-    """Tensors by name, as they follow each other in a file."""
+    """Return the tensors with their names, in file order."""
     return sorted(tensors.items(), key=lambda item: (-WIDTHS[item[1].dtype], item[0]))
 
 
 def entries(order: Sequence[tuple[str, Stored]]) -> str:
-    """What the header of a file says of its tensors, as JSON without the braces."""
+    """Return the tensor entries of a file's header, as JSON without the outer braces."""
     out: dict[str, Any] = {}
     low = 0
     for name, tensor in order:
@@ -56,7 +56,7 @@ def entries(order: Sequence[tuple[str, Stored]]) -> str:
 
 
 def head(metadata: Mapping[str, str], entries: str) -> bytes:
-    """A file up to its tensors: the length of the header, and the header."""
+    """Return the start of a file, up to the tensors: the header's length and the header."""
     said = json.dumps({METADATA: dict(metadata)}, separators=(",", ":"), allow_nan=False)
     text = (f"{said[:-1]},{entries}}}" if entries else said).encode()
     text += b" " * (-(len(text) + LENGTH.size) % _ALIGNED_BYTES)
@@ -64,7 +64,7 @@ def head(metadata: Mapping[str, str], entries: str) -> bytes:
 
 
 def _joined(small: list[Chunk]) -> list[Chunk]:
-    """What is in `small` as one chunk, if anything is; `small` is empty afterwards."""
+    """Join the chunks in `small` to at most one chunk, and clear `small`."""
     joined = b"".join(small)
     small.clear()
     return [joined] if joined else []
@@ -72,7 +72,7 @@ def _joined(small: list[Chunk]) -> list[Chunk]:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor of a file."""
+    """The header's entry for one tensor."""
 
     name: str
     dtype: str
@@ -81,29 +81,29 @@ class TensorEntry:
 
 
 Tensors: TypeAlias = dict[str, tuple[str, list[int], memoryview]]
-"""Name to type, shape and bytes."""
+"""Tensor name to type, shape and bytes."""
 Content: TypeAlias = tuple[dict[str, str], Tensors]
-"""The metadata of a file, and its tensors."""
+"""Metadata and tensors of a file."""
 
 
 def header_end(head: bytes | bytearray, file_bytes: int) -> int:
-    """Where the tensors of a file begin, from its first bytes.
+    """Return the offset at which the tensors of a file begin, from the first bytes of the file.
 
     Raises:
-        ValueError, struct.error: it is not such a file.
+        ValueError, struct.error: it is not a safetensors file.
     """
     (length,) = LENGTH.unpack_from(head)
     end = LENGTH.size + int(length)
     if end > file_bytes:
-        raise ValueError(f"its header would end at byte {end} of {file_bytes}")
+        raise ValueError(f"the header would end at byte {end}, but the file has {file_bytes} bytes")
     return end
 
 
 def header(text: bytes | bytearray, body_bytes: int) -> tuple[dict[str, str], list[TensorEntry]]:
-    """The metadata of a file and its tensors, in the order in which they fill its body, from its header.
+    """Parse a header into the file's metadata and its tensors, in file order. `body_bytes` is the size of the tensors.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: it is not a header of such a body.
+        ValueError, KeyError, TypeError, AttributeError: the header is malformed, or does not match the size.
     """
     found = json.loads(text)
     metadata = found.pop(METADATA, {})
@@ -112,19 +112,19 @@ def header(text: bytes | bytearray, body_bytes: int) -> tuple[dict[str, str], li
     for name, entry in sorted(found.items(), key=lambda item: item[1]["data_offsets"]):
         low, high = entry["data_offsets"]
         if low != end or high < low or high > body_bytes:
-            raise ValueError(f"the tensor {name!r} would be at bytes {low} to {high} of {body_bytes}, not at {end}")
+            raise ValueError(f"the tensor {name!r} has bytes {low} to {high} of {body_bytes}; it should begin at {end}")
         entries.append(TensorEntry(name, entry["dtype"], entry["shape"], high - low))
         end = high
     if end != body_bytes:
-        raise ValueError(f"its tensors end at byte {end} of {body_bytes}")
+        raise ValueError(f"the tensors end at byte {end}, but should end at {body_bytes}")
     return metadata, entries
 
 
 def unpack(data: bytearray | memoryview) -> Content:
-    """The content of a file that is in memory; the tensors' bytes are views of `data`.
+    """Parse a file that is in memory; the tensors' bytes are views of `data`.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError, struct.error: it is not such a file.
+        ValueError, KeyError, TypeError, AttributeError, struct.error: it is not a valid safetensors file.
     """
     view = memoryview(data)
     start = header_end(bytes(view[: LENGTH.size]), len(view))

@@ -1,10 +1,10 @@
-"""numpy arrays and torch tensors as bytes with a type and a shape, and back. Neither library is imported to save.
+"""Converts numpy arrays and torch tensors to bytes with a type and a shape, and back. Saving imports neither library.
 
-Types that safetensors files have not are stored as one that they have, and the tree says which they were:
+A type that safetensors lacks is stored as another type, and the tree records the original type:
 
 | numpy or torch type | in the file |
 | --- | --- |
-| complex64, complex128 | F32, F64 with one more axis of length 2: real and imaginary part |
+| complex64, complex128 | F32, F64 with an additional last axis of length 2: real and imaginary part |
 | float8_e8m0fnu, float8_e4m3fnuz, float8_e5m2fnuz | U8, the same bits |
 """
 
@@ -24,7 +24,7 @@ from mizzen.objects.store import Chunk
 Library: TypeAlias = Literal["numpy", "torch"]
 
 SMALL_BYTES = 64 << 10
-"""Below it a copy is cheaper than to handle the memory by itself."""
+"""Tensors below this size are copied: a copy is cheaper than a separate chunk."""
 
 WIDTHS = {
     "BOOL": 1,
@@ -43,7 +43,7 @@ WIDTHS = {
     "F8_E4M3": 1,
     "F8_E5M2": 1,
 }
-"""Bytes of one element of each type that a file has."""
+"""Bytes per element of each safetensors type that is used."""
 
 _NUMPY = {
     "bool": "BOOL",
@@ -65,7 +65,8 @@ _TORCH = _NUMPY | {
     "float8_e5m2": "F8_E5M2",
 }
 _PAIRS = {"complex64": "F32", "complex128": "F64"}
-# Some readers of the format do not know these.
+
+# safetensors has types for these, but some of its readers do not support them.
 _BITS = {"float8_e8m0fnu": "U8", "float8_e4m3fnuz": "U8", "float8_e5m2fnuz": "U8"}
 _NATIVE = {"numpy": _NUMPY, "torch": _TORCH}
 _STORED_AS = {"numpy": _NUMPY | _PAIRS, "torch": _TORCH | _PAIRS | _BITS}
@@ -74,39 +75,39 @@ _NAMES: dict[Library, dict[str, str]] = {
     "torch": {tag: name for name, tag in _TORCH.items()},
 }
 NUMPY_TYPES = frozenset(_STORED_AS["numpy"])
-"""Types of numpy, by name, whose arrays and scalars are stored."""
+"""Names of the numpy types whose arrays and scalars can be stored."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor as it is in a file."""
+    """Describes how one array or tensor is stored in a file."""
 
     library: Library
-    """Whose object it was and will be."""
+    """The library whose object was saved, and is created by a load."""
     dtype: str
-    """Type in the file, one of `WIDTHS`."""
+    """Type in the file, a key of `WIDTHS`."""
     shape: tuple[int, ...]
-    """Shape in the file, that of a complex one with its axis of pairs."""
+    """Shape in the file; for complex types with the additional axis."""
     was: str | None
-    """The type's name in its library where the file's does not say it."""
+    """Name of the original type in its library, if it is stored as another type."""
     read: Callable[[], Chunk]
-    """Gives its elements in C order, little endian: the live memory where it has that form and is large, or a copy."""
+    """Returns the elements in C order, little endian: the live memory if it is large and laid out so, else a copy."""
     identity: Hashable
-    """Equal for objects that are the same elements of the same memory, as tied weights are."""
+    """Equal for objects that view the same elements of the same memory, such as tied weights."""
     plain: bool = False
-    """Whether it is a torch tensor on the CPU whose memory has the file's form."""
+    """Whether it is a torch tensor on the CPU whose memory can be written to the file unchanged."""
 
 
 def loaded(name: str) -> Any:
-    """The module `name` if somebody has imported it, else None: without it there is nothing of it to store."""
+    """Return the module `name` if it is imported, else None. If it is not imported, no object of it can exist."""
     return sys.modules.get(name)
 
 
 def stored(where: str, value: Any) -> Stored | None:
-    """How an array or a tensor is stored; None if `value` is neither. `where` names it in errors.
+    """Describe how an array or tensor is stored; None if `value` is neither. `where` names it in error messages.
 
     Raises:
-        StateError: it is of a type or layout that is not stored.
+        StateError: the type or layout cannot be stored.
     """
     numpy, torch = loaded("numpy"), loaded("torch")
     if numpy is not None and isinstance(value, numpy.ndarray):
@@ -121,7 +122,7 @@ def _of_array(where: str, array: Any) -> Stored:
     _check_type(where, "numpy", name, str(array.dtype))
 
     def read() -> Chunk:
-        # Copies only what is not in C order or of the other byte order.
+        # Copies only if the array is not in C order or not little endian.
         flat = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
         return PickleBuffer(flat).raw() if array.size else b""
 
@@ -138,7 +139,7 @@ def _of_array(where: str, array: Any) -> Stored:
 
 
 def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
-    # Most tensors by far, and some states have ten thousand of them: the way below takes ten times as long.
+    # Fast path for most tensors: a state can have ten thousand of them, and the general path takes ten times as long.
     tag = _plain_types(torch).get(tensor.dtype)
     if (
         tag is not None
@@ -153,7 +154,7 @@ def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
         shape = tuple(tensor.shape)
         return Stored("torch", tag, shape, None, lambda: _memory(tensor), ("torch", place, shape, tag), True)
     if kind := _unstored(tensor, torch):
-        raise StateError(f"{where}: {kind} is not stored; give plain strided tensors, such as its parts")
+        raise StateError(f"{where}: {kind} cannot be stored; use plain strided tensors, such as its components")
     if torch.nn.parameter.is_lazy(tensor):
         raise NotYetError(f"{where}: a parameter of a lazy module has no values to store")
     if tensor.device.type == "meta":
@@ -170,7 +171,7 @@ def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
         dtype=_STORED_AS["torch"][name],
         shape=_file_shape(name, tuple(tensor.shape)),
         was=None if name in _TORCH else name,
-        # Copies only what is on another device, not in C order, or a lazy conjugate or negative.
+        # Copies only if the tensor is on another device, not in C order, or a lazy conjugate or negative.
         read=lambda: _memory(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()),
         identity=("torch", *where_in, name, signs),
     )
@@ -178,12 +179,12 @@ def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
 
 @cache
 def _plain_types(torch: ModuleType) -> dict[Any, str]:
-    """Torch's types that a file has as they are."""
+    """Map the torch types that safetensors supports to their safetensors names."""
     return {getattr(torch, name): tag for name, tag in _TORCH.items() if hasattr(torch, name)}
 
 
 def _unstored(tensor: Any, torch: ModuleType) -> str | None:
-    """What kind of a tensor it is, if that is none whose elements can be stored."""
+    """Return the kind of a tensor that cannot be stored, for an error message; None if it can be stored."""
     if hasattr(tensor, "__tensor_flatten__"):
         return f"a tensor of {type(tensor).__name__}"
     if tensor.is_quantized or tensor.is_nested:
@@ -192,9 +193,9 @@ def _unstored(tensor: Any, torch: ModuleType) -> str | None:
 
 
 def _memory(tensor: Any) -> Chunk:
-    """The memory of a contiguous tensor on the CPU, which it keeps alive; of a small one a copy.
+    """Return the bytes of a contiguous CPU tensor: a copy if it is small, else a view that keeps the tensor alive.
 
-    Not through numpy: that may not be there.
+    Does not use numpy, which may not be installed.
     """
     size_bytes = tensor.nbytes
     if size_bytes < SMALL_BYTES:
@@ -203,7 +204,7 @@ def _memory(tensor: Any) -> Chunk:
 
 
 def live_memory(tensor: Any) -> memoryview:
-    """The memory of a contiguous tensor on the CPU that is not empty. It keeps the tensor alive."""
+    """Return a view of the memory of a non-empty, contiguous CPU tensor. The view keeps the tensor alive."""
     size_bytes = tensor.nbytes
     memory = (ctypes.c_ubyte * size_bytes).from_address(tensor.data_ptr())
     memory.owner = tensor
@@ -211,7 +212,7 @@ def live_memory(tensor: Any) -> memoryview:
 
 
 def memory_of(tensor: Any) -> tuple[int, memoryview] | None:
-    """Address and memory of a torch tensor that is on the CPU and in C order; None of others and of empty ones."""
+    """Return address and memory of a contiguous CPU tensor; None for other tensors and for empty ones."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return None
     return (tensor.data_ptr(), live_memory(tensor)) if tensor.nbytes else None
@@ -220,7 +221,7 @@ def memory_of(tensor: Any) -> tuple[int, memoryview] | None:
 def _check_type(where: str, library: Library, name: str, shown: str) -> None:
     if name not in _STORED_AS[library]:
         kind = "arrays" if library == "numpy" else "tensors"
-        raise StateError(f"{where}: {kind} of {shown} are not stored; one of {', '.join(_STORED_AS[library])} is")
+        raise StateError(f"{where}: {kind} of {shown} cannot be stored; use one of {', '.join(_STORED_AS[library])}")
 
 
 def _file_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -228,10 +229,10 @@ def _file_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def library_of(name: Library, part: str) -> Any:
-    """Import numpy or torch, to give back what was theirs.
+    """Import numpy or torch, to rebuild its objects.
 
     Raises:
-        CheckpointError: it is not installed.
+        CheckpointError: the library is not installed.
     """
     try:
         return __import__(name)
@@ -241,22 +242,22 @@ def library_of(name: Library, part: str) -> Any:
 
 
 def rebuilt(library: Library, dtype: str, shape: list[int], was: str | None, data: memoryview, part: str) -> Any:
-    """The array or tensor (on the CPU) that `Stored` describes, as a writable view of `data`.
+    """Rebuild the array or CPU tensor that `Stored` describes, as a writable view of `data`.
 
     Raises:
-        CheckpointError: its library is not installed.
-        CorruptCheckpointError: type, shape and size do not fit together.
+        CheckpointError: the library is not installed.
+        CorruptCheckpointError: type, shape and size are inconsistent.
     """
     if was is not None and _STORED_AS[library].get(was) != dtype:
-        raise CorruptCheckpointError(f"a tensor of {dtype} cannot have been {library}'s {was}")
+        raise CorruptCheckpointError(f"a tensor of {dtype} cannot be a {library} tensor of {was}")
     if dtype not in _NATIVE[library].values() or math.prod(shape) * WIDTHS[dtype] != data.nbytes:
-        raise CorruptCheckpointError(f"a tensor of {library}, {dtype}, {shape} does not have {data.nbytes} bytes")
+        raise CorruptCheckpointError(f"a {library} tensor of {dtype} and shape {shape} cannot have {data.nbytes} bytes")
     module = library_of(library, part)
     if library == "numpy":
         array = module.frombuffer(data, module.dtype(_NAMES["numpy"][dtype]).newbyteorder("<"))
         return array.view(was).reshape(shape[:-1]) if was else array.reshape(shape)
     native = getattr(module, _NAMES["torch"][dtype])
-    # An empty buffer is refused by frombuffer.
+    # frombuffer rejects an empty buffer.
     tensor = module.frombuffer(data, dtype=native) if data.nbytes else module.empty(0, dtype=native)
     tensor = tensor.reshape(shape)
     if was in _PAIRS:

@@ -1,4 +1,4 @@
-"""A local root and the far one: a checkpoint is written to both, and the far one decides."""
+"""Two-tier saving: each checkpoint is written to a local root and a remote root; the remote root is authoritative."""
 
 import warnings
 from collections.abc import Collection, Sequence
@@ -12,10 +12,10 @@ from mizzen.objects.store import ObjectStore
 
 
 class Roots:
-    """The roots of one process, the far one last: what it has seen of them, and what it holds of them.
+    """The roots of one process, local first and remote last: their logs, and their writers once they are claimed.
 
-    With a given attempt they are claimed at once, else when the first save needs them: who only looks takes nothing
-    from who trains.
+    If an attempt number is given, the roots are claimed at once. Otherwise the first save claims them, so that a
+    process that only reads does not fence the process that trains.
     """
 
     def __init__(
@@ -29,15 +29,15 @@ class Roots:
         *,
         commits: bool,
     ) -> None:
-        """`attempt`: fencing number, or None for the next; the others as in `open_writer`.
+        """Open the roots. `attempt` is the fencing token, None for the next free one; see `open_writer` for the rest.
 
         Raises:
-            StaleAttemptError: a newer attempt than the given one has claimed a root.
+            StaleAttemptError: an attempt newer than the given one has claimed a root.
             CheckpointError: a log cannot be read.
         """
         self.logs = [Log(store) for store in stores]
         self.writers: list[Writer] = []
-        """One for each root, when they are claimed."""
+        """One writer for each root; empty until the roots are claimed."""
         self._given, self._next = attempt, 1
         self._open = (gang, retention, algorithm)
         self._shard_timeout_s = shard_timeout_s
@@ -52,25 +52,28 @@ class Roots:
 
     @property
     def attempt(self) -> int | None:
-        """The attempt that they are claimed for; None: for none yet."""
+        """The attempt that has claimed the roots; None if they are not claimed yet."""
         return self.writers[-1].attempt if self.writers else None
 
     def unread(self) -> list[Log]:
-        """Their logs, to be read from the beginning, as every other rank and every other start would."""
+        """Return new `Log` objects of the roots, so that the logs are read from the beginning, as on every rank."""
         return [Log(log.store) for log in self.logs]
 
     def seen(self, logs: Sequence[Log]) -> None:
-        """Take the attempt after all that are known: who claims one between now and the first save has the roots."""
+        """Set the number to claim to one more than the greatest attempt in `logs`.
+
+        If another process claims that number before this process's first save, that process owns the roots.
+        """
         self._next = 1 + max(log.attempt for log in logs)
 
     def loaded(self, newest: Manifest | None) -> None:
-        """Give the far root what only a near one has, now or with the claim."""
+        """Copy the newest checkpoint to the remote root if only a local root has it: now, or after the claim."""
         self._found = newest
         if newest is not None and self.writers:
             bring_up(self.writers, newest)
 
     def claim(self) -> int:
-        """See `Checkpointer.claim`. The far root's claim comes first: it decides between several."""
+        """See `Checkpointer.claim`. The remote root is claimed first: its log decides between concurrent claims."""
         if not self.writers:
             *others, last = [log.store for log in self.logs]
             attempt, alone = self._given or self._next, self._given is None
@@ -83,11 +86,11 @@ class Roots:
 
 
 def write(writers: Sequence[Writer], step: int, encoded: Encoded, own: Collection[str]) -> Manifest:
-    """Write to each root in turn: the local ones first, whose failure is a warning and does not stop the last.
+    """Write a checkpoint to each root, local roots first. A failure at a local root is only a warning.
 
     Raises:
-        StaleAttemptError: a newer attempt has claimed one of them.
-        Exception: the last root's own, see `Writer.write`.
+        StaleAttemptError: a newer attempt has claimed one of the roots.
+        Exception: the write to the last root failed, see `Writer.write`.
     """
     save = max(writer.log.next_save for writer in writers)
     *near, far = writers
@@ -98,19 +101,20 @@ def write(writers: Sequence[Writer], step: int, encoded: Encoded, own: Collectio
             raise
         except Exception as error:
             warnings.warn(
-                f"{writer.log.where}: step {step} was not saved here: {error}", CheckpointWarning, stacklevel=3
+                f"{writer.log.where}: step {step} was not saved to this root: {error}", CheckpointWarning, stacklevel=3
             )
     return far.write(step, encoded, tuple(own), save)
 
 
 def bring_up(writers: Sequence[Writer], newest: Manifest) -> None:
-    """Give the last root what only a local one has: the process before was killed between the two.
+    """Copy the newest checkpoint to the last root if only a local root has it.
 
-    That it cannot be copied is a warning: the next save is a checkpoint of both.
+    That is so if the previous process was killed between the two writes. A failed copy is only a warning, because the
+    next save writes to both roots.
 
     Raises:
         StaleAttemptError: a newer attempt has claimed the last root.
-        CheckpointError: its log cannot be read.
+        CheckpointError: the log of the last root cannot be read.
     """
     *near, far = writers
     far.log.refresh()
@@ -123,5 +127,5 @@ def bring_up(writers: Sequence[Writer], newest: Manifest) -> None:
             except StaleAttemptError:
                 raise
             except Exception as error:
-                message = f"{far.log.where}: {newest.name} of {writer.log.where} was not copied here: {error}"
+                message = f"{far.log.where}: {newest.name} was not copied from {writer.log.where}: {error}"
                 warnings.warn(message, CheckpointWarning, stacklevel=5)

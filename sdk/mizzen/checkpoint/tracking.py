@@ -1,4 +1,4 @@
-"""What a training tracks: named objects whose states make up a checkpoint, and get them back from it."""
+"""Tracks the named objects of a training: captures their states for a checkpoint, and restores them."""
 
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any
@@ -23,34 +23,34 @@ class Tracked:
 
     Each object is one of these, tried in this order:
 
-    - a random generator of Python's, numpy's or torch's (`mizzen.checkpoint.rng`);
-    - something with `state_dict()` and `load_state_dict()`: torch's modules, optimizers, schedulers, `GradScaler`,
-      samplers. What `DistributedDataParallel`, `DataParallel` or `torch.compile` has wrapped is saved unwrapped, so
-      that it loads with and without them;
-    - a pair of functions: one without arguments that gives the state, one that takes it;
-    - a mutable dict, which is filled in place.
+    - a random generator of Python, numpy or torch (`mizzen.checkpoint.rng`);
+    - an object with `state_dict()` and `load_state_dict()`: torch modules, optimizers, schedulers, `GradScaler`,
+      samplers. A module that is wrapped by `DistributedDataParallel`, `DataParallel` or `torch.compile` is saved
+      unwrapped, so that it loads with and without the wrapper;
+    - a pair of functions: the first returns the state, the second restores it;
+    - a mutable dict, which is updated in place.
 
-    Two parts are there by themselves: `rng`, the generators that the process's libraries share, and `progress`, a
-    dict with the `step` and what the user adds to it. The user's own dict takes that place if it has this name.
+    Two parts are always tracked: `rng`, the global random generators, and `progress`, a dict with the `step` and what
+    the user adds to it. A tracked dict with the name `progress` replaces the default one.
     """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         """Track `objects` by name.
 
         Raises:
-            StateError: a name cannot be a part's or is taken, or an object is none of the above.
+            StateError: a name is not a valid part name or is already tracked, or an object is of no supported kind.
         """
         self._parts: dict[str, rng.Access] = {}
         self._modules: dict[str, Any] = {}
         self.progress: MutableMapping[str, Any] = {}
-        """What is saved as the part `progress`; `step` in it is set by `capture` and `restore`."""
+        """The dict that is saved as the part `progress`; `capture` and `restore` set its `step`."""
         self.add(objects)
 
     def add(self, objects: Mapping[str, Any]) -> None:
-        """Track more objects. Nothing is added if one of them cannot be.
+        """Track more objects: all of them, or none if one cannot be tracked.
 
         Raises:
-            StateError: as above, or a name is tracked already.
+            StateError: see `__init__`.
         """
         added = {name: self._accepted(name, value) for name, value in objects.items()}
         self._modules |= {name: _unwrapped(value) for name, value in objects.items() if name != PROGRESS}
@@ -60,13 +60,14 @@ class Tracked:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all parts, in the order in which they are saved."""
+        """Names of all parts, in the order in which they are saved."""
         return (*self._parts, RNG, PROGRESS)
 
     def live(self, names: Collection[str]) -> Live:
-        """The tensors of tracked modules that a load of a checkpoint with these parts can read into, by part.
+        """Return, by part, the tensors of tracked modules that a load can fill in place. `names`: the loaded parts.
 
-        None if these are not the parts that are tracked: `restore` refuses them then, and must have changed nothing.
+        Returns none if `names` differ from the tracked parts: `restore` then raises, and must leave the objects
+        unchanged.
         """
         if set(names) != set(self.names):
             return {}
@@ -74,29 +75,29 @@ class Tracked:
         return {name: tensors for name, tensors in found.items() if tensors}
 
     def capture(self, step: int) -> dict[str, Any]:
-        """Part name to value, as of now. Tensors in it are the live ones: write or copy them before going on."""
+        """Return the current state: part name to value. Its tensors are live: save or copy it before the next step."""
         self.progress["step"] = step
         state = {name: _noted(name, "capturing", save) for name, (save, _) in self._parts.items()}
         return state | {RNG: rng.capture_shared(), PROGRESS: dict(self.progress)}
 
     def restore(self, state: Mapping[str, Any], *, extra_ok: bool = False) -> None:
-        """Give each object its part of a loaded state, in the order of tracking, and at last the generators theirs.
+        """Restore each object from its part of a loaded state, in the order of tracking; the random generators last.
 
         Args:
             state: part name to value.
-            extra_ok: whether the state may have parts that are not tracked.
+            extra_ok: whether the state may have parts that are not tracked; they are ignored.
 
         Raises:
-            StateError: a part is missing, or there is one that is not tracked; nothing was restored. An error of an
-                object's own `load_state_dict` is raised as it is, with a note of the part.
+            StateError: a part is missing, or a part is not tracked; nothing was restored. An exception of an object's
+                own `load_state_dict` is raised unchanged, with a note that names the part.
         """
         missing = [name for name in self.names if name not in state]
         unknown = [name for name in state if name not in self.names]
         if missing:
-            raise StateError(f"the checkpoint has no part {_listed(missing)}; it has {_listed(state)}")
+            raise StateError(f"the checkpoint lacks the tracked parts {_listed(missing)}; it has {_listed(state)}")
         if unknown and not extra_ok:
-            wanted = "track them too, or pass extra_ok=True to leave them out"
-            raise StateError(f"the checkpoint has {_listed(unknown)}, which nobody tracks: {wanted}")
+            wanted = "track them too, or pass extra_ok=True to ignore them"
+            raise StateError(f"the checkpoint has parts that are not tracked, {_listed(unknown)}: {wanted}")
         for name, (_, load) in self._parts.items():
             _noted(name, "restoring", load, state[name])
         _refill(self.progress, state[PROGRESS])
@@ -105,16 +106,16 @@ class Tracked:
     def _accepted(self, name: str, value: Any) -> rng.Access:
         check_part_name(name)
         if name == RNG:
-            raise StateError(f"part {RNG!r} is tracked by itself; give generators of your own another name")
+            raise StateError(f"part {RNG!r} is always tracked; use another name for your own generators")
         if name in self._parts:
-            raise StateError(f"part {name!r} is tracked already")
+            raise StateError(f"part {name!r} is already tracked")
         if name == PROGRESS and not isinstance(value, MutableMapping):
-            raise StateError(f"part {PROGRESS!r}: {type(value).__name__} given; it must be a dict")
+            raise StateError(f"part {PROGRESS!r}: is a {type(value).__name__}; must be a dict")
         access = _access(value)
         if access is None:
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             wanted = "state_dict() and load_state_dict(), a dict, a pair (save, load), or a random generator"
-            raise StateError(f"part {name!r}: {kind} cannot be tracked; give something with {wanted}")
+            raise StateError(f"part {name!r}: {kind} cannot be tracked; use an object with {wanted}")
         return access
 
 
@@ -134,7 +135,7 @@ def _access(value: Any) -> rng.Access | None:
 
 
 def _unwrapped(value: Any) -> Any:
-    """The module inside what wraps it."""
+    """Return the module inside its wrappers, such as `DistributedDataParallel`; other values unchanged."""
     torch = loaded("torch")
     if torch is None:
         return value

@@ -1,10 +1,10 @@
-"""Trees of Python values as JSON, with the tensors and bytes in them set aside. Nothing in it can run code at a load.
+"""Encodes trees of Python values as JSON, with tensors and bytes stored separately. Loading a tree cannot run code.
 
-What JSON has is written as it is. All else is an object with one key that begins with `$`:
+Values that JSON supports are written unchanged. Every other value is an object with one key that begins with `$`:
 
 | value | written as |
 | --- | --- |
-| a dict whose keys are not all strings, or that looks like one of these | `{"$dict": [[key, value], ...]}` |
+| a dict whose keys are not all strings, or whose only key begins with `$` | `{"$dict": [[key, value], ...]}` |
 | tuple | `{"$tuple": [...]}` |
 | named tuple | `{"$namedtuple": [module, class, [field, ...], [...]]}` |
 | a module's `state_dict()`, with its `_metadata` | `{"$state_dict": [{...}, metadata]}` |
@@ -13,12 +13,12 @@ What JSON has is written as it is. All else is an object with one key that begin
 | an integer of more than 1024 bits | `{"$int": "0x..."}` |
 | complex | `{"$complex": [real, imaginary]}` |
 | a numpy scalar | `{"$scalar": [type, bytes in hexadecimal, little endian]}` |
-| bytes, bytearray, memoryview | `{"$bytes": name}`, a tensor of U8 |
-| numpy array, torch tensor | `{"$numpy": name}`, `{"$torch": name}`, or `[name, type]` where the file's type differs |
+| bytes, bytearray, memoryview | `{"$bytes": name}`, stored as a tensor of type U8 |
+| numpy array, torch tensor | `{"$numpy": name}`, `{"$torch": name}`; `[name, type]` if stored as another type |
 
-Tensors are named by their path (`layer/weight`). Dicts keep their order. A dict of another class comes back as a dict,
-a bytearray as bytes. A named tuple comes back as its class where that is imported already, else as one of the same name
-and fields. What is the same memory twice, such as tied weights, is stored once and comes back as one object.
+Tensors are named by their path (`layer/weight`). Dicts keep their order. A subclass of dict loads as a dict, a
+bytearray as bytes. A named tuple loads as its own class if that is already imported, else as a new class with the same
+name and fields. Values that share the same memory, such as tied weights, are stored once and load as one object.
 """
 
 import json
@@ -34,73 +34,74 @@ from mizzen.checkpoint.tensors import NUMPY_TYPES, Library, Stored, library_of, 
 from mizzen.objects.store import Chunk
 
 _WIDE_BITS = 1024
-"""Beyond some thousand digits Python refuses decimal integers."""
-# An enumeration's str() is its name, not its value.
+"""Longer integers are written in hexadecimal: Python limits the digits of decimal conversions."""
+
+# `str.__str__` gives an enumeration member's value; its own `str()` gives its name.
 _PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int, float: float, list: list}
 _LIBRARIES: dict[str, Library] = {"$numpy": "numpy", "$torch": "torch"}
 
 
 @dataclass(frozen=True)
 class Flat:
-    """A tree, and what was set aside."""
+    """A tree as JSON, and the tensors and bytes that were taken out of it."""
 
     text: str
-    """The tree as JSON."""
+    """The JSON text of the tree."""
     tensors: dict[str, Stored]
-    """What was set aside, by name."""
+    """Tensors and bytes, by name."""
     found: dict[str, tuple[tuple[str, ...], Any]]
-    """Where in the tree each is, at first, and what it is."""
+    """Name of each tensor to the path of its first occurrence, and its value."""
     leaves: list[tuple[str, Any]]
-    """Name and value of each place where one is, in the order of the tree."""
+    """Name and value of each occurrence of a tensor, in tree order."""
     containers: list[Any]
-    """The keys or the length of each dict, list and tuple, in that order."""
+    """Type, and keys or length, of each dict, list and tuple, in tree order."""
 
 
 def flatten(part: str, value: Any) -> Flat:
-    """The tree of the part `part`.
+    """Encode `value` as the tree of the part `part`.
 
     Raises:
-        StateError: something in it is not stored; the message says where it is.
+        StateError: the tree holds a value that cannot be stored. The message gives its path.
     """
     walk = Flattening(part)
     try:
         text = text_of(walk.written(value, ()))
     except RecursionError:
-        raise StateError(f"part {part!r}: contains itself, or is nested too deeply to be stored") from None
+        raise StateError(f"part {part!r}: the value contains itself, or is nested too deeply to be stored") from None
     return Flat(text, walk.tensors, walk.found, walk.leaves, walk.containers)
 
 
 def text_of(tree: Any) -> str:
-    """A tree of JSON values as text."""
+    """Return the JSON text of a tree of JSON values."""
     return json.dumps(tree, separators=(",", ":"), allow_nan=False)
 
 
 def restore(part: str, text: str | bytes | bytearray, tensors: Tensors, live: Mapping[str, Any] | None = None) -> Any:
-    """The value that `flatten` was given. Arrays and tensors are views of `tensors`' bytes.
+    """Rebuild the value that `flatten` encoded. Arrays and tensors are views of the bytes in `tensors`.
 
-    `live` are torch tensors whose memory is that of `tensors` already, and which come back themselves.
+    `live` maps names to torch tensors that were already filled in place; these are returned instead of new tensors.
 
     Raises:
-        CheckpointError: it holds arrays or tensors of a library that is not installed.
-        CorruptCheckpointError, ValueError, KeyError, TypeError, RecursionError: it is no such tree.
+        CheckpointError: the tree holds arrays or tensors of a library that is not installed.
+        CorruptCheckpointError, ValueError, KeyError, TypeError, RecursionError: the tree is malformed.
     """
     return _Restoring(part, tensors, live or {}).read(json.loads(text))
 
 
 class Flattening:
-    """One walk through a tree."""
+    """One traversal of a tree, which encodes it and collects its tensors."""
 
     def __init__(self, part: str) -> None:
         self.part = part
         self.tensors: dict[str, Stored] = {}
         self.found: dict[str, tuple[tuple[str, ...], Any]] = {}
-        """Where each is, and what it is: its identity is a place in memory, which must not be used again meanwhile."""
+        """See `Flat.found`. Keeps the values alive, so that their addresses, which identify them, are not reused."""
         self.leaves: list[tuple[str, Any]] = []
         self.containers: list[Any] = []
         self._seen: dict[Any, str] = {}
 
     def written(self, value: Any, path: tuple[str, ...]) -> Any:
-        """The JSON form of a value."""
+        """Return the JSON form of a value."""
         kind = type(value)
         if value is None or kind is bool or kind is str:
             return value
@@ -119,7 +120,7 @@ class Flattening:
         return self._other(where, value, path)
 
     def _other(self, where: str, value: Any, path: tuple[str, ...]) -> Any:
-        """The rarer ones; among them subclasses of the types above, which come back as those."""
+        """Return the JSON form of the rarer types. Subclasses of basic types load as the basic type."""
         numpy = loaded("numpy")
         if numpy is not None and isinstance(value, numpy.generic) and value.dtype.name in NUMPY_TYPES:
             little = value.astype(value.dtype.newbyteorder("<"))
@@ -143,7 +144,7 @@ class Flattening:
                 return self.written(convert(value), path)
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         known = "numbers, strings, bytes, lists, tuples, dicts, numpy arrays and torch tensors"
-        raise StateError(f"{where}: {name} is not stored; give {known}, or as a part of its own Pickled(value)")
+        raise StateError(f"{where}: {name} cannot be stored; use {known}, or make it a part of its own: Pickled(value)")
 
     def _tuple(self, value: tuple[Any, ...], path: tuple[str, ...]) -> dict[str, Any]:
         kind, fields = type(value), getattr(value, "_fields", ())
@@ -170,13 +171,13 @@ class Flattening:
             if not isinstance(key, str | int | float | bool | bytes | tuple | None):
                 where = f"part {self.part!r}" + (f" at {'/'.join(path)}" if path else "")
                 kind = f"{type(key).__module__}.{type(key).__qualname__}"
-                raise StateError(f"{where}: the key {key!r} is {kind}; keys are strings, numbers, None, bytes, tuples")
+                raise StateError(f"{where}: the key {key!r} is {kind}; use strings, numbers, None, bytes or tuples")
             below = (*path, str(key))
             pairs.append([self.written(key, below), self.written(item, below)])
         return pairs
 
     def _set_aside(self, tensor: Stored, path: tuple[str, ...], value: Any) -> str:
-        """The name under which it is in the file."""
+        """Record a tensor and return its name in the file. Tensors with the same memory get the same name."""
         name = self._seen.get(tensor.identity)
         if name is None:
             name = self._seen[tensor.identity] = self._new_name(path)
@@ -186,7 +187,8 @@ class Flattening:
 
     def _new_name(self, path: tuple[str, ...]) -> str:
         keys = (key.replace("~", "~0").replace("/", "~1") for key in path)
-        # Other readers take no lone surrogates and no metadata for a tensor; 1 and "1" may both be keys.
+        # Other safetensors readers reject lone surrogates, and reserve METADATA. A number makes names unique: a dict
+        # may have both 1 and "1" as keys.
         base = "/".join(keys).encode("utf-8", "backslashreplace").decode() or "value"
         name, number = base, 1
         while name in self.tensors or name == METADATA:
@@ -196,7 +198,7 @@ class Flattening:
 
 
 def _are_fields(fields: Any, count: int) -> bool:
-    """Whether these are the names of a named tuple's `count` items."""
+    """Return whether `fields` are the field names of a named tuple with `count` items."""
     return (
         isinstance(fields, Sequence)
         and len(fields) == count
@@ -205,12 +207,12 @@ def _are_fields(fields: Any, count: int) -> bool:
 
 
 def _named_tuple(module: str, name: str, fields: list[str]) -> Callable[..., Any]:
-    """The class of a named tuple if it is imported, and has these fields; else one made like it. Imports nothing."""
+    """Return the named tuple class if it is already imported and has these fields, else a new class like it."""
     found: Any = loaded(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == tuple(fields):
-        # Not its own constructor, which may do anything.
+        # Do not call the class itself: a custom constructor may run any code.
         return lambda *items: tuple.__new__(found, items)
     return namedtuple(name.rpartition(".")[2], fields)
 
@@ -227,7 +229,7 @@ class _Restoring:
         self._made: dict[str, Any] = {}
 
     def read(self, written: Any) -> Any:
-        """The value of a JSON form."""
+        """Rebuild the value of a JSON form."""
         if isinstance(written, list):
             return [self.read(item) for item in written]
         if not isinstance(written, dict):
@@ -264,7 +266,7 @@ class _Restoring:
                 numpy = library_of("numpy", self.part)
                 name, text = content
                 if name not in NUMPY_TYPES:
-                    raise CorruptCheckpointError(f"a numpy scalar of {name!r} is not known to this version")
+                    raise CorruptCheckpointError(f"numpy scalars of type {name!r} are not supported by this version")
                 dtype = numpy.dtype(name).newbyteorder("<")
                 return numpy.frombuffer(bytes.fromhex(text), dtype).astype(dtype.newbyteorder("="))[0]
             case "$bytes":
@@ -276,7 +278,7 @@ class _Restoring:
                 if library == "torch" and was is None and name in self.live:
                     return self.live[name]
                 return self._once(name, lambda: rebuilt(library, dtype, shape, was, data, self.part))
-        raise CorruptCheckpointError(f"its tree has {tag!r}, which this version does not know")
+        raise CorruptCheckpointError(f"the tree has the tag {tag!r}, which this version does not support")
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:
         if name not in self._made:

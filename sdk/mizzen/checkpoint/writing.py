@@ -1,8 +1,8 @@
-"""Writing to a root: claims, parts, shards of a gang, commits, and the removal of old checkpoints.
+"""Writes checkpoints to a root: claims, parts, shards of a gang, commits, and the removal of old checkpoints.
 
-Parts are put first, each under a key that no other save uses; then the manifest becomes a record of the log, which is
-the commit. Each rank of a gang puts its parts and a shard record that lists them; rank 0 waits for all shards and
-commits them in one manifest.
+The parts are written first, each under a key that no other save uses. Then the manifest is appended to the log, which
+is the commit. In a sharded gang each rank writes its parts and a shard record that lists them; rank 0 waits for all
+shard records and commits them in one manifest.
 """
 
 import contextlib
@@ -23,25 +23,26 @@ from mizzen.objects.store import MissingObject, ObjectStore
 from mizzen.objects.workers import Workers
 
 SHARD_TIMEOUT_S = 600.0
-"""How long a rank waits for the others."""
+"""Default timeout of a sharded save for the other ranks, in seconds."""
 
 _SHORTEST_POLL_S = 0.002
 _LONGEST_POLL_S = 0.25
 _PUTS = 4
-"""Parts that are put at the same time."""
+"""Parts that are written concurrently."""
 _SAMPLES = 16
 _CHECKED_EVERY = 4
-"""At every so manieth reuse a part's content is read and compared with its checksum; at the others its size."""
+"""At every fourth reuse of a part its content is read and its checksum compared; at other reuses only its size."""
 _REUSED_AT_MOST = 16
+"""Consecutive checkpoints that may reuse a part before it is written again."""
 _SAMPLE_BYTES = 4096
 
 Encoded = Mapping[str, tuple[str, Sequence[Chunk]]]
-"""Part name to kind and content."""
+"""Part name to kind and content chunks."""
 
 
 @dataclass(frozen=True)
 class Gang:
-    """Which process of how many this is."""
+    """Rank of this process and size of its gang."""
 
     rank: int = 0
     world_size: int = 1
@@ -55,45 +56,45 @@ class Gang:
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints stay: the newest `keep`, and those of steps that `every_steps` divides (None: no others)."""
+    """Which checkpoints are kept: the newest `keep`, and those whose step is a multiple of `every_steps`, if set."""
 
     keep: int = 2
     every_steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.keep < 1:
-            raise ValueError(f"keep={self.keep}: at least 1 checkpoint must be kept")
+            raise ValueError(f"keep={self.keep}: must be 1 or more")
         if self.every_steps is not None and self.every_steps < 1:
-            raise ValueError(f"keep_every={self.every_steps}: must be 1 step or more")
+            raise ValueError(f"keep_every={self.every_steps}: must be 1 or more")
 
     def for_good(self, step: int) -> bool:
-        """Whether the checkpoint of `step` is never removed."""
+        """Return whether the checkpoint of `step` is never removed."""
         return self.every_steps is not None and step % self.every_steps == 0
 
 
 @dataclass
 class Writer:
-    """One process that saves to one root. Made by `open_writer`; used by one thread at a time."""
+    """Saves the checkpoints of one process to one root. Created by `open_writer`; not thread-safe."""
 
     log: Log
     claimed: Claimed
     name: str
-    """Of this process, in its claims and commits; empty: it does not commit."""
+    """Unique id of this process in its claims and commits; empty if it does not commit."""
     gang: Gang
     retention: Retention
     algorithm: str
     shard_timeout_s: float = SHARD_TIMEOUT_S
     _adopted: set[str] = field(default_factory=set)
-    """Checkpoints that were brought here, by `Manifest.by`."""
+    """`Manifest.by` of the checkpoints that this writer copied from another root."""
     _saves: int = 0
     _samples: dict[str, bytes] = field(default_factory=dict)
-    """A few bytes of each part as it was saved last: parts in which they differ have changed."""
+    """Some bytes of each part at its last save. If they differ now, the part has changed."""
     _reused: dict[str, int] = field(default_factory=dict)
-    """How many checkpoints in a row have rested on a part that was put for an earlier one."""
+    """Part name to the number of consecutive checkpoints that have reused its object."""
 
     @property
     def attempt(self) -> int:
-        """The attempt that it has claimed the root for."""
+        """The attempt for which this process has claimed the root."""
         return self.claimed.attempt
 
     @property
@@ -101,15 +102,15 @@ class Writer:
         return self.log.store
 
     def _check(self) -> None:
-        """Make sure that neither a newer attempt nor a newer process of this one is known to have taken the root.
+        """Check that the known records hold no claim of a newer attempt, or of a newer process of the same attempt.
 
         Raises:
-            StaleAttemptError: one has.
+            StaleAttemptError: there is such a claim.
         """
         self.log.check(self.attempt)
         if self._rival() is not None:
             message = (
-                f"another process has claimed it as attempt {self.attempt} too, later; this one may not write here"
+                f"another process has since claimed it as attempt {self.attempt} too; this process may not write there"
             )
             raise StaleAttemptError(f"{self.log.where}: {message}")
 
@@ -117,18 +118,18 @@ class Writer:
         return self.log.rival(self.claimed, self.name, self._adopted) if self.name else None
 
     def write(self, step: int, encoded: Encoded, mine: Sequence[str] = (), save: int = 0) -> Manifest:
-        """Put the parts and commit them as a checkpoint, durably; then remove what retention does not keep.
+        """Write the parts and commit them as a checkpoint, durably; then remove checkpoints that retention drops.
 
         Args:
             step: number of steps done.
-            encoded: the parts. Those that are every rank's are put by rank 0 only.
-            mine: names of the parts that are this rank's own.
-            save: number of the save; a greater one is taken where the root has had it.
+            encoded: the parts. Only rank 0 writes the parts that all ranks share.
+            mine: names of the parts that belong to this rank alone.
+            save: lower bound of the save number. The number is increased if the root has already used it.
 
         Raises:
             StaleAttemptError: a newer attempt has claimed the root; nothing was committed.
-            CheckpointError: another rank has not written in time, or the log cannot be read.
-            Exception: the store's own; the earlier checkpoints are as they were.
+            CheckpointError: another rank did not write before the timeout, or the log cannot be read.
+            Exception: an error of the store; earlier checkpoints are unchanged.
         """
         self._saves += 1
         self.log.refresh()
@@ -145,12 +146,12 @@ class Writer:
                 undecided = True
                 manifest = self._commit(step, every, save, nonce)
         except BaseException as error:
-            # Where it is not known whether the record was created, its parts must stay.
+            # If it is unknown whether the record was created, keep the parts: the record may name them.
             if not undecided or isinstance(error, StaleAttemptError):
                 with _tolerated(f"{self.log.where}: the parts of a failed save could not be removed"):
                     self._remove([info.key for info in self._store.list(f"{folder}/")])
             raise
-        # From here on a newer attempt may have loaded these parts, and name them in a checkpoint of its own.
+        # From here on, do not remove the parts: a newer attempt may have loaded them and reuse them in its checkpoints.
         if self.gang.rank:
             self._store.put(f"{meeting}r{self.gang.rank:04d}.json", Shard(self.gang.rank, written).to_bytes())
             return self._committed(step, written)
@@ -164,9 +165,9 @@ class Writer:
         return manifest
 
     def _make_room(self) -> None:
-        """Let the machine's memory forget the checkpoints that this save will remove.
+        """Drop from the page cache the checkpoints that this save will remove.
 
-        What is written then finds pages at hand. To grow the cache instead took a save of 1 GiB twice as long.
+        The new parts then reuse free pages. If the cache had to grow instead, a save of 1 GiB took twice as long.
         """
         going: list[Manifest] = []
         staying: list[Manifest] = []
@@ -191,7 +192,7 @@ class Writer:
                 sample = _sample(chunks, size_bytes)
                 known = before.get((name, rank))
                 like = known is not None and known.size_bytes == size_bytes and self._samples.get(name) == sample
-                # Perhaps it has not changed: then the checksum says so, and nothing is put.
+                # If size and sample match, compare the checksum; an unchanged part is not written again.
                 if known is not None and like and (known.kind, known.checksum) == (kind, found.result()):
                     self._reused[name] = self._reused.get(name, 0) + 1
                     if self._is_sound(known, self._reused[name]):
@@ -204,10 +205,10 @@ class Writer:
             return tuple([done.result() for done in [puts.submit(put, name) for name in names]])
 
     def _is_sound(self, part: Part, reused: int) -> bool:
-        """Whether another checkpoint may rest on a part of an earlier one, for the time of this number.
+        """Return whether a new checkpoint may reuse this existing part; `reused` counts its consecutive reuses.
 
-        A damaged part is written again, and so is one that has served for long: else one flipped bit would in the
-        end make every checkpoint unloadable. What is not known (the store does not answer) counts as damaged.
+        A damaged part is written again, and so is a part that was reused often: otherwise one flipped bit could make
+        every checkpoint unloadable. If the store cannot be read, the part counts as damaged.
         """
         if reused > _REUSED_AT_MOST:
             return False
@@ -220,7 +221,7 @@ class Writer:
             return False
 
     def _shards(self, meeting: str) -> tuple[Part, ...]:
-        """What the other ranks have put, once all have."""
+        """Wait for the shard records of all other ranks, and return their parts."""
         missing = set(range(1, self.gang.world_size))
         found: dict[int, tuple[Part, ...]] = {}
         for _ in self._until(lambda: f"rank {min(missing)} has not written its shard {meeting}"):
@@ -235,7 +236,7 @@ class Writer:
         return tuple(part for rank in sorted(found) for part in found[rank])
 
     def _committed(self, step: int, written: tuple[Part, ...]) -> Manifest:
-        """The manifest that rank 0 has committed this rank's parts with, once it has."""
+        """Wait until rank 0 has committed this rank's parts, and return the manifest."""
         own = set(written)
         for _ in self._until(lambda: f"rank 0 has not committed the checkpoint of step {step}"):
             for _, manifest in self.log.checkpoints:
@@ -244,11 +245,11 @@ class Writer:
         raise AssertionError("unreachable")
 
     def _until(self, what: Callable[[], str]) -> Iterator[None]:
-        """Come back again and again, and look at the log each time.
+        """Yield until the caller breaks or the timeout passes; between two yields sleep and reread the log.
 
         Raises:
-            CheckpointError: it has taken too long.
-            StaleAttemptError: a newer attempt has claimed the root meanwhile.
+            CheckpointError: the timeout has passed.
+            StaleAttemptError: a newer attempt has claimed the root.
         """
         deadline_s = time.monotonic() + self.shard_timeout_s
         poll_s = _SHORTEST_POLL_S
@@ -271,12 +272,12 @@ class Writer:
             self.log.advance()
 
     def adopt(self, source: ObjectStore, manifest: Manifest) -> None:
-        """Commit a checkpoint that another root has and this one lacks, parts and all.
+        """Copy a checkpoint, with its parts, from another root, and commit it here.
 
         Raises:
             StaleAttemptError: a newer attempt has claimed the root.
-            CopyFailed: a part is not the same after it was copied.
-            Exception: the store's own.
+            CopyFailed: the copy of a part differs from the original.
+            Exception: an error of a store.
         """
         copy_parts(source, self._store, manifest.parts)
         self._adopted.add(manifest.by)
@@ -293,13 +294,14 @@ class Writer:
             self._prune()
 
     def _withdraw(self, manifest: Manifest, folder: str | None = None) -> None:
-        """Remove the record of this stale writer's save if newer ones have removed parts of it, or did not see it.
+        """Remove the record of this stale writer's save if newer writers removed parts of it or did not see it.
 
-        They had before it was created, under a number that was free again. If all parts are there it may have come
-        before them, and they may build on it: then it is a checkpoint like others, and theirs to remove. One of the
-        same attempt that saw it has given its own saves greater numbers.
+        A writer that was paused can commit under a record number that newer writers have freed. If all its parts still
+        exist, the commit may precede the newer claim, and newer checkpoints may reuse the parts: then the record stays,
+        and the newer writers remove it by retention. A newer writer of the same attempt has not seen the record if it
+        has committed a save number that is not greater.
         """
-        with _tolerated(f"{self.log.where}: a save that came too late could not be removed"):
+        with _tolerated(f"{self.log.where}: the record of a fenced save could not be removed"):
             there = {info.key for info in self._store.list("parts/")}
             theirs = [known.id for _, known in self.log.checkpoints if known.writer not in ("", self.name)]
             unseen = any(known.attempt == self.attempt and known.save <= manifest.id.save for known in theirs)
@@ -312,7 +314,7 @@ class Writer:
                 self._remove(part.key for part in manifest.parts if part.key.startswith(folder))
 
     def _prune(self) -> None:
-        """Take away what need not be kept. Damaged checkpoints do not count as kept, and go with the older ones."""
+        """Remove checkpoints that retention does not keep. Damaged ones do not count towards `keep`."""
         checkpoints = self.log.checkpoints
         sizes = {info.key: info.size_bytes for info in self._store.list("parts/")}
         kept: list[Manifest] = []
@@ -320,26 +322,27 @@ class Writer:
         for number, manifest in checkpoints:
             whole = all(sizes.get(part.key) == part.size_bytes for part in manifest.parts)
             if len(kept) < self.retention.keep:
-                # One that is damaged stays as long as older ones do: somebody may want to look at it.
+                # A damaged checkpoint stays as long as older ones do, so that it can be examined.
                 kept += [manifest] if whole else []
             elif not (whole and self.retention.for_good(manifest.step)):
                 old.append((number, manifest))
         gone = {number for number, _ in old}
         unneeded = _only_of([m for _, m in old], [m for number, m in checkpoints if number not in gone])
         newest, said = checkpoints[0][0], checkpoints[0][1].attempt
-        # All records first: several of them may name the same part.
+        # Remove all records before any part: several records may name the same part.
         for number, _ in reversed(old):
             self.log.remove(number)
         self._remove(unneeded)
         for entry in self.log.entries[::-1]:
-            # A commit says as much as the claims before it; not one of an older attempt, brought here after them.
+            # A commit fences like the earlier claims of its attempt, so these are not needed. A claim of a newer
+            # attempt stays: the newest commit may be a copy of an older attempt's checkpoint.
             older = not isinstance(entry.record, Claim) or entry.record.attempt <= said
             if entry.number < newest and not isinstance(entry.record, Manifest) and older:
                 self.log.remove(entry.number)
 
     def sweep(self) -> None:
-        """Remove what older attempts left unfinished: they are fenced, so nobody will name it any more."""
-        with _tolerated(f"{self.log.where}: what older attempts left could not be removed"):
+        """Remove the uncommitted parts and shard records of older attempts: those are fenced and cannot commit them."""
+        with _tolerated(f"{self.log.where}: uncommitted parts of older attempts could not be removed"):
             self._store.tidy()
             needed = {part.key for _, manifest in self.log.checkpoints for part in manifest.parts}
             for root in ("parts", "shards"):
@@ -362,20 +365,20 @@ def open_writer(
     at_least: int = 1,
     alone: bool = False,
 ) -> Writer:
-    """Claim the root for `attempt` (None: the next), remove what older ones left unfinished, and be ready to save.
+    """Claim the root, remove uncommitted parts of older attempts, and return a writer.
 
     Args:
         store: the root.
-        attempt: fencing number.
-        gang: which process of how many this is: rank 0 commits.
-        retention: which checkpoints stay.
-        algorithm: of checksums.
-        commits: whether this process may commit, as one of rank 0 does.
-        at_least: the least number that is taken where none is given.
-        alone: whether no other process may have claimed the root for this attempt.
+        attempt: fencing token; None for the next free number.
+        gang: rank and size of the gang. Only rank 0 commits.
+        retention: which checkpoints are kept.
+        algorithm: checksum algorithm; None for the fastest that is installed.
+        commits: whether this process may commit, if it has rank 0.
+        at_least: lower bound of the number if `attempt` is None.
+        alone: fail if another process has claimed the root for the same attempt.
 
     Raises:
-        StaleAttemptError: a newer attempt has claimed it, or another process of this one where it must be alone.
+        StaleAttemptError: a newer attempt has claimed the root, or (`alone`) another process of the same attempt has.
         CheckpointError: the log cannot be read.
     """
     log = Log(store)
@@ -393,14 +396,14 @@ def open_writer(
 
 
 def _only_of(going: Iterable[Manifest], staying: Iterable[Manifest]) -> set[str]:
-    """Keys of the parts that none of those that stay needs."""
+    """Return the keys of parts that are named in `going` but not in `staying`."""
     needed = {part.key for manifest in staying for part in manifest.parts}
     return {part.key for manifest in going for part in manifest.parts} - needed
 
 
 @contextlib.contextmanager
 def _tolerated(what: str) -> Iterator[None]:
-    """Tidying that fails is tried again by the next save or claim."""
+    """Turn a failed cleanup into a warning; the next save or claim tries it again."""
     try:
         yield
     except Exception as error:
@@ -408,14 +411,14 @@ def _tolerated(what: str) -> Iterator[None]:
 
 
 def _attempt_of(key: str) -> int:
-    """The attempt in `parts/a0002/...`; one that is greater than any for what is not of this form."""
+    """Return the attempt in a key like `parts/a0002/...`; a number above all attempts if the key has another form."""
     folder = key.split("/")[1]
     digits = folder.removeprefix("a")
     return int(digits) if folder.startswith("a") and digits.isdigit() else 1 << 62
 
 
 def _sample(chunks: Sequence[Chunk], size_bytes: int) -> bytes:
-    """Bytes from a few places of the content."""
+    """Return bytes sampled at evenly spaced offsets of the content."""
     wanted = [size_bytes * n // _SAMPLES for n in range(_SAMPLES)]
     found = []
     start = 0

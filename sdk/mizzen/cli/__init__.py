@@ -1,5 +1,6 @@
-"""The `mizzen` command. `main` and `plain` need the standard library only; the rest needs the extra `client`.
+"""The `mizzen` command. `main` and `plain` need only the standard library; all other modules need the extra `client`.
 
-Each module here is a noun's commands; `app` knows them by name and loads one when it is run. Commands of other
-distributions come through the entry-point group `mizzen.commands`: each entry is a `click.Command`.
+Most modules here define the commands about one kind of object. `app` lists all commands and imports a command's module
+when the command runs. Other distributions add commands through the entry-point group `mizzen.commands`; each entry is
+a `click.Command`.
 """

@@ -1,4 +1,4 @@
-"""Commands about the command: completion and version."""
+"""The commands `completion` and `version`."""
 
 import click
 from click.shell_completion import get_completion_class
@@ -14,7 +14,7 @@ _SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_obj
 def completion(session: Session, shell: str) -> None:
-    r"""Print a script for a shell's completion.
+    r"""Print the completion script of a shell.
 
     \b
     bash:  eval "$(mizzen completion bash)"            in ~/.bashrc
@@ -25,7 +25,7 @@ def completion(session: Session, shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None
-    # Not `source()`: it runs bash to see its version.
+    # `source()` is not used because it starts bash to check its version.
     instance = kind(cli, {}, "mizzen", COMPLETE_VARIABLE)
     script = instance.source_template % instance.source_vars()
     emit_one(session, {"shell": shell, "script": script}, lambda: script, name=shell)
@@ -34,5 +34,5 @@ def completion(session: Session, shell: str) -> None:
 @click.command(cls=Command)
 @click.pass_obj
 def version(session: Session) -> None:
-    """Print the version."""
+    """Print the version of the command."""
     emit_one(session, {"name": "mizzen", "version": __version__}, lambda: f"mizzen {__version__}", name=__version__)

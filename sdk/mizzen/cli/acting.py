@@ -12,7 +12,7 @@ from mizzen.cli.session import WORKLOAD, WORKLOADS, Command, Session, complete_w
 from mizzen.client.views import TERMINAL_PHASES
 
 _CANCEL_S = 2.0
-"""For so long `cancel` waits to print what its workloads have become: those that hold nothing end at once."""
+"""The time that `cancel` waits for its workloads to end before it prints them. Workloads without slots end at once."""
 _POLL_S = 0.2
 
 
@@ -25,15 +25,22 @@ def _act(session: Session, references: tuple[str, ...], act: Callable[[str], Any
 
 @click.command(cls=Command)
 @click.argument("workloads", nargs=-1, shell_complete=complete_workload)
-@click.option("--label", "labels_", multiple=True, callback=labels, metavar="KEY=VALUE", help="All with this label.")
-@click.option("--tenant", help="With --label: only this tenant's.")
+@click.option(
+    "--label",
+    "labels_",
+    multiple=True,
+    callback=labels,
+    metavar="KEY=VALUE",
+    help="Cancel all workloads with this label (repeatable).",
+)
+@click.option("--tenant", help="With --label: cancel only the workloads of this tenant.")
 @click.pass_obj
 def cancel(session: Session, workloads: tuple[str, ...], labels_: dict[str, str], tenant: str | None) -> None:
-    """Cancel workloads, in whatever phase they are."""
+    """Cancel workloads in any phase."""
     if bool(workloads) == bool(labels_):
-        raise click.UsageError("give workloads, or --label")
+        raise click.UsageError("give either workloads or --label")
     if tenant and not labels_:
-        raise click.UsageError("--tenant belongs to --label")
+        raise click.UsageError("--tenant can only be used with --label")
     code = 0
     if workloads:
         asked, code = session.each(workloads, session.client.cancel)
@@ -45,12 +52,12 @@ def cancel(session: Session, workloads: tuple[str, ...], labels_: dict[str, str]
         emit_list(session, done, WORKLOAD_COLUMNS)
     for workload in done:
         if workload["phase"] not in TERMINAL_PHASES:
-            say(f"{workload['id']} is {workload['phase']}: it ends as soon as its tasks have saved and stopped")
+            say(f"{workload['id']} is {workload['phase']}: it ends when its tasks have saved and stopped")
     finish(code)
 
 
 def _cancelled(session: Session, ids: list[str]) -> list[Any]:
-    """The workloads as they are once they have ended, or after a moment."""
+    """Return the workloads when all have ended, or after `_CANCEL_S` seconds."""
     until_s = time.monotonic() + _CANCEL_S
     done = {id_: session.client.workload(id_) for id_ in ids}
     while time.monotonic() < until_s:
@@ -74,7 +81,7 @@ def hold(session: Session, workloads: tuple[str, ...]) -> None:
 @WORKLOADS
 @click.pass_obj
 def release(session: Session, workloads: tuple[str, ...]) -> None:
-    """Let held workloads go on."""
+    """Release held workloads, so that they can be placed again."""
     _act(session, workloads, session.client.release)
 
 
@@ -91,5 +98,5 @@ def lower(session: Session, workload: str, level: int) -> None:
 @WORKLOADS
 @click.pass_obj
 def preempt(session: Session, workloads: tuple[str, ...]) -> None:
-    """Send workloads back to the queue after a checkpoint (operators)."""
+    """Return workloads to the queue after they have saved a checkpoint (operators)."""
     _act(session, workloads, session.client.preempt)

@@ -1,4 +1,4 @@
-"""The application: its sections of commands, and running it to an exit code."""
+"""The click application: its commands by section, and `run`, which returns an exit code."""
 
 import os
 import sys
@@ -13,13 +13,13 @@ from mizzen.cli.session import Session, complain
 from mizzen.client.errors import ClientError
 
 COMPLETE_VARIABLE = "_MIZZEN_COMPLETE"
-"""Set by the completion scripts, which call the command with it to ask for completions."""
+"""The environment variable that a completion script sets when it calls the command to get completions."""
 _EPILOG = f"""\b
 Exit codes:
 {table()}
 
-Data goes to stdout and everything else to stderr. `-o json` works with every command. MIZZEN_API and MIZZEN_API_KEY, or
-what `mizzen login` saved, say which API is used."""
+Data goes to stdout and everything else to stderr. `-o json` works with every command. The API's URL and key are taken
+from MIZZEN_API and MIZZEN_API_KEY, or from the context that `mizzen login` saved."""
 
 
 class _Application(LazyGroup):
@@ -29,38 +29,40 @@ class _Application(LazyGroup):
             "wait": Lazy("mizzen.cli.submitting:wait", "Wait until workloads have ended."),
             "ls": Lazy("mizzen.cli.reading:ls", "List workloads."),
             "show": Lazy("mizzen.cli.reading:show", "Show one workload with its attempts."),
-            "why": Lazy("mizzen.cli.reading:why", "Say why a workload is where it is, or why it waits."),
-            "logs": Lazy("mizzen.cli.following:logs", "Print what a workload's tasks wrote."),
-            "events": Lazy("mizzen.cli.following:events", "Print what happened to a workload, or to all."),
+            "why": Lazy("mizzen.cli.reading:why", "Explain why a workload is in its current phase or still waits."),
+            "logs": Lazy("mizzen.cli.following:logs", "Print the output of a workload's tasks."),
+            "events": Lazy("mizzen.cli.following:events", "Print the events of a workload, or all events."),
             "cancel": Lazy("mizzen.cli.acting:cancel", "Cancel workloads."),
             "hold": Lazy("mizzen.cli.acting:hold", "Keep workloads in the queue until they are released."),
-            "release": Lazy("mizzen.cli.acting:release", "Let held workloads go on."),
+            "release": Lazy("mizzen.cli.acting:release", "Release held workloads, so that they can be placed again."),
             "lower": Lazy("mizzen.cli.acting:lower", "Lower a workload's priority."),
-            "preempt": Lazy("mizzen.cli.acting:preempt", "Send workloads back to the queue after a checkpoint."),
+            "preempt": Lazy(
+                "mizzen.cli.acting:preempt", "Return workloads to the queue after they have saved a checkpoint."
+            ),
         },
-        "The fleet": {
-            "queue": Lazy("mizzen.cli.reading:queue", "Show the queue in its order."),
-            "regions": Lazy("mizzen.cli.fleet:regions", "List regions; set what they may hold."),
-            "clusters": Lazy("mizzen.cli.fleet:clusters", "List clusters; set their prices."),
+        "Fleet": {
+            "queue": Lazy("mizzen.cli.reading:queue", "Show the waiting workloads in queue order."),
+            "regions": Lazy("mizzen.cli.fleet:regions", "List regions; set their storage limits and CPU quotas."),
+            "clusters": Lazy("mizzen.cli.fleet:clusters", "List clusters; set their zones, capacity kinds and prices."),
             "machines": Lazy("mizzen.cli.fleet:machines", "List machines; cordon or drain them."),
             "pools": Lazy("mizzen.cli.pools:pools", "List pools; set how many machines they have."),
-            "instances": Lazy("mizzen.cli.pools:instances", "List machines that were asked of providers; end them."),
-            "costs": Lazy("mizzen.cli.fleet:costs", "Show what workloads cost."),
+            "instances": Lazy("mizzen.cli.pools:instances", "List the machines requested from providers; end them."),
+            "costs": Lazy("mizzen.cli.fleet:costs", "Show the costs of workloads."),
             "export": Lazy("mizzen.cli.fleet:export", "Write a snapshot of the fleet for the simulator."),
-            "tables": Lazy("mizzen.cli.tables:tables", "List input tables; add, append or copy them."),
+            "tables": Lazy("mizzen.cli.tables:tables", "List input tables; add, extend, copy and verify them."),
             "tenants": Lazy("mizzen.cli.tenants:tenants", "List tenants; set their quotas and secrets."),
             "keys": Lazy("mizzen.cli.tenants:keys", "List, create and revoke API keys."),
-            "audit": Lazy("mizzen.cli.tenants:audit", "Show who changed what."),
+            "audit": Lazy("mizzen.cli.tenants:audit", "Show the audit log: who changed what."),
         },
         "Training code": {
-            "cadence": Lazy("mizzen.cli.passing:cadence", "Explain how often to save."),
+            "cadence": Lazy("mizzen.cli.passing:cadence", "Explain how often to save a checkpoint."),
             "checkpoint": Lazy("mizzen.cli.passing:checkpoint", "List, check and export checkpoints."),
         },
-        "This command": {
-            "login": Lazy("mizzen.cli.login:login", "Check the address and key of an API, and save them."),
-            "contexts": Lazy("mizzen.cli.login:contexts", "List, use and remove saved contexts."),
-            "completion": Lazy("mizzen.cli.about:completion", "Print a script for a shell's completion."),
-            "version": Lazy("mizzen.cli.about:version", "Print the version."),
+        "Setup": {
+            "login": Lazy("mizzen.cli.login:login", "Check the URL and key of an API, and save them."),
+            "contexts": Lazy("mizzen.cli.login:contexts", "List, select and remove saved contexts."),
+            "completion": Lazy("mizzen.cli.about:completion", "Print the completion script of a shell."),
+            "version": Lazy("mizzen.cli.about:version", "Print the version of the command."),
         },
     }
 
@@ -90,7 +92,7 @@ def run(arguments: Sequence[str]) -> int:
         complain(error)
         return exit_of(error)
     except BrokenPipeError:
-        # Nothing may be written to it at exit either.
+        # The flush at exit must not write to the broken pipe either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.PIPE
     except Exception:
@@ -101,7 +103,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _invoke(arguments: Sequence[str]) -> int:
-    # Not `cli.main`: it has exit codes of its own, such as 1 for a broken pipe.
+    # `cli.main` is not used because its exit codes differ, such as 1 for a broken pipe.
     try:
         with cli.make_context("mizzen", list(arguments)) as context:
             cli.invoke(context)

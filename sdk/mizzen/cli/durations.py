@@ -1,4 +1,4 @@
-"""Durations as options of the command take them."""
+"""Reads option values that are durations."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from mizzen.cli.plain.spec import BadValue, seconds
 
 
 def duration(above_zero: bool) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
-    """Option callback: seconds of a string such as `90s`, `1h30m` or `2d`, or of a number of seconds."""
+    """Return an option callback that converts a duration such as `90s`, `1h30m`, `2d` or `90` to seconds."""
 
     def read(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
         if text is None:

@@ -1,4 +1,4 @@
-"""Exit codes: the one place that says which there are, and which error gives which."""
+"""Exit codes of the command, their meanings, and the mapping from errors to exit codes."""
 
 from enum import IntEnum
 
@@ -6,7 +6,7 @@ from mizzen.client import errors
 
 
 class Exit(IntEnum):
-    """How the command ended."""
+    """An exit code of the command."""
 
     OK = 0
     WORKLOAD_FAILED = 1
@@ -25,16 +25,16 @@ class Exit(IntEnum):
 MEANINGS: dict[Exit, str] = {
     Exit.OK: "done",
     Exit.WORKLOAD_FAILED: "a workload failed or was cancelled (wait, submit --wait, submit --follow)",
-    Exit.USAGE: "wrong usage, or a document that is not valid",
-    Exit.NOT_FOUND: "there is no such workload, machine, tenant, checkpoint, ...",
-    Exit.REFUSED: "the API key is missing, unknown, or may not do this",
-    Exit.CONFLICT: "the present state does not allow it",
-    Exit.UNAVAILABLE: "the API, or a store, cannot be reached, is unavailable or has a fault",
-    Exit.IMPOSSIBLE: "no region could ever hold it as the fleet is (submit --dry-run)",
+    Exit.USAGE: "wrong usage, or an invalid document",
+    Exit.NOT_FOUND: "no such workload, machine, tenant, checkpoint, ...",
+    Exit.REFUSED: "the API key is missing, unknown, or lacks the permission",
+    Exit.CONFLICT: "the current state does not allow the action",
+    Exit.UNAVAILABLE: "the API or an object store is unreachable, unavailable or has an internal error",
+    Exit.IMPOSSIBLE: "no region of the current fleet could ever run the workload (submit --dry-run)",
     Exit.DAMAGED: "a checkpoint is damaged (checkpoint verify, checkpoint export)",
-    Exit.FAULT: "a fault in the command itself",
+    Exit.FAULT: "an internal error of the command",
     Exit.INTERRUPTED: "interrupted (Ctrl-C)",
-    Exit.PIPE: "the reader of the output went away (`| head`)",
+    Exit.PIPE: "the reader of the output closed the pipe (`| head`)",
 }
 
 _OF_ERRORS: tuple[tuple[type[errors.ClientError], Exit], ...] = (
@@ -48,10 +48,10 @@ _OF_ERRORS: tuple[tuple[type[errors.ClientError], Exit], ...] = (
 
 
 def exit_of(error: errors.ClientError) -> Exit:
-    """The exit code for an error of the client; what is not in the list was wrong usage."""
+    """Return the exit code for an error of the client: `USAGE` if its type is not listed."""
     return next((code for kind, code in _OF_ERRORS if isinstance(error, kind)), Exit.USAGE)
 
 
 def table() -> str:
-    """The codes and their meanings, one a line."""
+    """Return the exit codes and their meanings, one per line."""
     return "\n".join(f"{code.value:>3}  {text}" for code, text in MEANINGS.items())

@@ -1,4 +1,4 @@
-"""Commands about the fleet: regions, clusters and machines."""
+"""Commands about the fleet: regions, clusters, machines, costs and snapshots."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -68,7 +68,7 @@ _CLUSTER_COLUMNS = (
     *_PLACE_COLUMNS,
     Column("ZONE", lambda c: c.get("zone"), drop=3),
     Column("CAPACITY", lambda c: str(c.get("capacity", "reserved")).replace("_", " "), drop=2),
-    Column("$ AN HOUR", lambda c: words.pairs(c.get("prices", {})), drop=4, flexible=True),
+    Column("USD/H", lambda c: words.pairs(c.get("prices", {})), drop=4, flexible=True),
     Column("MANAGER", lambda c: c["manager"], wide=True),
 )
 _COST_COLUMNS = (
@@ -77,7 +77,7 @@ _COST_COLUMNS = (
     Column("CAPACITY", lambda c: c["capacity"].replace("_", " "), drop=2),
     Column("RESOURCE", lambda c: c["resource"]),
     Column("HOURS", lambda c: words.hours(c["hours"]), right=True),
-    Column("NO PRICE", lambda c: words.hours(c["unpriced_h"]) if c["unpriced_h"] else None, right=True, drop=3),
+    Column("UNPRICED HOURS", lambda c: words.hours(c["unpriced_h"]) if c["unpriced_h"] else None, right=True, drop=3),
     Column("COST", lambda c: words.usd(c["usd"]), right=True),
 )
 
@@ -100,13 +100,13 @@ _MACHINE_COLUMNS = (
     Column("FREE MEMORY", lambda m: words.size(m["free_memory_bytes"]), drop=3, right=True),
     Column("RACK", lambda m: m["rack"], wide=True),
     Column("ADDRESS", lambda m: m["address"], wide=True),
-    Column("WHY", lambda m: words.reason(m["cordon"]), drop=1, flexible=True),
+    Column("REASON", lambda m: words.reason(m["cordon"]), drop=1, flexible=True),
 )
 
 
 @click.group(cls=Commands)
 def regions() -> None:
-    """List regions; set what they may hold."""
+    """List regions; set their storage limits and CPU quotas."""
 
 
 @regions.command("list")
@@ -124,7 +124,11 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
 
 
 def _amounts(must_be: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, float]]:
-    """Option callback: `name=number`s as a mapping; `must_be` says what the numbers are."""
+    """Return an option callback that reads repeated `name=number` values into a mapping.
+
+    Args:
+        must_be: what each number is, for the error message.
+    """
 
     def read(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
         amounts = {}
@@ -140,22 +144,27 @@ def _amounts(must_be: str) -> Callable[[click.Context, click.Parameter, tuple[st
 
 @regions.command("set")
 @click.argument("name", shell_complete=complete_region)
-@click.option("--storage", metavar="SIZE", callback=_size, help="What its bucket may hold of tables: 5PB.")
+@click.option(
+    "--storage",
+    metavar="SIZE",
+    callback=_size,
+    help="Most bytes of tables that the region's bucket may hold, such as 5PB.",
+)
 @click.option(
     "--cpu-hours",
     multiple=True,
     metavar="APP=HOURS",
     callback=_amounts("a number of hours"),
-    help="A day's quota; repeatable.",
+    help="Quota of CPU hours a day for the jobs of an app; repeatable.",
 )
-@click.option("--no-cpu-hours", is_flag=True, help="No quota for any app.")
+@click.option("--no-cpu-hours", is_flag=True, help="Remove the quotas of all apps.")
 @click.pass_obj
 def set_region(
     session: Session, name: str, storage: int | None, cpu_hours: dict[str, float], no_cpu_hours: bool
 ) -> None:
-    """Set what a region may hold of tables, and the CPU hours a day of apps' jobs there (operators).
+    """Set a region's limit on table storage and its daily quotas of CPU hours for apps (operators).
 
-    The quotas that are given take the place of all that there were.
+    If quotas are given, they replace all earlier quotas of the region.
     """
     settings: dict[str, Any] = {} if storage is None else {"storage_bytes": storage}
     if cpu_hours or no_cpu_hours:
@@ -182,7 +191,7 @@ def _remove(session: Session, names: tuple[str, ...], remove: Callable[[str], No
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_region)
 @click.pass_obj
 def remove_regions(session: Session, names: tuple[str, ...]) -> None:
-    """Remove regions without machines, data and placed workloads (operators). Their buckets stay as they are."""
+    """Remove regions that have no machines, data or placed workloads (operators). Their buckets are not changed."""
     _remove(session, names, session.client.remove_region)
 
 
@@ -190,16 +199,16 @@ def remove_regions(session: Session, names: tuple[str, ...]) -> None:
 @click.argument("file", type=click.File("w", lazy=True, atomic=True), default="-")
 @click.pass_obj
 def export(session: Session, file: IO[str]) -> None:
-    """Write a snapshot of the fleet for the simulator: machines, tenants and live workloads, to FILE (default: stdout).
+    """Write a snapshot of the fleet for the simulator to FILE (default: stdout).
 
-    `mizzen simulate --from-live FILE` starts from it.
+    The snapshot holds the machines, tenants and live workloads. `mizzen simulate --from-live FILE` starts from it.
     """
     file.write(dump(session.client.snapshot(), "yaml" if session.output == "yaml" else "json").rstrip("\n") + "\n")
 
 
 @click.group(cls=Commands)
 def clusters() -> None:
-    """List clusters; set their prices."""
+    """List clusters; set their zones, capacity kinds and prices."""
 
 
 def _cluster(item: Mapping[str, Any]) -> str:
@@ -207,7 +216,7 @@ def _cluster(item: Mapping[str, Any]) -> str:
 
 
 @clusters.command("list")
-@click.option("--region", shell_complete=complete_region, help="Only in this region.")
+@click.option("--region", shell_complete=complete_region, help="List only the clusters of this region.")
 @click.pass_obj
 def list_clusters(session: Session, region: str | None) -> None:
     """List clusters."""
@@ -216,24 +225,28 @@ def list_clusters(session: Session, region: str | None) -> None:
 
 @clusters.command("set")
 @click.argument("cluster", metavar="REGION/CLUSTER", shell_complete=complete_cluster)
-@click.option("--zone", help="Where its machines are within the region, as their platform names it.")
-@click.option("--capacity", type=click.Choice(["reserved", "on_demand", "spot", "voluntary"]), help="How they are had.")
+@click.option("--zone", help="The zone of its machines, by the platform's name, such as us-east-1b.")
+@click.option(
+    "--capacity",
+    type=click.Choice(["reserved", "on_demand", "spot", "voluntary"]),
+    help="How its machines are obtained.",
+)
 @click.option(
     "--price",
     "prices",
     multiple=True,
     metavar="TYPE=USD",
     callback=_amounts("US dollars an hour"),
-    help="US dollars an hour of one GPU of a type, or of one core (cpu=0.04); repeatable.",
+    help="Price per hour, in US dollars, of one GPU of a type or of one core (cpu=0.04); repeatable.",
 )
-@click.option("--no-prices", is_flag=True, help="No price for anything.")
+@click.option("--no-prices", is_flag=True, help="Remove all prices.")
 @click.pass_obj
 def set_cluster(
     session: Session, cluster: str, zone: str | None, capacity: str | None, prices: dict[str, float], no_prices: bool
 ) -> None:
-    """Set what a cluster's machines share (operators).
+    """Set the zone, capacity kind and prices of a cluster's machines (operators).
 
-    The prices that are given take the place of all that there were, and count from now on.
+    If prices are given, they replace all earlier prices of the cluster. They apply from now on.
     """
     region, slash, name = cluster.partition("/")
     if not slash or not name or "/" in name:
@@ -247,20 +260,25 @@ def set_cluster(
 
 
 @click.command(cls=Command)
-@click.option("--from", "first", type=click.DateTime(["%Y-%m-%d"]), help="First day (UTC); by default 7 days in all.")
-@click.option("--to", "last", type=click.DateTime(["%Y-%m-%d"]), help="Last day (UTC); today by default.")
-@click.option("--tenant", shell_complete=complete_tenant, help="Only this tenant's.")
+@click.option(
+    "--from",
+    "first",
+    type=click.DateTime(["%Y-%m-%d"]),
+    help="First day (UTC). Default: the 7 days that end with --to.",
+)
+@click.option("--to", "last", type=click.DateTime(["%Y-%m-%d"]), help="Last day (UTC). Default: today.")
+@click.option("--tenant", shell_complete=complete_tenant, help="Show only the costs of this tenant.")
 @click.pass_obj
 def costs(session: Session, first: datetime | None, last: datetime | None, tenant: str | None) -> None:
-    """Show what workloads cost.
+    """Show the costs of workloads.
 
-    By day and tenant, at the prices of their clusters.
+    Costs are listed by day, tenant, capacity kind and resource, at the prices of the clusters.
     """
     first_day, last_day = (None if day is None else day.date().isoformat() for day in (first, last))
     items = session.client.costs(first_day, last_day, tenant)
     emit_list(session, items, _COST_COLUMNS, name=lambda c: f"{c['day']}/{c['tenant']}/{c['capacity']}/{c['resource']}")
     if items and session.output in ("table", "wide"):
-        say(f"{words.usd(sum(item['usd'] for item in items))} in all")
+        say(f"{words.usd(sum(item['usd'] for item in items))} in total")
 
 
 @click.group(cls=Commands)
@@ -269,11 +287,11 @@ def machines() -> None:
 
 
 @machines.command("list")
-@click.option("--region", shell_complete=complete_region, help="Only in this region.")
-@click.option("--cluster", help="Only in this cluster.")
+@click.option("--region", shell_complete=complete_region, help="List only the machines of this region.")
+@click.option("--cluster", help="List only the machines of clusters with this name.")
 @click.pass_obj
 def list_machines(session: Session, region: str | None, cluster: str | None) -> None:
-    """List machines with what is free on them."""
+    """List machines with their free resources."""
     emit_list(session, session.client.machines(region, cluster), _MACHINE_COLUMNS)
 
 
@@ -297,10 +315,10 @@ _IDS = click.argument(
 
 @machines.command()
 @_IDS
-@click.option("--reason", help="Why, for others to read.")
+@click.option("--reason", help="The reason, shown to other users.")
 @click.pass_obj
 def cordon(session: Session, machine_ids: tuple[str, ...], reason: str | None) -> None:
-    """Place no new work on machines; what runs there goes on."""
+    """Stop placing new work on machines; running tasks continue."""
     _set(session, machine_ids, "cordon", reason)
 
 
@@ -308,7 +326,7 @@ def cordon(session: Session, machine_ids: tuple[str, ...], reason: str | None) -
 @_IDS
 @click.pass_obj
 def uncordon(session: Session, machine_ids: tuple[str, ...]) -> None:
-    """Let new work be placed on machines again."""
+    """Allow new work on cordoned machines again."""
     _set(session, machine_ids, "uncordon")
 
 
@@ -316,7 +334,7 @@ def uncordon(session: Session, machine_ids: tuple[str, ...]) -> None:
 @_IDS
 @click.pass_obj
 def drain(session: Session, machine_ids: tuple[str, ...]) -> None:
-    """Move all work away from machines, after a checkpoint."""
+    """Move all work off machines; workloads save a checkpoint first."""
     _set(session, machine_ids, "drain")
 
 
@@ -324,7 +342,7 @@ def drain(session: Session, machine_ids: tuple[str, ...]) -> None:
 @_IDS
 @click.pass_obj
 def undrain(session: Session, machine_ids: tuple[str, ...]) -> None:
-    """Take back a drain."""
+    """Cancel the drain of machines."""
     _set(session, machine_ids, "undrain")
 
 
@@ -332,17 +350,17 @@ def undrain(session: Session, machine_ids: tuple[str, ...]) -> None:
 @_IDS
 @click.pass_obj
 def remove_machines(session: Session, machine_ids: tuple[str, ...]) -> None:
-    """Remove machines that are drained or lost, and on which nothing is held.
+    """Remove machines that are drained or lost and on which no workload holds resources.
 
-    A machine whose agent starts again comes back as a new one.
+    If the agent of a removed machine starts again, the machine joins as a new one.
     """
     _remove(session, machine_ids, session.client.remove_machine)
 
 
 @machines.command()
 @click.argument("machine_id", metavar="REGION/CLUSTER/MACHINE")
-@click.option("--key", help="The new key's fingerprint, as the machine's owner reads it.")
+@click.option("--key", help="Fingerprint of the new key. Default: the key that the machine presents now.")
 @click.pass_obj
 def trust(session: Session, machine_id: str, key: str | None) -> None:
-    """Accept the new key with which a machine announces itself; secrets are sealed to it from then on."""
+    """Trust the new public key that a machine presents. From then on, secrets are encrypted to this key."""
     emit_list(session, [session.client.trust_machine(machine_id, key)], _MACHINE_COLUMNS)

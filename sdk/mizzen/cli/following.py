@@ -1,4 +1,4 @@
-"""Commands that follow what happens: logs and events."""
+"""The commands `logs` and `events`."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,11 +14,11 @@ from mizzen.client.views import Event
 
 @click.command(cls=Command)
 @WORKLOAD
-@click.option("-f", "--follow", is_flag=True, help="Go on until the workload has ended.")
-@click.option("-n", "--tail", type=click.IntRange(min=0), help="Only the last lines of each task.")
-@click.option("--job", help="Only this job's tasks.")
-@click.option("--task", type=click.IntRange(min=0), help="Only the task with this index.")
-@click.option("--attempt", type=click.IntRange(min=1), help="Of this attempt; the newest by default.")
+@click.option("-f", "--follow", is_flag=True, help="Continue until the workload has ended.")
+@click.option("-n", "--tail", type=click.IntRange(min=0), help="Print only the last lines of each task.")
+@click.option("--job", help="Print only the tasks of this job.")
+@click.option("--task", type=click.IntRange(min=0), help="Print only the task with this index.")
+@click.option("--attempt", type=click.IntRange(min=1), help="Print the logs of this attempt. Default: the newest.")
 @click.pass_obj
 def logs(
     session: Session,
@@ -29,23 +29,24 @@ def logs(
     task: int | None,
     attempt: int | None,
 ) -> None:
-    """Print what a workload's tasks wrote. With several tasks each line starts with `job/task| `.
+    """Print the output of a workload's tasks. If there are several tasks, each line starts with `job/task| `.
 
-    At a terminal control characters are shown and not obeyed (`^[` for an escape); pipes get the bytes as they are:
-    `mizzen logs ... | less -R` shows colours.
+    On a terminal, control characters are printed as visible text (`^[` for an escape). A pipe receives the unchanged
+    bytes: `mizzen logs ... | less -R` shows colours.
     """
     id_ = session.resolve(workload)
     try:
         print_logs(session, id_, follow=follow, tail=tail, job=job, task=task, attempt=attempt)
     except KeyboardInterrupt:
-        interrupted(f"{id_} goes on; `mizzen logs -f {id_}` follows it again")
+        interrupted(f"{id_} continues; `mizzen logs -f {id_}` follows it again")
 
 
 def print_logs(session: Session, workload_id: str, **options: Any) -> None:
-    """Print lines as they come; as JSON or YAML, an object for each.
+    """Print log lines as they arrive; with `-o json` or `-o yaml`, one object per line.
 
-    At a terminal, what tasks wrote must not command it: controls are shown (`^[`). A pipe or a file gets the bytes.
-    If the workload is queued, stderr says why there are none yet, or no further ones for now.
+    On a terminal, control characters are printed as visible text (`^[`), so that the output of tasks cannot control the
+    terminal. A pipe or a file receives the unchanged bytes. If the workload is queued or has no attempt, its status is
+    printed to stderr, because no lines arrive for now.
     """
     workload = session.client.workload(workload_id)
     if workload["queued"] or not workload["attempt"]:
@@ -69,11 +70,11 @@ def _say_attempt(number: int) -> None:
 
 @click.command(cls=Command)
 @click.argument("workload", required=False, shell_complete=complete_workload)
-@click.option("-f", "--follow", is_flag=True, help="Go on as they happen.")
-@click.option("--after", metavar="ID", help="Only those after this event; `now`: only those to come.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new events as they occur.")
+@click.option("--after", metavar="ID", help="Print only the events after this one; `now`: only future events.")
 @click.pass_obj
 def events(session: Session, workload: str | None, follow: bool, after: str | None) -> None:
-    """Print what happened to a workload, or to all that the key may see."""
+    """Print the events of a workload, or all events that the API key may see."""
     id_ = session.resolve(workload) if workload else None
     last = after
 
@@ -87,7 +88,7 @@ def events(session: Session, workload: str | None, follow: bool, after: str | No
         emit_stream(session, found(), _line, name=lambda event: str(event["id"]))
     except KeyboardInterrupt:
         again = " ".join(filter(None, ["mizzen events -f", id_, f"--after {last}" if last else None]))
-        interrupted(f"nothing but this list has ended; `{again}` goes on")
+        interrupted(f"only this listing has stopped; `{again}` continues it")
 
 
 def _line(event: Mapping[str, Any]) -> str:

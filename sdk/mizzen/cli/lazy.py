@@ -1,7 +1,7 @@
-"""A group of commands that are loaded when they are run, not when they are listed.
+"""A click group that imports a command when it runs, not when it is listed.
 
-Help of a command that another distribution contributes is read from its source: server modules take a second to
-import, and one that cannot be imported must not break the list.
+For a command of another distribution, the help line is read from the source file without importing it: server modules
+take a second to import, and a module that cannot be imported must not break the list.
 """
 
 from collections.abc import Mapping
@@ -21,27 +21,27 @@ GROUP = "mizzen.commands"
 
 
 class Lazy(NamedTuple):
-    """A command of our own: where it is (`module:name`) and its line in the list."""
+    """A command of this package: its location (`module:name`) and its help line in the list."""
 
     target: str
     help: str
 
 
 class LazyGroup(click.Group):
-    """Commands by name: sections of our own, and those of the entry-point group `mizzen.commands`."""
+    """A group of the commands in `sections` and of the entry-point group `mizzen.commands`."""
 
     sections: Mapping[str, Mapping[str, Lazy]] = {}
-    plugin_section = "Commands of the server"
+    plugin_section = "Server"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Our own commands in their sections' order, then the plugins'."""
+        """Return the names of the commands in `sections`, in their order, then the names of the plugins."""
         return [*_own(self.sections), *(name for name in _plugins() if name not in _own(self.sections))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now; None if there is none of that name.
+        """Import and return the command, or return None if no command has this name.
 
         Raises:
-            BrokenPlugin: a plugin's cannot be loaded.
+            BrokenPlugin: the command of a plugin cannot be loaded.
         """
         if own := _own(self.sections).get(cmd_name):
             module, _, name = own.target.partition(":")
@@ -52,7 +52,7 @@ class LazyGroup(click.Group):
         return None if plugin is None else _load(plugin)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each section with its commands, importing none of them."""
+        """Write each section with its commands, without importing them."""
         sections = {title: {name: lazy.help for name, lazy in part.items()} for title, part in self.sections.items()}
         own = _own(self.sections)
         sections[self.plugin_section] = {name: _help_of(p) for name, p in _plugins().items() if name not in own}
@@ -63,7 +63,7 @@ class LazyGroup(click.Group):
                     formatter.write_dl([(name.ljust(width), text) for name, text in part.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names that start with `incomplete`, and the group's options."""
+        """Return completions: the command names that start with `incomplete`, and the options of the group."""
         own = [
             CompletionItem(name, help=lazy.help)
             for name, lazy in _own(self.sections).items()
@@ -79,14 +79,14 @@ def _own(sections: Mapping[str, Mapping[str, Lazy]]) -> dict[str, Lazy]:
 
 @cache
 def _plugins() -> "dict[str, EntryPoint]":
-    # Slow to import, and not needed to run a command of our own.
+    # Imported here because it is slow to import and is not needed to run a command of this package.
     from importlib.metadata import entry_points
 
     return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.name, e.value))}
 
 
 class BrokenPlugin(click.ClickException):
-    """A contributed command that cannot be loaded."""
+    """The command of a plugin cannot be loaded."""
 
     exit_code = 70
 
@@ -106,7 +106,7 @@ def _load(plugin: "EntryPoint") -> click.Command:
 
 
 def _help_of(plugin: "EntryPoint") -> str:
-    """The first sentence of the docstring of the function that the entry names; empty where it cannot be found."""
+    """Return the first sentence of the docstring of the entry's function, or an empty string if it is not found."""
     import ast
 
     try:

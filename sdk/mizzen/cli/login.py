@@ -1,4 +1,4 @@
-"""Commands about which API is used: login and contexts."""
+"""The commands `login` and `contexts`, which select the API to use."""
 
 from urllib.parse import urlsplit
 
@@ -11,20 +11,24 @@ from mizzen.client.contexts import Context, load_contexts, save_contexts
 
 @click.command(cls=Command)
 @click.argument("url")
-@click.option("--key", envvar="MIZZEN_API_KEY", help="The API key; `-` reads it from stdin. Asked for if not given.")
+@click.option(
+    "--key",
+    envvar="MIZZEN_API_KEY",
+    help="The API key; `-` reads it from stdin. If it is not given, the command prompts for it.",
+)
 @click.pass_obj
 def login(session: Session, url: str, key: str | None) -> None:
-    """Check the address and key of an API, and save them.
+    """Check the URL and key of an API, and save them.
 
-    They become the context in use, called what `--context` says, or the API's host. A key on the command line can be
-    seen by other users of the machine: use `--key -`.
+    They are saved as a context, which becomes the current one. Its name is the value of `--context`, or the API's host
+    name. Other users of the machine can see a key on the command line: use `--key -` instead.
     """
     key = stdin_text("--key", "API key") if key in (None, "-") else key
     with client_class()(url, key, patience_s=session.patience_s, on_expiry=say_expiry) as client:
         identity = client.whoami()
     host = urlsplit(url).hostname or url
     if url.startswith("http://") and host not in ("localhost", "127.0.0.1", "::1"):
-        say(f"the key travels unencrypted to {host}: prefer https")
+        say(f"the API key is sent unencrypted to {host}: use https instead")
     chosen = session.context or host
     path = save_contexts(load_contexts().with_context(chosen, Context(url.rstrip("/"), key)))
     whose = f"tenant {identity['tenant']}" if identity.get("tenant") else "all tenants"
@@ -34,7 +38,7 @@ def login(session: Session, url: str, key: str | None) -> None:
 
 
 _COLUMNS = (
-    Column("IN USE", lambda c: "*" if c["in_use"] else ""),
+    Column("CURRENT", lambda c: "*" if c["in_use"] else ""),
     Column("NAME", lambda c: c["name"]),
     Column("API", lambda c: c["api"]),
 )
@@ -42,13 +46,13 @@ _COLUMNS = (
 
 @click.group(cls=Commands)
 def contexts() -> None:
-    """List, use and remove saved contexts."""
+    """List, select and remove saved contexts."""
 
 
 @contexts.command("list")
 @click.pass_obj
 def list_(session: Session) -> None:
-    """List the saved contexts; their keys are not shown."""
+    """List the saved contexts without their keys."""
     saved = load_contexts()
     items = [{"name": n, "api": c.api, "in_use": n == saved.current} for n, c in sorted(saved.named.items())]
     emit_list(session, items, _COLUMNS, name=lambda c: str(c["name"]))
@@ -58,7 +62,7 @@ def list_(session: Session) -> None:
 @click.argument("name", shell_complete=complete_context)
 @click.pass_obj
 def use(session: Session, name: str) -> None:
-    """Use a context from now on."""
+    """Make a context the current one."""
     save_contexts(load_contexts().using(name))
     emit_one(session, {"context": name}, lambda: name, name=name)
 

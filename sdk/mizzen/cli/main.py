@@ -1,6 +1,6 @@
-"""Entry point of the `mizzen` command: without the extra `client` it says what to install.
+"""Entry point of the `mizzen` command. If the extra `client` is not installed, it prints what to install.
 
-The commands of `mizzen.cli.plain` need no extra, and import nothing of it.
+The commands of `mizzen.cli.plain` do not need the extra and import nothing from it.
 """
 
 import os
@@ -22,9 +22,9 @@ def main() -> None:
             sys.exit(run_plain(arguments))
         missing = [distribution for module, distribution in _NEEDED.items() if find_spec(module) is None]
         if missing:
-            needs = f"the command needs {', '.join(missing)}: pip install 'mizzen[client]'"
+            needs = f"this command needs {', '.join(missing)}: pip install 'mizzen[client]'"
             without = " and ".join(f"`mizzen {name}`" for name in COMMANDS)
-            print(f"mizzen: {needs}; {without} work without", file=sys.stderr)
+            print(f"mizzen: {needs}; {without} do not need it", file=sys.stderr)
             sys.exit(2)
         from mizzen.cli.app import run
     except KeyboardInterrupt:

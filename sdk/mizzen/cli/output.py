@@ -1,4 +1,4 @@
-"""Printing data of a session: see `mizzen.cli.plain.printing`, which does it without click."""
+"""Prints data in the output format of a session, by means of `mizzen.cli.plain.printing`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -18,17 +18,17 @@ def emit_list(
     columns: Sequence[Column],
     name: Callable[[Any], str] = lambda item: str(item["id"]),
 ) -> None:
-    """Print a list of items in the format that was asked for. `name` is what `-o name` prints."""
+    """Print a list of items in the session's output format. `name` returns the text that `-o name` prints."""
     printing.emit_list(session.output, items, columns, name)
 
 
 def emit_one(session: Session, item: Mapping[str, Any], page: Callable[[], str], name: str | None = None) -> None:
-    """Print one thing: `page` for the formats table and wide, `name` (its id by default) for name."""
+    """Print one item: `page` for the formats table and wide, `name` (default: the item's id) for the format name."""
     printing.emit_one(session.output, item, page, name)
 
 
 def emit_stream(session: Session, items: Iterable[Any], line: Callable[[Any], str], name: Callable[[Any], str]) -> None:
-    """Print items as they come."""
+    """Print items as they arrive."""
     for item in items:
         if session.output == "json":
             click.echo(dump_line(item))

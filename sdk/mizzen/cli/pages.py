@@ -1,4 +1,4 @@
-"""Readable pages of one workload: `show` and `why`."""
+"""Text pages about one workload, for the commands `show` and `why`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,20 +10,22 @@ _ATTEMPTS = (
     Column("#", lambda a: a["attempt"], right=True),
     Column("REGION", lambda a: a["region"]),
     Column("AWARDED", lambda a: words.clock(a["awarded_at"])),
-    Column("RAN", lambda a: words.between(a["started_at"], a["released_at"]) if a["started_at"] else None, right=True),
-    Column("FROM", lambda a: a["resumed_step"], right=True),
-    Column("TO", lambda a: a["last_step"], right=True),
-    Column("OUTCOME", lambda a: words.reason(a["outcome"]) if a["released_at"] else "goes on"),
+    Column(
+        "RUN TIME", lambda a: words.between(a["started_at"], a["released_at"]) if a["started_at"] else None, right=True
+    ),
+    Column("FROM STEP", lambda a: a["resumed_step"], right=True),
+    Column("LAST STEP", lambda a: a["last_step"], right=True),
+    Column("OUTCOME", lambda a: words.reason(a["outcome"]) if a["released_at"] else "active"),
 )
 
 
 def why_page(why: Mapping[str, Any]) -> str:
-    """The summary, then one line for each reason."""
+    """Return the summary, then one line for each reason."""
     return "\n".join([cell(why["summary"]), *(f"  {cell(words.reason(reason))}" for reason in why["reasons"])])
 
 
 def show_page(workload: Mapping[str, Any]) -> str:
-    """All that a user asks first about a workload; `attempts` is part of the mapping."""
+    """Return the main facts about a workload, its jobs and its attempts, which `workload["attempts"]` holds."""
     rows = [(name, value) for name, value in _facts(workload) if value]
     width = max(len(name) for name, _ in rows)
     lines = [f"{workload['id']}  {workload['name']}  (tenant {workload['tenant']})"]
@@ -51,7 +53,7 @@ def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "submitted", words.ago(workload["submitted_at"])
     if workload["finished_at"]:
         took = words.between(workload["submitted_at"], workload["finished_at"])
-        yield "finished", f"{words.ago(workload['finished_at'])}, {took} after it was submitted"
+        yield "finished", f"{words.ago(workload['finished_at'])}, {took} after submission"
     progress = workload["progress"] or {}
     yield "progress", _progress(progress)
     yield "saves", _cadence(progress.get("cadence"), progress.get("checkpoint_s"))
@@ -67,7 +69,7 @@ def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
 
 def _cost(workload: Mapping[str, Any]) -> str | None:
     usd, unpriced_h = workload.get("cost_usd"), workload.get("unpriced_h") or 0.0
-    if not usd:  # Without any prices, hours without a price say nothing.
+    if not usd:  # If nothing has a price, the hours without a price are not worth a line.
         return None
     return f"{words.usd(usd)}{f', and {words.hours(unpriced_h)} h without a price' if unpriced_h else ''}"
 
@@ -76,7 +78,7 @@ def _tables(workload: Mapping[str, Any]) -> Iterator[str]:
     newest = workload["attempts"][-1] if workload["attempts"] else {}
     stale = newest.get("stale_tables", {}) if newest.get("released_at") is None else {}
     for name in workload["tables"]:
-        yield f"{name} (complete until {words.clock(stale[name])})" if name in stale else name
+        yield f"{name} (stale: complete until {words.clock(stale[name])})" if name in stale else name
 
 
 def _progress(progress: Mapping[str, Any] | None) -> str | None:
@@ -91,9 +93,9 @@ def _progress(progress: Mapping[str, Any] | None) -> str | None:
 
 
 def _cadence(cadence: Mapping[str, Any] | None, took_s: float | None) -> str | None:
-    """`every 805 s (W): a save costs 30 s (C), an interruption comes every 10800 s (mu, by the scheduler)`."""
+    """Return, for example, `every 805 s (W): a save costs 30 s (C), an interruption comes every 3h (mu, by hazard)`."""
     if not cadence:
-        return None if took_s is None else f"the last one held the training up for {took_s:.3g} s"
+        return None if took_s is None else f"the last save stalled the training for {took_s:.3g} s"
     known = [
         None if cadence["cost_s"] is None else f"a save costs {cadence['cost_s']:.3g} s (C)",
         None
@@ -113,14 +115,14 @@ def _lost(at_risk_s: float | None, lost_s: float | None) -> str | None:
 
 
 def _load(load: Mapping[str, Any] | None) -> str | None:
-    """Only what is not as it should be."""
+    """Return the state of loading a checkpoint if it is not the normal one, else None."""
     if not load or (load["state"] in ("loaded", "none") and not load["skipped"]):
         return None
-    passed = f", {words.plural(load['skipped'], 'checkpoint')} passed over as damaged" if load["skipped"] else ""
+    passed = f", {words.plural(load['skipped'], 'checkpoint')} skipped as damaged" if load["skipped"] else ""
     return f"{load['state']}{passed}{': ' + load['error'] if load['error'] else ''}"
 
 
 def _notice(notice: Mapping[str, Any] | None) -> str | None:
     if not notice:
         return None
-    return f"{notice['platform']} says {notice['kind']}: {notice['decision'] or notice['words']}"
+    return f"{notice['platform']} reports {notice['kind']}: {notice['decision'] or notice['words']}"

@@ -1,7 +1,7 @@
-"""Commands of `mizzen.cli.plain` in the click application: its lists, help and completion have them too.
+"""Adds the commands of `mizzen.cli.plain` to the click application, for its lists, help and completion.
 
-What they do is done by `mizzen.cli.plain.running`, which gets the arguments as they were given. click parses them only
-to complete a command line.
+The commands are run by `mizzen.cli.plain.running`, which receives the unparsed arguments. click parses the arguments
+only to complete a command line.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from mizzen.cli.session import Command, Commands, finish
 
 
 class _Passing:
-    """Passes the arguments on, whatever they are."""
+    """A mixin for click commands that passes the unparsed arguments to `mizzen.cli.plain.running`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See `click.Command.parse_args`."""
@@ -37,7 +37,7 @@ class _PassingGroup(_Passing, Commands):
 
 
 def passing(name: str) -> click.Command:
-    """The click command for a command, or a group, of `mizzen.cli.plain.running.COMMANDS`."""
+    """Return the click command for the command or group `name` of `mizzen.cli.plain.running.COMMANDS`."""
     found = running.load(name)
     if isinstance(found, spec.Command):
         return _command(found)

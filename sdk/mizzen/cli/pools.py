@@ -1,4 +1,4 @@
-"""Commands about pools, and the machines that were asked of providers for them."""
+"""Commands about pools and about the machines that are requested from providers for them."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -40,9 +40,9 @@ _POOL_COLUMNS = (
     Column("POOL", _pool_name),
     Column("SIZE", _size, right=True),
     Column("MACHINES", _phases),
-    Column("$ AN HOUR", lambda p: words.usd(p["usd_per_h"]), drop=2, right=True),
-    Column("TAKES", _takes, drop=3, flexible=True),
-    Column("WHY", lambda p: words.reason(p["reason"]), drop=1, flexible=True),
+    Column("USD/H", lambda p: words.usd(p["usd_per_h"]), drop=2, right=True),
+    Column("OFFERS", _takes, drop=3, flexible=True),
+    Column("REASON", lambda p: words.reason(p["reason"]), drop=1, flexible=True),
 )
 _INSTANCE_COLUMNS = (
     Column("ID", lambda i: i["id"]),
@@ -54,10 +54,10 @@ _INSTANCE_COLUMNS = (
     Column("AGE", lambda i: words.between(i["requested_at"], i["gone_at"]), drop=4, right=True),
     Column("COST", lambda i: words.usd(i["usd"]), drop=5, right=True),
     Column("PROVIDER", lambda i: i["provider"], wide=True),
-    Column("AS", lambda i: i["native_id"], wide=True),
+    Column("PROVIDER ID", lambda i: i["native_id"], wide=True),
     Column("MACHINE", lambda i: i["machine"], wide=True),
-    Column("WANTED BY", lambda i: ", ".join(i["wanted_by"]), drop=6),
-    Column("WHY", lambda i: words.reason(i["reason"]), drop=1, flexible=True),
+    Column("WORKLOADS", lambda i: ", ".join(i["wanted_by"]), drop=6),
+    Column("REASON", lambda i: words.reason(i["reason"]), drop=1, flexible=True),
 )
 
 
@@ -67,7 +67,7 @@ def pools() -> None:
 
 
 @pools.command("list")
-@click.option("--region", shell_complete=complete_region, help="Only in this region.")
+@click.option("--region", shell_complete=complete_region, help="List only the pools of this region.")
 @click.pass_obj
 def list_pools(session: Session, region: str | None) -> None:
     """List pools."""
@@ -86,25 +86,34 @@ def _split(pool: str) -> tuple[str, str]:
 
 @pools.command("set")
 @_POOL
-@click.option("--size", type=click.IntRange(min=0), help="Machines that there are to be, or at least.")
-@click.option("--max-size", type=click.IntRange(min=0), help="Grow up to so many for what waits.")
-@click.option("--fixed", is_flag=True, help="Do not grow.")
+@click.option("--size", type=click.IntRange(min=0), help="Number of machines; with --max-size, the minimum.")
 @click.option(
-    "--idle", metavar="DURATION", callback=duration(above_zero=False), help="End machines above the size after: 10m."
+    "--max-size", type=click.IntRange(min=0), help="Most machines to which the pool grows for waiting workloads."
 )
-@click.option("--buffer", type=click.IntRange(min=0), help="Machines without work to keep, of a pool that grows.")
-@click.option("--provider", "providers", multiple=True, help="Whose offers it may take; repeatable.")
-@click.option("--zone", "zones", multiple=True, help="In which zones; repeatable.")
-@click.option("--kind", "kinds", multiple=True, type=_KINDS, help="Of which kinds of capacity; repeatable.")
-@click.option("--machine-type", "machine_types", multiple=True, help="Which types of machine; repeatable.")
-@click.option("--any", "any_", is_flag=True, help="Any offer, but for what is given here.")
-@click.option("--max-usd-per-h", type=click.FloatRange(min=0), help="What an hour of a machine may cost.")
+@click.option("--fixed", is_flag=True, help="Keep --size machines: no growth, no buffer.")
+@click.option(
+    "--idle",
+    metavar="DURATION",
+    callback=duration(above_zero=False),
+    help="End machines above --size after this idle time, such as 10m.",
+)
+@click.option("--buffer", type=click.IntRange(min=0), help="Number of idle machines to keep ready, if the pool grows.")
+@click.option("--provider", "providers", multiple=True, help="Accept only offers of this provider; repeatable.")
+@click.option("--zone", "zones", multiple=True, help="Accept only offers in this zone; repeatable.")
+@click.option(
+    "--kind", "kinds", multiple=True, type=_KINDS, help="Accept only offers of this capacity kind; repeatable."
+)
+@click.option("--machine-type", "machine_types", multiple=True, help="Accept only this machine type; repeatable.")
+@click.option("--any", "any_", is_flag=True, help="Accept any offer, except for limits given in this command.")
+@click.option(
+    "--max-usd-per-h", type=click.FloatRange(min=0), help="Highest price of a machine, in US dollars per hour."
+)
 @click.pass_obj
 def set_pool(session: Session, /, pool: str, any_: bool, fixed: bool, idle: float | None, **options: Any) -> None:
-    """Make a pool, or change what is given of it (operators).
+    """Create a pool, or change the given settings of a pool (operators).
 
-    Machines that are missing are launched; those that are too many are drained and ended. With --max-size, workloads
-    that no region has room for get machines of their own.
+    Missing machines are launched; surplus machines are drained and ended. With --max-size, the pool launches machines
+    for workloads that fit in no region.
     """
     region, name = _split(pool)
     lists = ("providers", "zones", "kinds", "machine_types")
@@ -118,7 +127,7 @@ def set_pool(session: Session, /, pool: str, any_: bool, fixed: bool, idle: floa
     numbers = ("size", "max_size", "buffer", "max_usd_per_h")
     settings |= {field: options[field] for field in numbers if options[field] is not None}
     if not settings:
-        raise click.UsageError("nothing to set: give --size, --max-size, or what offers it may take")
+        raise click.UsageError("nothing to set: give --size, --max-size, or another option")
     emit_list(session, [session.client.set_pool(region, name, **settings)], _POOL_COLUMNS, name=_pool_name)
 
 
@@ -133,16 +142,16 @@ def remove_pool(session: Session, pool: str) -> None:
 
 @click.group(cls=Commands)
 def instances() -> None:
-    """List machines that were asked of providers; end them."""
+    """List the machines requested from providers; end them."""
 
 
 @instances.command("list")
-@click.option("--region", shell_complete=complete_region, help="Only in this region.")
-@click.option("--pool", help="Only of pools of this name.")
-@click.option("--gone", is_flag=True, help="Also those that are gone.")
+@click.option("--region", shell_complete=complete_region, help="List only the machines of this region.")
+@click.option("--pool", help="List only the machines of pools with this name.")
+@click.option("--gone", is_flag=True, help="Also list machines that are gone.")
 @click.pass_obj
 def list_instances(session: Session, region: str | None, pool: str | None, gone: bool) -> None:
-    """List machines that were asked of providers, the newest first."""
+    """List the machines requested from providers, newest first."""
     emit_list(session, list(session.client.instances(region, pool, gone=gone)), _INSTANCE_COLUMNS)
 
 
@@ -150,9 +159,9 @@ def list_instances(session: Session, region: str | None, pool: str | None, gone:
 @click.argument("instance_ids", nargs=-1, required=True, metavar="INSTANCE...")
 @click.pass_obj
 def end_instances(session: Session, instance_ids: tuple[str, ...]) -> None:
-    """Drain machines, then have their providers end them (operators).
+    """Drain machines, then end them at their providers (operators).
 
-    Their pools get others, unless they have too many.
+    A pool that then has fewer machines than its size launches replacements.
     """
     done, code = [], 0
     for instance in instance_ids:

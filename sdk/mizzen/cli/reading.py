@@ -36,24 +36,33 @@ _QUEUE_COLUMNS = (
     Column("ID", lambda q: q["id"]),
     Column("NAME", lambda q: q["name"], drop=1, flexible=True),
     Column("TENANT", lambda q: q["tenant"], drop=3, flexible=True),
-    Column("WAITS", lambda q: words.between(q["submitted_at"], None), drop=4, right=True),
-    Column("WHY", lambda q: "; ".join(map(str, map(words.reason, q["reasons"]))), drop=5, flexible=True),
+    Column("WAITING", lambda q: words.between(q["submitted_at"], None), drop=4, right=True),
+    Column("REASONS", lambda q: "; ".join(map(str, map(words.reason, q["reasons"]))), drop=5, flexible=True),
 )
 
 
 @click.command(cls=Command)
-@click.option("--tenant", shell_complete=complete_tenant, help="Only this tenant's.")
+@click.option("--tenant", shell_complete=complete_tenant, help="List only the workloads of this tenant.")
 @click.option(
     "--phase",
     "phases",
     multiple=True,
     shell_complete=complete_phase,
-    help="Only those in this phase, held or live (repeat).",
+    help="List only the workloads in this phase; also `held` or `live` (repeatable).",
 )
-@click.option("--live", is_flag=True, help="Only those that have not ended.")
-@click.option("--label", "labels_", multiple=True, callback=labels, metavar="KEY=VALUE", help="Only with this label.")
-@click.option("--name", help="Only with this name.")
-@click.option("-n", "--limit", type=click.IntRange(min=0), default=100, show_default=True, help="At most; 0 for all.")
+@click.option("--live", is_flag=True, help="List only the workloads that have not ended.")
+@click.option(
+    "--label",
+    "labels_",
+    multiple=True,
+    callback=labels,
+    metavar="KEY=VALUE",
+    help="List only the workloads with this label (repeatable).",
+)
+@click.option("--name", help="List only the workloads with this name.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(min=0), default=100, show_default=True, help="Most workloads to list; 0: all."
+)
 @click.pass_obj
 def ls(
     session: Session,
@@ -66,7 +75,7 @@ def ls(
 ) -> None:
     """List workloads."""
     if live and phases:
-        raise click.UsageError("--live and --phase exclude each other")
+        raise click.UsageError("--live and --phase cannot be used together")
     if live:
         phases = ("live",)
     one_more = limit + 1 if limit else None
@@ -74,7 +83,7 @@ def ls(
     workloads = list(islice(found, limit) if limit else found)
     emit_list(session, workloads, WORKLOAD_COLUMNS)
     if limit and next(found, None) is not None:
-        say(f"there are more than {limit}; `--limit 0` lists all")
+        say(f"there are more than {limit} workloads; `--limit 0` lists all")
 
 
 @click.command(cls=Command)
@@ -91,22 +100,24 @@ def show(session: Session, workload: str) -> None:
 @WORKLOAD
 @click.pass_obj
 def why(session: Session, workload: str) -> None:
-    """Say why a workload is where it is, or why it waits: a summary, then one line for each reason."""
+    """Explain why a workload is in its current phase or still waits: a summary, then one line for each reason."""
     body = session.client.why(session.resolve(workload))
     emit_one(session, body, lambda: why_page(body), name="\n".join(reason["code"] for reason in body["reasons"]))
 
 
 @click.command(cls=Command)
-@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Most workloads to show."
+)
 @click.pass_obj
 def queue(session: Session, limit: int) -> None:
-    """Show the queue in its order.
+    """Show the waiting workloads in queue order.
 
-    A rank `over` is over-quota: below all levels.
+    The rank `over` means that the tenant is over its quota; such workloads come after all levels.
     """
     body = session.client.queue(limit)
     emit_list(session, body["items"], _QUEUE_COLUMNS)
     if len(body["items"]) < body["total"]:
-        say(f"the first {len(body['items'])} of {body['total']}")
+        say(f"showing the first {len(body['items'])} of {body['total']} workloads")
     if body["scanned_at"] and session.output in ("table", "wide"):
-        say(f"scanned {words.ago(body['scanned_at'])}")
+        say(f"last scan: {words.ago(body['scanned_at'])}")

@@ -1,4 +1,4 @@
-"""What every command shares: its options (-o, --context, --patience), the client, and talking to the user.
+"""Shared parts of all commands: the options -o, --context and --patience, the client, messages and completion.
 
 Data goes to stdout; everything else goes to stderr.
 """
@@ -29,13 +29,13 @@ _COMPLETED = 200
 
 @dataclass
 class Session:
-    """One run of the command."""
+    """The options and the client of one run of the command."""
 
     output: str = "table"
     context: str | None = None
     patience_s: float = 30.0
     room_patience_s: float | None = None
-    """None: the client's default."""
+    """How long to retry while the tenant's queue is full; None: the client's default."""
     _client: "Client | None" = None
     _noticed_at_s: float = field(default=float("-inf"))
 
@@ -51,7 +51,7 @@ class Session:
         return self._client
 
     def resolve(self, reference: str) -> str:
-        """The workload id that `reference` means."""
+        """Return the id of the workload to which `reference` refers."""
         from mizzen.client.references import resolve
 
         return resolve(self.client, reference)
@@ -59,12 +59,12 @@ class Session:
     def _notice(self, error: str, left_s: float) -> None:
         if time.monotonic() >= self._noticed_at_s + _NOTICE_EVERY_S:
             self._noticed_at_s = time.monotonic()
-            say(f"{error}; trying for {f'{left_s:.0f} s' if left_s < _LONG_S else words.duration(left_s)} more")
+            say(f"{error}; retrying for {f'{left_s:.0f} s' if left_s < _LONG_S else words.duration(left_s)} more")
 
     def each(self, references: tuple[str, ...], act: Callable[[str], Any]) -> tuple[list[Any], int]:
-        """`act` on the id of each reference. One that fails is reported and does not stop the others.
+        """Call `act` with the workload id of each reference. A failure is reported and does not stop the others.
 
-        Returns what `act` returned, and the exit code of the first failure or 0.
+        Returns the results of `act`, and the exit code of the first failure or 0.
         """
         done, code = [], 0
         for reference in references:
@@ -77,9 +77,9 @@ class Session:
 
 
 def client_class() -> "type[Client]":
-    """The client's class, imported now."""
-    # httpx imports its own command line, and with it rich and pygments, wherever those are installed: this takes twice
-    # as long as all the rest of it, and a command that runs for a tenth of a second has no use for it.
+    """Import and return the class `Client`."""
+    # httpx imports its own command line, with rich and pygments, if these are installed. This takes twice as long as
+    # the rest of httpx and is not needed, so the import is blocked: a command runs for only about 0.1 s.
     blocked = "httpx" not in sys.modules
     if blocked:
         sys.modules["httpx._main"] = None  # type: ignore[assignment]
@@ -99,11 +99,11 @@ def finish(code: int) -> NoReturn:
 def say_expiry(expires_at: str) -> None:
     """Warn that the API key expires soon."""
     at = words.clock(expires_at)
-    say(f"the API key expires in {words.until(expires_at)}, at {at}: ask an operator for another one")
+    say(f"the API key expires in {words.until(expires_at)}, at {at}: ask an operator for a new one")
 
 
 def complain(error: ClientError, prefix: str = "") -> None:
-    """Print an error, and the problems of a document one a line."""
+    """Print an error, or the problems of an invalid document, one per line."""
     if isinstance(error, ApiError) and error.errors:
         for problem in error.errors:
             click.echo(words.visible(f"{prefix}{problem}"), err=True)
@@ -112,14 +112,14 @@ def complain(error: ClientError, prefix: str = "") -> None:
 
 
 def interrupted(hint: str) -> NoReturn:
-    """After Ctrl-C while waiting or following: only that has ended, and `hint` says how to take it up again."""
+    """End a command that Ctrl-C interrupted while it waited or followed. `hint` says how to resume."""
     click.echo(err=True)
     say(hint)
     finish(Exit.INTERRUPTED)
 
 
 class Command(click.Command):
-    """A command with the shared options. `default_output` is what it prints without -o."""
+    """A command with the shared options. `default_output` is its output format without -o."""
 
     def __init__(self, *args: Any, default_output: str = "table", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -129,7 +129,7 @@ class Command(click.Command):
                 type=click.Choice(FORMATS),
                 default=default_output,
                 show_default=True,
-                help="How to print the data.",
+                help="The output format.",
                 expose_value=False,
                 callback=_keep("output"),
             ),
@@ -147,7 +147,7 @@ class Command(click.Command):
                 default=30.0,
                 metavar="SECONDS",
                 show_default=True,
-                help="How long to keep trying an API that does not answer.",
+                help="How long to retry requests while the API does not respond.",
                 expose_value=False,
                 callback=_keep("patience_s"),
             ),
@@ -162,7 +162,7 @@ def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
 
 
 class Commands(click.Group):
-    """A group of such commands; without the name of one it is `list`, if there is that."""
+    """A group of commands. Without a command's name it runs `list`, if the group has that command."""
 
     command_class = Command
 
@@ -174,12 +174,12 @@ class Commands(click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which they are written."""
+        """Return the names of the commands in the order of their definition."""
         return list(self.commands)
 
 
 def labels(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Option callback: `key=value`s as a mapping."""
+    """Option callback: converts repeated `key=value` values to a mapping."""
     out = {}
     for value in values:
         key, equals, text = value.partition("=")
@@ -190,7 +190,7 @@ def labels(context: click.Context, parameter: click.Parameter, values: tuple[str
 
 
 def complete_context(_: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Names of saved contexts."""
+    """Return the names of the saved contexts that start with `incomplete`."""
     from mizzen.client.contexts import load_contexts
 
     try:
@@ -200,12 +200,12 @@ def complete_context(_: click.Context, _parameter: click.Parameter, incomplete: 
 
 
 def complete_workload(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Ids and names of workloads, if the API answers at once."""
+    """Return ids and names of workloads that start with `incomplete`; none if the API does not respond in time."""
     session = context.find_object(Session) or Session()
     try:
         with client_class().from_environment(session.context, patience_s=0, answer_s=_COMPLETION_S) as client:
             found = list(client.workloads(limit=_COMPLETED))
-    except Exception:  # Nothing may disturb the user's prompt.
+    except Exception:  # A failed completion must not print to the user's prompt.
         return []
     ids = [CompletionItem(w["id"], help=f"{w['name']} {w['phase']}") for w in found]
     names = [CompletionItem(name) for name in sorted({w["name"] for w in found})]
@@ -213,14 +213,14 @@ def complete_workload(context: click.Context, _: click.Parameter, incomplete: st
 
 
 def _completing(found: "Callable[[Client], list[str]]") -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """A completion from what the API lists, if it answers at once."""
+    """Return a completion function for names that the API lists. It gives up after `_COMPLETION_S` seconds."""
 
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
         session = context.find_object(Session) or Session()
         try:
             with client_class().from_environment(session.context, patience_s=0, answer_s=_COMPLETION_S) as client:
                 return [name for name in found(client) if name.startswith(incomplete)]
-        except Exception:  # Nothing may disturb the user's prompt.
+        except Exception:  # A failed completion must not print to the user's prompt.
             return []
 
     return complete
@@ -242,21 +242,21 @@ WORKLOADS = click.argument("workloads", nargs=-1, required=True, shell_complete=
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before what cannot be taken back; `yes` is the answer given beforehand (`--yes`).
+    """Ask the user to confirm an action that cannot be undone, unless `yes` (`--yes`) is set.
 
     Raises:
-        click.UsageError: there is no terminal to ask at.
+        click.UsageError: stdin is not a terminal.
         click.Abort: the answer is no.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Give --yes where nobody can be asked")
+        raise click.UsageError(f"{question} Use --yes to confirm if stdin is not a terminal")
     click.confirm(words.visible(question), abort=True, err=True)
 
 
 def stdin_text(what: str, prompt: str) -> str:
-    """One line from the user: hidden at a terminal, else the whole of stdin without its last line end."""
+    """Prompt for a line with hidden input; without a terminal, return all of stdin without the last line end."""
     if sys.stdin.isatty():
         return str(click.prompt(prompt, hide_input=True, err=True))
     text = sys.stdin.read().removesuffix("\n").removesuffix("\r")

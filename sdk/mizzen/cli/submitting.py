@@ -24,18 +24,26 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command, default_output="name")
 @click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, allow_dash=True))
-@click.option("--dry-run", is_flag=True, help="Only say where it would start, evicting whom, or why not.")
-@click.option("--tenant", help="The tenant, instead of the document's.")
-@click.option("--name", help="The name, instead of the document's.")
-@click.option("--label", "labels_", multiple=True, callback=labels, metavar="KEY=VALUE", help="Add a label.")
-@click.option("-f", "--follow", is_flag=True, help="Print the logs until it has ended.")
-@click.option("--wait", "wait_", is_flag=True, help="Wait until all have ended.")
-@click.option("--idempotency-key", metavar="KEY", help="Submitted again with the same key, it is the same workload.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print where the workload would start and which workloads it would evict, or why it would wait.",
+)
+@click.option("--tenant", help="Use this tenant instead of the document's.")
+@click.option("--name", help="Use this name instead of the document's.")
+@click.option(
+    "--label", "labels_", multiple=True, callback=labels, metavar="KEY=VALUE", help="Add a label (repeatable)."
+)
+@click.option("-f", "--follow", is_flag=True, help="Print the logs until the workload has ended.")
+@click.option("--wait", "wait_", is_flag=True, help="Wait until all workloads have ended.")
+@click.option(
+    "--idempotency-key", metavar="KEY", help="A second submission with the same key returns the same workload."
+)
 @click.option(
     "--wait-for-room",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="How long to wait while the tenant's queue is full (default: 86400, a day; 0: fail at once).",
+    help="How long to retry while the tenant's queue is full (default: 86400, one day; 0: fail at once).",
 )
 @click.pass_obj
 def submit(
@@ -52,14 +60,14 @@ def submit(
 ) -> None:
     """Submit workload documents.
 
-    FILES are YAML or JSON, `-` is stdin; the ids are printed. A `workdir` in a document is a folder relative to it,
-    which is packed and uploaded, without what its .mizzenignore lists. With several documents nothing is submitted
-    unless all are valid.
+    FILES are YAML or JSON; `-` is stdin. The ids of the workloads are printed. A `workdir` in a document is a folder,
+    relative to the document's file. It is packed and uploaded without the files that its .mizzenignore lists. If there
+    are several documents, none is submitted unless all are valid.
     """
     session.room_patience_s = wait_for_room
     documents = _read(files)
     if len(documents) > 1 and (name or follow):
-        raise click.UsageError("--name and --follow are for one document at a time")
+        raise click.UsageError("--name and --follow can be used with only one document")
     overrides = {key: value for key, value in (("tenant", tenant), ("name", name)) if value is not None}
     bodies = [_overridden(document.body, overrides, labels_) for document in documents]
     if dry_run:
@@ -73,7 +81,7 @@ def submit(
             made = session.client.submit(body, document.workdir, idempotency_key=key)
             workloads.append(made)
             if made.get("never"):
-                say(f"{made['id']} waits in vain: {made['never']}")
+                say(f"{made['id']} can never start in the current fleet: {made['never']}")
         except ClientError as error:
             _complain(document, error)
             if workloads:
@@ -95,14 +103,14 @@ def submit(
         emit_list(session, workloads, WORKLOAD_COLUMNS)
         if len(workloads) == 1 and sys.stderr.isatty():
             id_ = workloads[0]["id"]
-            say(f"`mizzen logs -f {id_}` follows it, `mizzen why {id_}` says why it waits")
+            say(f"`mizzen logs -f {id_}` follows its logs, `mizzen why {id_}` explains why it waits")
 
 
 @click.command(cls=Command)
 @WORKLOADS
 @click.pass_obj
 def wait(session: Session, workloads: tuple[str, ...]) -> None:
-    """Wait until workloads have ended. Exit code 0 if all of them succeeded, 1 if not."""
+    """Wait until workloads have ended. The exit code is 0 if all of them succeeded, else 1."""
     _wait(session, [session.resolve(workload) for workload in workloads])
 
 
@@ -131,7 +139,7 @@ def _read(files: tuple[str, ...]) -> "list[Document]":
 def _overridden(body: Mapping[str, Any], overrides: Mapping[str, str], labels_: Mapping[str, str]) -> dict[str, Any]:
     out = {**body, **overrides}
     if labels_:
-        # Labels of another type are for the API to refuse.
+        # If the labels are not a mapping, the API rejects the document.
         given = body.get("labels") or {}
         out["labels"] = {**given, **labels_} if isinstance(given, dict) else given
     return out
@@ -143,13 +151,13 @@ def _complain(document: "Document", error: ClientError) -> None:
 
 
 def _check(session: Session, documents: "list[Document]", bodies: list[dict[str, Any]]) -> None:
-    """Ends the command if a document is not valid, after telling what is wrong with all of them."""
+    """Print the problems of all documents, and end the command if a document is invalid."""
     code = 0
     for document, body in zip(documents, bodies, strict=True):
         try:
             session.client.dry_run(body, document.workdir, patience_s=0)
         except (Unavailable, Unreachable):
-            pass  # It is valid as far as can be told now.
+            pass  # It cannot be checked now; the submission checks it again.
         except ClientError as error:
             _complain(document, error)
             code = code or exit_of(error)
@@ -178,7 +186,7 @@ def _emit_plans(session: Session, documents: "list[Document]", bodies: list[dict
 
 
 def plan_page(plan: Mapping[str, Any]) -> str:
-    """Where a document would start now, evicting whom, or why not."""
+    """Return where a document would start now and which workloads it would evict, or why it would wait."""
     standing = "over its tenant's quota" if plan["over_quota"] else f"level {plan['rank']}"
     if not plan["region"]:
         lines = [f"{plan['document']}: would wait ({standing})"]
@@ -198,7 +206,7 @@ def _follow(session: Session, workload: Workload) -> NoReturn:
         print_logs(session, id_, follow=True)
         [done] = session.client.wait([id_])
     except KeyboardInterrupt:
-        interrupted(f"{id_} goes on; `mizzen logs -f {id_}` follows it again, `mizzen cancel {id_}` stops it")
+        interrupted(f"{id_} continues; `mizzen logs -f {id_}` follows it again, `mizzen cancel {id_}` stops it")
     say(_ending(done))
     finish(_code([done]))
 
@@ -207,7 +215,7 @@ def _wait(session: Session, ids: list[str]) -> NoReturn:
     try:
         done = session.client.wait(ids, on_change=lambda workload: say(_ending(workload)))
     except KeyboardInterrupt:
-        interrupted(f"the workloads go on; wait again with `mizzen wait {' '.join(ids)}`")
+        interrupted(f"the workloads continue; wait again with `mizzen wait {' '.join(ids)}`")
     emit_list(session, done, WORKLOAD_COLUMNS)
     finish(_code(done))
 

@@ -39,12 +39,12 @@ def _stands(replica: Mapping[str, Any]) -> str:
         return f"{words.size(replica['done_bytes'])} copied"
     if replica["state"] == "deleting":
         kept = replica["kept_because"]
-        return f"goes at {words.clock(replica['delete_at'])}" if kept is None else f"kept: {kept}"
+        return f"to be deleted at {words.clock(replica['delete_at'])}" if kept is None else f"kept: {kept}"
     if not replica["whole"]:
         return words.plural(replica["partitions"], "partition")
     if replica["stale_since"] is not None:
         said = f"stale for {words.between(replica['stale_since'], None)}"
-        return said + (", being topped up" if replica["topping_up"] else "")
+        return said + (", being refreshed" if replica["topping_up"] else "")
     return ""
 
 
@@ -65,14 +65,14 @@ _PARTITION_COLUMNS = (
 
 @click.group(cls=Commands)
 def tables() -> None:
-    """List input tables; add, append or copy them."""
+    """List input tables; add, extend, copy and verify them."""
 
 
 @tables.command("list")
-@click.option("--namespace", help="Only this namespace's; names without a dot are in `default`.")
+@click.option("--namespace", help="List only the tables of this namespace; names without a dot are in `default`.")
 @click.pass_obj
 def list_tables(session: Session, namespace: str | None) -> None:
-    """List tables and where their replicas are."""
+    """List tables and the regions of their replicas."""
     emit_list(session, session.client.tables(namespace), _TABLE_COLUMNS, name=_name)
 
 
@@ -82,13 +82,13 @@ def list_tables(session: Session, namespace: str | None) -> None:
     "--home-region",
     required=True,
     shell_complete=complete_region,
-    help="The region in whose bucket it is, under tables/NAME/.",
+    help="The region whose bucket holds the table, under tables/NAME/.",
 )
 @click.pass_obj
 def add(session: Session, name: str, home_region: str) -> None:
     """Register the objects under tables/NAME/ of a region's bucket as a table: NAME, or NAMESPACE.NAME.
 
-    Where all of them are in folders, each folder is a partition.
+    If all objects are in subfolders, each subfolder is a partition.
     """
     emit_list(session, [session.client.add_table(name, home_region)], _TABLE_COLUMNS, name=_name)
 
@@ -104,13 +104,15 @@ def partitions(session: Session, name: str) -> None:
 @tables.command()
 @TABLE
 @click.argument("partition")
-@click.option("--bytes", "size_bytes", type=click.IntRange(min=0), required=True, help="Of all its objects.")
-@click.option("--checksum", metavar="sha256:HEX", help="Of what sha256sum prints for its objects, by path.")
+@click.option("--bytes", "size_bytes", type=click.IntRange(min=0), required=True, help="Total size of its objects.")
+@click.option(
+    "--checksum", metavar="sha256:HEX", help="SHA-256 of the output of sha256sum for its objects, sorted by path."
+)
 @click.pass_obj
 def append(session: Session, name: str, partition: str, size_bytes: int, checksum: str | None) -> None:
     """Append a partition whose objects are under tables/NAME/PARTITION/ of the home region's bucket (operators).
 
-    It never changes afterwards. Appended again as it is, it stays.
+    A partition cannot be changed later. Appending an identical partition again has no effect.
     """
     given = {"name": partition, "size_bytes": size_bytes, "checksum": checksum}
     emit_list(session, session.client.append_partitions(name, [given]), _PARTITION_COLUMNS, name=_name)
@@ -121,20 +123,20 @@ def append(session: Session, name: str, partition: str, size_bytes: int, checksu
 @REGION
 @click.pass_obj
 def replicate(session: Session, name: str, region: str) -> None:
-    """Start a copy of a table to a region, or of what a stale replica there lacks (operators)."""
+    """Start copying a table to a region, or the partitions that a stale replica there lacks (operators)."""
     session.client.replicate_table(name, region)
     emit_list(session, [session.client.table(name)], _TABLE_COLUMNS, name=_name)
 
 
 @tables.command()
 @click.argument("name", required=False, shell_complete=complete_table)
-@click.option("--region", shell_complete=complete_region, help="Only the copies in this region.")
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Until everything is read.")
+@click.option("--region", shell_complete=complete_region, help="Verify only the replicas in this region.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until everything has been read.")
 @click.pass_obj
 def verify(session: Session, name: str | None, region: str | None, wait: bool) -> None:
-    """Read the copies of a table, or of all tables, in full and compare them with their checksums (operators).
+    """Read the replicas of a table, or of all tables, in full and compare them with their checksums (operators).
 
-    Ends with 1 if a copy is wrong. What is wrong is repaired from another region.
+    The exit code is 1 if a replica is wrong. Wrong objects are repaired from another region.
     """
     names = [name] if name is not None else [t["name"] for t in session.client.tables() if _in(t, region)]
     asked = {table: session.client.verify_table(table, region) for table in names}
@@ -146,7 +148,7 @@ def verify(session: Session, name: str | None, region: str | None, wait: bool) -
         tables_ = [session.client.table(t["name"]) if t["name"] in again else t for t in tables_]
     emit_list(session, tables_, _TABLE_COLUMNS, name=_name)
     if wrong:
-        click.echo(f"found wrong: {', '.join(sorted(wrong))}", err=True)
+        click.echo(f"wrong replicas: {', '.join(sorted(wrong))}", err=True)
         raise click.exceptions.Exit(1)
 
 
@@ -155,7 +157,7 @@ def _in(table: Mapping[str, Any], region: str | None) -> bool:
 
 
 def _verified(table: Mapping[str, Any], asked: Mapping[str, Any], wrong: set[str]) -> bool:
-    """Whether all copies that were to be read have been; those that are wrong are told in `wrong`."""
+    """Return whether all replicas that were to be verified have been read. Add the wrong replicas to `wrong`."""
     at = datetime.fromisoformat(asked["asked_at"])
     over = True
     for replica in table["replicas"]:
@@ -172,12 +174,12 @@ def _verified(table: Mapping[str, Any], asked: Mapping[str, Any], wrong: set[str
 @TABLE
 @REGION
 @click.option("--grace", "grace_s", callback=duration(above_zero=False), metavar="DURATION",
-              help="How long it can be taken back; by default what the installation is set to.")  # fmt: skip
+              help="How long the replica can be restored. Default: the installation's setting.")  # fmt: skip
 @click.pass_obj
 def drop_replica(session: Session, name: str, region: str, grace_s: float | None) -> None:
-    """Let a table's replica in a region go: nobody new reads it, and its objects are deleted after a grace (operators).
+    """Drop a table's replica in a region (operators). No new job reads it, and it is deleted after a grace period.
 
-    Until then, whoever wants the table there takes it back.
+    A request for the table in that region restores the replica during the grace period.
     """
     session.client.drop_replica(name, region, grace_s)
     emit_list(session, [session.client.table(name)], _TABLE_COLUMNS, name=_name)
@@ -185,10 +187,10 @@ def drop_replica(session: Session, name: str, region: str, grace_s: float | None
 
 @tables.command()
 @TABLE
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_obj
 def rm(session: Session, name: str, yes: bool) -> None:
-    """Forget a table, after asking."""
-    confirm(f"forget table {name} with its partitions and replicas?", yes)
+    """Remove a table from the catalogue, after confirmation."""
+    confirm(f"remove table {name} with its partitions and replicas from the catalogue?", yes)
     session.client.remove_table(name)
     emit_one(session, {"removed": name}, lambda: name, name=name)

@@ -1,4 +1,4 @@
-"""Commands about tenants, their secrets, API keys, and who changed what."""
+"""Commands about tenants, their secrets, API keys and the audit log."""
 
 import math
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def _expires(key: Mapping[str, Any]) -> str | None:
     at = key.get("expires_at")
     if at is None:
         return "never"
-    return f"in {words.until(at)}" if words.is_ahead(at) else f"{words.ago(at)}: expired"
+    return f"in {words.until(at)}" if words.is_ahead(at) else f"expired {words.ago(at)}"
 
 
 _COLUMNS = (
@@ -46,7 +46,7 @@ _KEY_COLUMNS = (
     Column("REVOKED", lambda k: words.ago(k.get("revoked_at")), drop=1),
 )
 _AUDIT_COLUMNS = (
-    Column("AT", lambda a: words.clock(a["at"])),
+    Column("TIME", lambda a: words.clock(a["at"])),
     Column("ACTOR", lambda a: a["actor"]),
     Column("TENANT", lambda a: a["tenant"], drop=1),
     Column("ACTION", lambda a: a["action"]),
@@ -67,7 +67,7 @@ def tenants() -> None:
 @tenants.command("list")
 @click.pass_obj
 def list_tenants(session: Session) -> None:
-    """List tenants with what they use of their quotas."""
+    """List tenants with their quotas and current use."""
     emit_list(session, session.client.tenants(), _COLUMNS, name=_name)
 
 
@@ -76,7 +76,7 @@ def _quota(context: click.Context, parameter: click.Parameter, values: tuple[str
     for value in values:
         kind, equals, number = value.partition("=")
         if not kind or not equals or not number.isdigit():
-            raise click.BadParameter(f"{value!r} is not of the form type=slots, such as a100=16", context, parameter)
+            raise click.BadParameter(f"{value!r} is not of the form TYPE=SLOTS, such as a100=16", context, parameter)
         out[kind] = int(number)
     return out
 
@@ -96,11 +96,11 @@ def _cpu_quota(context: click.Context, parameter: click.Parameter, value: str | 
 @tenants.command("set")
 @click.argument("name", shell_complete=complete_tenant)
 @click.option("--level", type=click.IntRange(1, 7), help="Priority level; 1 is the highest.")
-@click.option("--gpus", multiple=True, callback=_quota, metavar="TYPE=SLOTS", help="Quota of a GPU type (repeat).")
-@click.option("--cpus", callback=_cpu_quota, metavar="CORES|none", help="Quota of CPUs; `none` for no limit.")
+@click.option("--gpus", multiple=True, callback=_quota, metavar="TYPE=SLOTS", help="Quota of a GPU type (repeatable).")
+@click.option("--cpus", callback=_cpu_quota, metavar="CORES|none", help="Quota of CPUs; `none`: no limit.")
 @click.pass_obj
 def set_tenant(session: Session, name: str, level: int | None, gpus: dict[str, int], cpus: float | str | None) -> None:
-    """Make a tenant, or change the given parts of one."""
+    """Create a tenant, or change the given settings of a tenant."""
     try:
         known = session.client.tenant(name)
     except NotFound:
@@ -117,7 +117,7 @@ def set_tenant(session: Session, name: str, level: int | None, gpus: dict[str, i
 
 
 def _warn_of_unknown(session: Session, gpus: Mapping[str, int]) -> None:
-    """A quota for a GPU type that no machine has may be a typing error, or ahead of its machines."""
+    """Warn of quotas for GPU types that no machine has: such a type may be misspelt, or its machines may come later."""
     known = sorted({kind for region in session.client.regions() for kind in region["gpus"]})
     for kind in sorted(kind for kind, slots in gpus.items() if slots and kind not in known):
         say(f"no machine has GPUs of type {kind!r}; the fleet has {', '.join(known) or 'none'}")
@@ -151,7 +151,7 @@ def list_secrets(session: Session, tenant: str) -> None:
 @click.argument("name")
 @click.pass_obj
 def set_secret(session: Session, tenant: str, name: str) -> None:
-    """Set a secret to what stdin holds (without its last line end), or what is typed."""
+    """Set a secret to the content of stdin (without the last line end), or to a value typed at a prompt."""
     session.client.set_secret(tenant, name, stdin_text("the secret", f"{tenant}/{name}"))
     emit_one(session, {"tenant": tenant, "set": name}, lambda: name, name=name)
 
@@ -174,22 +174,22 @@ def keys() -> None:
 @keys.command("list")
 @click.pass_obj
 def list_keys(session: Session) -> None:
-    """List API keys, without the keys themselves."""
+    """List API keys without their secret values."""
     emit_list(session, session.client.keys(), _KEY_COLUMNS)
 
 
 @keys.command("create")
 @click.option("--role", required=True, type=click.Choice(["viewer", "submitter", "operator"]))
-@click.option("--tenant", help="The only tenant that it may see and touch.")
-@click.option("--label", default="", help="What it is for.")
+@click.option("--tenant", help="Limit the key to this tenant.")
+@click.option("--label", default="", help="A note about the key's purpose.")
 @click.option("--expires", "expires_s", callback=duration(above_zero=True), metavar="DURATION",
-              help="How long it is valid, such as 90d; by default for ever.")  # fmt: skip
+              help="How long the key is valid, such as 90d. Default: no expiry.")  # fmt: skip
 @click.pass_obj
 def create_key(session: Session, role: str, tenant: str | None, label: str, expires_s: float | None) -> None:
-    """Create an API key and print it. It is shown this once."""
+    """Create an API key and print it. The key cannot be shown again."""
     key = session.client.create_key(role, tenant, label, None if expires_s is None else math.ceil(expires_s))
     expiry = "" if key["expires_at"] is None else f"; it expires at {words.clock(key['expires_at'])}"
-    say(f"key {key['id']}: keep it, it is not shown again{expiry}")
+    say(f"key {key['id']}: save it now, it cannot be shown again{expiry}")
     emit_one(session, key, lambda: key["key"], name=key["key"])
 
 
@@ -197,14 +197,14 @@ def create_key(session: Session, role: str, tenant: str | None, label: str, expi
 @click.argument("key_id")
 @click.pass_obj
 def revoke_key(session: Session, key_id: str) -> None:
-    """Make an API key useless from now on."""
+    """Revoke an API key. It takes effect immediately."""
     session.client.revoke_key(key_id)
     emit_one(session, {"revoked": key_id}, lambda: key_id, name=key_id)
 
 
 @click.command(cls=Command)
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="At most.")
+@click.option("-n", "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Most entries to show.")
 @click.pass_obj
 def audit(session: Session, limit: int) -> None:
-    """Show who changed what."""
+    """Show the audit log: who changed what."""
     emit_list(session, list(session.client.audit(limit)), _AUDIT_COLUMNS, name=lambda entry: str(entry["id"]))

@@ -1,4 +1,4 @@
-"""Times, sizes and other values as people read them."""
+"""Formats times, sizes and other values for people, and parses sizes."""
 
 import re
 from collections.abc import Mapping
@@ -7,12 +7,12 @@ from typing import Any
 
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([KMGTP]?)(i?)B?")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Control characters but tab and line end, and those that change the direction of writing."""
+"""Control characters except tab and line end, and characters that change the direction of writing."""
 _UNITS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def visible(text: str) -> str:
-    """`text` without what could command a terminal: `^[` for an escape, `<9b>` for other such characters."""
+    """Return `text` with control characters replaced by visible text: `^[` for an escape, `<9b>` for C1 and others."""
     return _CONTROL.sub(lambda found: _shown(ord(found[0])), text)
 
 
@@ -21,13 +21,13 @@ def _shown(code: int) -> str:
 
 
 def instant(text: str) -> datetime:
-    """The time that an ISO text with a zone says; without one it is UTC."""
+    """Parse an ISO 8601 time. Without a time zone it is UTC."""
     at = datetime.fromisoformat(text)
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def duration(seconds: float) -> str:
-    """At most two units: `3m`, `1h 20m`, `2d 4h`; below an hour one."""
+    """Format a duration in at most two units: `3m`, `1h 20m`, `2d 4h`. Below an hour it has one unit."""
     left = max(0, int(seconds))
     parts: list[str] = []
     for size, unit in _UNITS:
@@ -40,7 +40,7 @@ def duration(seconds: float) -> str:
 
 
 def between(start: str | None, end: str | None) -> str | None:
-    """How long from `start` to `end`, or until now; None before the start."""
+    """Format the time from `start` to `end`, or to now if `end` is None. Returns None if `start` is None."""
     if start is None:
         return None
     until = datetime.now(UTC) if end is None else instant(end)
@@ -48,39 +48,39 @@ def between(start: str | None, end: str | None) -> str | None:
 
 
 def ago(text: str | None) -> str | None:
-    """`3m ago`."""
+    """Format the time since `text` as `3m ago`."""
     return None if text is None else f"{between(text, None)} ago"
 
 
 def until(text: str) -> str:
-    """How long it is from now to `text`: `3d 2h`."""
+    """Format the time from now to `text` as `3d 2h`."""
     return duration((instant(text) - datetime.now(UTC)).total_seconds())
 
 
 def is_ahead(text: str) -> bool:
-    """Whether it is still to come."""
+    """Return whether the time `text` is in the future."""
     return instant(text) > datetime.now(UTC)
 
 
 def clock(text: str) -> str:
-    """Local date and time to the second."""
+    """Format a time as local date and time with seconds."""
     return instant(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def hours(amount: float) -> str:
-    """`1,234.5`; less than an hour in four digits."""
+    """Format hours as `1,234.5`, or with four decimals below 1."""
     return f"{amount:,.1f}" if amount >= 1 else f"{amount:.4f}"
 
 
 def usd(amount: float | None) -> str | None:
-    """`$12.30`; less than a cent in four digits."""
+    """Format US dollars as `$12.30`, or with four decimals below one cent."""
     if amount is None:
         return None
     return f"${amount:,.2f}" if amount >= 0.01 or not amount else f"${amount:.4f}"
 
 
 def size(bytes_: float | None) -> str | None:
-    """`512 B`, `1.5 MiB`."""
+    """Format a size as `512 B` or `1.5 MiB`."""
     if bytes_ is None:
         return None
     for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
@@ -91,10 +91,10 @@ def size(bytes_: float | None) -> str | None:
 
 
 def bytes_of(text: str) -> int:
-    """Bytes of `512MiB` (powers of 1024), `5PB` (of 1000) or `4096`.
+    """Return the bytes of a size such as `512MiB` (powers of 1024), `5PB` (powers of 1000) or `4096`.
 
     Raises:
-        ValueError: it is no size.
+        ValueError: `text` is not a size.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None or (found[3] and not found[2]):
@@ -104,17 +104,17 @@ def bytes_of(text: str) -> int:
 
 
 def pairs(mapping: Mapping[str, Any] | None) -> str:
-    """`a=1,b=2`."""
+    """Format a mapping as `a=1,b=2`, sorted by key."""
     return ",".join(f"{key}={value}" for key, value in sorted((mapping or {}).items()))
 
 
 def reason(body: Mapping[str, Any] | None) -> str | None:
-    """`code: sentence`."""
+    """Format a reason as `code: sentence`."""
     return None if body is None else f"{body['code']}: {body.get('sentence') or body.get('detail')}"
 
 
 def resources(body: Mapping[str, Any]) -> str:
-    """One task's resources: `a100|h100:8, 4 cpus, 2.0 GiB`."""
+    """Format the resources of one task as `a100|h100:8, 4 cpus, 2.0 GiB`."""
     parts = []
     if body.get("gpus"):
         parts.append(f"{'|'.join(body.get('gpu_types') or ['gpu'])}:{body['gpus']}")
@@ -126,5 +126,5 @@ def resources(body: Mapping[str, Any]) -> str:
 
 
 def plural(number: float, noun: str) -> str:
-    """`1 task`, `2 tasks`, `0.5 cpus`."""
+    """Format a number with a noun: `1 task`, `2 tasks`, `0.5 cpus`."""
     return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"

@@ -2,12 +2,12 @@
 
     from mizzen.client import Client
 
-    with Client.from_environment() as mizzen:  # MIZZEN_API and MIZZEN_API_KEY, or what `mizzen login` saved
+    with Client.from_environment() as mizzen:  # MIZZEN_API and MIZZEN_API_KEY, or a saved context
         workload = mizzen.submit({"version": 1, "name": "digits", ...}, workdir="train/")
         [done] = mizzen.wait([workload["id"]])
         print(done["phase"])
 
-Names load on first use.
+Names are imported on first use.
 """
 
 from importlib import import_module

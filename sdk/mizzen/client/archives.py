@@ -1,8 +1,9 @@
-"""Packing a working directory: the same files give the same bytes, whoever packs them and whenever.
+"""Packs a working directory into a reproducible archive: the same files always give the same bytes.
 
-Left out are `.git`, `__pycache__` and `.venv`, and what a line of the folder's `.mizzenignore` matches (`fnmatch`; `*`
-also matches `/`): a name anywhere (`*.pt`), with a `/` in it a path from the folder (`data/*`), with a `/` at its end
-folders only (`runs/`). Lines that start with `#` are comments.
+`.git`, `__pycache__` and `.venv` are left out, and all paths that match a line of the folder's `.mizzenignore`
+(`fnmatch`; `*` also matches `/`). A pattern without `/` matches a name in any folder (`*.pt`). A pattern with a `/` in
+it matches a path relative to the packed folder (`data/*`). A pattern with a `/` at its end matches only folders
+(`runs/`). Lines that start with `#` are comments.
 """
 
 import gzip
@@ -21,24 +22,24 @@ from mizzen.client.errors import ArchiveError
 IGNORE_FILE = ".mizzenignore"
 ALWAYS_IGNORED = (".git", "__pycache__", ".venv")
 MAX_UNPACKED_BYTES = 512 << 20
-"""The API takes no more, and its limit on the packed size is usually far below this."""
+"""The API's limit on the unpacked size. Its limit on the packed size is usually far lower."""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A packed working directory: `body` is a tar.gz, `sha256` its checksum in hex and its name at the API."""
+    """A packed working directory: `body` is a tar.gz; `sha256` is its hexadecimal checksum and its name at the API."""
 
     body: bytes
     sha256: str
 
 
 def pack(folder: Path) -> Archive:
-    """The files and folders in `folder`, in the order of their paths.
+    """Pack the files and folders in `folder`, sorted by path.
 
-    Of the file system's facts only names, contents and the owner's execute bit count.
+    The archive depends only on names, contents and the owner's execute bit, not on times, owners or other modes.
 
     Raises:
-        ArchiveError: it is no folder, too large, or holds something that cannot be packed.
+        ArchiveError: `folder` is not a folder or is too large, or a file in it cannot be packed.
     """
     if not folder.is_dir():
         raise ArchiveError(f"workdir: {folder} is not a folder")
@@ -51,8 +52,8 @@ def pack(folder: Path) -> Archive:
             left_bytes -= len(body)
             if left_bytes < 0:
                 raise ArchiveError(
-                    f"workdir: {folder} holds more than {MAX_UNPACKED_BYTES >> 20} MiB: list in {IGNORE_FILE} what the"
-                    " tasks do not need; large inputs belong into a table"
+                    f"workdir: {folder} holds more than {MAX_UNPACKED_BYTES >> 20} MiB: list the files that tasks do"
+                    f" not need in {IGNORE_FILE}, and put large inputs into a table"
                 )
             tar.addfile(entry, io.BytesIO(body))
     packed = io.BytesIO()
@@ -70,7 +71,7 @@ def _read_patterns(file: Path) -> list[str]:
         raise ArchiveError(f"{file}: {error}") from None
     for number, line in enumerate(lines, 1):
         if line.startswith("!"):
-            raise ArchiveError(f"{file}:{number}: {line!r}: taking something back with ! is not supported")
+            raise ArchiveError(f"{file}:{number}: {line!r}: negated patterns (!) are not supported")
     return [line for line in lines if line and not line.startswith("#")]
 
 

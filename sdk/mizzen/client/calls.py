@@ -1,4 +1,4 @@
-"""Calls of the API that the client's parts are made of: one, a list, and pages."""
+"""The base class of the client's parts: it sends requests to the API and reads paged lists."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ PAGE = 500
 
 
 class Calls:
-    """What makes a call; each part of the client is one."""
+    """Base class of the parts of the client. It sends requests through `_transport`."""
 
     _transport: Transport
 
@@ -33,5 +33,5 @@ class Calls:
 
 
 def path_of(*parts: str) -> str:
-    """The path of a resource, whose parts may hold any character."""
+    """Return the URL path of a resource. Each part is quoted, so it may contain any character."""
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)

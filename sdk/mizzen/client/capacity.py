@@ -1,4 +1,4 @@
-"""The client's part about capacity: pools, and the machines that were asked of providers for them."""
+"""The client's part about capacity: pools, and the machines that are requested from providers for them."""
 
 from collections.abc import Iterator
 from typing import Any, TypedDict, cast
@@ -8,31 +8,31 @@ from mizzen.client.views import Reason
 
 
 class Pool(TypedDict):
-    """How many machines of which offers there are to be, and how far it is from that."""
+    """A pool: the wanted number of machines, the accepted offers, and the current machines by phase."""
 
     region: str
     name: str
     size: int
     max_size: int | None
-    """Up to so many it grows for what waits; None: it does not."""
+    """Most machines to which the pool grows for waiting workloads; None: it does not grow."""
     idle_s: float
     buffer: int
-    """Of a pool that grows: so many machines without work there are to be for what comes next."""
+    """The number of idle machines that a growing pool keeps ready for new workloads."""
     providers: list[str]
-    """Whose offers it may take; empty: any. So are the following."""
+    """The providers whose offers are accepted; empty: all. The next three filters work likewise."""
     zones: list[str]
     kinds: list[str]
     machine_types: list[str]
     max_usd_per_h: float | None
     instances: dict[str, int]
-    """How many there are by phase."""
+    """Number of instances by phase."""
     usd_per_h: float
     reason: Reason | None
-    """Why it has fewer machines than its size or buffer, and none is launched now."""
+    """Why the pool has fewer machines than its size or buffer and launches none now."""
 
 
 class Instance(TypedDict):
-    """One machine that was asked of a provider."""
+    """A machine that was requested from a provider."""
 
     id: str
     region: str
@@ -48,15 +48,15 @@ class Instance(TypedDict):
     memory_bytes: int
     usd_per_h: float
     usd: float
-    """What it has cost from its launch on."""
+    """Its cost so far, in US dollars, since its launch."""
     phase: str
     """`requested`, `launching`, `joining`, `ready`, `draining` or `gone`."""
     reason: Reason | None
     ending: Reason | None
-    """Why it is to end."""
+    """Why the machine is to be ended; None: it is not."""
     native_id: str | None
     wanted_by: list[str]
-    """The workloads that wait for it."""
+    """The workloads that wait for this machine."""
     machine: str | None
     requested_at: str
     expected_at: str | None
@@ -66,28 +66,30 @@ class Instance(TypedDict):
 
 
 class Capacity(Calls):
-    """Pools and instances."""
+    """The methods about pools and instances."""
 
     def pools(self, region: str | None = None) -> list[Pool]:
-        """The pools; of one region."""
+        """Return the pools of all regions, or of `region`."""
         return cast(list[Pool], self._call("GET", "pools", params={"region": region})["items"])
 
     def set_pool(self, region: str, name: str, **settings: Any) -> Pool:
-        """Make a pool, or change what is given of it: `size`, `max_size`, `idle_s`, `buffer`, `providers`, `zones`,
-        `kinds`, `machine_types`, `max_usd_per_h` (operators).
+        """Create a pool, or change the given settings of a pool (operators).
+
+        The settings are `size`, `max_size`, `idle_s`, `buffer`, `providers`, `zones`, `kinds`, `machine_types` and
+        `max_usd_per_h`.
         """
         return cast(Pool, self._call("PUT", "pools", region, name, body=settings))
 
     def remove_pool(self, region: str, name: str) -> None:
-        """Forget a pool; its machines are drained and ended (operators)."""
+        """Remove a pool; its machines are drained and ended (operators)."""
         self._call("DELETE", "pools", region, name)
 
     def instances(
         self, region: str | None = None, pool: str | None = None, *, gone: bool = False
     ) -> Iterator[Instance]:
-        """The machines that were asked of providers, the newest first; with `gone` also those of the past."""
+        """Return the machines requested from providers, newest first. `gone` includes machines that are gone."""
         return self._pages("instances", {"region": region, "pool": pool, "gone": gone or None}, None)
 
     def end_instance(self, instance_id: str) -> Instance:
-        """Drain a machine, then have its provider end it (operators)."""
+        """Drain a machine, then end it at its provider (operators)."""
         return cast(Instance, self._call("POST", "instances", instance_id, "end", body={}, idempotent=True))

@@ -1,4 +1,4 @@
-"""The client: one method for each thing that the REST API does."""
+"""The client of the REST API, with one method per operation."""
 
 import time
 import uuid
@@ -25,17 +25,25 @@ _POLLS_PER_S = 20.0
 
 
 ROOM_PATIENCE_S = 86400.0
-"""How long a submission waits for room in a full queue unless told otherwise: a day."""
+"""The default time for which a submission is retried while its tenant's queue is full: one day."""
 
 
 class Client(Capacity, Data):
-    """Talks to one API. Methods raise `mizzen.client.errors.ClientError`s and return the API's JSON (`views`).
+    """A client of one API. Methods return the API's JSON (see `views`) and raise `mizzen.client.errors.ClientError`.
 
-    `patience_s` is how long a call is tried again while the API is unreachable or busy. A submission waits for up to
-    `room_patience_s` while its tenant's queue is full; 0: it fails at once. Waiting and following, which
-    may go on for days, are patient for `follow_patience_s` after each sign of life. `on_retry` gets the error and the
-    seconds left, `on_expiry` (once) the time at which the key expires, if that is soon. A connection that is silent for
-    `answer_s` counts as lost. Use it as a context manager, or `close` it.
+    Use it as a context manager, or call `close`.
+
+    Args:
+        url: URL of the API.
+        api_key: the API key; None: no key is sent.
+        patience_s: the time for which a request is retried while the API is unreachable or busy.
+        room_patience_s: the time for which a submission is retried while its tenant's queue is full; 0: it fails at
+            once.
+        follow_patience_s: the time for which waiting and following, which may last for days, retry after the last
+            response.
+        answer_s: a connection that receives nothing for this time counts as lost.
+        on_retry: called before each retry with the error and the seconds that are left.
+        on_expiry: called at most once, with the time at which the API key expires, if that is soon.
     """
 
     def __init__(
@@ -56,13 +64,13 @@ class Client(Capacity, Data):
 
     @classmethod
     def from_environment(cls, context: str | None = None, **options: Any) -> Self:
-        """A client for `context`, or what the environment and the saved contexts say (`contexts.active_context`)."""
+        """Create a client for `context`, or for the context that `contexts.active_context` selects."""
         chosen = active_context(context)
         return cls(chosen.api, chosen.key, **options)
 
     @property
     def url(self) -> str:
-        """The API's address."""
+        """The URL of the API."""
         return self._transport.url
 
     def close(self) -> None:
@@ -86,7 +94,8 @@ class Client(Capacity, Data):
     ) -> views.Submitted:
         """Submit a workload document, with the files of the folder `workdir` if given.
 
-        However often it is tried, one call makes one workload: an Idempotency-Key is always sent, a new one by default.
+        A call creates at most one workload, even if its request is retried: an Idempotency-Key is always sent. By
+        default it is a new key.
         """
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
         answer = self._send(document, workdir, headers=headers, room_patience_s=self._room_patience_s)
@@ -95,21 +104,21 @@ class Client(Capacity, Data):
     def dry_run(
         self, document: Mapping[str, Any], workdir: Path | str | None = None, *, patience_s: float | None = None
     ) -> views.DryRun:
-        """What would happen to the document if it were submitted now. Nothing is changed but a `workdir` uploaded."""
+        """Return what a submission of the document would do now. It creates no workload, but uploads a `workdir`."""
         answer = self._send(document, workdir, params={"dry_run": "true"}, patience_s=patience_s)
         return cast(views.DryRun, answer)
 
     def _send(self, document: Mapping[str, Any], workdir: Path | str | None, **options: Any) -> Any:
         if workdir is None:
             return self._call("POST", "workloads", body=document, idempotent=True, **options)
-        from mizzen.client.archives import pack  # imports what most calls do not need
+        from mizzen.client.archives import pack  # its imports are not needed by most calls
 
         archive = pack(Path(workdir))
         body = {**document, "workdir": {"archive": archive.sha256}}
         try:
             return self._call("POST", "workloads", body=body, idempotent=True, **options)
         except Invalid as error:
-            # Only a document that is valid otherwise is worth an upload; without one its absence is no mistake.
+            # Upload the archive only if the rest of the document is valid. A missing archive is not the user's mistake.
             if {problem.path for problem in error.errors} != {"workdir"}:
                 raise error.without("workdir") from None
         tenant = document.get("tenant")
@@ -117,7 +126,7 @@ class Client(Capacity, Data):
         return self._call("POST", "workloads", body=body, idempotent=True, **options)
 
     def upload(self, archive: "Archive", tenant: str | None = None) -> None:
-        """Bring a packed working directory to the API; `tenant` is whose it is, where the key has none."""
+        """Upload a packed working directory. `tenant` is its owner; it is needed if the API key has no tenant."""
         headers = {"content-type": "application/gzip"}
         self._call("PUT", "archives", archive.sha256, params={"tenant": tenant}, content=archive.body, headers=headers)
 
@@ -130,7 +139,7 @@ class Client(Capacity, Data):
         name: str | None = None,
         limit: int | None = None,
     ) -> Iterator[views.Workload]:
-        """Workloads that fit all filters, at most `limit`; pages are fetched as they are needed."""
+        """Return the workloads that match all filters, at most `limit`. Pages are fetched as they are needed."""
         params = {
             "tenant": tenant,
             "phase": list(phases),
@@ -140,46 +149,46 @@ class Client(Capacity, Data):
         return self._pages("workloads", params, limit)
 
     def workload(self, workload_id: str) -> views.WorkloadDetail:
-        """One workload, with its specification and placement."""
+        """Return a workload with its specification and placement."""
         return cast(views.WorkloadDetail, self._call("GET", "workloads", workload_id))
 
     def why(self, workload_id: str) -> views.Why:
-        """Why it is where it is, or why it waits."""
+        """Return why a workload is in its current phase or still waits."""
         return cast(views.Why, self._call("GET", "workloads", workload_id, "why"))
 
     def attempts(self, workload_id: str) -> list[views.Attempt]:
-        """Its placements so far, oldest first."""
+        """Return the attempts of a workload, oldest first."""
         return list(self._pages(("workloads", workload_id, "attempts"), {}, None))
 
     def allocations(self, workload_id: str) -> list[views.Allocation]:
-        """What it holds and held on which machines, oldest first."""
+        """Return the current and past allocations of a workload, oldest first."""
         return list(self._pages(("workloads", workload_id, "allocations"), {}, None))
 
     def cancel(self, workload_id: str) -> views.Workload:
-        """Ask it to end, in whatever phase it is. One that has ended otherwise is a `Conflict`."""
+        """Cancel a workload in any phase. If it has already succeeded or failed, raise `Conflict`."""
         return self._act(workload_id, "cancel")
 
     def cancel_labelled(self, labels: Mapping[str, str], tenant: str | None = None) -> list[str]:
-        """Cancel all live workloads with these labels; returns their ids."""
+        """Cancel all live workloads with these labels. Return their ids."""
         body = {"labels": dict(labels)} | ({"tenant": tenant} if tenant else {})
         answer = self._call("POST", "workloads", "cancel", body=body, idempotent=True)
         return cast(list[str], answer["cancelled"])
 
     def hold(self, workload_id: str) -> views.Workload:
-        """Keep it in the queue until it is released."""
+        """Keep a workload in the queue until it is released."""
         return self._act(workload_id, "hold")
 
     def release(self, workload_id: str) -> views.Workload:
-        """Let a held one go on."""
+        """Release a held workload, so that it can be placed again."""
         return self._act(workload_id, "release")
 
     def preempt(self, workload_id: str) -> views.Workload:
-        """Send it back to the queue after a checkpoint (operators)."""
-        # Sent twice it might hit the next attempt too.
+        """Return a workload to the queue after it has saved a checkpoint (operators)."""
+        # Not retried: a second request could also preempt the next attempt.
         return self._act(workload_id, "preempt", idempotent=False)
 
     def lower(self, workload_id: str, level: int) -> views.Workload:
-        """Lower its priority to `level` (7 is the lowest)."""
+        """Lower the priority of a workload to `level` (7 is the lowest)."""
         answer = self._call("PATCH", "workloads", workload_id, body={"level": level}, idempotent=True)
         return cast(views.Workload, answer)
 
@@ -188,7 +197,7 @@ class Client(Capacity, Data):
         workload_ids: Sequence[str],
         on_change: Callable[[views.Workload], None] | None = None,
     ) -> list[views.WorkloadDetail]:
-        """Wait until all of them have ended; returns them in the given order. `on_change` gets each new phase."""
+        """Wait until all workloads have ended. Return them in the given order. Call `on_change` for each new phase."""
         seen: dict[str, views.WorkloadDetail] = {}
         began_s = time.monotonic()
         while True:
@@ -202,17 +211,22 @@ class Client(Capacity, Data):
                 if changed and on_change is not None:
                     on_change(now)
             if any(seen[id_]["phase"] not in views.TERMINAL_PHASES for id_ in live):
-                # Short waits end promptly; long ones and many workloads do not burden the API.
+                # The interval grows with the waiting time and the number of workloads, to limit the load on the API.
                 by_age_s = min(_POLL_LONGEST_S, max(_POLL_FIRST_S, (time.monotonic() - began_s) / 10))
                 time.sleep(max(by_age_s, len(live) / _POLLS_PER_S))
 
     def events(
         self, workload_id: str | None = None, *, follow: bool = False, after: str | None = None
     ) -> Iterator[views.Event]:
-        """Events after the one with the id `after` (default: all; `now`: those to come), of one workload or of all that
-        the key may see.
+        """Yield the events of one workload, or all events that the API key may see.
 
-        With `follow` it goes on as they happen, over lost connections too, and ends with the workload's last event.
+        With `follow`, new events are yielded as they occur, also after a lost connection. The iteration ends after the
+        workload's last event.
+
+        Args:
+            workload_id: the workload; None: all events.
+            follow: continue with new events.
+            after: yield only events after the one with this id; `now`: only future events; None: all events.
         """
         path = path_of("workloads", workload_id, "events") if workload_id else path_of("events")
         ended = None if workload_id is None else lambda: self._patiently(workload_id)["phase"] in views.TERMINAL_PHASES
@@ -229,11 +243,19 @@ class Client(Capacity, Data):
         follow: bool = False,
         on_attempt: Callable[[int], None] | None = None,
     ) -> Iterator[bytes]:
-        """Lines of the tasks' output without their ends, of the newest attempt or the given one; with several tasks
-        each starts with `job/task| `. `tail`: only the last ones of each task.
+        """Yield the lines of the tasks' output, without line ends. With several tasks, each starts with `job/task| `.
 
-        With `follow` it goes on until the workload (or the given attempt) has ended, over lost connections and later
-        attempts, each of which `on_attempt` is told of; no line comes twice.
+        With `follow`, new lines are yielded until the workload (or the given attempt) has ended, also after a lost
+        connection and from later attempts. No line is yielded twice.
+
+        Args:
+            workload_id: the workload.
+            job: only the tasks of this job.
+            task: only the task with this index.
+            attempt: the attempt; None: the newest.
+            tail: only this number of last lines of each task.
+            follow: continue with new lines.
+            on_attempt: called with the number of each later attempt.
         """
         params = {"job": job, "task": task}
         logs = following.Logs(self._transport, path_of("workloads", workload_id, "logs"), params, self._pauses(follow))
@@ -249,7 +271,7 @@ class Client(Capacity, Data):
                 on_attempt(number)
 
     def _attempt_after(self, workload_id: str, number: int) -> int | None:
-        """The attempt after `number`, or (after 0) the newest, once there is one; None: there will not be one."""
+        """Wait for the attempt after `number` (0: for the newest). Return None if the workload ends without one."""
         pause_s = _POLL_FIRST_S
         while True:
             now = self._patiently(workload_id)
@@ -276,23 +298,23 @@ class Client(Capacity, Data):
     # --------------------------------------------------------------------------------------- queue, tenants and keys
 
     def queue(self, limit: int = 1000) -> views.Queue:
-        """The queue as the last scan left it, at most `limit` (10000) entries."""
+        """Return the queue as of the last scan, at most `limit` entries (at most 10000)."""
         return cast(views.Queue, self._call("GET", "queue", params={"limit": limit}))
 
     def whoami(self) -> views.Identity:
-        """Whose key this is."""
+        """Return the identity of the API key: its role, tenant and label."""
         return cast(views.Identity, self._call("GET", "whoami"))
 
     def tenants(self) -> list[views.Tenant]:
-        """All tenants, or the key's own."""
+        """Return all tenants, or only the tenant of the API key if it has one."""
         return list(self._pages("tenants", {}, None))
 
     def tenant(self, name: str) -> views.Tenant:
-        """One tenant."""
+        """Return a tenant."""
         return cast(views.Tenant, self._call("GET", "tenants", name))
 
     def set_tenant(self, name: str, level: int, gpus: Mapping[str, int], cpus: float | None) -> views.Tenant:
-        """Make or replace a tenant: level 1..7, GPU slots by type, CPUs in cores (None: no limit)."""
+        """Create or replace a tenant: level 1..7, GPU slots by type, CPUs in cores (None: no limit)."""
         body = {"level": level, "quota": {"gpus": dict(gpus), "cpus": cpus}}
         return cast(views.Tenant, self._call("PUT", "tenants", name, body=body))
 
@@ -301,11 +323,11 @@ class Client(Capacity, Data):
         self._call("DELETE", "tenants", name)
 
     def secrets(self, tenant: str) -> list[str]:
-        """Names of the tenant's secrets; their values never leave the API."""
+        """Return the names of the tenant's secrets. The API never returns their values."""
         return [item["name"] for item in self._pages(("tenants", tenant, "secrets"), {}, None)]
 
     def set_secret(self, tenant: str, name: str, value: str) -> None:
-        """Make or replace a secret."""
+        """Create or replace a secret."""
         self._call("PUT", "tenants", tenant, "secrets", name, body={"value": value})
 
     def remove_secret(self, tenant: str, name: str) -> None:
@@ -313,76 +335,76 @@ class Client(Capacity, Data):
         self._call("DELETE", "tenants", tenant, "secrets", name)
 
     def keys(self) -> list[views.Key]:
-        """The API keys, oldest first, without the keys themselves."""
+        """Return the API keys, oldest first, without their secret values."""
         return sorted(self._pages("keys", {}, None), key=lambda key: (key["created_at"], key["id"]))
 
     def create_key(
         self, role: str, tenant: str | None = None, label: str = "", expires_in_s: int | None = None
     ) -> views.NewKey:
-        """A new API key; `key` in the answer is shown this once. `expires_in_s`: from now; None: never."""
+        """Create an API key. Only this response contains the secret value, as `key`. `expires_in_s` None: no expiry."""
         body = {"role": role, "tenant": tenant, "label": label, "expires_in_s": expires_in_s}
         return cast(views.NewKey, self._call("POST", "keys", body=body))
 
     def revoke_key(self, key_id: str) -> None:
-        """Make an API key useless from now on."""
+        """Revoke an API key. It takes effect immediately."""
         self._call("DELETE", "keys", key_id)
 
     def audit(self, limit: int | None = None) -> Iterator[views.AuditEntry]:
-        """Who changed what; at most `limit` entries."""
+        """Return the entries of the audit log, at most `limit`."""
         return self._pages("audit", {}, limit)
 
     # ------------------------------------------------------------------------------------------------ fleet and data
 
     def regions(self) -> list[views.Region]:
-        """The regions."""
+        """Return the regions."""
         return list(self._pages("regions", {}, None))
 
     def snapshot(self) -> Mapping[str, Any]:
-        """Fleet, tenants and live workloads at one moment, from which `mizzen simulate --from-live` starts."""
+        """Return a snapshot of the fleet, tenants and live workloads, as input of `mizzen simulate --from-live`."""
         return cast(Mapping[str, Any], self._call("GET", "snapshot"))
 
     def clusters(self, region: str | None = None) -> list[views.Cluster]:
-        """The clusters."""
+        """Return the clusters of all regions, or of `region`."""
         return list(self._pages("clusters", {"region": region}, None))
 
     def set_cluster(self, region: str, name: str, **settings: Any) -> views.Cluster:
-        """Set `zone`, `capacity` or `prices` of a cluster; what is left out stays (operators)."""
+        """Set `zone`, `capacity` or `prices` of a cluster. Other settings are not changed (operators)."""
         return cast(views.Cluster, self._call("PATCH", "clusters", region, name, body=settings))
 
     def costs(self, first: str | None = None, last: str | None = None, tenant: str | None = None) -> list[views.Cost]:
-        """What workloads cost from one day (UTC, `YYYY-MM-DD`) to another, by day, tenant, kind and resource."""
+        """Return costs by day, tenant, capacity kind and resource, from day `first` to `last` (UTC, `YYYY-MM-DD`)."""
         answer = self._call("GET", "costs", params={"from": first, "to": last, "tenant": tenant})
         return cast(list[views.Cost], answer["items"])
 
     def machines(self, region: str | None = None, cluster: str | None = None) -> list[views.Machine]:
-        """The machines."""
+        """Return the machines; with `region` or `cluster`, only those."""
         return list(self._pages("machines", {"region": region, "cluster": cluster}, None))
 
     def machine(self, machine_id: str) -> views.MachineDetail:
-        """One machine with the workloads on it, by `region/cluster/machine`."""
+        """Return a machine, with the workloads on it, by its id `region/cluster/machine`."""
         return cast(views.MachineDetail, self._call("GET", "machines", *_machine(machine_id)))
 
     def set_machine(self, machine_id: str, action: str, reason: str | None = None) -> views.MachineDetail:
-        """`cordon`, `uncordon`, `drain` or `undrain` a machine (operators)."""
+        """Apply `action` (`cordon`, `uncordon`, `drain` or `undrain`) to a machine (operators)."""
         body = {"reason": reason} if reason else {}
         answer = self._call("POST", "machines", *_machine(machine_id), action, body=body, idempotent=True)
         return cast(views.MachineDetail, answer)
 
     def remove_machine(self, machine_id: str) -> None:
-        """Forget a machine that is drained or lost, and on which nothing is held (operators)."""
+        """Remove a machine that is drained or lost and on which no workload holds resources (operators)."""
         self._call("DELETE", "machines", *machine_id.split("/"))
 
     def remove_region(self, name: str) -> None:
-        """Forget a region without machines, data and placed workloads (operators)."""
+        """Remove a region that has no machines, data or placed workloads (operators)."""
         self._call("DELETE", "regions", name)
 
     def trust_machine(self, machine_id: str, key: str | None = None) -> views.MachineDetail:
-        """Accept a machine's new key (operators); `key`: only if it has this fingerprint."""
+        """Trust the new public key that a machine presents (operators); with `key`, only if it has this fingerprint."""
         body = {"key": key} if key else {}
         answer = self._call("POST", "machines", *machine_id.split("/"), "trust", body=body, idempotent=True)
         return cast(views.MachineDetail, answer)
 
-    # ------------------------------------------------------------------------------------------------------- inside
+    # ------------------------------------------------------------------------------------------------------- helpers
 
     def _act(self, workload_id: str, action: str, idempotent: bool = True) -> views.Workload:
         return cast(views.Workload, self._call("POST", "workloads", workload_id, action, idempotent=idempotent))

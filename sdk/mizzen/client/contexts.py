@@ -1,4 +1,4 @@
-"""Contexts: named addresses and keys of APIs, in `~/.config/mizzen/config.yaml` (or under `XDG_CONFIG_HOME`).
+"""Contexts: named URLs and keys of APIs, in `~/.config/mizzen/config.yaml` (or under `XDG_CONFIG_HOME`).
 
     current: lab
     contexts:
@@ -6,7 +6,7 @@
         api: http://127.0.0.1:8080
         key: mzn_...
 
-The file holds keys: it is written with mode 0600, whole or not at all.
+The file holds keys, so it is written with mode 0600. It is replaced atomically.
 """
 
 import os
@@ -24,7 +24,7 @@ CONTEXT_VARIABLE = "MIZZEN_CONTEXT"
 
 @dataclass(frozen=True)
 class Context:
-    """Where an API is and the key to use there."""
+    """The URL and the key of an API."""
 
     api: str
     key: str | None = field(default=None, repr=False)
@@ -32,49 +32,49 @@ class Context:
 
 @dataclass(frozen=True)
 class Contexts:
-    """All contexts, and the name of the one in use."""
+    """All contexts, and the name of the current one."""
 
     current: str | None = None
     named: Mapping[str, Context] = field(default_factory=dict)
 
     def get(self, name: str) -> Context:
-        """The context `name`.
+        """Return the context `name`.
 
         Raises:
-            NotConfigured: there is none of that name.
+            NotConfigured: there is no context of that name.
         """
         if name not in self.named:
-            known = ", ".join(sorted(self.named)) or "none yet; `mizzen login` makes one"
-            raise NotConfigured(f"there is no context {name!r} in {config_path()}; there are: {known}")
+            known = ", ".join(sorted(self.named)) or "none; `mizzen login` creates one"
+            raise NotConfigured(f"there is no context {name!r} in {config_path()}; available contexts: {known}")
         return self.named[name]
 
     def with_context(self, name: str, context: Context) -> "Contexts":
-        """These contexts with `name` added or replaced, and in use."""
+        """Return a copy in which the context `name` is added or replaced and is the current one."""
         return Contexts(name, {**self.named, name: context})
 
     def without(self, name: str) -> "Contexts":
-        """These contexts without `name`; if it was in use, none is."""
+        """Return a copy without the context `name`. If it was the current one, the copy has no current context."""
         self.get(name)
         named = {other: context for other, context in self.named.items() if other != name}
         return Contexts(None if self.current == name else self.current, named)
 
     def using(self, name: str) -> "Contexts":
-        """These contexts with `name` in use."""
+        """Return a copy in which `name` is the current context."""
         self.get(name)
         return replace(self, current=name)
 
 
 def config_path() -> Path:
-    """Where the contexts are."""
+    """Return the path of the file of contexts."""
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(base).expanduser() / "mizzen" / "config.yaml"
 
 
 def load_contexts() -> Contexts:
-    """The saved contexts; none if there is no file.
+    """Read the saved contexts. Without a file there are none.
 
     Raises:
-        NotConfigured: the file cannot be read or has another form.
+        NotConfigured: the file cannot be read or is invalid.
     """
     import yaml
 
@@ -100,7 +100,7 @@ def _context(path: Path, name: object, entry: Any) -> Context:
 
 
 def save_contexts(contexts: Contexts) -> Path:
-    """Writes the file of contexts and returns its path."""
+    """Write the file of contexts and return its path."""
     import tempfile
 
     import yaml
@@ -111,7 +111,7 @@ def save_contexts(contexts: Contexts) -> Path:
         "current": contexts.current,
         "contexts": {name: {"api": c.api, "key": c.key} for name, c in sorted(contexts.named.items())},
     }
-    # mkstemp makes the file with mode 0600: the keys are never readable by others, not even while it is written.
+    # mkstemp creates the file with mode 0600, so other users can never read the keys, not even during the write.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".config-")
     temporary = Path(name)
     try:
@@ -127,11 +127,11 @@ def save_contexts(contexts: Contexts) -> Path:
 
 
 def active_context(name: str | None = None) -> Context:
-    """The context to use: `name` if given, else `MIZZEN_API` (and `MIZZEN_API_KEY`), else `MIZZEN_CONTEXT`, else the
-    one in use. `MIZZEN_API_KEY` alone replaces the context's key.
+    """Return the context to use: `name`, else `MIZZEN_API` (with `MIZZEN_API_KEY`), else `MIZZEN_CONTEXT`, else the
+    current one. If only `MIZZEN_API_KEY` is set, it replaces the key of the context.
 
     Raises:
-        NotConfigured: none of them is there.
+        NotConfigured: none of these is set, or there is no context of that name.
     """
     key = os.environ.get(KEY_VARIABLE) or None
     api = os.environ.get(API_VARIABLE)
@@ -140,6 +140,6 @@ def active_context(name: str | None = None) -> Context:
     contexts = load_contexts()
     chosen = name or os.environ.get(CONTEXT_VARIABLE) or contexts.current
     if not chosen:
-        raise NotConfigured(f"no API is known: run `mizzen login URL`, or set {API_VARIABLE} and {KEY_VARIABLE}")
+        raise NotConfigured(f"no API is configured: run `mizzen login URL`, or set {API_VARIABLE} and {KEY_VARIABLE}")
     context = contexts.get(chosen)
     return replace(context, key=key) if key and name is None else context

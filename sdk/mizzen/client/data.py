@@ -1,4 +1,4 @@
-"""The client's part about data: tables with partitions and replicas, where they may be, and who reads them."""
+"""The client's part about data: tables, partitions, replicas, storage limits, usage records and nightly moves."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -9,14 +9,14 @@ from mizzen.client.views import Region
 
 
 class Data(Calls):
-    """Tables, settings of regions, usage, and the instance of the placement of data."""
+    """The methods about tables, settings of regions, usage records and the nightly placement of tables."""
 
     def tables(self, namespace: str | None = None) -> list[views.Table]:
-        """The tables with their replicas; of one namespace."""
+        """Return the tables of all namespaces, or of `namespace`, with their replicas."""
         return list(self._pages("tables", {"namespace": namespace}, None))
 
     def table(self, name: str) -> views.Table:
-        """One table with its replicas."""
+        """Return a table with its replicas."""
         return cast(views.Table, self._call("GET", "tables", name))
 
     def add_table(self, name: str, home_region: str) -> views.Table:
@@ -24,79 +24,81 @@ class Data(Calls):
         return cast(views.Table, self._call("POST", "tables", body={"name": name, "home_region": home_region}))
 
     def remove_table(self, name: str) -> None:
-        """Forget a table."""
+        """Remove a table from the catalogue."""
         self._call("DELETE", "tables", name)
 
     def partitions(self, table: str) -> Iterator[views.Partition]:
-        """A table's partitions by name."""
+        """Yield the partitions of a table, sorted by name."""
         return self._pages(f"tables/{table}/partitions", {}, None)
 
     def append_partitions(self, table: str, partitions: Sequence[Mapping[str, Any]]) -> list[views.Partition]:
-        """Append partitions (`name`, `size_bytes`, `checksum`), whose objects are in the home's bucket, all or none.
+        """Append partitions (`name`, `size_bytes`, `checksum`) whose objects are in the home region's bucket.
 
-        What is there already with the same content stays, so it may be done again; with other content it is a conflict.
+        Either all partitions are appended or none. The call is idempotent: an identical partition that already exists
+        is not changed. If one exists with other content, `Conflict` is raised.
         """
         body = {"partitions": list(partitions)}
         answer = self._call("POST", "tables", table, "partitions", body=body, idempotent=True)
         return cast(list[views.Partition], answer["items"])
 
     def replicate_table(self, name: str, region: str) -> views.Replica:
-        """Start a copy of a table to a region, or of what a stale replica there lacks (operators)."""
+        """Start copying a table to a region, or the partitions that a stale replica there lacks (operators)."""
         answer = self._call("POST", "tables", name, "replicas", body={"region": region}, idempotent=True)
         return cast(views.Replica, answer)
 
     def drop_replica(self, name: str, region: str, grace_s: float | None = None) -> views.Replica:
-        """Let a table's replica go when the grace is over (operators)."""
+        """Drop a table's replica in a region. It is deleted after a grace period of `grace_s` (operators)."""
         answer = self._call("DELETE", "tables", name, "replicas", region, params={"grace_s": grace_s})
         return cast(views.Replica, answer)
 
     def verify_table(self, name: str, region: str | None = None) -> views.Verification:
-        """Have a table's copies, or the one in a region, read in full and compared with their checksums (operators)."""
+        """Start to read a table's replicas, or the one in `region`, in full and compare the checksums (operators)."""
         answer = self._call("POST", "tables", name, "verify", body={"region": region}, idempotent=True)
         return cast(views.Verification, answer)
 
     def set_region(self, name: str, **settings: Any) -> Region:
-        """Set `storage_bytes` or `cpu_hours` (app to hours a day) of a region; what is left out stays (operators)."""
+        """Set `storage_bytes` or `cpu_hours` (hours a day by app) of a region. Others are not changed (operators)."""
         return cast(Region, self._call("PATCH", "regions", name, body=settings))
 
     def record_usage(self, runs: Sequence[Mapping[str, Any]]) -> views.Recorded:
-        """Record runs of jobs, all or none; those whose source and id are known stay as they are (operators)."""
+        """Record runs of jobs, all or none. Runs with a known source and id are not changed (operators)."""
         return cast(views.Recorded, self._call("POST", "usage", body={"runs": list(runs)}, idempotent=True))
 
     def instance(self, window_days: float | None = None, region: str | None = None) -> Mapping[str, Any]:
-        """Regions, tables and recurring jobs as an instance document: what `mizzen tetris solve` takes (operators).
+        """Return regions, tables and recurring jobs as an instance document for `mizzen tetris solve` (operators).
 
-        Of a `region`: its datacenters, and its partitions with the jobs that run there.
+        With `region`, the document holds the datacenters of that region, its partitions, and the jobs that run there.
         """
         params = {"window_days": window_days, "region": region}
         return cast(Mapping[str, Any], self._call("GET", "tetris", "instance", params=params))
 
     def reads(self, window_days: float | None = None) -> Mapping[str, Any]:
-        """Which partitions the instance's jobs read, where they do not read whole tables (operators)."""
+        """Return the partitions that the instance's jobs read from tables that they do not read whole (operators)."""
         return cast(Mapping[str, Any], self._call("GET", "tetris", "reads", params={"window_days": window_days}))
 
     def assign_datacenters(self, homes: Mapping[str, str]) -> views.Assigned:
-        """Write which datacenters partitions are in, `table/partition` to `region/datacenter`, all or none (operators).
+        """Assign partitions to datacenters, all or none (operators).
 
-        A partition that is not in that region, or a datacenter that it does not have, is an error.
+        `homes` maps `table/partition` to `region/datacenter`. It is an error if a partition is not in the region, or if
+        the region has no such datacenter.
         """
         body = {"version": 1, "homes": dict(homes)}
         return cast(views.Assigned, self._call("PUT", "tetris", "datacenters", body=body))
 
     def nights(self, limit: int = 30) -> Mapping[str, Any]:
-        """The newest nights of the placement of tables as `items`, and `paused` (None: moves are not)."""
+        """Return the newest nights of the placement of tables as `items`, and `paused` (None: moves are not paused)."""
         return cast(Mapping[str, Any], self._call("GET", "tetris", "nights", params={"limit": limit}))
 
     def night(self, night: str) -> views.Night:
-        """A night with what it decided."""
+        """Return a night with its report."""
         return cast(views.Night, self._call("GET", "tetris", "nights", night))
 
     def begin_night(self, *, dry_run: bool = False) -> views.Night:
-        """Plan the placement of tables now, and move them unless it is a dry run (operators)."""
+        """Plan the placement of tables now and, unless `dry_run` is set, start the moves (operators)."""
         return cast(views.Night, self._call("POST", "tetris", "nights", body={"dry_run": dry_run}))
 
     def moves(self, night: str, state: str | None = None, limit: int | None = None) -> Iterator[views.Move]:
-        """A night's moves in the order in which they begin; those in a state."""
+        """Yield a night's moves, or those in `state`, in the order in which they begin."""
         return self._pages(f"tetris/nights/{night}/moves", {"state": state}, limit)
 
     def pause_moves(self, note: str = "") -> Mapping[str, Any]:
@@ -104,5 +106,5 @@ class Data(Calls):
         return cast(Mapping[str, Any], self._call("PUT", "tetris", "pause", body={"note": note}))
 
     def resume_moves(self) -> None:
-        """Let nightly moves go on (operators)."""
+        """Resume nightly moves (operators)."""
         self._call("DELETE", "tetris", "pause")

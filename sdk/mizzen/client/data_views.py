@@ -1,10 +1,10 @@
-"""What the API answers about data, as types: JSON objects as they come."""
+"""Types of the JSON objects that the API returns about data."""
 
 from typing import Any, TypedDict
 
 
 class Replica(TypedDict):
-    """A table's copy in a region; `state` is copying, ready or deleting."""
+    """A replica of a table in a region; `state` is copying, ready or deleting."""
 
     region: str
     state: str
@@ -37,7 +37,7 @@ class Table(TypedDict):
 
 
 class Verification(TypedDict):
-    """A verification that was asked for: each replica in `regions` is verified once its `verified_at` is not before."""
+    """A requested verification. A replica in `regions` is verified when its `verified_at` is at or after `asked_at`."""
 
     asked_at: str
     regions: list[str]
@@ -54,7 +54,7 @@ class Partition(TypedDict):
 
 
 class Recorded(TypedDict):
-    """How many runs were recorded, and how many were known before."""
+    """The number of runs that were recorded, and the number that were known before."""
 
     recorded: int
     known: int
@@ -78,7 +78,7 @@ class Night(TypedDict):
 
 
 class Move(TypedDict):
-    """A move of a night; `kind` is home, replica, refresh or drop, `state` waiting, copying, done or left."""
+    """A move of a night. `kind` is home, replica, refresh or drop; `state` is waiting, copying, done or left."""
 
     number: int
     kind: str
@@ -94,7 +94,7 @@ class Move(TypedDict):
 
 
 class Assigned(TypedDict):
-    """How many partitions were assigned to another datacenter, and how many were in theirs before."""
+    """The number of partitions that were assigned to another datacenter, and the number that were already there."""
 
     assigned: int
     unchanged: int

@@ -1,6 +1,6 @@
-"""Reading workload documents: YAML or JSON, several to a file (`---`).
+"""Reads workload documents: YAML or JSON, with several documents in a file (`---`).
 
-Only the form is looked at here; what the keys mean is the API's business. A `workdir` that is not a checksum is a path
+Only the syntax is checked here; the API checks the keys and values. A `workdir` that is not a checksum is a path
 relative to the document's folder.
 """
 
@@ -17,20 +17,21 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Document:
-    """A document and where it came from."""
+    """A document and its source."""
 
     source: str
-    """The file's name, with `#2` for its second document; for messages."""
+    """The name of the file, for messages. The second document of a file has the suffix `#2`."""
     body: dict[str, Any]
     workdir: Path | None = None
-    """The folder to pack, where the document names one; it is not in `body`."""
+    """The folder to pack, if the document names one. It is then not part of `body`."""
 
 
 def read_documents(file: Path) -> list[Document]:
-    """The documents of a file; at least one.
+    """Read the documents of a file, at least one.
 
     Raises:
-        DocumentError: it cannot be read, is no YAML or JSON, or a document is no mapping or has a key twice.
+        DocumentError: the file cannot be read, is not YAML or JSON, or has no document; or a document is not a mapping
+            or has a duplicate key.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -41,29 +42,29 @@ def read_documents(file: Path) -> list[Document]:
 
 
 def not_text(error: UnicodeDecodeError) -> str:
-    """What is wrong with a file that is no text."""
+    """Return a message about a file that is not UTF-8 text."""
     byte = error.object[error.start]
     return f"is not text: byte {byte:#04x} at position {error.start} is not UTF-8; a document is YAML or JSON"
 
 
 def parse_documents(text: str, source: str, folder: Path) -> list[Document]:
-    """The documents in `text`; `folder` is what their `workdir` is relative to.
+    """Parse the documents in `text`. A relative `workdir` is resolved against `folder`.
 
     Raises:
         DocumentError: as for `read_documents`.
     """
     bodies = [body for body in _load(text, source) if body is not None]
     if not bodies:
-        raise DocumentError(f"{source}: there is no document in it")
+        raise DocumentError(f"{source}: contains no document")
     documents = []
     for number, body in enumerate(bodies, 1):
         name = source if number == 1 else f"{source}#{number}"
         if not isinstance(body, dict):
-            raise DocumentError(f"{name}: a document is a mapping of keys to values, this is a {type(body).__name__}")
+            raise DocumentError(f"{name}: a document must be a mapping of keys to values, got a {type(body).__name__}")
         try:
             json.dumps(body, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise DocumentError(f"{name}: holds a value that JSON does not have: {error}") from None
+            raise DocumentError(f"{name}: has a value that JSON cannot represent: {error}") from None
         workdir = body.get("workdir")
         if isinstance(workdir, str) and not _SHA256.fullmatch(workdir):
             path = folder / Path(workdir).expanduser()
@@ -75,14 +76,14 @@ def parse_documents(text: str, source: str, folder: Path) -> list[Document]:
 
 def _load(text: str, source: str) -> list[Any]:
     if text.lstrip().startswith("{"):
-        # JSON may be indented with tabs, which YAML forbids. What is not JSON gets YAML's better message.
+        # JSON may be indented with tabs, which YAML forbids. If it is not JSON, YAML's error message is better.
         try:
             return [json.loads(text, object_pairs_hook=_unique)]
         except _Twice as error:
-            raise DocumentError(f"{source}: the key {error.args[0]!r} is given twice") from None
+            raise DocumentError(f"{source}: duplicate key {error.args[0]!r}") from None
         except (ValueError, RecursionError):
             pass
-    # PyYAML takes a moment to import, and JSON does not need it.
+    # Imported here because PyYAML is slow to import and JSON does not need it.
     from mizzen.client import yaml_core
 
     try:
@@ -92,7 +93,7 @@ def _load(text: str, source: str) -> list[Any]:
 
 
 class _Twice(Exception):
-    """A key that a mapping has twice."""
+    """A mapping has a duplicate key."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

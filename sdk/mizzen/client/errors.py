@@ -1,13 +1,13 @@
-"""What can go wrong between a user and the API.
+"""Errors of the API client.
 
 ClientError
-    NotConfigured: no address of an API is known, or the file of contexts cannot be used
+    NotConfigured: no URL of an API is configured, or the file of contexts is invalid
     DocumentError: a document cannot be read, or is not YAML or JSON
     ArchiveError: a working directory cannot be packed
-    AmbiguousReference: an abbreviated id or a name means several workloads
-    UnknownReference: it means none
-    Unreachable: no answer in time
-    ApiError: the API answered with a problem
+    AmbiguousReference: an abbreviated id or a name matches several workloads
+    UnknownReference: an id or a name matches nothing
+    Unreachable: no response in time
+    ApiError: the API responded with a problem
         Invalid (400, 413, 415, 422)
         NotAllowed (401, 403)
         NotFound (404, 410)
@@ -25,7 +25,7 @@ class ClientError(Exception):
 
 
 class NotConfigured(ClientError):
-    """No address of an API is known, or what is configured cannot be used."""
+    """No URL of an API is configured, or the configuration is invalid."""
 
 
 class DocumentError(ClientError):
@@ -37,15 +37,15 @@ class ArchiveError(ClientError):
 
 
 class AmbiguousReference(ClientError):
-    """An abbreviated id or a name means several workloads: the message lists them."""
+    """An abbreviated id or a name matches several workloads. The message lists them."""
 
 
 class UnknownReference(ClientError):
-    """An abbreviated id or a name means no workload."""
+    """An abbreviated id or a name matches no workload, or a machine's id is malformed."""
 
 
 class Unreachable(ClientError):
-    """No answer came in time, or what answered is not mizzen's API."""
+    """No response arrived in time, or the response is not from mizzen's API."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class FieldError:
     """One of the problems of a document or request."""
 
     path: str
-    """Where in the document: `jobs[0].tasks`. Empty: the whole."""
+    """The path in the document, such as `jobs[0].tasks`. Empty: the whole document."""
     message: str
     value: Any = None
     suggestion: str | None = None
-    """The nearest known key or value, for a misspelt one."""
+    """The nearest known key or value, if this one may be misspelt."""
 
     def __str__(self) -> str:
         extras = [] if self.value is None else [f"got {self.value!r}"]
@@ -68,18 +68,18 @@ class FieldError:
 
 
 class ApiError(ClientError):
-    """The API answered with a problem document (RFC 9457)."""
+    """The API responded with a problem document (RFC 9457)."""
 
     def __init__(self, status: int, body: Mapping[str, Any]) -> None:
         self.status = status
         """The HTTP status."""
         self.type = str(body.get("type") or "about:blank")
-        """The stable type: what programs should look at."""
+        """The stable type of the problem, for use by programs."""
         self.title = str(body.get("title") or f"HTTP status {status}")
         self.detail = str(body.get("detail") or "")
         errors = body.get("errors")
         self.errors = tuple(_field_error(e) for e in errors) if isinstance(errors, list) else ()
-        """Each problem with its path, where there are several."""
+        """The single problems with their paths, if the response lists them."""
         self.body = body
         super().__init__(self._text())
 
@@ -88,10 +88,10 @@ class ApiError(ClientError):
 
 
 class Invalid(ApiError):
-    """The request or document is not valid; nothing was changed."""
+    """The request or document is invalid. Nothing was changed."""
 
     def without(self, path: str) -> "Invalid":
-        """The same without the problems at `path`; itself if they are all there is."""
+        """Return this error without the problems at `path`, or `self` if no others remain."""
         errors = self.body.get("errors")
         left = [e for e in errors if e.get("path") != path] if isinstance(errors, list) else []
         if not left:
@@ -101,22 +101,22 @@ class Invalid(ApiError):
 
 
 class NotAllowed(ApiError):
-    """The API key is missing, unknown, or has too small a role."""
+    """The API key is missing, unknown, or its role lacks the permission."""
 
 
 class NotFound(ApiError):
-    """There is no such thing (any more), or it is another tenant's."""
+    """The resource does not exist (any more), or it belongs to another tenant."""
 
     def _text(self) -> str:
-        return self.detail or self.title  # The detail names the thing, and says that it is not there.
+        return self.detail or self.title  # The detail names the resource and says that it does not exist.
 
 
 class Conflict(ApiError):
-    """The present state does not allow it."""
+    """The current state of the resource does not allow the request."""
 
 
 class Unavailable(ApiError):
-    """The server cannot answer now, or has a fault."""
+    """The server is unavailable or busy, or has an internal error."""
 
 
 _KINDS: dict[int, type[ApiError]] = {
@@ -130,7 +130,7 @@ _KINDS: dict[int, type[ApiError]] = {
 
 
 def api_error(status: int, body: Mapping[str, Any]) -> ApiError:
-    """The error for a problem document with HTTP `status`."""
+    """Return the error for a problem document with the HTTP status `status`."""
     if status == 429 or status >= 500:
         return Unavailable(status, body)
     return _KINDS.get(status, Invalid)(status, body)

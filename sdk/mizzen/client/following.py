@@ -1,4 +1,4 @@
-"""Following events and logs over lost connections: each item once, in order."""
+"""Follows events and logs across lost connections: each item is yielded exactly once, in order."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -9,9 +9,9 @@ from mizzen.client.transport import Lost, Params, Pauses, Transport, decode
 from mizzen.client.views import Event
 
 _KEPT = 50
-"""Lines of each task by which a tail finds its place again."""
+"""Number of last lines of each task that are kept to find the position in its log after a lost connection."""
 _SILENCE_S = 900.0
-"""Unlike streams of events, logs carry no sign of life: a task may say nothing for long."""
+"""Long, because logs have no heartbeat, unlike event streams: a task may print nothing for long."""
 
 
 def events(
@@ -22,9 +22,10 @@ def events(
     follow: bool,
     ended: Callable[[], bool] | None,
 ) -> Iterator[Event]:
-    """Server-sent events after the one with the id `after`. A lost connection goes on after the last one that came.
+    """Yield the server-sent events after the one with the id `after`.
 
-    A stream that the server ends is over if `ended` says so, and else (a restart) taken up again.
+    After a lost connection, the stream is resumed after the last event received. If the server ends the stream, the
+    iteration ends if `ended` returns true; else (the server restarted) the stream is resumed.
     """
     over = not follow
     while True:
@@ -39,7 +40,7 @@ def events(
                     yield event
             if over:
                 return
-            # What happened between the last event and the end is fetched before this ends.
+            # Read once more without following: events may lie between the last one received and the end.
             over = ended is not None and ended()
             if over:
                 continue
@@ -49,7 +50,7 @@ def events(
 
 
 def _parse(lines: Iterator[bytes]) -> Iterator[Event]:
-    """Events of an SSE stream; comments and unknown fields are passed over."""
+    """Parse an SSE stream into events. Comments and unknown fields are ignored."""
     id_, data = "", ""
     for raw in lines:
         name, _, value = raw.decode("utf-8", "replace").rstrip("\r").partition(":")
@@ -66,8 +67,9 @@ def _parse(lines: Iterator[bytes]) -> Iterator[Event]:
 class Logs:
     """The logs of one workload.
 
-    A log only grows, and the lines of one task come in their order. So what was yielded of an attempt is, for each
-    task, the start of its log: after a lost connection as many lines of that task are passed over as had come.
+    A log is append-only, and the lines of one task arrive in order. So the lines that were yielded are, for each task,
+    a prefix of its log. After a lost connection the log is read again, and as many lines of each task are skipped as
+    were yielded before.
     """
 
     def __init__(self, transport: Transport, path: str, params: Params, pauses: Pauses) -> None:
@@ -77,11 +79,11 @@ class Logs:
         self._pauses = pauses
 
     def now(self, attempt: int | None, tail: int | None) -> Iterator[bytes]:
-        """The lines that there are."""
+        """Yield the current lines, without following."""
         return self._resumed({"attempt": attempt, "tail": tail, "follow": "false"}, Counter())
 
     def follow(self, attempt: int, tail: int | None, released: Callable[[], bool]) -> Iterator[bytes]:
-        """The lines of an attempt until it was `released` and all have come."""
+        """Yield the lines of an attempt until `released` returns true and all lines have arrived."""
         params: Params = {"attempt": attempt, "follow": "true"}
         seen: Counter[bytes] = Counter()
         if tail is not None:
@@ -102,7 +104,7 @@ class Logs:
             self._pauses.pause(Unreachable("the log ended before its attempt"))
 
     def _resumed(self, params: Params, seen: Counter[bytes]) -> Iterator[bytes]:
-        """The lines after those that were `seen`, to the end of the stream; one that breaks off is read again."""
+        """Yield the lines after the first `seen` of each task, to the end of the stream. Reread a broken stream."""
         while True:
             passed: Counter[bytes] = Counter()
             try:
@@ -126,8 +128,10 @@ class Logs:
                 yield line
 
     def _positions(self, attempt: int, last: Mapping[bytes, deque[bytes]]) -> Counter[bytes]:
-        """How many lines of each task had come after a tail, which did not say where it began: all up to where the
-        `last` of them are found latest; of a task of which none had come, all that there are now.
+        """Return how many lines of each task the tail covered. A tail does not report the position at which it begins.
+
+        For each task this is the last position in its log at which the lines in `last` end. For a task without lines in
+        `last` it is the current length of its log.
         """
         seen: Counter[bytes] = Counter()
         come: Counter[bytes] = Counter()
@@ -142,5 +146,8 @@ class Logs:
 
 
 def _task(line: bytes) -> bytes:
-    """What tells the tasks apart. Anything else in a line of a single task does no harm: equal lines count alike."""
+    """Return the prefix that identifies the task of a line.
+
+    With a single task, lines have no such prefix. The counts remain right, because equal lines give equal prefixes.
+    """
     return line.partition(b"| ")[0]

@@ -1,4 +1,4 @@
-"""What users may write instead of a workload's id: the start of one, or a name."""
+"""Resolves a reference to a workload: an id, the start of an id, or a name."""
 
 import re
 from typing import TYPE_CHECKING
@@ -14,12 +14,14 @@ _LISTED = 10
 
 
 def resolve(client: "Client", reference: str) -> str:
-    """The id that `reference` means: a whole id, a name (of one live workload, or else of one that has ended), or the
-    start of just one id.
+    """Return the id of the workload to which `reference` refers.
+
+    A reference is an id, a name, or the start of an id (wl-...). If live workloads have the name, those that have ended
+    are ignored.
 
     Raises:
-        UnknownReference: it means no workload.
-        AmbiguousReference: it means several; the message lists them.
+        UnknownReference: the reference matches no workload.
+        AmbiguousReference: the reference matches several workloads. The message lists them.
     """
     if _ID.fullmatch(reference):
         return reference
@@ -30,7 +32,7 @@ def resolve(client: "Client", reference: str) -> str:
     if not found:
         raise UnknownReference(f"there is no workload {reference!r}: give an id, the start of one (wl-...) or a name")
     if len(found) > 1:
-        raise AmbiguousReference(f"{reference!r} means {len(found)} workloads: {_listed(found)}")
+        raise AmbiguousReference(f"{reference!r} matches {len(found)} workloads: {_listed(found)}")
     return found[0]["id"]
 
 

@@ -1,8 +1,8 @@
-"""HTTP to the API: what is tried again, for how long, and which error comes of what.
+"""HTTP requests to the API, with retries and typed errors.
 
-Whatever may be sent twice is sent again after a lost connection or an answer of 429, 502, 503 or 504, with growing
-pauses, until `patience_s` is over; a submission that finds its tenant's queue full waits for room for longer. The rest
-is only sent again where the first try surely did not arrive.
+An idempotent request is retried after a lost connection or a response of 429, 502, 503 or 504, with exponential
+backoff, until `patience_s` has passed. A submission that finds its tenant's queue full is retried for longer. A request
+that is not idempotent is retried only if no connection was established.
 """
 
 import json
@@ -22,7 +22,7 @@ Params = Mapping[str, str | int | list[str] | None]
 
 _PASSING = frozenset({429, 502, 503, 504})
 _ROOM = "limits.queued_per_tenant"
-"""The limit whose 429 ends when queued workloads start: after minutes or hours."""
+"""The limit on queued workloads. Its 429 lasts for minutes or hours, until queued workloads start."""
 _IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
@@ -30,11 +30,11 @@ _CONNECT_S = 5.0
 
 
 class Lost(Exception):
-    """A stream broke off: the caller decides from where to go on."""
+    """A stream broke off. The caller decides where to resume it."""
 
 
 class Pauses:
-    """Growing pauses between tries, until `patience_s` have passed since the first failure after a sign of life."""
+    """Exponential backoff between retries, until `patience_s` has passed since the first failure after a response."""
 
     def __init__(self, patience_s: float, on_retry: Callable[[str, float], None]) -> None:
         self._patience_s = patience_s
@@ -43,20 +43,20 @@ class Pauses:
         self._deadline: float | None = None
 
     def connected(self) -> None:
-        """There is an answer: patience begins anew, but pauses stay long until something comes of it."""
+        """Reset the deadline after a response. The backoff is reset only when data arrives (`succeeded`)."""
         self._deadline = None
 
     def succeeded(self) -> None:
-        """Something came: all begins anew."""
+        """Reset the deadline and the backoff after data has arrived."""
         self._tries, self._deadline = 0, None
 
     def pause(self, error: Exception, at_least_s: float = 0.0) -> None:
-        """Waits a while, or raises `error` if there is no time left."""
+        """Sleep before the next retry, or raise `error` if the deadline would pass."""
         now = time.monotonic()
         if self._deadline is None:
             self._deadline = now + self._patience_s
         longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._tries)
-        # Many clients that lost the same server must not all come back at the same moment.
+        # Jitter: many clients that lost the same server must not all retry at the same moment.
         pause_s = at_least_s + random.uniform(longest_s / 2, longest_s)
         if now + pause_s > self._deadline:
             raise error
@@ -66,7 +66,7 @@ class Pauses:
 
 
 class Transport:
-    """A connection to one API. `on_retry` gets the error and the seconds that are left before giving up."""
+    """The connections to one API. `on_retry` is called with the error and the seconds left before the deadline."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Transport:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise NotConfigured(f"{url!r} is not the address of an API: give it as http://host:port or https://host")
+            raise NotConfigured(f"{url!r} is not the URL of an API: the form is http://host:port or https://host")
         self.url = url.rstrip("/")
         self.patience_s = patience_s
         self._answer_s = answer_s
@@ -92,10 +92,10 @@ class Transport:
             base_url=self.url,
             headers=headers,
             timeout=self._timeout(answer_s),
-            # The system's certificates, as a company's proxy has its own among them. Plain HTTP needs none, and a TLS
-            # context that trusts nobody is quick to make.
+            # Use the system's certificates, because they include the one of a company's proxy. Plain HTTP needs none:
+            # an empty TLS context is faster to create.
             verify=ssl.create_default_context() if parts.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-            # A proxy for the world outside does not know this machine.
+            # A proxy cannot reach services on this machine.
             trust_env=parts.hostname not in ("localhost", "127.0.0.1", "::1"),
         )
 
@@ -104,7 +104,7 @@ class Transport:
         self._http.close()
 
     def pauses(self, patience_s: float | None = None) -> Pauses:
-        """Pauses for a loop of tries of its own."""
+        """Return a backoff for the caller's own retry loop."""
         return Pauses(self.patience_s if patience_s is None else patience_s, self._on_retry)
 
     def request(
@@ -120,13 +120,22 @@ class Transport:
         patience_s: float | None = None,
         room_patience_s: float | None = None,
     ) -> Any:
-        """The answer's JSON; None where it is empty. `idempotent` defaults to what the method promises.
+        """Send a request and return the JSON of the response, or None if it is empty.
 
-        `room_patience_s` is how long a full queue of the tenant is waited for; None: as long as anything else.
+        Args:
+            method: the HTTP method.
+            path: the path of the URL.
+            params: query parameters; those that are None are left out.
+            body: the JSON of the request.
+            content: the bytes of the request, instead of `body`.
+            headers: additional headers.
+            idempotent: whether the request may be retried. None: GET, HEAD, PUT and DELETE may be.
+            patience_s: how long to retry; None: the default of this transport.
+            room_patience_s: how long to retry while the tenant's queue is full; None: as for other errors.
 
         Raises:
-            ApiError: the API answered with a problem.
-            Unreachable: no answer within `patience_s`, or one that is not JSON.
+            ApiError: the API responded with a problem.
+            Unreachable: no response within `patience_s`, or a response that is not JSON.
         """
         again = method in _IDEMPOTENT if idempotent is None else idempotent
         usual, room = self.pauses(patience_s), self.pauses(room_patience_s)
@@ -141,7 +150,7 @@ class Transport:
                 if response.is_success:
                     return _json(response)
                 if response.status_code == 404 and method == "DELETE" and lost:
-                    return None  # The try whose answer was lost has removed it.
+                    return None  # The earlier try, whose response was lost, has removed the resource.
                 failure: Exception = _problem(response)
                 if not (again and response.status_code in _PASSING):
                     raise failure
@@ -154,7 +163,7 @@ class Transport:
             except httpx.HTTPError as error:
                 failure, lost = self._unreachable(error), True
                 if not again:
-                    raise Unreachable(f"{failure}; it is not known whether it was done") from None
+                    raise Unreachable(f"{failure}; it is unknown whether the request was executed") from None
             pauses.pause(failure, at_least_s)
 
     @contextmanager
@@ -165,13 +174,14 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         silence_s: float | None = None,
     ) -> Iterator[Iterator[bytes]]:
-        """Lines of a streamed answer, as bytes without their end; an unfinished last line only at a proper end.
+        """Return the lines of a streamed response, as bytes without line ends.
 
-        A connection that is silent for `silence_s` (default: `answer_s`) counts as lost.
+        An incomplete last line is yielded only if the stream ends properly. A connection that receives nothing for
+        `silence_s` (default: `answer_s`) counts as lost.
 
         Raises:
-            ApiError: the API answered with a problem that will not pass.
-            Lost: it cannot be reached now, or the stream broke off.
+            ApiError: the API responded with a problem that is not temporary.
+            Lost: the API cannot be reached now, or the stream broke off.
         """
         try:
             with self._http.stream(
@@ -202,7 +212,7 @@ class Transport:
         return httpx.Timeout(silence_s, connect=min(silence_s, _CONNECT_S))
 
     def _unreachable(self, error: httpx.HTTPError) -> Unreachable:
-        return Unreachable(f"no answer from {self.url}: {error or type(error).__name__}")
+        return Unreachable(f"no response from {self.url}: {error or type(error).__name__}")
 
 
 def _present(params: Params | None) -> dict[str, str | int | list[str]]:
@@ -216,7 +226,7 @@ def _json(response: httpx.Response) -> Any:
         return response.json()
     except ValueError:
         kind = response.headers.get("content-type", "no type")
-        raise Unreachable(f"{response.url} answered with {kind}, not JSON: is this the address of the API?") from None
+        raise Unreachable(f"{response.url} responded with {kind}, not JSON: is this the URL of the API?") from None
 
 
 def _problem(response: httpx.Response) -> ApiError:
@@ -240,7 +250,7 @@ def _retry_after_s(response: httpx.Response) -> float:
 
 
 def _lines(response: httpx.Response) -> Iterator[bytes]:
-    # Not `iter_lines`: it also splits at the separators that text in a log may hold.
+    # `iter_lines` is not used because it also splits at other line separators, which a log may contain.
     rest = b""
     for chunk in response.iter_bytes():
         *whole, rest = (rest + chunk).split(b"\n")
@@ -250,12 +260,12 @@ def _lines(response: httpx.Response) -> Iterator[bytes]:
 
 
 def decode(text: str) -> Any:
-    """JSON from a stream.
+    """Parse JSON from a stream.
 
     Raises:
-        Lost: it is cut off.
+        Lost: the text is truncated.
     """
     try:
         return json.loads(text)
     except ValueError:
-        raise Lost("an event was cut off") from None
+        raise Lost("an event was truncated") from None

@@ -1,6 +1,6 @@
-"""What the API returns, as typed dictionaries: the JSON as it came, so that nothing of a newer server is lost.
+"""Typed dictionaries for the API's JSON. The JSON is not converted, so additional fields of a newer server are kept.
 
-Times are ISO 8601 strings with a zone; sizes are bytes; an absent value is None.
+Times are ISO 8601 strings with a time zone; sizes are in bytes; an absent value is None.
 """
 
 from typing import Any, Literal, NotRequired, TypedDict
@@ -8,11 +8,11 @@ from typing import Any, Literal, NotRequired, TypedDict
 Role = Literal["viewer", "submitter", "operator"]
 
 TERMINAL_PHASES: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
-"""A workload in one of these never changes again."""
+"""The final phases: a workload in one of them never changes again."""
 
 
 class Reason(TypedDict):
-    """Why something waits, stopped or ended: a code of a closed list, its numbers, and a sentence made of them."""
+    """Why something waits, stopped or ended: a code of a fixed list, its details, and a sentence made from both."""
 
     code: str
     detail: dict[str, Any]
@@ -20,7 +20,7 @@ class Reason(TypedDict):
 
 
 class Cadence(TypedDict):
-    """How often a workload's tasks save: W, C, mu and the time of a step in seconds, and who says mu."""
+    """How often a workload's tasks save: W, C, mu and the time of a step, in seconds, and the source of mu."""
 
     interval_s: float
     cost_s: float | None
@@ -30,7 +30,7 @@ class Cadence(TypedDict):
 
 
 class Load(TypedDict):
-    """How loading the newest checkpoint went; `state` is started, loaded, none or failed."""
+    """The result of loading the newest checkpoint; `state` is started, loaded, none or failed."""
 
     state: str
     error: str | None
@@ -38,7 +38,7 @@ class Load(TypedDict):
 
 
 class Notice(TypedDict):
-    """A platform's word that a task will be stopped, and what the task did about it; times are epoch seconds."""
+    """A platform's notice that a task will be stopped, and the task's reaction. Times are epoch seconds."""
 
     platform: str
     kind: str
@@ -50,7 +50,7 @@ class Notice(TypedDict):
 
 
 class Progress(TypedDict):
-    """What the workload's tasks last reported; `at_risk_s` is the work that an interruption now would lose."""
+    """The last progress that the workload's tasks reported. An interruption now would lose `at_risk_s` of work."""
 
     step: int | None
     checkpoint_step: int | None
@@ -84,7 +84,7 @@ class Job(TypedDict):
 
 
 class Placement(TypedDict):
-    """One task on one machine."""
+    """The machine and slots of a task."""
 
     machine: str
     job: str
@@ -117,7 +117,7 @@ class Workload(TypedDict):
 
 
 class WorkloadDetail(Workload):
-    """A workload with its specification and where its tasks are."""
+    """A workload with its specification, the placement of its tasks, and its cost."""
 
     spec: dict[str, Any]
     placement: list[Placement]
@@ -129,7 +129,7 @@ class Submitted(WorkloadDetail):
     """A workload that was submitted."""
 
     never: NotRequired[str | None]
-    """Why no region could ever hold it as the fleet is; None: one might."""
+    """Why no region of the current fleet could ever run the workload; None if one could."""
 
 
 class DryRun(TypedDict):
@@ -144,11 +144,11 @@ class DryRun(TypedDict):
     other_victims: int
     reasons: list[Reason]
     never: NotRequired[str | None]
-    """Why no region could ever hold it as the fleet is; None: one might."""
+    """Why no region of the current fleet could ever run the workload; None if one could."""
 
 
 class Why(TypedDict):
-    """Why a workload is where it is, or why it waits."""
+    """Why a workload is in its current phase or still waits."""
 
     workload: str
     phase: str
@@ -191,7 +191,7 @@ class Attempt(TypedDict):
 
 
 class Allocation(TypedDict):
-    """What one attempt holds, held or was promised (`awaited`) on one machine; slots are indices."""
+    """The resources that an attempt holds or held on a machine. `awaited` slots are promised; slots are indices."""
 
     attempt: int
     machine: str
@@ -206,7 +206,7 @@ class Allocation(TypedDict):
 
 
 class Event(TypedDict):
-    """One entry of the event log. `id` is its position: give it back to go on after it."""
+    """An entry of the event log. `id` is its position: pass it as `after` to read the events that follow."""
 
     id: str
     at: str
@@ -236,7 +236,7 @@ class QueueEntry(TypedDict):
 
 
 class Queue(TypedDict):
-    """The queue as the last scan left it."""
+    """The queue as of the last scan."""
 
     scanned_at: str | None
     total: int
@@ -251,7 +251,7 @@ class Resources(TypedDict):
 
 
 class Tenant(TypedDict):
-    """A tenant with its level (1..7), quota and present use."""
+    """A tenant with its level (1..7), quota and current use."""
 
     name: str
     level: int
@@ -260,7 +260,7 @@ class Tenant(TypedDict):
 
 
 class Key(TypedDict):
-    """An API key, without the key itself."""
+    """An API key without its secret value."""
 
     id: str
     role: Role
@@ -272,13 +272,13 @@ class Key(TypedDict):
 
 
 class NewKey(Key):
-    """A new API key with the key itself, which is shown this once."""
+    """A new API key with its secret value, which the API returns only once."""
 
     key: str
 
 
 class Identity(TypedDict):
-    """Whose key this is."""
+    """The identity of an API key."""
 
     id: str
     role: Role
@@ -288,7 +288,7 @@ class Identity(TypedDict):
 
 
 class Slots(TypedDict):
-    """GPU slots of one type on machines that are not lost; promised ones are held by a workload being evicted."""
+    """GPU slots of one type on machines that are not lost. Promised slots are still held by an evicted workload."""
 
     total: int
     held: int
@@ -296,7 +296,7 @@ class Slots(TypedDict):
 
 
 class MachineCounts(TypedDict):
-    """Number of machines by state; those of `cordoned`, on which nothing new is placed, are among the others."""
+    """Number of machines by state. Cordoned machines are also counted in their state."""
 
     ready: int
     joining: int
@@ -330,7 +330,7 @@ class Region(TypedDict):
 
 
 class Cluster(TypedDict):
-    """A dynamic cluster of a region."""
+    """A cluster of a region."""
 
     region: str
     name: str
@@ -339,13 +339,13 @@ class Cluster(TypedDict):
     capacity: str
     """`reserved`, `on_demand`, `spot` or `voluntary`."""
     prices: dict[str, float]
-    """US dollars an hour of a GPU by its type, and of a core as `cpu`."""
+    """Price in US dollars per hour of a GPU by its type, and of a core as `cpu`."""
     machines: MachineCounts
     gpus: dict[str, Slots]
 
 
 class Cost(TypedDict):
-    """What a tenant's workloads held of one thing on a day (UTC), and what that cost."""
+    """The use and the cost of one resource by a tenant's workloads on one day (UTC)."""
 
     day: str
     tenant: str
@@ -354,12 +354,12 @@ class Cost(TypedDict):
     """A GPU type, or `cpu`."""
     hours: float
     unpriced_h: float
-    """Of these, hours at no known price."""
+    """The part of `hours` for which no price is known."""
     usd: float
 
 
 class Machine(TypedDict):
-    """A machine and what of it is held or promised; slots are indices."""
+    """A machine with its held and promised slots. Slots are indices."""
 
     id: str
     region: str
@@ -386,13 +386,13 @@ class Machine(TypedDict):
 
 
 class MachineDetail(Machine):
-    """A machine with the workloads on it, as far as the key may see them."""
+    """A machine with the workloads on it that the API key may see."""
 
     workloads: list[str]
 
 
 class AuditEntry(TypedDict):
-    """One change: who made it, and to what."""
+    """An entry of the audit log: the actor, the action and its target."""
 
     id: int
     at: str

@@ -1,8 +1,8 @@
-"""YAML as the API reads it, so that a document means the same whoever reads it.
+"""Reads YAML by the same rules as the API, so that a document has the same meaning for the client and the API.
 
-Of plain scalars only null, truth values and decimal numbers are not strings: a date, a time of day and `010` stay what
-they look like. Keys are strings whatever they look like, and none may be given twice. Anchors and merge keys, which the
-API refuses, are resolved here.
+Only null, booleans and decimal numbers are parsed into other types; all other plain scalars are strings, such as a
+date, a time of day or `010`. Keys are always strings, and duplicate keys are errors. Anchors and merge keys, which the
+API rejects, are resolved here.
 """
 
 import re
@@ -15,7 +15,7 @@ _WORDS = "yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off
 
 
 class NotYaml(ValueError):
-    """The text is not YAML. The message says what and starts with `:line:column: `, or `: ` where that is unknown."""
+    """The text is not valid YAML. The message starts with `:line:column: `, or with `: ` if the position is unknown."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -26,9 +26,9 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be a plain text", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem="a key must be a scalar", problem_mark=key.start_mark)
             if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark)
             seen.add(key.value)
             if key.tag != f"{_TAG}merge":
                 key.tag = f"{_TAG}str"
@@ -46,10 +46,10 @@ for _name, _pattern, _first in (
 
 
 def load_all(text: str) -> list[Any]:
-    """The values of all documents in `text`.
+    """Parse all documents in `text`.
 
     Raises:
-        NotYaml: it is not YAML, or a mapping has a key twice.
+        NotYaml: the text is not YAML, or a mapping has a duplicate key.
     """
     try:
         return list(yaml.load_all(text, _Loader))

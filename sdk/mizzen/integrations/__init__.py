@@ -1,9 +1,9 @@
-"""Mizzen in the libraries that people train with. Each module needs its library; nothing here is imported by another.
+"""Integrations with training libraries. Each module needs its library and is imported only by the user.
 
 | module | for |
 | --- | --- |
-| `torch` | a plain loop: a loader that goes on where the training was |
-| `ddp` | `DistributedDataParallel`: every rank saves, and leaves, at the same step |
+| `torch` | plain training loops: a data loader that resumes at its position |
+| `ddp` | `DistributedDataParallel`: all ranks save, and exit, at the same step |
 | `transformers` | the Trainer of Hugging Face |
 | `lightning` | the Trainer of Lightning |
 """

@@ -1,4 +1,4 @@
-"""Training with torch's `DistributedDataParallel`: the ranks agree at each step whether to save, and whether to leave.
+"""Training with torch's `DistributedDataParallel`: all ranks save, and exit, at the same step.
 
     checkpointer = ddp.checkpointer()
     checkpointer.track(model=model, optimizer=optimizer, loader=loader)
@@ -6,9 +6,9 @@
     ...
         checkpointer.step(step)
 
-At each step one number goes round, the greatest wins: rank 0 to save because it is due, any rank's to leave
-because its machine was told to. So all ranks save the same step, and all leave after the same one, although a notice
-reaches one machine only. The numbers go over gloo, from the CPU's memory, so no GPU is waited for.
+At each step the ranks compute the maximum of one number. It is raised by rank 0 if a save is due, and by any rank whose
+machine received a notice. So all ranks save the same step, and all exit after the same step, although a notice reaches
+only one machine. The numbers are exchanged over gloo from CPU memory, so no rank waits for a GPU.
 """
 
 import os
@@ -22,14 +22,14 @@ from mizzen.checkpoint import Checkpointer, CheckpointError
 
 
 def agreement() -> Callable[[int], int]:
-    """A function that gives the maximum of a number over all ranks; each call of it must be made by all of them.
+    """Return a function that computes the maximum of a number over all ranks. All ranks must call it together.
 
-    Without a process group it gives back the number itself. All ranks call `agreement` too, in the same order as they
-    make their other groups.
+    Without a process group, the function returns its argument. All ranks must also call `agreement` itself, in the same
+    order relative to the creation of their other process groups.
     """
     if not distributed.is_initialized() or distributed.get_world_size() == 1:
         return lambda number: number
-    # Of its own: numbers of it never meet those of the training, and it works beside NCCL.
+    # A separate group: its messages cannot mix with those of the training, and gloo works beside NCCL.
     group = distributed.new_group(backend="gloo")
 
     def agree(number: int) -> int:
@@ -43,15 +43,15 @@ def agreement() -> Callable[[int], int]:
 def checkpointer(
     uri: str | os.PathLike[str] | None = None, *, attempt: int | None = None, **options: Any
 ) -> Checkpointer:
-    """A `Checkpointer` for this rank of a gang, after `init_process_group`. All ranks call it.
+    """Create a `Checkpointer` for this rank of a gang. All ranks must call this, after `init_process_group`.
 
-    What all ranks have alike, such as the model, is saved by rank 0; each rank saves its own random generators.
-    Without an `attempt`, here or in the environment, rank 0 claims the next one for all.
+    Rank 0 saves the state that is equal on all ranks, such as the model. Each rank saves its own random generators. If
+    `attempt` is given neither here nor in the environment, rank 0 claims the next attempt for all ranks.
 
     Args:
-        uri: root of the checkpoints, one that all ranks reach.
-        attempt: fencing number, the same for all ranks.
-        options: others of `Checkpointer`.
+        uri: root of the checkpoints. All ranks must be able to access it.
+        attempt: fencing token, the same for all ranks.
+        options: further options of `Checkpointer`.
 
     Raises:
         ValueError, CheckpointError: as `Checkpointer` does; or rank 0 could not claim the root.
@@ -66,14 +66,16 @@ def checkpointer(
 
 
 def _claimed(uri: str | os.PathLike[str] | None, rank: int, agree: Callable[[int], int]) -> int:
-    """The attempt that rank 0 has claimed for all."""
+    """Let rank 0 claim the next attempt, and return its number on all ranks."""
     claimed = 0
     try:
         if rank == 0:
             claimed = Checkpointer(uri, rank=0, world_size=1).claim()
     finally:
-        # Also where rank 0 fails: the others wait for its number.
+        # Also if rank 0 fails, because the other ranks wait for its number.
         claimed = agree(claimed)
     if not claimed:
-        raise CheckpointError(f"{uri or 'MIZZEN_CHECKPOINT_URI'}: rank 0 could not claim it; its own error says why")
+        raise CheckpointError(
+            f"{uri or 'MIZZEN_CHECKPOINT_URI'}: rank 0 could not claim the root; see the error of rank 0"
+        )
     return claimed

@@ -1,9 +1,9 @@
-"""Checkpoints that a framework writes as files of its own: each file is a part, and comes back as a file.
+"""Stores the checkpoint files that a framework writes: each file becomes a part of a checkpoint.
 
-A framework knows best what it needs to go on. So it writes its own checkpoint to a folder, whose files are then saved
-as any state is: atomically, with checksums, fenced. At a start they are written to a folder again, whose path the
-framework is given. What is in them, pickles too, is between the framework and its files; that nothing is missing which
-its loader needs is checked before a save and after a load.
+The framework writes its own checkpoint to a folder. Its files are then saved like other state: atomically, with
+checksums, and fenced. At the next start, the files are written to a temporary folder, and the framework loads that
+folder. The content of the files, including pickles, is not interpreted. Before a save and after a load, the folder is
+checked for all files that the framework needs to resume.
 """
 
 import re
@@ -18,13 +18,13 @@ from mizzen.checkpoint import Checkpoint, Checkpointer, CheckpointError, Checkpo
 from mizzen.checkpoint.pressure import StepAction
 
 INDEX = "files"
-"""The part that says which part is which file."""
+"""The name of the part that maps parts to file names."""
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class FileCheckpoints:
-    """Saves folders by a `Checkpointer`, and gives them back."""
+    """Saves folders with a `Checkpointer`, and restores them."""
 
     def __init__(
         self,
@@ -32,17 +32,17 @@ class FileCheckpoints:
         agree: Callable[[int], int],
         lacks: Callable[[Path], str | None] = lambda _: None,
     ) -> None:
-        """`checkpointer` must not be sharded; `agree` as below; `lacks` says what a folder lacks, if anything."""
+        """Use `checkpointer`, which must not be sharded. `lacks` returns what a folder lacks, or None if complete."""
         self.checkpointer = checkpointer
         self.lacks = lacks
         self.agree = agree
-        """Gives the maximum of a number over all ranks, which all call it together."""
+        """Computes the maximum of a number over all ranks. All ranks must call it together."""
 
     def action(self, step: int) -> StepAction:
-        """Report `step`, and decide together with all ranks what to do after it."""
+        """Report `step`, and return the action after it, on which all ranks agree."""
         report.progress(step)
         action = StepAction.NOTHING
-        # Asked on every rank: a notice may come to any of them, and only one that saves knows when a save is due.
+        # Every rank decides: any rank may receive a notice, but only a rank that saves can tell whether a save is due.
         if self.checkpointer.writer or notices.current() is not None:
             action = StepAction.SAVE if self.checkpointer.should_save(step) else StepAction.NOTHING
         if notices.preempted():
@@ -50,32 +50,36 @@ class FileCheckpoints:
         return StepAction(self.agree(action))
 
     def meet(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called this method."""
         self.agree(0)
 
     def save(
         self, step: int, folder: Path, extra: Mapping[str, Any] | None = None, beside: Mapping[str, Path] | None = None
     ) -> None:
-        """Save all files under `folder` and the parts of `extra`; nothing on a rank that does not save.
+        """Save all files under `folder`, and the parts in `extra`. A rank that does not save does nothing.
 
-        `beside` are further folders, which come back below the given names in the same one.
+        If the save fails or the folder is incomplete, a `CheckpointWarning` is issued, as by `Checkpointer.step`, and
+        the training continues.
 
-        A save that fails, or a folder that lacks something, is told by a `CheckpointWarning`, as by
-        `Checkpointer.step`, and the training goes on.
+        Args:
+            step: number of steps done.
+            folder: the folder that the framework has written.
+            extra: further parts of the checkpoint, by name.
+            beside: further folders, by the relative path below which a load restores them.
 
         Raises:
-            StateError: a part is not stored.
-            StaleAttemptError: a newer attempt has claimed the root: this process must not go on.
+            StateError: a part cannot be stored.
+            StaleAttemptError: a newer attempt has claimed the root. This process must stop.
         """
         if not self.checkpointer.writer:
             return
         state: dict[str, Any] = {}
         index: dict[str, str] = {}
-        # The folder's own files come first: so those beside it keep their parts' names, and are not written again.
+        # The files of `folder` come first. So the files in `beside` keep their part names, and are not written again.
         for below, tree in {"": folder, **(beside or {})}.items():
             for path in sorted(path for path in tree.rglob("*") if path.is_file()):
                 relative = (Path(below) / path.relative_to(tree)).as_posix()
-                # Begins with a letter, and is no other part's, whatever the file's name.
+                # A valid part name for any file name: it begins with a letter and is unique.
                 name = f"file.{len(index):04d}.{_NOT_IN_NAMES.sub('-', relative)[-80:]}"
                 index[name] = relative
                 state[name] = path
@@ -90,10 +94,11 @@ class FileCheckpoints:
         self.checkpointer.try_save(step, {**state, **(extra or {}), INDEX: index})
 
     def load(self) -> "Loaded | None":
-        """The newest valid checkpoint, its files in a temporary folder; None if there is none.
+        """Load the newest valid checkpoint, with its files in a temporary folder. Return None if there is none.
 
         Raises:
-            CheckpointError: as `Checkpointer.load_latest`; or it is not one that was saved by this, or lacks something.
+            CheckpointError: as for `Checkpointer.load_latest`; or the checkpoint was not saved by this class, or it
+                lacks a file.
         """
         found = self.checkpointer.load_latest()
         if found is None:
@@ -118,7 +123,7 @@ class FileCheckpoints:
 
 
 class Loaded:
-    """A checkpoint whose files are in a temporary folder, until `close` or the end of the process."""
+    """A loaded checkpoint. Its files are in a temporary folder until `close` or the end of the process."""
 
     def __init__(self, found: Checkpoint) -> None:
         self.step = found.step
@@ -132,5 +137,5 @@ class Loaded:
             path.write_bytes(self.state.pop(name))
 
     def close(self) -> None:
-        """Remove the files."""
+        """Remove the temporary folder."""
         self._temporary.cleanup()

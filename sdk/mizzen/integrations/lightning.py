@@ -1,12 +1,12 @@
-"""The Trainer of Lightning.
+"""Integration with the Trainer of Lightning.
 
     resilient = ResilientCallback()
     trainer = Trainer(callbacks=[resilient], enable_checkpointing=False)
     trainer.fit(model, ResumableLoader(data, batch_size=32, shuffle=True), ckpt_path=resilient.latest())
 
-When a save is due Lightning writes its own checkpoint, which is then stored by a `Checkpointer` together with the
-random generators, which Lightning leaves out. The position in the data is in it if the loader has a state, as a
-`ResumableLoader` has (several processes: `Trainer(use_distributed_sampler=False)`).
+When a save is due, Lightning writes its own checkpoint. A `Checkpointer` then stores it, together with the states of
+the random generators, which Lightning does not save. The checkpoint contains the position in the data if the loader has
+a `state_dict`, as a `ResumableLoader` has. With several processes, set `Trainer(use_distributed_sampler=False)`.
 """
 
 import os
@@ -38,14 +38,14 @@ _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
 
 def lacks(folder: Path) -> str | None:
-    """What a folder lacks that Lightning needs to go on from it; None if nothing."""
+    """Return what `folder` lacks for Lightning to resume from it; None if it is complete."""
     path = folder / _FILE
-    if path.is_dir():  # Some strategies write one.
+    if path.is_dir():  # Some strategies write a folder.
         return None if any(path.iterdir()) else f"any file in {_FILE}"
     if not path.exists():
         return _FILE
     try:
-        # Tensors stay in the file.
+        # mmap: the tensors are not read into memory.
         found = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         return f"a {_FILE} that can be loaded: {error}"
@@ -53,9 +53,10 @@ def lacks(folder: Path) -> str | None:
 
 
 def _go_on_averaging(trainer: Trainer, pl_module: LightningModule) -> None:
-    """Let `StochasticWeightAveraging` take its schedule over again where an epoch goes on.
+    """Let `StochasticWeightAveraging` set its learning-rate schedule again when training resumes within an epoch.
 
-    It does so at the start of an epoch, which Lightning leaves out then. What it averages is not averaged twice.
+    It sets the schedule at the start of an epoch, in a hook that Lightning skips for a resumed epoch. The hook does not
+    average the weights of an epoch a second time.
     """
     loop = trainer.fit_loop
     if not (loop.restarted_mid_epoch or loop.restarted_on_epoch_end or loop.resumed_on_epoch_end):
@@ -67,14 +68,14 @@ def _go_on_averaging(trainer: Trainer, pl_module: LightningModule) -> None:
 
 
 class ResilientCallback(Callback):
-    """Saves when it is due or a notice comes, and ends the process with code 143 after a notice.
+    """Saves when a save is due or a notice arrives, and exits with code 143 after a notice.
 
-    In a gang all ranks agree at each step, and rank 0 stores the files.
+    In a gang, all ranks agree on the action at each step, and rank 0 stores the files.
     """
 
     def __init__(self, checkpointer: Checkpointer | None = None) -> None:
-        """`checkpointer`: one that is not sharded; by default made from the environment."""
-        # Lightning makes the process group later, but the rank is known already, as Lightning knows it.
+        """Use `checkpointer`, which must not be sharded. By default one is created from the environment."""
+        # Lightning creates the process group later. The rank is taken from the same variables as in Lightning.
         rank = next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
         world_size = max(rank + 1, int(os.environ.get("WORLD_SIZE", "1")))
         made = checkpointer or Checkpointer(rank=rank, world_size=world_size)
@@ -84,21 +85,21 @@ class ResilientCallback(Callback):
         self._step = 0
 
     def latest(self) -> str | None:
-        """The newest valid checkpoint, for `ckpt_path`; None if there is none yet.
+        """Load the newest valid checkpoint and return its path, for `ckpt_path`. Return None if there is none.
 
-        It is a temporary file, and removed after the first step.
+        The path is a temporary file, which is removed after the first step.
 
         Raises:
-            CheckpointError: as `Checkpointer.load_latest`.
+            CheckpointError: as for `Checkpointer.load_latest`.
         """
         self._loaded = self.files.load()
         return None if self._loaded is None else str(self._loaded.folder / _FILE)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take notices over from Lightning, and set the random generators last: loading drew from them."""
+        """Replace Lightning's signal handler, and restore the random generators, which the load has used."""
         self.files.agree = ddp.agreement()
-        # Lightning's own handler waits for all ranks where only one may have been told, and stops in a validation,
-        # where nothing can be saved.
+        # Lightning's own handler waits for all ranks, although only one may have received the signal. It also stops
+        # during a validation, when no checkpoint can be saved.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
         self._step = trainer.global_step
@@ -109,22 +110,22 @@ class ResilientCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save if it is due; after a notice save a last time if that fits, and leave."""
+        """Save if a save is due. After a notice, save a last time if there is enough time, and exit."""
         del pl_module, outputs, batch, batch_idx
-        # Between two batches of one step there are gradients, which are in no checkpoint.
+        # Within a step that accumulates several batches there are gradients, which no checkpoint contains.
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
         if self._loaded is not None:
             self._loaded.close()
             self._loaded = None
-        # From a checkpoint that was made here after an epoch's last batch Lightning counts wrong; after the epoch's
-        # end it does not.
+        # Lightning restores wrong counters from a checkpoint that is saved in this hook after an epoch's last batch.
+        # The last batch is therefore handled in `on_train_epoch_end`.
         if not trainer.is_last_batch:
             self._act(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What `on_train_batch_end` does, for the last batch of an epoch."""
+        """Do the same as `on_train_batch_end`, for the last batch of an epoch."""
         del pl_module
         if trainer.is_last_batch:
             self._act(trainer)

@@ -1,4 +1,4 @@
-"""A sampler and a loader for torch whose position is part of the checkpoint.
+"""A sampler and a data loader for torch whose position is saved in checkpoints.
 
     loader = ResumableLoader(dataset, batch_size=32, shuffle=True)
     checkpointer.track(model=model, optimizer=optimizer, loader=loader)
@@ -7,8 +7,8 @@
         for batch in loader:
             ...
 
-The order of an epoch follows from the seed and the epoch alone. A position counts samples of all ranks, so a gang of
-another size goes on at the same place; every rank's is the same, and one rank's will do for all.
+The order of an epoch depends only on the seed and the epoch. A position counts the samples of all ranks, so a gang of
+another size resumes at the same place. All ranks have the same position, so the state of one rank is enough.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ from mizzen.checkpoint.errors import StateError
 
 
 class ResumableSampler(Sampler[int]):
-    """Indices of a dataset for one rank, in an order that follows from (seed, epoch), from any position on.
+    """Yields the indices of a dataset for one rank, in an order given by (seed, epoch), from any position on.
 
-    Each iteration gives the rest of the present epoch from `position`. It does not count by itself, since a loader
-    asks for indices long before the training uses them: whoever feeds the training calls `advance`
-    (`ResumableLoader` does).
+    An iteration yields the rest of the current epoch, from `position`. The sampler does not update `position` itself,
+    because a loader requests indices long before the training uses them. The code that passes batches to the training
+    must call `advance`, as `ResumableLoader` does.
 
-    Of each `world_size` indices in a row, every rank gets one. Where the dataset does not divide evenly, the epoch is
-    filled up with its first indices, as torch's `DistributedSampler` does.
+    Of each `world_size` consecutive indices, every rank gets one. If the size of the dataset is not a multiple of
+    `world_size`, the epoch is padded with its first indices, as in torch's `DistributedSampler`.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class ResumableSampler(Sampler[int]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        """`rank` and `world_size` come from the environment (`RANK`, `WORLD_SIZE`) by default.
+        """Create a sampler. `rank` and `world_size` default to the variables `RANK` and `WORLD_SIZE`.
 
         Raises:
-            ValueError: the dataset is empty, or `rank` is not one of `world_size`.
+            ValueError: the dataset is empty, or `rank` is not in 0 .. `world_size` - 1.
         """
         self.size = len(dataset)
         self.shuffle = shuffle
@@ -54,22 +54,22 @@ class ResumableSampler(Sampler[int]):
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         self.world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
         if not self.size:
-            raise ValueError("the dataset is empty: nothing can be sampled from it")
+            raise ValueError("the dataset is empty")
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank={self.rank}: must be from 0 to world_size - 1, which is {self.world_size - 1}")
         self.epoch = 0
         self.position = 0
-        """Samples of this epoch that all ranks together have used."""
+        """Number of samples of this epoch that all ranks together have used."""
         self.steps = 0
-        """How often `advance` was called."""
+        """Number of calls of `advance`."""
 
     @property
     def total(self) -> int:
-        """Samples of an epoch over all ranks, those that fill it up included."""
+        """Number of samples of an epoch over all ranks, with the padding."""
         return len(self) * self.world_size
 
     def __len__(self) -> int:
-        """Samples of a whole epoch for this rank."""
+        """Return the number of samples of a whole epoch for this rank."""
         return math.ceil(self.size / self.world_size)
 
     def __iter__(self) -> Iterator[int]:
@@ -82,47 +82,47 @@ class ResumableSampler(Sampler[int]):
         return order.repeat(math.ceil(self.total / self.size))[: self.total]
 
     def generator(self, purpose: str) -> torch.Generator:
-        """A generator of its own for something of this epoch, so that the shared one stays as it is."""
+        """Return a new generator for `purpose`, seeded by seed and epoch, so that the global generator is not used."""
         digest = hashlib.sha256(f"{purpose}/{self.seed}/{self.epoch}".encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch; the position stays where it is the present one."""
+        """Go to the beginning of `epoch`. If it is the current epoch, the position is not changed."""
         if epoch != self.epoch:
             self.epoch, self.position = epoch, 0
 
     def advance(self, samples: int) -> int:
-        """Each rank has used so many samples more; gives the number of such steps from the very beginning."""
+        """Record that each rank has used `samples` more samples. Return the total number of such steps."""
         self.position = min(self.position + samples * self.world_size, self.total)
         self.steps += 1
         return self.steps
 
     def state_dict(self) -> dict[str, int]:
-        """Seed, size of the dataset, epoch, position and steps."""
+        """Return the seed, the size of the dataset, the epoch, the position and the number of steps."""
         return {name: getattr(self, name) for name in ("seed", "size", "epoch", "position", "steps")}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go to where `state` was.
+        """Restore the position from `state`.
 
         Raises:
-            StateError: the seed was another one, or the dataset of another size: what was used cannot be known then.
+            StateError: the seed or the size of the dataset has changed, so the used samples cannot be determined.
         """
         for name in ("seed", "size"):
             if state[name] != getattr(self, name):
-                raise StateError(f"the sampler had {name} {state[name]} and has {getattr(self, name)} now")
+                raise StateError(f"the saved sampler has {name} {state[name]}, but this one has {getattr(self, name)}")
         self.epoch, self.position = state["epoch"], min(state["position"], self.total)
         self.steps = state["steps"]
 
 
 class ResumableLoader(DataLoader[Any]):
-    """A `DataLoader` with a state: epoch, and how many samples the training was given.
+    """A `DataLoader` with a state: the epoch, and the number of samples that the training has received.
 
-    Batches that workers have made ahead do not count, so a checkpoint after a step has the position after that step's
-    batch. After a load the first iteration gives the rest of the epoch (nothing, if the epoch was through) and each
-    later one a whole epoch. The generator that all share is not drawn from.
+    Batches that workers have prefetched do not count, so a checkpoint after a step has the position after the batch of
+    that step. After a load, the first iteration yields the rest of the epoch (nothing, if the epoch was complete), and
+    each later one a whole epoch. The global random generator is not used.
 
-    Workers begin anew at a load. Random transforms come out as without the interruption if they run in the training's
-    process (`num_workers=0`), or if their randomness follows from the sample.
+    Workers are restarted at a load. Random transforms give the same results as without an interruption only if they run
+    in the training process (`num_workers=0`), or if their randomness depends only on the sample.
     """
 
     def __init__(
@@ -136,16 +136,18 @@ class ResumableLoader(DataLoader[Any]):
         world_size: int | None = None,
         **options: Any,
     ) -> None:
-        """`rank` and `world_size` as in `ResumableSampler`; `options` are those of `DataLoader`.
+        """Create a loader. `rank` and `world_size` are as in `ResumableSampler`; `options` are those of `DataLoader`.
 
         Raises:
-            ValueError: the dataset is empty, a number is out of range, or an option cannot go with the sampler.
+            ValueError: the dataset is empty, a number is out of range, or an option conflicts with the sampler.
         """
         for name in ("sampler", "batch_sampler", "generator"):
             if options.get(name) is not None:
-                raise ValueError(f"{name}: a ResumableLoader has its own; use ResumableSampler with a DataLoader")
+                raise ValueError(
+                    f"{name}: a ResumableLoader sets this itself; use a DataLoader with a ResumableSampler instead"
+                )
         if not isinstance(dataset, Sized):
-            raise ValueError(f"dataset: {type(dataset).__name__} has no length, so no position in it can be kept")
+            raise ValueError(f"dataset: {type(dataset).__name__} has no length, so its position cannot be saved")
         order = ResumableSampler(dataset, shuffle=shuffle, seed=seed, rank=rank, world_size=world_size)
         super().__init__(dataset, batch_size=batch_size, sampler=order, generator=torch.Generator(), **options)
         self._order = order
@@ -153,16 +155,16 @@ class ResumableLoader(DataLoader[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the training is in, from 0."""
+        """The current epoch of the training, from 0."""
         return self._order.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch, unless it is the present one."""
+        """Go to the beginning of `epoch`. If it is the current epoch, nothing changes."""
         self._order.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
         order = self._order
-        # What was left early is over; what was loaded goes on.
+        # An epoch that was left early is over, but a loaded position is resumed.
         if self._begun and order.position:
             order.set_epoch(order.epoch + 1)
         self._begun = True
@@ -175,14 +177,14 @@ class ResumableLoader(DataLoader[Any]):
         order.set_epoch(order.epoch + 1)
 
     def state_dict(self) -> dict[str, int]:
-        """Where the training is in the data."""
+        """Return the position of the training in the data."""
         return self._order.state_dict()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Let the next iteration go on at `state`.
+        """Restore the position from `state`. The next iteration resumes there.
 
         Raises:
-            StateError: it is of another dataset or seed.
+            StateError: the state is from a dataset of another size, or from another seed.
         """
         self._order.load_state_dict(state)
         self._begun = False

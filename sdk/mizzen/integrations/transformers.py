@@ -1,12 +1,12 @@
-"""The Trainer of Hugging Face's transformers.
+"""Integration with the Trainer of Hugging Face's transformers.
 
     resilient = ResilientCallback()
     trainer = Trainer(model, args, train_dataset=data, callbacks=[resilient])
     trainer.train(resume_from_checkpoint=resilient.latest())
 
-When a save is due the Trainer writes its own checkpoint to a private folder below its output folder, which is then
-stored by a `Checkpointer` and removed. `save_strategy="no"` leaves all saving to this callback; what the Trainer saves
-by a strategy of its own is left alone. The best model so far, where the Trainer keeps one, is stored too.
+When a save is due, the Trainer writes its own checkpoint to a private folder below its output folder. A `Checkpointer`
+stores this folder, which is then removed. With `save_strategy="no"`, only this callback saves; with another strategy,
+the Trainer's own checkpoints are not changed. If the Trainer keeps a best model, it is stored too.
 """
 
 import json
@@ -24,7 +24,7 @@ from mizzen.integrations import ddp
 from mizzen.integrations.files import FileCheckpoints, Loaded
 
 PRIVATE = ".mizzen"
-"""A folder below the output folder, out of sight of the Trainer's rotation."""
+"""The private folder below the output folder. The Trainer's rotation of checkpoints ignores it."""
 
 _STATE = "trainer_state.json"
 _BEST = "best_model"
@@ -34,13 +34,13 @@ _NEEDED = {
     "a scheduler": ("scheduler.pt", "global_step*"),
     "the random generators": ("rng_state*.pth",),
 }
-"""What the Trainer needs to go on, and how its files are called (`global_step*`: DeepSpeed's folders)."""
+"""What the Trainer needs to resume, and the patterns of the file names (`global_step*`: DeepSpeed's folders)."""
 
 
 def lacks(folder: Path) -> str | None:
-    """What a folder lacks that the Trainer needs to go on from it; None if nothing.
+    """Return what `folder` lacks for the Trainer to resume from it; None if it is complete.
 
-    What it needs for the best model so far is not asked: the Trainer goes on without.
+    The best model is not checked, because the Trainer can resume without it.
     """
     try:
         state = json.loads((folder / _STATE).read_bytes())
@@ -58,73 +58,73 @@ def lacks(folder: Path) -> str | None:
 
 @dataclass
 class _Save:
-    """A save that the Trainer was asked for."""
+    """A save that this callback has requested from the Trainer."""
 
     action: StepAction
     own: bool
-    """Whether the Trainer would have saved at this step by itself: then it does, where it always does."""
+    """Whether the Trainer saves at this step by its own strategy. Then it saves to its usual folder."""
     best_before: str | None
     changed: dict[str, Any] = field(default_factory=dict)
-    """The Trainer's arguments as they were, for the time of the save."""
+    """The original values of the Trainer's arguments that are changed during the save."""
 
 
 class ResilientCallback(TrainerCallback):
-    """Saves when it is due or a notice comes, and ends the process with code 143 after a notice.
+    """Saves when a save is due or a notice arrives, and exits with code 143 after a notice.
 
-    In a gang all ranks agree at each step. Rank 0 stores the files, those of the other ranks (their random generators)
-    as well if they are written to the same output folder. It should be the last of the Trainer's callbacks: what one
-    after it asks the Trainer to save is stored here only.
+    In a gang, all ranks agree on the action at each step. Rank 0 stores the files. It also stores the files of other
+    ranks (their random generators) if all ranks write to the same output folder. This must be the last callback of the
+    Trainer: if a later callback requests a save at the same step, that checkpoint is stored only here.
     """
 
     def __init__(self, checkpointer: Checkpointer | None = None) -> None:
-        """`checkpointer`: one that is not sharded; by default `ddp.checkpointer(sharded=False)`."""
+        """Use `checkpointer`, which must not be sharded. Default: `ddp.checkpointer(sharded=False)`."""
         self._given = checkpointer
         self._files: FileCheckpoints | None = None
         self._loaded: Loaded | None = None
         self._best: tuple[str, Path] | None = None
         self._save: _Save | None = None
         self._settled = -1
-        """The last step at which it was decided what to do."""
+        """The last step for which the action was decided."""
 
     @property
     def files(self) -> FileCheckpoints:
-        """Made when it is first needed: the process group may not be there before."""
+        """The `FileCheckpoints`, created on first use because the process group may not exist earlier."""
         if self._files is None:
             self._files = FileCheckpoints(self._given or ddp.checkpointer(sharded=False), ddp.agreement(), lacks)
         return self._files
 
     def latest(self) -> str | None:
-        """The folder of the newest valid checkpoint, for `resume_from_checkpoint`; None if there is none yet.
+        """Load the newest valid checkpoint. Return its folder, for `resume_from_checkpoint`; None if there is none.
 
-        It is a temporary one, and removed after the first step.
+        The folder is temporary and is removed after the first step.
 
         Raises:
-            CheckpointError: as `Checkpointer.load_latest`.
+            CheckpointError: as for `Checkpointer.load_latest`.
         """
         self._loaded = self.files.load()
         if self._loaded is None:
             return None
         self._best = _best_of(self._loaded)
         if self._best is not None:
-            # The Trainer forgets a best model whose folder it does not find.
+            # The Trainer drops the best model if its folder does not exist.
             _set_best(self._loaded.folder, str(self._best[1]))
         return str(self._loaded.folder)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Remove what a killed process left half written, and put the best model where the Trainer keeps it.
+        """Remove incomplete files of a killed process, and restore the best model to the Trainer's output folder.
 
         Raises:
-            ValueError: the Trainer would save the model only, with which nothing can go on, or would run many
-                trainings under the checkpoints of one.
+            ValueError: the Trainer saves only the model, from which a training cannot resume; or it runs a
+                hyperparameter search, whose trials would share one checkpoint.
         """
         del control, kwargs
         if args.save_only_model:
-            raise ValueError("save_only_model=True: a training cannot go on from the model alone; leave it False")
+            raise ValueError("save_only_model=True: a training cannot resume from the model alone; set it to False")
         if state.is_hyper_param_search:
             raise ValueError(
-                "hyperparameter_search: its trials would share one checkpoint; run each as a job of its own"
+                "hyperparameter_search: its trials would share one checkpoint; run each trial as a separate job"
             )
         self._save = None
         private = Path(args.output_dir) / PRIVATE
@@ -146,14 +146,14 @@ class ResilientCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        """Ask for a save if one is due; after a notice leave, or ask for a last one."""
+        """Request a save if one is due. After a notice, request a last save or exit."""
         del kwargs
         self._put_back(args)
         if self._loaded is not None:
             self._loaded.close()
             self._loaded = None
-        # From a checkpoint between an epoch's last step and its end the Trainer would go on behind that end, without
-        # the evaluation there.
+        # If the Trainer resumed from a checkpoint between an epoch's last step and its end, it would skip the
+        # evaluation at the end of the epoch. So the last step is handled in `on_epoch_end`.
         if state.epoch is None or not float(state.epoch).is_integer():
             self._settle(args, state, control)
         return control
@@ -161,19 +161,19 @@ class ResilientCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        """What `on_step_end` does, for the last step of an epoch."""
+        """Do the same as `on_step_end`, for the last step of an epoch."""
         del kwargs
         self._put_back(args)
         self._settle(args, state, control)
         return control
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """The evaluation before a save is over: the save comes next."""
+        """Redirect the save, which follows this evaluation."""
         del state, control, kwargs
         self._redirect(args)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Store what the Trainer has just written, if it was asked to."""
+        """Store the checkpoint that the Trainer has just written, if this callback requested it."""
         del control, kwargs
         save = self._save
         if save is None:
@@ -181,7 +181,7 @@ class ResilientCallback(TrainerCallback):
         name = f"checkpoint-{state.global_step}"
         folder = Path(args.output_dir) / name
         self._put_back(args)
-        # Rank 0 may be here before the others have written theirs.
+        # Rank 0 may arrive here before the other ranks have written their files.
         self.files.meet()
         if not save.own:
             state.best_model_checkpoint = save.best_before
@@ -206,7 +206,7 @@ class ResilientCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leave the Trainer's arguments as they were, and no folder."""
+        """Restore the Trainer's arguments, and remove the private folder."""
         del control, kwargs
         self._put_back(args)
         if state.is_world_process_zero:
@@ -222,10 +222,10 @@ class ResilientCallback(TrainerCallback):
         if action is StepAction.NOTHING:
             return
         if action is StepAction.FLUSH:
-            # There is no time for either.
+            # After a notice there is no time to evaluate or log.
             control.should_evaluate = control.should_log = False
         elif control.should_evaluate and args.save_strategy == SaveStrategy.BEST:
-            # The Trainer decides about this save itself, by the result. Ours stays due, at the next step.
+            # The Trainer decides by the evaluation whether to save now. Our save remains due at the next step.
             return
         self._save = _Save(action, control.should_save, state.best_model_checkpoint)
         control.should_save = True
@@ -233,7 +233,7 @@ class ResilientCallback(TrainerCallback):
             self._redirect(args)
 
     def _redirect(self, args: TrainingArguments) -> None:
-        """Have the next save go to the private folder, or, if it is the Trainer's own, be kept until it is stored."""
+        """Direct the next save to the private folder. If it is the Trainer's own save, only suspend the rotation."""
         save = self._save
         if save is None or save.changed:
             return
@@ -245,7 +245,7 @@ class ResilientCallback(TrainerCallback):
             setattr(args, name, value)
 
     def _put_back(self, args: TrainingArguments) -> None:
-        """The Trainer's arguments as its user gave them."""
+        """Restore the user's values of the Trainer's arguments."""
         save, self._save = self._save, None
         if save is not None:
             for name, value in save.changed.items():
@@ -253,7 +253,7 @@ class ResilientCallback(TrainerCallback):
 
 
 def _beside(args: TrainingArguments, state: TrainerState, folder: Path) -> dict[str, Path]:
-    """The best model's folder, if the Trainer is to load it at its end; none if it is `folder`, which is stored."""
+    """Return the best model's folder if the Trainer loads it at its end. It is omitted if it is `folder` itself."""
     if not args.load_best_model_at_end or state.best_model_checkpoint is None:
         return {}
     best = Path(state.best_model_checkpoint)
@@ -261,7 +261,7 @@ def _beside(args: TrainingArguments, state: TrainerState, folder: Path) -> dict[
 
 
 def _best_of(loaded: Loaded) -> tuple[str, Path] | None:
-    """The name of the best model's folder, and where it is: stored with a checkpoint, or the checkpoint itself."""
+    """Return the name and path of the best model's folder: stored with the checkpoint, or the checkpoint itself."""
     for beside in (loaded.folder / _BEST).glob("*"):
         return beside.name, beside
     best = json.loads((loaded.folder / _STATE).read_bytes()).get("best_model_checkpoint")
@@ -270,10 +270,10 @@ def _best_of(loaded: Loaded) -> tuple[str, Path] | None:
 
 
 def _set_best(folder: Path, best: str | None) -> None:
-    """Name the best model's folder in a checkpoint of the Trainer."""
+    """Write the path of the best model's folder into a checkpoint of the Trainer."""
     path = folder / _STATE
     try:
         state = json.loads(path.read_bytes())
     except (OSError, ValueError):
-        return  # It is refused for that.
+        return  # `lacks` rejects such a checkpoint.
     path.write_text(json.dumps({**state, "best_model_checkpoint": best}, indent=2, sort_keys=True) + "\n")

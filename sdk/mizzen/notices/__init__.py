@@ -1,7 +1,7 @@
-"""Notices of preemption: what each platform says before it takes a machine away, and what to do about it.
+"""Receives preemption notices from the platform, and decides whether a last save fits.
 
-A notice is an opportunity for one last save, never the safety net: machines also die without one, so saving goes by
-the interval (`Checkpointer.should_save`).
+A notice is an opportunity for one last save. Do not rely on it: a machine can also fail without a notice, so save
+regularly (`Checkpointer.should_save`).
 
     from mizzen import notices
 
@@ -13,25 +13,24 @@ the interval (`Checkpointer.should_save`).
                 save(step)
             notices.exit_preempted()
 
-`preempted` is about certain ends only. A recommendation to leave (`Notice.certain` is False) is in `current`, and the
-training goes on after its save.
+`preempted` returns True only if the end is certain. `current` also returns recommendations (`Notice.certain` is False);
+save once for a recommendation and continue the training.
 
-| platform | module | told by | window |
+| platform | module | notice | window |
 | --- | --- | --- | --- |
 | mizzen's agent | `agent` | SIGTERM | `MIZZEN_GRACE_S` |
-| Slurm | `slurm` | SIGTERM, another signal of `--signal`, the job's end time | 30 s, or the lead |
+| Slurm | `slurm` | SIGTERM, the signal of `--signal`, the job's end time | 30 s, or the lead time |
 | RunPod | `runpod` | SIGTERM | 5 s |
-| vast.ai | `vast` | nothing | 0 s |
-| Kubernetes | `kubernetes` | SIGTERM | 30 s, or what the pod was told |
+| vast.ai | `vast` | none | 0 s |
+| Kubernetes | `kubernetes` | SIGTERM | 30 s |
 | AWS | `aws` | instance metadata | 120 s |
 | GCP | `gcp` | instance metadata, SIGTERM, the age of a preemptible machine | 30 s |
 | Azure | `azure` | scheduled events | 30 s |
-| one of your own | `file` | a file at `MIZZEN_NOTICE_FILE` | what the file says, or 30 s |
+| a custom platform | `file` | a file at `MIZZEN_NOTICE_FILE` | the time in the file, or 30 s |
 | any other | `sigterm` | SIGTERM | 10 s |
 
-`MIZZEN_NOTICE_WINDOW_S` sets the window where the site knows it better (not the agent's, which says its own), and
-`MIZZEN_PLATFORM` names the platform where none should be looked for. Standard library only; what speaks HTTP is
-loaded when it is first needed.
+`MIZZEN_NOTICE_WINDOW_S` overrides the window, except the agent's. `MIZZEN_PLATFORM` names the platform; without it the
+platform is detected. The package uses only the standard library, and imports the HTTP client when it is first needed.
 """
 
 from importlib import import_module

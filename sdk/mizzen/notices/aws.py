@@ -13,7 +13,7 @@ from mizzen.notices.notice import MAX_WORDS, Kind, Notice, Watcher, Window
 WINDOW_S = 120.0
 PERIOD_S = 5.0
 TOKEN_TTL_S = 21600
-"""The longest that AWS grants."""
+"""The maximum that AWS allows."""
 
 _TOKEN = "/latest/api/token"
 _ACTION = "/latest/meta-data/spot/instance-action"
@@ -23,12 +23,12 @@ _ACTIONS = frozenset({"terminate", "stop", "hibernate"})
 
 
 def base_of(environ: Mapping[str, str]) -> str:
-    """`MIZZEN_AWS_METADATA`, the AWS SDKs' `AWS_EC2_METADATA_SERVICE_ENDPOINT`, or the link-local address."""
+    """Return `MIZZEN_AWS_METADATA`, the AWS SDKs' `AWS_EC2_METADATA_SERVICE_ENDPOINT`, or the link-local address."""
     return environ.get("MIZZEN_AWS_METADATA") or environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or LINK_LOCAL
 
 
 class AwsWatcher(Watcher):
-    """Interruption of a spot instance (terminate, stop, hibernate), and the recommendation to rebalance."""
+    """Watcher of an EC2 spot instance: interruption (terminate, stop, hibernate) and rebalance recommendation."""
 
     platform = "aws"
 
@@ -42,18 +42,18 @@ class AwsWatcher(Watcher):
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing is asked yet.
+        """Create the watcher without sending a request.
 
         Args:
             base: address of the metadata server; from the environment by default.
             environ: variables to read; `os.environ` by default.
-            timeout_s: for each request.
-            token_ttl_s: how long a session token is asked for, 1 to 21600 s.
-            clock: seconds since the epoch.
-            monotonic: for the token's age.
+            timeout_s: timeout of each request, in seconds.
+            token_ttl_s: requested lifetime of a session token, 1 to 21600 s.
+            clock: returns seconds since the epoch.
+            monotonic: returns seconds of a monotonic clock, for the token's age.
 
         Raises:
-            ValueError: the address, or a variable of the environment, is not in its form.
+            ValueError: the address or an environment variable is invalid.
         """
         environ = os.environ if environ is None else environ
         super().__init__(Window(WINDOW_S, "AWS's two-minute interruption notice"), period_s=PERIOD_S, clock=clock)
@@ -64,16 +64,16 @@ class AwsWatcher(Watcher):
         self._token: tuple[str, float] | None = None
 
     def answers(self) -> bool:
-        """Whether the server at the address is AWS's: it grants a token, and with it names an instance.
+        """Return whether the server is AWS's: it grants a token, and returns an instance id for it.
 
         Raises:
-            MetadataError: it does not answer, or is another's.
+            MetadataError: the server does not respond, or belongs to another platform.
         """
         answer = self._get(_INSTANCE)
         return answer.status == 200 and re.fullmatch(r"i-[0-9a-f]{8,32}", answer.text) is not None
 
     def poll(self) -> Notice | None:
-        """The interruption if one is set, else the recommendation if there is one."""
+        """Return the interruption if one is scheduled, else the rebalance recommendation if there is one, else None."""
         answer = self._get(_ACTION)
         if answer.status == 200:
             said = json_object(self._metadata, _ACTION, answer)
@@ -92,11 +92,11 @@ class AwsWatcher(Watcher):
         return None
 
     def on_signal(self, received: int) -> Notice:
-        """SIGTERM is not AWS's notice: somebody else's, or the machine's shutdown at the end of the two minutes."""
+        """Return the notice of a SIGTERM. AWS does not send it: a user stops the process, or the machine shuts down."""
         return self._notice(Kind.STOP, signal.Signals(received).name, window=self._sigterm)
 
     def _get(self, path: str) -> Answer:
-        """The answer under a valid token: a new one where the old expired, or is refused (401)."""
+        """Send a request with a valid token. Renew the token if it has expired or is rejected (status 401)."""
         fresh = self._token is None or self._monotonic() >= self._token[1]
         answer = self._metadata.request("GET", path, {"X-aws-ec2-metadata-token": self._session(renew=fresh)})
         if answer.status == 401 and not fresh:
@@ -114,6 +114,6 @@ class AwsWatcher(Watcher):
         answer = self._metadata.request("PUT", _TOKEN, headers)
         if answer.status != 200 or not re.fullmatch(r"[!-~]{1,1024}", answer.text):
             raise MetadataError(f"{self._metadata.base}{_TOKEN}: no token, status {answer.status}")
-        # A tenth early: better a token too many than a refused request.
+        # Renew the token after 90 % of its lifetime, to avoid rejected requests.
         self._token = (answer.text, asked_s + 0.9 * self._ttl_s)
         return answer.text

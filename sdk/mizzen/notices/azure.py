@@ -14,7 +14,7 @@ from mizzen.notices.notice import Kind, Notice, Watcher, Window
 WINDOW_S = 30.0
 PERIOD_S = 1.0
 FIRST_TIMEOUT_S = 130.0
-"""Azure turns scheduled events on at a machine's first request, and may answer it only after two minutes."""
+"""Azure enables scheduled events at a machine's first request, whose response can take two minutes."""
 
 _EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 _COMPUTE = "/metadata/instance/compute?api-version=2021-02-01"
@@ -22,12 +22,12 @@ _HEADERS = {"Metadata": "true"}
 
 
 def base_of(environ: Mapping[str, str]) -> str:
-    """`MIZZEN_AZURE_METADATA`, or the link-local address."""
+    """Return the metadata address: `MIZZEN_AZURE_METADATA`, or the link-local address."""
     return environ.get("MIZZEN_AZURE_METADATA") or LINK_LOCAL
 
 
 class AzureWatcher(Watcher):
-    """Eviction of a Spot machine. A machine also sees the events of others of its group: only its own count."""
+    """Watcher of an Azure Spot machine. Events of other machines in its group are ignored."""
 
     platform = "azure"
 
@@ -42,23 +42,23 @@ class AzureWatcher(Watcher):
         first_timeout_s: float = FIRST_TIMEOUT_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Nothing is asked yet.
+        """Create the watcher without sending a request.
 
         Args:
             base: address of the metadata server; from the environment by default.
             environ: variables to read; `os.environ` by default.
-            resource: this machine's name in events; by default the one that the metadata server tells.
-            acknowledges: whether `acknowledge` lets Azure take the machine at once. It does not wait for other
-                processes on the machine, so leave it off where there are any.
-            timeout_s: for each request but the first for events.
-            first_timeout_s: for requests for events until one is answered.
-            clock: seconds since the epoch.
+            resource: this machine's name in events; by default the name that the metadata server returns.
+            acknowledges: whether `acknowledge` lets Azure stop the machine at once. Azure then does not wait for other
+                processes on the machine, so leave it off if there are any.
+            timeout_s: timeout of each request, in seconds.
+            first_timeout_s: timeout of requests for events until the first response.
+            clock: returns seconds since the epoch.
 
         Raises:
-            ValueError: the address, or a variable of the environment, is not in its form.
+            ValueError: the address or an environment variable is invalid.
         """
         environ = os.environ if environ is None else environ
-        super().__init__(Window(WINDOW_S, "Azure's least time before Preempt"), period_s=PERIOD_S, clock=clock)
+        super().__init__(Window(WINDOW_S, "Azure's minimum time before Preempt"), period_s=PERIOD_S, clock=clock)
         self._metadata = Metadata(base or base_of(environ), timeout_s)
         self._sigterm = sigterm.window(environ)
         self._resource = resource
@@ -67,15 +67,15 @@ class AzureWatcher(Watcher):
         self._event: str | None = None
 
     def answers(self) -> bool:
-        """Whether the server at the address is Azure's: it describes a machine in Azure's terms.
+        """Return whether the server is Azure's: it describes the machine in Azure's format.
 
         Raises:
-            MetadataError: it does not answer, or is another's.
+            MetadataError: the server does not respond, or belongs to another platform.
         """
         return self._describe() is not None
 
     def poll(self) -> Notice | None:
-        """This machine's eviction, the one that comes first."""
+        """Return this machine's earliest eviction; None if there is none."""
         resource = self._name()
         answer = self._metadata.request("GET", _EVENTS, _HEADERS, timeout_s=self._timeout_s)
         if answer.status != 200:
@@ -88,7 +88,7 @@ class AzureWatcher(Watcher):
         for event in events:
             if not _is_eviction(event, resource):
                 continue
-            # Begun: Azure leaves the time empty.
+            # Azure gives no time for an eviction that has started.
             ends_at_s = self._clock() if event.get("EventStatus") == "Started" else epoch_s(event.get("NotBefore"))
             notice = self._notice(Kind.PREEMPT, json.dumps(event), ends_at_s)
             if notice.supersedes(found):
@@ -96,11 +96,11 @@ class AzureWatcher(Watcher):
         return found
 
     def on_signal(self, received: int) -> Notice:
-        """SIGTERM is not Azure's notice: somebody else's, or the machine's shutdown at its end."""
+        """Return the notice of a SIGTERM. Azure does not send it: a user stops the process, or the guest shuts down."""
         return self._notice(Kind.STOP, signal.Signals(received).name, window=self._sigterm)
 
     def acknowledge(self) -> None:
-        """Approve the eviction that was noticed, if the watcher was made to: the machine may go now."""
+        """Approve the eviction, if the watcher was created with `acknowledges`: Azure may stop the machine now."""
         if not self._acknowledges or not self._event:
             return
         body = json.dumps({"StartRequests": [{"EventId": self._event}]}).encode()
@@ -117,7 +117,7 @@ class AzureWatcher(Watcher):
         return self._resource
 
     def _describe(self) -> str | None:
-        """The machine's name; None: this is not how Azure describes one."""
+        """Return the machine's name; None if the response is not in Azure's format."""
         answer = self._metadata.request("GET", _COMPUTE, _HEADERS)
         if answer.status != 200:
             raise self._metadata.unexpected(_COMPUTE, answer)

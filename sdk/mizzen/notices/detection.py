@@ -1,4 +1,4 @@
-"""Which platform this is: by the environment first, then by asking the metadata servers, all at once."""
+"""Detects the platform: first from the environment, then by querying all metadata servers concurrently."""
 
 import os
 import threading
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from mizzen.notices.gcp import GcpWatcher
 
 DETECT_S = 1.0
-"""How long the metadata servers have to answer."""
+"""Timeout for the responses of all metadata servers together, in seconds."""
 
 PLATFORMS = ("mizzen", "slurm", "runpod", "vast", "kubernetes", "aws", "gcp", "azure", "file", "sigterm")
-"""In the order in which they are looked for: who starts the process before where it runs."""
+"""Platforms in the order of detection: launchers of the process before the clouds it runs on."""
 
 OF_PRIORS: Mapping[str, str | None] = {
     "on-demand": None,
@@ -36,19 +36,18 @@ OF_PRIORS: Mapping[str, str | None] = {
     "vast-interruptible": "vast",
     "unknown": None,
 }
-"""Names of `mizzen.cadence` for how often a platform interrupts: who gives notices there; None: to be looked for."""
+"""Name of an interruption prior (`mizzen.cadence`) to the platform that gives the notices; None: detect it."""
 
 
 def from_environment(environ: Mapping[str, str]) -> Watcher | None:
-    """The watcher of the platform that the environment names; None: it names none. Asks no server.
+    """Return the watcher of the platform that the environment names; None if it names none. Sends no requests.
 
     Raises:
-        ValueError: `MIZZEN_PLATFORM` is none of `PLATFORMS` or `OF_PRIORS`, or another of mizzen's variables is not in
-            its form.
+        ValueError: `MIZZEN_PLATFORM` is not in `PLATFORMS` or `OF_PRIORS`, or another variable of mizzen is invalid.
     """
     named = environ.get("MIZZEN_PLATFORM")
     if named is not None and named in OF_PRIORS:
-        # An agent tells its tasks how often the platform interrupts, and hears the platform's notices itself.
+        # An agent passes the interruption prior to its tasks, and receives the platform's notices itself.
         named = None if environ.get("MIZZEN_GRACE_S") else OF_PRIORS[named]
     if named and named not in PLATFORMS:
         raise ValueError(f"MIZZEN_PLATFORM={named!r}: must be one of {', '.join(PLATFORMS)}")
@@ -75,7 +74,7 @@ def from_environment(environ: Mapping[str, str]) -> Watcher | None:
 
 
 def _clouds(environ: Mapping[str, str], named: bool = False) -> "dict[str, AwsWatcher | GcpWatcher | AzureWatcher]":
-    """The watchers of those with metadata servers, in order. AWS's SDKs have a variable that turns its server off."""
+    """Return the watchers that use metadata servers, in order. Omits AWS if its SDKs' variable disables the server."""
     from mizzen.notices.aws import AwsWatcher
     from mizzen.notices.azure import AzureWatcher
     from mizzen.notices.gcp import GcpWatcher
@@ -106,18 +105,18 @@ def _guess(environ: Mapping[str, str]) -> str | None:
 
 
 def detect(environ: Mapping[str, str] | None = None, timeout_s: float = DETECT_S) -> Watcher:
-    """The watcher of this platform; plain SIGTERM where none is recognised. Takes `timeout_s` at most.
+    """Return the watcher of this platform; a `SigtermWatcher` if none is recognised. Takes at most `timeout_s`.
 
-    The clouds have their metadata servers at the same address, so each must answer in its own way: AWS with a token and
-    an instance's id, GCP with its header and a number, Azure with its description of a machine. Where several do, the
-    first of `PLATFORMS` is taken.
+    All clouds use the same metadata address, so each is recognised by its response: AWS by a token and an instance id,
+    GCP by its header and a numeric id, Azure by its description of the machine. If several match, the first in
+    `PLATFORMS` is used.
 
     Args:
-        environ: variables to look at, `os.environ` by default.
-        timeout_s: for all metadata servers together.
+        environ: variables to read; `os.environ` by default.
+        timeout_s: timeout for all metadata servers together.
 
     Raises:
-        ValueError: `MIZZEN_PLATFORM`, or another of mizzen's variables, is not in its form; or an address is not.
+        ValueError: `MIZZEN_PLATFORM`, another variable of mizzen, or a metadata address is invalid.
     """
     environ = os.environ if environ is None else environ
     found = from_environment(environ)
@@ -128,7 +127,7 @@ def detect(environ: Mapping[str, str] | None = None, timeout_s: float = DETECT_S
     for probe in probes:
         probe.start()
     for probe in probes:
-        # One that still waits is left behind: it holds a socket until its own time is up, and nobody up.
+        # A probe that still waits is abandoned: its daemon thread holds a socket until its own timeout.
         probe.join(max(0.0, deadline_s - time.monotonic()))
         if probe.positive:
             return probe.watcher
@@ -136,7 +135,7 @@ def detect(environ: Mapping[str, str] | None = None, timeout_s: float = DETECT_S
 
 
 class _Probe(threading.Thread):
-    """Asks one metadata server whether it is its platform's."""
+    """A thread that checks whether a metadata server belongs to its platform."""
 
     def __init__(self, watcher: "AwsWatcher | GcpWatcher | AzureWatcher") -> None:
         super().__init__(name=f"mizzen-probe-{watcher.platform}", daemon=True)
@@ -144,7 +143,7 @@ class _Probe(threading.Thread):
         self.positive = False
 
     def run(self) -> None:
-        """Sets `positive`; whatever goes wrong is a no."""
+        """Query the server and set `positive`; any error means False."""
         try:
             self.positive = self.watcher.answers()
         except Exception:

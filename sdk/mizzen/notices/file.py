@@ -1,7 +1,7 @@
-"""Platforms that tell by a file: a hook of the platform, or its owner, writes when the machine goes.
+"""Notices from a file, for platforms without a watcher: a hook writes the file when the machine will be stopped.
 
-The file is a JSON object, all of it optional: `kind` (of `Kind`; `preempt` by default), `ends_at` (seconds since the
-epoch) and `words`. It must appear whole: write another one, and rename it.
+The file is a JSON object with these optional fields: `kind` (a `Kind`, `preempt` by default), `ends_at` (seconds since
+the epoch) and `words`. Create it atomically: write another file, then rename it.
 """
 
 import json
@@ -20,33 +20,33 @@ _MAX_BYTES = 65536
 
 
 class FileWatcher(Watcher):
-    """A file says that the machine goes. While it is not there, nothing was said."""
+    """Reads notices from the file at `MIZZEN_NOTICE_FILE`. There is no notice while the file does not exist."""
 
     platform = "file"
 
     def __init__(self, environ: Mapping[str, str] | None = None, *, clock: Callable[[], float] = time.time) -> None:
-        """Nothing is read yet.
+        """Create the watcher without reading the file.
 
         Args:
             environ: variables to read; `os.environ` by default.
             clock: seconds since the epoch.
 
         Raises:
-            ValueError: `MIZZEN_NOTICE_FILE` is not set, or `MIZZEN_NOTICE_WINDOW_S` is not in its form.
+            ValueError: `MIZZEN_NOTICE_FILE` is not set, or `MIZZEN_NOTICE_WINDOW_S` is invalid.
         """
         environ = os.environ if environ is None else environ
         path = environ.get(VARIABLE)
         if not path:
-            raise ValueError(f"{VARIABLE}: must be the file's path where MIZZEN_PLATFORM is file")
-        window = Window.told(environ, WINDOW_S, "a file that names no end")
+            raise ValueError(f"{VARIABLE}: must be the path of the notice file if MIZZEN_PLATFORM is file")
+        window = Window.told(environ, WINDOW_S, "the default for a notice file without ends_at")
         super().__init__(window, period_s=PERIOD_S, clock=clock)
         self._path = Path(path)
 
     def poll(self) -> Notice | None:
-        """What the file says; None: it is not there.
+        """Read the notice from the file; None if the file does not exist.
 
         Raises:
-            MetadataError: it cannot be read, or is not in its form.
+            MetadataError: the file cannot be read, or its content is invalid.
         """
         try:
             with self._path.open("rb") as file:
@@ -59,7 +59,7 @@ class FileWatcher(Watcher):
             raise MetadataError(f"{self._path}: must be a JSON object")
         kind, ends_at = body.get("kind", Kind.PREEMPT), body.get("ends_at")
         if kind not in tuple(Kind):
-            raise MetadataError(f"{self._path}: kind: {kind!r} must be one of {', '.join(Kind)}")
+            raise MetadataError(f"{self._path}: kind={kind!r}: must be one of {', '.join(Kind)}")
         if ends_at is not None and (isinstance(ends_at, bool) or number(str(ends_at)) is None):
-            raise MetadataError(f"{self._path}: ends_at: {ends_at!r} must be seconds since the epoch")
+            raise MetadataError(f"{self._path}: ends_at={ends_at!r}: must be seconds since the epoch")
         return self._notice(Kind(kind), str(body.get("words", "")), None if ends_at is None else float(ends_at))

@@ -1,4 +1,4 @@
-"""GCP: the metadata server's word of preemption, and the 24 hours that a preemptible (not Spot) machine lives."""
+"""GCP: preemption from the metadata server, and the 24 hour limit of preemptible (not Spot) machines."""
 
 import contextlib
 import math
@@ -14,26 +14,26 @@ WINDOW_S = 30.0
 PERIOD_S = 1.0
 AGE_LIMIT_S = 24 * 3600.0
 _ASK_AGAIN_S = 60.0
-"""Whether the machine is preemptible is asked again so long after an answer that says nothing."""
+"""Seconds between requests whether the machine is preemptible, until one succeeds."""
 
 _INSTANCE = "/computeMetadata/v1/instance/"
 _FLAVOR = {"Metadata-Flavor": "Google"}
 
 
 def base_of(environ: Mapping[str, str]) -> str:
-    """`MIZZEN_GCP_METADATA`, the host in Google's own `GCE_METADATA_HOST`, or the link-local address."""
+    """Return the metadata address: `MIZZEN_GCP_METADATA`, Google's `GCE_METADATA_HOST`, or the link-local address."""
     if host := environ.get("GCE_METADATA_HOST"):
         host = f"http://{host}"
     return environ.get("MIZZEN_GCP_METADATA") or host or LINK_LOCAL
 
 
 def boot_s() -> float:
-    """When the kernel started, in seconds since the epoch. The platform's own count goes on over a reboot."""
+    """Return the kernel's boot time, in seconds since the epoch. A reboot does not reset the platform's own limit."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class GcpWatcher(Watcher):
-    """Preemption of a Spot or preemptible machine. SIGTERM comes with it, from the shutdown of the guest."""
+    """Watcher of a Spot or preemptible machine. At preemption the guest shuts down, which also sends SIGTERM."""
 
     platform = "gcp"
 
@@ -48,19 +48,19 @@ class GcpWatcher(Watcher):
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing is asked yet.
+        """Create the watcher without sending a request.
 
         Args:
             base: address of the metadata server; from the environment by default.
             environ: variables to read; `os.environ` by default.
-            timeout_s: for each request.
-            lead_s: how long before it the 24 hours' end is told.
-            started_at_s: gives the start of the machine, in seconds since the epoch.
-            clock: seconds since the epoch.
-            monotonic: seconds of a clock that is never set.
+            timeout_s: timeout of each request, in seconds.
+            lead_s: how long before the 24 hour limit the notice is given, in seconds.
+            started_at_s: returns the start time of the machine, in seconds since the epoch.
+            clock: returns seconds since the epoch.
+            monotonic: returns seconds of a monotonic clock.
 
         Raises:
-            ValueError: the address, or `MIZZEN_NOTICE_WINDOW_S`, is not in its form.
+            ValueError: the address or `MIZZEN_NOTICE_WINDOW_S` is invalid.
         """
         environ = os.environ if environ is None else environ
         super().__init__(
@@ -76,16 +76,16 @@ class GcpWatcher(Watcher):
         self._limited: bool | None = None
 
     def answers(self) -> bool:
-        """Whether the server at the address is Google's: it says so, and names an instance by a number.
+        """Return whether the server is Google's: it sends Google's header and a numeric instance id.
 
         Raises:
-            MetadataError: it does not answer, or is another's.
+            MetadataError: the server does not respond, or belongs to another platform.
         """
         answer = self._get("id")
         return answer.status == 200 and answer.text.isdecimal()
 
     def poll(self) -> Notice | None:
-        """Preemption if it has begun, else the age limit if it is near."""
+        """Return the preemption if it has started, else the age limit if it is near, else None."""
         answer = self._get("preempted")
         if answer.status != 200 or answer.text.upper() not in ("TRUE", "FALSE"):
             raise self._metadata.unexpected(f"{_INSTANCE}preempted", answer)
@@ -93,21 +93,21 @@ class GcpWatcher(Watcher):
             return self._notice(Kind.PREEMPT, "instance/preempted is TRUE")
         if self._limited is None and self._monotonic() >= self._ask_at_s:
             self._ask_at_s = self._monotonic() + _ASK_AGAIN_S
-            # What is not known of the age limit must not delay the next look at the preemption.
+            # A failed request for the age limit must not delay the next poll for preemption.
             with contextlib.suppress(MetadataError):
                 self._limited = self._is_limited()
                 self.ends_at_s = self._started_at_s() + AGE_LIMIT_S if self._limited else None
-        # One that is older lives by other rules than these. It is not told, or every restart on it would end at once.
+        # A machine older than the limit is exempt from it. Without this check every restart on it would exit at once.
         if self.ends_at_s is not None and self.ends_at_s - self.lead_s <= self._clock() < self.ends_at_s:
             return self._notice(Kind.AGE_LIMIT, "scheduling/preemptible is TRUE: 24 hours at most", self.ends_at_s)
         return None
 
     def on_signal(self, received: int) -> Notice:
-        """The guest is being shut down, by preemption for what is known; the window is the platform's."""
+        """Return the notice of a signal: the guest shuts down, presumably for preemption, within GCP's window."""
         return self._notice(Kind.STOP, signal.Signals(received).name)
 
     def _is_limited(self) -> bool:
-        """Whether the machine is preemptible in the old way: Spot machines say that they are preemptible too."""
+        """Return whether the 24 hour limit applies. Spot machines also report `preemptible`, but have no limit."""
         preemptible, model = self._get("scheduling/preemptible"), self._get("scheduling/provisioning-model")
         for answer, path in ((preemptible, "preemptible"), (model, "provisioning-model")):
             if answer.status not in (200, 404):
@@ -118,5 +118,5 @@ class GcpWatcher(Watcher):
     def _get(self, path: str) -> Answer:
         answer = self._metadata.request("GET", f"{_INSTANCE}{path}", _FLAVOR)
         if answer.headers.get("metadata-flavor") != "Google":
-            raise MetadataError(f"{self._metadata.base}{_INSTANCE}{path}: no answer of Google's, {answer.status}")
+            raise MetadataError(f"{self._metadata.base}{_INSTANCE}{path}: status {answer.status}, not from Google")
         return answer

@@ -1,4 +1,4 @@
-"""Kubernetes: SIGTERM to a container's first process, SIGKILL when the pod's grace period is over."""
+"""Kubernetes: SIGTERM to a container's first process, then SIGKILL at the end of the pod's grace period."""
 
 import os
 from collections.abc import Mapping
@@ -10,17 +10,19 @@ WINDOW_S = 30.0
 
 
 class KubernetesWatcher(Watcher):
-    """A pod. The downward API has no field for the grace period: give it as a value in `MIZZEN_NOTICE_WINDOW_S`, or
-    through an annotation. A `preStop` hook runs within the grace period, so take its time off.
+    """Watcher of a Kubernetes pod.
+
+    The downward API does not expose the grace period: set `MIZZEN_NOTICE_WINDOW_S` to it, directly or through an
+    annotation. A `preStop` hook runs within the grace period, so subtract its duration.
     """
 
     platform = "kubernetes"
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        """Raises ValueError where `MIZZEN_NOTICE_WINDOW_S` is no number of seconds."""
+        """Read the window from the environment. Raises ValueError if `MIZZEN_NOTICE_WINDOW_S` is invalid."""
         environ = os.environ if environ is None else environ
         super().__init__(Window.told(environ, WINDOW_S, "Kubernetes' default of terminationGracePeriodSeconds"))
 
     def poll(self) -> Notice | None:
-        """None: only the signal tells."""
+        """Return None: the notice is a signal."""
         return None

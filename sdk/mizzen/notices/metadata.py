@@ -1,4 +1,4 @@
-"""Small HTTP requests to a metadata server, with one time limit for the whole answer. No proxies, no redirects."""
+"""HTTP requests to a metadata server, with one timeout for the whole response. No proxies, no redirects."""
 
 import http.client
 import io
@@ -10,19 +10,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 LINK_LOCAL = "http://169.254.169.254"
-"""Where AWS, GCP and Azure have theirs."""
+"""Metadata address of AWS, GCP and Azure."""
 
 TIMEOUT_S = 2.0
 MAX_BYTES = 65536
 
 
 class MetadataError(OSError):
-    """A metadata server that does not answer, or not as its platform documents."""
+    """A metadata server does not respond, or its response is not as the platform documents."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer. `headers` have lower-case names."""
+    """A complete response. Header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -30,7 +30,7 @@ class Answer:
 
 
 class _Received:
-    """What `http.client` takes for a socket: the bytes that came."""
+    """The received bytes, with the interface of a socket that `http.client` needs."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -40,17 +40,17 @@ class _Received:
 
 
 class Metadata:
-    """The server at a base address."""
+    """A client of the metadata server at a base address."""
 
     def __init__(self, base: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Nothing is sent yet.
+        """Create the client without sending a request.
 
         Args:
             base: `http://host[:port][/prefix]`.
-            timeout_s: for connecting and the whole answer together.
+            timeout_s: timeout for the connection and the whole response together, in seconds.
 
         Raises:
-            ValueError: `base` is not such an address.
+            ValueError: `base` is not in this format.
         """
         parts = urlsplit(base)
         try:
@@ -68,10 +68,10 @@ class Metadata:
     def request(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"", timeout_s: float | None = None
     ) -> Answer:
-        """Send one request and read its answer, on a connection of its own.
+        """Send one request on a new connection, and return the response.
 
         Raises:
-            MetadataError: no connection, no whole answer in time, more than 64 KiB, or no HTTP.
+            MetadataError: the connection failed, the response timed out, exceeds 64 KiB, or is not valid HTTP.
         """
         deadline_s = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         lines = [f"{method} {self._prefix}{path} HTTP/1.1", f"Host: {self._host}", "Connection: close"]
@@ -90,12 +90,12 @@ class Metadata:
             raise MetadataError(f"{self.base}{path}: {error or type(error).__name__}") from error
         found = {name.lower(): value for name, value in response.getheaders()}
         if "text/html" in found.get("content-type", ""):
-            # A proxy's or a captive portal's page.
-            raise MetadataError(f"{self.base}{path}: an HTML page in place of metadata")
+            # The page of a proxy or a captive portal.
+            raise MetadataError(f"{self.base}{path}: the response is an HTML page instead of metadata")
         return Answer(response.status, found, data.decode("utf-8", "replace").strip())
 
     def unexpected(self, path: str, answer: Answer) -> MetadataError:
-        """The error for an answer that the platform does not document."""
+        """Return the error for a response that the platform does not document."""
         return MetadataError(f"{self.base}{path}: status {answer.status}, {answer.text[:100]!r}")
 
 
@@ -107,18 +107,18 @@ def _left_s(deadline_s: float) -> float:
 
 
 def _receive(connection: socket.socket, deadline_s: float) -> bytes:
-    """All bytes of an answer: until the length that it names, or until the other side closes."""
+    """Return all bytes of a response: up to its Content-Length, or until the server closes the connection."""
     data = b""
     wanted: int | None = None
     while wanted is None or len(data) < wanted:
-        # The limit of a socket is for each call, and a slow server can make many.
+        # A socket's timeout applies to each call, and a slow server can cause many calls.
         connection.settimeout(_left_s(deadline_s))
         piece = connection.recv(MAX_BYTES)
         if not piece:
             break
         data += piece
         if len(data) > MAX_BYTES:
-            raise MetadataError("the answer is too long")
+            raise MetadataError("the response is too long")
         if wanted is None:
             head, end, _ = data.partition(b"\r\n\r\n")
             wanted = _whole_length(head) if end else None
@@ -134,10 +134,10 @@ def _whole_length(head: bytes) -> int | None:
 
 
 def json_object(metadata: Metadata, path: str, answer: Answer) -> dict[str, Any]:
-    """The JSON object of an answer.
+    """Parse a response as a JSON object.
 
     Raises:
-        MetadataError: it is none.
+        MetadataError: it is not a JSON object.
     """
     import json
 
@@ -151,7 +151,7 @@ def json_object(metadata: Metadata, path: str, answer: Answer) -> dict[str, Any]
 
 
 def epoch_s(text: object) -> float | None:
-    """The time that a platform wrote (ISO 8601 or as in HTTP headers; UTC without a zone), or None."""
+    """Parse a time in ISO 8601 or HTTP header format (UTC if it has no zone) into epoch seconds; None if invalid."""
     from datetime import UTC, datetime
     from email.utils import parsedate_to_datetime
 

@@ -1,4 +1,4 @@
-"""What a notice says, and the one interface of all platforms' watchers."""
+"""`Notice`, and `Watcher`, the common base class of all platforms' watchers."""
 
 import math
 import signal
@@ -10,47 +10,47 @@ from enum import StrEnum
 from typing import ClassVar
 
 MAX_WORDS = 500
-"""A platform's own words are cut to this many characters."""
+"""The platform's message is truncated to this many characters."""
 
 DEFAULT_LEAD_S = 120.0
 
 
 class Kind(StrEnum):
-    """What will happen."""
+    """The reason of a notice."""
 
     PREEMPT = "preempt"
-    """The platform wants the machine back."""
+    """The platform reclaims the machine."""
     REBALANCE = "rebalance"
-    """The platform expects that it may want the machine back, and advises to leave."""
+    """The platform may reclaim the machine soon, and recommends moving elsewhere."""
     WALLTIME = "walltime"
     """The job's time limit is near."""
     AGE_LIMIT = "age-limit"
-    """The machine reaches the greatest age that its platform allows."""
+    """The machine reaches the maximum age that its platform allows."""
     STOP = "stop"
-    """A signal to stop, without a reason."""
+    """A signal to stop, of unknown origin."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """A platform's word that this process or its machine will be stopped."""
+    """A notice that this process or its machine will be stopped."""
 
     platform: str
     kind: Kind
     seen_at_s: float
-    """When this process learnt it, in seconds since the epoch."""
+    """When this process received the notice, in seconds since the epoch."""
     ends_at_s: float | None
-    """When the process is killed or the machine goes away, in seconds since the epoch; None: not known."""
+    """When the process is killed or the machine is stopped, in seconds since the epoch; None if unknown."""
     certain: bool
-    """Whether the end is certain; False: a recommendation to leave."""
+    """Whether the end is certain; False for a recommendation."""
     words: str
-    """What the platform said, at most 500 characters."""
+    """The platform's message, at most 500 characters."""
 
     def left_s(self, now_s: float) -> float | None:
-        """Seconds from `now_s` (epoch) until the end, 0 or more; None where the end is not known."""
+        """Return the seconds from `now_s` (epoch) until the end, 0 or more; None if the end is unknown."""
         return None if self.ends_at_s is None else max(0.0, self.ends_at_s - now_s)
 
     def supersedes(self, other: "Notice | None") -> bool:
-        """Whether this one should be acted upon in place of `other`: a certain end before advice, then the earlier."""
+        """Return whether this notice is more urgent than `other`: certain before recommended, then the earlier end."""
         if other is None:
             return True
         if self.certain != other.certain:
@@ -62,26 +62,26 @@ class Notice:
 
 @dataclass(frozen=True)
 class Window:
-    """How long a platform leaves from its notice to the end, and where that figure comes from."""
+    """The time from a platform's notice to the end, and the source of that figure."""
 
     seconds: float
     source: str
 
     @classmethod
     def told(cls, environ: Mapping[str, str], seconds: float, source: str) -> "Window":
-        """`MIZZEN_NOTICE_WINDOW_S` where it is set, else the platform's own figure.
+        """Return the window from `MIZZEN_NOTICE_WINDOW_S` if it is set, else the platform's own figure.
 
         Raises:
-            ValueError: the variable is not 0 or more seconds.
+            ValueError: the variable is not a number of 0 or more.
         """
         return cls.of_variable(environ, "MIZZEN_NOTICE_WINDOW_S") or cls(seconds, source)
 
     @classmethod
     def of_variable(cls, environ: Mapping[str, str], name: str) -> "Window | None":
-        """The window that the variable `name` sets; None where it is absent or empty.
+        """Return the window from the variable `name`; None if it is not set or empty.
 
         Raises:
-            ValueError: it is not 0 or more seconds.
+            ValueError: the variable is not a number of 0 or more.
         """
         text = environ.get(name)
         if not text:
@@ -93,7 +93,7 @@ class Window:
 
 
 def number(text: str | None) -> float | None:
-    """The finite number that `text` is, or None: for variables that others set, which are ignored when they are bad."""
+    """Parse a finite number; None if it is invalid. Used for variables of other programs, whose errors are ignored."""
     try:
         value = float(text or "")
     except ValueError:
@@ -102,10 +102,10 @@ def number(text: str | None) -> float | None:
 
 
 class Watcher(ABC):
-    """Knows one platform: how it tells, how long it leaves. Not for use by several threads at once."""
+    """Receives the notices of one platform. Not thread-safe."""
 
     platform: ClassVar[str]
-    """Its short name, as in `MIZZEN_PLATFORM`."""
+    """Short name of the platform, as in `MIZZEN_PLATFORM`."""
 
     def __init__(
         self,
@@ -116,46 +116,46 @@ class Watcher(ABC):
         lead_s: float = DEFAULT_LEAD_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Watchers are made by their own classes; see there.
+        """Initialize the base class. Create watchers through their subclasses.
 
         Args:
-            window: from the platform's notice to the end.
-            period_s: how often to call `poll`; None where there is nothing to poll.
-            signals: those that are a notice.
-            lead_s: how long before it an end that is known from the start is told.
-            clock: seconds since the epoch.
+            window: time from the platform's notice to the end.
+            period_s: seconds between calls of `poll`; None if the platform cannot be polled.
+            signals: signals that are notices.
+            lead_s: how long before a known end the notice is given, in seconds.
+            clock: returns seconds since the epoch.
         """
         self.window = window
         self.period_s = period_s
         self.signals = signals
         self.lead_s = lead_s
-        """May be set at any time, such as to a multiple of what a save takes."""
+        """How long before a known end the notice is given, in seconds. Can be changed at any time, for example to a
+        multiple of the duration of a save."""
         self.ends_at_s: float | None = None
-        """When the machine or the job goes for certain, in seconds since the epoch; None: not known. It may become
-        known by a `poll`."""
+        """The certain end of the machine or job, in seconds since the epoch; None if unknown. A `poll` may set it."""
         self._clock = clock
 
     @abstractmethod
     def poll(self) -> Notice | None:
-        """What the platform says now; None: nothing. Takes seconds at most, but for Azure's first answer.
+        """Return the platform's current notice; None if there is none. Takes some seconds (Azure's first: up to 130 s).
 
         Raises:
-            MetadataError: a metadata server does not answer, or not as it should. Ask again later.
+            MetadataError: a metadata server does not respond, or its response is invalid. Poll again later.
         """
 
     def on_signal(self, received: int) -> Notice:
-        """The notice that a signal is. Runs in the signal's handler: takes no lock, does no input or output."""
+        """Return the notice of a received signal. Runs in a signal handler, so it must not take locks or do I/O."""
         return self._notice(Kind.STOP, signal.Signals(received).name)
 
-    def acknowledge(self) -> None:  # noqa: B027  # Most platforms do not listen.
-        """Tell the platform that it need not wait any longer, where one listens and the user asked for it.
+    def acknowledge(self) -> None:  # noqa: B027  # Most platforms accept no acknowledgement.
+        """Tell the platform that it need not wait any longer, if it supports that and the user enabled it.
 
         Raises:
-            MetadataError: it could not be told.
+            MetadataError: the request failed.
         """
 
     def _notice(self, kind: Kind, words: str, ends_at_s: float | None = None, window: Window | None = None) -> Notice:
-        """A certain end: at `ends_at_s`, or else after the window from now."""
+        """Return a notice of a certain end: at `ends_at_s`, or else one window from now."""
         now_s = self._clock()
         if ends_at_s is None:
             ends_at_s = now_s + (window or self.window).seconds

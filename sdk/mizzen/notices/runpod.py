@@ -10,19 +10,19 @@ WINDOW_S = 5.0
 
 
 class RunPodWatcher(Watcher):
-    """A spot pod of RunPod: five seconds are enough for small checkpoints only."""
+    """Watcher of a RunPod spot pod. Its five seconds are enough only for small checkpoints."""
 
     platform = "runpod"
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        """Raises ValueError where `MIZZEN_NOTICE_WINDOW_S` is no number of seconds."""
+        """Read the window from the environment. Raises ValueError if `MIZZEN_NOTICE_WINDOW_S` is invalid."""
         environ = os.environ if environ is None else environ
         super().__init__(Window.told(environ, WINDOW_S, "RunPod's time from SIGTERM to SIGKILL"))
 
     def poll(self) -> Notice | None:
-        """None: only the signal tells."""
+        """Return None: the notice is a signal."""
         return None
 
     def on_signal(self, received: int) -> Notice:
-        """The pod was outbid, or is being stopped."""
+        """Return the notice of a signal: the pod was outbid, or is being stopped."""
         return self._notice(Kind.PREEMPT, signal.Signals(received).name)

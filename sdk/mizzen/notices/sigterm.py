@@ -1,4 +1,4 @@
-"""A process that is stopped by SIGTERM and knows nothing of its platform."""
+"""Notices by SIGTERM on an unknown platform."""
 
 import os
 from collections.abc import Mapping
@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from mizzen.notices.notice import Notice, Watcher, Window
 
 WINDOW_S = 10.0
-"""What container engines leave by default, the shortest of the usual ones (systemd: 90 s)."""
+"""The default of container engines, the shortest usual time from SIGTERM to SIGKILL (systemd: 90 s)."""
 
 
 def window(environ: Mapping[str, str]) -> Window:
-    """From a SIGTERM of unknown cause to SIGKILL."""
+    """Return the time from a SIGTERM of unknown origin to SIGKILL."""
     return Window.told(environ, WINDOW_S, "the usual default of container engines")
 
 
 class SigtermWatcher(Watcher):
-    """SIGTERM, then SIGKILL after `MIZZEN_NOTICE_WINDOW_S` or 10 s."""
+    """Watcher of an unknown platform: SIGTERM, then SIGKILL after `MIZZEN_NOTICE_WINDOW_S` or 10 s."""
 
     platform = "sigterm"
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        """Raises ValueError where `MIZZEN_NOTICE_WINDOW_S` is no number of seconds."""
+        """Read the window from the environment. Raises ValueError if `MIZZEN_NOTICE_WINDOW_S` is invalid."""
         super().__init__(window(os.environ if environ is None else environ))
 
     def poll(self) -> Notice | None:
-        """None: only the signal tells."""
+        """Return None: the notice is a signal."""
         return None

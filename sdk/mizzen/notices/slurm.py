@@ -1,4 +1,4 @@
-"""Slurm: SIGTERM before SIGKILL at preemption and at the time limit, and earlier where `--signal` asks for it."""
+"""Slurm: SIGTERM before SIGKILL at preemption and at the time limit, and an earlier signal with `--signal`."""
 
 import os
 import signal
@@ -8,20 +8,20 @@ from collections.abc import Callable, Mapping
 from mizzen.notices.notice import DEFAULT_LEAD_S, Kind, Notice, Watcher, Window, number
 
 WINDOW_S = 30.0
-"""Slurm's default of `KillWait`."""
+"""Slurm's default for `KillWait`."""
 
 PERIOD_S = 5.0
 
 _EARLY_S = 60.0
-# Slurm may send the signal of `--signal` this much before its time.
+# Slurm may send the signal of `--signal` up to this long before the requested time.
 
 
 class SlurmWatcher(Watcher):
-    """A job of Slurm.
+    """Watcher of a Slurm job.
 
-    Its end is known from `SLURM_JOB_END_TIME`, so it is told `lead_s` before even where the script asked for no signal.
-    The signal and lead of `--signal` are read from `MIZZEN_SLURM_SIGNAL` or `SBATCH_SIGNAL`, in Slurm's own form
-    (`B:TERM@360`): Slurm does not tell a job what its script's `#SBATCH` lines said.
+    The job's end is read from `SLURM_JOB_END_TIME`, so a notice is given `lead_s` seconds before it even if the script
+    requested no signal. The signal and lead time of `--signal` are read from `MIZZEN_SLURM_SIGNAL` or `SBATCH_SIGNAL`,
+    in Slurm's format (`B:TERM@360`), because Slurm does not pass the `#SBATCH` lines of the script to the job.
     """
 
     platform = "slurm"
@@ -33,10 +33,10 @@ class SlurmWatcher(Watcher):
         lead_s: float = DEFAULT_LEAD_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Read the job's environment; what Slurm did not set, or set badly, is not known.
+        """Read the job's environment. Missing or invalid variables of Slurm are ignored.
 
         Raises:
-            ValueError: `MIZZEN_SLURM_SIGNAL` or `MIZZEN_NOTICE_WINDOW_S` is not in its form.
+            ValueError: `MIZZEN_SLURM_SIGNAL` or `MIZZEN_NOTICE_WINDOW_S` is invalid.
         """
         environ = os.environ if environ is None else environ
         ours = environ.get("MIZZEN_SLURM_SIGNAL")
@@ -49,7 +49,7 @@ class SlurmWatcher(Watcher):
         limit_s = number(environ.get("SLURM_JOB_END_TIME"))
         ends_at_s = limit_s if limit_s and limit_s > 0 else None
         self.requeues = int(number(environ.get("SLURM_RESTART_COUNT")) or 0)
-        """How often the job was put back into the queue."""
+        """Number of times the job was requeued."""
         self._asked = asked
         super().__init__(
             Window.told(environ, WINDOW_S, "Slurm's default of KillWait"),
@@ -61,13 +61,13 @@ class SlurmWatcher(Watcher):
         self.ends_at_s = ends_at_s
 
     def poll(self) -> Notice | None:
-        """The time limit, when it is near."""
+        """Return the notice of the time limit from `lead_s` seconds before it on; None earlier."""
         if self.ends_at_s is None or self._clock() < self.ends_at_s - self.lead_s:
             return None
         return self._notice(Kind.WALLTIME, f"SLURM_JOB_END_TIME={self.ends_at_s:.0f}", self.ends_at_s)
 
     def on_signal(self, received: int) -> Notice:
-        """The signal of `--signal` near the limit, the limit itself, or else preemption."""
+        """Return the notice of a signal: the time limit if it is near or reached, else preemption."""
         now_s, name = self._clock(), signal.Signals(received).name
         words = f"{name}, requeued {self.requeues} times"
         if self.ends_at_s is not None and now_s >= self.ends_at_s:
@@ -75,7 +75,7 @@ class SlurmWatcher(Watcher):
         if self._asked and received == self._asked[0]:
             lead_s = self._asked[1]
             if self.ends_at_s is None:
-                # Where preemption sends this signal too (SIGTERM), the shorter of both windows is the safe one.
+                # Preemption also sends SIGTERM, so assume the shorter of the two windows.
                 short = received == signal.SIGTERM and self.window.seconds < lead_s
                 return self._notice(Kind.WALLTIME, words, None if short else now_s + lead_s)
             if now_s >= self.ends_at_s - lead_s - _EARLY_S:
@@ -84,7 +84,7 @@ class SlurmWatcher(Watcher):
 
 
 def _signal_and_lead(text: str) -> tuple[signal.Signals, float] | None:
-    """The signal and the seconds of `[{R|B}:]<signal>[@<seconds>]`; None where it is not in that form."""
+    """Parse `[{R|B}:]<signal>[@<seconds>]` into signal and seconds; None if the format is invalid."""
     name, _, lead = text.rpartition(":")[2].partition("@")
     lead_s = number(lead or "60")
     name = name.upper()

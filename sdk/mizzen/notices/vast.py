@@ -1,11 +1,11 @@
-"""vast.ai: an interruptible instance is paused without a word, so the interval of saving is all there is."""
+"""vast.ai: an interruptible instance is paused without a notice, so only regular saves protect the training."""
 
 from mizzen.notices import sigterm
 from mizzen.notices.notice import Notice, Watcher, Window
 
 
 class VastWatcher(Watcher):
-    """No notice at all. A SIGTERM, which vast.ai does not send, is what it is anywhere."""
+    """Watcher of vast.ai, which gives no notice. A SIGTERM has another origin: it is handled by `SigtermWatcher`."""
 
     platform = "vast"
 
@@ -13,9 +13,9 @@ class VastWatcher(Watcher):
         super().__init__(Window(0.0, "vast.ai pauses an instance at once"))
 
     def poll(self) -> Notice | None:
-        """None, always."""
+        """Return None: vast.ai cannot be polled."""
         return None
 
     def on_signal(self, received: int) -> Notice:
-        """Somebody else's: stopping the container by hand, or the user's own supervisor."""
+        """Return the notice of a signal. It is not from vast.ai: a user or a supervisor stops the container."""
         return sigterm.SigtermWatcher({}).on_signal(received)

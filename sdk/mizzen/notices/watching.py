@@ -1,7 +1,8 @@
-"""The current notice of this process: set by signals and by a thread that polls, read without a lock.
+"""Holds the current notice of this process. Signal handlers and a polling thread set it; readers need no lock.
 
-Each of the two writers has a name of its own, so neither needs a lock: a handler that takes one can meet the frame that
-holds it. A forked child keeps what its parent was told, but watches nothing until it asks to.
+Signal handlers and the polling thread write different variables, so no lock is needed: a signal handler that takes a
+lock could deadlock with the frame that it interrupts. A forked child inherits its parent's notices, but does not watch
+until it calls `watch`.
 """
 
 import logging
@@ -17,7 +18,7 @@ from typing import NoReturn
 from mizzen.notices.notice import Notice, Watcher
 
 PREEMPTED_EXIT_CODE = 143
-"""128 + SIGTERM. mizzen counts any exit after a notice as preempted; other supervisors know this one."""
+"""128 + SIGTERM. mizzen counts any exit after a notice as a preemption; other supervisors recognise this code."""
 
 MAX_BACKOFF_S = 30.0
 
@@ -27,20 +28,20 @@ _noticed = False
 _signalled: Notice | None = None  # Written by signal handlers, which run in the main thread only.
 _polled: Notice | None = None  # Written by the thread that polls.
 _watcher: Watcher | None = None
-_fallback: Watcher | None = None  # What signals mean while the platform is not known.
+_fallback: Watcher | None = None  # Interprets signals while the platform is unknown.
 _poller: "_Poller | None" = None
 _starting = threading.Lock()
 
 
 def preempted() -> bool:
-    """Whether this process was told that it, or its machine, will certainly be stopped soon."""
+    """Return whether a notice was received that this process or its machine will certainly be stopped soon."""
     return _noticed
 
 
 def current() -> Notice | None:
-    """The notice to act upon: the certain end that comes first, or else a recommendation; None: nothing was said.
+    """Return the most urgent notice: the earliest certain end, else a recommendation; None if there is no notice.
 
-    It is the same object until a more urgent one takes its place.
+    Returns the same object until a more urgent notice replaces it.
     """
     signalled, polled = _signalled, _polled
     if signalled is not None and signalled.supersedes(polled):
@@ -49,30 +50,30 @@ def current() -> Notice | None:
 
 
 def watcher() -> Watcher | None:
-    """The platform's watcher; None: `watch` was not called, or the platform is still being looked for."""
+    """Return the platform's watcher; None if `watch` was not called or the platform is still being detected."""
     return _watcher
 
 
 def watching() -> bool:
-    """Whether a thread of this process polls the platform, or is looking for it."""
+    """Return whether a thread of this process polls the platform, or is detecting it."""
     return _poller is not None and _poller.is_alive()
 
 
 def watch(chosen: Watcher | None = None) -> bool:
-    """Watch for notices from now on: the platform's signals, and what it says when it is polled.
+    """Start watching for notices: install signal handlers, and poll the platform in a background thread.
 
-    Returns at once. A platform that the environment does not name is looked for in the background, for a second; a
-    thread goes on only where there is something to poll. Calling it again changes nothing, but another `chosen` watcher
-    takes the place of the one before.
+    Returns at once. If the environment does not name the platform, it is detected in the background within a second. A
+    thread keeps running only if the platform must be polled. A repeated call changes nothing, except that another
+    `chosen` watcher replaces the previous one.
 
     Args:
-        chosen: the platform's watcher; by default the platform is found (`detect`).
+        chosen: the watcher to use; by default the platform is detected (`detect`).
 
     Returns:
-        Whether the signals' handlers are in place: only the main thread can put them there.
+        Whether the signal handlers are installed. Only the main thread can install them.
 
     Raises:
-        ValueError: a variable that configures notices has a bad value; the message names it.
+        ValueError: an environment variable for notices is invalid. The message names it.
     """
     global _watcher, _poller
     from mizzen.notices.detection import from_environment
@@ -94,7 +95,7 @@ def watch(chosen: Watcher | None = None) -> bool:
 
 
 def unwatch() -> None:
-    """Stop polling, and forget the watcher. What was noticed stays noticed, and handlers of signals stay in place."""
+    """Stop polling, and drop the watcher. Received notices and installed signal handlers stay."""
     global _watcher, _poller
     with _starting:
         if _poller is not None:
@@ -103,29 +104,29 @@ def unwatch() -> None:
 
 
 def acknowledge() -> bool:
-    """Tell the platform that the last save is done, where one listens and its watcher was asked to (Azure).
+    """Acknowledge the notice to the platform after the last save, if its watcher supports that and is set to (Azure).
 
-    Returns whether it worked; never raises.
+    Returns whether it succeeded; never raises.
     """
     try:
         if _watcher is not None:
             _watcher.acknowledge()
     except Exception as error:
-        _log.warning("the notice could not be acknowledged: %s", error)
+        _log.warning("notices: the notice could not be acknowledged: %s", error)
         return False
     return True
 
 
 def watch_sigterm() -> bool:
-    """Let SIGTERM set the flag instead of killing the process, and call the Python handler that was there before.
+    """Install a SIGTERM handler that records a notice instead of killing the process, then calls the previous handler.
 
-    Returns whether the handler is in place: only the main thread can put it there.
+    Returns whether the handler is installed. Only the main thread can install it.
     """
     return _install((signal.SIGTERM,))
 
 
 def exit_preempted() -> NoReturn:
-    """End the process with exit code 143 after its output and its report are written."""
+    """Exit the process with code 143, after flushing its output and its report."""
     from mizzen import report
 
     report.flush()
@@ -135,9 +136,7 @@ def exit_preempted() -> NoReturn:
 
 
 class _Handler:
-    """Handles one signal. Each has its own predecessor, so that one put over another's wrapper cannot call in a
-    circle.
-    """
+    """Handler of one signal. Each handler stores its predecessor, so that handlers cannot call each other in a loop."""
 
     def __init__(self, previous: Callable[[int, FrameType | None], object] | int | None) -> None:
         self.previous = previous
@@ -151,7 +150,7 @@ class _Handler:
                 _signalled = notice
             _noticed = True
         elif self.previous == signal.SIG_DFL:
-            # A forked child, such as a data loader's: its parent's handler must not keep it from being terminated.
+            # In a forked child, such as a data loader worker, SIGTERM must still terminate the process.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         if callable(self.previous):
@@ -169,7 +168,7 @@ def _notice_of(number: int) -> Notice:
 
 
 def _plain() -> Watcher:
-    """What a signal means where no watcher was started: what the environment says, and never an error."""
+    """Return the watcher that interprets signals if none was started: from the environment. Never raises."""
     from mizzen.notices.detection import from_environment
     from mizzen.notices.sigterm import SigtermWatcher
 
@@ -181,10 +180,10 @@ def _plain() -> Watcher:
 
 
 def _install(signals: tuple[signal.Signals, ...]) -> bool:
-    """Put a handler over each signal's; whether all are in place."""
+    """Install a handler for each signal. Return whether all are installed."""
     global _fallback
     if _fallback is None:
-        # Not in the handler: imports take locks.
+        # Not in the handler, because imports take locks.
         _fallback = _plain()
     for number in signals:
         before = signal.getsignal(number)
@@ -197,7 +196,7 @@ def _install(signals: tuple[signal.Signals, ...]) -> bool:
 
 
 class _Poller(threading.Thread):
-    """Asks the platform again and again. Its errors are logged once and never leave it."""
+    """A thread that polls the platform. Errors are logged once and never raised."""
 
     def __init__(self, watcher: Watcher | None) -> None:
         super().__init__(name="mizzen-notices", daemon=True)
@@ -206,11 +205,11 @@ class _Poller(threading.Thread):
         self._complained = False
 
     def stop(self) -> None:
-        """Say nothing any more; the thread ends after the request that it waits for."""
+        """Stop recording notices. The thread ends after its current request."""
         self._stopped.set()
 
     def run(self) -> None:
-        """Find the platform if it is not known, then poll it until stopped."""
+        """Detect the platform if it is unknown, then poll it until stopped."""
         watcher = self._watcher or self._find()
         if watcher is None or watcher.period_s is None:
             return
@@ -232,13 +231,13 @@ class _Poller(threading.Thread):
         try:
             found = detect()
         except Exception as error:
-            _log.warning("notices: the platform is not known: %s", error)
+            _log.warning("notices: the platform could not be detected: %s", error)
             return None
         with _starting:
             if self._stopped.is_set():
                 return None
             _watcher = found
-        _log.info("notices: on %s, which leaves %g s (%s)", found.platform, found.window.seconds, found.window.source)
+        _log.info("notices: platform %s, window %g s (%s)", found.platform, found.window.seconds, found.window.source)
         return found
 
     def _tell(self, notice: Notice | None) -> None:
@@ -250,17 +249,18 @@ class _Poller(threading.Thread):
             _noticed = True
         left_s = notice.left_s(time.time())
         left = "an unknown time" if left_s is None else f"{left_s:.0f} s"
-        _log.warning("notice: %s says %s, %s left: %s", notice.platform, notice.kind, left, notice.words)
+        _log.warning("notice: %s reports %s, %s left: %s", notice.platform, notice.kind, left, notice.words)
 
     def _complain(self, watcher: Watcher, error: Exception) -> None:
         if not self._complained:
-            _log.warning("notices of %s cannot be read, and will be tried again: %s", watcher.platform, error)
+            _log.warning("notices: polling %s failed and is retried: %s", watcher.platform, error)
         self._complained = True
 
 
 def backoff_s(period_s: float, window_s: float, failures: int) -> float:
-    """Seconds until the next poll after `failures` in a row: doubled with each, but never more than a third of the
-    window that a notice leaves (or 30 s), so that one is still seen in time.
+    """Return the seconds until the next poll, after `failures` consecutive failures.
+
+    Exponential backoff, limited to a third of the notice window and to 30 s, so that a notice is still seen in time.
     """
     longest_s = max(period_s, min(MAX_BACKOFF_S, window_s / 3))
     return min(longest_s, period_s * 2.0 ** min(failures, 20))
@@ -275,7 +275,7 @@ def _after_fork() -> None:
         if isinstance(handler, _Handler):
             while isinstance(handler, _Handler):
                 handler = handler.previous
-            # None: a handler that is not Python's, and which cannot be put back.
+            # None: a handler that was not installed from Python, and cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 

@@ -1,7 +1,7 @@
-"""Object stores: one small interface over a folder, S3 and Google Cloud Storage, and copying between them.
+"""Object stores: one interface for a folder, S3 and Google Cloud Storage, and verified copies between them.
 
-A folder needs the standard library only; the clouds' libraries are imported when such a store is opened. Blocking:
-callers on an event loop use threads. May import nothing else of ours.
+A folder needs only the standard library; a cloud's client library is imported when its store is opened. All calls
+block: on an event loop, call them in threads. This package must not import other packages of mizzen.
 """
 
 from mizzen.objects.store import Body, MissingObject, ObjectInfo, ObjectStore, check_key, open_store

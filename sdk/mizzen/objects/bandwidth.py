@@ -1,10 +1,11 @@
-"""One budget of bandwidth for all copies of a process over a link, and shares of it.
+"""Divides one bandwidth budget among the copies of a process: a token bucket with start-time fair queueing.
 
-A token bucket fills at the budget. Whoever is first in the order may take as soon as the bucket owes nothing, and may
-take more than there is: then it owes, and the next one waits until that is paid. The order is that of start-time fair
-queueing: each share has a clock that a taking of `n` bytes moves on by `n / fraction`, and the clock that is furthest
-behind goes first. So shares that all want bandwidth get it by their fractions, and what one does not use goes to the
-others. A share that was idle starts at the clock of the one that took last: it saves up nothing.
+The token bucket fills at the rate of the budget. The first request in the queue is served as soon as the bucket has no
+debt, even if it needs more tokens than there are; the bucket is then in debt, and the next request waits until the debt
+is paid. Requests are ordered by start-time fair queueing: each share has a virtual clock, which a request of `n` bytes
+advances by `n / fraction`, and the share with the smallest clock goes first. So busy shares get bandwidth in proportion
+to their fractions, and unused bandwidth goes to the other shares. A share that was idle starts at the clock of the last
+request that was served, so it does not accumulate credit.
 """
 
 import threading
@@ -17,7 +18,7 @@ _BURST_S = 1.0
 
 @dataclass(frozen=True, order=True)
 class _Place:
-    """A place in the order: where the share's clock stands, and who came first."""
+    """A queued request, ordered by the share's virtual clock and then by arrival."""
 
     starts: float
     number: int
@@ -26,10 +27,10 @@ class _Place:
 
 
 class Order:
-    """Who takes next, and when. Nothing here waits: time is an argument, in seconds on any one clock."""
+    """The queue of requests and the token bucket. It never sleeps: time is an argument, in seconds of any one clock."""
 
     def __init__(self, budget_bytes_per_s: float, burst_s: float = _BURST_S) -> None:
-        """After a pause up to `burst_s` of the budget can be taken at once."""
+        """Create an empty queue. After an idle period, up to `burst_s` seconds of the budget can be used at once."""
         if not budget_bytes_per_s > 0:
             raise ValueError(f"budget_bytes_per_s={budget_bytes_per_s!r}: must be greater than 0")
         self._budget = budget_bytes_per_s
@@ -37,27 +38,27 @@ class Order:
         self._fractions: dict[str, float] = {}
         self._clocks: dict[str, float] = {}
         self._now = 0.0
-        """The clock of the share that took last."""
+        """Virtual clock of the request that was served last."""
         self._paid_s = float("-inf")
-        """From when on the bucket owes nothing."""
+        """Time at which the bucket's debt is paid."""
         self._waiting: set[_Place] = set()
         self._numbers = 0
 
     def add(self, share: str, fraction: float) -> None:
-        """Give `share` a fraction of the budget; what is left over goes to whoever wants it.
+        """Give `share` a fraction of the budget. Bandwidth that no share has reserved or uses goes to the busy shares.
 
         Raises:
-            ValueError: it is not above 0 and at most 1, or all fractions together are more than 1.
+            ValueError: the fraction is not above 0 and at most 1, or the sum of all fractions exceeds 1.
         """
         others = sum(known for name, known in self._fractions.items() if name != share)
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction={fraction!r} of share {share!r}: must be above 0 and at most 1")
         if others + fraction > 1 + 1e-9:
-            raise ValueError(f"fraction={fraction!r} of share {share!r}: at most {1 - others:g} is left by the others")
+            raise ValueError(f"fraction={fraction!r} of share {share!r}: only {1 - others:g} of the budget is free")
         self._fractions[share] = fraction
 
     def ask(self, share: str, size_bytes: int) -> _Place:
-        """Queue for so many bytes. A share's own requests keep their order."""
+        """Queue a request for `size_bytes`. Requests of one share keep their order."""
         starts = max(self._now, self._clocks.get(share, 0.0))
         self._clocks[share] = starts + size_bytes / self._fractions[share]
         self._numbers += 1
@@ -66,7 +67,10 @@ class Order:
         return place
 
     def take(self, place: _Place, at_s: float) -> float | None:
-        """Take what was asked for: 0.0. Else how long to wait, in seconds; None: until another one has taken."""
+        """Serve the request if it is its turn, and return 0.0.
+
+        Otherwise return the seconds to wait for the bucket, or None if another request goes first.
+        """
         if place != min(self._waiting):
             return None
         if at_s < self._paid_s:
@@ -77,12 +81,12 @@ class Order:
         return 0.0
 
     def leave(self, place: _Place) -> None:
-        """Give up a place that has not taken."""
+        """Remove a request that was not served."""
         self._waiting.discard(place)
 
 
 class Bandwidth:
-    """A budget that threads draw on, through shares of it."""
+    """A bandwidth budget that threads use through its shares. Thread-safe."""
 
     def __init__(
         self,
@@ -91,7 +95,7 @@ class Bandwidth:
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[threading.Condition, float | None], object] = threading.Condition.wait,
     ) -> None:
-        """`wait` sleeps on a condition for at most so many seconds; `clock` tells the time that passes meanwhile.
+        """Create a budget. Tests replace `clock` and `wait`, which sleeps on a condition with a timeout.
 
         Raises:
             ValueError: the budget is not above 0.
@@ -102,7 +106,7 @@ class Bandwidth:
         self._wait = wait
 
     def share(self, name: str, fraction: float) -> "Share":
-        """The share of this name, with this fraction of the budget from now on.
+        """Return the share of this name, and set its fraction of the budget.
 
         Raises:
             ValueError: see `Order.add`.
@@ -112,7 +116,7 @@ class Bandwidth:
         return Share(self, name)
 
     def draw(self, share: str, size_bytes: int) -> None:
-        """Wait until so many bytes may be moved."""
+        """Wait until the share may transfer `size_bytes`."""
         with self._changed:
             place = self._order.ask(share, size_bytes)
             try:
@@ -125,11 +129,11 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Share:
-    """A part of a budget."""
+    """A share of a bandwidth budget."""
 
     bandwidth: Bandwidth
     name: str
 
     def draw(self, size_bytes: int) -> None:
-        """Wait until so many bytes may be moved; they may be more than a second's worth."""
+        """Wait until `size_bytes` may be transferred. They may exceed one second's worth of the budget."""
         self.bandwidth.draw(self.name, size_bytes)

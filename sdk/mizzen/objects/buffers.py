@@ -1,4 +1,4 @@
-"""Buffers in memory as a file, which is what the clouds' libraries upload from."""
+"""Presents buffers in memory as a file, because the clouds' client libraries upload from files."""
 
 import io
 from bisect import bisect_right
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Buffers(io.RawIOBase):
-    """Buffers one after the other as a file that can be read and gone back in."""
+    """A readable, seekable file over a sequence of buffers."""
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self._views = views
@@ -17,25 +17,25 @@ class Buffers(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Where the next byte is read."""
+        """Return the current position."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """See `io.IOBase.seek`."""
+        """Set the current position and return it. See `io.IOBase.seek`."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._starts[-1]}[whence]
         self._at = max(0, base + offset)
         return self._at
 
     def readinto(self, into: Any) -> int:
-        """See `io.RawIOBase.readinto`: as much as fits, over the ends of buffers."""
+        """Read into a buffer, across the boundaries of the source buffers. See `io.RawIOBase.readinto`."""
         target = memoryview(into).cast("B")
         filled = 0
         while filled < len(target) and self._at < self._starts[-1]:

@@ -1,7 +1,7 @@
-"""Checksums of content: `xxh3_128` where the library xxhash is installed (ten times faster), else `sha256`.
+"""Checksums of content: `xxh3_128` if the library xxhash is installed (ten times faster), else `sha256`.
 
-They find damage, not tampering. A checksum says its algorithm, so that content can be judged wherever the algorithm is
-there: `sha256:9f86d0...`.
+They detect accidental damage, not tampering. A checksum includes its algorithm, as in `sha256:9f86d0...`, so that it
+can be verified on any machine that has the algorithm.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ _PIECE_BYTES = 16 << 20
 
 
 class UnknownAlgorithm(ValueError):
-    """A checksum's algorithm is none that any version knows."""
+    """The algorithm of a checksum is unknown."""
 
 
 class MissingAlgorithm(ValueError):
-    """A checksum's algorithm needs a library that is not installed."""
+    """The algorithm of a checksum needs a library that is not installed."""
 
 
 @cache
@@ -33,15 +33,15 @@ def _algorithms() -> dict[str, Callable[[], Any]]:
 
 
 def fastest() -> str:
-    """The fastest algorithm that is there."""
+    """Return the name of the fastest installed algorithm."""
     return next(iter(_algorithms()))
 
 
 def known(algorithm: str) -> str:
-    """`algorithm`, if it can be used here.
+    """Check that an algorithm is installed, and return its name.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: the algorithm is unknown or not installed.
     """
     if algorithm not in _algorithms():
         hint = "; xxh3_128 needs mizzen[fast]" if algorithm == "xxh3_128" else ""
@@ -50,21 +50,21 @@ def known(algorithm: str) -> str:
 
 
 def digest(algorithm: str) -> Any:
-    """A new digest, as `hashlib` makes them.
+    """Return a new digest object with the interface of `hashlib`.
 
     Raises:
-        UnknownAlgorithm: no version knows such an algorithm.
-        MissingAlgorithm: its library is not installed.
+        UnknownAlgorithm: the algorithm is unknown.
+        MissingAlgorithm: the library of the algorithm is not installed.
     """
     if algorithm in _algorithms():
         return _algorithms()[algorithm]()
     if algorithm == "xxh3_128":
-        raise MissingAlgorithm("xxh3_128 checksums: install mizzen[fast] to read what has them")
-    raise UnknownAlgorithm(f"checksum {algorithm!r} is not known to this version")
+        raise MissingAlgorithm("xxh3_128 checksums need the library xxhash: install mizzen[fast]")
+    raise UnknownAlgorithm(f"checksum algorithm {algorithm!r} is not supported by this version")
 
 
 def checksum(algorithm: str, chunks: Iterable[Chunk]) -> str:
-    """The checksum of buffers one after the other."""
+    """Return the checksum (`algorithm:hex`) of the concatenated buffers."""
     found = digest(algorithm)
     for chunk in chunks:
         view = memoryview(chunk)

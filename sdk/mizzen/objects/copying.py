@@ -1,4 +1,4 @@
-"""Copying objects from one store to another: part by part, verified, and taken up again where it stopped."""
+"""Copies objects between stores: in parts, verified, and resumable after an interruption."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -27,31 +27,31 @@ __all__ = [
 
 PART_BYTES = 16 << 20
 _LOOKED_UP = 1000
-"""Objects whose presence is looked up together: as many as S3 lists in one request."""
+"""Objects that are looked up together: as many as S3 lists in one request."""
 _Looked: TypeAlias = dict[str, ObjectInfo | None]
 
 
 @dataclass(frozen=True)
 class Copied:
-    """An object that is whole at the target."""
+    """The result of a copy: an object that is complete at the target."""
 
     key: str
     size_bytes: int
     moved_bytes: int
-    """What was not there before this call."""
+    """Bytes that this call transferred."""
     verified: str
-    """The algorithm of the digest that the content was compared with: the caller's, or that of the source's store.
-    Empty: the source vouches for nothing, as folders do, so what was read from it is unverified."""
+    """Algorithm of the digest that the content was compared with: the caller's checksum, or the digest of the source
+    store. Empty if there is neither, as for folders: then the bytes read from the source are unverified."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """An object that is to be copied."""
+    """An object to copy."""
 
     key: str
     size_bytes: int
     checksum: str | None = None
-    """`algorithm:hex` of its content, if it is known."""
+    """`algorithm:hex` of the content, if known."""
 
 
 def copy_prefix(
@@ -64,7 +64,7 @@ def copy_prefix(
     progress: Progress | None = None,
     copied: Callable[[Copied], object] | None = None,
 ) -> int:
-    """Copy all objects under `prefix`: see `copy_objects`."""
+    """Copy all objects whose keys start with `prefix`. See `copy_objects`."""
     wanted = [Wanted(info.key, info.size_bytes) for info in source.list(prefix)]
     return copy_objects(source, target, wanted, name=name, share=share, progress=progress, copied=copied)
 
@@ -79,22 +79,22 @@ def copy_objects(
     progress: Progress | None = None,
     copied: Callable[[Copied], object] | None = None,
 ) -> int:
-    """Copy these objects, each under its key; returns their bytes, those included that were there already.
+    """Copy objects, each under the same key, and return their total size in bytes, including existing copies.
 
-    Small objects (of one part) are copied several at a time, others one by one, several parts at a time. `progress` is
-    called after each part of a large object, and for each object when it is verified; `copied` is told of each object
-    when it is whole, and how it was verified. Both are called by the caller's thread, and end the copy by raising. See
+    Small objects (one part) are copied concurrently. Larger objects are copied one after the other, each with several
+    concurrent parts. `progress` is called after each part of a large object and after each object; `copied` is called
+    with the result of each object. Both are called in the caller's thread; an exception from them ends the copy. See
     `copy_object` for the rest.
 
     Raises:
-        MissingObject, CopyFailed, CopyInUse: see `copy_object`. What was copied before stays.
+        MissingObject, CopyFailed, CopyInUse: see `copy_object`. Objects that were already copied stay.
     """
     total_bytes = sum(wanted.size_bytes for wanted in objects)
     done_bytes = 0
     under_way: deque[Future[Copied]] = deque()
 
     def told(bytes_now: int) -> None:
-        # The end is told when all names are durable.
+        # Completion is reported only when all names are durable.
         if progress is not None and bytes_now < total_bytes:
             progress(bytes_now, total_bytes)
 
@@ -112,10 +112,10 @@ def copy_objects(
                 while len(under_way) > 2 * AT_ONCE or (under_way and under_way[0].done()):
                     ended(under_way.popleft().result())
                 continue
-            # A large object has all threads for its parts.
+            # A large object uses all threads for its parts.
             while under_way:
                 ended(under_way.popleft().result())
-            # Until it ends, `done_bytes` is what was done before.
+            # Until this object is finished, `done_bytes` counts only the objects before it.
             ended(_copy(moving, wanted, wanted.key, here, there, lambda part_bytes, _: told(done_bytes + part_bytes)))
         while under_way:
             ended(under_way.popleft().result())
@@ -138,20 +138,20 @@ def copy_object(
     share: Share | None = None,
     progress: Progress | None = None,
 ) -> Copied:
-    """Copy an object to `to` (None: under its own key): it appears there whole and verified, or not at all.
+    """Copy an object to the key `to` (None: the same key). It appears there complete and verified, or not at all.
 
-    What is read is compared with the digest that the source's store has of the object, if there is one, and with
-    `checksum`, if it is given (`algorithm:hex` of the content); `Copied.verified` says which it was. A copy that was
-    interrupted goes on behind the parts that are at the target if it is asked for again under the same `name`, of the
-    same version of the object. What is there already is not copied again. Bytes are drawn from `share` before they are
-    moved. Parts have `part_bytes`, or more where there would be too many.
+    The bytes read are compared with the digest that the source store publishes, if there is one, and with `checksum`
+    (`algorithm:hex` of the content), if given; `Copied.verified` names the digest that was used. An interrupted copy
+    resumes if this function is called again with the same `name` for the same version of the object. An existing, equal
+    object is not copied again. Every transferred byte counts against `share`. Parts have `part_bytes`, or more if there
+    would be too many parts.
 
     Raises:
         MissingObject: there is no such object.
-        CopyFailed: the object has another size, it changed meanwhile, or the target's content is not the source's.
-        DamagedSource: what was read does not have the store's digest or `checksum`; a kind of `CopyFailed`.
-        CopyInUse: another process makes the same copy at this moment.
-        Exception: the stores' own.
+        CopyFailed: the object has another size than expected, it changed during the copy, or the copy differs from it.
+        DamagedSource: the bytes read do not match the store's digest or `checksum`; a subclass of `CopyFailed`.
+        CopyInUse: another process is making the same copy.
+        Exception: an error of a store.
     """
     if part_bytes <= 0:
         raise ValueError(f"part_bytes={part_bytes!r}: must be at least 1")
@@ -168,7 +168,7 @@ def copy_object(
 def _looked_up(
     source: ObjectStore, target: ObjectStore, objects: Sequence[Wanted]
 ) -> Iterator[tuple[Wanted, ObjectInfo | None, bool | None]]:
-    """Each object, with what is known of it in the source, and whether the target may have it (None: not known)."""
+    """Yield each object, its entry in the source if known, and whether the target may have it (None if unknown)."""
     for start in range(0, len(objects), _LOOKED_UP):
         some = objects[start : start + _LOOKED_UP]
         keys = [wanted.key for wanted in some]
@@ -194,10 +194,10 @@ def _copy(
     there: bool | None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Copied:
-    """One object, as far as its name, which is not durable yet. `here` and `there`: see `_looked_up`."""
+    """Copy one object; its name is not durable yet. `here` and `there` are the values of `_looked_up`."""
     here = here or _here(moving.source, wanted.key)
     if here.size_bytes != wanted.size_bytes:
-        message = f"{here.size_bytes} bytes, {wanted.size_bytes} were expected"
+        message = f"{here.size_bytes} bytes, expected {wanted.size_bytes}"
         raise CopyFailed(f"{wanted.key}: changed in the source, {moving.source.uri(wanted.key)}: {message}")
     plan = moving.plan(here, to)
     if there is not False and moving.is_there(plan, wanted.checksum):

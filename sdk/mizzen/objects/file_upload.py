@@ -1,7 +1,7 @@
-"""A copy that comes to a folder: one staged file, the object's bytes first and after them a line for each part.
+"""Resumable uploads to a folder, in one staged file: the object's bytes, followed by one checksum line for each part.
 
-A line is written when its part is on the disk, so a killed copy goes on behind the lines that are there. In the end all
-is read back and compared with the lines, they are cut off, and the file gets its name.
+The line of a part is written after the part is synced, so an interrupted copy resumes after the existing lines. At the
+end the file is read back and compared with the lines, the lines are truncated, and the file is renamed.
 """
 
 import errno
@@ -17,23 +17,23 @@ from mizzen.objects.uploads import CopyFailed, CopyInUse, Plan, Read
 SUFFIX = ".upload"
 _MARK = "user.mizzen.copy"
 _LINE_BYTES = 80
-"""Holds `sha256:` and its 64 digits."""
+"""Length of a checksum line: enough for `sha256:` and 64 digits."""
 _PIECE_BYTES = 4 << 20
 _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
 
 def open_staged(path: Path, plan: Plan) -> int:
-    """The staged file, new or one that was begun, held: nobody else writes or tidies it.
+    """Open or create the staged file of a plan, and lock it, so that no other process writes or removes it.
 
     Raises:
-        CopyInUse: another one holds it.
+        CopyInUse: another process has locked it.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         if lock(descriptor) is False:
             os.close(descriptor)
             raise CopyInUse(f"{plan.key}: another process is copying it to {path.parent.parent}")
-        # Whoever held it before may have finished or removed it: then it is an object now, or no file any more.
+        # The previous holder may have renamed the file to its object, or removed it: then open it again.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False)):
                 return descriptor
@@ -41,7 +41,7 @@ def open_staged(path: Path, plan: Plan) -> int:
 
 
 def mark_of(descriptor: int) -> str:
-    """The mark of an unchanged copy; empty: it is none."""
+    """Return the mark of a file that a copy created and that is unchanged since; else an empty string."""
     try:
         mark, _, written_ns = os.getxattr(descriptor, _MARK).decode().partition(" ")
     except (OSError, AttributeError, UnicodeDecodeError):
@@ -50,12 +50,20 @@ def mark_of(descriptor: int) -> str:
 
 
 class FileUpload:
-    """See `Upload`."""
+    """An `Upload` of an object of several parts to a folder."""
 
     def __init__(
         self, plan: Plan, staged: Path, descriptor: int, source: int | None, publish: Callable[[], None]
     ) -> None:
-        """`descriptor`: of the staged file; `source`: of the source, if it is a file; `publish` gives the name."""
+        """Create the upload.
+
+        Args:
+            plan: the copy.
+            staged: path of the staged file.
+            descriptor: file descriptor of the staged file.
+            source: file descriptor of the source if it is a file, else None.
+            publish: renames the staged file to its object.
+        """
         self.plan = plan
         self.copies_itself = source is not None
         self.proof = ""
@@ -65,15 +73,18 @@ class FileUpload:
         self._publish = publish
 
     def missing(self) -> list[int]:
-        """See `Upload.missing`."""
+        """Return the parts that are not uploaded yet; see `Upload.missing`."""
         return [number for number, line in enumerate(self._lines()) if line is None]
 
     def take(self, number: int, read: Read) -> None:
-        """See `Upload.take`. From another folder the kernel copies, and may share blocks; holes stay holes."""
+        """Upload a part; see `Upload.take`.
+
+        From another folder the kernel copies, and may share blocks. Holes are preserved.
+        """
         start, end = self.plan.span(number)
         if (checksum := self._copied(start, end)) is None:
             body = read()
-            # What is all zeros stays a hole.
+            # A part of zeros is not written, so that it stays a hole.
             if body.count(0) != len(body):
                 _write(self._descriptor, body, start)
             checksum = checksums.checksum(checksums.fastest(), [body])
@@ -82,13 +93,16 @@ class FileUpload:
         _write(self._descriptor, line, self.plan.size_bytes + number * _LINE_BYTES)
 
     def stored(self, number: int) -> bytearray | None:
-        """See `Upload.stored`."""
+        """Return the content of an uploaded part; see `Upload.stored`."""
         start, end = self.plan.span(number)
         body = bytearray(end - start)
         return body if _read(self._descriptor, body, start) == len(body) else None
 
     def finish(self) -> bool:
-        """See `Upload.finish`. What is read back comes from the disk, where the kernel can be told so."""
+        """Assemble the object; see `Upload.finish`.
+
+        The page cache is dropped first, so that the file is read back from the disk.
+        """
         os.ftruncate(self._descriptor, max(os.fstat(self._descriptor).st_size, self.plan.size_bytes))
         advise(self._descriptor, "POSIX_FADV_DONTNEED")
         for number, expected in enumerate(self._lines()):
@@ -105,7 +119,7 @@ class FileUpload:
         return True
 
     def drop(self) -> None:
-        """See `Upload.drop`."""
+        """Remove all uploaded parts; see `Upload.drop`."""
         self._staged.unlink(missing_ok=True)
 
     def _lines(self) -> list[str | None]:
@@ -119,7 +133,7 @@ class FileUpload:
         return [line.decode().strip() if line.startswith(known) and line.endswith(b"\n") else None for line in lines]
 
     def _copied(self, start: int, end: int) -> str | None:
-        """Have the kernel copy these bytes; the checksum of the source's, or None where it cannot."""
+        """Copy a range in the kernel and return the checksum of the source's bytes; None if the kernel cannot copy."""
         source = self._source
         if source is None or not hasattr(os, "copy_file_range"):
             return None
@@ -141,10 +155,10 @@ class FileUpload:
 
 
 class WholeFile:
-    """See `Upload`. An object of one part: nothing of it is kept before it is whole."""
+    """An `Upload` of an object of one part to a folder. `finish` writes it; an interrupted upload starts again."""
 
     def __init__(self, plan: Plan, staged: Path, descriptor: int, publish: Callable[[], None]) -> None:
-        """See `FileUpload`."""
+        """Create the upload. The arguments are those of `FileUpload`."""
         self.plan = plan
         self.copies_itself = False
         self.proof = ""
@@ -154,22 +168,25 @@ class WholeFile:
         self._body = bytearray()
 
     def missing(self) -> list[int]:
-        """See `Upload.missing`."""
+        """Return the parts that are not uploaded yet; see `Upload.missing`."""
         return list(range(self.plan.parts))
 
     def take(self, number: int, read: Read) -> None:
-        """See `Upload.take`. It is written by `finish`."""
+        """Upload a part; see `Upload.take`. `finish` writes the part."""
         self._body = read()
 
     def stored(self, number: int) -> bytearray | None:
-        """See `Upload.stored`."""
+        """Return None: the part is written only by `finish`. See `Upload.stored`."""
         return None
 
     def finish(self) -> bool:
-        """See `Upload.finish`. What is read back comes from the disk, where the kernel can be told so."""
+        """Assemble the object; see `Upload.finish`.
+
+        The page cache is dropped first, so that the file is read back from the disk.
+        """
         body = self._body
         if os.fstat(self._descriptor).st_size:
-            os.ftruncate(self._descriptor, 0)  # What a try left that was killed.
+            os.ftruncate(self._descriptor, 0)  # Remove the content of an interrupted upload.
         if body.count(0) == len(body):
             os.ftruncate(self._descriptor, len(body))
         else:
@@ -186,7 +203,7 @@ class WholeFile:
         return True
 
     def drop(self) -> None:
-        """See `Upload.drop`."""
+        """Remove all uploaded parts; see `Upload.drop`."""
         self._staged.unlink(missing_ok=True)
 
 
@@ -196,7 +213,7 @@ def _set_mark(descriptor: int, mark: str) -> None:
 
 
 def _read(descriptor: int, into: bytearray, at: int) -> int:
-    """Fill a buffer from a byte of a file on; how much there was."""
+    """Fill a buffer from the offset `at` of a file, and return the number of bytes read."""
     filled = 0
     while filled < len(into) and (count := os.preadv(descriptor, [memoryview(into)[filled:]], at + filled)):
         filled += count
@@ -211,17 +228,17 @@ def _write(descriptor: int, body: bytes | bytearray, at: int) -> None:
 
 
 def _data(descriptor: int, start: int, end: int) -> tuple[int, int]:
-    """The first bytes from `start` on that are no hole: from, and up to but without; twice `end` if there are none."""
+    """Return start and end of the first data range at or after `start`; (end, end) if there is only a hole."""
     try:
         begins = os.lseek(descriptor, start, os.SEEK_DATA)
         return (begins, min(end, os.lseek(descriptor, begins, os.SEEK_HOLE))) if begins < end else (end, end)
     except OSError as error:
-        # Nothing but a hole up to the file's end; whoever does not know holes says something else.
+        # ENXIO: only a hole up to the end of the file. Other errors: the file system does not support SEEK_DATA.
         return (end, end) if error.errno == errno.ENXIO else (start, end)
 
 
 def _checksum(descriptor: int, start: int, end: int, algorithm: str) -> str:
-    """The checksum of these bytes of a file; of fewer, if it ends before."""
+    """Return the checksum of a range of a file; of a shorter range if the file ends before."""
     digest = checksums.digest(algorithm)
     buffer = memoryview(bytearray(min(_PIECE_BYTES, end - start)))
     while start < end and (count := os.preadv(descriptor, [buffer[: end - start]], start)):

@@ -1,4 +1,4 @@
-"""An object store in a folder of a file system. What is not a regular file below the folder is no object."""
+"""An object store in a folder of a file system. Only the regular files below the folder are objects."""
 
 import errno
 import os
@@ -29,37 +29,38 @@ from mizzen.objects.uploads import Plan, Upload
 from mizzen.objects.vouched import Vouched
 
 _NO_OBJECT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR}
-"""Absent, below a file, a link, a socket, a folder."""
+"""Errors of paths that are no objects: missing, below a file, a symbolic link, a socket, a folder."""
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-"""A file system without hard links, such as some network mounts of buckets."""
+"""Errors of file systems without hard links, such as some network mounts of buckets."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _RACES = 100
-"""How often a put is tried again whose folder a delete removed under it."""
+"""Tries of a put if concurrent deletes remove its folder."""
 
 
 class FileStore:
-    """Objects are files below `root`. A put writes and syncs a file aside, then renames it.
+    """Stores objects as files below `root`. A put writes and syncs a temporary file, then renames it.
 
-    Tasks may write below `root` themselves, so symbolic links there are never followed.
+    Tasks may write below `root` directly, so symbolic links there are never followed.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
         self._durable: set[Path] = set()
-        """Folders whose names, and those of all above them, are on the disk for good."""
+        """Folders whose directory entries, and those of all parent folders, are durable."""
 
     def put(self, key: str, body: Body) -> None:
-        """See `ObjectStore.put`."""
+        """Store an object; see `ObjectStore.put`."""
         path = self._path(key)
         with self._staged(body) as temporary:
             self._place(path, key, lambda: temporary.replace(path))
             self._settle(path.parent)
 
     def create(self, key: str, body: bytes) -> bool:
-        """See `ObjectStore.create`. By a hard link, which is atomic also between machines that share the folder.
+        """Create an object if its key is free; see `ObjectStore.create`.
 
-        On a file system without them the file is made in place: it is still made by one only, but may be seen before it
-        is whole.
+        Uses a hard link, which is atomic also between machines that share the folder.
+        On a file system without hard links the file is created in place. Still only one creator succeeds, but readers
+        may see the file before it is complete.
         """
         path = self._path(key)
         with self._staged(body) as temporary:
@@ -80,45 +81,46 @@ class FileStore:
                 self._place(path, key, link)
                 self._settle(path.parent)
             except FileExistsError:
-                # A network file system may say so of a link that it has just made, if the first answer was lost.
+                # A network file system may report this for its own link, if it lost the first response and retried.
                 return holds(self, key, body)
         return True
 
     def forget(self, key: str) -> None:
-        """See `ObjectStore.forget`: its pages leave the cache."""
+        """Drop an object from the page cache; see `ObjectStore.forget`."""
         with suppress(OSError, MissingObject), os.fdopen(self._open(key), "rb") as file:
             advise(file.fileno(), "POSIX_FADV_DONTNEED")
 
     def tidy(self) -> None:
-        """See `ObjectStore.tidy`: staged files that nobody holds any more."""
+        """Remove temporary files that no writer has locked; see `ObjectStore.tidy`."""
         for path in self._staging():
             if path.suffix != SUFFIX:
                 _remove_if(path, abandoned)
 
     def tidy_uploads(self, idle_s: float) -> None:
-        """See `ObjectStore.tidy_uploads`."""
+        """Remove abandoned uploads; see `ObjectStore.tidy_uploads`."""
         for path in self._staging():
             if path.suffix == SUFFIX:
                 _remove_if(path, lambda descriptor: lock(descriptor) is not False and idle(descriptor, idle_s))
 
     def get(self, key: str) -> bytes:
-        """See `ObjectStore.get`."""
+        """Return an object's content; see `ObjectStore.get`."""
         with os.fdopen(self._open(key), "rb") as file:
             return file.read()
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        """See `ObjectStore.get_range`."""
+        """Return a range of an object; see `ObjectStore.get_range`."""
         with os.fdopen(self._open(key), "rb") as file:
             file.seek(start)
             return file.read(max(0, end - start))
 
     @contextmanager
     def opened(self, key: str) -> Iterator[Fetch]:
-        """See `ObjectStore.opened`. What is in memory is copied by several threads at once, the rest is read in order.
+        """Open an object for reading in pieces; see `ObjectStore.opened`.
 
-        From one sequential reader the kernel knows what to read ahead; from several, or out of order, it takes no hint
-        and takes longer. So a reader that met a page which is not in memory keeps to turns: the next pages may be there
-        only because they were read ahead.
+        Cached pages are copied by several threads; other pages are read sequentially.
+        The kernel's readahead works only for sequential reads: several threads, or reads out of order, are slower. So
+        after the first page that is not in the page cache, all further reads take turns, in order: the next pages may
+        be cached only because of readahead.
         """
         with ExitStack() as stack:
             descriptor = self._open(key)
@@ -126,7 +128,7 @@ class FileStore:
             probe = self._open(key)
             stack.callback(os.close, probe)
             advise(descriptor, "POSIX_FADV_SEQUENTIAL")
-            advise(probe, "POSIX_FADV_RANDOM")  # Probing is not to read ahead.
+            advise(probe, "POSIX_FADV_RANDOM")  # A probe must not cause readahead.
             turns, cold = Turns(), threading.Event()
 
             def fetch(into: memoryview, start: int) -> int:
@@ -141,7 +143,7 @@ class FileStore:
             yield fetch
 
     def content(self, info: ObjectInfo) -> Content:
-        """See `ObjectStore.content`. A file has no digest."""
+        """Read one version of a small object; see `ObjectStore.content`. The result has no digest."""
         body = bytearray(info.size_bytes)
         try:
             descriptor = self._open(info.key)
@@ -158,28 +160,31 @@ class FileStore:
         return Content(body, None)
 
     def vouched(self, info: ObjectInfo) -> Vouched | None:
-        """See `ObjectStore.vouched`. Of a file nothing is known but its bytes."""
+        """Return None: a file system stores no digest. See `ObjectStore.vouched`."""
         return None
 
     def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
-        """See `ObjectStore.look`. Folders are checked for links once, not for each file."""
+        """Look up several keys; see `ObjectStore.look`. Each folder is checked for symbolic links only once."""
         paths = {key: self._path(key) for key in keys}
         safe = {folder: self._within(folder) for folder in {path.parent for path in paths.values()}}
         return {key: _info(key, path) if safe[path.parent] else None for key, path in paths.items()}
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list`."""
+        """List objects by prefix; see `ObjectStore.list`."""
         folder, _, _ = check_prefix(prefix).rpartition("/")
         if self._within(self._root / folder):
             yield from self._walk(f"{folder}/" if folder else "", prefix, after)
 
     def size(self, key: str) -> int | None:
-        """See `ObjectStore.size`."""
+        """Return an object's size; see `ObjectStore.size`."""
         found = self.stat(key)
         return None if found is None else found.size_bytes
 
     def stat(self, key: str) -> ObjectStat | None:
-        """See `ObjectStore.stat`. The mark is an extended attribute, where the file system has them."""
+        """Return size, tag and mark of an object; see `ObjectStore.stat`.
+
+        The mark is an extended attribute, if the file system supports these.
+        """
         try:
             descriptor = self._open(key)
         except MissingObject:
@@ -192,7 +197,10 @@ class FileStore:
 
     @contextmanager
     def upload(self, plan: Plan) -> Iterator[Upload]:
-        """See `ObjectStore.upload`. A staged file, which is renamed; from another folder the kernel copies."""
+        """Start or resume an upload; see `ObjectStore.upload`.
+
+        Writes a staged file and renames it. From another folder the kernel copies.
+        """
         path, staging = self._path(plan.key), self._root / STAGING
         make_folders(staging)
         staged = staging / f"{plan.mark}{SUFFIX}"
@@ -213,12 +221,12 @@ class FileStore:
             yield FileUpload(plan, staged, descriptor, source, publish)
 
     def settle(self, keys: Iterable[str]) -> None:
-        """See `ObjectStore.settle`. Each folder is synced once."""
+        """Make the names of uploaded objects durable; see `ObjectStore.settle`. Syncs each folder once."""
         for folder in {self._path(key).parent for key in keys}:
             self._settle(folder)
 
     def delete(self, key: str) -> None:
-        """See `ObjectStore.delete`. Folders that become empty go with it."""
+        """Remove an object; see `ObjectStore.delete`. Also removes folders that become empty."""
         path = self._path(key)
         if not self._within(path.parent):
             return
@@ -236,7 +244,7 @@ class FileStore:
             self._durable.discard(folder)
 
     def uri(self, key: str) -> str:
-        """See `ObjectStore.uri`."""
+        """Return an object's URI; see `ObjectStore.uri`."""
         check_prefix(key)
         return f"file://{quote(str(self._root))}/{quote(key)}"
 
@@ -244,7 +252,7 @@ class FileStore:
         return self._root / check_key(key)
 
     def _within(self, folder: Path) -> bool:
-        """Whether no part of the way from the root to `folder` is a symbolic link."""
+        """Return whether the path from the root to `folder` contains no symbolic link."""
         way = str(self._root)
         for part in folder.parts[len(self._root.parts) :]:
             way = f"{way}/{part}"
@@ -259,7 +267,7 @@ class FileStore:
         if not self._within(path.parent):
             raise missing
         try:
-            # Non-blocking, so that a FIFO cannot hold up the reader before it is found out.
+            # Non-blocking, because opening a FIFO would block before its type can be checked.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             if error.errno in _NO_OBJECT:
@@ -276,13 +284,13 @@ class FileStore:
 
     @contextmanager
     def _staged(self, body: Body) -> Iterator[Path]:
-        """A new file of the store's own with this content, on the disk, and held: `tidy` leaves it alone. Then gone."""
+        """Write the content to a new, locked temporary file and sync it. On exit, remove the file."""
         staging = self._root / STAGING
         make_folders(staging)
         while True:
             temporary = staging / uuid.uuid4().hex
             descriptor = os.open(temporary, _NEW, 0o666)
-            # One that was taken for abandoned before it was held is no file any more.
+            # If `tidy` removed the file before it was locked, it has no links: create another one.
             if lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
                 break
             os.close(descriptor)
@@ -294,12 +302,12 @@ class FileStore:
             os.close(descriptor)
 
     def _place(self, path: Path, key: str, step: Callable[[], object]) -> None:
-        """Make the folders above `path` and take the `step` that gives it its name: not durable before `_settle`."""
+        """Create the folders above `path` and run `step`, which creates its name. Durable only after `_settle`."""
         for race in range(_RACES):
             try:
                 made = make_folders(path.parent)
                 if not self._within(path.parent):
-                    raise ValueError(f"object key {key!r}: a symbolic link is on its way")
+                    raise ValueError(f"object key {key!r}: its path contains a symbolic link")
                 step()
             except FileNotFoundError:
                 if race + 1 < _RACES:
@@ -315,9 +323,9 @@ class FileStore:
             return
 
     def _settle(self, folder: Path) -> None:
-        """Make what is in `folder` durable, its own name, and those of the folders above it.
+        """Sync `folder` and the folders above it, so that all names on the path are durable.
 
-        Also of those that were there: whoever made them may have been killed before they were durable.
+        Existing folders are synced too: their creator may have been killed before it synced them.
         """
         sync_folder(folder)
         found: list[Path] = []
@@ -329,7 +337,7 @@ class FileStore:
             try:
                 sync_folder(folder.parent)
             except PermissionError:
-                # Only those above the root, which are somebody else's, need not be readable.
+                # Folders above the root may belong to other users and be unreadable.
                 if inside:
                     raise
             folder = folder.parent
@@ -340,7 +348,7 @@ class FileStore:
         try:
             with os.scandir(self._root / folder) as entries:
                 for entry in entries:
-                    # A folder sorts as its keys do: with the slash.
+                    # Sort a folder with its slash, as its keys sort.
                     key = folder + entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "")
                     found.append((key, entry))
         except (FileNotFoundError, NotADirectoryError):

@@ -36,9 +36,9 @@ _EMULATOR = "STORAGE_EMULATOR_HOST"
 
 
 class GCSStore:
-    """Objects of `bucket` below `prefix`. Safe to use from several threads.
+    """Stores objects in `bucket` below `prefix`. Thread-safe.
 
-    `create` rests on `ifGenerationMatch=0`, which the service enforces and emulators may not.
+    `create` relies on `ifGenerationMatch=0`, which the service enforces but emulators may not.
     """
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
@@ -52,7 +52,7 @@ class GCSStore:
         self._bucket: Any = client.bucket(bucket)
 
     def put(self, key: str, body: Body) -> None:
-        """See `ObjectStore.put`."""
+        """Store an object; see `ObjectStore.put`."""
         blob = self._blob(key)
         if isinstance(body, Path):
             blob.upload_from_filename(str(body))
@@ -61,16 +61,16 @@ class GCSStore:
         blob.upload_from_file(Buffers(views), size=sum(view.nbytes for view in views))
 
     def create(self, key: str, body: bytes) -> bool:
-        """See `ObjectStore.create`."""
+        """Create an object if its key is free; see `ObjectStore.create`."""
         try:
             self._blob(key).upload_from_string(body, if_generation_match=0)
         except PreconditionFailed:
-            # The client tries again by itself: then the first try may have made it.
+            # The client retries by itself, so an earlier try may have created the object.
             return holds(self, key, body)
         return True
 
     def get(self, key: str) -> bytes:
-        """See `ObjectStore.get`."""
+        """Return an object's content; see `ObjectStore.get`."""
         try:
             body: bytes = self._blob(key).download_as_bytes()
         except NotFound:
@@ -78,7 +78,7 @@ class GCSStore:
         return body
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        """See `ObjectStore.get_range`."""
+        """Return a range of an object; see `ObjectStore.get_range`."""
         if end <= start:
             if self.size(key) is None:
                 raise self._missing(key)
@@ -93,7 +93,7 @@ class GCSStore:
 
     @contextmanager
     def opened(self, key: str) -> Iterator[Fetch]:
-        """See `ObjectStore.opened`. Each piece is a request of its own."""
+        """Open an object for reading in pieces; see `ObjectStore.opened`. Each piece is a separate request."""
 
         def fetch(into: memoryview, start: int) -> int:
             body = self.get_range(key, start, start + len(into))
@@ -103,7 +103,10 @@ class GCSStore:
         yield fetch
 
     def content(self, info: ObjectInfo) -> Content:
-        """See `ObjectStore.content`. The library continues bodies that are cut."""
+        """Read one version of a small object; see `ObjectStore.content`.
+
+        The client library resumes truncated responses.
+        """
         blob = self._version(info)
         try:
             body = bytearray(blob.download_as_bytes(checksum=None))
@@ -114,7 +117,7 @@ class GCSStore:
         return Content(body, _vouched(blob))
 
     def vouched(self, info: ObjectInfo) -> Vouched | None:
-        """See `ObjectStore.vouched`."""
+        """Return the store's digest of an object; see `ObjectStore.vouched`."""
         try:
             return _vouched(self._version(info))
         except ChangedObject:
@@ -127,11 +130,11 @@ class GCSStore:
         return blob
 
     def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
-        """See `ObjectStore.look`."""
+        """Look up several keys; see `ObjectStore.look`."""
         return listed(self, keys)
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list`."""
+        """List objects by prefix; see `ObjectStore.list`."""
         asked = {"prefix": self._prefix + check_prefix(prefix)}
         if after:
             asked["start_offset"] = self._prefix + after
@@ -141,12 +144,15 @@ class GCSStore:
                 yield ObjectInfo(key, int(blob.size), str(blob.generation))
 
     def size(self, key: str) -> int | None:
-        """See `ObjectStore.size`."""
+        """Return an object's size; see `ObjectStore.size`."""
         found = self.stat(key)
         return None if found is None else found.size_bytes
 
     def stat(self, key: str) -> ObjectStat | None:
-        """See `ObjectStore.stat`. The mark is metadata of the object."""
+        """Return size, tag and mark of an object; see `ObjectStore.stat`.
+
+        The mark is stored as metadata of the object.
+        """
         blob = self._bucket.get_blob(self._prefix + check_key(key))
         if blob is None:
             return None
@@ -154,7 +160,10 @@ class GCSStore:
 
     @contextmanager
     def upload(self, plan: Plan) -> Iterator[Upload]:
-        """See `ObjectStore.upload`. Objects of Google's storage are rewritten there, others composed of parts."""
+        """Start or resume an upload; see `ObjectStore.upload`.
+
+        Rewrites objects of Google Cloud Storage server-side; composes others of parts.
+        """
         staged = f"{self._prefix}{STAGING}/{plan.mark}/"
         if isinstance(plan.source, GCSStore) and plan.size_bytes:
             yield Rewrite(self._blob(plan.key), staged, plan, plan.source._blob(plan.source_key))
@@ -162,27 +171,30 @@ class GCSStore:
             yield Parts(self._blob(plan.key), staged, plan)
 
     def settle(self, keys: Iterable[str]) -> None:
-        """See `ObjectStore.settle`. What the service has acknowledged is durable."""
+        """Do nothing: an object is durable when the service has acknowledged it. See `ObjectStore.settle`."""
 
     def tidy_uploads(self, idle_s: float) -> None:
-        """See `ObjectStore.tidy_uploads`. Uploads that a large put left unfinished end by themselves after a week."""
+        """Remove abandoned uploads; see `ObjectStore.tidy_uploads`.
+
+        The service itself removes unfinished uploads of large puts after a week.
+        """
         tidy_uploads(self._bucket, f"{self._prefix}{STAGING}/", idle_s)
 
     def delete(self, key: str) -> None:
-        """See `ObjectStore.delete`."""
+        """Remove an object; see `ObjectStore.delete`."""
         try:
             self._blob(key).delete()
         except NotFound:
             return
 
     def forget(self, key: str) -> None:
-        """See `ObjectStore.forget`. Nothing is held."""
+        """Do nothing: there is no page cache. See `ObjectStore.forget`."""
 
     def tidy(self) -> None:
-        """See `ObjectStore.tidy`. There is nothing: unfinished uploads end by themselves after a week."""
+        """Do nothing: the service removes unfinished uploads after a week. See `ObjectStore.tidy`."""
 
     def uri(self, key: str) -> str:
-        """See `ObjectStore.uri`."""
+        """Return an object's URI; see `ObjectStore.uri`."""
         return f"gs://{self._bucket.name}/{self._prefix}{check_prefix(key)}"
 
     def _blob(self, key: str) -> Any:
@@ -193,7 +205,7 @@ class GCSStore:
 
 
 def _vouched(blob: Any) -> Vouched | None:
-    """The MD5, or of composed objects, which have none, the CRC-32C."""
+    """Return the MD5; for a composed object, which has none, the CRC-32C."""
     known = {"md5": blob.md5_hash, "crc32c": blob.crc32c}
     found = (Vouched(name, b64decode(value).hex()) for name, value in known.items() if value and name in algorithms())
     return next(found, None)

@@ -1,7 +1,7 @@
-"""A copy that comes to a bucket of Google Cloud Storage: parts that are objects of the store's own, then composed.
+"""Resumable uploads to a bucket of Google Cloud Storage: parts are temporary objects, which are then composed.
 
-The service vouches for a part by its MD5. What is composed has none, so it is read back before it gets its name. From
-one bucket of the service to another it rewrites an object by itself; the token of an unfinished rewrite is kept.
+The service confirms a part by its MD5. A composed object has no MD5, so it is read back before it gets its final name.
+Between two buckets of the service an object is rewritten server-side; the token of an unfinished rewrite is stored.
 """
 
 import hashlib
@@ -17,17 +17,17 @@ from mizzen.objects.buffers import Buffers
 from mizzen.objects.uploads import CopyFailed, Plan, Read
 
 MARK = "mizzen-copy"
-"""Name of the metadata that holds the mark."""
+"""Metadata key of the mark."""
 _COMPOSED_AT_ONCE = 32
-"""The service takes no more."""
+"""The limit of the service."""
 _PIECE_BYTES = 8 << 20
 
 
 class _Staged:
-    """What comes to a folder of the store's own, and gets its name when it is whole."""
+    """Base class of uploads: keeps temporary objects below a reserved prefix, and publishes the finished object."""
 
     def __init__(self, blob: Any, folder: str, plan: Plan) -> None:
-        """`blob`: the object; `folder`: the start of the names of what is staged."""
+        """Create the upload of the object `blob`. `folder` is the name prefix of its temporary objects."""
         self.plan = plan
         self.copies_itself = False
         self.proof = ""
@@ -36,7 +36,7 @@ class _Staged:
         self._folder = folder
 
     def drop(self) -> None:
-        """See `Upload.drop`."""
+        """Remove all uploaded parts; see `Upload.drop`."""
         for blob in list(self._bucket.list_blobs(prefix=self._folder)):
             _delete(blob)
 
@@ -51,7 +51,7 @@ class _Staged:
 
 
 class Parts(_Staged):
-    """See `Upload`. An object of one part goes up in one request, at the end."""
+    """An `Upload` to Google Cloud Storage. An object of one part is uploaded in one request, by `finish`."""
 
     def __init__(self, blob: Any, folder: str, plan: Plan) -> None:
         super().__init__(blob, folder, plan)
@@ -59,7 +59,7 @@ class Parts(_Staged):
         self._md5s: dict[int, str] = {}
 
     def missing(self) -> list[int]:
-        """See `Upload.missing`."""
+        """Return the parts that are not uploaded yet; see `Upload.missing`."""
         if self.plan.parts > 1:
             for blob in self._bucket.list_blobs(prefix=f"{self._folder}part-"):
                 number = int(blob.name.rpartition("-")[2])
@@ -69,7 +69,7 @@ class Parts(_Staged):
         return [number for number in range(self.plan.parts) if number not in self._md5s]
 
     def take(self, number: int, read: Read) -> None:
-        """See `Upload.take`."""
+        """Upload a part; see `Upload.take`."""
         body = read()
         if self.plan.parts == 1:
             self._body = body
@@ -78,11 +78,11 @@ class Parts(_Staged):
         self._md5s[number] = hashlib.md5(body, usedforsecurity=False).hexdigest()
 
     def stored(self, number: int) -> bytearray | None:
-        """See `Upload.stored`."""
+        """Return the content of an uploaded part; see `Upload.stored`."""
         return bytearray(self._part(number).download_as_bytes())
 
     def finish(self) -> bool:
-        """See `Upload.finish`."""
+        """Assemble the object; see `Upload.finish`."""
         if self.plan.parts <= 1:
             self._blob.metadata = {MARK: self.plan.mark}
             _upload(self._blob, self._body)
@@ -93,7 +93,7 @@ class Parts(_Staged):
             self._publish(whole)
         except NotFound:
             if not self._published_by_another():
-                raise CopyFailed(f"{self.plan.key}: parts were removed meanwhile; a new copy begins anew") from None
+                raise CopyFailed(f"{self.plan.key}: its uploaded parts were removed; copy it again") from None
         return True
 
     def _part(self, number: int) -> Any:
@@ -105,17 +105,17 @@ class Parts(_Staged):
         composed = []
         for start in range(0, len(blobs), _COMPOSED_AT_ONCE):
             blob = self._bucket.blob(f"{self._folder}composed-{level}-{start}")
-            # An emulator takes the metadata of what it copies, not those that it is told.
+            # Emulators copy the metadata of the source and ignore the metadata in the request.
             blob.metadata = {MARK: self.plan.mark}
             blob.compose(blobs[start : start + _COMPOSED_AT_ONCE])
             composed.append(blob)
         return self._compose(composed, level + 1)
 
     def _read_back(self, whole: Any) -> None:
-        """Compare the composed object with the parts as they were put.
+        """Compare the composed object with the MD5s of the uploaded parts.
 
         Raises:
-            CopyFailed: one is not the same.
+            CopyFailed: a part differs.
         """
         for number in range(self.plan.parts):
             start, end = self.plan.span(number)
@@ -128,10 +128,10 @@ class Parts(_Staged):
 
 
 class Rewrite(_Staged):
-    """See `Upload`. The whole object is one part, which the service copies."""
+    """An `Upload` by a server-side copy within Google Cloud Storage. The whole object is one part."""
 
     def __init__(self, blob: Any, folder: str, plan: Plan, source: Any) -> None:
-        """`source`: the object that is copied."""
+        """Create the upload. `source` is the object to copy."""
         super().__init__(blob, folder, replace(plan, part_bytes=plan.size_bytes))
         self.copies_itself = True
         self._source = source
@@ -139,11 +139,11 @@ class Rewrite(_Staged):
         self._token = self._bucket.blob(f"{folder}token")
 
     def missing(self) -> list[int]:
-        """See `Upload.missing`."""
+        """Return the parts that are not uploaded yet; see `Upload.missing`."""
         return [] if self._whole.exists() else [0]
 
     def take(self, number: int, read: Read) -> None:
-        """See `Upload.take`."""
+        """Upload a part; see `Upload.take`."""
         try:
             token = self._token.download_as_text()
         except NotFound:
@@ -151,14 +151,14 @@ class Rewrite(_Staged):
         try:
             _rewrite(self._whole, self._source, token, self._token, if_source_generation_match=self.plan.source_tag)
         except PreconditionFailed as error:
-            raise CopyFailed(f"{self.plan.source.uri(self.plan.source_key)} has changed meanwhile: {error}") from error
+            raise CopyFailed(f"{self.plan.source.uri(self.plan.source_key)} was changed: {error}") from error
 
     def stored(self, number: int) -> bytearray | None:
-        """See `Upload.stored`. Nothing is read here."""
+        """Return None: parts are copied server-side. See `Upload.stored`."""
         return None
 
     def finish(self) -> bool:
-        """See `Upload.finish`. The service has CRC-32C of every object."""
+        """Assemble the object; see `Upload.finish`. Compares the CRC-32C, which the service keeps for every object."""
         try:
             self._source.reload()
             self._whole.metadata = {MARK: self.plan.mark}
@@ -170,12 +170,12 @@ class Rewrite(_Staged):
             self._publish(self._whole)
         except NotFound:
             if not self._published_by_another():
-                raise CopyFailed(f"{self.plan.key}: it was removed meanwhile; a new copy begins anew") from None
+                raise CopyFailed(f"{self.plan.key}: the unfinished copy was removed; copy it again") from None
         return True
 
 
 def tidy_uploads(bucket: Any, prefix: str, idle_s: float) -> None:
-    """Remove what is kept of uploads below `prefix` that got no part for `idle_s`."""
+    """Remove the temporary objects of uploads below `prefix` that received no part for `idle_s` seconds."""
     uploads: dict[str, list[Any]] = defaultdict(list)
     for blob in bucket.list_blobs(prefix=prefix):
         uploads[blob.name.removeprefix(prefix).split("/")[0]].append(blob)
@@ -186,12 +186,12 @@ def tidy_uploads(bucket: Any, prefix: str, idle_s: float) -> None:
 
 
 def _upload(blob: Any, body: bytearray) -> None:
-    """Put bytes up in one request; the library compares the MD5 that the service answers with."""
+    """Upload bytes in one request. The client library compares the MD5 that the service returns."""
     blob.upload_from_file(Buffers([memoryview(body)]), size=len(body), checksum="md5")
 
 
 def _rewrite(blob: Any, source: Any, token: str | None = None, kept: Any = None, **asked: Any) -> None:
-    """Copy an object within the service, from `token` on; each new token is written to `kept`."""
+    """Copy an object server-side, starting at `token`. Each new token is stored in the object `kept`."""
     while True:
         token, _, _ = blob.rewrite(source, token=token, **asked)
         if token is None:

@@ -1,4 +1,4 @@
-"""What a store has under many keys at once, by few requests: one listing in place of a request for each key."""
+"""Looks up many keys of a store with one listing instead of one request per key."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -8,16 +8,16 @@ if TYPE_CHECKING:
 
 _FEW = 4
 _OTHERS = 2
-"""Listed objects that nobody asked for, for each one that somebody did, before a listing is given up."""
+"""Listed objects per wanted key, in addition to `_SPARE`, after which the listing stops."""
 _SPARE = 1000
 
 
 def listed(store: "ObjectStore", keys: Sequence[str]) -> "dict[str, ObjectInfo | None]":
-    """Objects by key, None where there is none. Keys that a listing would take too long to reach are left out."""
+    """Return the objects under `keys`, None if there is none. Omits keys that a listing would take long to reach."""
     wanted = sorted(set(keys))
     if len(wanted) <= _FEW:
         return {}
-    # The first key itself is left out: listings begin behind a key.
+    # The first key is omitted from the result: a listing starts after a given key.
     first, last = wanted[0], wanted[-1]
     common = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     budget = _SPARE + _OTHERS * len(wanted)

@@ -1,6 +1,6 @@
-"""What a folder of objects should hold: names, sizes and checksums, packed small, and compared with what a store holds.
+"""Manifests of folders of objects (names, sizes, checksums): packing, and comparison with a store.
 
-A manifest of a million objects is one value, not a million rows: some 40 MB packed.
+The manifest of a million objects is one packed value of about 40 MB, not a million rows.
 """
 
 import json
@@ -16,35 +16,35 @@ from mizzen.objects.store import MissingObject, ObjectInfo, ObjectStore
 from mizzen.objects.workers import Workers
 
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r"})
-"""As `sha256sum` writes them in paths."""
+"""Escapes of `sha256sum` in paths."""
 _ESCAPED = "\\"
-"""Begins a line whose path has such."""
+"""Prefix of a line whose path contains escapes."""
 _PIECE_BYTES = 8 << 20
 _AT_ONCE = 8
-"""Objects that are read at the same time."""
+"""Objects that are read concurrently."""
 _BATCH = 64
 _BATCH_BYTES = 256 << 20
-"""Objects are read in batches of at most so many objects, and about so many bytes."""
+"""Objects are read in batches of at most `_BATCH` objects and about `_BATCH_BYTES` bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """One object of the folder."""
+    """Path, size and checksum of one object of a folder."""
 
     path: str
-    """Its key below the folder."""
+    """Key of the object, relative to the folder."""
     size_bytes: int
     checksum: str | None = None
-    """`algorithm:hex` of its content; None: it has not been read yet."""
+    """`algorithm:hex` of the content; None if it has not been computed yet."""
 
 
 Manifest: TypeAlias = tuple[ManifestEntry, ...]
-"""The objects of a folder, sorted by path (its bytes in UTF-8)."""
+"""The objects of a folder, sorted by the UTF-8 bytes of their paths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first object that is not what the manifest says."""
+    """The first object that differs from the manifest."""
 
     key: str
     expected: str
@@ -55,34 +55,34 @@ class Difference:
 
 
 def listed(store: ObjectStore, folder: str) -> Manifest:
-    """The objects below `folder` (a prefix that ends in `/`): names and sizes, without checksums."""
+    """List the objects below `folder` (a prefix that ends in `/`) as a manifest without checksums."""
     return manifest_of(folder, store.list(folder))
 
 
 def manifest_of(folder: str, listing: Iterable[ObjectInfo]) -> Manifest:
-    """The objects of a listing of `folder`: names and sizes, without checksums."""
+    """Convert a listing of `folder` to a manifest without checksums."""
     found = [ManifestEntry(info.key.removeprefix(folder), info.size_bytes) for info in listing]
     return tuple(sorted(found, key=lambda entry: entry.path.encode(errors="surrogateescape")))
 
 
 def size_bytes(manifest: Manifest) -> int:
-    """Bytes of all its objects."""
+    """Return the total size of all objects of a manifest, in bytes."""
     return sum(entry.size_bytes for entry in manifest)
 
 
 def is_complete(manifest: Manifest) -> bool:
-    """Whether every object has a checksum."""
+    """Return whether every object of a manifest has a checksum."""
     return all(entry.checksum is not None for entry in manifest)
 
 
 def pack(manifest: Manifest) -> bytes:
-    """The manifest as compressed lines of JSON; `unpack` reads it."""
+    """Encode a manifest as compressed lines of JSON, for `unpack`."""
     lines = (json.dumps([e.path, e.size_bytes, e.checksum], separators=(",", ":")) for e in manifest)
     return zlib.compress("\n".join(lines).encode(), level=1)
 
 
 def unpack(packed: bytes) -> Manifest:
-    """The manifest that `pack` wrote.
+    """Decode a manifest that `pack` encoded.
 
     Raises:
         ValueError, zlib.error: the bytes are not a packed manifest.
@@ -92,10 +92,10 @@ def unpack(packed: bytes) -> Manifest:
 
 
 def declared_checksum(manifest: Manifest) -> str:
-    """`sha256:` of the lines that `sha256sum` prints for the objects of a manifest, by path.
+    """Return the SHA-256 (`sha256:hex`) of the lines that `sha256sum` prints for the objects, sorted by path.
 
     Raises:
-        ValueError: an object has no checksum, or not a SHA-256.
+        ValueError: an object has no checksum, or its checksum is not a SHA-256.
     """
     lines = sha256()
     for entry in manifest:
@@ -108,7 +108,7 @@ def declared_checksum(manifest: Manifest) -> str:
 
 
 def listing_difference(store: ObjectStore, folder: str, manifest: Manifest) -> Difference | None:
-    """The first object that is missing below `folder` or has another size; None: there is none.
+    """Return the first object that is missing below `folder` or has another size; None if there is no difference.
 
     Objects that the manifest does not name are ignored.
     """
@@ -132,10 +132,10 @@ def content_difference(
     share: Share | None = None,
     at_batch: Callable[[str], None] = lambda path: None,
 ) -> Difference | None:
-    """The first object whose content, read in full, does not have its checksum; None: there is none.
+    """Read all objects, and return the first that does not match its checksum; None if there is no difference.
 
-    Entries without a checksum are skipped, as are those up to the path `after`. `at_batch` is told the last path of
-    each batch that was right, and may end the reading by raising.
+    Entries without a checksum are skipped, and so are entries up to the path `after`. `at_batch` is called with the
+    last path of each batch that matched; an exception from it ends the reading.
     """
     start = after.encode(errors="surrogateescape")
     todo = [e for e in manifest if e.checksum is not None and e.path.encode(errors="surrogateescape") > start]
@@ -166,9 +166,9 @@ def checksummed(
     share: Share | None = None,
     at_batch: Callable[[Manifest], None] = lambda manifest: None,
 ) -> Manifest:
-    """The manifest with the checksum of every object; those that have one are not read again.
+    """Compute the missing checksums, and return the complete manifest. Objects with a checksum are not read again.
 
-    `at_batch` is given the manifest so far after each batch, and may end the reading by raising.
+    `at_batch` is called with the manifest so far after each batch; an exception from it ends the reading.
 
     Raises:
         MissingObject: an object is missing.
@@ -185,7 +185,7 @@ def checksummed(
 
 
 def object_checksum(store: ObjectStore, key: str, algorithm: str, share: Share | None = None) -> str:
-    """`algorithm:hex` of an object's content, read piece by piece, each drawn from `share`.
+    """Read an object in pieces, and return the checksum `algorithm:hex`. Every byte counts against `share`.
 
     Raises:
         MissingObject: there is no such object.

@@ -1,4 +1,4 @@
-"""The engine of a copy: what is there, the parts that are missing, and the proofs that they are the source's."""
+"""Implements copies: checks what the target has, transfers the missing parts, and verifies the result."""
 
 import threading
 from collections import deque
@@ -16,19 +16,19 @@ from mizzen.objects.vouched import InOrder, Vouched, check, digest_of
 from mizzen.objects.workers import AT_ONCE, Workers
 
 _MOST_PARTS = 10_000
-"""S3 takes no more."""
+"""The limit of S3."""
 _HELD_BYTES = 256 << 20
-"""Parts that are in memory at the same time have no more together, if they are larger than usual."""
+"""Maximum total size of the parts in memory, unless a single part is larger."""
 _PIECE_BYTES = 16 << 20
 _ENGINE = "2"
-"""Copies of an engine that verified less count as unknown: their marks are other ones."""
+"""Version of the copy algorithm. It is part of the mark, so copies of a version that verified less are not trusted."""
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Is told bytes done and bytes in total."""
+"""Called with the bytes done and the total bytes."""
 
 
 class Moving:
-    """What the objects of one copy share: its threads, its bandwidth, its name."""
+    """A copy of one or more objects between two stores. Its objects share threads, bandwidth and name."""
 
     def __init__(
         self, source: ObjectStore, target: ObjectStore, name: str, part_bytes: int, share: Share | None
@@ -51,14 +51,14 @@ class Moving:
         self.workers.__exit__(kind, error, trace)
 
     def plan(self, info: ObjectInfo, to: str) -> Plan:
-        """How an object gets to its key at the target."""
+        """Return the plan for copying an object to the key `to`."""
         part_bytes = max(self._part_bytes, -(-info.size_bytes // _MOST_PARTS))
         words = (_ENGINE, self._name, self.source.uri(info.key), info.tag, to, str(part_bytes))
         mark = sha256("\0".join(words).encode()).hexdigest()[:32]
         return Plan(self.source, info.key, info.tag, info.size_bytes, to, part_bytes, mark)
 
     def is_there(self, plan: Plan, checksum: str | None) -> bool:
-        """Whether the target has the object already, by its checksum, the mark of a copy, or its content."""
+        """Return whether the target already has the object, by its checksum, its mark, or its content."""
         found = self.target.stat(plan.key)
         if found is None or found.size_bytes != plan.size_bytes:
             return False
@@ -67,16 +67,16 @@ class Moving:
         return found.mark == plan.mark or self._difference(plan) is None
 
     def algorithm(self, plan: Plan, checksum: str | None) -> str:
-        """The algorithm by which an object that is there was verified when it was copied; empty: by none."""
+        """Return the algorithm that verified an existing copy when it was made; empty if there was none."""
         if checksum is not None:
             return checksum.partition(":")[0]
         vouched = self.source.vouched(_version(plan))
         return vouched.algorithm if vouched else ""
 
     def move(self, plan: Plan, checksum: str | None, progress: Progress | None) -> tuple[int, str]:
-        """Bring the parts that are missing and make the object of them.
+        """Transfer the missing parts and assemble the object.
 
-        Returns the bytes that were missing, and how they were verified: see `Copied.verified`.
+        Returns the number of bytes transferred, and the algorithm that verified them: see `Copied.verified`.
 
         Raises:
             CopyFailed, CopyInUse: see `copying.copy_object`.
@@ -100,14 +100,14 @@ class Moving:
         difference = None if vouched else self._difference(plan)
         if difference is None and checksum is not None and not proof.has_checksum:
             found = self._checksum(plan, checksum)
-            difference = None if found == checksum else f"{found} at the target, it should be {checksum}"
+            difference = None if found == checksum else f"{found} at the target, expected {checksum}"
         if difference is not None:
             self.target.delete(plan.key)
             raise CopyFailed(f"{plan.key}: {difference}")
         return moved_bytes, checksum.partition(":")[0] if checksum else proof.algorithm or upload.proof
 
     def _bring_whole(self, upload: Upload, proof: "_Proof") -> int:
-        """An object of one part, or of none."""
+        """Transfer an object of one part, or an empty object. Return the number of bytes transferred."""
         plan = upload.plan
 
         def read() -> bytearray:
@@ -143,7 +143,7 @@ class Moving:
                 if number in missing:
                     self._draw(_size(plan, number))
                     upload.take(number, read)
-                # What a killed copy brought has to be in the digest of the whole, too.
+                # Parts that an interrupted copy has uploaded must be included in the digest of the object.
                 elif order is not None and (body := upload.stored(number)) is not None:
                     order.add(number, body)
                 else:
@@ -180,7 +180,7 @@ class Moving:
         return moved_bytes
 
     def _give_up(self, order: InOrder | None, under_way: list[Future[None]]) -> None:
-        """Wait until no thread works on the object any more; those that wait for something are released."""
+        """Cancel the running parts of the object, and wait until their threads have stopped."""
         self._over.set()
         if order is not None:
             order.end()
@@ -196,7 +196,7 @@ class Moving:
 
     def _draw(self, size_bytes: int) -> None:
         if self._over.is_set():
-            raise CopyFailed("given up: another part or object of the copy has failed")
+            raise CopyFailed("cancelled, because another part or object of the copy failed")
         if self._share is not None:
             self._share.draw(size_bytes)
 
@@ -206,10 +206,10 @@ class Moving:
             raise ChangedObject(plan.source_key)
 
     def _difference(self, plan: Plan) -> str | None:
-        """Where source and target, both read, are not the same; None: they are.
+        """Read source and target and describe the first difference; None if they are equal.
 
         Raises:
-            DamagedSource: what was read of the source is not what its store vouches for.
+            DamagedSource: the bytes read from the source do not match its store's digest.
         """
         found = self.target.stat(plan.key)
         if found is None or found.size_bytes != plan.size_bytes:
@@ -233,7 +233,7 @@ class Moving:
         return None
 
     def _checksum(self, plan: Plan, like: str) -> str:
-        """The checksum of the target's content, by the algorithm of another one."""
+        """Return the checksum of the target's content, with the algorithm of the checksum `like`."""
         algorithm, _, _ = like.partition(":")
         digest = checksums.digest(algorithm)
         body = memoryview(bytearray(min(_PIECE_BYTES, plan.size_bytes)))
@@ -246,20 +246,20 @@ class Moving:
 
 
 class _Proof:
-    """What the bytes of an object that were read here were compared with."""
+    """Records which digests the bytes read from an object were compared with."""
 
     def __init__(self, checksum: str | None) -> None:
         self.algorithm = ""
-        """Of the digest that the source's store has."""
+        """Algorithm of the source store's digest, if it matched."""
         self.has_checksum = False
-        """They have the checksum that the caller gave."""
+        """Whether the bytes match the caller's checksum."""
         self._checksum = checksum
 
     def judge(self, body: bytearray, vouched: Vouched | None, plan: Plan) -> None:
-        """Compare a whole object.
+        """Compare a complete object with the store's digest and the caller's checksum.
 
         Raises:
-            DamagedSource: it is something else.
+            DamagedSource: one of them does not match.
         """
         if vouched is not None:
             digest = digest_of(vouched)
@@ -269,7 +269,7 @@ class _Proof:
         if self._checksum is not None:
             found = checksums.checksum(self._checksum.partition(":")[0], [body])
             if found != self._checksum:
-                raise DamagedSource(f"{plan.source.uri(plan.source_key)}: {found}, it should be {self._checksum}")
+                raise DamagedSource(f"{plan.source.uri(plan.source_key)}: {found}, expected {self._checksum}")
             self.has_checksum = True
 
 

@@ -1,7 +1,8 @@
-"""Keeps the clouds' libraries away from the random generator that a training shares with them.
+"""Gives the clouds' client libraries a random generator of their own.
 
-They draw from the module `random`: boundaries of uploads, pauses before a request is tried again. A save would so
-change what the training draws next, and a run that was interrupted would not be the run that was not.
+The libraries draw from the global generator of `random`, for example for boundaries of uploads and for retry delays. A
+save would thus change the numbers that the training draws next, and a resumed run would differ from an uninterrupted
+one.
 """
 
 import random
@@ -11,7 +12,7 @@ _own = random.Random()
 
 
 def detach(*libraries: str) -> None:
-    """Give what is loaded of these libraries a generator of its own in the place of the module `random`."""
+    """Replace the module `random` in all loaded modules of these libraries by a separate generator."""
     for name, module in list(sys.modules.items()):
         if name.split(".", 1)[0] in libraries and getattr(module, "random", None) is random:
             module.random = _own  # type: ignore[attr-defined]

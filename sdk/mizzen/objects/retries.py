@@ -1,4 +1,4 @@
-"""Reading a body that may be cut midway: the next request begins at the first byte that is missing."""
+"""Reads response bodies that may be truncated: the next request starts at the first missing byte."""
 
 import random
 import time
@@ -7,26 +7,26 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 TRIES = 5
-"""Requests in a row that bring less than `_PROGRESS_BYTES`; the last one's error is the caller's."""
+"""Consecutive requests with less than `_PROGRESS_BYTES` each before the last one's error is raised."""
 _PROGRESS_BYTES = 4096
-"""Tries are counted anew after a request that brought so much. With less, a server that sends one byte for each request
-would be asked 16 million times for a part."""
+"""A request that returns at least this much resets the count of tries. Without this minimum, a server that sends one
+byte per request would receive 16 million requests for a part."""
 _PAUSE_S = 0.1
 _LONGEST_S = 5.0
 
 _own = random.Random()
-"""Not the generator that a training shares."""
+"""A generator of its own: the global one belongs to the training."""
 
 
 class CutBody(OSError):
-    """A body ended before the length that its header promised, or had another length than was asked for."""
+    """A response body was shorter than its header stated, or had another length than was requested."""
 
 
 class Readable(Protocol):
-    """A body on its way."""
+    """A response body that is being received."""
 
     def readinto(self, into: memoryview, /) -> int:
-        """Fill what has arrived; 0: the end."""
+        """Read received bytes into a buffer, and return their number; 0 at the end of the body."""
 
 
 def fill(
@@ -34,13 +34,13 @@ def fill(
     request: Callable[[int], AbstractContextManager[Readable]],
     cuts: tuple[type[Exception], ...],
 ) -> int:
-    """Fill `into` from the body of `request(0)`; where one is cut, from `request(n)` on after `n` bytes.
+    """Fill `into` from the body of `request(0)`; after a truncation at `n` bytes in total, continue with `request(n)`.
 
-    `request` returns the body of the bytes from there on; a body without bytes ends the object. Errors of `request`
-    itself are not retried here: its client does that. Returns the number of bytes: fewer at the object's end.
+    `request` returns the body that starts at an offset; an empty body means the end of the object. Errors of `request`
+    itself are not retried here, because its client does that. Returns the number of bytes: fewer at the object's end.
 
     Raises:
-        Exception: one of `cuts`, when `TRIES` requests in a row brought (almost) nothing.
+        Exception: one of `cuts`, after `TRIES` consecutive requests that returned almost nothing.
     """
     done = failures = 0
     while True:

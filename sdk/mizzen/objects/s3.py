@@ -1,4 +1,4 @@
-"""An object store in an S3 bucket, or anything that speaks its protocol."""
+"""An object store in a bucket of S3, or of a service that is compatible with S3."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,7 +41,7 @@ _CONFLICT = {"ConditionalRequestConflict", "409"}
 _CONFLICTS = 20
 _CONFLICT_S = 0.05
 _ONE_PUT_BYTES = 8 << 20
-"""What is smaller goes up in one request."""
+"""Smaller objects are uploaded in one request."""
 _CONFIG = Config(
     connect_timeout=10,
     read_timeout=60,
@@ -51,7 +51,7 @@ _CONFIG = Config(
 
 
 class MissingCredentials(NoCredentialsError):  # type: ignore[misc]
-    """No credentials were found; the message names the bucket, its region and the endpoint."""
+    """No credentials were found. The message names the bucket, the region and the endpoint."""
 
     fmt = "{message}"
 
@@ -60,12 +60,12 @@ class MissingCredentials(NoCredentialsError):  # type: ignore[misc]
 
 
 class S3Store:
-    """Objects of `bucket` below `prefix`. Safe to use from several threads."""
+    """Stores objects in `bucket` below `prefix`. Thread-safe."""
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
         self._bucket = bucket
         self._prefix = f"{check_key(prefix)}/" if prefix else ""
-        # A session of its own: boto3's default one may not be made from several threads at once.
+        # A separate session: boto3's default session is not thread-safe to create.
         core = botocore.session.get_session()
         core.register_component("data_loader", _service_data())
         self._client: Any = boto3.session.Session(botocore_session=core).client("s3", config=_CONFIG)
@@ -76,7 +76,7 @@ class S3Store:
         detach("boto3", "botocore", "s3transfer", "urllib3")
 
     def _say_where(self, parsed: dict[str, Any], **_: Any) -> None:
-        """Adds to an error's message which bucket it is of: S3's own do not say."""
+        """Add the bucket to an error's message, because S3's own messages do not name it."""
         if "Error" in parsed:
             message = parsed["Error"].get("Message", "")
             parsed["Error"]["Message"] = f"{message.rstrip('.')}: {self._where}" if message else self._where
@@ -85,7 +85,7 @@ class S3Store:
         raise MissingCredentials(f"no credentials for {self._where}")
 
     def put(self, key: str, body: Body) -> None:
-        """See `ObjectStore.put`. What is large goes up in parts, several at a time."""
+        """Store an object; see `ObjectStore.put`. Large bodies are uploaded in concurrent parts."""
         name = self._name(key)
         if isinstance(body, Path):
             self._client.upload_file(str(body), self._bucket, name, Config=_config())
@@ -97,28 +97,28 @@ class S3Store:
             self._client.upload_fileobj(Buffers(views), self._bucket, name, Config=_config())
 
     def create(self, key: str, body: bytes) -> bool:
-        """See `ObjectStore.create`. By `If-None-Match: *`."""
+        """Create an object if its key is free; see `ObjectStore.create`. Uses `If-None-Match: *`."""
         for conflict in range(_CONFLICTS):
             try:
                 self._client.put_object(Bucket=self._bucket, Key=self._name(key), Body=body, IfNoneMatch="*")
             except ClientError as error:
                 code = error.response["Error"]["Code"]
                 if code in _CONFLICT and conflict + 1 < _CONFLICTS:
-                    time.sleep(_CONFLICT_S)  # Another one creates it, or removes it, at this moment.
+                    time.sleep(_CONFLICT_S)  # A concurrent request creates or deletes the object.
                     continue
                 if code in _THERE:
-                    # The client tries again by itself: then the first try may have made it.
+                    # The client retries by itself, so an earlier try may have created the object.
                     return holds(self, key, body)
                 raise
             return True
         return False
 
     def get(self, key: str) -> bytes:
-        """See `ObjectStore.get`."""
+        """Return an object's content; see `ObjectStore.get`."""
         return self._read(key)
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        """See `ObjectStore.get_range`."""
+        """Return a range of an object; see `ObjectStore.get_range`."""
         if end <= start:
             if self.size(key) is None:
                 raise self._missing(key)
@@ -132,28 +132,31 @@ class S3Store:
 
     @contextmanager
     def opened(self, key: str) -> Iterator[Fetch]:
-        """See `ObjectStore.opened`. Each piece is a request of its own, all of them for the same version."""
+        """Open an object for reading in pieces; see `ObjectStore.opened`.
+
+        Each piece is a separate request; all requests read the same version.
+        """
         yield partial(self._fetch, key, Fetching(self._object(key)))
 
     def _fetch(self, key: str, fetching: Fetching, into: memoryview, start: int) -> int:
         return fetching(into, start) if into else len(self.get_range(key, start, start))
 
     def content(self, info: ObjectInfo) -> Content:
-        """See `ObjectStore.content`."""
+        """Read one version of a small object; see `ObjectStore.content`."""
         return content(self._object(info.key), info.size_bytes, info.tag)
 
     def vouched(self, info: ObjectInfo) -> Vouched | None:
-        """See `ObjectStore.vouched`."""
+        """Return the store's digest of an object; see `ObjectStore.vouched`."""
         of = self._object(info.key)
         said = self._client.head_object(**of.asked, ChecksumMode="ENABLED")
         return vouched(of, info.size_bytes, said) if said["ETag"].strip('"') == info.tag else None
 
     def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
-        """See `ObjectStore.look`."""
+        """Look up several keys; see `ObjectStore.look`."""
         return listed(self, keys)
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list`."""
+        """List objects by prefix; see `ObjectStore.list`."""
         asked = {"Bucket": self._bucket, "Prefix": self._prefix + check_prefix(prefix)}
         if after:
             asked["StartAfter"] = self._prefix + after
@@ -164,12 +167,15 @@ class S3Store:
                     yield ObjectInfo(key, found["Size"], found["ETag"].strip('"'))
 
     def size(self, key: str) -> int | None:
-        """See `ObjectStore.size`."""
+        """Return an object's size; see `ObjectStore.size`."""
         found = self.stat(key)
         return None if found is None else found.size_bytes
 
     def stat(self, key: str) -> ObjectStat | None:
-        """See `ObjectStore.stat`. The mark is metadata of the object."""
+        """Return size, tag and mark of an object; see `ObjectStore.stat`.
+
+        The mark is stored as metadata of the object.
+        """
         try:
             found = self._client.head_object(Bucket=self._bucket, Key=self._name(key))
         except ClientError as error:
@@ -181,7 +187,10 @@ class S3Store:
 
     @contextmanager
     def upload(self, plan: Plan) -> Iterator[S3Upload]:
-        """See `ObjectStore.upload`. Parts of another bucket of the same cloud are copied there (`UploadPartCopy`)."""
+        """Start or resume an upload; see `ObjectStore.upload`.
+
+        Copies parts server-side (`UploadPartCopy`) between buckets of the same cloud.
+        """
         origin = None
         if isinstance(plan.source, S3Store) and plan.source._cloud() == self._cloud():
             origin = Place(plan.source._client, plan.source._bucket, plan.source._name(plan.source_key))
@@ -189,24 +198,27 @@ class S3Store:
         yield S3Upload(Place(self._client, self._bucket, self._name(plan.key)), staged, plan, origin)
 
     def settle(self, keys: Iterable[str]) -> None:
-        """See `ObjectStore.settle`. What S3 has acknowledged is durable."""
+        """Do nothing: an object is durable when S3 has acknowledged it. See `ObjectStore.settle`."""
 
     def tidy_uploads(self, idle_s: float) -> None:
-        """See `ObjectStore.tidy_uploads`. Those of large puts whose writers died are removed with them."""
+        """Remove abandoned uploads; see `ObjectStore.tidy_uploads`.
+
+        Also removes abandoned multipart uploads of large puts.
+        """
         tidy_uploads(self._client, self._bucket, self._prefix, idle_s)
 
     def delete(self, key: str) -> None:
-        """See `ObjectStore.delete`."""
+        """Remove an object; see `ObjectStore.delete`."""
         self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
 
     def forget(self, key: str) -> None:
-        """See `ObjectStore.forget`. Nothing is held."""
+        """Do nothing: there is no page cache. See `ObjectStore.forget`."""
 
     def tidy(self) -> None:
-        """See `ObjectStore.tidy`. Whether a writer has died cannot be told; see `tidy_uploads`."""
+        """Do nothing: S3 cannot tell whether a writer has died. See `tidy_uploads`. See `ObjectStore.tidy`."""
 
     def uri(self, key: str) -> str:
-        """See `ObjectStore.uri`."""
+        """Return an object's URI; see `ObjectStore.uri`."""
         return f"s3://{self._bucket}/{self._prefix}{check_prefix(key)}"
 
     def _cloud(self) -> str:
@@ -234,7 +246,7 @@ class S3Store:
 
 @cache
 def _service_data() -> Any:
-    """The descriptions of AWS's services: to read them anew is most of the time of opening a store."""
+    """Return the descriptions of AWS's services, cached: loading them takes most of the time to open a store."""
     return botocore.session.get_session().get_component("data_loader")
 
 

@@ -1,7 +1,7 @@
-"""Reading from an S3 bucket: one version of an object, bodies that are cut, and the digests that S3 has of it.
+"""Reads from an S3 bucket: a fixed version of an object, with retries of truncated bodies, and the digests of objects.
 
-S3 tells digests with whole objects only, never with ranges: the ETag, which is an MD5 or one of the MD5s of parts
-unless a key of KMS or of the customer encrypts the object, and the checksums that were asked for when it was put.
+S3 returns digests only with whole objects, not with ranges: the checksums that were requested at the upload, and the
+ETag. The ETag is an MD5, or an MD5 of the parts' MD5s, unless the object is encrypted with a KMS or customer key.
 """
 
 import re
@@ -30,40 +30,40 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class Object(NamedTuple):
-    """An object in a bucket."""
+    """Location of an object: client, bucket and name."""
 
     client: Any
     bucket: str
     name: str
     words: str
-    """How messages name it."""
+    """URI of the object, for messages."""
 
     @property
     def asked(self) -> dict[str, str]:
-        """How requests name it."""
+        """Parameters that name the object in requests."""
         return {"Bucket": self.bucket, "Key": self.name}
 
 
 class Fetching:
-    """Reads ranges of an object. All are of one version, whatever replaces the object meanwhile."""
+    """Reads ranges of an object, all from the same version."""
 
     def __init__(self, of: Object, tag: str = "") -> None:
-        """`tag`: of the version that is read; empty: the one that the first range finds."""
+        """Read the version with the ETag `tag`; if it is empty, the version that the first request returns."""
         self._of = of
         self._tag = tag
 
     def __call__(self, into: memoryview, start: int) -> int:
-        """See `store.Fetch`.
+        """Fill `into` from the offset `start`, and return the number of bytes read. See `store.Fetch`.
 
         Raises:
             MissingObject: there is no such object.
-            ChangedObject: it was replaced or removed after the first range was read.
+            ChangedObject: the object was replaced or removed after the first range was read.
         """
         return fill(into, lambda done: self.ranged(start + done, start + len(into)), _CUTS)
 
     @contextmanager
     def ranged(self, start: int, end: int) -> Iterator[Readable]:
-        """The body of these bytes, clipped at the object's end."""
+        """Request a range of the object, and yield its body. A range beyond the object's end is truncated."""
         of = self._of
         match = {"IfMatch": f'"{self._tag}"'} if self._tag else {}
         try:
@@ -82,19 +82,19 @@ class Fetching:
         with said["Body"] as body:
             found = _RANGE.fullmatch(said.get("ContentRange", ""))
             if not found or int(found[1]) != start or int(found[2]) != min(end, int(found[3])) - 1:
-                raise CopyFailed(f"{of.words}: asked for bytes {start}-{end - 1}, got {said.get('ContentRange')!r}")
+                raise CopyFailed(f"{of.words}: requested bytes {start}-{end - 1}, got {said.get('ContentRange')!r}")
             yield _Exactly(body, int(found[2]) + 1 - start)
 
 
 class _Nothing:
-    """A body behind the object's end."""
+    """An empty body, for a range beyond the object's end."""
 
     def readinto(self, into: memoryview) -> int:
         return 0
 
 
 class _Exactly:
-    """A body that has so many bytes; an error if it ends before."""
+    """A body of known size; raises `CutBody` if it ends early."""
 
     def __init__(self, body: Any, size_bytes: int) -> None:
         self._body, self._left = body, size_bytes
@@ -108,10 +108,10 @@ class _Exactly:
 
 
 def content(of: Object, size_bytes: int, tag: str) -> Content:
-    """See `ObjectStore.content`.
+    """Read one version of a small object; see `ObjectStore.content`.
 
     Raises:
-        ChangedObject: see there.
+        ChangedObject: the object was replaced or removed.
     """
     body = bytearray(size_bytes)
     headers: dict[str, Any] = {}
@@ -140,7 +140,7 @@ def content(of: Object, size_bytes: int, tag: str) -> Content:
 
 
 def vouched(of: Object, size_bytes: int, said: dict[str, Any]) -> Vouched | None:
-    """The strongest digest in what S3 has `said` of an object that can be computed here."""
+    """Return the strongest digest in the response `said` of S3 that this process can compute; None if there is none."""
     found: dict[str, Vouched] = {}
     kind = said.get("ChecksumType", "COMPOSITE" if "-" in said["ETag"] else "FULL_OBJECT")
     for name in algorithms():
@@ -158,21 +158,22 @@ def vouched(of: Object, size_bytes: int, said: dict[str, Any]) -> Vouched | None
 
 
 def _part_bytes(of: Object, size_bytes: int, parts: int) -> int:
-    """The size of all parts but the last of a multipart object; 0: they are not of one size, or S3 does not say."""
+    """Return the part size of a multipart object; 0 if the parts differ in size (except the last) or it is unknown."""
     if parts == 1:
         return size_bytes
     try:
         part = of.client.head_object(**of.asked, PartNumber=1)
     except ClientError:
-        return 0  # A store that does not know the parameter. What its objects are is then not vouched for.
+        return 0  # The store does not support PartNumber, so it has no digest that can be compared.
     first = int(part["ContentLength"])
     return first if first and part.get("PartsCount", parts) == parts == -(-size_bytes // first) else 0
 
 
 def has_md5(said: dict[str, Any]) -> bool:
-    """Whether the ETag is an MD5, or one of MD5s: not with keys of KMS or of the customer, nor in every store.
+    """Return whether the ETag is an MD5, or an MD5 of MD5s. It is not if a KMS or customer key encrypts the object, nor
+    in every compatible store.
 
-    There, the store has still compared what it was sent with the MD5 and CRC-32 sent along.
+    Even then, the store has compared the uploaded bytes with the MD5 and CRC-32 of the request.
     """
     keys = str(said.get("ServerSideEncryption", "")).startswith("aws:kms") or "SSECustomerAlgorithm" in said
     return not keys and _MD5.fullmatch(said["ETag"].strip('"')) is not None

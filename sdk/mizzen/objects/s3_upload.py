@@ -1,8 +1,8 @@
-"""A copy that comes to an S3 bucket: a multipart upload, whose id is in an object of the store's own.
+"""Resumable uploads to an S3 bucket: a multipart upload, whose id is stored in a temporary object.
 
-S3 vouches for a part by its MD5: it refuses one whose bytes differ from the MD5 sent along, lists it with it, and makes
-the object only of parts that still have it. Where S3 copies by itself, what counts is the checksum of the whole object
-that it has of source and target; where the source has none, the caller reads both.
+S3 confirms each part by its MD5: it rejects a part whose bytes do not match the MD5 in the request, lists the MD5 with
+the part, and assembles the object only from parts that still match. For a server-side copy, the checksums that S3 keeps
+of the whole source and target are compared; if the source has none, the caller reads and compares both objects.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ from mizzen.objects.store import STAGING
 from mizzen.objects.uploads import CopyFailed, Plan, Read
 
 MARK = "mizzen-copy"
-"""Name of the metadata that holds the mark."""
+"""Metadata key of the mark."""
 _WHOLE = ("CRC64NVME", "CRC32C", "CRC32")
-"""Algorithms whose checksums S3 combines from those of parts into that of the whole."""
+"""Algorithms for which S3 computes the checksum of the whole object from those of its parts."""
 
 
 class Place(NamedTuple):
-    """Where an object is, or comes to."""
+    """Location of an object: client, bucket and name."""
 
     client: Any
     bucket: str
@@ -31,11 +31,11 @@ class Place(NamedTuple):
 
     @property
     def asked(self) -> dict[str, str]:
-        """How requests name it."""
+        """Parameters that name the object in requests."""
         return {"Bucket": self.bucket, "Key": self.name}
 
     def mark(self) -> str | None:
-        """The mark that the object carries; None: there is no such object, or it carries none."""
+        """Return the mark of the object; None if there is no such object or it has no mark."""
         try:
             mark: str | None = self.client.head_object(**self.asked).get("Metadata", {}).get(MARK)
         except ClientError as error:
@@ -45,7 +45,7 @@ class Place(NamedTuple):
         return mark
 
     def checksum(self) -> tuple[str, str] | None:
-        """Algorithm and checksum of the whole content, as the store has them; None: it has none."""
+        """Return algorithm and checksum of the whole content that the store keeps; None if it keeps none."""
         found = self.client.head_object(**self.asked, ChecksumMode="ENABLED")
         if found.get("ChecksumType", "COMPOSITE" if "-" in found["ETag"] else "FULL_OBJECT") == "FULL_OBJECT":
             for algorithm in _WHOLE:
@@ -55,10 +55,17 @@ class Place(NamedTuple):
 
 
 class S3Upload:
-    """See `Upload`. An object of one part goes up in one request, at the end."""
+    """An `Upload` to S3. An object of one part is uploaded in one request, by `finish`."""
 
     def __init__(self, target: Place, staged: str, plan: Plan, origin: Place | None) -> None:
-        """`staged`: name of the object that holds the upload's id; `origin`: the source, if S3 can copy by itself."""
+        """Create the upload.
+
+        Args:
+            target: the object to create.
+            staged: name of the temporary object that holds the upload's id.
+            plan: the copy.
+            origin: the source, if S3 can copy it server-side, else None.
+        """
         self.plan = plan
         self._client = target.client
         self._target = target
@@ -68,8 +75,8 @@ class S3Upload:
         self._read: Read = bytearray
         self._upload: dict[str, Any] = {}
         self._parts: dict[int, dict[str, Any]] = {}
-        """What S3 has said of each part."""
-        # An object of one part is copied there only if the copy can be judged by the tag: if it is the content's MD5.
+        """Part number to the ETag and checksums that S3 returned."""
+        # An object of one part is copied server-side only if its ETag is the content's MD5, which verifies the copy.
         simple = plan.parts == 1 and has_md5({"ETag": plan.source_tag}) and "-" not in plan.source_tag
         self._origin = origin if plan.parts > 1 or simple else None
         self._expected = self._origin.checksum() if self._origin and plan.parts > 1 else None
@@ -77,13 +84,13 @@ class S3Upload:
         self.proof = ""
 
     def missing(self) -> list[int]:
-        """See `Upload.missing`."""
+        """Return the parts that are not uploaded yet; see `Upload.missing`."""
         if self.plan.parts > 1:
             self._begin()
         return [number for number in range(self.plan.parts) if number not in self._parts]
 
     def take(self, number: int, read: Read) -> None:
-        """See `Upload.take`."""
+        """Upload a part; see `Upload.take`."""
         if self.plan.parts == 1:
             self._read = read
             if self._origin is None:
@@ -96,11 +103,11 @@ class S3Upload:
         self._parts[number] = _vouched(said)
 
     def stored(self, number: int) -> bytearray | None:
-        """See `Upload.stored`. S3 does not give parts of an unfinished upload."""
+        """Return None: S3 cannot read parts of an unfinished upload. See `Upload.stored`."""
         return None
 
     def finish(self) -> bool:
-        """See `Upload.finish`."""
+        """Assemble the object; see `Upload.finish`."""
         if self.plan.parts <= 1:
             if self._origin is None or not self._copied_whole(self._origin):
                 self._put_whole()
@@ -121,7 +128,7 @@ class S3Upload:
         return self._origin is None or self._expected is not None
 
     def drop(self) -> None:
-        """See `Upload.drop`."""
+        """Remove all uploaded parts; see `Upload.drop`."""
         if self._upload:
             _abort(self._client, self._upload)
         self._client.delete_object(**self._staged)
@@ -135,7 +142,10 @@ class S3Upload:
             raise damaged
 
     def _copied_whole(self, origin: Place) -> bool:
-        """Have S3 copy an object of one part, whose MD5 is its tag. False: the copy has no MD5, and `_body` is read."""
+        """Copy an object of one part server-side, and compare the MD5 in the ETag.
+
+        Return False if the copy has no MD5 that matches. Then read the source into `_body`, for an ordinary upload.
+        """
         copied = {
             "CopySource": {"Bucket": origin.bucket, "Key": origin.name},
             "CopySourceIfMatch": self.plan.source_tag,
@@ -160,7 +170,7 @@ class S3Upload:
         sent = {"Body": body, "ContentMD5": b64encode(md5.digest()).decode(), "ChecksumAlgorithm": "CRC32"}
         said: dict[str, Any] = self._client.upload_part(**self._upload, **sent, PartNumber=number + 1)
         if damaged := self._damaged(number, said, md5.hexdigest()):
-            # Listed as it is, it would count as there.
+            # Remove the upload: a resumed copy would find the damaged part in the listing and use it.
             self.drop()
             raise damaged
         return said
@@ -190,7 +200,7 @@ class S3Upload:
                     if part["Size"] == end - start:
                         self._parts[part["PartNumber"] - 1] = _vouched(part)
                 return
-        # The whole object gets a checksum that S3 can compare with later copies of it.
+        # Request a checksum of the whole object, so that later server-side copies of it can be compared.
         algorithm = self._expected[0] if self._expected else "CRC32"
         marked = {} if self._origin and not self._expected else {MARK: self.plan.mark}
         begun = self._client.create_multipart_upload(
@@ -206,7 +216,11 @@ class S3Upload:
         return self.plan.damaged(number, f"md5:{found}", f"md5:{md5}")
 
     def _judge(self, said: dict[str, Any]) -> None:
-        """Compare the finished object with its parts, or with its origin where S3 copied by itself."""
+        """Compare the finished object with its parts or, after a server-side copy, with its source.
+
+        Raises:
+            CopyFailed: they differ.
+        """
         if self._origin is None:
             if not has_md5(said) or not all(has_md5(part) for part in self._parts.values()):
                 return
@@ -224,19 +238,19 @@ class S3Upload:
                 return
         self._client.delete_object(**self._object)
         where = self.plan.source.uri(self.plan.source_key)
-        raise CopyFailed(f"{self.plan.key}: at the target it is {found}, in {where} it is {expected}")
+        raise CopyFailed(f"{self.plan.key} is {found} at the target, in {where} it is {expected}")
 
     def _finished_by_another(self, error: ClientError) -> bool:
         return error.response["Error"]["Code"] == "NoSuchUpload" and self._target.mark() == self.plan.mark
 
     def _told(self, error: Any, number: int | None = None) -> Exception:
-        """What an error of S3 means for the copy; itself, if it means nothing special."""
+        """Translate an error of S3 into a `CopyFailed`; return other errors unchanged."""
         code = error.response["Error"]["Code"]
         where = self.plan.key if number is None else self.plan.target_words(number)
         if code == "NoSuchUpload":
-            return CopyFailed(f"{where}: the unfinished upload was removed meanwhile; a new one begins anew")
+            return CopyFailed(f"{where}: the unfinished upload was removed; copy it again")
         if code == "PreconditionFailed":
-            return CopyFailed(f"{where}: {self.plan.source.uri(self.plan.source_key)} has changed meanwhile")
+            return CopyFailed(f"{where}: {self.plan.source.uri(self.plan.source_key)} changed during the copy")
         if code in ("InvalidPart", "BadDigest"):
             differences = [
                 self.plan.damaged(part["PartNumber"] - 1, f"md5:{found}", f"md5:{expected}")
@@ -244,13 +258,13 @@ class S3Upload:
                 if (found := _vouched(part)["ETag"]) != (expected := self._parts[part["PartNumber"] - 1]["ETag"])
             ]
             self.drop()
-            return differences[0] if differences else CopyFailed(f"{where}: S3 holds what was not sent: {error}")
+            return differences[0] if differences else CopyFailed(f"{where}: S3 has other bytes than sent: {error}")
         told: Exception = error
         return told
 
 
 def listed(client: Any, upload: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """The parts of an unfinished upload; None: it is not there any more."""
+    """Return the parts of an unfinished upload; None if the upload no longer exists."""
     try:
         pages = client.get_paginator("list_parts").paginate(**upload)
         return [part for page in pages for part in page.get("Parts", ())]
@@ -261,7 +275,7 @@ def listed(client: Any, upload: dict[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def tidy_uploads(client: Any, bucket: str, prefix: str, idle_s: float) -> None:
-    """Remove unfinished uploads below `prefix` that got no part for `idle_s`, and notes of uploads that are gone."""
+    """Remove uploads below `prefix` that received no part for `idle_s` seconds, and temporary objects of ended ones."""
     before_s = time.time() - idle_s
     live: set[str] = set()
     for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
@@ -296,6 +310,6 @@ def _abort(client: Any, upload: dict[str, Any]) -> None:
 
 
 def _vouched(said: dict[str, Any]) -> dict[str, Any]:
-    """What completing an upload asks to be told of a part again."""
+    """Return the fields of a part that S3 requires to complete the upload."""
     checksums = {name: value for name, value in said.items() if name.startswith("Checksum") and name != "ChecksumType"}
     return {"ETag": said["ETag"].strip('"'), **checksums}

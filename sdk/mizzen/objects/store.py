@@ -1,4 +1,4 @@
-"""The interface of an object store, the rules for keys, and the opening of a store by its URL."""
+"""Defines the object store interface and the rules for keys, and opens a store by its URL."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -10,151 +10,151 @@ from mizzen.objects.uploads import Plan, Upload
 from mizzen.objects.vouched import Vouched
 
 STAGING = ".staging"
-"""The first part of keys that are the stores' own: what is not an object yet."""
+"""Key prefix that is reserved for the stores' unfinished uploads."""
 
 Chunk: TypeAlias = bytes | bytearray | memoryview
 Body: TypeAlias = bytes | Path | Sequence[Chunk]
-"""Bytes, the content of a file, or buffers one after the other, which may be read more than once."""
+"""Bytes, a file whose content is stored, or a sequence of buffers. Buffers may be read more than once."""
 
 Fetch: TypeAlias = Callable[[memoryview, int], int]
-"""Fills writable bytes from a byte of the object on, and says how many were filled: fewer at the object's end."""
+"""Fills a writable buffer from an offset of the object, and returns the number of bytes read: fewer at its end."""
 
 
 class MissingObject(LookupError):
-    """There is no object under the key; `args[0]` says which and where."""
+    """There is no object under the key. `args[0]` is a message with the key and the store."""
 
 
 class ChangedObject(Exception):
-    """The object is not the version that was asked for: it was replaced or removed meanwhile."""
+    """The requested version of the object no longer exists: the object was replaced or removed."""
 
 
 class ObjectInfo(NamedTuple):
-    """One object of a listing."""
+    """One object in a listing."""
 
     key: str
     size_bytes: int
     tag: str
-    """Changes when the object is replaced: an ETag, or size, modification time and inode."""
+    """Version identifier, which changes when the object is replaced: an ETag, or size, modification time and inode."""
 
 
 class ObjectStat(NamedTuple):
-    """One object."""
+    """Size, version and origin of one object."""
 
     size_bytes: int
     tag: str
-    """As in `ObjectInfo`."""
+    """Version identifier, see `ObjectInfo.tag`."""
     mark: str
-    """The mark of the copy that made it, if it was one and has not been changed since; else empty."""
+    """The id (`Plan.mark`) of the copy that created the object, if it is unchanged since; else empty."""
 
 
 class Content(NamedTuple):
-    """One version of an object, whole."""
+    """The complete content of one version of an object."""
 
     body: bytearray
     vouched: Vouched | None
-    """What the store says of it, not yet compared with `body`; None: nothing that can be computed here."""
+    """The store's digest, not yet compared with `body`; None if there is none that this process can compute."""
 
 
 class ObjectStore(Protocol):
-    """Objects under keys: relative paths with `/`, such as `logs/wl-1/0.log`. A reader sees an object whole or not."""
+    """Stores objects by key, a relative path such as `logs/wl-1/0.log`. Readers never see a partial object."""
 
     def put(self, key: str, body: Body) -> None:
-        """Store `body` under `key`, durably, in place of what was there."""
+        """Store `body` under `key`, durably. Replaces an existing object."""
 
     def create(self, key: str, body: bytes) -> bool:
-        """Store `body` under `key`, durably, unless there is an object: then False, and nothing has changed.
+        """Store `body` under `key`, durably, if there is no object yet. Return whether this call created the object.
 
-        Of several that create the same object at the same time, one does. `body` must hold something that no other
-        creator's has: it is how one whose answer was lost on its way finds that the object is its own.
+        Of several concurrent creators only one succeeds. `body` must be unique to its creator: if the response is lost,
+        the creator compares the stored object with `body` to find out whether it was created.
         """
 
     def get(self, key: str) -> bytes:
-        """The object's content.
+        """Return the object's content.
 
         Raises:
-            MissingObject: there is none.
+            MissingObject: there is no such object.
         """
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        """Bytes `start` up to but without `end`, clipped at the object's size.
+        """Return the bytes from `start` up to, but not including, `end`; fewer if the object ends before.
 
         Raises:
-            MissingObject: there is none.
+            MissingObject: there is no such object.
         """
 
     def opened(self, key: str) -> AbstractContextManager[Fetch]:
-        """The object, for reading it piece by piece, by several threads at once and about in order.
+        """Open the object for reading in pieces, roughly in order, by several threads concurrently.
 
         Raises:
-            MissingObject: there is none; where a store opens nothing, a fetch raises it.
+            MissingObject: there is no such object. Some stores raise this only at the first fetch.
         """
 
     def content(self, info: ObjectInfo) -> Content:
-        """This version of an object, whole, in one request: for small ones. Bodies that are cut are continued.
+        """Read this version of a small object in one request. A truncated response is resumed.
 
         Raises:
-            ChangedObject: it is another version now, or gone.
+            ChangedObject: the object was replaced or removed.
         """
 
     def vouched(self, info: ObjectInfo) -> Vouched | None:
-        """The store's own digest of this version of an object; None: it has none that can be computed here."""
+        """Return the store's own digest of this version; None if there is none that this process can compute."""
 
     def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
-        """What is under these keys, None where there is nothing; keys that are left out must be looked up by `stat`."""
+        """Return the objects under several keys, None if there is none. Use `stat` for keys that the result omits."""
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose keys start with `prefix` (any string, not only a folder) and sort after `after`, by key."""
+        """Yield the objects whose keys start with `prefix` (any string) and sort after `after`, sorted by key."""
 
     def size(self, key: str) -> int | None:
-        """Size in bytes; None: there is no such object."""
+        """Return the size in bytes; None if there is no such object."""
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Size, tag and mark; None: there is no such object."""
+        """Return size, tag and mark; None if there is no such object."""
 
     def upload(self, plan: Plan) -> AbstractContextManager[Upload]:
-        """Begin to put an object part by part, or go on with what was begun under the plan's mark.
+        """Start an upload in parts, or resume the unfinished upload with the same `plan.mark`.
 
         Raises:
-            CopyInUse: another process is at it, where a store can tell.
+            CopyInUse: another process works on the same upload. Not every store can detect this.
         """
 
     def settle(self, keys: Iterable[str]) -> None:
-        """Make durable that finished uploads have their names: until then a power loss may take the names again."""
+        """Make the names of finished uploads durable. Before this call, a power loss may undo them."""
 
     def tidy_uploads(self, idle_s: float) -> None:
-        """Remove uploads that got no part for `idle_s`: nobody goes on with them. None that is in use."""
+        """Remove abandoned uploads: those that received no part for `idle_s` seconds and are not in use."""
 
     def delete(self, key: str) -> None:
-        """Remove the object, if it is there."""
+        """Remove the object. Does nothing if there is none."""
 
     def forget(self, key: str) -> None:
-        """It will be removed soon and is not read before: what this machine's memory holds of it can go."""
+        """Drop the object from this machine's page cache: it will be removed soon and not be read before."""
 
     def tidy(self) -> None:
-        """Remove what writers that died left behind and no reader sees, where a store has such."""
+        """Remove temporary files of writers that died. Does nothing for stores that have none."""
 
     def uri(self, key: str) -> str:
-        """Where a task finds the object, or (with a key that ends in `/`) the folder."""
+        """Return the URI of the object, or of the folder if the key ends in `/`."""
 
 
 def check_key(key: str) -> str:
-    """`key`, if it can name an object: a relative path without empty, `.` or `..` parts, not below `.staging`.
+    """Check a key and return it: a relative path without empty, `.` or `..` parts, and not below `.staging`.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: the key is invalid.
     """
     if key.split("/", 1)[0] == STAGING:
-        raise ValueError(f"object key {key!r}: {STAGING} is the store's own")
+        raise ValueError(f"object key {key!r}: {STAGING} is reserved for the store")
     if "\0" in key or any(part in ("", ".", "..") for part in key.split("/")):
         raise ValueError(f"object key {key!r}: must be a relative path without empty, '.' or '..' parts")
     return key
 
 
 def check_prefix(prefix: str) -> str:
-    """`prefix`, if keys can start with it.
+    """Check that keys can start with `prefix`, and return it.
 
     Raises:
-        ValueError: they cannot.
+        ValueError: the prefix is invalid.
     """
     *folders, _ = prefix.split("/")
     if "\0" in prefix or any(part in ("", ".", "..") for part in folders):
@@ -163,7 +163,7 @@ def check_prefix(prefix: str) -> str:
 
 
 def holds(store: ObjectStore, key: str, body: bytes) -> bool:
-    """Whether the object is there with just this content: how a creator whose answer was lost finds its own."""
+    """Return whether the object has exactly this content. Tells a creator whose response was lost if it succeeded."""
     try:
         return store.get(key) == body
     except MissingObject:
@@ -171,21 +171,21 @@ def holds(store: ObjectStore, key: str, body: bytes) -> bool:
 
 
 def chunks_of(body: bytes | Sequence[Chunk]) -> list[memoryview]:
-    """The bytes of a body that is in memory, as flat views without empty ones."""
+    """Return the non-empty buffers of an in-memory body, as flat byte views."""
     given = [body] if isinstance(body, bytes | bytearray | memoryview) else body
     views = (memoryview(chunk).cast("B") for chunk in given if memoryview(chunk).nbytes)
     return list(views)
 
 
 def open_store(url: str) -> ObjectStore:
-    """The store at `file:///absolute/folder`, `s3://bucket/prefix` or `gs://bucket/prefix`.
+    """Open the store at `file:///absolute/folder`, `s3://bucket/prefix` or `gs://bucket/prefix`.
 
-    Credentials, region and endpoint (`AWS_ENDPOINT_URL`, `STORAGE_EMULATOR_HOST`) are taken from where the tools of AWS
-    and Google take them.
+    Credentials, region and endpoint (`AWS_ENDPOINT_URL`, `STORAGE_EMULATOR_HOST`) are found as by the tools of AWS and
+    Google.
 
     Raises:
-        ValueError: the scheme is another one, or the URL does not name a folder or bucket.
-        ModuleNotFoundError: the library for the scheme is not installed; the message says what to install.
+        ValueError: the scheme is not supported, or the URL does not name a folder or bucket.
+        ModuleNotFoundError: the client library is not installed. The message names the package to install.
     """
     parts = urlsplit(url)
     if parts.scheme == "file":
@@ -195,7 +195,7 @@ def open_store(url: str) -> ObjectStore:
 
         return FileStore(Path(unquote(parts.path)))
     if parts.scheme not in ("s3", "gs"):
-        raise ValueError(f"bucket URL {url!r}: the scheme must be file, s3 or gs, it is {parts.scheme!r}")
+        raise ValueError(f"bucket URL {url!r}: the scheme must be file, s3 or gs, not {parts.scheme!r}")
     if not parts.netloc:
         raise ValueError(f"bucket URL {url!r}: must be {parts.scheme}://bucket or {parts.scheme}://bucket/prefix")
     prefix = unquote(parts.path).strip("/")

@@ -1,7 +1,8 @@
-"""Objects on their way: what a copy is to do, and what each kind of store does for it part by part.
+"""Plans of copies, and the interface of resumable uploads in parts.
 
-An upload is kept by the target under the plan's mark: whoever makes the same plan again finds the parts that are there.
-A part counts as there when the store itself has vouched for its content. Nobody sees the object before `finish`.
+The target store keeps an unfinished upload under the plan's mark, so a process with the same plan finds the parts that
+are already uploaded. A part counts as uploaded when the store itself has confirmed its content. The object is not
+visible before `finish`.
 """
 
 from collections.abc import Callable
@@ -12,88 +13,89 @@ if TYPE_CHECKING:
     from mizzen.objects.store import ObjectStore
 
 Read: TypeAlias = Callable[[], bytearray]
-"""Reads one part of the source."""
+"""Reads and returns one part of the source."""
 
 
 class CopyFailed(Exception):
-    """An object could not be brought whole to where it should be; nothing of it is to be seen there."""
+    """An object could not be copied. No part of it is visible at the target."""
 
 
 class DamagedSource(CopyFailed):
-    """What was read of an object is not what its store vouches for, or what its checksum says."""
+    """The bytes read from an object do not match its store's digest or its checksum."""
 
 
 class CopyInUse(CopyFailed):
-    """Another process is making the same copy at this moment."""
+    """Another process is making the same copy."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One version of one object, and where it goes."""
+    """A copy: one version of a source object, and its key at the target."""
 
     source: "ObjectStore"
     source_key: str
     source_tag: str
     size_bytes: int
     key: str
-    """At the target."""
+    """Key at the target."""
     part_bytes: int
-    """Size of all parts but the last."""
+    """Size of every part except the last."""
     mark: str
-    """Names the upload; the finished object carries it, where the store keeps such: `ObjectStat.mark`."""
+    """Id of the upload. The finished object carries it as `ObjectStat.mark`, if the store supports metadata."""
 
     @property
     def parts(self) -> int:
-        """How many there are; none of an empty object."""
+        """Number of parts; 0 for an empty object."""
         return -(-self.size_bytes // self.part_bytes)
 
     def span(self, number: int) -> tuple[int, int]:
-        """The bytes of part `number`, counted from 0: from, and up to but without."""
+        """Return start and end offset of part `number`, counted from 0. The end is exclusive."""
         start = number * self.part_bytes
         return start, min(start + self.part_bytes, self.size_bytes)
 
     def damaged(self, number: int, found: str, expected: str) -> CopyFailed:
-        """The error that names both contents of a part."""
+        """Return the error for a part whose digest at the target differs from the one in the source."""
         where = self.target_words(number)
         return CopyFailed(f"{where} is {found}, in {self.source.uri(self.source_key)} it is {expected}")
 
     def target_words(self, number: int) -> str:
-        """A part in words."""
+        """Return a description of a part for messages."""
         return f"{self.key}: part {number + 1} of {self.parts} at the target"
 
 
 class Upload(Protocol):
-    """An object that is coming to a store. Parts may be given by several threads at once, each part by one."""
+    """A resumable upload of one object. Several threads may upload different parts concurrently."""
 
     plan: Plan
-    """What is done: a store that copies by itself may take the object as one part."""
+    """The plan, which may have other parts than the caller's: a server-side copy may treat the object as one part."""
     copies_itself: bool
-    """The store fetches the parts by itself, and may `read` none."""
+    """Whether the store copies the parts server-side, so that they need not be read here."""
     proof: str
-    """After `finish`: the algorithm by which a copy of the store's own was compared with what the source's store
-    vouches for. Empty if it was not, or if the parts were read here."""
+    """After `finish`: the algorithm by which the store compared a server-side copy with the digest of the source store.
+    Empty if it did not, or if the parts were read here."""
 
     def missing(self) -> list[int]:
-        """Parts that are not there yet, in order."""
+        """Return the numbers of the parts that are not uploaded yet, in order."""
 
     def take(self, number: int, read: Read) -> None:
-        """Store a part, durably, and have the store vouch for it. What the store can fetch by itself is not `read`.
+        """Upload a part, durably, and let the store confirm its content. Calls `read` unless the store copies the part.
 
         Raises:
-            CopyFailed: what it says it holds is something else, or the upload was removed meanwhile.
+            CopyFailed: the store reports another content, or the upload was removed.
         """
 
     def stored(self, number: int) -> bytearray | None:
-        """The content of a part that is there; None: the store does not give it before the object is whole."""
+        """Return the content of an uploaded part; None if the store cannot read it before the object is finished."""
 
     def finish(self) -> bool:
-        """Make the object of its parts; False: nobody has vouched yet that it is the source's, and it has no mark.
+        """Assemble the object from its parts. Return whether it is verified to equal the source.
 
-        It is durable; its name is after `ObjectStore.settle`.
+        If it returns False, the object has no mark, and the caller must compare it with the source. The content is
+        durable; its name only after `ObjectStore.settle`.
 
         Raises:
-            CopyFailed: a part is not what was put.
+            CopyFailed: a part differs from what was uploaded.
         """
 
     def drop(self) -> None:
-        """Forget all parts."""
+        """Remove all uploaded parts."""

@@ -1,7 +1,7 @@
-"""Digests that a store publishes of its objects, and checking bytes read from it against them.
+"""Compares the bytes read from an object with the digest that its store publishes.
 
-S3 and Google's storage keep a digest of each object: an MD5, a CRC or a SHA of the whole content, or a composite, which
-is the digest of the digests of its parts. Bytes that were flipped between the store and this process do not have it.
+S3 and Google Cloud Storage keep a digest of each object: an MD5, CRC or SHA of the whole content, or a composite, which
+is the digest of the digests of its parts. The comparison detects bytes that changed between the store and this process.
 """
 
 import hashlib
@@ -16,32 +16,32 @@ from mizzen.objects.uploads import CopyFailed, DamagedSource
 
 
 class Vouched(NamedTuple):
-    """What a store says of an object's content."""
+    """The digest of an object's content that its store publishes."""
 
     algorithm: str
-    """One of `algorithms()`."""
+    """A key of `algorithms()`."""
     value: str
-    """Hexadecimal."""
+    """The digest, in hexadecimal."""
     part_bytes: int = 0
-    """Of a composite: the size of all parts but the last. 0: the digest is of the content itself."""
+    """For a composite digest, the size of every part except the last; 0 if the digest is of the content itself."""
 
     def __str__(self) -> str:
-        """The algorithm and the digest."""
+        """Return the algorithm and the digest."""
         return f"{self.algorithm}:{self.value}"
 
 
 class Digest(Protocol):
-    """As `hashlib` makes them."""
+    """A digest object, as in `hashlib`."""
 
     def update(self, data: Any, /) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
 
     def hexdigest(self) -> str:
-        """The digest of all bytes taken."""
+        """Return the digest of all bytes added so far."""
 
 
 class _Crc:
-    """A cyclic redundancy check of `size` bytes, by a function of data and the value so far."""
+    """A CRC of `size` bytes, computed by a function of the next data and the previous value."""
 
     def __init__(self, function: Callable[[Any, int], int], size: int) -> None:
         self._function, self._size, self._value = function, size, 0
@@ -57,7 +57,7 @@ class _Crc:
 
 
 class _Composite:
-    """The digest of the digests of parts of equal size."""
+    """A composite digest: the digest of the digests of parts of equal size."""
 
     def __init__(self, algorithm: str, part_bytes: int) -> None:
         self._new, self._part_bytes = algorithms()[algorithm], part_bytes
@@ -83,13 +83,13 @@ class _Composite:
 
 @cache
 def algorithms() -> dict[str, Callable[[], Any]]:
-    """The algorithms that can be computed here, the strongest first."""
+    """Return the algorithms that this process can compute, the strongest first."""
     known: dict[str, Callable[[], Any]] = {
         "sha256": hashlib.sha256,
         "md5": lambda: hashlib.md5(usedforsecurity=False),
         "sha1": lambda: hashlib.sha1(usedforsecurity=False),
     }
-    # Both libraries also have slow versions in plain Python, at a few megabytes a second.
+    # Only the C versions of both libraries are used: those in plain Python process a few megabytes per second.
     with suppress(ImportError):
         from awscrt import checksums  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
@@ -104,7 +104,7 @@ def algorithms() -> dict[str, Callable[[], Any]]:
 
 
 def digest_of(vouched: Vouched) -> Digest:
-    """A new digest that is computed as the store computed its own."""
+    """Return a new digest object that is computed in the same way as the store's digest."""
     if vouched.part_bytes:
         return _Composite(vouched.algorithm, vouched.part_bytes)
     digest: Digest = algorithms()[vouched.algorithm]()
@@ -112,20 +112,20 @@ def digest_of(vouched: Vouched) -> Digest:
 
 
 def check(vouched: Vouched, found: Digest, where: str) -> None:
-    """Compare what was read of `where` with what its store says.
+    """Compare the digest of the bytes read from the object `where` with the store's digest.
 
     Raises:
-        DamagedSource: they differ; the message names both.
+        DamagedSource: they differ. The message gives both.
     """
     if found.hexdigest() != vouched.value:
         read = Vouched(vouched.algorithm, found.hexdigest())
-        raise DamagedSource(f"{where}: damaged on the way or in the store: read {read}, the store has {vouched}")
+        raise DamagedSource(f"{where}: damaged in transit or in the store: read {read}, the store has {vouched}")
 
 
 class InOrder:
-    """A digest of parts that several threads read: each waits until the parts before its own were added.
+    """A digest of parts that several threads read: each thread waits until the parts before its own are added.
 
-    The parts must be begun in order, each by a thread that has it alone, or the wait has no end.
+    Threads must start the parts in order, each part in one thread; otherwise the threads deadlock.
     """
 
     def __init__(self, vouched: Vouched) -> None:
@@ -139,19 +139,19 @@ class InOrder:
         """Add part `number`, counted from 0.
 
         Raises:
-            CopyFailed: another part has failed, so that this one's turn never comes.
+            CopyFailed: another part has failed, so this part is not added.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._next == number)
             if self._ended:
-                raise CopyFailed(f"part {number + 1}: given up, another part failed")
+                raise CopyFailed(f"part {number + 1}: cancelled, because another part failed")
         self.digest.update(body)
         with self._changed:
             self._next += 1
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Release the threads that wait: a part has failed."""
+        """Wake all waiting threads because a part has failed; their `add` raises."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""Threads that work at the same time, also for a thread that goes on while the interpreter is ending.
+"""A thread pool that also works while the interpreter is shutting down.
 
-A save in the background is finished after the script's last line. Python starts no new threads then, and its pools take
-no new work: what is left is done one after the other.
+A background save can outlive the main thread. Python then starts no new threads, and its pools accept no new work, so
+this pool runs the remaining work sequentially in the calling thread.
 """
 
 import threading
@@ -10,26 +10,26 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 AT_ONCE = 16
-"""Requests that one copy has under way, and connections that a store keeps for them."""
+"""Concurrent requests of one copy, and connections that a store keeps for them."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def ending() -> bool:
-    """Whether the script has come to its end, and no new threads can be started."""
+    """Return whether the main thread has ended, so that no new threads can be started."""
     return not threading.main_thread().is_alive()
 
 
 class Workers:
-    """A pool of threads, to be used with `with`: at its end nothing of it runs any more."""
+    """A thread pool, used as a context manager. On exit it waits for running work and cancels queued work."""
 
     def __init__(self, count: int) -> None:
-        """Up to `count` at the same time."""
+        """Create a pool of up to `count` threads."""
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="mizzen")
 
     def submit(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Do `work` in one of the threads, or here and now where there can be none."""
+        """Run `work` in a thread of the pool; if no thread can be started, run it now in the calling thread."""
         if not ending():
             try:
                 return self._pool.submit(work, *args, **kwargs)

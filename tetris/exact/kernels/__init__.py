@@ -1,1 +1,1 @@
-"""The compiled loops of the branch and bound. A folder of its own, so that what else changes compiles nothing anew."""
+"""Compiled loops of the branch and bound, in a separate folder, so that other changes do not cause recompilation."""

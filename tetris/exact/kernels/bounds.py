@@ -1,6 +1,6 @@
-"""Lower bounds of one channel's terms, given what is where for certain and what may still come.
+"""Lower bounds of one channel's terms, given the amounts that are certainly or possibly in each region.
 
-Every bound is the term itself once nothing is open.
+Once all decisions are made, each bound equals the term.
 """
 
 import math
@@ -10,16 +10,17 @@ from tetris.exact.kernels.layout import F8, ROUNDING
 from tetris.kernels.terms import strain
 
 _STEPS = 12
+"""Maximum number of iterations of the dual."""
 
 
 @compiled
 def apart_bound(
     low: F8, high: F8, share: F8, sure: float, may: float, slack: float, is_empty: bool, is_settled: bool
 ) -> float:
-    """The least sum over regions of (D_r / D - s_r)^2, where D is in `sure`..`may`, and D_r in `low`..`high`.
+    """Returns a lower bound of the sum over regions of (D_r / D - s_r)^2; D is in `sure`..`may`, D_r in `low`..`high`.
 
-    The shares q_r = D_r / D add up to 1 and lie between low_r / (the most D) and high_r / (the least D). The dual of
-    that projection is maximised by one multiplier; each of its values is a lower bound, so that it may stop early.
+    The shares q_r = D_r / D add up to 1 and lie between low_r / max(D) and high_r / min(D). The dual of this projection
+    has a single multiplier. Each dual value is a lower bound, so the iteration may stop early.
     """
     regions = low.shape[0]
     without = 0.0
@@ -34,7 +35,7 @@ def apart_bound(
         for region in range(regions):
             total += (low[region] / whole - share[region]) ** 2
         return total
-    # D is at most the first and, if it is positive at all, at least the second.
+    # If D is positive, it is between `least` and `may + slack`.
     of_most, least = 1.0 / (may + slack), sure - slack
     of_least = 1.0 / least if least > 0.0 else 0.0
     multiplier, under, above = 0.0, -2.0, 2.0
@@ -68,10 +69,10 @@ def apart_bound(
 
 @compiled
 def overload_bound(low: F8, high: F8, supply: F8, mean: float, sure: float, slack: float, is_settled: bool) -> float:
-    """The least sum over regions of sigmoid(max(0, D_r - S_r) / m) - 1/2.
+    """Returns a lower bound of the sum over regions of sigmoid(max(0, D_r - S_r) / m) - 1/2.
 
-    Each region's term is zero up to its supply and concave above. What must be somewhere fills what supply is left; as
-    the terms are concave, the rest costs least in one region alone.
+    The term of a region is zero up to its supply and concave above. The amount that is certainly in some region first
+    uses the free supply. Because the terms are concave, the rest costs least if all of it is in one region.
     """
     total, rest = 0.0, sure
     for region in range(low.shape[0]):
@@ -90,7 +91,7 @@ def overload_bound(low: F8, high: F8, supply: F8, mean: float, sure: float, slac
 
 @compiled
 def lack_bound(low: F8, high: F8, limit: F8, allowed: F8, sure: float, slack: float, is_settled: bool) -> float:
-    """The least sum over regions of what is over the limit; inf where more than is allowed is certain."""
+    """Returns a lower bound of the total excess over the limits; inf if an allowed limit is certainly exceeded."""
     total, rest, room = 0.0, sure, sure
     for region in range(low.shape[0]):
         amount = low[region]
@@ -99,7 +100,7 @@ def lack_bound(low: F8, high: F8, limit: F8, allowed: F8, sure: float, slack: fl
         over = amount - limit[region]
         if over > ROUNDING * max(amount, limit[region]):
             total += over
-        # A limit is kept by what is over it by rounding only.
+        # An excess within the rounding tolerance does not violate a limit.
         rest -= amount + max(0.0, min(limit[region] * (1.0 + 2.0 * ROUNDING), high[region]) - amount)
         room -= amount + max(0.0, min(allowed[region] * (1.0 + 2.0 * ROUNDING), high[region]) - amount)
     if is_settled:

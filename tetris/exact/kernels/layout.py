@@ -1,8 +1,8 @@
-"""What the branch and bound works on: what never changes, the state of each depth, and the tree.
+"""Data of the branch and bound: the constants of an instance, the state at each depth, and the search tree.
 
-T tables, R regions (at most 62: sets of regions are bit masks), N groups of jobs that read the same tables in the same
-way, K keys (a GPU type and a priority level each), A apps with quotas. Amounts go to regions by *channel*: the K keys
-(GPU hours), then storage (bytes), then the A apps (CPU hours); C = K + 1 + A.
+Sizes: T tables, R regions (at most 62, because sets of regions are bit masks), N groups of jobs that read the same
+tables in the same way, K keys (a GPU type and a priority level each), and A apps with quotas. Amounts in regions are
+stored by *channel*: the K keys (GPU hours), then storage (bytes), then the A apps (CPU hours); C = K + 1 + A.
 """
 
 from typing import NamedTuple
@@ -16,136 +16,139 @@ B1 = npt.NDArray[np.bool_]
 
 MOST_REGIONS = 62
 ROUNDING = 1e-9
-"""As in `tetris.score`: of a limit."""
+"""The tolerance `tetris.score.ROUNDING` for limits."""
 SLACK = 1e-12
-"""Of a channel's whole amount: what its running sums may be off by."""
+"""Maximum rounding error of a channel's running sums, as a fraction of its total amount."""
 CLOSE = 5e-10
-"""A bound that is this part of the best total below it is met."""
+"""Relative gap to the best total below which a bound is pruned."""
 READ, HOME_H, MOVED, BOUND, LACK = range(5)
-"""Entries of `Levels.now`: the read term so far, hours that may still be at home, bytes moved, a lower bound of the
-objective, and one of the relative excess."""
+"""Entries of `Levels.now`: a lower bound of the read term, an upper bound of the hours at home, the bytes moved, and
+lower bounds of the objective and of the relative excess."""
 N_NOW = 5
 SURE, MAY = 0, 1
-"""Columns of `Levels.sums`."""
+"""Columns of `Levels.sums`: amounts that certainly are, and that may be, in some region."""
 ALIVE, OPEN, CHANGED = 0, 1, 2
-"""Columns of `Levels.counts`."""
+"""Columns of `Levels.counts`: amounts that may be in some region, amounts with an open region, and a changed flag."""
 DEPTH, NODES, WORK, DONE = range(4)
-"""Entries of `Tree.number`: where the search is, tables decided, moves tried, and whether all was searched."""
+"""Entries of `Tree.number`: depth, branching decisions, evaluated decisions, and whether the search is complete."""
 N_NUMBERS = 4
 NONE = -1
 
 
 class Fixed(NamedTuple):
-    """An instance."""
+    """The constants of an instance."""
 
     size: F8
-    """[T] bytes."""
+    """[T]: table sizes in bytes."""
     start: I8
-    """[T]: homes at the start."""
+    """[T]: home regions at the start."""
     replicas: I8
-    """[T]: the set of regions that hold one."""
+    """[T]: bit mask of the regions with a replica of the table."""
     twin: I8
-    """[T, 2]: the tables before and after this one among its equals, or NONE."""
+    """[T, 2]: the previous and the next interchangeable table, or NONE."""
     table_start: I8
-    """[T + 1]: where a table's groups begin in `table_group`."""
+    """[T + 1]: offset of each table's groups in `table_group`."""
     table_group: I8
-    """Groups."""
+    """The groups of all tables."""
     group_start: I8
-    """[N + 1]: where a group's tables begin in `group_table`."""
+    """[N + 1]: offset of each group's tables in `group_table`."""
     group_table: I8
-    """Tables, in the order that the job names them, in which bytes are added up."""
+    """The tables of all groups. A group keeps the table order of its jobs, because bytes are summed in that order."""
     is_ml: B1
-    """[N]: it runs only where all its tables are."""
+    """[N]: whether the group runs only in a region that is the home of all its tables."""
     per_byte: F8
-    """[N]: what a byte read from afar adds to the objective."""
+    """[N]: cost of a remotely read byte in the objective."""
     amount_start: I8
-    """[N + 1]: where a group's amounts begin in `amount` and `channel`."""
+    """[N + 1]: offset of each group's amounts in `amount` and `channel`."""
     amount: F8
-    """Hours, positive."""
+    """The hours of all groups; all are positive."""
     channel: I8
-    """Of each amount."""
+    """Channel of each amount."""
     whole: F8
-    """[C]: the amount of all."""
+    """[C]: total amount of each channel."""
     base: F8
-    """[R]: bytes of replicas."""
+    """[R]: bytes of the replicas in each region."""
     share: F8
-    """[K + 1, R]: the region's part of the supply or capacity."""
+    """[K + 1, R]: the region's share of the total supply, or of the total capacity in the last row."""
     supply: F8
-    """[K, R] GPU hours."""
+    """[K, R]: supply in GPU hours."""
     mean: F8
-    """[K]: mean supply of the regions that have any."""
+    """[K]: mean supply of the regions with any supply."""
     weight: F8
-    """[K + 1]: what the channel's term weighs in the objective."""
+    """[K + 1]: weight of the channel's term in the objective."""
     overload: float
+    """Weight of the overload relative to the squared term."""
     at_home: I8
-    """[K]: regions in which the key's hours count as at home."""
+    """[K]: bit mask of the regions where the key's hours count as at home."""
     limit: F8
-    """[1 + A, R]: what storage and apps may use."""
+    """[1 + A, R]: limits of storage and of the apps."""
     allowed: F8
-    """[1 + A, R]: the limit, or what the start uses if that is more."""
+    """[1 + A, R]: the limit, or the usage at the start if that is larger."""
     scale: F8
-    """[1 + A]: what an excess is divided by."""
+    """[1 + A]: divisor of the excess."""
     wanted_h: float
     """High-priority GPU hours that must be at home."""
     move_quota: float
-    """Bytes."""
+    """Maximum number of moved bytes."""
 
 
 class Levels(NamedTuple):
-    """What follows from the first decisions, for each depth 0..T: a step copies a level and changes the copy, so that
-    nothing is undone and no rounding adds up.
+    """The state after the first decisions, for each depth 0 to T.
+
+    A decision copies a level and changes the copy. So nothing has to be undone, and rounding errors do not accumulate.
     """
 
     floats: F8
-    """[T + 1, F]: all arrays of floats below are views of it."""
+    """[T + 1, F]: the storage of all float arrays below, which are views of it."""
     ints: I8
-    """[T + 1, I]: the same of integers."""
+    """[T + 1, I]: the storage of all integer arrays below."""
     low: F8
-    """[T + 1, C, R]: what is in the region for certain."""
+    """[T + 1, C, R]: amount that is certainly in the region."""
     high: F8
-    """[T + 1, C, R]: what may be there."""
+    """[T + 1, C, R]: amount that may be in the region."""
     sums: F8
-    """[T + 1, C, 2]: what is in some region for certain, and what may be."""
+    """[T + 1, C, 2]: total amount that is certainly in some region, and total amount that may be in one."""
     counts: I8
-    """[T + 1, C, 3]: how many amounts may be in some region, how many are not settled; 1 if the step changed it."""
+    """[T + 1, C, 3]: number of amounts that may be in some region, number of amounts with an open region, and 1 if the
+    last decision changed the channel."""
     cost: F8
     """[T + 1, K + 1]: lower bound of the channel's term."""
     lack: F8
     """[T + 1, 1 + A]: lower bound of the channel's relative excess."""
     mask: I8
-    """[T + 1, N]: regions in which a group may run."""
+    """[T + 1, N]: bit mask of the regions in which a group may run."""
     settled: I8
-    """[T + 1, N]: 1 if its region, or that it has none, is certain."""
+    """[T + 1, N]: 1 if the region of the group, or that it has none, is final."""
     read: F8
-    """[T + 1, N]: the least that it may read."""
+    """[T + 1, N]: lower bound of the group's read term."""
     now: F8
-    """[T + 1, N_NOW]"""
+    """[T + 1, N_NOW]: see `READ` and following."""
 
 
 class Tree(NamedTuple):
-    """The path that is searched, and what was found."""
+    """The current path of the depth-first search, and the best plan."""
 
     home: I8
-    """[T], or NONE."""
+    """[T]: decided home of each table, or NONE."""
     domain: I8
-    """[T + 1, T]: where a table may still go."""
+    """[T + 1, T]: bit mask of the regions that are still possible for a table."""
     table: I8
-    """[T + 1]: which table is decided at a depth."""
+    """[T + 1]: the table that is decided at each depth."""
     child: I8
-    """[T + 1, R]: its regions, the most promising first."""
+    """[T + 1, R]: possible regions of that table, the smallest bound first."""
     bound: F8
-    """[T + 1, R]: lower bounds of them."""
+    """[T + 1, R]: lower bounds for the regions in `child`."""
     children: I8
-    """[T + 1]: how many there are."""
+    """[T + 1]: number of entries in `child`; NONE before branching."""
     next: I8
-    """[T + 1]: the one to be tried next."""
+    """[T + 1]: index in `child` of the next region to search."""
     tried: F8
-    """[R]: room for bounds; inf is out of the question."""
+    """[R]: scratch array for bounds; inf for impossible regions."""
     room: F8
-    """[2, R]: room to count a job's tables and bytes."""
+    """[2, R]: scratch array for counting a job's tables and bytes."""
     best_home: I8
-    """[T]"""
+    """[T]: homes of the best plan."""
     best: F8
-    """[1]: what the best plan costs."""
+    """[1]: cost of the best plan (the excess or the total, whichever is minimised)."""
     number: I8
-    """[N_NUMBERS]"""
+    """[N_NUMBERS]: see `DEPTH` and following."""

@@ -1,4 +1,4 @@
-"""Deciding a table's home: a level is copied, and what follows from the decision is changed in the copy."""
+"""Decides a table's home: copies a level, and updates the copy for the decision."""
 
 import math
 
@@ -27,7 +27,7 @@ from tetris.exact.kernels.layout import (
 
 @compiled
 def place(fixed: Fixed, levels: Levels, tree: Tree, level: int, table: int, region: int, enough: float) -> None:
-    """Make level + 1 of `level` and of the table's home; sets `tree.home`. `enough` is as in `weigh`."""
+    """Computes level `level` + 1 by deciding the table's home; sets `tree.home`. `enough` is as in `weigh`."""
     after = level + 1
     for entry in range(levels.floats.shape[1]):
         levels.floats[after, entry] = levels.floats[level, entry]
@@ -54,7 +54,11 @@ def place(fixed: Fixed, levels: Levels, tree: Tree, level: int, table: int, regi
 def _shift(
     low: F8, high: F8, sums: F8, counts: I8, amount: float, was: int, was_sure: bool, mask: int, settled: bool
 ) -> None:
-    """An amount that could be in the regions `was` can be in those of `mask` only. The arrays are a channel's."""
+    """Restricts the possible regions (bit masks) of an amount from `was` to `mask`. The arrays are those of a channel.
+
+    `was_sure`: the amount was already certain to be in some region. `settled`: its region, or that it has none, is
+    final.
+    """
     gone = was & ~mask
     region = 0
     while gone:
@@ -81,7 +85,7 @@ def _shift(
 
 @compiled
 def _regroup(fixed: Fixed, levels: Levels, tree: Tree, level: int, table: int) -> None:
-    """Where the table's groups may run, and what they read at least, after its home was decided."""
+    """Updates the possible regions and the read bounds of the table's groups after its home was decided."""
     now = levels.now[level]
     for index in range(fixed.table_start[table], fixed.table_start[table + 1]):
         group = fixed.table_group[index]
@@ -114,7 +118,7 @@ def _regroup(fixed: Fixed, levels: Levels, tree: Tree, level: int, table: int) -
 
 @compiled
 def _ml(tables: I8, homes: I8, size: F8) -> tuple[int, bool, float]:
-    """The regions, whether that is settled, and the least bytes from afar, for jobs that need all tables in one."""
+    """Returns possible regions, whether they are final, and the least remotely read bytes of an ML group."""
     common, left, all_bytes = NONE, 0, 0.0
     apart = False
     for table in tables:
@@ -133,10 +137,10 @@ def _ml(tables: I8, homes: I8, size: F8) -> tuple[int, bool, float]:
 
 @compiled
 def _most(tables: I8, homes: I8, sizes: F8, room: F8) -> tuple[int, bool, float]:
-    """The same of a group that runs where most of its tables are (a tie: more bytes, then the first name).
+    """Returns the same values for a group that runs where most of its tables are (ties: more bytes, then name).
 
-    A region can win if it does when all that is undecided goes there. What is read there is at least what was decided
-    to be elsewhere.
+    A region is possible if it wins when all undecided tables go there. The remotely read bytes are at least those of
+    the tables that were decided to be in other regions.
     """
     count, size = room[0], room[1]
     for region in range(count.shape[0]):
@@ -166,7 +170,7 @@ def _can_win(count: F8, size: F8, region: int, left: float, left_bytes: float) -
     mine, bytes_mine = count[region] + left, size[region] + left_bytes
     if mine == 0.0:
         return False
-    # Sums in another order differ by rounding: what could be a tie stays possible until all is decided.
+    # Sums in a different order differ by rounding, so possible ties are kept until all tables are decided.
     unsure = SLACK * bytes_mine if left > 0.0 else 0.0
     for other in range(count.shape[0]):
         if other == region or count[other] < mine:
@@ -180,9 +184,10 @@ def _can_win(count: F8, size: F8, region: int, left: float, left_bytes: float) -
 
 @compiled
 def weigh(fixed: Fixed, levels: Levels, before: int, level: int, enough: float) -> None:
-    """The bounds of a level; unless it is its own `before`, only of channels in which something changed.
+    """Computes the lower bounds of a level, from those of level `before` and the changed channels.
 
-    It ends early once the objective is `enough` for certain, or more is broken than is allowed: the level is of no use.
+    If `before` equals `level`, all channels are computed. The function returns early if the bound reaches `enough` or
+    an allowed limit is exceeded, because the level will be pruned.
     """
     now, keys = levels.now[level], fixed.supply.shape[0]
     if now[HOME_H] < fixed.wanted_h or now[MOVED] > fixed.move_quota:
@@ -213,7 +218,7 @@ def weigh(fixed: Fixed, levels: Levels, before: int, level: int, enough: float) 
             if over == math.inf:
                 now[LACK] = math.inf
                 return
-    # Summed up anew: differences would add up their rounding.
+    # Sums are computed from scratch, because differences would accumulate rounding errors.
     bound, lack = now[READ], 0.0
     for channel in range(keys + 1):
         bound += levels.cost[level, channel]

@@ -1,4 +1,4 @@
-"""The search: depth first, at each node the table whose homes cost most to decide, its most promising home first."""
+"""Depth-first branch and bound. A node branches on the table with the largest bound, smallest child bound first."""
 
 import math
 
@@ -23,10 +23,10 @@ from tetris.exact.kernels.place import place
 
 @compiled
 def search(fixed: Fixed, levels: Levels, tree: Tree, order: I8, lack_only: bool, most_lack: float, budget: int) -> None:
-    """Go on for `budget` tries of a move, or to the end; `tree` says where to go on.
+    """Continues the search from the state in `tree` for `budget` evaluated decisions, or to the end.
 
-    `lack_only` minimises the relative excess. Else the objective, among plans whose excess is at most `most_lack`.
-    `order` are tables, those first that are looked at first.
+    With `lack_only` it minimises the relative excess; otherwise the objective, among plans whose excess is at most
+    `most_lack`. `order` is the order in which tables are considered for branching.
     """
     number, tables = tree.number, tree.home.shape[0]
     stop = number[WORK] + budget
@@ -69,7 +69,7 @@ def _met(bound: float, best: float) -> bool:
 
 @compiled
 def _branch(fixed: Fixed, levels: Levels, tree: Tree, order: I8, depth: int, lack_only: bool, most_lack: float) -> None:
-    """Choose the table to decide at a depth, and order its homes; homes that cannot be are taken from domains."""
+    """Chooses the table to decide at a depth and sorts its homes by bound; removes impossible homes from domains."""
     tree.number[NODES] += 1
     tree.next[depth], tree.children[depth] = 0, 0
     best_least, best_sum = -1.0, -1.0
@@ -93,7 +93,7 @@ def _branch(fixed: Fixed, levels: Levels, tree: Tree, order: I8, depth: int, lac
 def _try(
     fixed: Fixed, levels: Levels, tree: Tree, depth: int, table: int, lack_only: bool, most_lack: float
 ) -> tuple[float, float]:
-    """Fill `tree.tried` with bounds of the table's homes; returns the least, and the sum."""
+    """Writes the lower bounds of the table's homes to `tree.tried`; returns their minimum and their sum."""
     regions = tree.tried.shape[0]
     first, last = 0, regions - 1
     before, after = fixed.twin[table, 0], fixed.twin[table, 1]
@@ -124,7 +124,7 @@ def _try(
 
 @compiled
 def _take_children(tree: Tree, depth: int) -> None:
-    """The homes in `tree.tried`, least bound first."""
+    """Copies the possible homes in `tree.tried` to the children of a depth, smallest bound first."""
     count = 0
     for region in range(tree.tried.shape[0]):
         bound = tree.tried[region]

@@ -1,4 +1,4 @@
-"""The first schema
+"""Creates the first schema.
 
 Revision: 0001, after .
 """

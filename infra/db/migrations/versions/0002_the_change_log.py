@@ -1,4 +1,4 @@
-"""The change log: schedulers hold columns and follow it, instead of reading the queue and the fleet for each decision.
+"""Adds the change log, from which schedulers update their columns instead of reading queue and fleet for each decision.
 
 Revision ID: 0002
 Revises: 0001
@@ -49,7 +49,8 @@ def upgrade() -> None:
     live = sa.text("finished_at is null")
     op.drop_index("workload_live", table_name="workload", postgresql_where=live)
     op.create_index("workload_live", "workload", ["id"], postgresql_where=live)
-    # Room for a row's next version beside it: these change often, and in nothing that is in an index.
+    # A lower fill factor leaves space for a row's next version on the same page (HOT updates). These rows change often,
+    # in columns without an index.
     op.execute("alter table workload set (fillfactor = 80)")
     op.execute("alter table machine set (fillfactor = 50)")
     op.drop_table("region_bid")

@@ -1,4 +1,4 @@
-"""The award is one call; which slots each task has follows from its attempt's plan and its allocation's slots.
+"""Makes the award one function call, and derives the slots of tasks from the attempt's plan and its allocations.
 
 Revision ID: 0003
 Revises: 0002
@@ -34,7 +34,7 @@ def downgrade() -> None:
     op.alter_column("allocation", "tasks", nullable=False)
 
 
-# As `domain.slots` says it: tasks are numbered in the plan's order, and have their machine's slots in ascending order.
+# As in `domain.slots`: tasks are numbered in the plan's order, and get their machine's slots in ascending order.
 _TASKS = """
     with task as (
         select a.workload, a.attempt, place.machine, job.place as job_place, job.plan ->> 'job' as job,

@@ -1,4 +1,4 @@
-"""What tasks report of their checkpoints, what an attempt lost, and the notices of platforms.
+"""Adds tasks' reports about checkpoints, the lost work of attempts, and platform notices.
 
 Revision ID: 0004
 Revises: 0003
@@ -13,7 +13,8 @@ down_revision = "0003"
 branch_labels = None
 depends_on = None
 
-# A change of what an eviction would lose is one that decisions look at: also the first word of a resumed attempt.
+# Decisions depend on the work that an eviction would lose, so these changes are logged, including the first report of a
+# resumed attempt.
 _CHANGED = """
     create trigger attempt_changed after update on attempt for each row when (
         (new.region, new.awarded_at, new.released_at, new.gpu_types, new.cpus_milli)

@@ -1,4 +1,4 @@
-"""The catalogue: namespaces, partitions, datacenters, replicas of parts, and the usage of tables by jobs.
+"""Adds the catalogue: namespaces, partitions, datacenters, partial replicas, and the usage of tables by jobs.
 
 Revision ID: 0005
 Revises: 0004
@@ -17,7 +17,7 @@ depends_on = None
 
 _TIME = postgresql.TIMESTAMP(timezone=True)
 _JSON = postgresql.JSONB(astext_type=sa.Text())
-# A table from before was all that is under its folder: one partition.
+# A table of an earlier version was everything below its folder. It becomes one partition.
 _ONE_PARTITION = """
     insert into data_partition (data_table, name, location, size_bytes, created_at)
     select name, 'all', 'tables/' || name || '/', size_bytes, created_at from data_table
@@ -103,7 +103,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Undoes this revision. What only the new one can say is lost: replicas of parts and such as are deleted."""
+    """Undoes this revision. Partial replicas and replicas that are being deleted are lost."""
     op.execute("drop trigger data_table_came on data_table")
     op.execute("drop trigger data_table_moved on data_table")
     for trigger in ("home_replica_changed", "replica_came_ready", "replica_became_ready"):

@@ -1,4 +1,4 @@
-"""Staleness of replicas as a column, top-ups, and what attempts read that was stale.
+"""Adds the staleness of replicas as a column, top-ups of stale replicas, and the stale tables that attempts read.
 
 Revision ID: 0006
 Revises: 0005

@@ -1,4 +1,4 @@
-"""Nights of the placement of tables, their moves, and the pause.
+"""Adds nightly runs of Tetris, their moves, and the pause of moves.
 
 Revision ID: 0007
 Revises: 0006
@@ -87,7 +87,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Undoes this revision. What nights did stays done; what they were is lost."""
+    """Undoes this revision. Executed moves stay in effect, but the records of nightly runs are lost."""
     op.drop_table("night_pause")
     op.drop_table("night_move")
     op.drop_table("night")

@@ -1,4 +1,6 @@
-"""A partition of a home changes its datacenter without a look at the whole table: as many looks as it has partitions.
+"""Skips the check of the whole table when a partition in the table's home only changes its datacenter.
+
+Without this, a change of all partitions would check the table once for each partition.
 
 Revision ID: 0008
 Revises: 0007

@@ -1,4 +1,4 @@
-"""What each partition's objects are (manifests), and when each copy of a partition was found right or wrong.
+"""Adds manifests of partitions (the list of their objects), and the results of checking each copy against them.
 
 Revision ID: 0009
 Revises: 0008
@@ -34,7 +34,7 @@ _OF_REPLICAS = (
 
 
 def upgrade() -> None:
-    """Applies this revision. Manifests of tables that are there are computed in the background."""
+    """Applies this revision. Manifests of existing tables are computed later, in the background."""
     op.create_table(
         "partition_manifest",
         sa.Column("data_table", sa.Text(), nullable=False),
@@ -57,7 +57,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Undoes this revision. Checksums that were computed are lost."""
+    """Undoes this revision. Computed checksums are lost."""
     op.drop_index("replica_partition_verified", "replica_partition")
     op.drop_constraint("replica_partition_wrong", "replica_partition")
     for name, _ in _OF_REPLICAS:

@@ -1,4 +1,4 @@
-"""API keys may expire.
+"""Adds an optional expiry to API keys.
 
 Revision ID: 0010
 Revises: 0009

@@ -1,4 +1,4 @@
-"""When a region bid, machines that can be removed, and phases as a closed list.
+"""Adds the time of bids, allows the removal of machines, and restricts phases to a closed list.
 
 Revision ID: 0011
 Revises: 0010
@@ -22,7 +22,7 @@ def upgrade() -> None:
     """Applies this revision."""
     at = sa.Column("at", sa.TIMESTAMP(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False)
     op.add_column("region_bid", at)
-    # Allocations are history, which outlives a machine. The allocation guard refuses live ones without a machine.
+    # Allocations are kept as history after a machine is removed. The guard rejects live ones without a machine.
     op.drop_constraint("allocation_machine_fkey", "allocation", type_="foreignkey")
     where = sa.text("finished_at is null and spec -> 'limits' ->> 'max_pending_s' is not null")
     op.create_index("workload_expiring", "workload", ["id"], postgresql_where=where)

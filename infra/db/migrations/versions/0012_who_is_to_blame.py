@@ -1,4 +1,4 @@
-"""Machines count distinct workloads that failed there, and pin their keys; tenants have numbers; archives' paths.
+"""Adds the workloads that failed on each machine, pinned machine keys, tenants' numbers, and the paths in archives.
 
 Revision ID: 0012
 Revises: 0011

@@ -1,4 +1,4 @@
-"""CHECKs that the models always had, and the first schema did not.
+"""Adds CHECK constraints that the models always had, but that were missing in the first schema.
 
 Revision ID: 0013
 Revises: 0012

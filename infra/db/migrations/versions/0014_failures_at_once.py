@@ -1,4 +1,4 @@
-"""When a machine last failed a workload, so that workloads that fail together count as one.
+"""Adds the time of a machine's last counted failure, so that workloads that fail together count as one failure.
 
 Revision ID: 0014
 Revises: 0013

@@ -1,4 +1,4 @@
-"""An append waits for what is just arriving at a replica, so that the replica does not seem complete without it.
+"""Makes an append wait for concurrent completions of partitions in a replica, so that `stale_since` stays correct.
 
 Revision ID: 0015
 Revises: 0014
@@ -23,8 +23,9 @@ begin
     return null;
 end $$
 """
-# A replica that lacks something may be losing its `stale_since` at this moment, for the last that it lacked. The update
-# passes over it, as it is not null before that is committed, unless it waits here: what follows has a new snapshot.
+# A concurrent transaction may be setting a replica's `stale_since` to null, because its last missing partition has
+# arrived. Without this lock, the update would skip that replica, because the column is not null before the commit. With
+# the lock the update waits, and then runs with a new snapshot.
 _LOCK = """
     perform from replica as r where r.data_table in (select data_table from moved_rows) and r.stale_since is not null
     order by r.data_table, r.region for no key update;

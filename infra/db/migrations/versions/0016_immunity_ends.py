@@ -1,4 +1,4 @@
-"""Who evicted a workload is immune to it until the queue changes from outside, not for ever.
+"""Limits the immunity of evictors against their victims: it ends when the queue changes from outside.
 
 Revision ID: 0016
 Revises: 0015
@@ -14,8 +14,8 @@ down_revision = "0015"
 branch_labels = None
 depends_on = None
 
-# A sequence: counting takes no lock, so submissions do not wait for each other. A transaction that is rolled back may count,
-# and one counts before it is committed; either ends an immunity early or late by that one.
+# A sequence needs no lock, so submissions do not wait for each other. It also counts transactions that are rolled back,
+# and counts before the commit. So an immunity may end early or late by one change.
 _CHANGES = """
 create sequence outside_change;
 create function newest_outside_change() returns bigint language sql stable as
@@ -47,7 +47,7 @@ _UNTIL_A_CHANGE = "where e.evictor = v.victim and e.victim = wish.workload and e
 
 
 def _award(immunity: str) -> str:
-    """The award as revision 0003 made it, with another immunity."""
+    """Returns the award function of revision 0003 with the condition `immunity`."""
     sql = (Path(__file__).parent.parent / "0003_award.sql").read_text()
     function = sql[sql.index("create function award_plans") :]
     assert function.count(_FOR_EVER) == 1
@@ -57,7 +57,7 @@ def _award(immunity: str) -> str:
 def upgrade() -> None:
     """Applies this revision."""
     op.execute(_CHANGES)
-    # Evictions so far are of before the first change that is counted: nobody is immune because of them any more.
+    # Existing evictions happened before the first counted change, so they give no immunity any more.
     op.execute("select nextval('outside_change'), nextval('outside_change')")
     op.add_column("eviction", sa.Column("change", sa.BigInteger(), server_default="0", nullable=False))
     op.alter_column("eviction", "change", server_default=sa.text("newest_outside_change()"))

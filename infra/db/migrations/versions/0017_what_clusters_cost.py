@@ -1,4 +1,4 @@
-"""Clusters have a zone, a kind of capacity and prices, and what they cost when is kept.
+"""Adds zone, capacity kind and prices of clusters, and the history of prices.
 
 Revision ID: 0017
 Revises: 0016

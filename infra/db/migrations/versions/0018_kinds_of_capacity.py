@@ -1,4 +1,4 @@
-"""Workloads say on which kinds of capacity they may run; schedulers hear of what a cluster's machines share.
+"""Adds the capacity kinds that a workload may run on, and logs changes of clusters in the change log.
 
 Revision ID: 0018
 Revises: 0017
@@ -11,7 +11,7 @@ down_revision = "0017"
 branch_labels = None
 depends_on = None
 
-# What `workload.ask` has of workloads that are there stays right: none of them says a kind.
+# The stored `workload.ask` of existing workloads stays valid, because none of them specifies a capacity kind.
 _ASK = """
 create or replace function workload_ask(spec jsonb) returns text language sql immutable parallel safe as $$
     select jsonb_strip_nulls(jsonb_build_object(
@@ -51,5 +51,5 @@ def downgrade() -> None:
     """Undoes this revision."""
     op.execute("drop trigger cluster_changed on cluster; drop function cluster_changed")
     op.execute(_ASK_BEFORE)
-    # Earlier versions refuse a specification with a word that they do not know.
+    # Earlier versions reject a specification with an unknown field.
     op.execute("update workload set spec = spec - 'capacity' where jsonb_exists(spec, 'capacity')")

@@ -1,4 +1,4 @@
-"""Pools, the instances that were asked of providers, and what providers refused.
+"""Adds pools, the instances that were requested from providers, and refused launches.
 
 Revision ID: 0019
 Revises: 0018

@@ -1,4 +1,4 @@
-"""Machines without work that a pool keeps for what comes next; several workloads may wait for one machine.
+"""Adds buffers of idle machines to pools, and allows several workloads to wait for one machine.
 
 Revision ID: 0020
 Revises: 0019
@@ -25,7 +25,7 @@ def upgrade() -> None:
         "instance",
         "wanted_by",
         type_=postgresql.JSONB(),
-        postgresql_using="'{}'::jsonb",  # The next round writes it.
+        postgresql_using="'{}'::jsonb",  # The next round of the capacity keeper writes it again.
         server_default=sa.text("'{}'"),
         nullable=False,
     )
@@ -33,7 +33,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Takes this revision back."""
+    """Undoes this revision."""
     op.drop_index("instance_wanted_by", "instance")
     op.alter_column("instance", "wanted_by", server_default=None, nullable=True)
     op.alter_column("instance", "wanted_by", type_=sa.Text(), postgresql_using="null")

@@ -1,6 +1,6 @@
-"""Commands that need the standard library only: `mizzen cadence` and `mizzen checkpoint`.
+"""Commands that need only the standard library: `mizzen cadence` and `mizzen checkpoint`.
 
-They run from the plain wheel, such as in the image of a training. A command is a `spec.Command`; `running` parses the
-arguments with argparse and runs it. Where the extra `client` is installed too, `mizzen.cli.passing` lists the same
-commands in the click application.
+They run from the wheel without extras, for example in the container image of a training. A command is a
+`spec.Command`; `running` parses its arguments with argparse and runs it. If the extra `client` is installed,
+`mizzen.cli.passing` adds the same commands to the click application.
 """

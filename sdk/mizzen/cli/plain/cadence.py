@@ -1,4 +1,4 @@
-"""The command that explains how often to save."""
+"""The command `cadence`, which computes and explains the interval between checkpoints."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from mizzen.cli.plain.printing import emit_one
 from mizzen.cli.plain.spec import BadValue, Command, Option, choice, duration, whole
 
 _HELP = """\
-Explain how often to save.
+Explain how often to save a checkpoint.
 
-Interruptions are taken from --mtbf, else from --hazard times --machines, else from what is assumed of --platform.
-A --mtbf is the whole gang's and is not divided by --machines.
+The rate of interruptions is taken from --mtbf, else from --hazard times --machines, else from the default for
+--platform. --mtbf applies to the whole gang and is not divided by --machines.
 
     mizzen cadence --mtbf 3h --save 30s --step 2s"""
 
@@ -62,23 +62,23 @@ CADENCE = Command(
     _HELP,
     _run,
     (
-        _time("--save", "save_s", _ZERO, "How long a save holds the training up.", required=True),
+        _time("--save", "save_s", _ZERO, "How long a save stalls the training.", required=True),
         _time("--step", "step_s", _ABOVE, "How long one step takes.", required=True),
         _time("--mtbf", "mtbf_s", _ABOVE, "Mean time between interruptions of the whole gang."),
-        _time("--ends-in", "ends_in_s", _ABOVE, "In what time the machines go for certain, as at a time limit."),
+        _time("--ends-in", "ends_in_s", _ABOVE, "Time until the machines certainly end, as at a time limit."),
         Option(("--hazard",), "hazard", "Interruptions per machine hour.", _hazard, "NUMBER"),
         Option(
             ("--platform",),
             "platform",
-            f"Where it runs: {', '.join(_NAMES)}.",
+            f"The platform, for its default rate of interruptions: {', '.join(_NAMES)}.",
             choice(_NAMES),
             "NAME",
             choices=_NAMES,
         ),
-        Option(("--machines",), "machines", "Machines of the gang; 1 by default.", whole(1), "NUMBER", 1),
-        _time("--interval", "interval_s", _ZERO, "An interval that is set outright: no formula."),
+        Option(("--machines",), "machines", "Number of machines of the gang. Default: 1.", whole(1), "NUMBER", 1),
+        _time("--interval", "interval_s", _ZERO, "A fixed interval, instead of the computed one."),
         _time(
-            "--write", "write_s", _ZERO, "How long a save is then written in the background; 0 by default.", default=0.0
+            "--write", "write_s", _ZERO, "How long a save is then written in the background. Default: 0.", default=0.0
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Commands that look at a root of checkpoints: `ls`, `show`, `verify` and `export`. They claim nothing there."""
+"""Read-only commands about a checkpoint root: `ls`, `show`, `verify` and `export`. They take no claim on the root."""
 
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,10 +29,10 @@ _LS = (
     Column("ATTEMPT", lambda c: c["attempt"], drop=2, right=True),
     Column("SAVE", lambda c: c["save"], drop=3, right=True),
     Column("SAVED (UTC)", lambda c: _clock(c), drop=4),
-    Column("AGO", lambda c: words.between(c["created_at"], None), drop=1, right=True),
+    Column("AGE", lambda c: words.between(c["created_at"], None), drop=1, right=True),
     Column("SIZE", lambda c: words.size(c["size_bytes"]), right=True),
     Column("RANKS", lambda c: c["ranks"], drop=5, right=True),
-    Column("WHOLE", lambda c: _wrong(c["problems"]) or "yes", flexible=True),
+    Column("INTACT", lambda c: _wrong(c["problems"]) or "yes", flexible=True),
 )
 _PARTS = (
     Column("PART", lambda p: p["name"]),
@@ -59,7 +59,7 @@ _FILES = (
 
 @contextmanager
 def _failing() -> Iterator[None]:
-    """Give an error of the library its exit code."""
+    """Convert an error of the checkpoint library to a `Failure` with its exit code."""
     try:
         yield
     except MissingCheckpointError as error:
@@ -105,7 +105,7 @@ def _show(given: Namespace) -> int:
 
 def _verify(given: Namespace) -> int:
     if given.all and given.step is not None:
-        raise UsageError("'--step' and '--all' exclude each other.")
+        raise UsageError("'--step' and '--all' cannot be used together.")
     with _failing():
         found = _open(given.uri)
         records: tuple[Skipped, ...] = ()
@@ -116,7 +116,7 @@ def _verify(given: Namespace) -> int:
         else:
             judged = [_verified(found, given.step)]
             if given.step is None:
-                # A damaged record after the newest checkpoint may have been a newer one.
+                # A damaged record after the newest checkpoint may have been a newer checkpoint.
                 records = found.damaged_records(judged[0][0])
     items = [{**_summary(manifest), **_judgement(problems)} for manifest, problems in judged]
     for record in records:
@@ -128,7 +128,7 @@ def _verify(given: Namespace) -> int:
     elif given.all and given.output in ("json", "yaml"):
         emit_list(given.output, items, ())
     elif not items:
-        say("there are none")
+        say("there are no checkpoints")
     else:
         page = "\n".join(line for item in items for line in _verdict(item))
         emit_one(given.output, items[0], lambda: page)
@@ -136,14 +136,14 @@ def _verify(given: Namespace) -> int:
 
 
 def _verified(found: Checkpoints, step: int | None) -> tuple[Manifest, list[Problem]]:
-    """The newest checkpoint, of this step or of all, and what is wrong with it."""
+    """Return the newest checkpoint of `step`, or of all steps if it is None, and its problems."""
     while True:
         manifest = found.get(step)
         try:
             with _progress([manifest]) as progress:
                 return manifest, found.verify(manifest, progress=progress)
         except MissingCheckpointError:
-            # The training that removed it has saved a newer one.
+            # The running training removed this checkpoint after it saved a newer one: verify that one.
             if step is not None or found.get() == manifest:
                 raise
 
@@ -160,7 +160,7 @@ def _export(given: Namespace) -> int:
             except ValueError as error:
                 raise UsageError(str(error)) from error
             except OSError as error:
-                raise Failure(Exit.CONFLICT, f"{folder} cannot be written: {error}") from error
+                raise Failure(Exit.CONFLICT, f"cannot write to {folder}: {error}") from error
     items = [
         {"part": part.name, "rank": part.rank, "file": str(path), "size_bytes": part.size_bytes, "kind": part.kind}
         for part, path in files
@@ -225,7 +225,7 @@ def _whose(problem: Mapping[str, Any]) -> str:
 
 def _verdict(item: Mapping[str, Any]) -> Iterator[str]:
     if item["whole"]:
-        yield f"{item['name']} is whole ({words.size(item['size_bytes'])})"
+        yield f"{item['name']} is intact ({words.size(item['size_bytes'])})"
         return
     yield f"{item['name']} is damaged:"
     for problem in item["problems"]:
@@ -241,11 +241,11 @@ def _page(body: Mapping[str, Any]) -> str:
         "saved": f"{_clock(body)} UTC, {ago} ago",
         "size": words.size(body["size_bytes"]),
         "ranks": body["ranks"],
-        "whole": _wrong(body["problems"]) or "yes, by the sizes of its parts",
+        "intact": _wrong(body["problems"]) or "yes, by the sizes of its parts",
     }
     width = max(len(name) for name in facts)
     lines = [body["name"], *(f"{name.ljust(width)}  {cell(value)}" for name, value in facts.items()), "", "parts"]
-    # Columns without a value for any part say nothing.
+    # Omit columns that are empty for all parts.
     shown = [column for column in _PARTS if column.header == "RANK" or any(column.text(one) for one in body["parts"])]
     lines += [f"  {line}" for line in table(body["parts"], shown, None)]
     for part in body["parts"]:
@@ -255,20 +255,30 @@ def _page(body: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-_URI = Argument("uri", "URI", "Root of the checkpoints: a path, file://, s3:// or gs://.")
-_STEP = Option(("--step",), "step", "The newest checkpoint of this step; else the newest of all.", whole(0), "STEP")
-_ALL = Option(("--all",), "all", "All checkpoints; parts that they share are read once.", is_flag=True)
-_RANK = Option(("--rank",), "rank", "Only what this rank loads: its own parts and those of all.", whole(0), "RANK")
+_URI = Argument("uri", "URI", "Root of the checkpoints: a path, or a URI that starts with file://, s3:// or gs://.")
+_STEP = Option(
+    ("--step",), "step", "Use the newest checkpoint of this step. Default: the newest checkpoint.", whole(0), "STEP"
+)
+_ALL = Option(
+    ("--all",), "all", "Verify all checkpoints. A part that several checkpoints share is read once.", is_flag=True
+)
+_RANK = Option(
+    ("--rank",),
+    "rank",
+    "Export only the parts that this rank loads: its own parts and the parts of all ranks.",
+    whole(0),
+    "RANK",
+)
 
 CHECKPOINT = Group(
     "checkpoint",
-    "List, check and export checkpoints.\n\nReads only: a training that saves there meanwhile goes on.",
+    "List, check and export checkpoints.\n\nThese commands only read; a training may save to the same root meanwhile.",
     {
         "ls": Command("ls", "List the checkpoints of a root.", _ls, (), (_URI,)),
         "show": Command("show", "Show one checkpoint with its parts and tensors.", _show, (_STEP,), (_URI,)),
         "verify": Command(
             "verify",
-            "Read a checkpoint and compare it with its checksums.\n\nExit code 0: whole; 8: something is damaged.",
+            "Read a checkpoint and compare it with its checksums.\n\nExit code 0: intact; 8: damaged.",
             _verify,
             (_STEP, _ALL),
             (_URI,),
@@ -276,11 +286,11 @@ CHECKPOINT = Group(
         "export": Command(
             "export",
             "Write the parts of a checkpoint as files.\n\n"
-            "Files are named part-model.safetensors and so on, and are verified before they get their names. Parts of\n"
-            "single ranks are in folders rank-0000, rank-0001, ... where several ranks saved.",
+            "The files are named part-model.safetensors and so on. Each file is verified before it gets its name. If\n"
+            "several ranks saved, the parts of single ranks are in folders rank-0000, rank-0001, ...",
             _export,
             (_STEP, _RANK),
-            (_URI, Argument("dest", "DEST", "The folder, which must not exist yet or must be empty.")),
+            (_URI, Argument("dest", "DEST", "The target folder. It must be empty or not exist.")),
         ),
     },
 )

@@ -1,4 +1,4 @@
-"""Writing the parts of a checkpoint as files into a new folder."""
+"""Writes the parts of a checkpoint as files into a new folder."""
 
 import os
 from collections.abc import Callable
@@ -23,21 +23,21 @@ def export(
     *,
     progress: Callable[[int], object] = lambda _: None,
 ) -> list[tuple[Part, Path]]:
-    """Write the parts of a checkpoint into `folder`, all or none of them; the parts with their files.
+    """Write all parts of a checkpoint into `folder`, or none if one fails. Return the parts with their files.
 
-    A file gets its name when its content is verified. The parts of single ranks are in folders `rank-0000`, ..., unless
-    there is one rank only or one was asked for.
+    A file gets its final name after its content is verified. The parts of single ranks are in folders `rank-0000`, ...,
+    unless the gang had only one rank or `rank` is given.
 
     Args:
-        store: that of the root.
+        store: the object store of the checkpoint root.
         manifest: the checkpoint.
-        folder: where to; made if it is not there.
-        rank: only the parts that this rank loads; None: all.
+        folder: the target folder; created if it does not exist.
+        rank: write only the parts that this rank loads; None: all parts.
         progress: called with the number of bytes of each piece.
 
     Raises:
         ValueError: `folder` is a file or not empty, or the gang had no such rank.
-        CorruptCheckpointError: a part is damaged, or cannot be a file.
+        CorruptCheckpointError: a part is damaged, or its name is not valid as a file name.
         CheckpointError: a part cannot be read for another reason.
         OSError: a file cannot be written.
     """
@@ -73,38 +73,40 @@ def export(
 
 
 def _files(manifest: Manifest, rank: int | None) -> dict[str, Part]:
-    """The name of the file of each part, relative to the folder."""
+    """Return the parts by file name, relative to the folder."""
     parts = manifest.parts if rank is None else manifest.parts_of(rank)
     found: dict[str, Part] = {}
     for part in parts:
-        # The record may have been written by anyone: a name must not lead out of the folder.
+        # The record is untrusted input: a part name must not lead out of the folder.
         try:
             check_part_name(part.name)
             name = file_name(part.name, part.kind)
         except (StateError, KeyError) as error:
-            raise CorruptCheckpointError(f"{manifest.name}: {part.name!r} cannot be a file: {error}") from error
+            raise CorruptCheckpointError(
+                f"{manifest.name}: part name {part.name!r} cannot be a file name: {error}"
+            ) from error
         if part.rank is not None and not (isinstance(part.rank, int) and part.rank >= 0):
-            raise CorruptCheckpointError(f"{manifest.name}: {part.rank!r} is no rank")
+            raise CorruptCheckpointError(f"{manifest.name}: rank {part.rank!r} is not a non-negative integer")
         if part.rank is not None and rank is None and manifest.world_size > 1:
             name = f"rank-{part.rank:04d}/{name}"
         if name in found:
-            raise CorruptCheckpointError(f"{manifest.name}: two parts would be the file {name}")
+            raise CorruptCheckpointError(f"{manifest.name}: two parts have the same file name {name}")
         found[name] = part
     return found
 
 
 def _prepared(folder: Path) -> list[Path]:
-    """Make the folder, and those above it; those that were made.
+    """Create the folder and its missing parents. Return the folders that were created.
 
     Raises:
-        ValueError: it is not empty, or no folder.
-        OSError: it cannot be made.
+        ValueError: the path is not a folder, or the folder is not empty.
+        OSError: a folder cannot be created.
     """
     if folder.is_dir():
         if any(folder.iterdir()):
             raise ValueError(f"{str(folder)!r} is not empty: give a folder that does not exist yet, or an empty one")
     elif os.path.lexists(folder):
-        raise ValueError(f"{str(folder)!r} is no folder: give one that does not exist yet, or an empty one")
+        raise ValueError(f"{str(folder)!r} is not a folder: give a folder that does not exist yet, or an empty one")
     made = []
     for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         path.mkdir()

@@ -1,4 +1,4 @@
-"""Arguments of a command by argparse, with errors that name the option, its value and what would be right."""
+"""Parses the arguments of a command with argparse. Error messages name the option, its value and the valid values."""
 
 import argparse
 import re
@@ -14,12 +14,12 @@ _UNKNOWN = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Raise argparse's message in the words of the command's other errors."""
+        """Raise a `UsageError` with argparse's message, reworded like the errors of click."""
         raise UsageError(_worded(message))
 
 
 def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
-    """The parser of a command, which is called as `prog`."""
+    """Return the argument parser of a command. `prog` is the name shown in its usage line."""
     parser = _Parser(
         prog=prog,
         description=_escaped(command.help),
@@ -45,17 +45,17 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
 
 
 def parse(command: Command, prog: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """The values of a command's options and arguments.
+    """Parse the arguments into the values of a command's options and arguments.
 
     Raises:
-        UsageError: they are wrong.
-        SystemExit: its help was asked for, and is printed.
+        UsageError: an argument is invalid or missing.
+        SystemExit: the arguments ask for help, which has been printed.
     """
     return parser_of(command, prog).parse_args(_joined(command, arguments))
 
 
 def _joined(command: Command, arguments: Sequence[str]) -> list[str]:
-    """The arguments with each option and its value in one: argparse takes a value such as `-3h` for an option."""
+    """Join each option and its value as `option=value`: argparse takes a separate value such as `-3h` for an option."""
     valued = {flag: option for option in (*command.options, *SHARED) if not option.is_flag for flag in option.flags}
     out: list[str] = []
     left = iter(arguments)
@@ -89,7 +89,7 @@ def _worded(message: str) -> str:
         what = "option" if names[0].startswith("-") else "argument"
         return f"Missing {what} {', '.join(repr(name) for name in names)}."
     if found := _UNKNOWN.fullmatch(message):
-        return f"No such option: {found[1]}" if found[1].startswith("-") else f"Got more arguments: {found[1]}"
+        return f"No such option: {found[1]}" if found[1].startswith("-") else f"Unexpected arguments: {found[1]}"
     return message
 
 

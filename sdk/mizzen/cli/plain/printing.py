@@ -1,6 +1,6 @@
-"""Printing data to stdout: tables, JSON, YAML, or names only. Everything else goes to stderr.
+"""Prints data to stdout as tables, JSON, YAML or names. Messages go to stderr.
 
-A list is printed as a JSON array, one thing as an object, and a stream as one object a line.
+In JSON, a list is printed as an array, a single item as an object, and a stream as one object per line.
 """
 
 import json
@@ -19,7 +19,7 @@ _GAP = "  "
 _LEAST = 10
 _BREAKS = re.compile(r"[\t\n\r]+")
 _BEYOND_ASCII = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Of what `words.visible` replaces, what JSON leaves as it is."""
+"""The characters that `words.visible` replaces and that JSON does not escape."""
 _RED, _GREEN, _YELLOW = 31, 32, 33
 _COLOURS = {
     "running": _GREEN,
@@ -35,16 +35,16 @@ _COLOURS = {
 
 @dataclass(frozen=True)
 class Column:
-    """One column: `text` makes its cell of an item."""
+    """A column of a table. `text` returns the cell of an item."""
 
     header: str
     text: Callable[[Any], object]
     drop: int = 0
-    """On a narrow terminal the columns with the highest number go first; 0 stays."""
+    """On a narrow terminal, the column with the highest number is omitted first; a column with 0 is always shown."""
     flexible: bool = False
-    """May be cut to fit, and takes what space is left."""
+    """The column may be truncated, and it takes the remaining space."""
     wide: bool = False
-    """Only with `-o wide`."""
+    """The column is shown only with `-o wide`."""
     right: bool = False
 
 
@@ -54,7 +54,7 @@ def emit_list(
     columns: Sequence[Column],
     name: Callable[[Any], str] = lambda item: str(item["id"]),
 ) -> None:
-    """Print a list of items in the format `output`. `name` is what the format `name` prints."""
+    """Print a list of items in the format `output`. `name` returns the text that the format `name` prints."""
     if output == "name":
         for item in items:
             _out(cell(name(item)))
@@ -67,11 +67,11 @@ def emit_list(
         for line in table(items, shown, width, colour=not no_colour()):
             _out(line)
     else:
-        say("there are none")
+        say("no items found")
 
 
 def emit_one(output: str, item: Mapping[str, Any], page: Callable[[], str], name: str | None = None) -> None:
-    """Print one thing: `page` for the formats table and wide, `name` (its id by default) for name."""
+    """Print one item: `page` for the formats table and wide, `name` (default: the item's id) for the format name."""
     if output == "name":
         _out(words.visible(str(item["id"] if name is None else name)))
     elif output in ("json", "yaml"):
@@ -81,22 +81,22 @@ def emit_one(output: str, item: Mapping[str, Any], page: Callable[[], str], name
 
 
 def _out(text: str) -> None:
-    # Other output of the same command may go past Python's buffer.
+    # Flush, because other output of the same command may bypass Python's buffer.
     print(text, flush=True)
 
 
 def say(text: str) -> None:
-    """Tell the user something that is not data."""
+    """Print a message to stderr."""
     print(f"mizzen: {words.visible(text)}", file=sys.stderr)
 
 
 def no_colour() -> bool:
-    """Whether stdout must stay plain (NO_COLOR, or no terminal)."""
+    """Return whether stdout must not be coloured (NO_COLOR is set, or stdout is not a terminal)."""
     return bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()
 
 
 def dump(body: Any, form: str) -> str:
-    """`body` as text in `json` or `yaml` (which needs pyyaml), without a line end."""
+    """Return `body` as text in the format `json` or `yaml` (which needs pyyaml), without a final line end."""
     if form == "json":
         return _escaped(json.dumps(body, indent=2, ensure_ascii=False))
     import yaml
@@ -108,17 +108,17 @@ def dump(body: Any, form: str) -> str:
 
 
 def dump_line(body: Any) -> str:
-    """`body` as JSON in one line."""
+    """Return `body` as JSON on one line."""
     return _escaped(json.dumps(body, ensure_ascii=False))
 
 
 def _escaped(text: str) -> str:
-    r"""JSON with the same value, in which what could command a terminal is written as `\uXXXX`."""
+    r"""Return JSON with the same value, with terminal control characters written as `\uXXXX`."""
     return _BEYOND_ASCII.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def table(items: Sequence[Any], columns: Sequence[Column], width: int | None, colour: bool = False) -> list[str]:
-    """Lines of a table no wider than `width` (None: as wide as needed), as far as the columns that stay allow."""
+    """Return the lines of a table, at most `width` wide if the columns that are always shown fit. None: no limit."""
     cells = {column.header: [cell(column.text(item)) for item in items] for column in columns}
     natural = {header: max(map(measure, [header, *texts])) for header, texts in cells.items()}
     shown = list(columns)
@@ -154,14 +154,14 @@ def _line(columns: Sequence[Column], texts: Sequence[str], widths: Mapping[str, 
 
 
 def cell(value: object) -> str:
-    """A value as one line of text that a terminal takes for nothing else; `-` for None and nothing."""
+    """Return a value as one line of text without control characters; `-` for None and for empty values."""
     if value is None or value == "" or value == () or value == [] or value == {}:
         return "-"
     return words.visible(_BREAKS.sub(" ", str(value)))
 
 
 def measure(text: str) -> int:
-    """Terminal columns that `text` takes."""
+    """Return the number of terminal columns that `text` takes."""
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 0 if unicodedata.combining(c) else 1 for c in text)
 
 

@@ -1,4 +1,4 @@
-"""How far reading has come, on stderr where that is a terminal."""
+"""A progress line on stderr for reading bytes. It is shown only if stderr is a terminal."""
 
 import sys
 import time
@@ -9,17 +9,17 @@ _EVERY_S = 0.2
 
 
 class Progress:
-    """A line that is written again and again, and removed at the end. Use it with `with`."""
+    """A progress line that is updated in place and removed at the end. Use it as a context manager."""
 
     def __init__(self, total_bytes: int) -> None:
-        """Of so many bytes nothing is read yet."""
+        """Create a progress line for reading `total_bytes` bytes."""
         self._total_bytes = total_bytes
         self._done_bytes = 0
         self._shown_s = 0.0
         self._shows = sys.stderr.isatty()
 
     def __call__(self, size_bytes: int) -> None:
-        """So many bytes more were read."""
+        """Add `size_bytes` to the bytes that were read."""
         self._done_bytes += size_bytes
         now_s = time.monotonic()
         if self._shows and now_s >= self._shown_s + _EVERY_S:

@@ -1,4 +1,4 @@
-"""Running a command of the standard library to an exit code."""
+"""Runs the commands that need only the standard library, and returns their exit codes."""
 
 import os
 import sys
@@ -16,13 +16,13 @@ COMMANDS = {
     "cadence": "mizzen.cli.plain.cadence:CADENCE",
     "checkpoint": "mizzen.cli.plain.checkpoint:CHECKPOINT",
 }
-"""The commands by name, and where they are: `module:name`."""
+"""The location (`module:name`) of each command."""
 
 _HELP = ("-h", "--help")
 
 
 def load(name: str) -> Command | Group:
-    """The command or group `name` of `COMMANDS`, imported now."""
+    """Import and return the command or group `name` of `COMMANDS`."""
     module, _, attribute = COMMANDS[name].partition(":")
     found = getattr(import_module(module), attribute)
     assert isinstance(found, Command | Group)
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
         say(str(failure))
         return failure.code
     except BrokenPipeError:
-        # Nothing may be written to it at exit either.
+        # The flush at exit must not write to the broken pipe either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.PIPE
     except Exception:
@@ -58,12 +58,14 @@ def _run(arguments: Sequence[str]) -> int:
             return Exit.OK if rest else Exit.USAGE
         inner = command.commands.get(rest[0])
         if inner is None:
-            return _refuse(prog, "COMMAND", f"No such command {rest[0]!r}; there are {', '.join(command.commands)}.")
+            return _refuse(
+                prog, "COMMAND", f"No such command {rest[0]!r}; the commands are {', '.join(command.commands)}."
+            )
         prog, command, rest = f"{prog} {rest[0]}", inner, rest[1:]
     try:
         values = parse(command, prog, rest)
         if values.output == "yaml" and find_spec("yaml") is None:
-            raise UsageError("'-o yaml' needs pyyaml: pip install 'mizzen[client]'; '-o json' needs nothing")
+            raise UsageError("'-o yaml' needs pyyaml: pip install 'mizzen[client]'; '-o json' works without it")
         return command.run(values)
     except UsageError as error:
         return _refuse(prog, " ".join(["[OPTIONS]", *(one.metavar for one in command.arguments)]), str(error))
@@ -83,5 +85,5 @@ def _list(group: Group, prog: str) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a command's help."""
+    """Return the first paragraph of a command's help as one line."""
     return text.split("\n\n")[0].replace("\n", " ")

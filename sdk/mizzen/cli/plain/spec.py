@@ -1,4 +1,4 @@
-"""What a command is: its name, help, options, arguments and function. Readers of option values."""
+"""Classes that describe a command and its options, and functions that parse option values."""
 
 import re
 from argparse import Namespace
@@ -19,15 +19,15 @@ _LONGEST = 50
 
 
 class BadValue(ValueError):
-    """The value of an option is not right; the message names it and what would be right."""
+    """The value of an option is invalid. The message names the value and what is valid."""
 
 
 class UsageError(Exception):
-    """The arguments of a command are wrong together."""
+    """The arguments of a command are missing, unknown, invalid or cannot be combined."""
 
 
 class Failure(Exception):
-    """A command cannot do what was asked for; the message says why."""
+    """A command failed. `code` is its exit code, and the message says why."""
 
     def __init__(self, code: Exit, message: str) -> None:
         super().__init__(message)
@@ -36,11 +36,11 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `read` makes its value of the text that was given."""
+    """An option of a command. `read` parses the text of its value."""
 
     flags: tuple[str, ...]
     name: str
-    """The attribute that the command finds it under."""
+    """The attribute of the parsed arguments that holds the value."""
     help: str
     read: Callable[[str], Any] = str
     metavar: str | None = None
@@ -48,12 +48,12 @@ class Option:
     choices: tuple[str, ...] = ()
     required: bool = False
     is_flag: bool = False
-    """Whether it takes no value."""
+    """Whether the option takes no value."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument, which must be given."""
+    """A required positional argument of a command."""
 
     name: str
     metavar: str
@@ -62,19 +62,19 @@ class Argument:
 
 @dataclass(frozen=True)
 class Command:
-    """A command. The first sentence of `help` is its line in lists."""
+    """A command. The first paragraph of `help` is its line in lists of commands."""
 
     name: str
     help: str
     run: Callable[[Namespace], int]
-    """Gets the values by name, and returns the exit code."""
+    """The function of the command. It receives the parsed values and returns the exit code."""
     options: tuple[Option, ...] = ()
     arguments: tuple[Argument, ...] = ()
 
 
 @dataclass(frozen=True)
 class Group:
-    """Commands under one name."""
+    """A group of commands."""
 
     name: str
     help: str
@@ -82,10 +82,10 @@ class Group:
 
 
 def seconds(text: str, above_zero: bool) -> float:
-    """The seconds of a string such as `90s`, `1h30m` or `2d`, or of a number of seconds.
+    """Parse a duration such as `90s`, `1h30m` or `2d`, or a number of seconds. Return its seconds.
 
     Raises:
-        BadValue: it is none, or 0 where it must be above that.
+        BadValue: the text is not a duration, or the duration is 0 and `above_zero` is set.
     """
     if len(text) <= _LONGEST and (_PLAIN.fullmatch(text) or _DURATION.fullmatch(text)):
         parts = _PART.findall(text) or [(text, "s")]
@@ -98,12 +98,12 @@ def seconds(text: str, above_zero: bool) -> float:
 
 
 def duration(above_zero: bool) -> Callable[[str], float]:
-    """A reader of durations."""
+    """Return a parser of durations."""
     return lambda text: seconds(text, above_zero)
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """A reader of whole numbers from `least` on."""
+    """Return a parser of integers that are at least `least`."""
 
     def read(text: str) -> int:
         try:
@@ -120,7 +120,7 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def choice(names: tuple[str, ...]) -> Callable[[str], str]:
-    """A reader of one of these names."""
+    """Return a parser that accepts only these names."""
 
     def read(text: str) -> str:
         if text not in names:
@@ -144,13 +144,20 @@ SHARED = (
     Option(
         ("-o", "--output"),
         "output",
-        "How to print the data: table, wide, json, yaml or name.",
+        "The output format: table, wide, json, yaml or name.",
         choice(FORMATS),
         "FORMAT",
         "table",
         FORMATS,
     ),
-    Option(("--context",), "context", "Accepted as by other commands; not used here.", metavar="NAME"),
-    Option(("--patience",), "patience_s", "Accepted as by other commands; not used here.", _patience, "SECONDS", 30.0),
+    Option(("--context",), "context", "Accepted for consistency with other commands; ignored.", metavar="NAME"),
+    Option(
+        ("--patience",),
+        "patience_s",
+        "Accepted for consistency with other commands; ignored.",
+        _patience,
+        "SECONDS",
+        30.0,
+    ),
 )
-"""Options of every command."""
+"""The options that every command has."""
