@@ -18,7 +18,11 @@ _AUDIT = text(
 
 
 class View(BaseModel):
-    """Base class of responses."""
+    """Base class of responses.
+
+    Describe a field with `Field(description=...)`. The OpenAPI document and the SDK's types contain this text; they do
+    not contain a docstring under the field.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -28,23 +32,22 @@ class ReasonView(View):
 
     code: str = Field(examples=["quota_exceeded"])
     detail: dict[str, Any]
-    sentence: str
+    sentence: str = Field(description="The code and its details as a sentence")
 
 
 class ResourcesView(View):
-    """GPU slots by type, and CPUs in cores. In a quota, null CPUs means no limit."""
+    """GPU slots by type, and CPUs in cores."""
 
     gpus: dict[str, int] = Field(examples=[{"a100": 8}])
-    cpus: float | None = Field(examples=[64])
+    cpus: float | None = Field(description="In a quota, null means no limit", examples=[64])
 
 
-class AuditView(View):
-    """An audit entry: one change, with its actor and its target."""
+class AuditEntryView(View):
+    """An entry of the audit log: one change, with its actor, its action and its target."""
 
     id: int
     at: datetime
-    actor: str
-    """The id of an API key, `mizzen`, or `unknown` if the request had no known key."""
+    actor: str = Field(description="The id of an API key, `mizzen`, or `unknown` if the request had no known key")
     tenant: str | None
     action: str = Field(examples=["workload.cancel"])
     target: str

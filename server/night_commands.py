@@ -14,6 +14,7 @@ from mizzen.cli.session import Session, finish, say
 
 if TYPE_CHECKING:
     from mizzen.client.client import Client
+    from mizzen.client.views import NightReport
 
 _MOVES_SHOWN = 20
 _UNPLACED_SHOWN = 10
@@ -60,11 +61,10 @@ def _why(why: Mapping[str, Any]) -> str:
 @click.pass_obj
 def plan(session: Session, dry_run: bool) -> None:
     """Start a night now: plan the homes and replicas of tables, show the plan, and start the moves (operators)."""
-    night = session.client.begin_night(dry_run=dry_run)
+    begun = session.client.begin_night(dry_run=dry_run)
     began_s = said_s = time.monotonic()
-    while night["state"] == "planning":
+    while (night := session.client.night(begun["id"]))["state"] == "planning":
         time.sleep(_ASK_EVERY_S)
-        night = session.client.night(night["id"])
         if time.monotonic() - said_s >= _SAY_EVERY_S:
             said_s = time.monotonic()
             say(f"{night['id']}: planning for {said_s - began_s:.0f} s")
@@ -133,7 +133,7 @@ def _newest(session: Session) -> str:
     return str(items[0]["id"])
 
 
-def _page(client: "Client", night: Mapping[str, Any]) -> Iterator[str]:
+def _page(client: "Client", night: "NightReport") -> Iterator[str]:
     """Yields the lines of a night's report: its state, regions before and after, moves, and unplaced jobs."""
     from tetris.report import Summary, cannot_hold, lines
 

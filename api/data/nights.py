@@ -44,12 +44,12 @@ class NightView(View):
 
     id: str
     dry_run: bool
-    state: str = Field(description="planning, moving, ended, or failed: see `problem`")
+    state: str = Field(description="`planning`, `moving`, `ended`, or `failed`: see `problem`")
     started_at: datetime
     planned_at: datetime | None
     deadline_at: datetime = Field(description="No move starts after this time")
     ended_at: datetime | None
-    moves: dict[str, int] = Field(description="Number of moves by state: waiting, copying, done, left")
+    moves: dict[str, int] = Field(description="Number of moves by state: `waiting`, `copying`, `done`, `left`")
     moved_bytes: int = Field(description="Planned bytes of the completed moves")
     artifact_url: str | None = Field(description="Folder with the night's instance, plan, replicas and moves")
     problem: str | None
@@ -84,13 +84,13 @@ class MoveView(View):
 
     number: int = Field(description="Moves start in this order")
     kind: str = Field(
-        description="home, replica, refresh (copies the missing partitions of a stale replica), or drop (of a replica)"
+        description="`home`, `replica`, `drop` (of a replica) or `refresh` (copies what a stale replica lacks)"
     )
     table: str
     source_region: str
     target_region: str
     size_bytes: int
-    state: str
+    state: str = Field(description="`waiting`, `copying`, `done`, or `left` (not made): see `left_because`")
     left_because: str | None
     begun_at: datetime | None
     ended_at: datetime | None

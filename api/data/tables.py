@@ -48,7 +48,10 @@ class VerifyBody(Body):
 
 
 class VerificationView(View):
-    """A requested verification."""
+    """A requested verification.
+
+    It is complete for a replica when the replica's `verified_at` is at or after `asked_at`, or its `wrong` is set.
+    """
 
     asked_at: datetime
     regions: list[str] = Field(description="Regions whose copies are verified")
@@ -58,7 +61,7 @@ class ReplicaView(View):
     """A table's copy in a region."""
 
     region: str
-    state: str = Field(description="copying, ready, or deleting: its objects are deleted at `delete_at`")
+    state: str = Field(description="`copying`, `ready`, or `deleting`: its objects are deleted at `delete_at`")
     whole: bool = Field(description="True: a replica of the whole table; false: of some partitions only")
     partitions: int = Field(description="Number of partitions that have been copied")
     stale_since: datetime | None = Field(

@@ -61,7 +61,7 @@ class UsageBody(Body):
     runs: list[RunBody] = Field(min_length=1, max_length=MAX_RUNS)
 
 
-class UsageView(View):
+class RecordedView(View):
     """The number of recorded runs."""
 
     recorded: int
@@ -69,7 +69,7 @@ class UsageView(View):
 
 
 @router.post("", summary="Record runs of jobs")
-def record_usage(body: UsageBody, state: StateOf, caller: Operator) -> UsageView:
+def record_usage(body: UsageBody, state: StateOf, caller: Operator) -> RecordedView:
     """Records the tables that runs read and the resources that they used. Idempotent by a run's source and id."""
     with state.transaction() as session:
         _check_tables(session, body.runs)
@@ -88,7 +88,7 @@ def record_usage(body: UsageBody, state: StateOf, caller: Operator) -> UsageView
         if recorded:
             sources = sorted({run.source for run in body.runs})
             write_audit(session, caller, "usage.record", ", ".join(sources[:_NAMED]), runs=recorded)
-    return UsageView(recorded=recorded, known=len(body.runs) - recorded)
+    return RecordedView(recorded=recorded, known=len(body.runs) - recorded)
 
 
 def _check_tables(session: Session, runs: Sequence[RunBody]) -> None:

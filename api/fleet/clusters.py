@@ -9,7 +9,7 @@ from sqlalchemy import select, tuple_
 
 from api.auth import Operator, Viewer
 from api.bodies import MAX_TEXT, Body, JsonOnly
-from api.fleet.regions import MachinesView, SlotsView, counts, grouped, slots
+from api.fleet.regions import MachineCountsView, SlotsView, counts, grouped, slots
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
 from api.people.tenants import GpuType
@@ -37,7 +37,7 @@ class ClusterView(View):
         description="US dollars an hour: of a GPU under its type, of a core under `cpu`",
         examples=[{"a100": 2.1, "cpu": 0.04}],
     )
-    machines: MachinesView
+    machines: MachineCountsView
     gpus: dict[str, SlotsView]
 
 

@@ -24,7 +24,7 @@ _FIRST_DAY, _LAST_DAY = date(2000, 1, 1), date(2999, 12, 31)
 class CostView(View):
     """Usage of one resource by a tenant's workloads on one day, and its cost."""
 
-    day: date = Field(description="UTC")
+    day: date = Field(description="Day in UTC")
     tenant: str
     capacity: CapacityKind
     resource: str = Field(description="A GPU type, or `cpu`", examples=["a100"])

@@ -41,11 +41,11 @@ class InstanceView(View):
     gpu_type: str | None
     cpus: float
     memory_bytes: int
-    usd_per_h: float = Field(description="Price at the time of the request")
-    usd: float = Field(description="Cost since its launch, at that price")
+    usd_per_h: float = Field(description="Price at the time of the request, in US dollars an hour")
+    usd: float = Field(description="Cost since its launch in US dollars, at that price")
     phase: InstancePhase
     reason: ReasonView | None = Field(description="Why it is in this phase")
-    ending: ReasonView | None = Field(description="Why it has to end; null: it has not to end")
+    ending: ReasonView | None = Field(description="Why the machine must be ended; null: it can stay")
     native_id: str | None = Field(description="Id at the provider")
     wanted_by: list[str] = Field(description="Workloads that wait for it, while it is being launched or is idle")
     machine: str | None = Field(description="Id of its machine, after its agent has registered")

@@ -49,13 +49,15 @@ class MachineView(View):
     rack: str
     gpu_type: str | None
     gpus: int
-    slots_held: list[int]
-    slots_promised: list[int] = Field(description="Held by a workload that is being evicted, and promised to another")
+    slots_held: list[int] = Field(description="Indices of the held slots")
+    slots_promised: list[int] = Field(
+        description="Indices of the slots that are held by a workload that is being evicted, and promised to another"
+    )
     cpus: float
     free_cpus: float
     memory_bytes: int
     free_memory_bytes: int
-    state: str = Field(description="joining, ready or lost")
+    state: str = Field(description="`joining`, `ready` or `lost`")
     cordon: ReasonView | None = Field(description="Why nothing new is placed here")
     draining: bool
     failed_gangs: int = Field(description="Number of consecutive workloads that lost tasks or failed to start here")

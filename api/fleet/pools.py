@@ -57,20 +57,24 @@ class PoolBody(Body):
     )
 
 
+_SETTINGS = PoolBody.model_fields
+"""A view describes the settings in the same words."""
+
+
 class PoolView(View):
     """A pool with its settings and its instances."""
 
     region: str
     name: str
-    size: int
-    max_size: int | None
-    idle_s: float
-    buffer: int
-    providers: list[str]
-    zones: list[str]
-    kinds: list[CapacityKind]
-    machine_types: list[str]
-    max_usd_per_h: float | None
+    size: int = Field(description=_SETTINGS["size"].description)
+    max_size: int | None = Field(description=_SETTINGS["max_size"].description)
+    idle_s: float = Field(description=_SETTINGS["idle_s"].description)
+    buffer: int = Field(description=_SETTINGS["buffer"].description)
+    providers: list[str] = Field(description=_SETTINGS["providers"].description)
+    zones: list[str] = Field(description=_SETTINGS["zones"].description)
+    kinds: list[CapacityKind] = Field(description=_SETTINGS["kinds"].description)
+    machine_types: list[str] = Field(description=_SETTINGS["machine_types"].description)
+    max_usd_per_h: float | None = Field(description=_SETTINGS["max_usd_per_h"].description)
     instances: dict[str, int] = Field(description="Number of instances by phase", examples=[{"ready": 2, "joining": 1}])
     usd_per_h: float = Field(description="Price of all its launched machines, in US dollars an hour")
     reason: ReasonView | None = Field(

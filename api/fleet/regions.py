@@ -29,18 +29,18 @@ class SlotsView(View):
 
     total: int
     held: int
-    promised: int
-    """Slots held by a workload that is being evicted and promised to another workload."""
+    promised: int = Field(description="Slots held by a workload that is being evicted and promised to another workload")
 
 
-class MachinesView(View):
+class MachineCountsView(View):
     """Number of machines by state."""
 
     ready: int
     joining: int
     lost: int
-    cordoned: int
-    """Machines in any of the states above that are cordoned or being drained: nothing new is placed on them."""
+    cordoned: int = Field(
+        description="Machines in any of these states that are cordoned or being drained: nothing new is placed on them"
+    )
 
 
 class DatacenterView(View):
@@ -60,11 +60,11 @@ class RegionView(View):
     cpu_hours: dict[str, float] = Field(description="App to its quota of CPU hours a day; other apps have no limit")
     datacenters: list[DatacenterView]
     clusters: list[str]
-    machines: MachinesView
+    machines: MachineCountsView
     gpus: dict[str, SlotsView]
     state: str = Field(
-        description="answering, slow (its schedulers bid late), silent (its schedulers do not bid) or "
-        "bucket_unavailable (its bucket does not respond); in the last two states nothing is placed there",
+        description="`answering`, `slow` (its schedulers bid late), `silent` (its schedulers do not bid) or "
+        "`bucket_unavailable` (its bucket does not respond); in the last two states nothing is placed there",
         examples=["answering"],
     )
     state_since: datetime | None = Field(description="When it entered this state; null if it is answering")
@@ -232,14 +232,14 @@ def grouped(machines: Iterable[Machine], key: Callable[[Machine], str]) -> dict[
     return out
 
 
-def counts(machines: Iterable[Machine]) -> MachinesView:
+def counts(machines: Iterable[Machine]) -> MachineCountsView:
     """Returns the number of machines by state."""
     states = defaultdict(int, {"ready": 0, "joining": 0, "lost": 0})
     cordoned = 0
     for machine in machines:
         states[machine.state] += 1
         cordoned += machine.cordon is not None or machine.draining
-    return MachinesView(ready=states["ready"], joining=states["joining"], lost=states["lost"], cordoned=cordoned)
+    return MachineCountsView(ready=states["ready"], joining=states["joining"], lost=states["lost"], cordoned=cordoned)
 
 
 def slots(machines: Iterable[Machine]) -> dict[str, SlotsView]:

@@ -10,7 +10,7 @@ from api.auth import Viewer
 from api.masking import mask
 from api.routing import Router
 from api.state import StateOf
-from api.views import AuditView, View
+from api.views import AuditEntryView, View
 from infra.db.logs import Audit
 
 router = Router(prefix="/v1", tags=["tenants"])
@@ -19,7 +19,7 @@ router = Router(prefix="/v1", tags=["tenants"])
 class AuditPage(View):
     """A page of audit entries, newest first."""
 
-    items: list[AuditView]
+    items: list[AuditEntryView]
     next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
@@ -39,7 +39,7 @@ def list_audit(
             wanted = wanted.where(Audit.id < int(cursor))
         rows = session.scalars(wanted).all()
         items = [
-            AuditView(
+            AuditEntryView(
                 id=row.id, at=row.at, actor=row.actor, tenant=row.tenant, action=row.action, target=row.target,
                 detail=row.detail,
             )

@@ -45,7 +45,7 @@ class TenantView(View):
     """A tenant with its level, quota and current usage."""
 
     name: str
-    level: int
+    level: int = Field(description="1 is the highest, 7 the lowest")
     quota: ResourcesView
     used: ResourcesView
 

@@ -44,7 +44,7 @@ router = Router(prefix="/v1", tags=["following"])
 class EventView(View):
     """One entry of the event log: the `data` of a server-sent event."""
 
-    id: str = Field(examples=["771-42"], description="Position of the event; send it to resume after the event")
+    id: str = Field(examples=["771-42"], description="Position of the event; pass it as `after` to read later events")
     at: datetime
     kind: str = Field(examples=["workload.running"])
     tenant: str | None

@@ -23,7 +23,7 @@ from api.workloads.views import (
     JobView,
     PlacementView,
     ProgressView,
-    ResourceView,
+    TaskResourcesView,
     WorkloadDetail,
     WorkloadView,
 )
@@ -188,7 +188,7 @@ def _job(job: dict[str, Any]) -> JobView:
         name=job["name"],
         role=job["role"],
         tasks=job["tasks"],
-        resources=ResourceView(
+        resources=TaskResourcesView(
             gpus=resources["gpus"],
             gpu_types=resources["gpu_types"],
             cpus=resources["cpus_milli"] / 1000,

@@ -10,12 +10,11 @@ from api.views import ReasonView, View
 from domain.phases import Phase
 
 
-class ResourceView(View):
+class TaskResourcesView(View):
     """Resources of one task."""
 
     gpus: int
-    gpu_types: list[str]
-    """In order of preference."""
+    gpu_types: list[str] = Field(description="In order of preference")
     cpus: float
     memory_bytes: int
 
@@ -26,7 +25,7 @@ class JobView(View):
     name: str
     role: str
     tasks: int
-    resources: ResourceView
+    resources: TaskResourcesView
 
 
 class CadenceView(View):
@@ -42,7 +41,7 @@ class CadenceView(View):
 class LoadView(View):
     """The result of loading the newest checkpoint."""
 
-    state: str = Field(description="started, loaded, none (there was no valid checkpoint) or failed")
+    state: str = Field(description="`started`, `loaded`, `none` (there was no valid checkpoint) or `failed`")
     error: str | None
     skipped: int = Field(description="Number of checkpoints that were skipped because they are damaged")
 
@@ -76,12 +75,12 @@ class ProgressView(View):
 
 
 class PlacementView(View):
-    """One task on one machine."""
+    """One task, with its machine and its slots."""
 
     machine: str
     job: str
     task: int
-    slots: list[int]
+    slots: list[int] = Field(description="Indices of its slots on the machine")
 
 
 class WorkloadView(View):
@@ -109,11 +108,11 @@ class WorkloadView(View):
 
 
 class WorkloadDetail(WorkloadView):
-    """A workload with its normalised specification and the placement of its tasks."""
+    """A workload with its normalised specification, the placement of its tasks, and its cost."""
 
     spec: dict[str, Any]
     placement: list[PlacementView]
-    cost_usd: float = Field(description="Cost so far, at the prices of its clusters")
+    cost_usd: float = Field(description="Cost so far in US dollars, at the prices of its clusters")
     unpriced_h: float = Field(description="GPU hours and core hours for which no price is known")
 
 
@@ -174,8 +173,8 @@ class AllocationView(View):
 
     attempt: int
     machine: str
-    slots: list[int]
-    awaited: list[int] = Field(description="Promised slots that a victim still holds")
+    slots: list[int] = Field(description="Indices of the slots that it holds or held")
+    awaited: list[int] = Field(description="Indices of promised slots that a victim still holds")
     cpus: float
     memory_bytes: int
     tasks: list[dict[str, Any]]
@@ -198,7 +197,7 @@ class CancelledView(View):
 
 
 class WhyView(View):
-    """The reasons for a workload's state. Rank and credit are from the last scan."""
+    """Why a workload is in its current phase or still waits. Rank and credit are from the last scan."""
 
     workload: str
     phase: Phase
@@ -213,7 +212,10 @@ class WhyView(View):
 
 
 class QueueEntry(View):
-    """A waiting workload. A workload that was not scanned yet has no rank and comes last."""
+    """A waiting workload.
+
+    Before its first scan, `position`, `rank`, `over_quota` and `credit` are null, and the workload comes last.
+    """
 
     id: str
     name: str

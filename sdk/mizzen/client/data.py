@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from mizzen.client import data_views as views
+from mizzen.client import views
 from mizzen.client.calls import Calls
-from mizzen.client.views import Region
 
 
 class Data(Calls):
@@ -56,9 +55,9 @@ class Data(Calls):
         answer = self._call("POST", "tables", name, "verify", body={"region": region}, idempotent=True)
         return cast(views.Verification, answer)
 
-    def set_region(self, name: str, **settings: Any) -> Region:
+    def set_region(self, name: str, **settings: Any) -> views.Region:
         """Set `storage_bytes` or `cpu_hours` (hours a day by app) of a region. Others are not changed (operators)."""
-        return cast(Region, self._call("PATCH", "regions", name, body=settings))
+        return cast(views.Region, self._call("PATCH", "regions", name, body=settings))
 
     def record_usage(self, runs: Sequence[Mapping[str, Any]]) -> views.Recorded:
         """Record runs of jobs, all or none. Runs with a known source and id are not changed (operators)."""
@@ -85,13 +84,13 @@ class Data(Calls):
         body = {"version": 1, "homes": dict(homes)}
         return cast(views.Assigned, self._call("PUT", "tetris", "datacenters", body=body))
 
-    def nights(self, limit: int = 30) -> Mapping[str, Any]:
+    def nights(self, limit: int = 30) -> views.NightList:
         """Return the newest nights of the placement of tables as `items`, and `paused` (None: moves are not paused)."""
-        return cast(Mapping[str, Any], self._call("GET", "tetris", "nights", params={"limit": limit}))
+        return cast(views.NightList, self._call("GET", "tetris", "nights", params={"limit": limit}))
 
-    def night(self, night: str) -> views.Night:
+    def night(self, night: str) -> views.NightReport:
         """Return a night with its report."""
-        return cast(views.Night, self._call("GET", "tetris", "nights", night))
+        return cast(views.NightReport, self._call("GET", "tetris", "nights", night))
 
     def begin_night(self, *, dry_run: bool = False) -> views.Night:
         """Plan the placement of tables now and, unless `dry_run` is set, start the moves (operators)."""
@@ -101,9 +100,9 @@ class Data(Calls):
         """Yield a night's moves, or those in `state`, in the order in which they begin."""
         return self._pages(f"tetris/nights/{night}/moves", {"state": state}, limit)
 
-    def pause_moves(self, note: str = "") -> Mapping[str, Any]:
+    def pause_moves(self, note: str = "") -> views.Pause:
         """Pause nightly moves (operators)."""
-        return cast(Mapping[str, Any], self._call("PUT", "tetris", "pause", body={"note": note}))
+        return cast(views.Pause, self._call("PUT", "tetris", "pause", body={"note": note}))
 
     def resume_moves(self) -> None:
         """Resume nightly moves (operators)."""
