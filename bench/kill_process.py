@@ -54,7 +54,7 @@ class Process:
         os.set_blocking(self._read, False)
 
     @property
-    def place(self) -> tuple[Place, bool]:
+    def stage(self) -> tuple[Place, bool]:
         """The last reported stage of the process, and whether it concerns the local root."""
         return Place(self._place[0]), bool(self._place[1])
 

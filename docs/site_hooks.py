@@ -3,6 +3,7 @@
 import posixpath
 import re
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -51,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     """Rewrites a page's links to repository files."""
     sources = {place: source for source, place in PAGES.items()}
     return _relinked(markdown, sources.get(page.file.src_uri, f"docs/{page.file.src_uri}"))

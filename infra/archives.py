@@ -233,7 +233,7 @@ def _member(header: bytes, kind: bytes, size_bytes: int, extended: Mapping[str, 
     is_folder = kind == b"5" or (kind in _REGULAR and path.endswith("/"))  # A slash: pre-POSIX archives.
     path = path.removeprefix("./").rstrip("/") if is_folder else path.removeprefix("./")
     if any(name.startswith("GNU.sparse") for name in extended) or (kind not in _REGULAR and not is_folder):
-        raise BadArchive("is neither a file nor a folder; links, devices and sparse files are not allowed", path)
+        raise BadArchive("only files and folders are allowed, not links, devices or sparse files", path)
     if "size" in extended:
         size_bytes = _decimal(extended["size"])
     return Member(

@@ -1,4 +1,4 @@
-"""Fixtures: buckets on servers on loopback."""
+"""Fixtures: buckets on storage servers on loopback."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ def s3_endpoint() -> Iterator[buckets.Endpoint]:
 
 @pytest.fixture(scope="session")
 def gcs_endpoint() -> Iterator[buckets.Endpoint]:
-    """A server for Google's protocol."""
+    """A Google Cloud Storage server."""
     with buckets.gcs() as endpoint:
         yield endpoint
 
@@ -29,11 +29,11 @@ def _bucket(endpoint: buckets.Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def s3_url(s3_endpoint: buckets.Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
-    """URL of an empty S3 bucket's prefix."""
+    """URL of an empty prefix in an S3 bucket."""
     return _bucket(s3_endpoint, monkeypatch)
 
 
 @pytest.fixture
 def gcs_url(gcs_endpoint: buckets.Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
-    """URL of an empty prefix in a bucket of Google's protocol."""
+    """URL of an empty prefix in a Google Cloud Storage bucket."""
     return _bucket(gcs_endpoint, monkeypatch)

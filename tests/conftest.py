@@ -22,20 +22,21 @@ from infra.db.session import open_engine
 from infra.stack.ports import free_port
 from infra.stack.postgres import EmbeddedPostgres
 
-# A shell without job control starts what it puts into the background with these ignored, and children inherit that.
+# A shell without job control ignores these signals in background processes, and child processes inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
-# By default an example that takes longer than 200 ms is an error, as it does now and then on a busy machine.
+# The default deadline of 200 ms per example fails now and then on a busy machine.
 hypothesis.settings.register_profile("mizzen", hypothesis.settings(), deadline=None)
 hypothesis.settings.load_profile("mizzen")
 
-# What is imported and collected stays to the end: looking through it for garbage takes a fifth of the time.
+# Imported modules and collected tests live until the end. Garbage collection over them takes a fifth of the time, so it
+# is off during collection; afterwards these objects are exempt from it.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """From here on garbage is collected, among what the tests make."""
+    """Enables garbage collection again, for objects that are created from now on."""
     gc.freeze()
     gc.enable()
 
@@ -44,7 +45,7 @@ _STACKS = ("tests/stack/", "tests/chaos/test_chaos.py")
 
 
 class Stacks(LoadFileScheduling):
-    """The tests of a file share a worker, and so do all of whole stacks: two at a time are too much for two cores."""
+    """Keeps the tests of a file on one worker, and all tests of whole stacks too, because two cores run only one."""
 
     def _split_scope(self, nodeid: str) -> str:
         return "tests/stack" if nodeid.startswith(_STACKS) else super()._split_scope(nodeid)
@@ -109,8 +110,10 @@ def _turn(item: pytest.Item) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Stacks first: they wait most of their time, while the other workers compute. Then the other long files, first
-    the ones that mostly wait. A long file that began late would leave a core idle at the end.
+    """Moves the stack tests to the front, then the other long files, those that mostly wait first.
+
+    Stack tests mostly wait while the other workers compute. A long file that starts late would leave a core idle at the
+    end.
     """
     items.sort(key=_turn)
 
@@ -119,7 +122,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a database on an embedded Postgres that runs for the whole session.
 
-    It does not wait for the disk: what a kill of its processes may not lose, the operating system still has.
+    The server does not wait for the disk: if its processes are killed, the operating system still has all writes.
     """
     server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), free_port())
     server.initialise()
@@ -127,12 +130,12 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command += [
         "-c",
         "autovacuum=off",
-    ]  # Its workers belong to the superuser, and would keep databases from being dropped.
+    ]  # Autovacuum workers belong to the superuser, so they would prevent that a database is dropped.
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         server.wait_ready(process)
         with psycopg.connect(server.superuser_url, autocommit=True) as connection:
-            connection.execute("alter role mizzen createdb")  # Tests copy databases; mizzen itself has one.
+            connection.execute("alter role mizzen createdb")  # Tests create databases; mizzen itself does not.
         yield server.url
     finally:
         process.send_signal(2)
@@ -145,7 +148,7 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def template_database(postgres_url: str) -> str:
-    """Name of a migrated, empty database, from which others are copied in a few milliseconds."""
+    """Name of a migrated, empty database, which is copied in a few milliseconds."""
     name = "template_mizzen"
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"create database {name}")
@@ -158,11 +161,11 @@ def template_database(postgres_url: str) -> str:
 DELETE_ROWS = "; ".join(
     f'delete from "{table.name}"' for table in (SCHEMA.tables["allocation"], *reversed(SCHEMA.sorted_tables))
 )
-"""Removes every row of a migrated database, which takes a fifth of the time of creating one."""
+"""Statements that delete all rows of a migrated database; they take a fifth of the time of creating one."""
 
 
 def empty(database_url: str) -> None:
-    """Makes a migrated database as good as new: no rows, sequences at their start, no other connections."""
+    """Resets a migrated database: no rows, sequences at their start, no other connections."""
     with psycopg.connect(database_url) as connection:
         connection.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity"
@@ -174,7 +177,7 @@ def empty(database_url: str) -> None:
 
 @pytest.fixture
 def database_url(postgres_url: str, template_database: str) -> Iterator[str]:
-    """URL of a fresh, migrated database."""
+    """The URL of a new, migrated, empty database."""
     name = f"t_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"create database {name} template {template_database}")
@@ -185,7 +188,7 @@ def database_url(postgres_url: str, template_database: str) -> Iterator[str]:
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Engine]:
-    """An engine on a fresh, migrated database."""
+    """An engine for a new, migrated, empty database."""
     engine = open_engine(database_url)
     yield engine
     engine.dispose()
@@ -193,5 +196,5 @@ def database(database_url: str) -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def checkout() -> Path:
-    """The project's root folder."""
+    """Root folder of the project."""
     return Path(__file__).resolve().parent.parent

@@ -1,4 +1,4 @@
-"""How deep the random tests go."""
+"""The number of examples that random tests run."""
 
 import os
 
@@ -6,8 +6,8 @@ _SHARE = float(os.environ.get("MIZZEN_EXAMPLES", "0.5"))
 
 
 def examples(number: int) -> int:
-    """How many of a test's random examples are tried: half of `number`, or all of them in `make properties`.
+    """Returns how many of a test's `number` random examples run: by default half of them, in `make properties` all.
 
-    MIZZEN_EXAMPLES is the share that is tried; it may be more than 1.
+    MIZZEN_EXAMPLES is the share that runs; it may be more than 1.
     """
     return max(1, round(number * _SHARE))

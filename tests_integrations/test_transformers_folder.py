@@ -31,9 +31,7 @@ def test_its_folders_go_and_others_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["no", "steps"])
 def test_rotation_takes_nothing_that_is_not_stored(strategy: str, tmp_path: Path) -> None:
-    """Each save is stored completely and loads, although the Trainer keeps one checkpoint and an old one has a
-    higher number.
-    """
+    """Each save is complete and loads, although the Trainer keeps one checkpoint and an old one has a higher number."""
     old = tmp_path / "out" / "checkpoint-99999"
     old.mkdir(parents=True)
     (old / "of another run").touch()

@@ -34,7 +34,10 @@ REGIONS = {
     "south": {"a100": 0.11, "p100": 0.15, "v100": 0.28},
     "west": {"a100": 0.32, "p100": 0.07, "v100": 0.04},
 }
-"""The share of each region in the machines of a type. For each type, two regions can hold any gang, and one has few."""
+"""The share of each region in the machines of a GPU type.
+
+For each type, two regions can hold any gang, and one region has only a few machines.
+"""
 LARGEST_GANG = 16
 """The machines of the largest gang. At least two regions have a cluster of this size for each GPU type."""
 ASSUMPTIONS = {"candidate_regions_percent": {}, "tick_spacing_s": 30.0}

@@ -11,7 +11,7 @@
 | --- | --- |
 | `step` | the last reported step |
 | `resumed_step` | the step of the checkpoint from which this process started |
-| `checkpoint` | the newest committed one: its save stalled the training for `duration_s`; it was durable after `write_s` |
+| `checkpoint` | the newest commit: its save stalled the training for `duration_s`; it was durable after `write_s` |
 | `cadence` | how often the task saves: W, C, mu, the time of a step, and the source of mu |
 | `load` | `started`, then `loaded`, `none` (no valid checkpoint) or `failed`; `skipped` counts damaged checkpoints |
 | `notice` | the last notice of a platform on which the task acts, and its decision |

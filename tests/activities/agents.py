@@ -1,4 +1,4 @@
-"""Agents whose tasks do what a test says: what is reported and how it ends is told from outside, beat by beat."""
+"""Agents for tests: the test decides what the tasks report and how they end."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ from domain.reported import TaskProgress
 
 
 class Agent:
-    """One machine's. A run is left open in Temporal, and the test heartbeats and completes it."""
+    """The agent of one machine. It leaves each run open in Temporal; the test sends its heartbeats and completes it."""
 
     def __init__(self, client: Client, machine: str) -> None:
         self.machine = machine
@@ -23,7 +23,7 @@ class Agent:
         self.stopped: list[tuple[str, int]] = []
 
     def worker(self) -> Worker:
-        """Polls the machine's queue."""
+        """Returns a worker that polls the machine's queue."""
         return Worker(
             self._client, task_queue=agent_queue(self.machine), activities=[self.prepare, self.run, self.stop],
             identity="agent", build_id="agent",
@@ -46,17 +46,17 @@ class Agent:
         return NodeOutcome(self.machine, [TaskExit("main", 0, signal=15)], [], stopped=True)
 
     async def runs(self, workload: str, attempt: int = 1) -> None:
-        """Waits until it was asked to run an attempt."""
+        """Waits until the agent has received the run of an attempt."""
         started = self._started.setdefault((workload, attempt), asyncio.Event())
         await asyncio.wait_for(started.wait(), 30)
 
     async def beats(self, workload: str, attempt: int = 1, task: int = 0, **progress: Any) -> None:
-        """One heartbeat: what a task has reported."""
+        """Sends one heartbeat with the progress of a task."""
         handle = self._client.get_async_activity_handle(task_token=self._tokens[workload, attempt])
         await handle.heartbeat(NodeHeartbeat([TaskProgress("main", task, **progress)], 1))
 
     async def ends(self, workload: str, attempt: int = 1, exit_code: int = 0, **progress: Any) -> None:
-        """Its tasks end."""
+        """Completes a run with the exit code and the progress of its task."""
         handle = self._client.get_async_activity_handle(task_token=self._tokens[workload, attempt])
         exits = [TaskExit("main", 0, exit_code=exit_code)]
         await handle.complete(NodeOutcome(self.machine, exits, [TaskProgress("main", 0, **progress)]))

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of effects: installations on databases of their own, and a Temporal server."""
+"""Fixtures of the activity tests: installations on separate databases, and a Temporal server."""
 
 import asyncio
 import subprocess
@@ -32,7 +32,7 @@ __all__ = ["s3_endpoint", "s3_url"]
 @pytest.fixture(scope="session")
 def shared_url(postgres_url: str, template_database: str) -> str:
     """URL of a database that these tests use one after the other. Its commits do not wait for the disk."""
-    name = f"shared_{uuid.uuid4().hex[:12]}"  # Folders that import this fixture have one each.
+    name = f"shared_{uuid.uuid4().hex[:12]}"  # Each folder that imports this fixture has its own.
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"create database {name} template {template_database}")  # type: ignore[call-overload]
         connection.execute(f"alter database {name} set synchronous_commit = off")  # type: ignore[call-overload]
@@ -41,7 +41,7 @@ def shared_url(postgres_url: str, template_database: str) -> str:
 
 @pytest.fixture
 def database_url(shared_url: str) -> str:
-    """URL of a migrated database without any rows: emptied, which is faster than made."""
+    """URL of the shared database with all rows deleted, which is faster than creating a new one."""
     with psycopg.connect(shared_url) as connection:
         connection.execute(DELETE_ROWS)  # type: ignore[call-overload]
     return shared_url
@@ -49,7 +49,7 @@ def database_url(shared_url: str) -> str:
 
 @pytest.fixture(scope="session")
 def shared_engine(shared_url: str) -> Iterator[Engine]:
-    """One engine for all: it remembers the statements that it has compiled."""
+    """One engine for all tests, because it caches compiled statements."""
     engine = open_engine(shared_url)
     yield engine
     engine.dispose()
@@ -57,14 +57,14 @@ def shared_engine(shared_url: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def database(shared_engine: Engine, database_url: str) -> Iterator[Engine]:
-    """An engine on `database_url`, of which every connection is given back."""
+    """An engine on `database_url`; the test fails if it leaves a connection checked out."""
     yield shared_engine
     assert shared_engine.pool.checkedout() == 0  # type: ignore[attr-defined]
 
 
 @pytest.fixture
 def world(database: Engine, tmp_path: Path) -> World:
-    """An installation with the tenant `t` and nothing else."""
+    """An installation with only the tenant `t`."""
     made = World(database, tmp_path)
     made.tenant()
     return made
@@ -72,7 +72,7 @@ def world(database: Engine, tmp_path: Path) -> World:
 
 @pytest.fixture
 def new_world(postgres_url: str, template_database: str, tmp_path: Path) -> Iterator[Callable[..., World]]:
-    """Makes installations, each on a database of its own: without anything, or as copies of another."""
+    """A function that creates installations on separate databases, either empty or copied from another installation."""
     engines: list[Engine] = []
     names: list[str] = []
 
@@ -99,7 +99,7 @@ def new_world(postgres_url: str, template_database: str, tmp_path: Path) -> Iter
 
 @pytest.fixture(scope="package")
 def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a Temporal dev server, run as the embedded stack runs it."""
+    """Address of a Temporal dev server that runs with the command of the embedded stack."""
     settings = TemporalSettings(port=free_port(), ui_port=free_port())
     state = tmp_path_factory.mktemp("temporal") / "temporal.db"
     process = subprocess.Popen(
@@ -126,7 +126,7 @@ def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 async def client(temporal_address: str) -> AsyncIterator[Client]:
-    """A client of the Temporal server; what a test leaves running there is ended."""
+    """A client of the Temporal server; workflows that still run after the test are terminated."""
     connected = await connect(TemporalSettings(address=temporal_address))
     yield connected
     await end_all(connected)
@@ -134,7 +134,7 @@ async def client(temporal_address: str) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def town(database: Engine, tmp_path: Path) -> World:
-    """An installation with the tenant `t`, a region and a machine, whose workloads no other test has."""
+    """An installation with the tenant `t`, a region and a machine; the prefix of its workload ids is unique."""
     made = World(database, tmp_path, prefix=f"wl-{uuid.uuid4().hex[:8]}")
     made.tenant()
     made.region("r")
@@ -144,7 +144,7 @@ def town(database: Engine, tmp_path: Path) -> World:
 
 @pytest_asyncio.fixture
 async def running(nights: NightWorld, client: Client, database_url: str) -> AsyncIterator[Client]:
-    """Workers of all roles for the module's `nights`, with the regions east and west, and a dispatcher."""
+    """Runs workers of all roles for the module's `nights`, with the regions east and west, and a dispatcher."""
     world = nights.world
     async with AsyncExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(8))

@@ -1,4 +1,4 @@
-"""What happens to objects that nobody meant to change."""
+"""Damages of stored objects: deletion, truncation and a flipped bit."""
 
 import os
 
@@ -7,17 +7,17 @@ from mizzen.objects.store import ObjectStore
 
 
 def delete(store: ObjectStore, key: str) -> None:
-    """The object is gone."""
+    """Deletes the object."""
     store.delete(key)
 
 
 def truncate(store: ObjectStore, key: str) -> None:
-    """Its last byte is missing."""
+    """Removes the object's last byte."""
     store.put(key, store.get(key)[:-1])
 
 
 def flip(store: ObjectStore, key: str) -> None:
-    """One bit is another one, as a bad disk has it: neither size nor time change."""
+    """Flips one bit, as a failing disk does: size and modification time stay the same."""
     path = local_path(store.uri(key))
     status, damaged = path.stat(), bytearray(store.get(key))
     damaged[len(damaged) // 2] ^= 1

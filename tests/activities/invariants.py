@@ -1,4 +1,4 @@
-"""What must hold of the database after every step, whatever the step was."""
+"""Invariants of the database that must hold after every step."""
 
 import functools
 import itertools
@@ -21,7 +21,7 @@ from tests.activities.world import World, by_workload
 
 
 def check(world: World) -> None:
-    """All of them."""
+    """Checks all invariants of the current state."""
     check_machines(world)
     check_gangs(world)
     check_quota(world)
@@ -30,7 +30,7 @@ def check(world: World) -> None:
 
 
 def check_machines(world: World) -> None:
-    """Masks and free amounts are those of the live allocations; what is promised is held by a victim of its heir."""
+    """Checks masks and free amounts of machines against their allocations; victims must hold all promised slots."""
     with world.session() as session:
         live = session.scalars(select(Allocation).where(Allocation.released_at.is_(None))).all()
         unconfirmed = session.scalars(
@@ -58,7 +58,10 @@ def check_machines(world: World) -> None:
 
 
 def check_gangs(world: World) -> None:
-    """Who is placed has one live attempt that holds or awaits all that its gang needs, and is ready if it holds it."""
+    """Checks that each placed workload has one live attempt.
+
+    The attempt holds or awaits everything that the gang needs, and is ready exactly when it holds everything.
+    """
     with world.session() as session:
         allocations = by_workload(session)
         attempts = {a.workload: a for a in session.scalars(select(Attempt).where(Attempt.released_at.is_(None)))}
@@ -87,7 +90,7 @@ def check_gangs(world: World) -> None:
 
 
 def check_quota(world: World) -> None:
-    """What a scan calls within-quota is never more than the quota."""
+    """Checks that the workloads that a scan ranks as within-quota use no more than their tenant's quota."""
     with world.session() as session:
         snapshot = queue_snapshot(session, world.settings.scheduler)
         ranks = gms.scan.scan(snapshot).placed_ranks
@@ -101,7 +104,7 @@ def check_quota(world: World) -> None:
 
 
 def check_events(world: World) -> None:
-    """Each workload's events tell a legal life, nothing twice, up to the phase that it is in."""
+    """Checks each workload's events: legal phase changes, no duplicates, and the last phase is the current one."""
     with world.session() as session:
         lives: dict[str, list[tuple[int, Phase]]] = defaultdict(list)
         for event in session.scalars(select(Event).order_by(Event.id)):
@@ -118,7 +121,7 @@ def check_events(world: World) -> None:
 
 
 def check_mail(world: World) -> None:
-    """An attempt is announced once, its slots once if it had to wait for them, each eviction once."""
+    """Checks that each attempt got one `awarded`, and one `slots_ready` and one `evict` where it should."""
     with world.session() as session:
         mails = session.scalars(select(Outbox).where(Outbox.kind == "mail").order_by(Outbox.id)).all()
         said = Counter((m.workload, m.body["attempt"], m.body["kind"]) for m in mails)
@@ -131,7 +134,7 @@ def check_mail(world: World) -> None:
 
 
 def check_history(world: World) -> None:
-    """No slot of a machine was ever held by two allocations, or used by tasks of two at the same time."""
+    """Checks that no slot was ever held by two allocations, or used by tasks of two allocations, at the same time."""
     with world.session() as session:
         started = {(a.workload, a.attempt): a.started_at for a in session.scalars(select(Attempt))}
         history: dict[str, list[Allocation]] = defaultdict(list)

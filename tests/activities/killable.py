@@ -1,8 +1,10 @@
-"""A worker of all roles that is killed and started again: a process that has imported everything forks it each time.
+"""Runs a worker of all roles that tests kill and restart; each worker is forked from a process with all imports loaded.
 
-Reads lines of JSON: `run_s`, or null for as long as it takes to be told `stop`. Answers with the worker's exit status.
-One that gives up, as when Temporal dies while it starts, is started again, as its supervisor would.
-The first line has its settings and regions; with `unreliable` its providers' answers go wrong by chance.
+Reads lines of JSON from standard input. `run_s` says after how many seconds the worker is killed; if it is null, the
+worker runs until the next line of input. Prints the worker's exit status. A worker that exits with an exception, for
+example because Temporal stopped during its start, is restarted, as its supervisor would do.
+
+The first line holds the settings and the regions; with `unreliable`, the responses of its providers fail at random.
 """
 
 import asyncio
@@ -29,7 +31,7 @@ PAUSE_S = 0.2
 
 
 def main() -> None:
-    """Forks workers, and kills them, as standard input says."""
+    """Forks and kills workers as standard input says."""
     given = json.loads(sys.stdin.readline())
     settings = Settings.model_validate(given["settings"])
     precompile()
@@ -45,11 +47,11 @@ def main() -> None:
 
 
 def _run(settings: Settings, given: dict[str, Any], ends_s: float) -> int:
-    """A worker until it ends, or is killed at `ends_s` (monotonic) or for a line of input; its exit status."""
+    """Forks a worker, kills it at `ends_s` (monotonic) or at a line of input, and returns its exit status."""
     pid = os.fork()
     if pid == 0:
         try:
-            # What it was saying when it was killed must not run into the answer.
+            # Output of a killed worker must not mix with the exit status that is printed here.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             if "unreliable" in given:
                 roles.open_providers = partial(unreliable_providers, **given["unreliable"])

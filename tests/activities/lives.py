@@ -1,4 +1,4 @@
-"""Workloads' workflows, played by chance: each takes its own mail in order, late, and does what the real one would."""
+"""Random simulations of workload workflows: each handles its own mail in order and late, as the real workflow does."""
 
 import random
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ _ENDS = {
 class _Life:
     attempt: int = 0
     stage: str = "queued"
-    """`queued`, `waiting` for slots, `ready`, `running`, `over`."""
+    """`queued`, `waiting` (for slots), `ready`, `running` or `over`."""
     cancelled: bool = False
     mail: list[dict[str, Any]] = field(default_factory=list)
     machines: list[str] = field(default_factory=list)
 
 
 class Lives:
-    """All of them."""
+    """The simulated workflows of all workloads."""
 
     def __init__(self, world: World, chance: random.Random) -> None:
         self._world = world
@@ -40,10 +40,10 @@ class Lives:
         self._lives: dict[str, _Life] = {}
         self._read = 0
         self.unconfirmed: list[tuple[str, str]] = []
-        """Machine and run of what machines' workflows are to stop, and did not yet."""
+        """Machine and run of each stop request that a machine's workflow has not carried out yet."""
 
     def fetch(self) -> None:
-        """Takes what is new in the outbox: the dispatcher's part, in the order of the rows."""
+        """Reads new outbox rows in order, as the dispatcher does."""
         with self._world.session() as session:
             for row in session.scalars(select(Outbox).where(Outbox.id > self._read).order_by(Outbox.id)):
                 self._read = row.id
@@ -55,11 +55,11 @@ class Lives:
                         life.mail.append(row.body)
 
     def alive(self) -> list[str]:
-        """Those that have not ended."""
+        """Returns the ids of the workloads that have not ended."""
         return sorted(w for w, life in self._lives.items() if life.stage != "over")
 
     def step(self, workload: str) -> None:
-        """One workload takes its next mail, or goes on by itself."""
+        """Lets one workload handle its next mail; without mail it may start or end."""
         life = self._lives[workload]
         if life.mail:
             self._take(workload, life, life.mail.pop(0))
@@ -83,7 +83,7 @@ class Lives:
         elif life.stage == "over" or attempt not in (0, life.attempt):
             return
         elif kind is MailKind.SLOTS_READY:
-            # Its own loss may have ended the attempt first: then it is back in the queue, and this is no news.
+            # A lost machine may have ended the attempt first: the workload is queued again and ignores this mail.
             assert life.stage in ("waiting", "queued")
             life.stage = "ready" if life.stage == "waiting" else "queued"
         elif life.stage != "queued":
@@ -99,6 +99,6 @@ class Lives:
         self, workload: str, life: _Life, phase: Phase, blames: str | None = None, silent: Sequence[str] = ()
     ) -> None:
         progress = [TaskProgress("main", 0, step=life.attempt, checkpoint_step=life.attempt, checkpoint_at_s=1.0)]
-        for _ in range(self._chance.choice([1, 1, 2])):  # an effect may be carried out again
+        for _ in range(self._chance.choice([1, 1, 2])):  # an activity may run twice
             self._world.release(workload, phase, life.attempt, blames, progress, silent)
         life.stage = "queued" if phase in (Phase.PENDING, Phase.PREEMPTED) else "over"

@@ -1,4 +1,4 @@
-"""Installations with tables in two regions, and nights of which the moves are given."""
+"""Installations with tables in two regions, and nights with given moves."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -24,12 +24,12 @@ DAYS = ("ds=1", "ds=2")
 
 
 def body(table: str, day: str) -> bytes:
-    """What a partition's object holds."""
+    """Returns the content of a partition's object."""
     return f"{table} {day} ".encode() * 40
 
 
 class NightWorld:
-    """A world whose regions have storage, and its nights."""
+    """An installation whose regions have storage, with the activities of the nightly run."""
 
     def __init__(self, world: World, **nightly: Any) -> None:
         self.world = world
@@ -40,12 +40,12 @@ class NightWorld:
         self.copies = CopyActivities(world.engine, world.settings)
 
     def region(self, name: str, storage_bytes: int = 10**9) -> None:
-        """A region that holds so much."""
+        """Adds a region with this much storage."""
         self.world.region(name)
         self.world.alter(Region, name, storage_bytes=storage_bytes)
 
     def table(self, name: str, home: str, *replicas: str, days: tuple[str, ...] = DAYS) -> None:
-        """A table of a partition each day, with its objects, at home and in other regions."""
+        """Adds a table with one partition for each day, and writes its objects to the home and the other regions."""
         with self.world.session() as session:
             session.add(Table(name=name, home_region=home))
             session.flush()
@@ -62,7 +62,7 @@ class NightWorld:
                     self.world.bucket(region).put(f"tables/{name}/{day}/part-0", body(name, day))
 
     def append(self, name: str, day: str) -> None:
-        """Another day, at the home of the table."""
+        """Adds one more day to the table at its home."""
         with self.world.session() as session:
             home = session.get_one(Table, name).home_region
             self.world.bucket(home).put(f"tables/{name}/{day}/part-0", body(name, day))
@@ -70,7 +70,7 @@ class NightWorld:
             session.add(Partition(data_table=name, name=day, location=location, size_bytes=len(body(name, day))))
 
     def usage(self, job: str, *tables: str, gpu_type: str = "a100", hours: float = 10.0, priority: int = 1) -> None:
-        """A run of a job on the day that ends now."""
+        """Records a run of a job that ended now."""
         with self.world.session() as session:
             session.add(
                 UsageRun(
@@ -80,7 +80,7 @@ class NightWorld:
             )  # fmt: skip
 
     def night(self, *moves: Mapping[str, Any], deadline_s: float = 3600.0, night: str = NIGHT) -> None:
-        """A planned night with these moves, in their order."""
+        """Adds a planned night with these moves, in order."""
         with self.world.session() as session:
             deadline = func.now() + timedelta(seconds=deadline_s)
             session.add(Night(id=night, dry_run=False, state="moving", deadline_at=deadline))
@@ -89,42 +89,42 @@ class NightWorld:
                 session.add(NightMove(night=night, number=number, **move))
 
     def next(self, lane: int = 0, night: str = NIGHT) -> MoveOrder:
-        """The next move of a lane."""
+        """Returns the next move of a lane."""
         return self.moves.next_move(NextMove(night, lane))
 
     def copy(self, order: MoveOrder) -> int:
-        """Copies what a move calls for."""
+        """Runs the copy of a move; returns the bytes copied."""
         request = ReplicateTable(order.table, order.source_region, order.target_region, "nightly")
         return int(ActivityEnvironment().run(self.copies.copy_table, request))
 
     def finish(self, order: MoveOrder, problem: str | None = None, night: str = NIGHT) -> bool:
-        """Ends a move."""
+        """Finishes a move; returns whether it is complete."""
         return self.moves.finish_move(MoveRef(night, order.number, problem))
 
     def states(self, night: str = NIGHT) -> list[str]:
-        """What became of each move."""
+        """Returns the state of each move, with the reason if it was left out."""
         with self.world.session() as session:
             rows = session.scalars(select(NightMove).where(NightMove.night == night).order_by(NightMove.number))
             return [row.state if row.left_because is None else f"{row.state}: {row.left_because}" for row in rows]
 
     def homes(self) -> dict[str, str]:
-        """Table to its home."""
+        """Returns the home region of each table."""
         with self.world.session() as session:
             return {row.name: row.home_region for row in session.scalars(select(Table))}
 
     def replicas(self, table: str) -> dict[str, str]:
-        """Region to the state of the table's replica there."""
+        """Returns the state of the table's replica in each region."""
         with self.world.session() as session:
             rows = session.scalars(select(Replica).where(Replica.data_table == table).order_by(Replica.region))
             return {row.region: row.state for row in rows}
 
     def delete_at(self, table: str, region: str) -> datetime | None:
-        """When a replica's objects go."""
+        """Returns the time at which a replica's objects will be deleted."""
         with self.world.session() as session:
             return session.get_one(Replica, (table, region)).delete_at
 
 
 def home(table: str, source: str, target: str, **more: Any) -> dict[str, Any]:
-    """A move of a table to a new home."""
+    """Returns a move of a table to a new home."""
     way = {"source_region": source, "target_region": target}
     return {"kind": "home", "data_table": table, **way, "size_bytes": 100, **more}

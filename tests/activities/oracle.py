@@ -1,4 +1,4 @@
-"""What Postgres knows, read whole for each decision: the plain way, which the held columns must agree with."""
+"""Full reads of Postgres for every decision. The columns in memory must give the same results."""
 
 from collections import defaultdict
 from datetime import datetime
@@ -24,13 +24,13 @@ from infra.db.models import Allocation, Attempt, Cluster, Machine, Tenant, Workl
 
 
 def now_s(session: Session) -> float:
-    """The database's clock: the one clock that all schedulers share."""
+    """Returns the time of the database's clock, which all schedulers share."""
     now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
     return now.timestamp()
 
 
 def queue_snapshot(session: Session, settings: SchedulerSettings, now: float | None = None) -> QueueSnapshot:
-    """All that a GMS scan pass looks at, as of now or another moment."""
+    """Returns the input of a GMS scan at the time `now`, by default the current time."""
     now = now_s(session) if now is None else now
     shares = window_shares(session, now, settings.fair_window_s)
     tenants = tuple(
@@ -77,7 +77,7 @@ def queue_snapshot(session: Session, settings: SchedulerSettings, now: float | N
 
 
 def window_shares(session: Session, now: float, window_s: float) -> dict[str, float]:
-    """Each tenant's use averaged over the window: the larger of its share of the fleet's GPUs and of its CPUs."""
+    """Returns each tenant's average use over the window: the larger of its shares of the fleet's GPUs and CPUs."""
     gpus, cpus = session.execute(
         select(func.coalesce(func.sum(Machine.gpus), 0), func.coalesce(func.sum(Machine.cpus_milli), 0)).where(
             Machine.state == "ready"
@@ -112,7 +112,7 @@ def window_shares(session: Session, now: float, window_s: float) -> dict[str, fl
 def region_snapshot(
     session: Session, region: str, settings: SchedulerSettings, now: float | None = None
 ) -> RegionSnapshot:
-    """A region's schedulable machines and the workloads placed there, as of now or another moment."""
+    """Returns a region's schedulable machines and placed workloads at the time `now`, by default the current time."""
     machines = session.scalars(
         select(Machine)
         .where(

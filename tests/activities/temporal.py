@@ -1,4 +1,4 @@
-"""What tests see of workflows on a real Temporal server, and a door in front of a server that can be shut."""
+"""Reads what workflows on a real Temporal server received, and provides a proxy that can cut connections."""
 
 import asyncio
 import contextlib
@@ -19,16 +19,16 @@ from infra.db.session import transaction
 
 
 async def until(holds: Callable[[], Any], what: str, patience_s: float = 30.0) -> Any:
-    """Waits until `holds`, which may block, is true; its answer."""
+    """Waits until `holds`, which may block, returns a true value; returns that value."""
     give_up_s = asyncio.get_running_loop().time() + patience_s
     while not (answer := await asyncio.to_thread(holds)):
-        assert asyncio.get_running_loop().time() < give_up_s, f"it never came true: {what}"
+        assert asyncio.get_running_loop().time() < give_up_s, f"timed out waiting until {what}"
         await asyncio.sleep(0.02)
     return answer
 
 
 async def end_all(client: Client) -> None:
-    """Terminates all that runs on the server."""
+    """Terminates all running workflows of the server."""
     async for execution in client.list_workflows('ExecutionStatus = "Running"'):
         with contextlib.suppress(RPCError):
             await client.get_workflow_handle(execution.id).terminate()
@@ -38,7 +38,7 @@ async def end_all(client: Client) -> None:
 
 @dataclass
 class Told:
-    """What a workflow was told: with what it was started, and its signals in order."""
+    """What a workflow received: its start argument, and its signals in order."""
 
     state: Any = None
     mails: list[dict[str, Any]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Told:
 
 
 async def told(client: Client, workflow_id: str) -> Told | None:
-    """The newest run of a workflow, from its history; None: there is none."""
+    """Reads what the newest run of a workflow received, from its history; None: no such workflow exists."""
     out = Told()
     try:
         history = await client.get_workflow_handle(workflow_id).fetch_history()
@@ -67,21 +67,21 @@ async def told(client: Client, workflow_id: str) -> Told | None:
 
 
 async def told_workload(client: Client, workload: str) -> Told:
-    """What a workload's workflow was told; it must have been started."""
+    """Reads what a workload's workflow received; it must have been started."""
     found = await told(client, workload_workflow_id(workload))
     assert found is not None, f"the workflow of {workload} was never started"
     return found
 
 
 def undelivered(engine: Engine) -> int:
-    """How many rows of the outbox are due."""
+    """Returns the number of undelivered outbox rows."""
     with transaction(engine) as session:
         return int(session.scalar(select(func.count()).select_from(Outbox).where(Outbox.delivered_at.is_(None))) or 0)
 
 
 @contextlib.asynccontextmanager
 async def dispatching(engine: Engine, url: str, client: Client) -> AsyncIterator[None]:
-    """A dispatcher runs while the context lasts."""
+    """Runs a dispatcher while the context is open."""
     task = asyncio.create_task(Dispatcher(engine, url, client).run())
     try:
         yield
@@ -93,7 +93,7 @@ async def dispatching(engine: Engine, url: str, client: Client) -> AsyncIterator
 
 
 class Door:
-    """A port of its own that leads to a server while it is open."""
+    """A TCP proxy in front of a server; while it is shut, connections fail."""
 
     def __init__(self, target: tuple[str, int], port: int) -> None:
         self.port = port
@@ -102,11 +102,11 @@ class Door:
         self._open: set[asyncio.StreamWriter] = set()
 
     async def open(self) -> None:
-        """Lets through."""
+        """Starts to accept connections."""
         self._server = await asyncio.start_server(self._pass, "127.0.0.1", self.port)
 
     async def shut(self) -> None:
-        """Cuts what goes through, and refuses the rest."""
+        """Aborts open connections and refuses new ones."""
         assert self._server is not None
         self._server.close()
         for writer in self._open:

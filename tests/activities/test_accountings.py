@@ -1,4 +1,4 @@
-"""The same awards in all four accountings: columns, database, ledger of the simulator and plain helper."""
+"""The same awards give the same free and held amounts in columns, database, simulator ledger and the plain helper."""
 
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ from tests.decisions.after_award import after_award
 
 Amounts = tuple[int, ...]
 Account = tuple[dict[str, Amounts], dict[str, dict[str, Amounts]]]
-"""What is free by machine, and what is held by workload and machine."""
+"""Free amounts of each machine, and amounts that each workload holds of each machine."""
 
 
 def _account(free: Mapping[str, Iterable[int]], held: Mapping[str, Iterable[Holding]]) -> Account:
@@ -54,7 +54,7 @@ def _request(world: World, workload: str, rank: int) -> PlacementRequest:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_same_awards_give_the_same_account(new_world: Callable[..., World], seed: int) -> None:
-    """After every award, and after every victim's leaving, all accounts of what is free and held are equal."""
+    """After every award, and after every victim has left, free and held amounts are equal in all four."""
     world, chance = new_world(), random.Random(seed)
     world.tenant()
     world.region("r")

@@ -1,4 +1,4 @@
-"""The auction: a batch's outcome is that of one workload at a time, and everyone who waits is told why."""
+"""The auction: a batch gives the same result as its workloads one by one, and waiting workloads get their reasons."""
 
 import math
 import random
@@ -28,7 +28,7 @@ from tests.activities.world import GIB, World, job
 
 
 def _fill(world: World, seed: int) -> None:
-    """Two regions with a few machines, running workloads of low priority, and a queue."""
+    """Adds two regions with a few machines, running workloads of low priority, and a queue."""
     chance = random.Random(seed)
     world.tenant("t", level=5)
     world.tenant("high", level=1)
@@ -58,7 +58,7 @@ def _fill(world: World, seed: int) -> None:
 
 
 def _one_at_a_time(world: World) -> None:
-    """The plain auction: in the queue's order, every region bids on the state of the moment; the best is awarded."""
+    """Runs the plain auction: in queue order, each region bids on the current state, and the best plan is awarded."""
     ticket = world.scan()
     assert world.auction._scanned is not None
     for queued in world.auction._scanned.batch(0, ticket.queued):
@@ -84,7 +84,7 @@ def _placements(world: World) -> Any:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_batch_is_as_good_as_one_workload_at_a_time(new_world: Callable[..., World], seed: int) -> None:
-    """The awards of a batch are those of placing its workloads one after the other: machines, slots and victims."""
+    """A batch gives the same machines, slots and victims as placing its workloads one after the other."""
     batch = new_world()
     _fill(batch, seed)
     plain = new_world(copy_of=batch)
@@ -99,7 +99,7 @@ def test_a_batch_is_as_good_as_one_workload_at_a_time(new_world: Callable[..., W
 
 
 def test_the_queue_is_served_in_order(world: World) -> None:
-    """Of two workloads that want the same slots the first of the queue gets them; a later, smaller one is tried too."""
+    """If two workloads want the same slots, the first in the queue gets them; later, smaller ones are tried too."""
     world.region("r")
     world.machine("r/c/m", gpus=4)
     world.tenant("high", level=1)
@@ -114,7 +114,7 @@ def test_the_queue_is_served_in_order(world: World) -> None:
 
 
 def test_who_waits_is_told_every_regions_reason(world: World) -> None:
-    """Each region says why it cannot place a workload: excluded, no answer, other hardware, no data, no room."""
+    """A waiting workload gets a reason of each region: excluded, no response, other hardware, no data, no capacity."""
     for region in ("away", "bare", "busy", "no-data", "other"):
         world.region(region)
     for region in ("away", "busy", "no-data", "other"):
@@ -137,7 +137,7 @@ def test_who_waits_is_told_every_regions_reason(world: World) -> None:
 
 
 def test_reasons_are_written_only_when_they_change(world: World) -> None:
-    """A workload that waits for the same reasons keeps its row; quota comes first; an award takes the row away."""
+    """Unchanged reasons are not written again. The quota reason comes first. An award deletes the row."""
     world.region("r")
     world.machine("r/c/m", gpus=2)
     world.tenant("poor", gpus=1)
@@ -160,8 +160,9 @@ def test_reasons_are_written_only_when_they_change(world: World) -> None:
 
 
 def test_reasons_name_nobody_elses_workload(world: World) -> None:
-    """A workload that needs at least as much as a refused one gets the refused resources as its reason, not the other
-    workload's id: that may be another tenant's, and when it ends, the reasons of all others would be rewritten.
+    """If a workload is refused because a smaller one was, its reason names the resources, not the other workload.
+
+    The other workload may belong to another tenant, and at its end the reasons of all others would be rewritten.
     """
     world.region("r")
     world.machine("r/c/m", gpus=2)
@@ -184,7 +185,7 @@ def test_reasons_name_nobody_elses_workload(world: World) -> None:
 
 
 def test_a_workload_that_ended_meanwhile_gets_no_reasons(world: World) -> None:
-    """Who was cancelled, or is gone, between bid and award neither waits nor stops the others."""
+    """A workload that was cancelled or deleted between bid and award gets no reasons; the other awards go on."""
     world.region("r")
     world.machine("r/c/m", gpus=1)
     cancelled, gone, last = (world.submit(job(gpus=n)) for n in (2, 2, 1))
@@ -199,7 +200,7 @@ def test_a_workload_that_ended_meanwhile_gets_no_reasons(world: World) -> None:
 
 
 def test_a_stale_bid_is_made_again(world: World) -> None:
-    """A plan that has become impossible since its bid is replaced by a new one, of any region, in the same award."""
+    """If a plan has become impossible since its bid, the same award makes a new plan, possibly in another region."""
     for region in ("east", "west"):
         world.region(region)
         world.machine(f"{region}/c/m", gpus=1)
@@ -213,7 +214,7 @@ def test_a_stale_bid_is_made_again(world: World) -> None:
 
 
 def test_a_plan_that_is_always_stale_waits_for_the_next_tick(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After three stale plans the workload waits, and another scan is asked for."""
+    """After three stale plans the workload waits and another scan is requested."""
     world.region("r")
     world.machine("r/c/m")
     workload = world.submit()
@@ -238,7 +239,7 @@ def test_a_plan_that_is_always_stale_waits_for_the_next_tick(world: World, monke
 
 
 def test_an_award_that_is_carried_out_again_changes_nothing(world: World) -> None:
-    """A second award of the same batch finds what the first did."""
+    """A second award of the same batch awards nothing and changes no row."""
     world.region("r")
     world.machine("r/c/m", gpus=2)
     for gpus in (1, 4, 1):
@@ -251,7 +252,7 @@ def test_an_award_that_is_carried_out_again_changes_nothing(world: World) -> Non
 
 
 def test_who_was_awarded_since_the_scan_has_the_rank_of_its_award(world: World) -> None:
-    """In a later batch of the same scan, workloads placed by an earlier batch are no easier victims than they are."""
+    """In a later batch of the same scan, workloads that an earlier batch placed keep the rank of their award."""
     world.region("r")
     world.machine("r/c/m", gpus=4)
     world.tenant("high", level=1)
@@ -276,7 +277,7 @@ def publishes_every_scan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("publishes_every_scan")
 def test_a_scan_publishes_the_queue(world: World) -> None:
-    """What is published after a tick is GMS's order; held workloads are left out; bids of older scans go."""
+    """A tick publishes the queue in GMS's order, without held workloads, and a scan deletes older bids."""
     world.region("r")
     world.machine("r/c/m", gpus=1)
     names = [world.submit(job(gpus=2)) for _ in range(3)]
@@ -316,7 +317,7 @@ def test_a_publication_that_waited_does_not_delay_the_next_for_long(
 
 
 def test_a_dry_run_tells_and_writes_nothing(world: World) -> None:
-    """A dry run says where a workload would go and whom it would evict, or why not, and leaves no trace."""
+    """A dry run returns the region, machines and victims of a workload, or its reasons, and writes nothing."""
     world.region("r")
     world.machine("r/c/m", gpus=2)
     world.tenant("high", level=1)
@@ -335,7 +336,7 @@ def test_a_dry_run_tells_and_writes_nothing(world: World) -> None:
 
 @pytest.mark.usefixtures("publishes_every_scan")
 def test_urgent_work_evicts_its_own_tenants_sweep(world: World) -> None:
-    """Quota goes to the most important level first: in a dry run as in the award, and in what `why` and lists say."""
+    """Quota goes to the most important level first, in a dry run, in the award and in published reasons and ranks."""
     world.region("r")
     world.machine("r/c/m", gpus=4)
     world.tenant("own", level=1, gpus=4)
@@ -357,7 +358,7 @@ def test_urgent_work_evicts_its_own_tenants_sweep(world: World) -> None:
 
 
 def test_an_award_evicts_its_own_tenants_work_before_others(world: World) -> None:
-    """Of two sweeps of equal rank that one goes for which its tenant has no quota left; in another process as well."""
+    """Of two victims of equal rank, a plan evicts the one whose tenant has no quota left; region bids do the same."""
     world.region("r")
     world.machine("r/c/m1", gpus=4)
     world.machine("r/c/m2", gpus=4)
@@ -375,7 +376,7 @@ def test_an_award_evicts_its_own_tenants_work_before_others(world: World) -> Non
 
 
 def test_an_urgent_gang_that_cannot_be_placed_changes_no_rank(world: World) -> None:
-    """Until it is awarded its tenant's sweep keeps its rank; an award on free machines makes it over-quota at once."""
+    """A tenant's sweep becomes over-quota when an urgent gang of the tenant is awarded, not while the gang waits."""
     world.region("r")
     world.machine("r/c/m1", gpus=4)
     world.tenant("own", level=1, gpus=8)
@@ -397,7 +398,7 @@ def test_an_urgent_gang_that_cannot_be_placed_changes_no_rank(world: World) -> N
 
 
 def test_a_dry_run_leaves_what_is_reserved_and_silent_regions_alone(world: World) -> None:
-    """A dry run tells what the auction would do: what is kept for a gang that waits long is out of its reach."""
+    """A dry run gives the auction's result: it uses neither reserved machines nor silent regions."""
     world.configure(reserve_after_s=0.0)
     world.region("r")
     world.region("s")
@@ -419,7 +420,7 @@ def test_a_dry_run_leaves_what_is_reserved_and_silent_regions_alone(world: World
 
 
 def test_capacity_is_seen_at_once(world: World) -> None:
-    """A cordoned machine is no part of a bid, and is again once it is uncordoned."""
+    """A bid does not use a cordoned machine, and uses it again as soon as it is uncordoned."""
     world.region("r")
     world.machine("r/c/m", gpus=1)
     workload = world.submit(job())

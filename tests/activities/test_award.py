@@ -1,4 +1,4 @@
-"""The award: who gets which slots, what is handed over to whom, and that a plan whose facts have changed is refused."""
+"""The award: which slots a workload gets, what victims hand over, and the refusal of plans whose facts have changed."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -33,7 +33,7 @@ def fleet(world: World) -> World:
 
 
 def test_free_slots_come_first(fleet: World) -> None:
-    """Free slots are taken at once and only the rest is promised; victims are told, the evictor that it has to wait."""
+    """Free slots are held immediately and the rest is promised; victims get `evict`, and the evictor waits."""
     low = fleet.running(job(gpus=3), regions_allowed=("r",))
     high = fleet.submit(job(tasks=2, gpus=4), tenant="high")
     assert fleet.tick().awarded == 1
@@ -53,7 +53,7 @@ def test_free_slots_come_first(fleet: World) -> None:
 
 
 def test_what_a_victim_gives_up_goes_to_its_evictor(fleet: World) -> None:
-    """A hand-over never passes through the pool; the surplus does; the evictor is told once, when it holds all."""
+    """A victim's slots go directly to its evictor, which gets one `slots_ready`; only the surplus becomes free."""
     low = fleet.running(job(gpus=4, cpus_milli=8000, memory_bytes=40 * GIB))
     fleet.running(job(gpus=4))
     high = fleet.submit(job(gpus=2, cpus_milli=12_000, memory_bytes=30 * GIB), tenant="high")
@@ -76,7 +76,7 @@ def test_what_a_victim_gives_up_goes_to_its_evictor(fleet: World) -> None:
 
 
 def test_a_victim_that_ends_by_itself_hands_over_as_well(fleet: World) -> None:
-    """A victim that succeeds before it is stopped gives its slots to its evictor, like any other."""
+    """A victim that succeeds before it is stopped gives its slots to its evictor too."""
     low = fleet.running(job(tasks=2, gpus=4))
     high = fleet.submit(job(gpus=4), tenant="high")
     fleet.tick()
@@ -89,7 +89,7 @@ def test_a_victim_that_ends_by_itself_hands_over_as_well(fleet: World) -> None:
 
 
 def test_several_victims_and_the_last_of_them_completes_it(fleet: World) -> None:
-    """The evictor is told when the last of its victims has given up, not before."""
+    """The evictor gets `slots_ready` only when the last of its victims has left."""
     lows = [fleet.running(job(gpus=2)) for _ in range(4)]
     high = fleet.submit(job(tasks=2, gpus=4), tenant="high")
     fleet.tick()
@@ -103,7 +103,7 @@ def test_several_victims_and_the_last_of_them_completes_it(fleet: World) -> None
 
 @pytest.mark.parametrize("first", ["evictor", "victim"])
 def test_an_evictor_that_is_cancelled_while_it_waits(fleet: World, first: str) -> None:
-    """What was promised to an evictor that is cancelled becomes free once its victims have given it up."""
+    """Slots promised to an evictor that is cancelled become free once its victims have left."""
     low, other = fleet.running(job(gpus=4)), fleet.running(job(gpus=4))
     high = fleet.submit(job(tasks=2, gpus=4), tenant="high")
     fleet.tick()
@@ -120,9 +120,9 @@ def test_an_evictor_that_is_cancelled_while_it_waits(fleet: World, first: str) -
 
 
 def test_immunity_ends_with_the_next_change(fleet: World) -> None:
-    """A victim does not evict its evictor, whatever its rank, until something is submitted, ends or changes its level.
+    """A victim does not evict its evictor, whatever its rank, until a workload is submitted, ends or changes its level.
 
-    Neither in a bid nor in the award of a plan that was made before.
+    This holds in bids, and in the award of a plan that was made before the eviction.
     """
     low = fleet.running(job(tasks=2, gpus=4))
     high = fleet.submit(job(tasks=2, gpus=4), tenant="high")
@@ -133,7 +133,8 @@ def test_immunity_ends_with_the_next_change(fleet: World) -> None:
     offer = fleet.offer(low)
     assert offer.candidate.plan.victims == (high,)
     with fleet.session() as session:
-        session.execute(text("update eviction set change = newest_outside_change()"))  # As if nothing had changed.
+        # As if nothing had changed since the eviction.
+        session.execute(text("update eviction set change = newest_outside_change()"))
     with pytest.raises(StalePlan):
         fleet.accept(offer)
     assert fleet.tick().awarded == 0
@@ -145,7 +146,7 @@ def test_immunity_ends_with_the_next_change(fleet: World) -> None:
 
 @pytest.mark.parametrize("change", ["submission", "end", "level", "tenant's level", "tenant's quota", "nothing"])
 def test_what_ends_an_immunity(fleet: World, change: str) -> None:
-    """A submission, an end, another level of a workload or a tenant, another quota; no award, start or eviction."""
+    """A submission, an end, a new level of a workload or tenant, or a new quota ends immunity; awards do not."""
     other, low = fleet.submit(job(), tenant="high"), fleet.running(job(gpus=4))
     fleet.running(job(gpus=3), tenant="high")
     high = fleet.submit(job(gpus=4), tenant="high")
@@ -195,7 +196,7 @@ def _rebooted(world: World) -> None:
 def test_a_machine_that_takes_no_work_refuses_a_plan(
     world: World, change: Callable[[World], None], evicting: bool
 ) -> None:
-    """A plan for a machine that was lost, cordoned, drained or rebooted since the bid is refused, changing nothing."""
+    """A plan is refused without changes if its machine was lost, cordoned, drained or rebooted since the bid."""
     world.region("r")
     world.machine(M1)
     world.tenant("high", level=1)
@@ -207,7 +208,7 @@ def test_a_machine_that_takes_no_work_refuses_a_plan(
 
 
 def test_a_victim_that_is_not_the_same_any_more_refuses_a_plan(world: World) -> None:
-    """A plan is refused where its victim has ended, has begun another attempt, or is being evicted by another."""
+    """A plan is refused if its victim has ended, has started another attempt, or is being evicted by another one."""
     world.region("r")
     world.machine(M1)
     world.tenant("high", level=1)
@@ -235,7 +236,7 @@ def test_a_victim_that_is_not_the_same_any_more_refuses_a_plan(world: World) -> 
 
 
 def test_a_victim_that_has_evicted_the_workload_meanwhile_refuses_a_plan(world: World) -> None:
-    """A plan that was made before its victim evicted the workload is refused."""
+    """A plan is refused if its victim has evicted the workload after the plan was made."""
     world.region("r")
     world.machine(M1)
     world.tenant("high", level=1)
@@ -256,7 +257,7 @@ def test_a_victim_that_has_evicted_the_workload_meanwhile_refuses_a_plan(world: 
     ids=["slots", "cpus", "memory"],
 )
 def test_less_free_than_planned_refuses_a_plan(world: World, rival: JobSpec) -> None:
-    """A plan is refused where others have taken slots, CPUs or memory that it counts on."""
+    """A plan is refused if another workload has taken slots, CPUs or memory that it needs."""
     world.region("r")
     world.machine(M1)
     offer = world.offer(world.submit(job(gpus=4, cpus_milli=8000, memory_bytes=30 * GIB), id_="wl-a"))
@@ -273,7 +274,7 @@ def _refuses(world: World, offer: Offer) -> None:
 
 
 def test_a_long_batch_is_asked_for_as_it_is_awarded(fleet: World) -> None:
-    """Of a long batch more is asked for while some is written; after one that cannot be, no more than that."""
+    """Candidates of a long batch are read in chunks, one ahead of the writes; a stale plan stops the reading."""
     ids = [fleet.submit(job(gpus=1)) for _ in range(100)]
     candidate = fleet.offer(ids[0]).candidate
     asked = []
@@ -295,7 +296,7 @@ def test_a_long_batch_is_asked_for_as_it_is_awarded(fleet: World) -> None:
 
 
 def test_only_queued_workloads_that_nobody_holds_are_awarded(fleet: World) -> None:
-    """A workload that is held, placed, ended or gone since the bid gets nothing, and nothing changes."""
+    """A workload that was held, placed, ended or deleted since the bid gets nothing, and no row changes."""
     held, placed, cancelled, gone = (fleet.submit(job(gpus=1)) for _ in range(4))
     offers = [fleet.offer(name) for name in (held, placed, cancelled, gone)]
     fleet.alter(Workload, held, held_by="somebody")
@@ -306,7 +307,7 @@ def test_only_queued_workloads_that_nobody_holds_are_awarded(fleet: World) -> No
     before = fleet.dump()
     assert [fleet.accept(offer) for offer in offers] == [False] * 4
     after = fleet.dump()
-    for kept in (before, after):  # Columns of later revisions are lost on the way: tenants' numbers, times of bids.
+    for kept in (before, after):  # Downgrades drop columns of later revisions: tenants' numbers and times of bids.
         kept["tenant"] = [row.rpartition(",")[0] for row in kept["tenant"]]
         del kept["region_bid"]
     assert after == before
@@ -328,7 +329,7 @@ def test_a_gang_without_gpus_is_placed_by_its_cpus_and_memory(fleet: World) -> N
 
 
 def test_an_older_schema_gets_the_slots_of_tasks_written_out(fleet: World) -> None:
-    """Going back one revision writes each allocation's tasks, as they follow from the plan; nothing else is changed."""
+    """A downgrade by one revision writes each allocation's tasks, computed from the plan, and changes nothing else."""
     fleet.running(job("a", tasks=2, gpus=2), job("b", tasks=3, gpus=1), job("c", tasks=1, gpus=0))
     with fleet.session() as session:
         (attempt,) = session.scalars(select(Attempt))
@@ -348,14 +349,14 @@ def test_an_older_schema_gets_the_slots_of_tasks_written_out(fleet: World) -> No
         command.upgrade(config, "head")
         connection.commit()
     after = fleet.dump()
-    for kept in (before, after):  # Columns of later revisions are lost on the way: tenants' numbers, times of bids.
+    for kept in (before, after):  # Downgrades drop columns of later revisions: tenants' numbers and times of bids.
         kept["tenant"] = [row.rpartition(",")[0] for row in kept["tenant"]]
         del kept["region_bid"]
     assert after == before
 
 
 def test_tasks_of_one_machine_have_slots_of_their_own(fleet: World) -> None:
-    """Each task of a gang has as many slots as it asked for, and none of them twice."""
+    """Each task of a gang gets as many slots as it requests, and no slot is used twice."""
     workload = fleet.running(job("a", tasks=2, gpus=2), job("b", tasks=3, gpus=1), job("c", tasks=1, gpus=0))
     check(fleet)
     fleet.release(workload, Phase.SUCCEEDED, progress=[TaskProgress("a", 0, step=3)])

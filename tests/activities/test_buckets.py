@@ -1,4 +1,4 @@
-"""Regions whose buckets do not answer: nothing is placed there, everybody is told why, and it ends by itself."""
+"""Regions whose bucket fails: no workload is placed there, waiting workloads get the reason, and it recovers."""
 
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -21,7 +21,7 @@ FAST = BucketSettings(timeout_s=0.5, retry_s=0.01, retry_max_s=0.01)
 
 @pytest.fixture
 def check(world: World) -> BucketCheck:
-    """Checks of the west, one of two regions."""
+    """A bucket check of region west, one of two regions."""
     for region in ("east", "west"):
         world.region(region)
         world.machine(f"{region}/c/m", gpus=4)
@@ -38,7 +38,7 @@ def _folder(world: World) -> Path:
 
 
 async def _is_left_out(world: World, check: BucketCheck, error: str) -> str:
-    """Two failed checks, then a pass: what only the west may hold waits for the reason; that workload."""
+    """Runs two failed checks and a pass; returns a workload that may run only in west and waits with the reason."""
     only = world.submit(job(), regions_allowed=("west",))
     for _ in range(FAST.failures):
         assert await check.check() == FAST.retry_s
@@ -52,7 +52,7 @@ async def _is_left_out(world: World, check: BucketCheck, error: str) -> str:
 
 
 async def _is_back(world: World, check: BucketCheck, waiting: str) -> None:
-    """One check that succeeds, then a pass: the west has its part again."""
+    """Runs one successful check and a pass: west gets workloads again."""
     assert await check.check() == FAST.interval_s
     assert _state(world).failing_since_s is None and not _state(world).error
     world.tick()
@@ -60,7 +60,7 @@ async def _is_back(world: World, check: BucketCheck, waiting: str) -> None:
 
 
 async def test_a_folder_that_is_renamed_away(world: World, check: BucketCheck) -> None:
-    """The region is left out, also when others make the folder anew; the folder's return ends it."""
+    """The region is excluded even if another process recreates the folder, until the original folder is back."""
     assert await check.check() == FAST.interval_s
     away = _folder(world).with_name("away")
     _folder(world).rename(away)
@@ -74,7 +74,7 @@ async def test_a_folder_that_is_renamed_away(world: World, check: BucketCheck) -
 
 
 async def test_one_failed_check_is_no_outage(world: World, check: BucketCheck) -> None:
-    """A check that fails once and then succeeds leaves the region in."""
+    """A region stays in use if one check fails and the next one succeeds."""
     await check.check()
     marker = _folder(world) / ids.bucket_marker_key("west")
     marker.unlink()
@@ -84,12 +84,12 @@ async def test_one_failed_check_is_no_outage(world: World, check: BucketCheck) -
     await check.check()
     marker.unlink()
     await check.check()
-    assert _state(world).failing_since_s is None, "failures count in a row"
+    assert _state(world).failing_since_s is None, "only consecutive failures count"
 
 
 @contextmanager
 def _hanging(server: Proxy) -> Iterator[None]:
-    """Requests get no answer meanwhile."""
+    """Requests get no response while the context is open."""
     go_on = threading.Event()
 
     def wait(_: Answer) -> None:
@@ -107,7 +107,7 @@ def _hanging(server: Proxy) -> Iterator[None]:
 async def server(
     world: World, check: BucketCheck, s3_url: str, s3_endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Proxy]:
-    """The west's bucket is on an S3 server, behind this; the check has found it once."""
+    """A proxy in front of the S3 server that holds west's bucket; one check has succeeded."""
     with proxy(s3_endpoint.url) as found:
         monkeypatch.setenv("AWS_ENDPOINT_URL", found.url)
         world.alter(Region, "west", bucket_url=s3_url)
@@ -117,7 +117,7 @@ async def server(
 
 
 async def test_a_store_that_hangs(world: World, check: BucketCheck, server: Proxy) -> None:
-    """A store that takes requests and does not answer is waited for by one thread, within the time limit."""
+    """If a store accepts requests without responding, one thread waits for it, and the check times out."""
     with _hanging(server):
         waiting = await _is_left_out(world, check, "no answer within 0.5 s")
         await check.check()
@@ -128,7 +128,7 @@ async def test_a_store_that_hangs(world: World, check: BucketCheck, server: Prox
 
 
 async def test_a_store_that_refuses(world: World, check: BucketCheck, server: Proxy) -> None:
-    """What the store said is shown."""
+    """The store's error message is in the reason."""
 
     def refuse(answer: Answer) -> None:
         answer.headers = {"content-type": "application/xml"}

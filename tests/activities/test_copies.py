@@ -1,4 +1,4 @@
-"""Bytes between regions: checkpoints whole and fenced, taken up again where they stopped, and signs of life."""
+"""Copies between regions: complete and fenced checkpoints, resumption after a kill, and heartbeats."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ PREFIX = "checkpoints/wl-1/"
 
 @pytest.fixture
 def fleet(world: World) -> World:
-    """Two regions, without machines."""
+    """Two regions without machines."""
     world.region("east")
     world.region("west")
     return world
@@ -50,7 +50,10 @@ def _root(store: ObjectStore) -> ObjectStore:
 
 
 def _checkpoints(store: ObjectStore) -> list[Manifest]:
-    """Two committed checkpoints of two parts each, one that was never committed, and another workload's."""
+    """Writes checkpoints and returns the two committed ones, of two parts each.
+
+    There are also parts of an uncommitted checkpoint, and a checkpoint of another workload.
+    """
     other = Checkpointer(store.uri("checkpoints/wl-10/"), attempt=1)
     other.save(1, {"0": b"other"})
     checkpointer = Checkpointer(store.uri(PREFIX), attempt=1)
@@ -61,7 +64,7 @@ def _checkpoints(store: ObjectStore) -> list[Manifest]:
 
 
 def test_only_committed_checkpoints_move(fleet: World) -> None:
-    """Parts without a record, claims and other workloads' objects stay where they are."""
+    """Uncommitted parts, claims and other workloads' objects are not copied."""
     source, target = fleet.bucket("east"), fleet.bucket("west")
     committed = _checkpoints(source)
     assert _copy(fleet) == sum(manifest.size_bytes for manifest in committed)
@@ -69,12 +72,12 @@ def test_only_committed_checkpoints_move(fleet: World) -> None:
     keys = {info.key.removeprefix(PREFIX) for info in target.list("")}
     parts = {part.key for manifest in committed for part in manifest.parts}
     assert keys == parts | {"log/0000000001.json", "log/0000000002.json"}
-    assert _copy(fleet) == sum(manifest.size_bytes for manifest in committed), "again, which changes nothing"
+    assert _copy(fleet) == sum(manifest.size_bytes for manifest in committed), "a second copy changes nothing"
     assert {info.key.removeprefix(PREFIX) for info in target.list("")} == keys
 
 
 def test_the_source_is_fenced_before_anything_is_copied(fleet: World) -> None:
-    """Attempts older than the one that moves can commit nothing at the source any more, and it is never lowered."""
+    """Attempts older than the moving one can no longer commit at the source, and the fence never goes back."""
     source = fleet.bucket("east")
     zombie = Checkpointer(source.uri(PREFIX), attempt=1)
     zombie.save(10, {"0": b"first"})
@@ -100,7 +103,7 @@ def test_the_source_is_fenced_before_anything_is_copied(fleet: World) -> None:
 
 @pytest.mark.parametrize("rubbish", [b"", b"[]", b"{}", b'{"attempt": null}', b"\xff"])
 def test_a_log_that_a_task_has_spoilt_stops_no_move(fleet: World, rubbish: bytes) -> None:
-    """Whatever a task wrote in place of a record, the move goes on and the source is fenced."""
+    """An invalid record in a checkpoint log does not stop the move, and the source is fenced."""
     source = fleet.bucket("east")
     source.put(f"{PREFIX}log/0000000001.json", rubbish)
     assert _copy(fleet) == 0
@@ -109,7 +112,7 @@ def test_a_log_that_a_task_has_spoilt_stops_no_move(fleet: World, rubbish: bytes
 
 
 def test_a_record_comes_last(fleet: World) -> None:
-    """At every moment of the copy, who finds a checkpoint in the target's log finds all of its parts."""
+    """At every moment of the copy, each checkpoint in the target's log has all of its parts."""
     source, target = fleet.bucket("east"), fleet.bucket("west")
     committed = _checkpoints(source)
     moments: list[int] = []
@@ -153,21 +156,21 @@ environment.run(activities.copy_checkpoint, CheckpointCopy("wl-1", 2, "east", "w
 
 
 def test_a_copy_that_was_killed_goes_on_where_it_stopped(fleet: World, database_url: str, checkout: Path) -> None:
-    """After a SIGKILL in the middle, what is in the target is whole; the next try copies only the rest."""
+    """After a SIGKILL in the middle, the target's checkpoints are complete; the next try copies only the rest."""
     source, target = fleet.bucket("east"), fleet.bucket("west")
     _checkpoints(source)
     done = subprocess.run([sys.executable, "-c", _KILLED, database_url], cwd=checkout, env={**os.environ}, check=False)
     assert done.returncode == -signal.SIGKILL
     before = {info.key: info.tag for info in target.list("") if ".staging" not in info.key}
     assert [manifest.step for manifest in list_committed(_root(target), verify=True)] == [10]
-    assert 4 <= len(before) <= 5, "two parts and their record, and parts of the next, which come at the same time"
+    assert 4 <= len(before) <= 5, "two parts and their record, and concurrently copied parts of the next one"
     _copy(fleet)
     after = {info.key: info.tag for info in target.list("") if ".staging" not in info.key}
     assert len(after) == 6 and all(after[key] == tag for key, tag in before.items())
 
 
 def test_a_large_object_is_no_silence(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one object takes its time the activity heartbeats with the bytes last told."""
+    """While one large object is copied, the activity still sends heartbeats with the last reported bytes."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.01)
     fleet.bucket("east").put("tables/words/0", bytes(10))
     fleet.table("words", 10, "east")
@@ -196,7 +199,7 @@ def test_a_large_object_is_no_silence(fleet: World, monkeypatch: pytest.MonkeyPa
 
 
 def test_copies_draw_on_their_shares_of_the_link(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables and checkpoints draw all their bytes on one budget of the link, planned moves on their own share of it."""
+    """Tables and checkpoints share one bandwidth budget of the link; planned moves use their own share of it."""
     drawn: list[tuple[str, int]] = []
     monkeypatch.setattr(Bandwidth, "draw", lambda _, share, size_bytes: drawn.append((share, size_bytes)))
     source = fleet.bucket("east")

@@ -1,4 +1,4 @@
-"""Copies that are damaged: found, never taken for good ones, repaired, and never the reason that a good one goes."""
+"""Damaged copies are found, never used as good copies, repaired, and never cause the deletion of a good copy."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -28,7 +28,7 @@ Damage = Callable[[ObjectStore, str], None]
 
 @pytest.fixture
 def nights(world: World) -> NightWorld:
-    """A table at home in the east with a replica in the west, both verified."""
+    """A table with its home in east and a replica in west, both verified."""
     made = NightWorld(world, grace_s=0.0)
     for region in ("east", "west"):
         made.region(region)
@@ -40,12 +40,12 @@ def nights(world: World) -> NightWorld:
 
 
 def scrub(nights: NightWorld, region: str) -> None:
-    """All that is due in a region is read."""
+    """Reads everything that is due in a region."""
     ActivityEnvironment().run(ScrubActivities(nights.world.engine, nights.world.settings).scrub, Scrub(region))
 
 
 def verify_again(nights: NightWorld, region: str) -> None:
-    """As an operator asks for it."""
+    """Requests a verification, as an operator does, and runs it."""
     with nights.world.session() as session:
         for row in session.scalars(select(Replica).where(Replica.region == region)):
             row.verify_asked_at = datetime.now(UTC)
@@ -53,19 +53,19 @@ def verify_again(nights: NightWorld, region: str) -> None:
 
 
 def repair(nights: NightWorld, region: str) -> None:
-    """What the mail of a finding starts."""
-    assert nights.world.put_out("replicate"), "nobody was told to repair it"
+    """Runs the repair that a finding requested."""
+    assert nights.world.put_out("replicate"), "no repair was requested"
     request = ReplicateTable("a", "east", region)
     ActivityEnvironment().run(nights.copies.copy_table, request)
 
 
 async def remove(nights: NightWorld, client: Client) -> None:
-    """A round of housekeeping's deletions."""
+    """Runs one round of housekeeping's deletions."""
     await ActivityEnvironment().run(RemovalActivities(nights.world.engine, client).remove)
 
 
 def state(nights: NightWorld) -> dict[str, tuple[str, str | None]]:
-    """Region to the state of its replica, and what is wrong with it."""
+    """Returns the state of the replica in each region, and what is wrong with it."""
     with nights.world.session() as session:
         wrong = {
             row.region: row.wrong
@@ -78,7 +78,7 @@ def state(nights: NightWorld) -> dict[str, tuple[str, str | None]]:
 
 
 def whole(nights: NightWorld, region: str) -> bool:
-    """Whether a bucket has all of the table, by its bytes."""
+    """Returns whether a bucket holds the whole table, byte for byte."""
     store = nights.world.bucket(region)
     return all(
         store.size(key) is not None and store.get(key) == body("a", day)
@@ -89,11 +89,11 @@ def whole(nights: NightWorld, region: str) -> bool:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_a_home_never_moves_onto_a_damaged_replica(nights: NightWorld, client: Client, damage: Damage) -> None:
-    """The copy to which the home moves is read first, and repaired; only then the old one gets its grace and goes."""
+    """The target copy is read and repaired before the home moves; only then the grace of the old copy starts."""
     damage(nights.world.bucket("west"), KEY)
     nights.night(home("a", "east", "west"))
     order = nights.next()
-    assert not nights.finish(order), "nobody has read the copy since the move began"
+    assert not nights.finish(order), "the copy has not been read since the move began"
     assert nights.homes()["a"] == "east"
     nights.copy(order)
     assert nights.finish(order)
@@ -105,13 +105,13 @@ async def test_a_home_never_moves_onto_a_damaged_replica(nights: NightWorld, cli
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_a_good_copy_stays_while_the_home_is_damaged(nights: NightWorld, client: Client, damage: Damage) -> None:
-    """A deletion whose grace is over reads the home first; what is wrong there is repaired from the copy that stays."""
+    """At the end of its grace, a deletion reads the home first; damage there is repaired from the copy that stays."""
     nights.night({**home("a", "east", "west"), "kind": "drop"})
     assert nights.next().over and nights.replicas("a")["west"] == "deleting"
     damage(nights.world.bucket("east"), KEY)
     for _ in range(2):
         await remove(nights, client)
-    assert whole(nights, "west"), "the last good copy"
+    assert whole(nights, "west"), "the last good copy must stay"
     replica, wrong = state(nights)["east"]
     assert replica == "ready" and wrong is not None and KEY in wrong
     with nights.world.session() as session:
@@ -127,7 +127,7 @@ async def test_a_good_copy_stays_while_the_home_is_damaged(nights: NightWorld, c
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(("damaged", "good"), [("west", "east"), ("east", "west")])
 def test_what_is_found_wrong_is_repaired(nights: NightWorld, damage: Damage, damaged: str, good: str) -> None:
-    """A damaged home as well as a damaged replica: found by the scrub, shut to jobs, and copied from the other one."""
+    """A scrub finds a damaged home or replica, closes it to jobs, and has it copied from the good copy."""
     damage(nights.world.bucket(damaged), KEY)
     verify_again(nights, damaged)
     with nights.world.session() as session:
@@ -142,7 +142,7 @@ def test_what_is_found_wrong_is_repaired(nights: NightWorld, damage: Damage, dam
 
 
 def test_no_job_starts_on_a_replica_that_is_known_to_be_wrong(nights: NightWorld) -> None:
-    """Neither is one placed there, nor does one start that was placed before it was found."""
+    """No job is placed on a damaged replica, and a job that was placed before the damage was found does not start."""
     nights.world.machine("west/c/m")
     placed = nights.world.submit(job(), tables=("a",))
     nights.world.tick()
@@ -159,7 +159,7 @@ def test_no_job_starts_on_a_replica_that_is_known_to_be_wrong(nights: NightWorld
 
 
 def test_a_damaged_source_is_not_copied(nights: NightWorld) -> None:
-    """Content of the right size that is not what the catalogue says is never copied: another region has it right."""
+    """Content of the right size with a wrong checksum is never copied; the copy comes from another region instead."""
     nights.region("north")
     flip(nights.world.bucket("east"), KEY)
     with nights.world.session() as session:
@@ -167,11 +167,11 @@ def test_a_damaged_source_is_not_copied(nights: NightWorld) -> None:
     request = ReplicateTable("a", "east", "north")
     assert ActivityEnvironment().run(nights.copies.copy_table, request) > 0
     assert whole(nights, "north")
-    assert state(nights)["east"][1] is not None, "found on the way"
+    assert state(nights)["east"][1] is not None, "the copy found the damage"
 
 
 def test_what_is_wrong_everywhere_is_told_and_kept(nights: NightWorld) -> None:
-    """Without a good copy the repair fails with what it found, and goes on once an owner has put an object back."""
+    """Without a good copy the repair fails with its finding; it succeeds once the owner has restored an object."""
     for region in ("east", "west"):
         flip(nights.world.bucket(region), KEY)
         verify_again(nights, region)
@@ -185,7 +185,7 @@ def test_what_is_wrong_everywhere_is_told_and_kept(nights: NightWorld) -> None:
 
 
 async def test_nothing_is_deleted_without_checksums(nights: NightWorld, client: Client) -> None:
-    """A table that was registered before there were checksums keeps all its copies until there are."""
+    """A table without checksums keeps all its copies until it has been scrubbed."""
     with nights.world.session() as session:
         for row in session.scalars(select(PartitionManifest)):
             session.delete(row)
@@ -199,7 +199,7 @@ async def test_nothing_is_deleted_without_checksums(nights: NightWorld, client: 
 
 
 def test_a_wrong_copy_stops_drops_of_good_ones(nights: NightWorld) -> None:
-    """While one replica is wrong, a night lets none go."""
+    """While one replica is damaged, a night drops none."""
     nights.region("north")
     nights.table("b", "east")
     delete(nights.world.bucket("east"), KEY)

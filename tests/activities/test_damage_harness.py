@@ -1,8 +1,8 @@
-"""Random damage around a night, judged by what the buckets hold: no last good copy goes, and every home is good again.
+"""Random damage around a night, judged by the buckets: the last good copy is never deleted, and every home is repaired.
 
-A campaign: tables with random homes and replicas, all verified. Objects are deleted, truncated and flipped before,
-during and after a night of random moves, each time so that every partition still has a good copy somewhere. Then come a
-complete scrub, repairs, a second night, and the judgement. `make chaos-copies` runs 20 campaigns of 10 damages each.
+One campaign has tables with random homes and replicas, all verified. Objects are deleted, truncated and flipped before,
+during and after a night of random moves; every partition always keeps one good copy. A complete scrub, repairs, a
+second night and the judgement follow. `make chaos-copies` runs 20 campaigns of 10 damages each.
 """
 
 import os
@@ -37,7 +37,7 @@ REGIONS = ("east", "north", "west")
 
 
 class Campaign:
-    """One installation, its damages, and what is judged after each step."""
+    """One installation, its damages, and the checks after each step."""
 
     def __init__(self, nights: NightWorld, client: Client, seed: int) -> None:
         self.nights, self.world, self.client = nights, nights.world, client
@@ -45,7 +45,7 @@ class Campaign:
         self.done: Counter[str] = Counter()
         self.violations: list[str] = []
         self._known_wrong: set[tuple[str, str]] = set()
-        """Copies that were damaged when the last scrub read them, and have not been good since."""
+        """Copies that were damaged when the last scrub read them, and have not been repaired since."""
         for region in REGIONS:
             nights.region(region)
             self.world.machine(f"{region}/c/m", 62)
@@ -56,19 +56,19 @@ class Campaign:
             session.execute(update(Replica).values(made_by="night"))
         self.scrub()
 
-    # ---------------------------------------------------------------------------------------- what the buckets hold
+    # ------------------------------------------------------------------------------------------ contents of buckets
 
     def good(self, table: str, day: str, region: str) -> bool:
-        """Whether a bucket has a partition, byte for byte."""
+        """Returns whether a bucket holds a partition, byte for byte."""
         store, key = self.world.bucket(region), f"tables/{table}/{day}/part-0"
         return store.size(key) is not None and store.get(key) == body(table, day)
 
     def copies(self, table: str, day: str) -> list[str]:
-        """Regions whose buckets have a partition, byte for byte."""
+        """Returns the regions whose buckets hold a partition, byte for byte."""
         return [region for region in REGIONS if self.good(table, day, region)]
 
     def judge(self, after: str) -> None:
-        """No partition has lost its last good copy."""
+        """Records a violation if a partition has lost its last good copy."""
         for table in self.tables():
             for day in DAYS:
                 if not self.copies(table, day):
@@ -77,7 +77,7 @@ class Campaign:
     # ------------------------------------------------------------------------------------------------------- damage
 
     def damage(self, when: str) -> None:
-        """Damages one random object, if the damages are not used up and another good copy of it remains."""
+        """Damages one random object, if fewer than `DAMAGES_EACH` damages were made and another good copy remains."""
         if self.done.total() >= DAMAGES_EACH:
             return
         table, day = self.rng.choice(self.tables()), self.rng.choice(DAYS)
@@ -88,7 +88,7 @@ class Campaign:
         damage(self.world.bucket(region), f"tables/{table}/{day}/part-0")
         self.done[f"{damage.__name__} {when} in a {'home' if self.homes()[table] == region else 'replica'}"] += 1
 
-    # ------------------------------------------------------------------------------------------------ what mizzen does
+    # --------------------------------------------------------------------------------------------- actions of mizzen
 
     def tables(self) -> list[str]:
         return sorted(self.homes())
@@ -97,7 +97,7 @@ class Campaign:
         return self.nights.homes()
 
     def scrub(self) -> None:
-        """A complete one, of all regions."""
+        """Runs a complete scrub of all regions."""
         with self.world.session() as session:
             asked_at = integrity.clock(session)
             session.execute(update(Replica).values(verify_asked_at=asked_at))
@@ -107,7 +107,7 @@ class Campaign:
         self._known_wrong = before
 
     def repair(self) -> None:
-        """Carries out the copies that were asked for; one that fails is asked for again."""
+        """Runs the requested copies; a copy that fails is tried again."""
         for _ in range(3):
             with self.world.session() as session:
                 mails = session.scalars(select(Outbox).where(Outbox.kind == "replicate")).all()
@@ -118,7 +118,7 @@ class Campaign:
             session.execute(update(Outbox).where(Outbox.kind == "replicate").values(delivered_at=Outbox.created_at))
 
     def copy(self, request: ReplicateTable, what: str, damaged: bool = False) -> str | None:
-        """Copies a table; the error, if it failed. Something may be damaged meanwhile."""
+        """Copies a table, and may damage objects meanwhile; returns the error message, or None."""
         environment = ActivityEnvironment()
 
         def beat(*_: object) -> None:
@@ -135,12 +135,12 @@ class Campaign:
         return None
 
     async def remove(self) -> None:
-        """A round of housekeeping's deletions."""
+        """Runs one round of housekeeping's deletions."""
         await ActivityEnvironment().run(RemovalActivities(self.world.engine, self.client).remove)
         self.judge("a round of deletions")
 
     def night(self, name: str, damaged: bool) -> None:
-        """A night of random moves, one after the other."""
+        """Runs a night of random moves, one after the other."""
         moves = []
         for table, at in sorted(self.homes().items()):
             kind = self.rng.choice(["home", "home", "drop", "replica", None])
@@ -165,10 +165,10 @@ class Campaign:
             self.judge("a switch")
             if finished:
                 return
-        self.violations.append(f"{order.table}: its move never ends")
+        self.violations.append(f"{order.table}: its move does not end")
 
     def start_jobs(self) -> None:
-        """A job for each table: none starts where the last scrub read a damaged copy that is damaged still."""
+        """Starts a job for each table; none may start on a copy that the last scrub found damaged."""
         started = {self.world.submit(job(), tables=(table,)): table for table in self.tables()}
         self.world.tick()
         for workload, table in started.items():
@@ -191,7 +191,7 @@ def campaign(world: World, client: Client, seed: int) -> Iterator[Campaign]:
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", range(CAMPAIGNS))
 async def test_damage_never_costs_the_last_good_copy(campaign: Campaign, seed: int) -> None:
-    """Whatever is damaged around a night: no last good copy goes, and after two nights all homes are good."""
+    """Random damage around a night never deletes the last good copy, and after two nights all homes are good."""
     while campaign.done.total() < DAMAGES_EACH // 3:
         campaign.damage("before a night")
     campaign.night("night-1", damaged=True)

@@ -1,4 +1,4 @@
-"""The outbox's other end, on a real Temporal server: in order, at least once, whatever is away or refuses."""
+"""The outbox dispatcher on a real Temporal server: in order and at least once, despite outages and refused mail."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ from tests.activities.world import World
 
 @pytest.fixture
 def dispatcher(town: World, database_url: str, client: Client) -> Dispatcher:
-    """A dispatcher that delivers a batch at a time, when told to."""
+    """A dispatcher that delivers one batch for each call."""
     return Dispatcher(town.engine, database_url, client)
 
 
@@ -51,7 +51,7 @@ def _due(world: World) -> list[tuple[str, str | None]]:
 
 
 async def test_start_then_mail_in_order(town: World, dispatcher: Dispatcher, client: Client) -> None:
-    """A workload's workflow is started before its mail, which comes in the order in which it was written, once."""
+    """A workload's workflow is started first; then each of its mails is delivered once, in the order of the rows."""
     names = [town.submit() for _ in range(3)]
     for n in range(10):
         for name in names:
@@ -69,7 +69,7 @@ async def test_start_then_mail_in_order(town: World, dispatcher: Dispatcher, cli
 
 
 async def test_the_tenant_is_a_search_attribute(town: World, dispatcher: Dispatcher, client: Client) -> None:
-    """Operators find a tenant's workflows in Temporal from the moment of their start."""
+    """Each workload's workflow starts with its tenant as a search attribute."""
     town.tenant("vision")
     name = town.submit(tenant="vision")
     await dispatcher._deliver_batch()
@@ -78,14 +78,14 @@ async def test_the_tenant_is_a_search_attribute(town: World, dispatcher: Dispatc
 
 
 async def _all_delivered(town: World, dispatcher: Dispatcher) -> None:
-    """Delivers until nothing is due: a wake rests for a moment after the one before."""
+    """Delivers until no row is due; consecutive wakes have a minimum interval."""
     while _due(town):
         await dispatcher._deliver_batch()
         await asyncio.sleep(dispatcher._until_due_s() if _due(town) else 0.0)
 
 
 async def test_wakes_are_coalesced(town: World, dispatcher: Dispatcher, client: Client) -> None:
-    """However many wakes are due, the scheduler is woken once; one that does not run is started by it."""
+    """All due wakes are sent as one signal to the scheduler, which is started if it does not run."""
     for _ in range(40):
         with town.session() as session:
             outbox.wake_scheduler(session)
@@ -116,7 +116,7 @@ async def test_wakes_keep_their_interval(town: World, client: Client, database_u
 async def test_a_crash_between_delivery_and_its_mark(
     town: World, dispatcher: Dispatcher, client: Client, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was delivered and not yet marked is delivered again, and its id says that it is the same."""
+    """Mail that was delivered but not marked is delivered again with the same id."""
     name = town.submit()
     _mail(town, name)
 
@@ -134,7 +134,7 @@ async def test_a_crash_between_delivery_and_its_mark(
 
 
 async def test_two_dispatchers_at_once(town: World, client: Client, database_url: str) -> None:
-    """With several dispatchers nothing is lost; what both deliver has the same id, and each one's order is kept."""
+    """Two concurrent dispatchers lose no mail; mail that both deliver has the same id, and each keeps the order."""
     names = [town.submit() for _ in range(4)]
     async with dispatching(town.engine, database_url, client), dispatching(town.engine, database_url, client):
         for n in range(15):
@@ -147,7 +147,7 @@ async def test_two_dispatchers_at_once(town: World, client: Client, database_url
 
 
 async def test_mail_to_a_workload_that_has_ended(town: World, dispatcher: Dispatcher, client: Client) -> None:
-    """Late mail to an ended workload is dropped and done with; so are a late start, and mail to who is forgotten."""
+    """Late mail to an ended or deleted workload is dropped and marked delivered, and a late start is ignored."""
     ended, forgotten = town.submit(), town.submit()
     await dispatcher._deliver_batch()
     for name in (ended, forgotten):
@@ -168,7 +168,7 @@ async def test_mail_to_a_workload_that_has_ended(town: World, dispatcher: Dispat
 async def test_mail_to_a_workflow_that_is_lost(
     town: World, dispatcher: Dispatcher, client: Client, placed: bool
 ) -> None:
-    """Mail to a live workload whose workflow is gone starts a new one from what Postgres says, and reaches it."""
+    """If a live workload's workflow is lost, its next mail starts a new one from Postgres, which gets the mail."""
     name = town.running() if placed else town.submit()
     await dispatcher._deliver_batch()
     await client.get_workflow_handle(ids.workload_workflow_id(name)).terminate()
@@ -183,7 +183,7 @@ async def test_mail_to_a_workflow_that_is_lost(
 
 
 async def test_a_start_that_comes_twice(town: World, dispatcher: Dispatcher, client: Client) -> None:
-    """A second start finds the workflow that runs, and leaves it alone."""
+    """A second start does not affect the running workflow."""
     name = town.submit()
     with town.session() as session:
         outbox.start_workload(session, name, attempt=4, placed=True)
@@ -193,7 +193,7 @@ async def test_a_start_that_comes_twice(town: World, dispatcher: Dispatcher, cli
 
 
 async def test_a_copy_is_started_once(town: World, dispatcher: Dispatcher, client: Client) -> None:
-    """A table's copy to a region has one workflow, however often it is asked for."""
+    """Repeated requests for a copy of a table to a region start one workflow."""
     table = f"words-{town.prefix}"
     for _ in range(2):
         with town.session() as session:
@@ -208,7 +208,7 @@ async def test_a_copy_is_started_once(town: World, dispatcher: Dispatcher, clien
 async def test_rows_that_mean_nothing_are_set_aside(
     town: World, dispatcher: Dispatcher, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unknown kind, and a body that nobody can read, are logged and done with; what follows them is delivered."""
+    """Rows with an unknown kind or an invalid body are logged and marked delivered; later rows are delivered."""
     name = town.submit()
     rubbish: list[tuple[str, str | None, dict[str, Any]]] = [
         ("nonsense", None, {}),
@@ -231,7 +231,7 @@ async def test_rows_that_mean_nothing_are_set_aside(
 async def test_who_refuses_its_mail_keeps_nobody_else_from_theirs(
     town: World, dispatcher: Dispatcher, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mail that Temporal refuses holds back what follows it for the same workload, and nothing of any other's."""
+    """Mail that Temporal refuses delays later mail of the same workload, but not mail of other workloads."""
     monkeypatch.setattr(dispatch, "_BATCH", 20)
     refusing, other = town.submit(), town.submit()
     await dispatcher._deliver_batch()
@@ -256,7 +256,7 @@ async def test_who_refuses_its_mail_keeps_nobody_else_from_theirs(
 
 
 async def test_rests_grow_and_have_an_end(town: World, dispatcher: Dispatcher) -> None:
-    """A receiver that goes on refusing is tried less and less often, and never forgotten."""
+    """Refused mail is retried without end, with an exponential backoff of at most 60 s."""
     refusing = town.submit()
     await dispatcher._deliver_batch()
     _mail(town, refusing, by="x" * (3 << 20))
@@ -271,7 +271,7 @@ async def test_rests_grow_and_have_an_end(town: World, dispatcher: Dispatcher) -
 async def test_temporal_away_loses_nothing(
     town: World, database_url: str, client: Client, temporal_address: str
 ) -> None:
-    """While Temporal cannot be reached mail waits, unmarked and in order, and is delivered once it can be again."""
+    """While Temporal is unreachable, mail stays undelivered and in order; it is delivered afterwards."""
     host, _, port = temporal_address.partition(":")
     door = Door((host, int(port)), free_port())
     await door.open()
@@ -294,7 +294,7 @@ async def test_temporal_away_loses_nothing(
 
 
 async def test_postgres_away_loses_nothing(town: World, database_url: str, client: Client) -> None:
-    """A dispatcher that loses Postgres goes on once it is back, listener and all."""
+    """A dispatcher that loses its Postgres connections reconnects, including its listener."""
     url = make_url(database_url)
     door = Door(("127.0.0.1", int(url.port or 0)), free_port())
     await door.open()
@@ -316,14 +316,14 @@ async def test_postgres_away_loses_nothing(town: World, database_url: str, clien
 
 
 async def test_a_cancelled_dispatcher_leaves_no_connection(town: World, database_url: str, client: Client) -> None:
-    """Whoever cancels a dispatcher waits for its transactions: after that it holds no connection."""
+    """A cancelled dispatcher finishes its transactions before it ends, and then holds no connection."""
     engine = open_engine(database_url)
     _put(town, "wake", None, {})
     with town.session() as session:
         session.execute(select(Outbox).with_for_update())
         task = asyncio.create_task(Dispatcher(engine, database_url, client).run())
         blocked = text("select count(*) from pg_locks where not granted")
-        await until(lambda: session.scalar(blocked), "its mark waits for the row")
+        await until(lambda: session.scalar(blocked), "the dispatcher's update waits for the row lock")
         task.cancel()
         await asyncio.wait([task], timeout=0.1)
         assert not task.done()

@@ -1,4 +1,4 @@
-"""What was kept long enough is deleted, with all that belongs to it and nothing else."""
+"""Expiry deletes records and objects after their retention time, with their dependent rows and nothing else."""
 
 import fcntl
 import os
@@ -30,7 +30,7 @@ M = "r/c/m"
 
 @pytest.fixture
 def house(town: World) -> HouseActivities:
-    """Housekeeping that needs no Temporal."""
+    """Housekeeping activities that need no Temporal server."""
     return HouseActivities(town.engine, town.settings)
 
 
@@ -66,7 +66,7 @@ def _counts(engine: Engine) -> dict[str, int]:
 
 
 def test_what_was_kept_long_enough_goes(town: World, house: HouseActivities) -> None:
-    """Objects go after two weeks and records after three months; what is younger, or lives, stays."""
+    """Objects are deleted after two weeks and records after three months, except those of live workloads."""
     town.tenant("high", level=1)
     old, weeks, young = (town.running(job(gpus=1)) for _ in range(3))
     _objects(town, old, weeks, young, f"{old}-not")
@@ -100,7 +100,7 @@ def test_what_was_kept_long_enough_goes(town: World, house: HouseActivities) -> 
 
 
 def test_a_workload_goes_with_all_that_names_it(town: World, house: HouseActivities) -> None:
-    """Deleting a workload takes its attempts, allocations, evictions and keys along; machines keep what others hold."""
+    """Deleting a workload deletes its attempts, allocations, evictions and idempotency keys, and changes no mask."""
     town.tenant("high", level=1)
     victim = town.running(job(gpus=4))
     evictor = town.submit(job(gpus=3), tenant="high")
@@ -127,7 +127,7 @@ def test_a_workload_goes_with_all_that_names_it(town: World, house: HouseActivit
 
 
 def test_deleting_history_locks_no_machine(town: World, house: HouseActivities) -> None:
-    """Old allocations are deleted without a look at their machines, on which others may be working."""
+    """Old allocations are deleted without locks on their machines' rows."""
     workload = town.running(job(gpus=4))
     town.release(workload, Phase.SUCCEEDED)
     _finished(town, workload, 100)
@@ -139,7 +139,7 @@ def test_deleting_history_locks_no_machine(town: World, house: HouseActivities) 
 
 
 def test_objects_that_cannot_be_deleted_now(town: World, house: HouseActivities) -> None:
-    """A workload whose objects cannot be deleted is kept for the next time; the others' go, and old records too."""
+    """A workload whose objects cannot be deleted is kept until the next run; other workloads are deleted."""
     first, second = town.running(job(gpus=1)), town.running(job(gpus=1))
     _objects(town, first, second)
     for workload in (first, second):
@@ -165,9 +165,9 @@ def test_objects_that_cannot_be_deleted_now(town: World, house: HouseActivities)
 
 
 def test_what_interrupted_copies_left_goes(town: World, house: HouseActivities) -> None:
-    """Parts that came long ago and files of dead writers are removed; what is young, or being written, stays.
+    """Old partial uploads and files of dead writers are deleted; recent ones and files that are being written stay.
 
-    A bucket that cannot be reached keeps nobody waiting.
+    An unreachable bucket does not delay the others.
     """
     staging = Path(town.bucket("r").uri(".staging").removeprefix("file://"))
     staging.mkdir(parents=True)
@@ -186,7 +186,7 @@ def test_what_interrupted_copies_left_goes(town: World, house: HouseActivities) 
 
 
 def test_archives_go_that_no_unfinished_workload_names(town: World, house: HouseActivities) -> None:
-    """An old archive goes from database and bucket, unless a workload still needs it or another tenant has it."""
+    """An old archive is deleted from database and bucket, unless an unfinished workload or another tenant uses it."""
     town.tenant("other")
     used, old, young, shared = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
     with town.session() as session:
@@ -212,7 +212,7 @@ def test_archives_go_that_no_unfinished_workload_names(town: World, house: House
 
 
 def test_instances_that_have_been_gone_for_long_go(town: World, house: HouseActivities) -> None:
-    """With what was refused for them; live ones stay, however old."""
+    """Instances that have been gone for three months are deleted with their refusals; live instances stay."""
     offer = Offer("sim", "r", "za", CapacityKind.SPOT, Shape("small", 4, "a100", 1000, 1), 4.0, 30.0)
     with town.session() as session:
         old, young, live = (request_instance(session, Pool("r", "burst", 3), offer) for _ in range(3))

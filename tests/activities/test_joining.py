@@ -1,4 +1,4 @@
-"""Machines that were launched join with their token, once; the ledger has a say in nothing else."""
+"""Launched machines join once with their token; machines that no provider launched need none."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ OFFER = Offer("sim", "west", "za", CapacityKind.SPOT, Shape("small", 4, "a100", 
 
 
 class Launched:
-    """An instance that was requested, and its machine's agent."""
+    """A requested instance, and the agent of its machine."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -33,7 +33,7 @@ class Launched:
         self.token = join_token(world.settings.master_key_path, self.id)
 
     def says_hello(self, machine: str | None = None, **more: Any) -> bool:
-        """Whether its agent was let in."""
+        """Registers the agent; returns whether it was admitted."""
         fields = {"instance": self.id, "join_token": self.token, **more}
         welcome = self.world.machines.register(self.world.hello(machine or self.machine, **fields))
         with self.world.session() as session:
@@ -42,7 +42,7 @@ class Launched:
         return not welcome.refused
 
     def row(self) -> InstanceRow:
-        """What the ledger says."""
+        """Returns the instance's row in the ledger."""
         with self.world.session() as session:
             row = session.get_one(InstanceRow, self.id)
             session.expunge(row)
@@ -51,12 +51,12 @@ class Launched:
 
 @pytest.fixture
 def launched(world: World) -> Launched:
-    """One that was requested."""
+    """A requested instance."""
     return Launched(world)
 
 
 def test_it_is_let_in_by_its_token(launched: Launched) -> None:
-    """Its cluster has what the offer says; its workflow hears when it is ready, and the ledger knows its machine."""
+    """An agent with its token is admitted; its cluster gets the offer's data, and its workflow gets mail."""
     assert launched.says_hello(public_key="k")
     assert launched.row().machine == launched.machine
     launched.world.delivered()
@@ -68,7 +68,7 @@ def test_it_is_let_in_by_its_token(launched: Launched) -> None:
         cluster = session.get_one(Cluster, ("west", "burst-za-spot"))
         assert list(mail) == [{"instance": launched.id}]
         assert (cluster.zone, cluster.capacity, cluster.prices) == ("za", "spot", {"a100": 1.0})
-    # Its agent restarts: from now on its key says who it is.
+    # After a restart the agent is identified by its key.
     assert launched.says_hello(public_key="k", join_token="")
 
 
@@ -85,21 +85,21 @@ def test_it_is_let_in_by_its_token(launched: Launched) -> None:
     ids=[
         "no token",
         "another token",
-        "no ASCII",
-        "as a machine that nobody launched",
-        "of no instance",
+        "not ASCII",
+        "no instance and no token",
+        "unknown instance",
         "another machine",
     ],
 )
 def test_it_is_refused_without(launched: Launched, lie: dict[str, Any]) -> None:
-    """Nothing is registered, and the token is still good."""
+    """Without the right token nothing is registered, and the token stays valid."""
     assert not launched.says_hello(**lie)
     assert launched.row().machine is None
     assert launched.says_hello()
 
 
 def test_a_token_is_of_one_machine(launched: Launched) -> None:
-    """Shown again with another key it lets nobody in; nor does another instance's."""
+    """A token cannot be used again with another key, and differs between instances."""
     assert launched.says_hello(public_key="k")
     assert not launched.says_hello(public_key="other")
     other = join_token(launched.world.settings.master_key_path, "in-other")
@@ -107,7 +107,7 @@ def test_a_token_is_of_one_machine(launched: Launched) -> None:
 
 
 def test_a_machine_that_is_not_known_any_more_shows_its_token_again(launched: Launched) -> None:
-    """Without its row no key says who it is."""
+    """A machine whose row was deleted needs its token again."""
     assert launched.says_hello(public_key="k")
     with launched.world.session() as session:
         session.delete(session.get_one(Machine, launched.machine))
@@ -116,7 +116,7 @@ def test_a_machine_that_is_not_known_any_more_shows_its_token_again(launched: La
 
 
 def test_what_is_gone_does_not_join(launched: Launched) -> None:
-    """An agent that comes too late is refused, and nothing is made of it."""
+    """The agent of an instance that is gone is refused."""
     with launched.world.session() as session:
         assert tell_to_end(session, launched.id, Reason(ReasonCode.ENDED_BY_OPERATOR, {"by": "k"}))
         assert not tell_to_end(session, launched.id, Reason(ReasonCode.ENDED_BY_OPERATOR, {"by": "l"}))
@@ -126,7 +126,7 @@ def test_what_is_gone_does_not_join(launched: Launched) -> None:
 
 
 def test_a_machine_that_nobody_launched_needs_no_token(world: World) -> None:
-    """As ever."""
+    """A machine that no provider launched joins without a token."""
     world.region("r")
     world.machine("r/c/m", 4)
     with world.session() as session:

@@ -1,4 +1,4 @@
-"""The launch description: who runs where as which rank with which slots, and that secrets are only ever sealed."""
+"""The launch description: machine, rank and slots of each task, and secrets that are stored only in sealed form."""
 
 import base64
 import hashlib
@@ -49,7 +49,7 @@ def _secret(world: World, name: str, value: str) -> None:
 
 @pytest.mark.usefixtures("keys")
 def test_stale_tables_are_told(world: World) -> None:
-    """A task is told as of when its region's replica is complete, where that is stale, and so are people."""
+    """Launch description and attempt give the time since which the region's replica of a table is stale."""
     world.region("home")
     world.table("words", 1, "home", "r")
     world.table("images", 1, "r")
@@ -70,7 +70,7 @@ def test_stale_tables_are_told(world: World) -> None:
 
 @pytest.mark.usefixtures("keys")
 def test_who_runs_where(world: World) -> None:
-    """Each task has its rank in its job and on its machine; nodes go by rack; slots of a machine are never shared."""
+    """Each task has a rank in its job and on its machine; nodes are ordered by rack; no two tasks share a slot."""
     world.table("words", 1, "r")
     workload = world.running(
         job("train", tasks=4, gpus=1, env={"A": "1"}),
@@ -116,7 +116,7 @@ def test_who_runs_where(world: World) -> None:
 
 @pytest.mark.usefixtures("keys")
 def test_staging_again_writes_the_same(world: World) -> None:
-    """Staged twice the description is the same, byte for byte, but for its sealed boxes; so is the plan."""
+    """Staging twice gives the same plan and the same description, byte for byte except for the sealed secrets."""
     plain = world.running(job(tasks=3))
     plan, _ = _stage(world, plain)
     first = world.bucket("r").get(plan.launch_key)
@@ -126,14 +126,14 @@ def test_staging_again_writes_the_same(world: World) -> None:
     secret = world.running(job(tasks=3, secrets={"TOKEN": "token"}))
     (early, one), (late, other) = (_stage(world, secret) for _ in range(2))
     assert one != other
-    # Whichever was written last: an agent finds the very description that its plan names.
+    # Both descriptions stay stored, so an agent finds the one that its plan names.
     for plan in (early, late):
         assert hashlib.sha256(world.bucket("r").get(plan.launch_key)).hexdigest() == plan.launch_sha256
     assert one.model_copy(update={"sealed_secrets": {}}) == other.model_copy(update={"sealed_secrets": {}})
 
 
 def test_secrets_are_only_ever_sealed(world: World, keys: dict[str, PrivateKey], tmp_path: Path) -> None:
-    """Each machine can open the secrets of the jobs that run there, and no file and no row has one in the clear."""
+    """Each machine can open only the secrets of its own jobs, and no file and no row holds a secret in plain text."""
     _secret(world, "token", PLAIN)
     workload = world.running(
         job("a", tasks=1, gpus=2, secrets={"TOKEN": "token"}),
@@ -157,7 +157,7 @@ def test_secrets_are_only_ever_sealed(world: World, keys: dict[str, PrivateKey],
 
 @pytest.mark.usefixtures("keys")
 def test_a_secret_that_is_gone(world: World) -> None:
-    """A launch that lacks a secret says which, writes nothing, and goes on once the secret is back."""
+    """A launch without one of its secrets fails with its name, and succeeds once the secret exists again."""
     workload = world.running(job(secrets={"TOKEN": "token"}))
     with pytest.raises(ApplicationError, match="tenant t has no secret token any more") as caught:
         _stage(world, workload)
@@ -169,7 +169,7 @@ def test_a_secret_that_is_gone(world: World) -> None:
 
 @pytest.mark.usefixtures("keys")
 def test_the_archive_is_staged_once(world: World, tmp_path: Path) -> None:
-    """An uploaded archive is put into the region's bucket once; one that is gone from both is an error that says so."""
+    """An uploaded archive is written to the bucket once; if it is in neither bucket nor database, staging fails."""
     sha256 = "ab" * 32
     workload = world.running(workdir=sha256)
     with pytest.raises(ApplicationError, match=f"archive {sha256} does not exist any more"):
@@ -193,7 +193,7 @@ def test_the_archive_is_staged_once(world: World, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("keys")
 def test_a_released_attempt_is_not_staged_but_can_be_stopped(world: World) -> None:
-    """A successor of a lost workflow finds where tasks may be left, without staging; nothing is written for it."""
+    """A new workflow of a released attempt gets the machines where tasks may still run, without staging again."""
     workload = world.running(job("train", tasks=2), job("log", tasks=1, gpus=0))
     plan, _ = _stage(world, workload)
     world.bucket("r").delete(plan.launch_key)
@@ -214,7 +214,7 @@ def test_a_released_attempt_is_not_staged_but_can_be_stopped(world: World) -> No
 
 @pytest.mark.usefixtures("keys")
 def test_where_the_checkpoint_is(world: World) -> None:
-    """From its staging on, an attempt's region is where the newest checkpoint is; a late word changes nothing."""
+    """Staging an attempt sets the region of the newest checkpoint; a late call of an older attempt changes nothing."""
     workload = world.running(job(gpus=2))
     assert _stage(world, workload)[0].checkpoint_region is None
     world.launch.staged_here(StageRequest(workload, 1))

@@ -8,7 +8,7 @@ from infra.config import CopySettings
 
 
 def test_a_link_has_one_budget() -> None:
-    """All copies of a process over a link draw on one budget, each kind on its share; other links have their own."""
+    """All copies of a process over one link share its budget, each kind with its own share."""
     settings = CopySettings(link_bytes_per_s=1000.0, nightly_fraction=0.25)
     nightly, demand = (share(settings, "east", "west", name) for name in (NIGHTLY, ON_DEMAND))
     assert nightly is not None and demand is not None
@@ -21,5 +21,5 @@ def test_a_link_has_one_budget() -> None:
 
 
 def test_a_link_without_a_budget() -> None:
-    """Nothing is drawn where no limit was set."""
+    """Without a configured limit there is no budget."""
     assert share(CopySettings(), "east", "west", NIGHTLY) is None

@@ -1,4 +1,4 @@
-"""Machines come, go and come back; what they ran is kept, stopped or told accordingly."""
+"""Machines register, are lost and return; their workloads keep running, are stopped or get `machine_lost`."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -19,7 +19,7 @@ M = "r/c/m"
 
 @pytest.fixture
 def fleet(world: World) -> World:
-    """One region, and no machine yet."""
+    """One region without machines."""
     world.region("r")
     return world
 
@@ -30,7 +30,7 @@ def _row(world: World) -> Machine:
 
 
 def test_a_new_machine(fleet: World) -> None:
-    """A machine that says hello for the first time joins, in a cluster made for it, and is ready once it attends."""
+    """A machine joins at its first registration, in a new cluster, and is ready once its workflow reports it."""
     hello = fleet.hello(M, 4, runs=["wl-old.3"])
     wakes = fleet.put_out("wake")
     welcome = fleet.machines.register(hello)
@@ -51,7 +51,7 @@ def test_a_new_machine(fleet: World) -> None:
 
 
 def test_an_agent_that_restarts_keeps_its_runs(fleet: World) -> None:
-    """On the same boot a machine stays ready: what belongs there runs on, and what does not is to be stopped."""
+    """If only the agent restarts, the machine stays ready: live runs go on, and other runs are to be stopped."""
     fleet.machine(M)
     workload, over = fleet.running(), fleet.running()
     fleet.release(over, Phase.SUCCEEDED)
@@ -64,7 +64,7 @@ def test_an_agent_that_restarts_keeps_its_runs(fleet: World) -> None:
 
 
 def test_a_machine_that_was_rebooted_has_lost_its_gangs(fleet: World) -> None:
-    """After a boot the gangs are told that the machine was lost, once, and it takes no work before it is ready."""
+    """After a reboot each workload gets one `machine_lost`, and the machine gets no work before it is ready."""
     fleet.machine(M)
     workload = fleet.running()
     hello = fleet.hello(M, incarnation="boot-2", runs=[f"{workload}.1"])
@@ -84,7 +84,7 @@ def test_a_machine_that_was_rebooted_has_lost_its_gangs(fleet: World) -> None:
 
 
 def test_a_lost_machine_and_its_gangs(fleet: World) -> None:
-    """A loss is told to all who hold or were promised something there, once however often it is reported."""
+    """A loss is reported once to each workload that holds or awaits slots there, however often it is reported."""
     fleet.tenant("high", level=1)
     fleet.machine(M)
     low = fleet.running(job(gpus=4))
@@ -104,7 +104,7 @@ def test_a_lost_machine_and_its_gangs(fleet: World) -> None:
 
 
 def test_a_loss_of_an_earlier_boot_is_no_news(fleet: World) -> None:
-    """A loss that is reported late, about the boot before, changes nothing."""
+    """A late report that an earlier boot was lost changes nothing."""
     fleet.machine(M, incarnation="boot-1")
     fleet.machine(M, incarnation="boot-2")
     before = fleet.dump()
@@ -113,18 +113,18 @@ def test_a_loss_of_an_earlier_boot_is_no_news(fleet: World) -> None:
 
 
 def test_a_machine_that_comes_back_after_it_was_lost_stops_everything(fleet: World) -> None:
-    """What ran through a partition is stopped before the machine is ready, also of gangs not yet released."""
+    """Runs that survived a network partition are stopped before the machine is ready, even if not yet released."""
     fleet.machine(M)
     slow, released, unheard = fleet.running(), fleet.running(), fleet.running()
     fleet.machines.lost(fleet.attend(M))
     fleet.release(released, Phase.PENDING, blames=M, silent=[M])
     hello = fleet.hello(M, runs=[f"{slow}.1", f"{released}.1"])
     everything = sorted([f"{slow}.1", f"{released}.1", f"{unheard}.1"])
-    for _ in range(2):  # a registration may be carried out again
+    for _ in range(2):  # a registration may run twice
         assert fleet.machines.register(hello).stop == everything
     fleet.machines.ready(fleet.attend(M, stop=everything))
     assert _row(fleet).state == "ready"
-    # Those who hear of the loss only now were stopped already: nobody is asked to do it again.
+    # Attempts released only now were stopped already: no further stop is requested.
     for late in (slow, unheard):
         fleet.release(late, Phase.PENDING, blames=M, silent=[M])
     assert (_row(fleet).state, fleet.unconfirmed()) == ("ready", [])
@@ -133,7 +133,7 @@ def test_a_machine_that_comes_back_after_it_was_lost_stops_everything(fleet: Wor
 
 
 def test_a_machine_on_which_tasks_may_still_run_takes_no_work(fleet: World) -> None:
-    """A gang that could not ask a machine's agent keeps it from everybody until its tasks are known to have ended."""
+    """If a workload is released without a response of an agent, its machine gets no work until the tasks have ended."""
     fleet.machine(M)
     gone, stays = fleet.running(), fleet.running()
     fleet.release(gone, Phase.PENDING, blames=M, silent=[M])
@@ -152,7 +152,7 @@ def test_a_machine_on_which_tasks_may_still_run_takes_no_work(fleet: World) -> N
 
 
 def test_what_was_given_up_after_a_hello_is_stopped_too(fleet: World) -> None:
-    """A machine that is being registered while a gang gives up tasks there is not ready before these have ended."""
+    """A run that is released during its machine's registration is stopped before the machine is ready."""
     fleet.machine(M)
     first, second = fleet.running(), fleet.running()
     fleet.release(first, Phase.PENDING, silent=[M])
@@ -169,7 +169,7 @@ def test_what_was_given_up_after_a_hello_is_stopped_too(fleet: World) -> None:
 
 
 def test_an_heir_of_what_may_still_run_is_told_before_it_starts(fleet: World) -> None:
-    """A victim whose machine is silent gives up its slots there, and its evictor goes elsewhere first."""
+    """If a victim's machine is silent, its evictor gets `machine_lost` before `slots_ready`."""
     fleet.tenant("high", level=1)
     fleet.machine(M)
     low = fleet.running(job(gpus=4))
@@ -184,7 +184,7 @@ def test_an_heir_of_what_may_still_run_is_told_before_it_starts(fleet: World) ->
 
 @pytest.mark.parametrize("more", [{"gpus": 8}, {"cpus_milli": 99_000}, {"memory_bytes": 99 * GIB}])
 def test_a_machine_that_grew(fleet: World, more: dict[str, Any]) -> None:
-    """More GPUs, CPUs or memory are there to be used at the next hello, beside what is held."""
+    """More GPUs, CPUs or memory are usable from the next registration, next to held slots."""
     fleet.machine(M)
     fleet.running(job(gpus=3, cpus_milli=1000))
     fleet.machine(M, **more)
@@ -198,7 +198,10 @@ def test_a_machine_that_grew(fleet: World, more: dict[str, Any]) -> None:
 @pytest.mark.parametrize("less", [{"gpus": 2}, {"cpus_milli": 500}, {"memory_bytes": 1 << 19}])
 @pytest.mark.parametrize("incarnation", ["boot-1", "boot-2"])
 def test_a_machine_that_became_too_small(fleet: World, less: dict[str, Any], incarnation: str) -> None:
-    """A machine with less than is held there takes no work until that has ended; after a boot its gangs know."""
+    """A machine with less than is held there gets no work until the allocations end.
+
+    If it was rebooted, its workloads get `machine_lost`.
+    """
     fleet.machine(M)
     workload = fleet.running(job(gpus=3, cpus_milli=1000))
     hello = fleet.hello(M, **less, incarnation=incarnation, runs=[f"{workload}.1"])
@@ -218,7 +221,7 @@ def test_a_machine_that_became_too_small(fleet: World, less: dict[str, Any], inc
 
 
 def test_a_hello_that_cannot_be(fleet: World) -> None:
-    """Too many GPUs are refused for good; an unknown region may be known at the next try; neither is kept."""
+    """Too many GPUs are refused for good, an unknown region until it exists; neither writes a row."""
     before = fleet.dump()
     with pytest.raises(ApplicationError, match="gpus: 63 is not between 0 and 62") as caught:
         fleet.machines.register(fleet.hello(M, 63))
@@ -230,7 +233,7 @@ def test_a_hello_that_cannot_be(fleet: World) -> None:
 
 
 def test_a_cordon_outlives_a_boot(fleet: World) -> None:
-    """What an operator said of a machine still holds when it comes back."""
+    """An operator's cordon still holds after a reboot."""
     fleet.machine(M)
     fleet.alter(Machine, M, cordon={"code": "cordoned_by_operator", "detail": {}}, draining=True, failed_gangs=1)
     fleet.machines.lost(fleet.attend(M))
@@ -240,7 +243,7 @@ def test_a_cordon_outlives_a_boot(fleet: World) -> None:
 
 
 def test_a_removed_machine_is_gone_at_once_and_comes_back_as_new(world: World) -> None:
-    """Nothing is placed on it from the next pass on; what its workflow still reports is ignored; a hello makes it."""
+    """A deleted machine gets no work from the next pass on; late reports are ignored; a registration recreates it."""
     world.region("r")
     world.machine("r/c/m")
     world.tick()
@@ -269,8 +272,9 @@ def _keys(number: int) -> list[tuple[bytes, str]]:
 
 
 def test_a_machines_key_is_pinned_at_its_first_hello(fleet: World) -> None:
-    """Another hello in its name changes nothing that secrets are sealed to, and takes the machine out of use until
-    it announces itself with its own key again.
+    """A registration with another key does not replace the pinned key, and takes the machine out of use.
+
+    The machine is usable again after it registers with its own key.
     """
     (_, own), (_, other) = _keys(2)
     fleet.machine(M, public_key=own)
@@ -288,7 +292,7 @@ def test_a_machines_key_is_pinned_at_its_first_hello(fleet: World) -> None:
 
 
 def test_a_machine_that_holds_both_keys_has_its_new_one_accepted(fleet: World) -> None:
-    """Its agent opens the challenge; nobody else can, nor can the answer be used for another key."""
+    """An agent with both keys can answer the challenge; no other agent can, and the answer fits no other key."""
     load_master_key(fleet.settings.master_key_path, create=True)
     (old, old_public), (new, new_public), (thief, stolen) = _keys(3)
     fleet.machine(M, public_key=old_public)
@@ -302,7 +306,7 @@ def test_a_machine_that_holds_both_keys_has_its_new_one_accepted(fleet: World) -
     proof = sealed.prove(M, [new, old], welcome.challenge)
     assert fleet.machines.register(fleet.hello(M, public_key=stolen, key_proof=proof)).refused
     assert _row(fleet).public_key == old_public
-    # The agent refuses to vouch for a key that is not its own, whoever announced it.
+    # The agent signs no proof for a key that is not its own, even if another agent announced that key.
     forged = fleet.machines.register(fleet.hello(M, public_key=stolen))
     assert forged.challenge is not None
     with pytest.raises(sealed.CannotUnseal):
@@ -314,7 +318,7 @@ def test_a_machine_that_holds_both_keys_has_its_new_one_accepted(fleet: World) -
 
 
 def test_a_machine_that_only_comes_with_another_key_counts_as_lost(fleet: World) -> None:
-    """Its gangs are told when its own key has not been heard of for as long as a silent machine may be away."""
+    """A machine that registers only with another key is lost after the timeout of silent machines."""
     (_, own), (_, other) = _keys(2)
     fleet.machine(M, public_key=own)
     workload = fleet.running()

@@ -1,4 +1,4 @@
-"""Moves of a night: which is next, when it may begin, and what switches with the home."""
+"""Moves of a night: their order, when they may begin, and the switch of a table's home."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,7 +16,7 @@ from tests.activities.world import World
 
 @pytest.fixture
 def nights(world: World) -> NightWorld:
-    """Two regions and three tables in the first."""
+    """Two regions, with three tables in the first."""
     made = NightWorld(world)
     for region in ("east", "west"):
         made.region(region)
@@ -26,7 +26,7 @@ def nights(world: World) -> NightWorld:
 
 
 def test_a_home_moves_with_its_copy_in_grace(nights: NightWorld) -> None:
-    """The copy is whole before the home is switched, and the old one stays for its grace."""
+    """The home is switched when the copy is complete; the old copy stays for its grace."""
     nights.night(home("a", "east", "west"))
     order = nights.next()
     assert (order.table, order.source_region, order.target_region) == ("a", "east", "west")
@@ -35,7 +35,7 @@ def test_a_home_moves_with_its_copy_in_grace(nights: NightWorld) -> None:
     assert nights.homes()["a"] == "east"
     nights.copy(order)
     assert nights.finish(order)
-    assert nights.finish(order)  # asked again after a crash
+    assert nights.finish(order)  # repeated after a crash
     assert nights.homes() == {"a": "west", "b": "east", "c": "east"}
     assert nights.replicas("a") == {"east": "deleting", "west": "ready"}
     left = nights.delete_at("a", "east")
@@ -47,7 +47,7 @@ def test_a_home_moves_with_its_copy_in_grace(nights: NightWorld) -> None:
 
 
 def test_an_old_home_that_is_wanted_stays_as_a_replica(nights: NightWorld) -> None:
-    """The plan may keep the old home's copy; a later plan may drop it then."""
+    """If the plan keeps the source, it stays as a replica that a later plan may drop."""
     nights.night(home("a", "east", "west", keeps_source=True))
     order = nights.next()
     nights.copy(order)
@@ -58,7 +58,7 @@ def test_an_old_home_that_is_wanted_stays_as_a_replica(nights: NightWorld) -> No
 
 
 def test_what_was_appended_meanwhile_is_copied_before_the_switch(nights: NightWorld) -> None:
-    """A table that is written while it moves never has a home that lacks a partition."""
+    """Partitions that are appended during a move are copied before the switch."""
     nights.night(home("a", "east", "west"))
     order = nights.next()
     nights.copy(order)
@@ -71,7 +71,7 @@ def test_what_was_appended_meanwhile_is_copied_before_the_switch(nights: NightWo
 
 
 def test_lanes_share_the_moves_and_keep_their_own(nights: NightWorld) -> None:
-    """Each lane gets another move; one that asks again without having finished gets its own again."""
+    """Each lane gets a different move; a lane that has not finished its move gets the same one again."""
     nights.night(*(home(table, "east", "west") for table in "abc"))
     assert [nights.next(lane).table for lane in (0, 1)] == ["a", "b"]
     assert [nights.next(lane).table for lane in (0, 1, 0)] == ["a", "b", "a"]
@@ -83,7 +83,7 @@ def test_lanes_share_the_moves_and_keep_their_own(nights: NightWorld) -> None:
 
 
 def test_a_pause_and_the_deadline(nights: NightWorld) -> None:
-    """While moves are paused none goes on; after the deadline none begins, and those that have begun do."""
+    """While moves are paused none continues; after the deadline none begins, but moves that have begun continue."""
     nights.night(home("a", "east", "west"), home("b", "east", "west"))
     begun = nights.next()
     with nights.world.session() as session:
@@ -97,7 +97,7 @@ def test_a_pause_and_the_deadline(nights: NightWorld) -> None:
 
 
 def test_moves_that_cannot_begin_are_left_with_the_reason(nights: NightWorld) -> None:
-    """A table that is gone, that has moved, or that the region has no room for: the next one is taken instead."""
+    """If a move's table is gone or has moved, or its target is full or gone, it is left out with the reason."""
     nights.world.alter(Region, "west", storage_bytes=3 * len(body("a", "ds=1")))
     nights.night(
         home("gone", "east", "west"),
@@ -123,7 +123,7 @@ def test_moves_that_cannot_begin_are_left_with_the_reason(nights: NightWorld) ->
 
 
 def test_a_copy_that_failed_for_good_is_given_up(nights: NightWorld) -> None:
-    """What it copied goes at once; the table stays where it is."""
+    """The copied objects of a failed move are marked for deletion; the table's home stays."""
     nights.night(home("a", "east", "west"))
     order = nights.next()
     assert nights.finish(order, "the checksum is another one")
@@ -133,7 +133,7 @@ def test_a_copy_that_failed_for_good_is_given_up(nights: NightWorld) -> None:
 
 
 def test_a_copy_in_its_grace_is_taken_back(nights: NightWorld) -> None:
-    """A table that comes back before its old copy went is there at once, but for what was appended meanwhile."""
+    """If a table moves back during the grace of its old copy, only partitions appended meanwhile are copied."""
     nights.night(home("a", "east", "west"), home("a", "west", "east"))
     first = nights.next()
     nights.copy(first)
@@ -148,7 +148,7 @@ def test_a_copy_in_its_grace_is_taken_back(nights: NightWorld) -> None:
 
 
 def test_a_dropped_replica_gets_its_grace(nights: NightWorld) -> None:
-    """A replica that no plan wants goes by a move of its own; a home never does."""
+    """A drop marks a replica for deletion after its grace; it never deletes a home."""
     nights.table("d", "east", "west")
     drop = {"kind": "drop", "data_table": "d", "source_region": "east", "size_bytes": 0}
     nights.night({**drop, "target_region": "west"}, {**drop, "target_region": "east"})
@@ -158,7 +158,7 @@ def test_a_dropped_replica_gets_its_grace(nights: NightWorld) -> None:
 
 
 def test_a_workload_does_not_wait_for_the_night(nights: NightWorld) -> None:
-    """A replica that a night copies and a workload wants is copied on demand from then on."""
+    """If a workload wants a replica that a night copies, the copy becomes an on-demand copy."""
     nights.night(home("a", "east", "west"))
     nights.next()
     workload = nights.world.submit(tables=("a",))
@@ -171,7 +171,7 @@ def test_a_workload_does_not_wait_for_the_night(nights: NightWorld) -> None:
 
 
 def test_a_replica_of_some_partitions(nights: NightWorld) -> None:
-    """Only those that a job needs are copied, what the region has already stays, and what there is none of is left."""
+    """Only the given partitions are copied; the region keeps its others, and unknown partitions are ignored."""
     nights.night(_replica("a", ["ds=1", "ds=9"]), _replica("b", ["ds=1"]), home("b", "east", "west"))
     bucket = nights.world.bucket("west")
     first = nights.next()

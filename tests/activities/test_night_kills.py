@@ -1,4 +1,4 @@
-"""Workers killed at random instants of a night's moves: every table always has a whole copy, and in the end one."""
+"""Workers are killed at random during a night's moves: every table always has a complete copy at its home."""
 
 import os
 import random
@@ -30,7 +30,7 @@ LONGEST_RUN_S = 3.0
 
 @pytest.fixture
 def nights(world: World, temporal_address: str, database_url: str) -> NightWorld:
-    """Three regions, and tables that are to move around."""
+    """Three regions, and tables for the nights to move."""
     temporal = world.settings.temporal.model_copy(update={"address": temporal_address})
     copies = CopySettings(link_bytes_per_s=LINK_BYTES_PER_S, keep_unfinished_s=0.001)
     world.settings = world.settings.model_copy(
@@ -45,7 +45,7 @@ def nights(world: World, temporal_address: str, database_url: str) -> NightWorld
 
 
 def _begin(nights: NightWorld, night: str, rng: random.Random) -> None:
-    """A night in which every table moves elsewhere."""
+    """Begins a night in which every table moves to another region."""
     homes = nights.homes()
     moves = [
         home(table, homes[table], rng.choice([r for r in REGIONS if r != homes[table]])) for table in sorted(homes)
@@ -61,7 +61,7 @@ def _over(nights: NightWorld, night: str) -> bool:
 
 
 def _judge(nights: NightWorld, days: dict[str, list[str]]) -> None:
-    """Each table's home has every byte of every partition, whatever else is on its way."""
+    """Checks that each table's home holds every byte of every partition."""
     with nights.world.session() as session:
         found = {row.name: row.home_region for row in session.scalars(select(Table))}
         ready = set(session.execute(select(Replica.data_table, Replica.region).where(Replica.state == "ready")).all())
@@ -74,18 +74,18 @@ def _judge(nights: NightWorld, days: dict[str, list[str]]) -> None:
 
 
 def _names(store: ObjectStore) -> set[str]:
-    """All files, also those that no listing shows."""
+    """Returns the paths of all files, including those that a listing omits."""
     root = Path(store.uri("").removeprefix("file://"))
     return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(not ROUNDS, reason="minutes of kills: make chaos")
+@pytest.mark.skipif(not ROUNDS, reason="takes minutes; run `make chaos`")
 async def test_moves_that_are_killed_lose_nothing_and_leave_nothing(
     nights: NightWorld, client: Client, checkout: Path
 ) -> None:
-    """SIGKILL at random while tables move and are appended to; the next night leaves nothing over."""
+    """Workers are killed while tables move and grow: no byte is lost, and the next night leaves no stray file."""
     rng = random.Random(ROUNDS)
     days = {table: ["ds=1", "ds=2"] for table in nights.homes()}
     night, kills, done = 0, 0, 0
@@ -112,7 +112,7 @@ async def test_moves_that_are_killed_lose_nothing_and_leave_nothing(
     house = HouseActivities(nights.world.engine, nights.world.settings)
     ActivityEnvironment().run(house.expire)
     removal = RemovalActivities(nights.world.engine, client)
-    for _ in range(2):  # the first one may end a workflow that still copies
+    for _ in range(2):  # the first round may end a workflow that is still copying
         await ActivityEnvironment().run(removal.remove)
     with nights.world.session() as session:
         kept = session.execute(select(Replica.data_table, Replica.region, Replica.state)).all()

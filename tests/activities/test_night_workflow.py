@@ -1,4 +1,4 @@
-"""A whole night on a real Temporal server: planned, moved, paused and resumed, and started by its schedule."""
+"""Whole nights on a real Temporal server: planned, moved, paused, resumed, and started by the schedule."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ SLOW_BYTES_PER_S = 2000.0
 
 @pytest.fixture
 def nights(world: World) -> NightWorld:
-    """East has GPUs and nothing to read; its jobs read what is in west."""
+    """East has GPUs and no tables; its jobs read tables in west."""
     world.settings = world.settings.model_copy(update={"copies": CopySettings(link_bytes_per_s=SLOW_BYTES_PER_S)})
     made = NightWorld(world, at_once=2)
     for region in ("east", "west"):
@@ -50,7 +50,7 @@ async def _ended(nights: NightWorld) -> Night:
 
 
 async def test_a_night_from_its_plan_to_its_end(nights: NightWorld, running: Client) -> None:
-    """What the jobs read comes to where their GPUs are; the old copies get their grace."""
+    """Tables move to the region whose GPUs run their jobs."""
     _begin(nights)
     night = await _ended(nights)
     assert (night.state, night.problem) == ("ended", None)
@@ -62,7 +62,7 @@ async def test_a_night_from_its_plan_to_its_end(nights: NightWorld, running: Cli
 
 
 async def test_a_catalogue_that_does_not_suffice(nights: NightWorld, running: Client) -> None:
-    """The night fails with what is missing."""
+    """If the catalogue lacks a value, the night fails and names it."""
     nights.world.alter(Region, "west", storage_bytes=None)
     _begin(nights)
     night = await _ended(nights)
@@ -70,7 +70,7 @@ async def test_a_catalogue_that_does_not_suffice(nights: NightWorld, running: Cl
 
 
 async def test_a_pause_stops_what_is_being_copied_and_resuming_goes_on(nights: NightWorld, running: Client) -> None:
-    """While moves are paused nothing moves, and nothing is lost; then all of it is done."""
+    """No move makes progress during a pause; after it all moves are completed."""
     nights.night(*(home(table, "west", "east") for table in "abc"))
     with nights.world.session() as session:
         session.add(NightPause(by="ops"))
@@ -100,7 +100,7 @@ def _pause(nights: NightWorld, paused: bool) -> None:
 
 
 async def test_the_schedule_is_as_the_settings_say(client: Client) -> None:
-    """Made once, changed when the settings change, and what an operator paused in Temporal stays paused."""
+    """The schedule is created once and updated with the settings; a schedule that an operator paused stays paused."""
     nightly = NightlySettings(start="03:30", time_zone="Europe/Berlin", jitter_s=60, catch_up_s=600)
     handle = client.get_schedule_handle(ids.NIGHT_SCHEDULE_ID)
     try:

@@ -1,4 +1,4 @@
-"""A night's plan: what it is made of, what is written down of it, and what is left."""
+"""A night's plan: its inputs, its rows and objects, and the moves that are left out."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ from tetris.report import Summary
 
 @pytest.fixture
 def nights(world: World) -> NightWorld:
-    """East has GPUs and nothing to read; what its jobs read is in west."""
+    """East has GPUs and no tables; its jobs read tables in west."""
     made = NightWorld(world, daily_quota_bytes=10**6)
     for region in ("east", "west"):
         made.region(region)
@@ -52,7 +52,7 @@ def _moves(nights: NightWorld) -> list[tuple[str, str, str, str]]:
 
 
 def test_a_plan_is_published_with_all_that_it_rests_on(nights: NightWorld, tmp_path: Path) -> None:
-    """Instance, plan, replicas and moves are objects; moves and report are rows; planning again adds nothing."""
+    """Instance, plan, replicas and moves are stored as objects, moves and report as rows; a repetition adds nothing."""
     ticket = nights.nights.open_night(NightRef(NIGHT))
     assert (ticket.state, ticket.lanes) == ("planning", 4)
     _plan(nights)
@@ -82,7 +82,7 @@ def test_a_plan_is_published_with_all_that_it_rests_on(nights: NightWorld, tmp_p
 
 
 def test_a_catalogue_that_does_not_suffice_fails_the_night(nights: NightWorld) -> None:
-    """The night says what is missing, and the next one may begin."""
+    """A night that lacks a catalogue value fails and names it; the next night may begin."""
     nights.world.alter(Region, "west", storage_bytes=None)
     nights.nights.open_night(NightRef(NIGHT))
     with pytest.raises(ApplicationError, match="storage_bytes of region west: is not set") as refused:
@@ -94,7 +94,7 @@ def test_a_catalogue_that_does_not_suffice_fails_the_night(nights: NightWorld) -
 
 
 def test_a_dry_run_moves_nothing(nights: NightWorld) -> None:
-    """It has its moves, of which none begins, and gives up no copy of an earlier night."""
+    """A dry run has moves but begins none, and does not give up copies of earlier nights."""
     with nights.world.session() as session:
         begin_night(session, NIGHT, 3600.0, dry_run=True)
         session.add(Replica(data_table="a", region="east", state="copying", made_by="night"))
@@ -118,7 +118,7 @@ def _move(kind: str, table: str, source: str, target: str, size: int = 10) -> di
 
 
 def test_what_is_dropped_refreshed_and_over_the_quota(nights: NightWorld, tmp_path: Path) -> None:
-    """Replicas that nights and workloads made are dropped when nobody wants them; operators' are kept, and fresh."""
+    """Unwanted replicas of nights and workloads are dropped; wanted and operators' replicas are kept and refreshed."""
     for table, owner in (("night", {"made_by": "night"}), ("job", {"made_by": "workload"}), ("ops", {})):
         nights.table(table, "west", "east")
         nights.world.alter(Replica, (table, "east"), **owner)
@@ -139,7 +139,7 @@ def test_what_is_dropped_refreshed_and_over_the_quota(nights: NightWorld, tmp_pa
 
 
 def test_the_quota_is_of_the_day(nights: NightWorld) -> None:
-    """What moved today counts, whichever night it was; what moved yesterday does not, nor what was left of it."""
+    """The quota counts the bytes that all nights moved on this day; moves of earlier days do not count."""
     from infra.db.nights import quota_left_bytes
 
     nightly = nights.world.settings.tetris.nightly
@@ -153,7 +153,7 @@ def test_the_quota_is_of_the_day(nights: NightWorld) -> None:
 
 
 def test_copies_that_no_night_goes_on_with_are_given_up(nights: NightWorld) -> None:
-    """A copy of an earlier night that this one wants goes on; others go, but for those that workloads wait for."""
+    """Copies of an earlier night are given up unless this night or a workload wants them."""
     for table, owner in (("a", None), ("b", None), ("c", "wl-1")):
         if table == "c":
             nights.table("c", "west")
@@ -172,7 +172,7 @@ def _row(table: str) -> dict[str, Any]:
 
 
 def test_old_nights_are_forgotten_with_their_objects(nights: NightWorld) -> None:
-    """What a night decided is kept as long as other records."""
+    """Old nights are deleted with their objects after the retention time."""
     bucket = nights.world.bucket("east")
     for name in ("old", "new"):
         nights.night(_row("a"), night=name)
@@ -187,7 +187,7 @@ def test_old_nights_are_forgotten_with_their_objects(nights: NightWorld) -> None
 
 
 def test_partitions_go_to_datacenters_after_the_moves(nights: NightWorld) -> None:
-    """Each partition of a region with datacenters is in one of them; a region that lacks a size is told of."""
+    """Each partition in a region with datacenters is assigned to one; a region without sizes gets an event."""
     with nights.world.session() as session:
         session.add(Datacenter(region="west", name="one", storage_bytes=10**6))
         session.add(Datacenter(region="west", name="two", storage_bytes=10**6))
@@ -205,7 +205,7 @@ def test_partitions_go_to_datacenters_after_the_moves(nights: NightWorld) -> Non
 
 
 def test_only_the_partitions_that_a_job_reads_are_moved(nights: NightWorld) -> None:
-    """A job that lacks a region and reads one day of a table gets a replica of that day. (The quota is for no home.)"""
+    """If a job reads one day of a table, only that day is replicated. (The quota is too small for a home.)"""
     nights = NightWorld(nights.world, daily_quota_bytes=len(body("a", "ds=1")))
     nights.region("south")
     nights.world.machine("south/c/m", 4, gpu_type="h100")
@@ -222,7 +222,7 @@ def test_only_the_partitions_that_a_job_reads_are_moved(nights: NightWorld) -> N
 
 
 def test_replicas_that_may_be_dropped_make_no_room(nights: NightWorld) -> None:
-    """A region that earlier nights filled with replicas gets no more homes than it has storage for."""
+    """A region full of droppable replicas gets no more homes than its storage allows."""
     size = sum(len(body("a", day)) for day in ("ds=1", "ds=2"))
     nights.world.alter(Region, "east", storage_bytes=size + 1)
     for table in ("a", "b", "c", "d"):
@@ -238,7 +238,7 @@ def test_replicas_that_may_be_dropped_make_no_room(nights: NightWorld) -> None:
 
 
 def test_replicas_that_stay_take_room(nights: NightWorld) -> None:
-    """Storage that an operator's replica fills is nobody else's."""
+    """Storage that an operator's replica uses is not available to moves."""
     nights.world.alter(Region, "east", storage_bytes=len(body("a", "ds=1")) * 2 + 1)
     nights.table("kept", "west", "east")
     nights.nights.open_night(NightRef(NIGHT))

@@ -1,4 +1,4 @@
-"""Notices in Postgres: who is told, what takes no work, and what is undone by a boot; and what tasks report last."""
+"""Notices in Postgres: mail to workloads, cordoned machines, the effect of a reboot, and final progress of tasks."""
 
 import pytest
 from sqlalchemy import select
@@ -21,7 +21,7 @@ NOTICE = NoticeReport("aws", "preempt", True, 100.0, 220.0, "terminate")
 
 @pytest.fixture
 def fleet(world: World) -> World:
-    """One region with two machines of two slots."""
+    """One region with a machine of two slots."""
     world.region("r")
     world.machine(M, 2)
     return world
@@ -33,7 +33,7 @@ def _row(world: World) -> Machine:
 
 
 def test_a_machine_that_its_platform_takes(fleet: World) -> None:
-    """Whoever holds something there is told once, nothing new is placed there, and the next boot takes it back."""
+    """Each workload on a reclaimed machine gets one `preempt`; the machine gets no work until its next boot."""
     first, second = fleet.running(), fleet.running()
     for _ in range(2):
         fleet.machines.noticed(MachineNotice(M, "boot-1", NOTICE))
@@ -47,7 +47,7 @@ def test_a_machine_that_its_platform_takes(fleet: World) -> None:
     )
     fleet.release(first, Phase.PREEMPTED)
     assert fleet.tick().awarded == 0
-    # An operator knows better: the agent's next word changes nothing.
+    # After an operator has uncordoned the machine, a repeated notice does not cordon it again.
     fleet.alter(Machine, M, cordon=None)
     fleet.machines.noticed(MachineNotice(M, "boot-1", NOTICE))
     assert _row(fleet).cordon is None
@@ -61,17 +61,17 @@ def test_a_machine_that_its_platform_takes(fleet: World) -> None:
 
 
 def test_a_machine_that_was_only_stopped_takes_work_again(fleet: World) -> None:
-    """A machine that hibernated comes back as it was: lost and returned, it is not taken any more."""
+    """A machine that returns from hibernation after its loss gets work again, without a reboot."""
     fleet.machines.noticed(MachineNotice(M, "boot-1", NOTICE))
     fleet.machines.register(fleet.hello(M, 2))
-    assert _row(fleet).cordon is not None, "an agent that restarts meanwhile changes nothing"
+    assert _row(fleet).cordon is not None, "a restart of the agent does not uncordon the machine"
     fleet.machines.lost(fleet.attend(M))
     fleet.machines.register(fleet.hello(M, 2))
     assert (_row(fleet).cordon, _row(fleet).notice) == (None, None)
 
 
 def test_a_boot_leaves_an_operators_cordon(fleet: World) -> None:
-    """What a machine was cordoned for before its platform took it still holds afterwards."""
+    """A reboot removes a notice's cordon, but not an operator's."""
     theirs = Reason(ReasonCode.CORDONED_BY_OPERATOR, {"by": "ada"}).to_json()
     fleet.alter(Machine, M, cordon=theirs)
     fleet.machines.noticed(MachineNotice(M, "boot-1", NOTICE))
@@ -80,7 +80,7 @@ def test_a_boot_leaves_an_operators_cordon(fleet: World) -> None:
 
 
 def test_a_tasks_word_is_about_its_own_attempt(fleet: World) -> None:
-    """A task may say anything: only its own attempt goes, and only from a machine on which it is."""
+    """A notice that a task reports affects only its own attempt, and only if the attempt runs on that machine."""
     mine, theirs = fleet.running(), fleet.running()
     fleet.machine(OTHER, 2)
     before = fleet.dump()
@@ -99,7 +99,7 @@ def test_a_tasks_word_is_about_its_own_attempt(fleet: World) -> None:
 
 
 def _leaves(fleet: World, workload: str, *progress: TaskProgress) -> None:
-    """Its workflow gives it up while its tasks save."""
+    """Releases a workload, as its workflow does, while its tasks are still saving."""
     reason = Reason(ReasonCode.PLATFORM_NOTICE, {"machine": M}).to_json()
     fleet.workloads.release(
         ReleaseRequest(workload, 1, Phase.PREEMPTED.value, reason, list(progress), None, [M], flushing_s=7.0)
@@ -107,7 +107,7 @@ def _leaves(fleet: World, workload: str, *progress: TaskProgress) -> None:
 
 
 def test_a_workload_is_placed_elsewhere_while_its_tasks_save(fleet: World) -> None:
-    """Its machine takes no work until its tasks have ended; another one does, at once; what they saved is recorded."""
+    """A workload is placed elsewhere immediately; its old machine gets no work until its tasks have saved and ended."""
     workload = fleet.running(job(gpus=2))
     _leaves(fleet, workload, TaskProgress("main", 0, step=50, checkpoint_step=40, checkpoint_at_s=1e9))
     with fleet.session() as session:
@@ -130,7 +130,7 @@ def test_a_workload_is_placed_elsewhere_while_its_tasks_save(fleet: World) -> No
 
 
 def test_what_tasks_report_is_kept_with_the_attempt(fleet: World) -> None:
-    """Cadence and notice are those of the first task that says so; of loads the one that went worst."""
+    """The attempt stores cadence and notice of the first task that reports them, and the worst load result."""
     workload = fleet.running(job(tasks=2))
     cadence = CadenceReport(805.0, 30.0, 10800.0, 2.0, "hazard")
     progress = [
@@ -152,7 +152,7 @@ def test_what_tasks_report_is_kept_with_the_attempt(fleet: World) -> None:
 
 
 def test_work_that_came_to_its_end_lost_nothing(fleet: World) -> None:
-    """An attempt that completed has no lost work, whatever it saved."""
+    """An attempt that completed has no lost work, with or without a checkpoint."""
     workload = fleet.running()
     fleet.release(workload, Phase.SUCCEEDED, progress=[TaskProgress("main", 0, step=100)])
     assert fleet.attempt(workload).lost_s is None
@@ -174,12 +174,12 @@ def test_work_that_came_to_its_end_lost_nothing(fleet: World) -> None:
     ],
 )
 def test_lost_work(given: dict[str, float], seconds: float) -> None:
-    """It is the steps since the checkpoint where their time is known, else the time since."""
+    """Lost work is the time of the steps since the checkpoint if the step time is known, else the time since it."""
     assert lost_work_s(**given) == seconds  # type: ignore[arg-type]
 
 
 def test_a_hazard_needs_evidence() -> None:
-    """One lucky hour is no hazard of 0, and one unlucky hour none of one an hour."""
+    """Without enough interruptions or machine hours there is no hazard estimate."""
     assert hazard_per_h(0, 1.0) is None
     assert hazard_per_h(1, 1.0) is None
     assert hazard_per_h(2, 999.0) is None
@@ -191,9 +191,9 @@ def test_a_hazard_needs_evidence() -> None:
 
 
 def test_a_launch_tells_its_tasks_the_hazard_of_their_cluster(fleet: World) -> None:
-    """What was seen in the cluster is in the launch description, evictions not counted, once it is enough.
+    """The launch description holds the cluster's hazard once enough interruptions are observed; evictions do not count.
 
-    What was seen in another cluster of the region does not count: it may be another zone, or had in another way.
+    Interruptions in other clusters of the region do not count: those have another zone or capacity kind.
     """
     fleet.machine("r/quiet/m", 2, gpu_type="h100")
     for number, phase in enumerate([Phase.PENDING] * 3 + [Phase.PREEMPTED]):
@@ -202,7 +202,7 @@ def test_a_launch_tells_its_tasks_the_hazard_of_their_cluster(fleet: World) -> N
             assert _stage(fleet, workload)[1].checkpoint.machine_hazard_per_h is None
         fleet.release(workload, phase)
         fleet.change(workload, Phase.CANCELLED)
-    fleet.configure()  # what was counted a moment ago is used for a minute
+    fleet.configure()  # hazards are cached for a minute
     workload = fleet.running(job(gpus=2), ago_s=0.0)
     launch = _stage(fleet, workload)[1]
     hazard = launch.checkpoint.machine_hazard_per_h

@@ -1,4 +1,4 @@
-"""Data that is brought to hardware where no region has both: to which region, once, and what is told meanwhile."""
+"""On-demand copies when no region has both data and hardware: the target, one copy at a time, and the reasons."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -31,7 +31,7 @@ def _copies(world: World) -> list[tuple[str, str, str | None]]:
 
 
 def test_a_copy_is_started_once_and_shown(fleet: World) -> None:
-    """The table is copied to the region that could start the workload soonest, once, and its progress is a reason."""
+    """The table is copied once, to the region that could start the workload soonest; its progress is a reason."""
     fleet.running(job(gpus=4), regions_allowed=("east",))
     workload = fleet.submit(job(gpus=2), tables=("words",))
     for _ in range(3):
@@ -55,7 +55,7 @@ def test_a_copy_is_started_once_and_shown(fleet: World) -> None:
 
 
 def test_a_complete_copy_places_the_workload(fleet: World) -> None:
-    """Once the copy is complete a scan is asked for, and the workload is placed beside it."""
+    """When the copy is complete, a scan is requested and the workload is placed in that region."""
     fleet.bucket("home").put("tables/words/part-0", bytes(1000))
     workload = fleet.submit(job(gpus=2), tables=("words",), regions_excluded=("east",))
     fleet.tick()
@@ -68,7 +68,7 @@ def test_a_complete_copy_places_the_workload(fleet: World) -> None:
 
 
 def test_where_nothing_is_free_the_region_that_can_place_most(fleet: World) -> None:
-    """Where no region could start it now, the data goes to where the most of its tasks fit."""
+    """If no region could start the workload now, the table goes to the region where most of its tasks fit."""
     fleet.running(job(gpus=3), regions_allowed=("east",))
     fleet.running(job(gpus=1), regions_allowed=("west",))
     workload = fleet.submit(job(tasks=4, gpus=1), tables=("words",))
@@ -77,7 +77,7 @@ def test_where_nothing_is_free_the_region_that_can_place_most(fleet: World) -> N
 
 
 def test_a_second_workload_waits_for_the_first_ones_copy(fleet: World) -> None:
-    """A region to which the data is on its way already is as good as any: no second copy is started."""
+    """If the table is already being copied to a suitable region, no second copy is started."""
     first = fleet.submit(job(gpus=4), tables=("words",))
     fleet.tick()
     ((target, _, _),) = _copies(fleet)
@@ -89,7 +89,7 @@ def test_a_second_workload_waits_for_the_first_ones_copy(fleet: World) -> None:
 
 
 def test_only_what_is_missing_is_copied(fleet: World) -> None:
-    """Of several tables those that the region lacks are copied, from home where that is complete, else from another."""
+    """Only missing tables are copied, from the home if it is complete, else from another region."""
     fleet.table("images", 10, "west")
     fleet.table("sounds", 10, "east", "home", home="east")
     workload = fleet.submit(job(gpus=4), tables=("images", "sounds", "words"), regions_excluded=("east",))
@@ -101,7 +101,7 @@ def test_only_what_is_missing_is_copied(fleet: World) -> None:
 
 
 def test_data_that_is_nowhere(fleet: World) -> None:
-    """A table that was forgotten meanwhile is said to be nowhere."""
+    """A table that was deleted after submission gives the reason `data_nowhere`."""
     fleet.table("gone", 1, "home")
     first = fleet.submit(job(gpus=1), tables=("gone",))
     with fleet.session() as session:
@@ -113,7 +113,7 @@ def test_data_that_is_nowhere(fleet: World) -> None:
 
 
 def test_replicas_that_do_not_count(fleet: World) -> None:
-    """A replica of parts, or one that is being deleted, places nobody: the one is copied whole, the other kept."""
+    """Incomplete replicas and replicas in deletion place no workload: the first is completed, the second is kept."""
     fleet.running(job(gpus=4), regions_allowed=("east",))
     with fleet.session() as session:
         session.add(Replica(data_table="words", region="west", state="ready", whole=False))
@@ -125,7 +125,7 @@ def test_replicas_that_do_not_count(fleet: World) -> None:
         assert (row.whole, row.state, row.source_region) == (True, "copying", "home")
         row.state, row.delete_at = "deleting", datetime.now(UTC) + timedelta(hours=1)
     fleet.tick()
-    assert len(_copies(fleet)) == 2, "it has never been complete: its copy goes on"
+    assert len(_copies(fleet)) == 2, "the replica was never complete, so its copy continues"
     with fleet.session() as session:
         session.get_one(Replica, ("words", "west")).state = "ready"
     with fleet.session() as session:
@@ -140,7 +140,7 @@ def test_replicas_that_do_not_count(fleet: World) -> None:
 
 
 def test_a_replica_whose_time_is_over_is_no_target(fleet: World) -> None:
-    """What is being removed from a region is not brought there before it is gone."""
+    """A table is not copied to a region that is deleting its replica."""
     fleet.running(job(gpus=4), regions_allowed=("east",))
     with fleet.session() as session:
         session.add(Replica(data_table="words", region="west", state="deleting", delete_at=datetime.now(UTC)))
@@ -155,7 +155,7 @@ def test_a_replica_whose_time_is_over_is_no_target(fleet: World) -> None:
 
 
 def test_no_copy_while_a_region_with_the_data_may_only_be_away(fleet: World) -> None:
-    """A region that has the data and does not answer may have the hardware, too: nothing is copied for its sake."""
+    """While a region with the data does not answer, nothing is copied: it may have the hardware too."""
     fleet.machine("home/c/m", 4)
     workload = fleet.submit(job(gpus=1), tables=("words",))
     fleet.tick("home")
@@ -168,7 +168,7 @@ def test_no_copy_while_a_region_with_the_data_may_only_be_away(fleet: World) -> 
 
 
 def test_data_goes_to_no_region_that_is_away(fleet: World) -> None:
-    """A region that does not answer is no target of a copy, however free it may be."""
+    """A region that does not answer is never the target of a copy."""
     fleet.running(job(gpus=3), regions_allowed=("west",))
     fleet.submit(job(gpus=2), tables=("words",))
     fleet.tick("east")
@@ -176,7 +176,7 @@ def test_data_goes_to_no_region_that_is_away(fleet: World) -> None:
 
 
 def test_no_copy_for_who_only_waits_for_room(fleet: World) -> None:
-    """Where one region has both data and hardware the workload waits for it, and nothing is copied."""
+    """If one region has both data and hardware but no free capacity, the workload waits and nothing is copied."""
     fleet.table("images", 10, "east")
     fleet.running(job(gpus=4), regions_allowed=("east",))
     workload = fleet.submit(job(gpus=4), tables=("images",))
@@ -191,7 +191,7 @@ def test_no_copy_for_who_only_waits_for_room(fleet: World) -> None:
 
 
 def test_no_copy_where_no_region_has_the_hardware(fleet: World) -> None:
-    """A workload that fits nowhere brings no data anywhere."""
+    """For a workload that fits in no region, nothing is copied."""
     workload = fleet.submit(job(gpus=8), tables=("words",))
     fleet.alter(Machine, "west/c/m", cordon={"code": "x", "detail": {}})
     fleet.tick()
@@ -201,7 +201,7 @@ def test_no_copy_where_no_region_has_the_hardware(fleet: World) -> None:
 
 @pytest.fixture
 def stale(fleet: World) -> World:
-    """A replica in `west` that lacks what was appended; a tenant of high priority, and one of low."""
+    """A replica in `west` that lacks an appended partition, and a tenant of high priority."""
     with fleet.session() as session:
         session.add(Replica(data_table="words", region="west", state="ready"))
     with fleet.session() as session:
@@ -213,7 +213,7 @@ def stale(fleet: World) -> World:
 
 
 def test_who_has_high_priority_reads_no_stale_replica(stale: World) -> None:
-    """A stale replica places a workload of low priority; for one of high priority it is topped up first, once."""
+    """A stale replica places a low-priority workload; for a high-priority workload it is completed first, once."""
     low = stale.submit(job(gpus=2), tables=("words",))
     high = stale.submit(job(gpus=2), tables=("words",), tenant="high", regions_excluded=("east",))
     for awarded in (1, 0):
@@ -235,7 +235,7 @@ def test_who_has_high_priority_reads_no_stale_replica(stale: World) -> None:
 
 
 def test_a_replica_that_was_topped_up_places_those_who_waited(stale: World) -> None:
-    """Only what was lacking is copied, the replica is ready all the while, and a scan is asked for at the end."""
+    """Only missing partitions are copied, the replica stays ready meanwhile, and a scan is requested at the end."""
     high = stale.submit(job(gpus=2), tables=("words",), tenant="high", regions_excluded=("east",))
     stale.tick()
     wakes = stale.put_out("wake")
@@ -268,13 +268,16 @@ HERE, STALE, HARDWARE, FULL = "data_not_here", "data_stale", "no_hardware", "ins
     ],
 )
 def test_when_data_is_all_that_is_lacking(codes: list[list[str]], targets_: str) -> None:
-    """Data is brought only if no region that answered has both, or to where a little of it is all that is lacking."""
+    """Data is copied if no region that answered has both data and hardware, or if one lacks only recent appends."""
     bids = [Bid("w", str(n), None, tuple(Reason(ReasonCode(c)) for c in own)) for n, own in enumerate(codes)]
     assert "".join(targets(bids)) == targets_
 
 
 def test_a_region_without_storage_is_no_target(fleet: World) -> None:
-    """The table goes to where it fits, though another region could start the workload sooner; nowhere: with figures."""
+    """The table goes to a region with enough storage, even if another one could start the workload sooner.
+
+    If no region has enough storage, the reasons give the sizes.
+    """
     fleet.running(job(gpus=4), regions_allowed=("east",))
     fleet.alter(Region, "west", storage_bytes=999)
     workload = fleet.submit(job(gpus=2), tables=("words",))

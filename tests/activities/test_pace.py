@@ -1,4 +1,4 @@
-"""How often something may happen, on a clock of the test's own."""
+"""Limits on how often something may happen, on a simulated clock."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from activities.scheduling.pace import BURST, Pace, Share
 
 
 def _taken(pace: Pace, until_s: float) -> list[float]:
-    """When tokens are taken by somebody who takes each as soon as it may be."""
+    """Returns the times at which tokens are taken if each is taken as early as allowed."""
     out, at_s = [], 100.0
     while at_s < 100.0 + until_s:
         out.append(at_s)
@@ -17,7 +17,7 @@ def _taken(pace: Pace, until_s: float) -> list[float]:
 
 
 def test_after_a_quiet_time_some_come_at_the_least_interval_and_then_at_the_rate() -> None:
-    """A burst at intervals of 0.1 s until the bucket is empty, then two a second."""
+    """After a pause a burst of tokens comes at intervals of 0.1 s; once the bucket is empty, two come each second."""
     taken = _taken(Pace(0.1, 2.0), 60.0)
     gaps = [b - a for a, b in itertools.pairwise(taken)]
     assert all(abs(gap - 0.1) < 1e-6 for gap in gaps[: BURST - 1])
@@ -26,14 +26,14 @@ def test_after_a_quiet_time_some_come_at_the_least_interval_and_then_at_the_rate
 
 
 def test_what_is_rare_never_waits_longer_than_the_interval() -> None:
-    """Once a second at two a second: each may come after the interval."""
+    """At one token a second with a rate of two a second, each token waits only the minimum interval."""
     pace = Pace(0.1, 2.0)
     for second in range(100):
         assert abs(pace.take(float(second)) - second - 0.1) < 1e-6
 
 
 class _Time:
-    """A clock that goes on when somebody works or sleeps."""
+    """A clock that advances only by simulated work and sleep."""
 
     def __init__(self) -> None:
         self.now_s, self.slept_s = 1000.0, 0.0
@@ -45,7 +45,7 @@ class _Time:
 
 @pytest.mark.parametrize("parts", [1, 20])
 def test_rounds_one_after_the_other_use_their_share(parts: int) -> None:
-    """However many pieces a round has; a pause between rounds counts as rest."""
+    """Rounds use their share of time, however many pieces each has; pauses between rounds count as rest."""
     clock = _Time()
     share = Share(0.25, 10.0, clock=lambda: clock.now_s, sleep=clock.sleep)
     began_s = clock.now_s
@@ -62,7 +62,7 @@ def test_rounds_one_after_the_other_use_their_share(parts: int) -> None:
 
 
 def test_short_rounds_are_free() -> None:
-    """Rounds within the free time never wait; of longer ones, what is beyond it counts."""
+    """Rounds within the free time never wait; of longer rounds, only the time beyond it counts."""
     clock = _Time()
     share = Share(0.5, 10.0, clock=lambda: clock.now_s, sleep=clock.sleep, free_s=0.1)
     for took_s, slept_s in ((0.1, 0.0), (0.05, 0.0), (0.3, 0.2)):
@@ -75,7 +75,7 @@ def test_short_rounds_are_free() -> None:
 
 
 def test_no_round_waits_for_longer_than_it_may() -> None:
-    """One that took a minute, or failed, costs the next one a second; a whole share costs nothing."""
+    """After a round of a minute, or a failed one, the next waits at most 1 s; with a share of 1 it does not wait."""
     clock = _Time()
     for part, rest_s in ((0.1, 1.0), (1.0, 0.0)):
         share = Share(part, 1.0, clock=lambda: clock.now_s, sleep=clock.sleep)

@@ -1,4 +1,4 @@
-"""Workloads that wait for longer than they allow: they end, others and held ones do not."""
+"""Workloads that wait longer than `max_pending_s` fail; other workloads and held ones do not."""
 
 from sqlalchemy import text
 
@@ -10,7 +10,7 @@ from tests.activities.world import World, job
 
 
 def test_a_wait_that_is_too_long_ends_once(world: World) -> None:
-    """Each workload over its limit fails, with the figures, and needs no workflow for that."""
+    """A workload over its limit fails once, with limit and waiting time in its reason, and without a workflow."""
     late, patient, held, without = (
         world.submit(limits=LimitsSpec(max_pending_s=limit_s)) for limit_s in (60.0, 7200.0, 60.0, None)
     )
@@ -24,13 +24,13 @@ def test_a_wait_that_is_too_long_ends_once(world: World) -> None:
         assert row.phase == Phase.FAILED and row.finished_at is not None and row.reason is not None
         assert row.reason["code"] == "pending_expired" and row.reason["detail"]["limit_s"] == 60.0
         assert row.reason["detail"]["waited_s"] >= 3600
-    assert world.mail(late) == [], "it was never placed, so it has no workflow"
+    assert world.mail(late) == [], "a workload that was never placed has no workflow"
     world.alter(Workload, held, held_by=None)
     assert expire_pending(world.engine) == [held]
 
 
 def test_a_wait_begins_when_the_workload_comes_back(world: World) -> None:
-    """What runs does not expire, nor what came back to the queue just now; mail names the attempt before the wait."""
+    """The wait starts again when a workload is queued again; the mail names the attempt before the wait."""
     world.region("r")
     world.machine("r/c/m")
     workload = world.submit(job(), limits=LimitsSpec(max_pending_s=60.0))

@@ -1,4 +1,4 @@
-"""Histories that no worker can replay, as a rollback of Temporal may leave them."""
+"""Workflow histories that no worker can replay, as after a rollback of Temporal's database."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -19,27 +19,27 @@ _MARKER = "marker_recorded_event_attributes"
 
 @activity.defn
 async def nothing() -> None:
-    """Leaves a marker in the history."""
+    """Writes a marker to the history."""
 
 
 @workflow.defn(name="MachineWorkflow")
 class Other:
-    """Has done something else than the workflow of this name would."""
+    """A workflow of this name whose history does not match the real workflow's code."""
 
     @workflow.run
     async def run(self, machine: str) -> None:
-        """See above."""
+        """Runs a local activity that the real workflow would not run, then waits."""
         await workflow.execute_local_activity(nothing, start_to_close_timeout=timedelta(seconds=5))
         await workflow.wait_condition(lambda: False)
 
 
 @workflow.defn(name="HousekeepingWorkflow")
 class OtherHouse(Other):
-    """The same for one of those that there is one of."""
+    """The same for a workflow of which an installation has exactly one."""
 
     @workflow.run
     async def run(self) -> None:  # type: ignore[override]
-        """See above."""
+        """Runs a local activity that the real workflow would not run, then waits."""
         await workflow.execute_local_activity(nothing, start_to_close_timeout=timedelta(seconds=5))
         await workflow.wait_condition(lambda: False)
 
@@ -48,7 +48,7 @@ class OtherHouse(Other):
 async def test_a_history_that_cannot_be_replayed_ends_its_workflow(
     town: World, client: Client, name: str, arguments: list[str]
 ) -> None:
-    """It fails at once, instead of being tried for ever, and whoever asserts it starts another one."""
+    """A workflow that cannot be replayed fails instead of being retried forever; a new one is then started."""
     id_ = ids.HOUSEKEEPING_WORKFLOW_ID if name == "HousekeepingWorkflow" else ids.machine_workflow_id(arguments[0])
     others = Worker(
         client,
@@ -65,7 +65,7 @@ async def test_a_history_that_cannot_be_replayed_ends_its_workflow(
                 await asyncio.sleep(0.05)
     with ThreadPoolExecutor(8) as threads:
         async with control_worker(client, town.engine, town.settings, threads):
-            # Something to do, which a worker without the history in memory replays for.
+            # A signal makes a worker replay the history, because no worker has it in memory.
             await poisoned.signal("hello", args=[])
 
             async with asyncio.timeout(30):

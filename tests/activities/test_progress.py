@@ -1,4 +1,4 @@
-"""Progress out of heartbeats, hung gangs, and workflows that are gone, beside real workflows."""
+"""Progress from heartbeats, and hung gangs, on real workflows."""
 
 import time
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ M, M2 = "r/c/m", "r/c/m2"
 
 
 class Site:
-    """A control worker, a dispatcher and two agents at work."""
+    """A control worker, a dispatcher and two agents that are running."""
 
     def __init__(self, town: World, client: Client, database_url: str) -> None:
         self.town = town
@@ -36,7 +36,7 @@ class Site:
         self.progress = Progress(town.engine, town.settings, client)
 
     async def placed(self, *, limits: LimitsSpec | None = None) -> str:
-        """A workload whose tasks run on the first machine."""
+        """Submits a workload and waits until its tasks run; returns its id."""
         workload = self.town.submit(job(gpus=4), limits=limits)
         assert self.town.tick().awarded == 1
         await self.agents[self.machine(workload)].runs(workload)
@@ -44,30 +44,30 @@ class Site:
         return workload
 
     def machine(self, workload: str) -> str:
-        """Where its newest attempt is."""
+        """Returns the machine of a workload's newest attempt."""
         (machine,) = self.town.holdings(workload)
         return machine
 
     def agent(self, workload: str) -> Agent:
-        """The agent of its machine."""
+        """Returns the agent of a workload's machine."""
         return self.agents[self.machine(workload)]
 
     async def reaches(self, workload: str, phase: Phase) -> None:
-        """Waits for a phase."""
+        """Waits until a workload is in a phase."""
         await until(lambda: self.town.workload(workload).phase == phase, f"{workload} is {phase.value}")
 
     async def mail_flows(self) -> None:
-        """Mail is delivered from now on, until `mail` is closed."""
+        """Delivers mail until `mail` is closed."""
         await self.mail.enter_async_context(dispatching(self.town.engine, self._database_url, self.client))
 
     async def collect(self) -> None:
-        """One round."""
+        """Collects the progress of all running workloads once."""
         await self.progress.round()
 
 
 @pytest.fixture
 async def site(town: World, client: Client, database_url: str) -> AsyncIterator[Site]:
-    """The town with a second machine, and everybody at work."""
+    """The town with a second machine, and with worker, dispatcher and agents running."""
     town.machine(M2, 4)
     made = Site(town, client, database_url)
     async with AsyncExitStack() as stack:
@@ -82,12 +82,12 @@ async def site(town: World, client: Client, database_url: str) -> AsyncIterator[
 
 
 def _facts(dump: dict[str, list[str]]) -> dict[str, list[str]]:
-    """A dump without what others write while a test looks: deliveries, and the scans that they set off."""
+    """Returns a dump without the tables that change concurrently: deliveries, and the scans that they trigger."""
     return {table: rows for table, rows in dump.items() if table not in ("outbox", "publication")}
 
 
 async def test_progress_comes_out_of_heartbeats(site: Site) -> None:
-    """What tasks report in heartbeats is the attempt's progress; each checkpoint is one event, however often seen."""
+    """Progress in heartbeats is stored with the attempt; each checkpoint gives one event, even if reported twice."""
     workload = await site.placed()
     await _is_shown(site, workload)
     agent = site.agent(workload)
@@ -113,7 +113,7 @@ async def test_progress_comes_out_of_heartbeats(site: Site) -> None:
 
 
 async def _is_shown(site: Site, workload: str) -> None:
-    """Operators see a placed workload's tenant, region, phase and rank in Temporal."""
+    """Checks that Temporal shows a placed workload's tenant, region, phase and rank as search attributes."""
     described = await site.client.get_workflow_handle(ids.workload_workflow_id(workload)).describe()
     shown = {p.key.name: p.value for p in described.typed_search_attributes}
     expected: dict[str, object] = {TENANT: "t", REGION: "r", PHASE: "running", PRIORITY: 3}
@@ -121,7 +121,7 @@ async def _is_shown(site: Site, workload: str) -> None:
 
 
 async def test_a_hung_gang_is_told_once(site: Site) -> None:
-    """A gang without any sign of life for longer than it allows is stopped and queued again, and told so once."""
+    """A gang that is silent for longer than its limit gets one `hung` mail, is stopped and is queued again."""
     workload = await site.placed(limits=LimitsSpec(max_silence_s=60))
     agent = site.agent(workload)
     site.town.alter(Attempt, (workload, 1), started_at=text("now() - interval '1 hour'"))
@@ -129,7 +129,7 @@ async def test_a_hung_gang_is_told_once(site: Site) -> None:
     await site.collect()
     assert site.town.mail(workload, "hung") == []
     await agent.beats(workload, step=1, active_at_s=time.time() - 70)
-    await site.mail.aclose()  # the workflow does not hear of it yet
+    await site.mail.aclose()  # the mail is not delivered yet
     for _ in range(3):
         await site.collect()
     (mail,) = site.town.mail(workload, "hung")
@@ -143,7 +143,7 @@ async def test_a_hung_gang_is_told_once(site: Site) -> None:
 
 
 async def test_one_sign_of_life_keeps_a_gang(site: Site) -> None:
-    """A gang is hung only if all its tasks are silent: what one machine hears counts for all."""
+    """A gang is hung only if all its tasks are silent, on all machines."""
     workload = site.town.submit(job(tasks=2, gpus=4), limits=LimitsSpec(max_silence_s=60))
     site.town.tick()
     for agent in site.agents.values():
@@ -160,7 +160,7 @@ async def test_one_sign_of_life_keeps_a_gang(site: Site) -> None:
 
 
 async def test_what_a_lost_machine_last_said_is_not_the_next_attempts_progress(site: Site) -> None:
-    """Temporal still shows the heartbeats of a machine that was lost: they are of the attempt that ended."""
+    """Heartbeats of a lost machine that Temporal still shows do not count for the next attempt."""
     workload = await site.placed()
     lost = site.machine(workload)
     await site.agents[lost].beats(workload, step=500, checkpoint_step=500, checkpoint_at_s=1e9)
@@ -180,7 +180,7 @@ async def test_what_a_lost_machine_last_said_is_not_the_next_attempts_progress(s
 async def test_one_that_cannot_be_asked_keeps_nobody_from_their_turn(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where one workload's workflow cannot be asked the others' progress is taken, and the round counts as failed."""
+    """If one workflow cannot be described, progress of the others is still collected, and the round fails."""
     workload = await site.placed()
     other = await site.placed()
     for name in (workload, other):
@@ -199,7 +199,7 @@ async def test_one_that_cannot_be_asked_keeps_nobody_from_their_turn(
 
 
 async def test_progress_is_read_of_so_many_at_a_time(site: Site) -> None:
-    """With more running workloads than are read in a round, each has its turn in the next ones."""
+    """If more workloads run than one round reads, the next rounds read the others."""
     lifecycle = site.town.settings.lifecycle.model_copy(update={"collect_at_most": 1})
     site.progress = Progress(
         site.town.engine, site.town.settings.model_copy(update={"lifecycle": lifecycle}), site.client

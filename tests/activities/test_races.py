@@ -1,4 +1,4 @@
-"""What happens at the same instant: releases, awards and endings on several connections at once."""
+"""Concurrent releases, awards and ends of workloads on several connections."""
 
 import random
 import threading
@@ -23,7 +23,7 @@ M1, M2 = "r/c/m1", "r/c/m2"
 
 @pytest.fixture
 def contest(world: World) -> tuple[World, str, list[str]]:
-    """An evictor that waits for two victims, each on a machine of its own."""
+    """An evictor that waits for two victims, each on its own machine."""
     world.region("r")
     world.tenant("high", level=1)
     world.machine(M1)
@@ -35,7 +35,7 @@ def contest(world: World) -> tuple[World, str, list[str]]:
 
 
 def _waits_for_a_lock(world: World, done: Callable[[], bool]) -> bool:
-    """Once some connection waits for a lock: True; False if what it does is done instead."""
+    """Returns True once a connection waits for a lock, or False once `done`."""
     give_up_s = time.monotonic() + 20
     while time.monotonic() < give_up_s:
         with transaction(world.engine) as session:
@@ -47,17 +47,17 @@ def _waits_for_a_lock(world: World, done: Callable[[], bool]) -> bool:
         if done():
             return False
         time.sleep(0.005)
-    raise AssertionError("it neither waits nor ends")
+    raise AssertionError("no connection waits for a lock, and the call does not end")
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_two_victims_that_give_up_at_the_same_instant(contest: tuple[World, str, list[str]], first: int) -> None:
-    """Of two victims whose releases overlap, exactly one tells the evictor, and only once it holds both their slots."""
+    """If the releases of two victims overlap, the evictor gets exactly one `slots_ready`, after both have released."""
     world, evictor, victims = contest
     early, late = victims[first], victims[1 - first]
     with ThreadPoolExecutor(1) as pool:
         with transaction(world.engine) as session:
-            # All of the release but its commit.
+            # The whole release except its commit.
             handover.release(session, early, 1)
             session.execute(
                 text("update attempt set released_at = clock_timestamp() where workload = :w"), {"w": early}
@@ -75,7 +75,7 @@ def test_two_victims_that_give_up_at_the_same_instant(contest: tuple[World, str,
 def test_a_victim_and_its_evictor_end_at_the_same_instant(
     contest: tuple[World, str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hand-over and the end of who it is for never wait for each other in a circle."""
+    """A hand-over and the concurrent end of its evictor never deadlock."""
     world, evictor, victims = contest
     handed_over, go_on = threading.Event(), threading.Event()
     tell = handover._tell_if_ready
@@ -101,7 +101,7 @@ def test_a_victim_and_its_evictor_end_at_the_same_instant(
 
 
 def test_progress_and_release_at_the_same_instant(contest: tuple[World, str, list[str]]) -> None:
-    """A release that comes while progress is being written keeps the newer of both."""
+    """If a release comes while progress is written, the newer progress is kept."""
     world, _, (victim, _) = contest
     with ThreadPoolExecutor(1) as pool:
         with transaction(world.engine) as session:
@@ -118,7 +118,7 @@ def test_progress_and_release_at_the_same_instant(contest: tuple[World, str, lis
 
 @pytest.mark.parametrize("seed", range(2))
 def test_many_awards_at_once(world: World, seed: int) -> None:
-    """Of awards at the same instant for one workload, or for the same slots, exactly one wins each."""
+    """Of concurrent awards of one workload, or of the same slots, exactly one succeeds."""
     world.region("r")
     world.tenant("high", level=1)
     world.machine(M1)
@@ -157,7 +157,7 @@ def _answer(result: "Future[bool]") -> bool:
 
 
 def _all_end(world: World, pool: ThreadPoolExecutor, names: list[str], chance: random.Random) -> None:
-    """Everybody ends at once, in any order."""
+    """Ends all workloads concurrently in random order."""
     chance.shuffle(names)
     placed = [name for name in names if world.workload(name).region is not None]
     for result in [pool.submit(world.release, name, Phase.CANCELLED) for name in placed]:

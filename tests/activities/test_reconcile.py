@@ -1,4 +1,4 @@
-"""Reconciling, on a real Temporal server: gone workflows, lost mail, beliefs that Postgres contradicts."""
+"""Reconciling on a real Temporal server: lost workflows, lost mail, and workflow state that differs from Postgres."""
 
 import asyncio
 import contextlib
@@ -34,19 +34,19 @@ from tests.activities.world import World
 
 
 def _patient(world: World, **changes: float) -> Settings:
-    """Settings under which whatever disagrees is due at once, and everything is listed in every round."""
+    """Returns settings under which every difference is due immediately and each round lists all workflows."""
     reconcile = world.settings.reconcile.model_copy(update={"disagree_s": 0.0, "sweep_s": 0.0, **changes})
     return world.settings.model_copy(update={"reconcile": reconcile})
 
 
 @pytest.fixture
 def reconciler(town: World, client: Client) -> Reconciler:
-    """That of the town, without any worker."""
+    """The reconciler of the town, without a worker."""
     return Reconciler(town.engine, _patient(town), client)
 
 
 def _age(world: World) -> None:
-    """Nothing has happened for a while, and all mail was delivered."""
+    """Moves all events and mail 30 s into the past and marks all mail delivered."""
     world.delivered()
     with world.session() as session:
         session.execute(text("update event set at = at - interval '31 seconds'"))
@@ -66,7 +66,7 @@ async def _deliver(world: World, url: str, client: Client) -> None:
 
 
 async def _listed(client: Client, query: str, count: int) -> None:
-    """Waits until listings, which lag, show so many workflows."""
+    """Waits until Temporal's listing, which lags, shows this many workflows."""
     give_up_s = asyncio.get_running_loop().time() + 20
     while (await client.count_workflows(query)).count != count:
         assert asyncio.get_running_loop().time() < give_up_s, query
@@ -76,9 +76,9 @@ async def _listed(client: Client, query: str, count: int) -> None:
 async def test_a_workflow_that_is_gone_is_started_anew(
     town: World, reconciler: Reconciler, client: Client, database_url: str
 ) -> None:
-    """A placed workload whose workflow was terminated, or is unknown, gets a new one with the state that Postgres has.
+    """If the workflow of a placed workload is terminated or unknown, a new one starts with the state in Postgres.
 
-    A queued one needs none.
+    A queued workload needs no workflow.
     """
     terminated, unknown, queued = town.running(), town.running(), town.submit()
     with town.session() as session:
@@ -98,7 +98,7 @@ async def test_a_workflow_that_is_gone_is_started_anew(
 
 @workflow.defn(name="WorkloadWorkflow")
 class Stuck:
-    """A workload's workflow whose tasks fail, as where its history cannot be replayed."""
+    """A workload workflow whose workflow tasks fail, as if its history could not be replayed."""
 
     @workflow.run
     async def run(self, state: WorkloadInput) -> None:
@@ -108,7 +108,7 @@ class Stuck:
 async def test_a_workflow_that_no_worker_can_carry_on_is_replaced(
     town: World, reconciler: Reconciler, client: Client, database_url: str
 ) -> None:
-    """It shows what Postgres has, so only its failing tasks give it away: it ends, and the next one is started."""
+    """A workflow whose tasks keep failing is terminated and replaced, although its search attributes match Postgres."""
     workload, well = town.running(), town.running()
     await _deliver(town, database_url, client)
     _age(town)
@@ -140,7 +140,7 @@ async def test_a_workflow_that_no_worker_can_carry_on_is_replaced(
 async def test_a_service_that_does_not_name_stuck_workflows_is_asked_once(
     town: World, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An older service refuses the question: the other comparisons go on, and the log says it once."""
+    """If an older Temporal refuses the query for failing workflows, the other checks go on; the log says it once."""
     monkeypatch.setattr(reconcile, "_STUCK", "NoSuchAttribute IS NOT NULL")
     for _ in range(2):
         await reconciler.round()
@@ -150,7 +150,7 @@ async def test_a_service_that_does_not_name_stuck_workflows_is_asked_once(
 async def test_the_workflow_of_an_ended_workload_is_ended(
     town: World, reconciler: Reconciler, client: Client, database_url: str
 ) -> None:
-    """A workflow that waits for the award of a workload that has ended is terminated."""
+    """The workflow of a workload that ended while it was queued is terminated."""
     ended = town.submit()
     await _deliver(town, database_url, client)
     town.change(ended, Phase.CANCELLED)
@@ -161,7 +161,7 @@ async def test_the_workflow_of_an_ended_workload_is_ended(
 
 
 async def test_a_new_workflow_counts_what_earlier_attempts_were(town: World, client: Client) -> None:
-    """A workflow that is started anew has the failures, hangs in a row and running time of earlier attempts."""
+    """A restarted workflow gets the failures, consecutive hangs and running time of earlier attempts."""
     workload = town.running()
     with town.session() as session:
         first = session.get_one(Attempt, (workload, 1))
@@ -184,7 +184,7 @@ async def test_a_new_workflow_counts_what_earlier_attempts_were(town: World, cli
 async def test_who_is_well_is_left_alone(
     town: World, reconciler: Reconciler, client: Client, database_url: str
 ) -> None:
-    """No workflow is started for a workload whose workflow runs, whose start or mail is on its way, or that ended."""
+    """No workflow is started if one runs, if its start or mail is pending, or if the workload has ended."""
     runs, starting, told, ended = (town.submit() for _ in range(4))
     with town.session() as session:
         session.execute(text("update outbox set delivered_at = now() where workload <> :w"), {"w": runs})
@@ -200,7 +200,7 @@ async def test_who_is_well_is_left_alone(
 
 
 async def test_a_fresh_workload_is_not_suspected(town: World, client: Client) -> None:
-    """A workload that changed lately is left alone, though its workflow is not listed: listings lag."""
+    """A workload that changed recently gets no new workflow even if none is listed, because listings lag."""
     town.submit()
     town.delivered()
     await Reconciler(town.engine, _patient(town, disagree_s=30.0), client).round()
@@ -208,7 +208,7 @@ async def test_a_fresh_workload_is_not_suspected(town: World, client: Client) ->
 
 
 async def _believes(world: World, client: Client, workload: str, change: Callable[[Workload], None]) -> None:
-    """Its workflow is started as of a moment at which its row was another; nobody works for it."""
+    """Starts a workload's workflow from a changed row, which is then rolled back; no worker runs the workflow."""
     with world.session() as session:
         change(session.get_one(Workload, workload))
         session.flush()
@@ -230,7 +230,7 @@ def _ahead(row: Workload) -> None:
 async def test_a_workflow_that_was_rolled_back_is_told_again_and_then_replaced(
     town: World, reconciler: Reconciler, client: Client, database_url: str, believed: Callable[[Workload], None]
 ) -> None:
-    """A workflow that disagrees with its row has its mail again, and if that does not help a successor from the row."""
+    """A workflow that differs from its row gets its mail again; if it still differs, a new workflow replaces it."""
     workload = town.running()
     await _believes(town, client, workload, believed)
     _age(town)
@@ -253,7 +253,7 @@ async def test_a_workflow_that_was_rolled_back_is_told_again_and_then_replaced(
 async def test_a_workflow_that_agrees_is_not_touched(
     town: World, reconciler: Reconciler, client: Client, database_url: str
 ) -> None:
-    """A running workload whose workflow believes the same is left alone, however often they are compared."""
+    """A workflow that matches its row gets no mail and is not restarted, in any number of rounds."""
     workload = town.running()
     await _believes(town, client, workload, lambda _: None)
     _age(town)
@@ -266,7 +266,7 @@ async def test_a_workflow_that_agrees_is_not_touched(
 async def test_a_workflow_whose_workload_has_ended_is_terminated(
     town: World, reconciler: Reconciler, client: Client
 ) -> None:
-    """What a rollback brought back of a workload that has ended does not stay for ever."""
+    """If a rollback restores the workflow of an ended workload, the workflow is terminated."""
     workload = town.running()
     await _believes(town, client, workload, lambda _: None)
     town.delivered()
@@ -281,7 +281,7 @@ async def test_a_workflow_whose_workload_has_ended_is_terminated(
 async def test_mail_without_effect_is_delivered_again_less_and_less_often(
     town: World, client: Client, kind: MailKind
 ) -> None:
-    """What was delivered and has no effect is delivered again, each time after twice the time; not once it had one."""
+    """Delivered mail without effect is delivered again with exponential backoff, until it has an effect."""
     workload = town.running()
     if kind is MailKind.SLOTS_READY:
         with town.session() as session:
@@ -315,7 +315,7 @@ async def test_mail_without_effect_is_delivered_again_less_and_less_often(
 
 
 async def test_copies_and_a_night_that_are_gone_go_on(town: World, reconciler: Reconciler) -> None:
-    """A copy without its workflow gets a new one, but for what a night copies; so does an open night."""
+    """A copy or an open night without a workflow gets a new one, except copies that belong to a night."""
     town.region("s")
     for table, made_by, state in (("a", "operator", "copying"), ("b", "night", "copying"), ("c", "workload", "ready")):
         town.table(table, 10, "r")
@@ -337,7 +337,7 @@ async def test_copies_and_a_night_that_are_gone_go_on(town: World, reconciler: R
 
 
 async def test_a_machine_that_nobody_attends_to_is_lost(town: World, client: Client) -> None:
-    """A machine whose workflow is gone, and whose agent does not start another, is lost, and its gangs are told."""
+    """A machine without a workflow is marked lost after the timeout, and its workloads get `machine_lost`."""
     lifecycle = town.settings.lifecycle.model_copy(update={"heartbeat_timeout_s": 1e-9, "node_lost_after_s": 1e-9})
     workload = town.running()
     town.delivered()
@@ -350,7 +350,7 @@ async def test_a_machine_that_nobody_attends_to_is_lost(town: World, client: Cli
 
 
 async def test_a_workload_that_is_older_than_its_records(town: World, reconciler: Reconciler) -> None:
-    """A placed workload of which nothing was recorded for longer than records are kept is still looked after."""
+    """A placed workload whose events have expired still gets a new workflow."""
     workload = town.running()
     town.delivered()
     town.alter(Workload, workload, submitted_at=text("now() - interval '1 year'"))
@@ -361,7 +361,7 @@ async def test_a_workload_that_is_older_than_its_records(town: World, reconciler
 
 
 async def test_one_process_does_the_rounds(town: World) -> None:
-    """Of two, one works, also after rounds that fail; the other takes its place when its connection is gone."""
+    """Of two processes only the leader runs rounds, even if they fail; the other takes over when the leader ends."""
     done: list[str] = []
 
     async def works(name: str) -> None:
@@ -431,7 +431,7 @@ def _end_holders_of_locks(town: World) -> None:
 
 
 async def test_singletons_are_asserted(town: World, client: Client) -> None:
-    """What an installation has once is made where it is gone, all the time, and left alone where it runs."""
+    """Workflows and schedules that exist once are recreated if they are gone, and unchanged if they run."""
     nightly = town.settings.tetris.nightly
     await assert_singletons(client, nightly)
     handles = [client.get_workflow_handle(id_) for id_, _ in SINGLETONS.values()]
@@ -458,7 +458,7 @@ async def test_singletons_are_asserted(town: World, client: Client) -> None:
 
 
 async def test_operators_see_whose_workflow_it_is(town: World, client: Client, database_url: str) -> None:
-    """From its first event a workflow has a summary, a memo, and name, phase, reason and attempt to filter by."""
+    """A workflow starts with a summary, a memo, and search attributes for name, phase, reason and attempt."""
     workload = town.submit()
     await _deliver(town, database_url, client)
     handle = client.get_workflow_handle(ids.workload_workflow_id(workload))

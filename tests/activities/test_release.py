@@ -1,4 +1,4 @@
-"""The end of an attempt and changes of phase: done again or late they change nothing; what progress they keep."""
+"""Releases and phase changes: repeated and late calls change nothing, and progress is kept."""
 
 from datetime import UTC, datetime
 
@@ -28,7 +28,7 @@ def fleet(world: World) -> World:
 
 
 def test_effects_that_are_carried_out_again_change_nothing(fleet: World) -> None:
-    """Each phase change and the release, done twice, leaves the database as it was after the first time."""
+    """A repeated phase change or release leaves the database unchanged."""
     workload = fleet.submit(job(tasks=2))
     fleet.tick()
     for phase in (Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING):
@@ -45,7 +45,10 @@ def test_effects_that_are_carried_out_again_change_nothing(fleet: World) -> None
 
 
 def test_an_attempt_leaves_what_it_read_and_used(fleet: World) -> None:
-    """All that it held since its tasks began, under its recurring name; an attempt whose tasks never ran, nothing."""
+    """A released attempt records its usage since its tasks started, under its recurring name, if it has one.
+
+    An attempt whose tasks never ran records none.
+    """
     fleet.table("words", 10, "r")
     jobs = (job(tasks=2, cpus_milli=3000),)
     recurring = fleet.submit(*jobs, tables=("words",), recurring="nightly", level=5)
@@ -69,7 +72,7 @@ def test_an_attempt_leaves_what_it_read_and_used(fleet: World) -> None:
 
 
 def test_effects_on_an_older_attempt_change_nothing(fleet: World) -> None:
-    """What an attempt's workflow does late, after a newer attempt was awarded, is refused and changes nothing."""
+    """Late calls for an older attempt, after a newer one was awarded, are refused and change nothing."""
     workload = fleet.running(job(tasks=2))
     fleet.release(workload, Phase.PENDING)
     fleet.tick()
@@ -84,7 +87,7 @@ def test_effects_on_an_older_attempt_change_nothing(fleet: World) -> None:
 
 
 def test_a_phase_that_cannot_follow_is_refused_for_good(fleet: World) -> None:
-    """An illegal transition is an error that no retry mends, and so is an unknown workload; nothing changes."""
+    """An illegal transition or an unknown workload is a non-retryable error and changes nothing."""
     workload = fleet.submit()
     before = fleet.dump()
     with pytest.raises(ApplicationError, match="running cannot follow pending") as caught:
@@ -99,7 +102,7 @@ def test_a_phase_that_cannot_follow_is_refused_for_good(fleet: World) -> None:
 
 
 def test_an_end_wakes_the_scheduler_and_is_told_with_its_numbers(fleet: World) -> None:
-    """A release frees the region, keeps why the attempt ended and how far it got, and asks for a scan."""
+    """A release clears the region, stores outcome and progress of the attempt, and requests a scan."""
     workload = fleet.running(job(tasks=2))
     wakes = fleet.put_out("wake")
     progress = [
@@ -124,7 +127,7 @@ def _attempt() -> Attempt:
 
 
 def test_progress_only_goes_forward() -> None:
-    """Of what tasks report the newest counts, whoever reports it; what is older is not believed again."""
+    """The newest progress of all tasks is kept; older reports do not overwrite it."""
     attempt = _attempt()
     assert set_progress(attempt, [TaskProgress("a", 0, step=5), TaskProgress("a", 1, step=7, resumed_step=2)])
     assert (attempt.last_step, attempt.resumed_step, attempt.checkpoint_step) == (7, 2, None)
@@ -139,7 +142,7 @@ def test_progress_only_goes_forward() -> None:
 
 @pytest.mark.parametrize("at_s", [1e18, 1e300, 4e9])
 def test_a_checkpoint_from_the_future_counts_as_made_now(fleet: World, at_s: float) -> None:
-    """Whatever time a task claims for its checkpoint, its progress is taken and its attempt can be released."""
+    """A checkpoint time in the future is replaced by the current time, and the attempt can be released."""
     workload = fleet.running()
     fleet.release(workload, Phase.PREEMPTED, progress=[TaskProgress("a", 0, checkpoint_step=1, checkpoint_at_s=at_s)])
     saved = fleet.attempt(workload).checkpoint_at
@@ -147,7 +150,7 @@ def test_a_checkpoint_from_the_future_counts_as_made_now(fleet: World, at_s: flo
 
 
 def test_a_machine_that_keeps_failing_gangs_is_cordoned(fleet: World) -> None:
-    """So many gangs in a row that blame a machine cordon it, with the reason and one event; others are not blamed."""
+    """After two consecutive gangs blame a machine, it is cordoned with a reason and one event; others are not."""
     for failures in (1, 2):
         workload = fleet.running(job(tasks=2), ago_s=0.0)
         fleet.release(workload, Phase.PENDING, blames=M1)
@@ -167,7 +170,7 @@ def test_a_machine_that_keeps_failing_gangs_is_cordoned(fleet: World) -> None:
 
 
 def test_gangs_that_fail_together_count_once(fleet: World) -> None:
-    """A machine that is lost to all that run on it has failed once; what was placed there afterwards counts again."""
+    """Gangs that lose their machine together count as one failure; a gang placed there later counts again."""
     fleet.alter(Machine, M1, gpus=4)
     fleet.alter(Machine, M2, cordon={"code": "cordoned_by_operator", "detail": {}})
     together = [fleet.running(job()) for _ in range(3)]
@@ -185,7 +188,7 @@ def test_gangs_that_fail_together_count_once(fleet: World) -> None:
 
 
 def test_an_attempt_whose_tasks_may_run_is_not_released_as_unstarted(fleet: World) -> None:
-    """A workflow that knows of no tasks is refused where Postgres does, for good, and changes nothing."""
+    """Releasing an attempt as unstarted fails for good, without changes, if its phase says that tasks may run."""
     for phase in (Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING):
         workload = fleet.submit(job())
         fleet.tick()
@@ -207,9 +210,9 @@ def test_an_attempt_whose_tasks_may_run_is_not_released_as_unstarted(fleet: Worl
 
 
 def test_a_single_machine_may_run_tasks_as_soon_as_it_is_awarded(fleet: World) -> None:
-    """It is asked to start them while that is written: an attempt that is only placed is not released as unstarted.
+    """An attempt on one machine may not be released as unstarted once placed: its tasks start right after the award.
 
-    One that still waits for its victims' slots is: no machine was asked for anything.
+    It may be while it still waits for slots of victims, because no agent was asked to start tasks.
     """
     victims = [fleet.running(job(), level=5) for _ in range(2)]
     waiting = fleet.submit(job())
@@ -226,7 +229,7 @@ def test_a_single_machine_may_run_tasks_as_soon_as_it_is_awarded(fleet: World) -
 
 
 def test_one_workload_never_cordons_two_machines(fleet: World) -> None:
-    """A workload counts once on a machine, however often it fails there, and not at all once it cordoned another."""
+    """A workload counts once for a machine, however often it fails there, and not at all after it cordoned another."""
     bad = fleet.running(job(tasks=2))
     for _ in range(3):
         fleet.release(bad, Phase.PENDING, blames=M1)
@@ -245,7 +248,7 @@ def test_one_workload_never_cordons_two_machines(fleet: World) -> None:
         machine = session.get_one(Machine, M1)
         assert machine.failed_workloads == [bad, other] and machine.cordon is not None
     fleet.change(other, Phase.CANCELLED)
-    # The tasks of one job on the machine that is left.
+    # A job of one task on the remaining machine.
     single = fleet.submit(job(tasks=1))
     fleet.tick()
     with fleet.session() as session:
@@ -256,7 +259,7 @@ def test_one_workload_never_cordons_two_machines(fleet: World) -> None:
 
 
 def test_a_success_forgets_the_failures(fleet: World) -> None:
-    """Gangs in a row are counted: one that succeeds on the machine starts the count anew; a preemption does not."""
+    """Only consecutive failures count: a success on the machine resets the count, a preemption does not."""
     ends = [(Phase.PENDING, M1), (Phase.PREEMPTED, None), (Phase.SUCCEEDED, None), (Phase.PENDING, M1)]
     for phase, blamed in ends:
         workload = fleet.running(job(tasks=2))
@@ -269,7 +272,7 @@ def test_a_success_forgets_the_failures(fleet: World) -> None:
 
 
 def test_a_machine_that_the_gang_did_not_use_is_not_blamed(fleet: World) -> None:
-    """Blame for a machine on which the attempt held nothing counts for nothing."""
+    """Blame for a machine on which the attempt held nothing is ignored."""
     workload = fleet.running(job(tasks=1))
     (own,) = fleet.holdings(workload)
     fleet.release(workload, Phase.PENDING, blames=M2 if own == M1 else M1)
@@ -278,7 +281,7 @@ def test_a_machine_that_the_gang_did_not_use_is_not_blamed(fleet: World) -> None
 
 
 def test_a_gang_that_runs_says_since_when(fleet: World) -> None:
-    """The row and the event of `running` have the same reason, with the time at which the attempt started."""
+    """The row and the event of `running` have the same reason, with the start time of the attempt."""
     workload = fleet.submit(job())
     fleet.tick()
     fleet.change(workload, Phase.PROVISIONING)

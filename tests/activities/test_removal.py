@@ -1,4 +1,4 @@
-"""Replicas whose time is over go, with their objects and nothing else's, and never under a reader."""
+"""Replicas whose grace is over are deleted with exactly their objects, and never while a workload reads them."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ OBJECTS = {f"tables/words/{day}/{part}" for day in DAYS for part in "ab"}
 
 @pytest.fixture
 def fleet(world: World) -> World:
-    """A table of two days at home in `east`, with a replica in `west`, where there is a machine."""
+    """A table of two days with its home in `east` and a replica in `west`, which has a machine."""
     for region in ("east", "west"):
         world.region(region)
     world.machine("west/c/m")
@@ -57,7 +57,7 @@ async def _remove(world: World, client: Client) -> None:
 
 
 def verify(world: World, region: str) -> None:
-    """All that is due in a region is read."""
+    """Reads everything that is due in a region."""
     ActivityEnvironment().run(ScrubActivities(world.engine, world.settings).scrub, Scrub(region))
 
 
@@ -67,7 +67,7 @@ def _gone(world: World) -> bool:
 
 
 async def test_what_is_dropped_goes_with_its_objects(fleet: World, client: Client) -> None:
-    """The objects of its partitions go, with those of one that it never got; what nobody has appended yet stays."""
+    """All objects of the table's partitions are deleted; folders that belong to no partition stay."""
     append(fleet, "ds=3")
     for key in ("tables/words/ds=3/a", "tables/words/ds=4/a", "tables/words-2/ds=1/a"):
         fleet.bucket("west").put(key, b"x")
@@ -83,7 +83,7 @@ async def test_what_is_dropped_goes_with_its_objects(fleet: World, client: Clien
 
 
 async def test_a_replica_of_parts_goes_with_those(fleet: World, client: Client) -> None:
-    """Of the folders of other partitions nobody knows whose they are there: they stay."""
+    """For a partial replica only its own partitions are deleted, because other folders may belong to someone else."""
     with fleet.session() as session:
         session.delete(session.get_one(ReplicaPartition, ("words", "ds=2", "west")))
         session.flush()
@@ -95,7 +95,7 @@ async def test_a_replica_of_parts_goes_with_those(fleet: World, client: Client) 
 
 
 async def test_a_table_of_one_partition_goes_whole(fleet: World, client: Client) -> None:
-    """Where a table is all that is under its folder, all of that goes."""
+    """If the table is everything in its folder, all objects in the folder are deleted."""
     fleet.table("images", 2, "east", "west")
     for region in ("east", "west"):
         for key in ("tables/images/a", "tables/images/b/c"):
@@ -109,7 +109,7 @@ async def test_a_table_of_one_partition_goes_whole(fleet: World, client: Client)
 
 
 async def test_what_is_in_its_grace_or_read_stays(fleet: World, client: Client) -> None:
-    """Before its time a replica stays, and after it for as long as an attempt in the region reads the table."""
+    """A replica stays during its grace, and while an attempt in the region reads the table."""
     workload = fleet.running(job(), tables=("words",))
     assert fleet.workload(workload).region == "west"
     _drop(fleet, grace_s=60)
@@ -124,7 +124,7 @@ async def test_what_is_in_its_grace_or_read_stays(fleet: World, client: Client) 
 
 
 async def test_a_deletion_that_stopped_goes_on(fleet: World, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half deleted, a replica keeps its row, so that the next round finds the rest; nobody takes it back meanwhile."""
+    """A half-deleted replica keeps its row, so the next round deletes the rest."""
     monkeypatch.setattr(removal, "_AT_ONCE", 1)
     _drop(fleet)
     delete = FileStore.delete
@@ -143,7 +143,7 @@ async def test_a_deletion_that_stopped_goes_on(fleet: World, client: Client, mon
 
 
 async def test_what_takes_long_is_done_in_rounds(fleet: World, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a round's time is over, what is left goes in the next one."""
+    """When a round's time is over, the next round deletes the rest."""
     _drop(fleet)
     with monkeypatch.context() as patched:
         patched.setattr(removal, "_MOST_S", -1.0)
@@ -154,7 +154,7 @@ async def test_what_takes_long_is_done_in_rounds(fleet: World, client: Client, m
 
 
 async def test_a_copy_ends_before_its_replica_goes(fleet: World, client: Client) -> None:
-    """Whoever still copies might put objects there after the others went: it is cancelled, and waited for."""
+    """A running copy is cancelled and must end before its replica is deleted: it could write objects later."""
     _drop(fleet)
     id_ = replica_workflow_id("words", "west")
     request = ReplicateTable("words", "east", "west")

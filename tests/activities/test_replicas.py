@@ -1,4 +1,4 @@
-"""Replicas of tables: completed partition by partition, verified, and taken up again where a copy stopped."""
+"""Replicas of tables are completed partition by partition, verified, and resumed after an interrupted copy."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ DAYS = ("ds=1", "ds=2", "ds=3")
 
 @pytest.fixture
 def fleet(world: World) -> World:
-    """A table of three days at home in `east`, which is to have a replica in `west`."""
+    """A table of three days with its home in `east`, and an empty replica in `west`."""
     for region in ("east", "north", "west"):
         world.region(region)
     with world.session() as session:
@@ -45,7 +45,7 @@ def fleet(world: World) -> World:
 
 
 def append(world: World, day: str, size_bytes: int = 100, checksum: str | None = None, home: str = "east") -> None:
-    """A partition of two objects is appended at home."""
+    """Appends a partition of two objects at the home."""
     location = f"tables/words/{day}/"
     for part in "ab":
         world.bucket(home).put(f"{location}{part}", part.encode() * (size_bytes // 2))
@@ -56,27 +56,27 @@ def append(world: World, day: str, size_bytes: int = 100, checksum: str | None =
 
 
 def held(world: World, region: str = "west") -> list[str]:
-    """Partitions that a replica has."""
+    """Returns the partitions that a replica has completely."""
     with world.session() as session:
         own = ReplicaPartition.region == region, ReplicaPartition.ready_at.is_not(None)
         return sorted(session.scalars(select(ReplicaPartition.partition).where(*own)))
 
 
 def replica(world: World, region: str = "west") -> Replica:
-    """A replica's row."""
+    """Returns a replica's row."""
     with world.session() as session:
         return session.get_one(Replica, ("words", region))
 
 
 def keys(world: World, region: str = "west") -> set[str]:
-    """Objects of a region's bucket."""
+    """Returns the keys of all objects in a region's bucket."""
     return {info.key for info in world.bucket(region).list("")}
 
 
 def complete(
     world: World, request: ReplicateTable = REQUEST, attempt: int = 1, at_beat: Callable[..., None] | None = None
 ) -> int:
-    """One try of the copy."""
+    """Runs the copy once; returns the bytes of the replica."""
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, attempt=attempt)
     environment.on_heartbeat = at_beat or environment.on_heartbeat
@@ -84,7 +84,7 @@ def complete(
 
 
 def test_a_replica_is_completed_and_published_once(fleet: World) -> None:
-    """A replica is ready when it has every partition: one event, one scan asked for; copied again it stays so."""
+    """A replica with all partitions becomes ready, with one event and one requested scan, even if copied twice."""
     fleet.bucket("east").put("tables/words-2/part-0", b"another table")
     fleet.bucket("east").put("tables/words/ds=4/a", b"not appended yet")
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_a_replica_is_completed_and_published_once(fleet: World) -> None:
 
 
 def test_what_is_appended_meanwhile_is_copied_too(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table that grows while its replica is made has one more partition to copy, and is ready after it."""
+    """A partition that is appended during the copy is copied before the replica is ready."""
     bring = replicas.bring
 
     def grows(*args: Any, **options: Any) -> None:
@@ -113,7 +113,7 @@ def test_what_is_appended_meanwhile_is_copied_too(fleet: World, monkeypatch: pyt
 
 
 def test_each_partition_comes_from_the_home_of_its_moment(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the home moves while a replica is made, the rest is copied from the new one."""
+    """If the home moves during the copy, the remaining partitions come from the new home."""
     with fleet.session() as session:
         session.add(Replica(data_table="words", region="north", state="copying"))
     complete(fleet, ReplicateTable("words", "east", "north"))
@@ -132,7 +132,7 @@ def test_each_partition_comes_from_the_home_of_its_moment(fleet: World, monkeypa
 
 
 def test_a_replica_of_parts_gets_those(fleet: World) -> None:
-    """Only the partitions that it is to have are copied, then it is ready."""
+    """A partial replica gets only its own partitions and is then ready."""
     with fleet.session() as session:
         session.get_one(Replica, ("words", "west")).whole = False
         session.add(ReplicaPartition(data_table="words", partition="ds=2", region="west"))
@@ -164,19 +164,19 @@ environment.run(activities.copy_table, ReplicateTable("words", "east", "west"))
 
 
 def test_a_copy_that_was_killed_goes_on_at_its_partition(fleet: World, database_url: str, checkout: Path) -> None:
-    """After a SIGKILL what was recorded is whole and nothing is ready; the next try copies only the rest."""
+    """After a SIGKILL recorded partitions are complete and no replica is ready; the next try copies only the rest."""
     done = subprocess.run([sys.executable, "-c", _KILLED, database_url], cwd=checkout, env={**os.environ}, check=False)
     assert done.returncode == -signal.SIGKILL
     assert (held(fleet), replica(fleet).state) == (["ds=1"], "copying")
     before = {info.key: info.tag for info in fleet.bucket("west").list("")}
-    assert 3 <= len(before) <= 4, "a partition of two objects, and those of the next, which come at the same time"
+    assert 3 <= len(before) <= 4, "one partition of two objects, and concurrently copied objects of the next one"
     assert complete(fleet) == 300
     after = {info.key: info.tag for info in fleet.bucket("west").list("")}
     assert len(after) == 6 and all(after[key] == tag for key, tag in before.items())
 
 
 def test_a_cancelled_copy_stops_at_the_end_of_a_part(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cancelled, it leaves the parts that are there to the next try, and makes nothing ready."""
+    """A cancelled copy keeps the finished parts for the next try and completes no partition."""
     monkeypatch.setattr(copying, "PART_BYTES", 10)
     environment = ActivityEnvironment()
     environment.on_heartbeat = lambda *told: environment.cancel() if told else None
@@ -189,7 +189,7 @@ def test_a_cancelled_copy_stops_at_the_end_of_a_part(fleet: World, monkeypatch: 
 
 @pytest.mark.parametrize("how", ["gone", "deleting", "forgotten"])
 def test_a_replica_that_nobody_wants_any_more(fleet: World, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """A copy whose replica goes, or whose table does, ends without an error, and makes nothing ready."""
+    """If its replica or table is deleted meanwhile, a copy ends without an error, and no replica becomes ready."""
     bring = replicas.bring
 
     def goes(*args: Any, **options: Any) -> None:
@@ -211,13 +211,13 @@ def test_a_replica_that_nobody_wants_any_more(fleet: World, monkeypatch: pytest.
 
 
 def _declared(folder: Path) -> str:
-    """The checksum as `docs/data.md` has it computed."""
+    """Returns the checksum that the command in `docs/data.md` computes."""
     command = r"find . -type f -printf '%P\n' | LC_ALL=C sort | xargs -d '\n' sha256sum | sha256sum"
     return "sha256:" + subprocess.check_output(command, shell=True, cwd=folder, text=True).split()[0]
 
 
 def test_checksums_are_those_of_the_documented_command(fleet: World, tmp_path: Path) -> None:
-    """What is computed from the store's objects is what the shell computes from the files, whatever their names."""
+    """Checksums of stored objects equal those of the documented shell command, for all file names."""
     folder = tmp_path / "ds=1"
     for name in ("b", "B", "a/x", "a-x", "a b", "ä", "back\\slash", "empty"):
         path = folder / name
@@ -233,7 +233,7 @@ def _folder(world: World, region: str, day: str) -> Path:
 
 
 def test_a_declared_checksum_is_compared_with_what_is_there(fleet: World) -> None:
-    """The home's objects are read; other content is not copied, but told with both checksums, and tried again."""
+    """A partition whose objects differ from its declared checksum is not copied; the retryable error has both."""
     append(fleet, "ds=4", checksum="sha256:" + "0" * 64)
     found = _declared(_folder(fleet, "east", "ds=4"))
     expected = f"table words, partition ds=4: checksum {found} in east, should be sha256:{'0' * 64}"
@@ -249,7 +249,7 @@ def test_a_declared_checksum_is_compared_with_what_is_there(fleet: World) -> Non
 
 
 def test_what_stays_wrong_is_shown_to_operators(fleet: World) -> None:
-    """From the third try on there is an event with the error, and the next try comes later, at night none."""
+    """From the third failure on there is an event, and the next try is delayed; a night's copy fails for good."""
     (_folder(fleet, "east", "ds=2") / "a").unlink()
     delays = []
     for attempt in (1, 2, 3):
@@ -260,14 +260,14 @@ def test_what_stays_wrong_is_shown_to_operators(fleet: World) -> None:
     (event,) = fleet.events(kind="replica.failed")
     with pytest.raises(ApplicationError) as given_up:
         complete(fleet, replace(REQUEST, share=NIGHTLY), attempt=3)
-    assert given_up.value.non_retryable, "the night goes on without it"
+    assert given_up.value.non_retryable, "the night continues without this table"
     assert (event["region"], event["detail"]["partition"], event["detail"]["source"]) == ("west", "ds=2", "east")
     assert event["detail"]["error"] == str(caught.value.message)
-    assert held(fleet) == ["ds=1", "ds=3"], "the others do not wait for it"
+    assert held(fleet) == ["ds=1", "ds=3"], "other partitions are copied"
 
 
 def test_objects_that_are_not_the_partitions(fleet: World) -> None:
-    """A folder in which the target has something else is no partition's: the error names the object."""
+    """If the target folder holds an object that is not in the partition, the error names the object."""
     fleet.bucket("west").put("tables/words/ds=1/c", b"strange")
     strange = r"107 bytes in west, should be 100; size of tables/words/ds=1/c: 7, in east None"
     with pytest.raises(ApplicationError, match=strange):

@@ -1,4 +1,4 @@
-"""Workers: every activity has one place where it runs, and a worker that is told nonsense says so."""
+"""Workers: every activity has exactly one queue, and invalid arguments are refused."""
 
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ def _names(activities: list[Any]) -> list[str]:
 
 
 def test_every_activity_runs_somewhere(world: World) -> None:
-    """The control and region queues together serve each activity that is not an agent's, exactly once."""
+    """The control and region queues together serve each activity that is not an agent's exactly once."""
     control = _names(control_activities(world.engine, world.settings, cast(Client, None)))
     region = _names(region_activities(world.engine, world.settings, world.scheduler_state))
     assert sorted(control + region) == sorted(a.value for a in Activity if a not in ON_AGENTS)
@@ -38,6 +38,6 @@ def test_every_activity_runs_somewhere(world: World) -> None:
 async def test_a_worker_that_cannot_be(
     roles: list[str], regions: list[str], database: str | None, message: str
 ) -> None:
-    """A worker without a role, a region or a database does not start, and says what is missing."""
+    """A worker without a valid role, a region or a database does not start, and the error names what is missing."""
     with pytest.raises(ConfigurationError, match=message):
         await run_worker(Settings(database=database), roles, regions)

@@ -1,4 +1,4 @@
-"""What a process holds decides as everything read anew would, after whatever happened in whichever order."""
+"""The scheduler's state in memory gives the same decisions as a full read, after any operations in any order."""
 
 import random
 import signal
@@ -41,13 +41,13 @@ PROBES = [
     (job(gpus=1),), (job(gpus=4),), (job(tasks=3, gpus=2),), (job(tasks=2, gpus=4), job("b", gpus=0, cpus_milli=9000)),
     (job(gpus=0, cpus_milli=15_000),), (job(gpus=2, types=("h100", "a100")),),
 ]  # fmt: skip
-"""Gangs that bids are compared for, at several ranks."""
+"""Gangs whose bids are compared, at several ranks."""
 ANYWHERE = ("spot", "voluntary", "reserved", "on_demand")
-"""Kinds of capacity of every other gang."""
+"""Capacity kinds of every second gang."""
 
 
 def agree(world: World, state: SchedulerState) -> None:
-    """The scan and the bids of what is held are those of everything read anew, at the same moment."""
+    """Checks that scan and bids from memory equal those of a full read at the same time."""
     with state.current(), transaction(world.engine, isolation="REPEATABLE READ") as session:
         settings = world.settings.scheduler
         _same_scan(state, gms.scan.scan(oracle.queue_snapshot(session, settings, state.now_s)))
@@ -60,7 +60,7 @@ def agree(world: World, state: SchedulerState) -> None:
 def _same_scan(state: SchedulerState, plain: ScanResult) -> None:
     found = state.queue.scan(state.now_s).result()
     assert [replace(r, credit=0.0) for r in found.queue] == [replace(r, credit=0.0) for r in plain.queue]
-    # Shares of use are exact here, and summed up in floating point there.
+    # Shares of use are exact in memory; the full read sums them in floating point.
     assert [r.credit for r in found.queue] == pytest.approx([r.credit for r in plain.queue], rel=1e-9, abs=1e-9)
     assert found.placed_ranks == plain.placed_ranks
 
@@ -78,14 +78,14 @@ def _bids(state: SchedulerState, region: str) -> list[Bid]:
 
 
 def _plain_bids(snapshot: RegionSnapshot) -> list[Bid]:
-    # As `rms.bid.bid`, which builds the columns for each bid: that took most of the time of these tests.
+    # Like `rms.bid.bid`, but builds the columns once: they took most of the time of these tests.
     planner = Planner(Columns.of(snapshot))
     return [bid_in(planner, a.request) for a in _requests()]
 
 
 @pytest.mark.parametrize("seed", range(examples(6)))
 def test_what_is_held_decides_like_everything_read_anew(database: Engine, tmp_path: Path, seed: int) -> None:
-    """After each of many random operations the held columns give the same ranks, plans, victims and reasons."""
+    """After many random operations the state in memory gives the same ranks, plans and reasons as a full read."""
     chance = random.Random(seed)
     world = World(database, tmp_path)
     walk = Walk(world, seed)
@@ -103,7 +103,7 @@ def test_what_is_held_decides_like_everything_read_anew(database: Engine, tmp_pa
 
 
 def _terms(world: World, chance: random.Random) -> None:
-    """A cluster is had in another way, or costs something else."""
+    """Changes a cluster's capacity kind and prices."""
     with world.session() as session:
         clusters = session.scalars(select(Cluster).order_by(Cluster.region, Cluster.name)).all()
         if clusters:
@@ -113,7 +113,7 @@ def _terms(world: World, chance: random.Random) -> None:
 
 
 def _touch(world: World, chance: random.Random) -> None:
-    """A placed workload has run for longer, has saved a checkpoint, or says from which one it resumed."""
+    """Changes the start, checkpoint, award or resumed step of a placed workload."""
     with world.session() as session:
         live = session.scalars(select(Attempt).where(Attempt.released_at.is_(None)).order_by(Attempt.workload)).all()
         if live:
@@ -124,7 +124,7 @@ def _touch(world: World, chance: random.Random) -> None:
 
 
 def _abort(world: World, chance: random.Random) -> None:
-    """Much is changed, and nothing is."""
+    """Makes many changes and rolls them back."""
     with pytest.raises(RuntimeError), world.session() as session:
         session.execute(text("update workload set level = 7, held_by = 'x'"))
         session.execute(text("update machine set draining = true"))
@@ -136,13 +136,13 @@ def _quota(world: World, chance: random.Random) -> None:
 
 
 def _forget(world: World) -> None:
-    """Old changes are deleted: those who have not seen them read everything."""
+    """Deletes old changes, so that states that have not read them need a full read."""
     with world.session() as session:
         changes.forget(session, timedelta(0))
 
 
 def _end(world: World, chance: random.Random) -> None:
-    """A workload that ended is deleted with its history, or what it used turns out to have been otherwise."""
+    """Deletes the evictions of an ended workload, or changes the award time of a released attempt."""
     with world.session() as session:
         over = session.scalars(select(Workload.id).where(Workload.finished_at.is_not(None)).order_by(Workload.id)).all()
         released = session.scalars(
@@ -157,7 +157,7 @@ def _end(world: World, chance: random.Random) -> None:
 
 
 def _move(world: World, chance: random.Random) -> None:
-    """A queued workload is older than it was, or wishes another level."""
+    """Changes the age or the requested level of a queued workload."""
     with world.session() as session:
         queued = session.scalars(
             select(Workload).where(Workload.phase.in_(["pending", "preempted"])).order_by(Workload.id)
@@ -169,7 +169,7 @@ def _move(world: World, chance: random.Random) -> None:
 
 
 def test_what_others_do_at_the_same_time_is_seen_once_it_is_committed(world: World) -> None:
-    """Whatever is read between the commits of several writers, nothing is missed in the end or counted twice."""
+    """With several concurrent writers, each committed change is applied exactly once."""
     for region in ("east", "west"):
         world.region(region)
         for n in range(3):
@@ -203,7 +203,7 @@ def test_what_others_do_at_the_same_time_is_seen_once_it_is_committed(world: Wor
 
 
 def test_a_change_that_commits_late_is_seen(world: World) -> None:
-    """A transaction that began before others and commits after them, and after a look, is in the next look."""
+    """A transaction that began before others but commits after a refresh is applied at the next refresh."""
     state = SchedulerState(world.engine, world.settings.scheduler)
     with state.current():
         pass
@@ -219,7 +219,7 @@ def test_a_change_that_commits_late_is_seen(world: World) -> None:
 
 
 def test_who_fell_behind_reads_everything(world: World) -> None:
-    """Whoever has not seen changes that were deleted reads all; who has seen them goes on."""
+    """A state that has missed deleted changes needs a full read; a state that has applied them does not."""
     behind, there = (SchedulerState(world.engine, world.settings.scheduler) for _ in range(2))
     for state in (behind, there):
         with state.current():
@@ -236,7 +236,7 @@ def test_who_fell_behind_reads_everything(world: World) -> None:
 
 
 def test_a_table_that_is_emptied_is_seen(world: World) -> None:
-    """Even a truncation, of which no row tells, is not missed."""
+    """A truncated table is noticed, although no row records it."""
     world.submit()
     state = SchedulerState(world.engine, world.settings.scheduler)
     agree(world, state)
@@ -247,7 +247,7 @@ def test_a_table_that_is_emptied_is_seen(world: World) -> None:
 
 
 def test_a_look_that_fails_is_made_up_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever fails while changes are taken over, the next look starts from nothing and is right."""
+    """After a failed refresh the next one does a full read and is correct."""
     world.region("r")
     world.machine("r/c/m")
     state = SchedulerState(world.engine, world.settings.scheduler)
@@ -266,7 +266,7 @@ def test_a_look_that_fails_is_made_up_for(world: World, monkeypatch: pytest.Monk
 
 
 def test_counts_go_on_when_everything_is_read_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What auctions have counted is told as a counter, which never goes down."""
+    """Auction counters never decrease, even after a full read."""
     world.region("r")
     world.machine("r/c/m")
     world.submit()
@@ -285,7 +285,7 @@ def test_counts_go_on_when_everything_is_read_anew(world: World, monkeypatch: py
 
 
 def test_a_dry_run_disturbs_nothing(world: World) -> None:
-    """What is held after a dry run is what was held before it, also where ranks are not written yet."""
+    """A dry run leaves the state in memory unchanged, even if ranks are not written yet."""
     world.region("r")
     world.machine("r/c/m", gpus=4)
     world.tenant("high", level=1)
@@ -304,7 +304,7 @@ def test_a_dry_run_disturbs_nothing(world: World) -> None:
 
 
 def test_a_region_of_its_own_follows_what_concerns_it(world: World) -> None:
-    """A process that holds one region, and no queue, bids there like one that holds everything."""
+    """A process that holds one region and no queue gives the same bids as one that holds everything."""
     for region in ("east", "west"):
         world.region(region)
         world.machine(f"{region}/c/m")
@@ -321,7 +321,7 @@ def test_a_region_of_its_own_follows_what_concerns_it(world: World) -> None:
 
 
 def test_machines_move_and_regions_come_and_go(world: World) -> None:
-    """A machine that registers in another region, and a region that is made or deleted, show at the next look."""
+    """Moved machines and new or deleted regions are applied at the next refresh."""
     world.region("east")
     world.machine("east/c/m")
     state = SchedulerState(world.engine, world.settings.scheduler)
@@ -341,7 +341,7 @@ def test_machines_move_and_regions_come_and_go(world: World) -> None:
 
 
 def test_a_clusters_prices_and_kind_are_held_with_its_machines(world: World) -> None:
-    """Schedulers hear of another kind of capacity, and of other prices, of a cluster whose machines do not change."""
+    """A new capacity kind or price of a cluster is applied even if its machines do not change."""
     world.region("east")
     for name in ("a", "b"):
         world.machine(f"east/{name}/m")
@@ -365,11 +365,13 @@ def test_a_clusters_prices_and_kind_are_held_with_its_machines(world: World) -> 
 
 
 def test_what_is_asked_is_what_the_specification_says(world: World) -> None:
-    """What Postgres derives from a specification is what the schedulers used to read from it."""
+    """The demand that Postgres derives from a specification equals the demand that Python derives."""
     full = job("a", tasks=2, gpus=2, types=("h100", "a100"), span_clusters=True)
     kinds = (CapacityKind.SPOT, CapacityKind.RESERVED)
     request = full.request(tuple(kind.value for kind in kinds))
-    assert all(asdict(request)[one.name] != one.default for one in fields(JobRequest)), "a field would not show"
+    assert all(asdict(request)[one.name] != one.default for one in fields(JobRequest)), (
+        "every field must differ from its default"
+    )
     spec = WorkloadSpec(
         name="w", tenant="t", jobs=(full, job("b", gpus=0)),
         tables=("words", "a \"quoted\" name"), regions_allowed=("east", "west"), regions_excluded=("west",),
@@ -387,7 +389,7 @@ def test_what_is_asked_is_what_the_specification_says(world: World) -> None:
 
 @pytest.fixture
 def fragile(tmp_path: Path) -> Iterator[tuple[EmbeddedPostgres, Engine, Callable[[], None]]]:
-    """A Postgres of its own, an engine on it, and how to make it crash and start again."""
+    """A separate Postgres, an engine on it, and a function that crashes and restarts the server."""
     server = EmbeddedPostgres(tmp_path / "postgres", free_port())
     server.initialise()
     running: list[subprocess.Popen[bytes]] = []
@@ -397,7 +399,7 @@ def fragile(tmp_path: Path) -> Iterator[tuple[EmbeddedPostgres, Engine, Callable
         server.wait_ready(running[-1])
 
     def crash() -> None:
-        running[-1].send_signal(signal.SIGQUIT)  # To Postgres: end without writing anything.
+        running[-1].send_signal(signal.SIGQUIT)  # Immediate shutdown: Postgres writes nothing.
         running[-1].wait(20)
         start()
 
@@ -415,7 +417,7 @@ def fragile(tmp_path: Path) -> Iterator[tuple[EmbeddedPostgres, Engine, Callable
 def test_a_crash_of_postgres_is_noticed(
     fragile: tuple[EmbeddedPostgres, Engine, Callable[[], None]], tmp_path: Path
 ) -> None:
-    """The change log does not survive a crash; whoever followed it reads everything, and follows it again."""
+    """A crash of Postgres empties the change log; the state then does one full read and follows the log again."""
     _, engine, crash = fragile
     world = World(engine, tmp_path)
     world.tenant()

@@ -1,4 +1,4 @@
-"""The verification of copies in the background: first checksums, what is due, interruptions, and the whole loop."""
+"""The background verification of copies: first checksums, due copies, interruptions, and the whole loop."""
 
 import time
 from datetime import datetime
@@ -27,7 +27,7 @@ KEY = "tables/a/ds=1/part-0"
 
 @pytest.fixture
 def nights(world: World) -> NightWorld:
-    """A table at home in the east with a replica in the west, neither of which has been read."""
+    """A table with its home in east and a replica in west, neither of them verified."""
     made = NightWorld(world)
     for region in ("east", "west"):
         made.region(region)
@@ -47,7 +47,7 @@ def _verified(nights: NightWorld, region: str) -> list[datetime | None]:
 
 
 def test_checksums_come_from_the_home_first(nights: NightWorld) -> None:
-    """A copy elsewhere waits for the manifest; then each copy is read once, and again when its time has come."""
+    """A replica waits for the manifest from the home; then each copy is read once, and again when it is due."""
     _scrub(nights, "west")
     assert _verified(nights, "west") == [None, None]
     _scrub(nights, "east")
@@ -58,21 +58,21 @@ def test_checksums_come_from_the_home_first(nights: NightWorld) -> None:
         rows = session.scalars(select(PartitionManifest)).all()
         assert [(row.objects, row.checksummed_at is not None) for row in rows] == [(1, True)] * 2
     _scrub(nights, "west")
-    assert _verified(nights, "west") == first[2:], "nothing is due"
+    assert _verified(nights, "west") == first[2:], "no copy is due"
     copies = CopySettings(scrub_every_s=0.001, scrub_bytes_per_s=None)
     nights.world.settings = nights.world.settings.model_copy(update={"copies": copies})
     time.sleep(0.01)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scrub, "_ROUND_S", -1.0)
-        assert _scrub(nights, "west") == 0, "there is more to read"
-    assert _verified(nights, "west")[0] == first[2], "interrupted"
+        assert _scrub(nights, "west") == 0, "the rest is read in the next round"
+    assert _verified(nights, "west")[0] == first[2], "the interrupted check is not recorded"
     with nights.world.session() as session:
         held = session.get_one(ReplicaPartition, ("a", "ds=1", "west"))
-        assert held.checked_to == "part-0", "the next check goes on here"
+        assert held.checked_to == "part-0", "the next check continues after this object"
 
 
 def test_a_check_that_was_interrupted_goes_on(nights: NightWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects that were right are not read again, neither for the manifest nor for a check."""
+    """An interrupted check does not read objects again that it has already verified, for manifest and check."""
     monkeypatch.setattr(manifest, "_BATCH", 1)
     store = nights.world.bucket("east")
     for number in range(4):
@@ -103,7 +103,7 @@ def test_a_check_that_was_interrupted_goes_on(nights: NightWorld, monkeypatch: p
 
 
 def test_a_wrong_copy_is_not_read_over_and_over(nights: NightWorld) -> None:
-    """What was found wrong waits for its repair, or for an operator who asks again."""
+    """A damaged copy is not read again before its repair; a request to verify repeats neither event nor repair."""
     for region in ("east", "west"):
         _scrub(nights, region)
     flip(nights.world.bucket("west"), KEY)
@@ -124,13 +124,15 @@ def _ask(nights: NightWorld) -> None:
 
 
 async def test_damage_is_found_and_repaired_by_itself(nights: NightWorld, running: Client) -> None:
-    """Asked for, copies are verified by their regions' workflows; what is wrong is copied again from the other one."""
+    """On request, each region's workflow verifies its copies; damaged ones are copied again from the other region."""
     _ask(nights)
-    await until(lambda: None not in [*_verified(nights, "east"), *_verified(nights, "west")], "all is verified")
+    await until(lambda: None not in [*_verified(nights, "east"), *_verified(nights, "west")], "all copies are verified")
     for region in ("west", "east"):
         flip(nights.world.bucket(region), KEY)
         _ask(nights)
-        await until(lambda region=region: nights.world.bucket(region).get(KEY) == body("a", "ds=1"), "it is repaired")
+        await until(
+            lambda region=region: nights.world.bucket(region).get(KEY) == body("a", "ds=1"), "the object is repaired"
+        )
         await until(lambda: len(nights.world.events(kind="replica.wrong")) == len(
-            nights.world.events(kind="replica.repaired")), "it is known to be right")  # fmt: skip
+            nights.world.events(kind="replica.repaired")), "the repair is recorded")  # fmt: skip
     assert [e["region"] for e in nights.world.events(kind="replica.repaired")] == ["west", "east"]

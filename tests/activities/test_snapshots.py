@@ -1,4 +1,4 @@
-"""What the decision packages are given: windows of use, ranks, and who may be evicted."""
+"""Inputs of the decision packages: use over the window, ranks, and evictable workloads."""
 
 import random
 from typing import Any
@@ -20,7 +20,7 @@ HOUR_S = 3600.0
 
 @pytest.mark.parametrize("seed", range(3))
 def test_use_over_the_window(world: World, seed: int) -> None:
-    """Each tenant's share is the larger of GPU seconds and CPU seconds in the window over those of the fleet."""
+    """Each tenant's share is the larger of its GPU and CPU seconds in the window, divided by those of the fleet."""
     chance = random.Random(seed)
     world.region("r")
     world.machine("r/c/m1", 8, cpus_milli=16_000)
@@ -67,7 +67,7 @@ def _at(seconds: float) -> Any:
 
 
 def test_use_without_a_fleet_is_none(world: World) -> None:
-    """Where no machine is ready nobody has used a share of anything, and the scan goes on."""
+    """If no machine is ready, every tenant's share is 0."""
     world.submit()
     with world.session() as session:
         snapshot = oracle.queue_snapshot(session, world.settings.scheduler)
@@ -75,7 +75,7 @@ def test_use_without_a_fleet_is_none(world: World) -> None:
 
 
 def test_the_queue_as_gms_takes_it(world: World) -> None:
-    """Queued workloads with age, requested level and hold; placed ones with what they hold; ended ones not at all."""
+    """The snapshot has queued workloads with level and hold, and placed workloads with their holdings."""
     world.region("r")
     world.machine("r/c/m", 4)
     placed = world.running(job(gpus=2, cpus_milli=500), job("b", gpus=0, cpus_milli=700))
@@ -92,7 +92,7 @@ def test_the_queue_as_gms_takes_it(world: World) -> None:
 
 
 def test_age_is_kept_over_a_preemption(world: World) -> None:
-    """A workload that comes back to the queue is as old as it was: since its submission."""
+    """A preempted workload keeps its age since submission."""
     world.region("r")
     world.machine("r/c/m", 4)
     workload = world.running()
@@ -109,7 +109,7 @@ def _region(world: World) -> RegionSnapshot:
 
 
 def test_who_may_be_evicted(world: World) -> None:
-    """Who waits for slots, is being evicted already, or has run for less than the minimum is no victim."""
+    """A workload that waits for slots, is being evicted, or has run less than the minimum is not evictable."""
     world.configure(min_runtime_s=300)
     world.tenant("high", level=1)
     world.region("r")
@@ -134,7 +134,7 @@ def test_who_may_be_evicted(world: World) -> None:
 
 
 def test_the_time_before_a_start_counts_from_the_award(world: World) -> None:
-    """A workload whose tasks do not run yet is as young as its award."""
+    """Before its tasks run, a workload's running time counts from its award."""
     world.configure(min_runtime_s=300)
     world.region("r")
     world.machine("r/c/m", 8)
@@ -145,7 +145,7 @@ def test_the_time_before_a_start_counts_from_the_award(world: World) -> None:
 
 
 def test_only_machines_that_take_work_are_listed(world: World) -> None:
-    """Lost, joining, cordoned and draining machines are no part of a region; what is free of others is exact."""
+    """Lost, joining, cordoned and draining machines are excluded; the free amounts of the others are exact."""
     world.region("r")
     for name in ("free", "held", "lost", "cordoned", "draining"):
         world.machine(f"r/c/{name}", 4)
@@ -163,7 +163,7 @@ def test_only_machines_that_take_work_are_listed(world: World) -> None:
 
 
 def test_a_request_has_the_types_and_the_rank_that_the_scan_found(world: World) -> None:
-    """A workload that fits its quota on one of its types only asks for that one, else for all that it may run on."""
+    """If a workload's quota fits only one GPU type, the request has only that type, else all its types."""
     demand = WorkloadDemand((job(types=("a100", "h100")).request(), job("b", gpus=0).request()))
     asked = placement_request(ScannedWorkload("w", 3, (("h100",), ()), None), demand, frozenset({"e"}))
     assert (asked.rank, [j.gpu_types for j in asked.jobs]) == (3, [("h100",), ()])

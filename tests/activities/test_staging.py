@@ -1,4 +1,4 @@
-"""What keeps a placed workload from being staged is its reason while that lasts."""
+"""If a placed workload cannot be staged, its reason says why until staging succeeds."""
 
 import base64
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.activities.world import World, job
 
 @pytest.fixture
 def region(world: World) -> World:
-    """A region with a machine, and an installation with a key."""
+    """A region with a machine, and an installation with a master key."""
     world.region("r")
     public_key = base64.b64encode(bytes(PrivateKey.generate().public_key)).decode()
     world.machine("r/c/m", 2, public_key=public_key)
@@ -31,10 +31,10 @@ def _events(world: World, workload: str) -> int:
 
 
 def _fails(world: World, workload: str, *words: str) -> None:
-    """Staging fails, twice alike, and the workload's reason and one event more say why."""
+    """Fails staging twice, and checks that the reason and one new event give the cause."""
     before = _events(world, workload)
     for _ in range(2):
-        with pytest.raises(Exception):  # noqa: B017 - what matters is what is shown
+        with pytest.raises(Exception):  # noqa: B017 - the test checks the reason, not the exception
             world.launch.stage(StageRequest(workload, 1))
     row = world.workload(workload)
     assert row.phase == "placing" and row.reason is not None and row.reason["code"] == "staging_failed"
@@ -44,7 +44,7 @@ def _fails(world: World, workload: str, *words: str) -> None:
 
 
 def test_secrets_archives_and_buckets(region: World, tmp_path: Path) -> None:
-    """A lost key, another key, a secret, an archive or a bucket that is gone: each is named, and gone when mended."""
+    """A missing or wrong master key, or a missing secret, archive or bucket, is named until it is repaired."""
     path = region.settings.master_key_path
     key = load_master_key(path)
 
@@ -75,7 +75,7 @@ def test_secrets_archives_and_buckets(region: World, tmp_path: Path) -> None:
 
 
 def test_an_attempt_that_is_over_shows_nothing(region: World) -> None:
-    """A late try of an attempt that is not placed any more leaves the reason of what followed."""
+    """A late staging failure of an attempt that is past staging does not change the workload's reason."""
     workload = region.running(job(secrets={"TOKEN": "token"}))
     before = region.workload(workload).reason
     with pytest.raises(Exception, match="no secret token"):

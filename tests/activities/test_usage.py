@@ -1,4 +1,4 @@
-"""Use over a moving window, attempt by attempt: equal to summing up all of history anew."""
+"""Incremental use over a moving window equals the sum over the whole history."""
 
 import random
 
@@ -11,7 +11,7 @@ WINDOW_US = 1000
 
 @pytest.mark.parametrize("seed", range(20))
 def test_use_is_what_all_of_history_sums_up_to(seed: int) -> None:
-    """Whenever attempts begin, end, turn out otherwise or are told late, shares are those of the plain sum, exactly."""
+    """However attempts begin, end, are corrected or are reported late, shares equal the plain sum exactly."""
     chance = random.Random(seed)
     usage, now_us, fleet = Usage(WINDOW_US), 0, (7, 3000)
     live: list[tuple[str, int, tuple[int, int]]] = []
@@ -28,7 +28,7 @@ def test_use_is_what_all_of_history_sums_up_to(seed: int) -> None:
                 ended = max(began, now_us - chance.choice([0, 0, 20]))
                 usage.ended(tenant, ended, holds)
                 history.append((tenant, began, ended, holds))
-            case 3 if live:  # It never was: another beginning is told for it.
+            case 3 if live:  # The attempt is removed, as if it had never begun.
                 tenant, began, holds = live.pop(chance.randrange(len(live)))
                 usage.ended(tenant, began, holds)
         whole = history + [(tenant, began, max(began, now_us), holds) for tenant, began, holds in live]
@@ -49,7 +49,7 @@ def _share(
 
 
 def test_a_fleet_without_something_has_no_share_of_it() -> None:
-    """Without GPUs only CPUs count, and without machines nobody uses a share of anything."""
+    """Without GPUs only CPUs count; without machines every share is 0."""
     usage = Usage(WINDOW_US)
     usage.began("a", 0, (4, 500))
     assert usage.shares(1000, (0, 1000), "a") == {"a": 0.5}

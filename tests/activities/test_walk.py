@@ -1,4 +1,4 @@
-"""Anything in any order: after every step the database is as it has to be, and at the end everything is free."""
+"""Random operations in random order: the invariants hold after every step, and at the end all slots are free."""
 
 import random
 from collections.abc import Callable
@@ -20,7 +20,7 @@ TENANTS = {"t": (4, 6), "high": (1, 10), "poor": (6, 2)}
 
 
 class Walk:
-    """What may happen, each by chance."""
+    """Random operations on an installation."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.world = world
@@ -44,7 +44,7 @@ class Walk:
         self._steps = [step for step, weight in steps.items() for _ in range(weight)]
 
     def step(self) -> None:
-        """One thing happens."""
+        """Runs one random operation."""
         self.chance.choice(self._steps)()
         self.lives.fetch()
 
@@ -79,7 +79,7 @@ class Walk:
             self.world.machine(machine, FLEET[machine], incarnation=f"boot-{self.boots[machine]}")
 
     def confirm(self) -> None:
-        """A machine's workflow has stopped what was given up there."""
+        """Confirms, as a machine's workflow does, that released tasks have stopped."""
         if self.lives.unconfirmed:
             machine, run = self.lives.unconfirmed.pop(0)
             self.world.machines.ready(self.world.attend(machine, f"boot-{self.boots[machine]}", [run]))
@@ -120,16 +120,16 @@ class Walk:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_random_walk(new_world: Callable[..., World], seed: int) -> None:
-    """Masks, promises, gangs, quota, events and mail are right after every step; at the end nothing is held."""
+    """Masks, promises, gangs, quota, events and mail are correct after the steps; at the end nothing is held."""
     world = new_world()
     walk = Walk(world, seed)
     for n in range(STEPS):
         walk.step()
         check_machines(world)
         check_gangs(world)
-        if n % 5 == 0:  # what the others look at stays there to be seen
+        if n % 5 == 0:  # violations of the other invariants remain visible later
             check(world)
-    assert world.evictions(), "a walk without an eviction shows little"
+    assert world.evictions(), "the walk must contain an eviction"
     for machine in FLEET:
         world.machine(machine, FLEET[machine], incarnation=f"boot-{walk.boots[machine]}")
         world.alter(Machine, machine, cordon=None, draining=False)

@@ -1,4 +1,4 @@
-"""Workers that tests run for a while and kill; see `tests.activities.killable`."""
+"""Workers that tests run for a while and then kill; see `tests.activities.killable`."""
 
 import json
 import os
@@ -18,9 +18,9 @@ PATIENCE_S = 600.0
 
 @contextmanager
 def victim(settings: Settings, regions: Sequence[str], checkout: Path, **more: Any) -> Iterator[Callable[..., None]]:
-    """A function that runs a worker of all roles for `run_s` seconds, or until a condition holds, and kills it.
+    """Yields a function that runs a worker of all roles for `run_s` seconds, or until a condition holds, and kills it.
 
-    `more` goes to the worker's parent as it is. Nothing of it is left afterwards.
+    `more` is added to the first line of `tests.activities.killable`. All processes end with the context.
     """
     paths = os.pathsep.join(map(str, (checkout, checkout / "sdk")))
     with tempfile.TemporaryFile() as complaints, subprocess.Popen(
@@ -38,22 +38,22 @@ def victim(settings: Settings, regions: Sequence[str], checkout: Path, **more: A
             if run_s is None:
                 give_up_s = time.monotonic() + patience_s
                 while not until():
-                    assert time.monotonic() < give_up_s, "it does not end"
+                    assert time.monotonic() < give_up_s, "timed out waiting for the condition"
                     time.sleep(0.1)
                 print("stop", file=process.stdin, flush=True)
             answer = process.stdout.readline()
-            assert answer == "-9\n", f"it ended with {answer!r}: {_end_of(complaints)}"
+            assert answer == "-9\n", f"the worker ended with {answer!r}: {_end_of(complaints)}"
 
         try:
             yield run
         finally:
-            # Also of one that a test left running: any line has it killed, and the end of the input ends its parent.
+            # Any line kills a worker that is still running; the end of the input ends its parent process.
             with suppress(BrokenPipeError):
                 print("stop", file=process.stdin, flush=True)
                 process.stdin.close()
 
 
 def _end_of(complaints: IO[bytes]) -> str:
-    """The last that was written into a file, by others."""
+    """Returns the last 4000 bytes of a file as text."""
     size_bytes = os.fstat(complaints.fileno()).st_size
     return os.pread(complaints.fileno(), 4000, max(0, size_bytes - 4000)).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""A small installation for the tests of effects: a real database, files as buckets, and the activities as methods."""
+"""A small installation for the activity tests: a real database, folders as buckets, and the activities as methods."""
 
 import itertools
 from collections import defaultdict
@@ -63,7 +63,7 @@ def job(
     memory_bytes: int = 1 << 20,
     **more: Any,
 ) -> JobSpec:
-    """A job of so many tasks with so many GPUs each."""
+    """Returns a job with this many tasks and GPUs for each task."""
     resources = ResourceSpec(
         gpus=gpus, gpu_types=types if gpus else (), cpus_milli=cpus_milli, memory_bytes=memory_bytes
     )
@@ -71,7 +71,7 @@ def job(
 
 
 class StalePlan(Exception):
-    """The facts on which a plan rests have changed since its bid."""
+    """The facts of a plan have changed since its bid."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Offer:
 
 
 class World:
-    """The installation. Clocks are Postgres's; whatever lasts is written back in time."""
+    """The installation. All clocks are Postgres's; tests write past times instead of waiting."""
 
     def __init__(self, engine: Engine, folder: Path, prefix: str = "wl") -> None:
         self.engine = engine
@@ -98,7 +98,7 @@ class World:
         self.configure()
 
     def configure(self, **scheduler: Any) -> None:
-        """Makes the activities anew, with other constants of the scheduler."""
+        """Creates the activities again with changed scheduler settings."""
         changed = self.settings.scheduler.model_copy(update=scheduler)
         self.settings = self.settings.model_copy(update={"scheduler": changed})
         self.workloads = WorkloadActivities(self.engine, self.settings)
@@ -109,30 +109,30 @@ class World:
         self.launch = LaunchActivities(self.engine, self.settings)
 
     def session(self) -> Any:
-        """A session in one transaction."""
+        """Returns a session in one transaction."""
         return transaction(self.engine)
 
-    # ------------------------------------------------------------------------------------------------- what there is
+    # ---------------------------------------------------------------------------------------------------- objects
 
     def tenant(self, name: str = "t", level: int = 3, gpus: int = 1000, gpu_type: str = "a100") -> None:
-        """A tenant with a quota of one GPU type."""
+        """Adds a tenant with a quota of one GPU type."""
         with self.session() as session:
             session.add(Tenant(name=name, level=level, quota_gpus={gpu_type: gpus}))
 
     def region(self, name: str) -> ObjectStore:
-        """A region with a bucket of its own."""
+        """Adds a region with its own bucket; returns the bucket."""
         url = f"file://{self.folder / 'buckets' / name}"
         with self.session() as session:
             session.add(Region(name=name, bucket_url=url))
         return open_store(url)
 
     def bucket(self, region: str) -> ObjectStore:
-        """A region's bucket."""
+        """Returns a region's bucket."""
         with self.session() as session:
             return open_store(session.get_one(Region, region).bucket_url)
 
     def hello(self, machine: str, gpus: int = 4, **more: Any) -> Hello:
-        """What an agent says at its start."""
+        """Returns the registration that an agent sends at its start."""
         region, cluster, _ = machine.split("/")
         fields: dict[str, Any] = {
             "machine": machine, "region": region, "cluster": cluster, "rack": "k", "gpu_type": "a100", "gpus": gpus,
@@ -142,18 +142,18 @@ class World:
         return Hello(**{**fields, **more})
 
     def machine(self, machine: str, gpus: int = 4, **more: Any) -> Welcome:
-        """A machine that came up and is ready."""
+        """Registers a machine and makes it ready."""
         hello = self.hello(machine, gpus, **more)
         welcome = self.machines.register(hello)
         self.machines.ready(self.attend(machine, hello.incarnation, welcome.stop))
         return welcome
 
     def attend(self, machine: str, incarnation: str = "boot-1", stop: Sequence[str] = ()) -> Attend:
-        """A machine as its workflow names it, on which `stop` was stopped."""
+        """Returns the request of a machine's workflow that reports `stop` as stopped."""
         return Attend(machine, incarnation, list(stop))
 
     def table(self, name: str, size_bytes: int, *regions: str, home: str | None = None) -> None:
-        """A table with complete replicas in `regions`."""
+        """Adds a table with complete replicas in `regions`."""
         with self.session() as session:
             session.add(Table(name=name, home_region=home or regions[0]))
             session.flush()
@@ -165,7 +165,7 @@ class World:
     def submit(
         self, *jobs: JobSpec, tenant: str = "t", limits: LimitsSpec | None = None, id_: str | None = None, **more: Any
     ) -> str:
-        """A workload, written as the API writes it; its id."""
+        """Writes a workload as the API does; returns its id."""
         name = id_ or f"{self.prefix}-{next(self._numbers):04d}"
         spec = WorkloadSpec(name=name, tenant=tenant, jobs=jobs or (job(),), limits=limits or LimitsSpec(), **more)
         reason = Reason(ReasonCode.SCAN_PENDING)
@@ -184,10 +184,10 @@ class World:
             outbox.wake_scheduler(session)
         return name
 
-    # ------------------------------------------------------------------------------------------------ what is done
+    # -------------------------------------------------------------------------------------------------- operations
 
     def scan(self) -> ScanTicket:
-        """One scan; the ticket also names the workloads, in the queue's order."""
+        """Runs one scan; the ticket also has the workload ids in queue order."""
         ticket = self.auction.scan()
         scanned = self.auction._scanned
         assert scanned is not None and len(scanned) == ticket.queued
@@ -195,7 +195,7 @@ class World:
         return ticket
 
     def bid(self, *unreachable: str) -> ScanTicket:
-        """One scan, and the bids of all regions but those on the first batch."""
+        """Runs one scan and the bids of all regions except `unreachable` on the first batch."""
         ticket = self.scan()
         for region in ticket.regions:
             if region not in unreachable:
@@ -203,15 +203,15 @@ class World:
         return ticket
 
     def award(self, ticket: ScanTicket, *unreachable: str) -> AwardResult:
-        """The award of the bids on the first batch of a scan."""
+        """Awards the bids on the first batch of a scan."""
         return self.auction.award(AwardRequest(ticket.scan, 0, list(unreachable), 30.0))
 
     def tick(self, *unreachable: str) -> AwardResult:
-        """One scan, its bids, its awards."""
+        """Runs one scan with its bids and awards."""
         return self.award(self.bid(*unreachable), *unreachable)
 
     def offer(self, workload: str) -> Offer:
-        """The best bid for a workload, now; nothing is awarded."""
+        """Returns the current best bid for a workload without awarding it."""
         ticket = self.scan()
         assert self.auction._scanned is not None
         (queued,) = self.auction._scanned.batch(ticket.workloads.index(workload), 1)
@@ -227,10 +227,10 @@ class World:
         return Offer(best, awards.PlannedAward(best.plan, queued.rank, wanted.demand.jobs, best.victim_attempts))
 
     def accept(self, offer: Offer) -> bool:
-        """The one transaction that awards a bid; False: the workload is not queued any more.
+        """Awards a bid in one transaction; returns False if the workload is not queued any more.
 
         Raises:
-            StalePlan: the facts do not hold any more.
+            StalePlan: the facts of the plan have changed.
         """
         done = self.award_all([offer.candidate])
         if done.verdict is awards.Verdict.STALE:
@@ -238,18 +238,18 @@ class World:
         return done.count == 1
 
     def award_all(self, candidates: Iterable[awards.PlannedAward]) -> awards.Awarded:
-        """Awards candidates in their order."""
+        """Awards candidates in order."""
         with awards.connected(self.engine) as connection:
             return awards.award(connection, candidates)
 
     def change(self, workload: str, phase: Phase, attempt: int | None = None) -> bool:
-        """A phase change by its workflow."""
+        """Changes a workload's phase as its workflow does."""
         number = self.workload(workload).attempt if attempt is None else attempt
         reason = Reason(WHY.get(phase, ReasonCode.STARTING_TASKS)).to_json()
         return self.workloads.transition(TransitionRequest(workload, number, phase.value, reason))
 
     def run(self, workload: str, ago_s: float = 0.0) -> None:
-        """Brings a placed workload to where its tasks run, and have run for so long."""
+        """Sets a placed workload to running since `ago_s` seconds."""
         self.change(workload, Phase.PROVISIONING)
         self.change(workload, Phase.RUNNING)
         with self.session() as session:
@@ -265,9 +265,9 @@ class World:
         self, workload: str, phase: Phase, attempt: int | None = None, blames: str | None = None,
         progress: Sequence[TaskProgress] = (), silent: Sequence[str] = (), unstarted: bool = False,
     ) -> None:  # fmt: skip
-        """The end of an attempt, by its workflow, for which the agents of `silent` machines could not be asked.
+        """Ends an attempt as its workflow does; `silent` are the machines whose agents did not respond.
 
-        `unstarted`: the workflow says that it has asked none.
+        `unstarted`: the workflow says that it asked no agent to start tasks.
         """
         number = self.workload(workload).attempt if attempt is None else attempt
         with self.session() as session:
@@ -282,21 +282,21 @@ class World:
         )
 
     def running(self, *jobs: JobSpec, ago_s: float = 600.0, **more: Any) -> str:
-        """A workload that has been submitted, awarded and run for a while."""
+        """Submits and awards a workload that has been running for `ago_s` seconds; returns its id."""
         workload = self.submit(*jobs, **more)
         self.tick()
         self.run(workload, ago_s)
         return workload
 
     def alter(self, model: type[Base], ids: Any, **values: Any) -> None:
-        """Changes a row behind everybody's back."""
+        """Changes columns of a row directly."""
         with self.session() as session:
             row = session.get_one(model, ids)
             for name, value in values.items():
                 setattr(row, name, value)
 
     def saved(self, workload: str, ago_s: float) -> None:
-        """Its newest attempt saved a checkpoint so long ago."""
+        """Records a checkpoint of the newest attempt `ago_s` seconds ago."""
         with self.session() as session:
             session.execute(
                 text(
@@ -307,24 +307,24 @@ class World:
             )
 
     def delivered(self) -> None:
-        """All mail so far counts as delivered."""
+        """Marks all mail as delivered."""
         with self.session() as session:
             session.execute(update(Outbox).values(delivered_at=text("now()")))
 
-    # ------------------------------------------------------------------------------------------------- what is seen
+    # ----------------------------------------------------------------------------------------------------- queries
 
     def workload(self, workload: str) -> Workload:
-        """Its row."""
+        """Returns a workload's row."""
         with self.session() as session:
             return session.get_one(Workload, workload)
 
     def attempt(self, workload: str, number: int | None = None) -> Attempt:
-        """An attempt's row: the newest, unless told otherwise."""
+        """Returns the row of an attempt, by default the newest."""
         with self.session() as session:
             return session.get_one(Attempt, (workload, number or session.get_one(Workload, workload).attempt))
 
     def holdings(self, workload: str, number: int | None = None) -> dict[str, tuple[int, int]]:
-        """Machine to (slots held, slots awaited) of its newest attempt, released or not."""
+        """Returns (slots held, slots awaited) for each machine of an attempt, by default the newest."""
         with self.session() as session:
             number = number or session.get_one(Workload, workload).attempt
             rows = session.scalars(
@@ -333,13 +333,13 @@ class World:
             return {row.machine: (row.slots, row.awaited) for row in rows}
 
     def masks(self, machine: str) -> tuple[int, int]:
-        """A machine's slots that are held, and promised."""
+        """Returns the bit masks of a machine's held and promised slots."""
         with self.session() as session:
             row = session.get_one(Machine, machine)
             return row.held, row.promised
 
     def mail(self, workload: str, kind: str | None = None) -> list[dict[str, Any]]:
-        """All mail to a workload's workflow, delivered or not, in order; of one kind."""
+        """Returns all mail to a workload's workflow, delivered or not, in order; with `kind` only that kind."""
         with self.session() as session:
             rows = session.scalars(
                 select(Outbox).where(Outbox.workload == workload, Outbox.kind == "mail").order_by(Outbox.id)
@@ -347,41 +347,41 @@ class World:
             return [row.body for row in rows if kind is None or row.body["kind"] == kind]
 
     def unconfirmed(self) -> list[tuple[str, str]]:
-        """What machines' workflows were asked to stop: machine and run, in order."""
+        """Returns machine and run of each stop request to machine workflows, in order."""
         with self.session() as session:
             rows = session.scalars(select(Outbox).where(Outbox.kind == "unconfirmed").order_by(Outbox.id))
             return [(row.body["machine"], row.body["run"]) for row in rows]
 
     def put_out(self, kind: str) -> int:
-        """How many rows of a kind the outbox has had."""
+        """Returns how many rows of a kind were written to the outbox."""
         with self.session() as session:
             return len(session.scalars(select(Outbox.id).where(Outbox.kind == kind)).all())
 
     def waiting(self, workload: str) -> list[str]:
-        """Why it waits: codes, each with its region where it has one."""
+        """Returns the codes of a workload's waiting reasons, each with its region if it has one."""
         return [" ".join([r["code"], *([r["detail"]["region"]] if "region" in r["detail"] else [])])
                 for r in self.reasons(workload)]  # fmt: skip
 
     def reasons(self, workload: str) -> list[dict[str, Any]]:
-        """Why it waits, in full."""
+        """Returns a workload's waiting reasons."""
         with self.session() as session:
             row = session.get(Waiting, workload)
             return list(row.reasons["reasons"]) if row is not None else []
 
     def evictions(self) -> set[tuple[str, int, str, int]]:
-        """Evictor, its attempt, victim, its attempt."""
+        """Returns evictor, its attempt, victim and its attempt of each eviction."""
         with self.session() as session:
             rows = session.scalars(select(Eviction))
             return {(r.evictor, r.evictor_attempt, r.victim, r.victim_attempt) for r in rows}
 
     def events(self, workload: str | None = None, kind: str | None = None) -> list[dict[str, Any]]:
-        """Events in order, as mappings."""
+        """Returns the events in order, as mappings."""
         with self.session() as session:
             rows = session.execute(text("select * from event order by id")).mappings()
             return [dict(r) for r in rows if workload in (None, r["workload"]) and (kind is None or r["kind"] == kind)]
 
     def dump(self) -> dict[str, list[str]]:
-        """Every row of every table, as text."""
+        """Returns every row of every table as text."""
         with self.session() as session:
             return {
                 table.name: list(session.scalars(text(f'select t::text from "{table.name}" t order by 1')))
@@ -390,7 +390,7 @@ class World:
 
 
 def by_workload(session: Session) -> dict[str, list[Allocation]]:
-    """The live allocations of each workload."""
+    """Returns the live allocations of each workload."""
     out: dict[str, list[Allocation]] = defaultdict(list)
     for row in session.scalars(select(Allocation).where(Allocation.released_at.is_(None))):
         out[row.workload].append(row)

@@ -1,1 +1,1 @@
-"""The node agent: its tasks are real processes, its Temporal a real dev server."""
+"""Tests of the node agent, with real processes as tasks and a real Temporal dev server."""

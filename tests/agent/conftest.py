@@ -1,4 +1,4 @@
-"""Fixtures of the agent's tests: no process of a test may outlive it, and a dev server for those that need one."""
+"""Fixtures of the agent's tests: a check for leftover processes, and a Temporal dev server."""
 
 import subprocess
 import time
@@ -13,19 +13,19 @@ from tests.agent.harness import Lab, dev_server, processes_of
 
 @pytest.fixture(autouse=True)
 def no_leftovers(tmp_path: Path) -> Iterator[None]:
-    """Every test's tasks and shims carry its folder in their command or environment: none may be left."""
+    """Fails a test that leaves processes: its tasks and shims have its folder in their command line or environment."""
     yield
     give_up_s = time.monotonic() + 5
     while (left := processes_of(tmp_path)) and time.monotonic() < give_up_s:
         time.sleep(0.02)
     for pid in left:
         subprocess.run(["kill", "-9", str(pid)], check=False)
-    assert not left, f"processes left behind: {left}"
+    assert not left, f"the test left these processes: {left}"
 
 
 @pytest.fixture(scope="package")
 def temporal_address() -> Iterator[str]:
-    """Address of a Temporal dev server, in memory."""
+    """Yields the address of a Temporal dev server that stores its data in memory."""
     port = free_port()
     with dev_server(port):
         yield f"127.0.0.1:{port}"
@@ -33,6 +33,6 @@ def temporal_address() -> Iterator[str]:
 
 @pytest.fixture
 async def lab(tmp_path: Path, temporal_address: str) -> AsyncIterator[Lab]:
-    """A bucket, a Temporal client and a worker that calls agents' activities for the test."""
+    """Yields a bucket, a Temporal client and a worker that calls the agents' activities."""
     async with Lab.open(tmp_path, temporal_address) as opened:
         yield opened

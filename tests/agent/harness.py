@@ -1,4 +1,4 @@
-"""What the agent's tests share: launch descriptions, run folders, and a workflow that calls activities."""
+"""Helpers of the agent's tests: launch descriptions, run folders, and a workflow that calls activities."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ from mizzen.objects import open_store
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Living processes, other than this one, with the folder in their command line or environment."""
+    """Returns the pids of running processes, except this one, whose command line or environment contains the folder."""
     mark = os.fsencode(folder)
     found = []
     for path in Path("/proc").iterdir():
@@ -49,29 +49,29 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def zygotes(of: int | None = None) -> set[int]:
-    """Living zygotes of a process, by default of this one."""
+    """Returns the pids of the zygotes that a process, by default this one, has started and that still run."""
     parent, table = os.getpid() if of is None else of, shim.process_table()
     children = [pid for pid, (state, above, _) in table.items() if above == parent and state not in "ZX"]
     return {pid for pid in children if shim.process_name(pid) == "mizzen-zygote"}
 
 
 def until(holds: Callable[[], Any], patience_s: float = 20.0) -> Any:
-    """Wait for a truthy answer of `holds`, and return it."""
+    """Waits until `holds` returns a truthy value, and returns that value."""
     give_up_s = time.monotonic() + patience_s
     while not (answer := holds()):
-        assert time.monotonic() < give_up_s, "it never came true"
+        assert time.monotonic() < give_up_s, "the condition did not become true in time"
         time.sleep(0.02)
     return answer
 
 
 async def until_async(holds: Callable[[], Any], patience_s: float = 20.0) -> Any:
-    """The same beside a running event loop."""
+    """Waits like `until`, without blocking the event loop."""
     return await asyncio.to_thread(until, holds, patience_s)
 
 
 @contextlib.contextmanager
 def dev_server(port: int) -> Iterator[None]:
-    """A Temporal dev server, in memory."""
+    """Runs a Temporal dev server that stores its data in memory."""
     binary = shutil.which("temporal") or str(Path(sys.executable).parent / "temporal")
     process = subprocess.Popen(
         [binary, "server", "start-dev", "--headless", "--port", str(port), "--log-level", "error", *DYNAMIC_CONFIG],
@@ -80,8 +80,8 @@ def dev_server(port: int) -> Iterator[None]:
     )
 
     def serves() -> bool:
-        assert process.poll() is None, "the dev server ended"
-        # Not its port alone: it listens, and refuses calls as "not healthy yet", before it serves.
+        assert process.poll() is None, "the dev server has exited"
+        # An open port is not enough: the server listens before it serves, and fails calls with "not healthy yet".
         asked = [binary, "operator", "cluster", "health", "--address", f"127.0.0.1:{port}"]
         return subprocess.run(asked, capture_output=True, timeout=30, check=False).returncode == 0
 
@@ -94,15 +94,15 @@ def dev_server(port: int) -> Iterator[None]:
 
 
 def run_of(root: Path, job: str = "main", task: int = 0) -> RunFolder:
-    """A task whose folder is in `root`, of a workload that no other `root` has.
+    """Returns the run folder, in `root`, of a task whose workload id is derived from `root` and therefore unique.
 
-    Tests run beside one another, and closing the books of a lost task kills whatever has its run id on this machine.
+    Tests run in parallel, and settling a lost task kills every process with its run id on this machine.
     """
     return RunFolder(root / f"{job}.{task}", f"wl-{sha256(os.fsencode(root)).hexdigest()[:12]}", 1, job, task)
 
 
 def run_folder(root: Path, job: str = "main", task: int = 0) -> RunFolder:
-    """An empty folder for a task."""
+    """Creates an empty run folder for a task and returns it."""
     run = run_of(root, job, task)
     run.work.mkdir(parents=True)
     run.report.parent.mkdir()
@@ -110,25 +110,25 @@ def run_folder(root: Path, job: str = "main", task: int = 0) -> RunFolder:
 
 
 def task_launch(run: RunFolder, *argv: str, grace_s: float = 5.0, **more: Any) -> TaskLaunch:
-    """The launch of `argv` in a run's folder."""
+    """Returns the launch description of a task that runs `argv` in its run folder."""
     env = {"PATH": os.environ["PATH"], "HOME": str(run.work), "MIZZEN_RUN_ID": run.run_id}
     return TaskLaunch(argv=argv, env=env, cwd=str(run.work), output=str(run.output), grace_s=grace_s, **more)
 
 
 def python(run: RunFolder, code: str, **more: Any) -> TaskLaunch:
-    """The launch of a Python program."""
+    """Returns the launch description of a task that runs a Python program."""
     return task_launch(run, sys.executable, "-I", "-S", "-c", code, **more)
 
 
 def ended(run: RunFolder) -> tasks.Exit:
-    """How the task ended, once it has."""
+    """Waits for the end of the task and returns its exit."""
     exit_ = until(lambda: run.exit())
     assert isinstance(exit_, tasks.Exit)
     return exit_
 
 
 PYTHON = f"{sys.executable} -I -S -u"
-"""Starts Python quickly."""
+"""Command that starts Python without `site` and user settings, which is fast."""
 
 STUBBORN = """
 import os, signal, time
@@ -145,7 +145,7 @@ print("ready", flush=True)
 while True:
     time.sleep(60)
 """
-"""Ignores SIGTERM, and has children and grandchildren in sessions of their own that do, too."""
+"""Program that ignores SIGTERM and starts children and grandchildren, in other sessions, that also ignore it."""
 
 
 # ----------------------------------------------------------------------------------------------------- with Temporal
@@ -180,7 +180,7 @@ class CallWorkflow:
 
 @workflow.defn(name="MachineWorkflow")
 class HelloWorkflow:
-    """Remembers what agents say at their start."""
+    """Stores the messages that agents send when they start."""
 
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
@@ -208,13 +208,13 @@ class HelloWorkflow:
 
 
 def _key(launch: LaunchDescription) -> str:
-    """One key for an attempt, whatever its description says: tests change what is there."""
+    """Returns the same key for every launch description of an attempt, because tests replace the description."""
     return launch_key(launch.workload_id, launch.attempt, "0" * 64)
 
 
 @dataclass
 class Lab:
-    """One test's bucket, client and worker."""
+    """The bucket, Temporal client and worker of one test."""
 
     folder: Path
     temporal: TemporalSettings
@@ -225,7 +225,7 @@ class Lab:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, folder: Path, address: str) -> AsyncIterator["Lab"]:
-        """A lab whose workflows run in this process."""
+        """Opens a lab whose workflows run in this process."""
         settings = TemporalSettings(address=address)
         client = await connect(settings)
         lab = cls(folder, settings, client, f"test-{uuid.uuid4().hex}")
@@ -238,11 +238,11 @@ class Lab:
 
     @property
     def bucket_url(self) -> str:
-        """The region's bucket."""
+        """URL of the region's bucket."""
         return f"file://{self.folder}/bucket"
 
     def config(self, name: str = "m1", **changes: Any) -> AgentConfig:
-        """A machine of the region, with a port range that hardly anything uses."""
+        """Returns the configuration of a machine of the region, with a port range that other programs rarely use."""
         base = {
             "machine": f"{self.region}/c/{name}",
             "region": self.region,
@@ -258,7 +258,7 @@ class Lab:
 
     @contextlib.asynccontextmanager
     async def agent(self, config: AgentConfig) -> AsyncIterator[None]:
-        """An agent in this process; it detaches at the end."""
+        """Runs an agent in this process; at the end the agent detaches from its tasks."""
         stop = asyncio.Event()
         serving = asyncio.create_task(serve(config, lambda: connect(self.temporal), stop))
         try:
@@ -268,7 +268,7 @@ class Lab:
             await serving
 
     def write(self, launch: LaunchDescription) -> str:
-        """Put a launch description where agents look for it; returns its key."""
+        """Writes a launch description to the place where agents read it, and returns its key."""
         key = _key(launch)
         open_store(self.bucket_url).put(key, launch.model_dump_json().encode())
         return key
@@ -276,7 +276,7 @@ class Lab:
     async def start(
         self, activity: Activity, machine: str, body: Any, attempts: int = 20, heartbeat_timeout_s: float = 2.0
     ) -> "Pending":
-        """Call an activity; its result is waited for with `result`."""
+        """Starts an activity; `Pending.result` waits for its result."""
         handle = await self.client.start_workflow(
             CallWorkflow.run,
             Call(activity.value, machine, asdict(body), heartbeat_timeout_s, attempts),
@@ -286,7 +286,7 @@ class Lab:
         return Pending(handle)
 
     async def prepare(self, launch: LaunchDescription, machine: str, leads: Sequence[str] = ()) -> NodePrepared:
-        """`node.prepare` of an attempt that `write` has put into the bucket."""
+        """Runs `node.prepare` for an attempt whose description `write` has put into the bucket."""
         request = PrepareNode(launch.workload_id, launch.attempt, machine, _key(launch), self.bucket_url, list(leads))
         prepared: NodePrepared = await (await self.start(Activity.PREPARE_NODE, machine, request)).result(NodePrepared)
         return prepared
@@ -299,29 +299,29 @@ class Lab:
         sha256: str | None = None,
         attempts: int = 20,
     ) -> "Pending":
-        """`node.run`, started."""
+        """Starts `node.run`."""
         key = _key(launch)
         request = RunNode(launch.workload_id, launch.attempt, machine, key, self.bucket_url, masters or {}, sha256)
         return await self.start(Activity.RUN_NODE, machine, request, attempts)
 
     async def stop(self, launch: LaunchDescription, machine: str, grace_s: float) -> NodeOutcome:
-        """`node.stop`, to its end."""
+        """Runs `node.stop` and waits for its result."""
         request = StopNode(launch.workload_id, launch.attempt, grace_s)
         stopped: NodeOutcome = await (await self.start(Activity.STOP_NODE, machine, request)).result(NodeOutcome)
         return stopped
 
     def folder_of(self, launch: LaunchDescription, config: AgentConfig, job: str = "main", task: int = 0) -> RunFolder:
-        """A task's folder on a machine."""
+        """Returns the run folder of a task on a machine."""
         path = config.state_dir / "runs" / f"{launch.workload_id}.{launch.attempt}" / f"{job}.{task}"
         return RunFolder(path, launch.workload_id, launch.attempt, job, task)
 
     def log(self, launch: LaunchDescription, job: str = "main", task: int = 0) -> tuple[bytes, bool]:
-        """What is in the bucket of a task's output, checked for gaps and overlaps, and whether it is complete."""
+        """Returns a task's output in the bucket, checked for gaps and overlaps, and whether the output is complete."""
         return read_log(self.bucket_url, log_prefix(launch.workload_id, launch.attempt, job, task))
 
 
 def read_log(bucket_url: str, prefix: str) -> tuple[bytes, bool]:
-    """The stream under a log prefix, as a reader puts it together, and whether its end is there."""
+    """Returns the log stream under a prefix, joined as a reader joins it, and whether its end marker exists."""
     store = open_store(bucket_url)
     text = b""
     complete = False
@@ -330,7 +330,7 @@ def read_log(bucket_url: str, prefix: str) -> tuple[bytes, bool]:
         if name == "end":
             complete = True
         else:
-            assert int(name.removesuffix(".log")) == len(text), "a gap or an overlap"
+            assert int(name.removesuffix(".log")) == len(text), "the segments have a gap or an overlap"
             assert info.size_bytes > 0
             text += store.get(info.key)
     return text, complete
@@ -338,16 +338,16 @@ def read_log(bucket_url: str, prefix: str) -> tuple[bytes, bool]:
 
 @dataclass
 class Pending:
-    """An activity that was called."""
+    """An activity that was started."""
 
     handle: WorkflowHandle[Any, Any]
 
     async def result(self, kind: type[Any]) -> Any:
-        """What it returned, as `kind`."""
+        """Returns the result of the activity as `kind`."""
         return TypeAdapter(kind).validate_python(await self.handle.result())
 
     async def failure(self) -> Any:
-        """The `ApplicationError` with which it failed."""
+        """Returns the `ApplicationError` with which the activity failed."""
         try:
             await self.handle.result()
         except Exception as error:
@@ -355,16 +355,16 @@ class Pending:
             while found.__cause__ is not None:
                 found = found.__cause__
             return found
-        raise AssertionError("it did not fail")
+        raise AssertionError("the activity did not fail")
 
     async def state(self) -> Any:
-        """Its pending activity as Temporal describes it; None: it is not running."""
+        """Returns Temporal's description of the pending activity; None if it is not running."""
         described = await self.handle.describe()
         pending = described.raw_description.pending_activities
         return pending[0] if pending else None
 
     async def heartbeat(self) -> Any:
-        """Its last heartbeat's first detail, decoded; None: there was none."""
+        """Returns the first detail of the last heartbeat, decoded; None if there was no heartbeat."""
         pending = await self.state()
         if pending is None or not pending.HasField("heartbeat_details"):
             return None
@@ -381,7 +381,7 @@ def description(
     grace_s: float = 5.0,
     **changes: Any,
 ) -> LaunchDescription:
-    """An attempt with one job `main` whose task n runs the n-th of `commands`, as a script, on one machine."""
+    """Returns an attempt with one job `main` on one machine; task n runs the n-th of `commands` as a script."""
     script = "case $RANK in\n" + "".join(f"{n}) {command} ;;\n" for n, command in enumerate(commands)) + "esac\n"
     count = len(commands)
     body: dict[str, Any] = {

@@ -24,7 +24,7 @@ from tests.agent.harness import PYTHON, STUBBORN, Lab, description, processes_of
 
 
 async def test_a_short_task_needs_no_heartbeat(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that ends before the first heartbeat is due costs the Temporal server none, and its end needs no look."""
+    """A task that ends before the first heartbeat is due sends none, and its end is detected without polling."""
     config = lab.config(heartbeat_interval_s=300.0, poll_interval_s=300.0)
     launch = description(lab.region, config, "exit 0")
     key = lab.write(launch)
@@ -39,7 +39,7 @@ async def test_a_short_task_needs_no_heartbeat(lab: Lab, monkeypatch: pytest.Mon
 
 
 async def test_a_gang_runs_to_the_end(lab: Lab) -> None:
-    """Prepared and run, a node's tasks end with their codes, their progress is in the heartbeat, their logs arrive."""
+    """The tasks of a node end with their exit codes, their progress is in the heartbeat, and their logs are shipped."""
     config = lab.config()
     report = json.dumps({"step": 7, "resumed_step": 5, "checkpoint": None, "at_s": 1.0})
     wait = "while [ ! -e go ]; do sleep 0.05; done"
@@ -78,7 +78,7 @@ async def test_a_gang_runs_to_the_end(lab: Lab) -> None:
 
 
 async def test_a_failure_stops_the_siblings(lab: Lab) -> None:
-    """When one task fails the others of its node are stopped, and the failure is the first of the exits."""
+    """When one task fails, the other tasks of its node are stopped, and the failure is the first of the exits."""
     config = lab.config()
     launch = description(lab.region, config, "sleep 600", "echo broken >&2; exit 3", "sleep 600")
     lab.write(launch)
@@ -93,9 +93,9 @@ async def test_a_failure_stops_the_siblings(lab: Lab) -> None:
 
 
 async def test_stop_leaves_nothing(lab: Lab) -> None:
-    """Stop kills what ignores its notice, after the grace, in every session; run and stop both say `stopped`.
+    """After the grace period, stop kills processes that ignore the notice, in every session.
 
-    Both know it at once, however seldom they look.
+    Both run and stop report `stopped` immediately, even with a long poll interval.
     """
     config = lab.config(poll_interval_s=300.0)
     launch = description(
@@ -124,7 +124,7 @@ async def test_stop_leaves_nothing(lab: Lab) -> None:
 
 
 async def test_a_stopped_attempt_is_refused(lab: Lab) -> None:
-    """After a stop, also of what never ran and after a restart, that attempt and older ones are refused for good."""
+    """After a stop, this attempt and older ones are rejected for good, even if it never ran or the agent restarts."""
     config = lab.config()
     launch = description(lab.region, config, "true", attempt=3)
     older = description(lab.region, config, "true", workload_id=launch.workload_id, attempt=2)
@@ -144,7 +144,7 @@ async def test_a_stopped_attempt_is_refused(lab: Lab) -> None:
 
 
 async def test_a_newer_attempt_ends_an_older_one(lab: Lab) -> None:
-    """What still runs of an older attempt is killed before a newer one's tasks start."""
+    """Tasks of an older attempt that still run are killed before a newer attempt's tasks start."""
     config = lab.config()
     old = description(lab.region, config, "echo up; sleep 600")
     new = description(lab.region, config, "true", workload_id=old.workload_id, attempt=2)
@@ -161,7 +161,7 @@ async def test_a_newer_attempt_ends_an_older_one(lab: Lab) -> None:
 
 
 async def test_a_restarted_agent_finds_its_tasks(lab: Lab) -> None:
-    """An agent that stops lets go; the next one finds what runs, what ended meanwhile, and ships all output."""
+    """A stopped agent detaches; the next one finds running tasks and tasks that have ended, and ships all output."""
     config = lab.config()
     launch = description(
         lab.region,
@@ -198,7 +198,7 @@ async def test_a_restarted_agent_finds_its_tasks(lab: Lab) -> None:
 
 
 async def test_two_runs_of_one_attempt(lab: Lab) -> None:
-    """A second `node.run` beside the first starts nothing and ends the same."""
+    """A second `node.run` of the same attempt starts no task and returns the same outcome."""
     config = lab.config()
     launch = description(lab.region, config, "echo x >> starts; while [ ! -e go ]; do sleep 0.05; done; exit 0")
     lab.write(launch)
@@ -213,7 +213,7 @@ async def test_two_runs_of_one_attempt(lab: Lab) -> None:
 
 
 async def test_what_tasks_report_is_masked(lab: Lab) -> None:
-    """A secret in an error that a task reports is in no heartbeat, no outcome, and not in what the agent keeps."""
+    """A secret in an error that a task reports is in no heartbeat, in no outcome, and in no file of the agent."""
     config = lab.config()
     state = StateFolder(config.state_dir)
     key = PublicKey(base64.b64decode(sealed.public_key(state.private_key())))
@@ -237,7 +237,7 @@ async def test_what_tasks_report_is_masked(lab: Lab) -> None:
 
 
 async def test_registration_and_attendance(lab: Lab) -> None:
-    """An agent says hello at each start with what still runs; attending stops what is stale and then stays ready."""
+    """An agent sends hello with its running attempts at each start; `attend` stops the stale ones and then is ready."""
     config = lab.config(gpu_type="a100", gpus=8, hello_interval_s=0.5)
     launch = description(lab.region, config, "sleep 600")
     lab.write(launch)
@@ -277,14 +277,14 @@ async def test_registration_and_attendance(lab: Lab) -> None:
         await asyncio.wait_for(ready(), 20)
         assert processes_of(lab.folder) == []
         count = len(await hellos())
-        await asyncio.sleep(1.2)  # An agent that is attended to has nothing more to say.
+        await asyncio.sleep(1.2)  # While `attend` runs, the agent sends no more hellos.
         assert len(await hellos()) == count
     await attending.handle.terminate()
     await machine.terminate()
 
 
 async def test_a_bucket_that_is_away_harms_no_task(lab: Lab) -> None:
-    """While output cannot be shipped tasks run and end; when the bucket is back the next agent ships all of it."""
+    """Tasks run and end while output cannot be shipped; the next agent ships all of it when the bucket is available."""
     config = lab.config()
     launch = description(lab.region, config, "echo before; while [ ! -e go ]; do sleep 0.05; done; echo after")
     lab.write(launch)
@@ -306,7 +306,7 @@ async def test_a_bucket_that_is_away_harms_no_task(lab: Lab) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start tasks as another user")
 async def test_tasks_of_another_user(temporal_address: str, request: pytest.FixtureRequest) -> None:
-    """Where a user is configured, tasks run as it in folders that are its own, and their report and logs arrive."""
+    """With `run_as`, tasks run as that user in folders that belong to it, and their reports and logs arrive."""
     root = Path(tempfile.mkdtemp())  # Not below pytest's folder, which only its owner may enter.
     request.addfinalizer(lambda: shutil.rmtree(root))
     root.chmod(0o755)
@@ -325,9 +325,9 @@ async def test_tasks_of_another_user(temporal_address: str, request: pytest.Fixt
 
 
 async def test_finished_runs_are_tidied(lab: Lab) -> None:
-    """A run's folder goes some time after everything is shipped, not before, and a late retry is refused.
+    """A run's folder is removed some time after everything is shipped, and a late retry is rejected.
 
-    How it ended is known for longer: a workflow may ask when Temporal's state was lost meanwhile.
+    The outcome is kept for longer, because a workflow may need it after Temporal's state was lost.
     """
     config = lab.config()
     launch = description(lab.region, config, "echo x")
@@ -349,7 +349,7 @@ async def test_finished_runs_are_tidied(lab: Lab) -> None:
 
 @pytest.mark.parametrize("code", [0, 3])
 async def test_a_stop_that_comes_too_late_tells_the_truth(lab: Lab, code: int) -> None:
-    """Tasks that had ended by themselves, well or badly, before their stop was asked for were not stopped."""
+    """Tasks that ended by themselves before the stop, with any exit code, are not reported as stopped."""
     config = lab.config()
     launch = description(lab.region, config, f"exit {code}")
     lab.write(launch)
@@ -361,7 +361,7 @@ async def test_a_stop_that_comes_too_late_tells_the_truth(lab: Lab, code: int) -
 
 @pytest.mark.parametrize("grace_s", [0.0, 30.0])
 async def test_stop_in_the_middle_of_a_start(lab: Lab, grace_s: float) -> None:
-    """A stop that overtakes a run leaves nothing running, whether the tasks were started before or not."""
+    """A stop during a start leaves no process, whether the tasks had been started before it or not."""
     config = lab.config()
     launch = description(lab.region, config, *["sleep 600"] * 6)
     lab.write(launch)

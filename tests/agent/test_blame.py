@@ -1,4 +1,4 @@
-"""The table of whom a failed launch blames: complete, documented, and what agents raise is in it."""
+"""The table of launch errors and their blame: it is complete, documented, and covers what agents raise."""
 
 import errno
 from pathlib import Path
@@ -13,7 +13,7 @@ from infra.archives import BadArchive
 
 
 def test_the_table_is_complete_and_documented(checkout: Path) -> None:
-    """Every error of the closed list has a verdict, and the operators' page shows the same table."""
+    """Every error of the closed list has a verdict, and docs/operating.md shows the same table."""
     assert set(TABLE) == set(LaunchError)
     assert markdown() in (checkout / "docs" / "operating.md").read_text()
 
@@ -30,7 +30,7 @@ def test_the_table_is_complete_and_documented(checkout: Path) -> None:
     ],
 )
 def test_what_agents_raise(error: Exception, kind: str, blame: Blame) -> None:
-    """Errors of the system, the bucket and the user are told apart."""
+    """Errors of the operating system, of the bucket and of the user get different types and blames."""
     for final in (False, True):
         told = launch_failure(error, final=final)
         assert getattr(told, "type", None) == kind and verdict(kind).blame is blame
@@ -38,7 +38,7 @@ def test_what_agents_raise(error: Exception, kind: str, blame: Blame) -> None:
 
 
 def test_an_error_that_nobody_knows_blames_nobody() -> None:
-    """An agent of another version may raise anything: neither workloads nor machines suffer from it."""
+    """Agents of other versions may raise any error: an unknown error blames neither the workload nor the machine."""
     assert verdict("KeyError").blame is verdict(None).blame is Blame.NOBODY
     odd = KeyError("x")
     assert launch_failure(odd, final=True) is odd

@@ -48,7 +48,7 @@ WAIT = "while [ ! -e go ]; do sleep 0.05; done"
 
 @contextlib.contextmanager
 def fleet(folder: Path, temporal: TemporalSettings, *configs: AgentConfig) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m agent` with these machines; SIGTERM at the end."""
+    """Runs `python -m agent` with these machines and sends it SIGTERM at the end."""
     file = folder / "fleet.json"
     machines = [config.model_dump(mode="json") for config in configs]
     file.write_text(json.dumps({"temporal": temporal.model_dump(mode="json"), "machines": machines}))
@@ -64,7 +64,7 @@ def fleet(folder: Path, temporal: TemporalSettings, *configs: AgentConfig) -> It
 
 
 def agent_of(config: AgentConfig, other_than: Identity | None = None) -> Identity:
-    """The running agent of a machine, once there is one."""
+    """Waits for the running agent of a machine and returns its identity."""
 
     def look() -> Identity | None:
         found = StateFolder(config.state_dir).agent()
@@ -75,7 +75,7 @@ def agent_of(config: AgentConfig, other_than: Identity | None = None) -> Identit
 
 
 async def test_a_killed_agent_misses_nothing(lab: Lab) -> None:
-    """After kill -9 of an agent its successor reports the true exit code of a task that ended while it was away."""
+    """If a task ends while its agent is dead after kill -9, the next agent reports the true exit code."""
     config, other = lab.config("m1"), lab.config("m2")
     launch = description(lab.region, config, f"{WAIT}; echo away; exit 7", "echo here; sleep 600")
     lab.write(launch)
@@ -85,7 +85,7 @@ async def test_a_killed_agent_misses_nothing(lab: Lab) -> None:
         await until_async(lambda: all(run.identities() for run in runs))
         neighbour = agent_of(other)
         first = agent_of(config)
-        (config.state_dir / POWERED_OFF).touch()  # So that its successor comes late.
+        (config.state_dir / POWERED_OFF).touch()  # Delays the start of the next agent.
         assert first.send(signal.SIGKILL)
         await until_async(lambda: not first.alive())
         assert [tasks.look(run) for run in runs] == [State.RUNNING] * 2
@@ -102,7 +102,10 @@ async def test_a_killed_agent_misses_nothing(lab: Lab) -> None:
 
 
 async def test_power_off_is_the_death_of_a_machine(lab: Lab) -> None:
-    """Agent, shims and tasks of one machine die at once and unnoticed; the others go on; its next boot is another."""
+    """Power-off kills the agent, shims and tasks of one machine without an exit record, and its next boot has a new id.
+
+    Other machines are not affected.
+    """
     config, other = lab.config("m1"), lab.config("m2")
     dead = description(lab.region, config, f"exec {sys.executable} -I -S s.py", files={"s.py": STUBBORN})
     alive = description(lab.region, other, f"{WAIT}; exit 0")
@@ -132,7 +135,7 @@ async def test_power_off_is_the_death_of_a_machine(lab: Lab) -> None:
 
 
 async def test_stopping_the_fleet_stops_no_task(lab: Lab) -> None:
-    """After SIGKILL, and after SIGTERM, no agent is left and tasks go on; the next fleet finds them."""
+    """After SIGKILL or SIGTERM to the fleet, no agent is left and tasks continue; the next fleet finds them."""
     config = lab.config()
     first = description(lab.region, config, f"{WAIT}; exit 4")
     second = description(lab.region, config, "sleep 600")
@@ -161,7 +164,7 @@ async def test_stopping_the_fleet_stops_no_task(lab: Lab) -> None:
 
 
 async def test_temporal_may_come_late_and_be_lost(tmp_path: Path) -> None:
-    """An agent waits for Temporal, and announces itself again to one that has forgotten everything."""
+    """An agent waits until Temporal is reachable, and announces itself again to a server that has lost its data."""
     port = free_port()
     temporal = TemporalSettings(address=f"127.0.0.1:{port}")
     lab = Lab(tmp_path, temporal, None, "")  # type: ignore[arg-type]
@@ -195,7 +198,7 @@ async def test_temporal_may_come_late_and_be_lost(tmp_path: Path) -> None:
 
 
 def test_an_agent_is_light() -> None:
-    """An agent needs no database, server or scheduler, and a launch description not even Temporal."""
+    """The agent imports no database, server or scheduler, and `agent.launch` does not import Temporal."""
     code = (
         "import sys, agent.launch\n"
         "assert 'temporalio' not in sys.modules\n"
@@ -207,7 +210,7 @@ def test_an_agent_is_light() -> None:
 
 
 async def test_a_state_folder_has_one_agent(tmp_path: Path) -> None:
-    """A second agent on a state folder gives up with an error that names the folder and the first."""
+    """A second agent for a state folder fails with an error that names the folder and the first agent's pid."""
     first, second = StateFolder(tmp_path), StateFolder(tmp_path)
     first.acquire()
     with pytest.raises(ConfigurationError, match=f"state_dir.*pid {os.getpid()}"):
@@ -233,7 +236,7 @@ def test_files_that_make_no_sense(
     text: str | None,
     said: str,
 ) -> None:
-    """A file that is absent or wrong is an error on one of the usual ways, with the field named."""
+    """A missing or invalid fleet file is reported as an error that names the field, with exit code 2."""
     file = tmp_path / "fleet.json"
     if text is not None:
         file.write_text(text)

@@ -1,6 +1,6 @@
-"""A full disk below an agent's folder: no exit status is lost, tasks can be stopped, and nobody is blamed.
+"""A full disk below the agent's folder: no exit status is lost, tasks can be stopped, and failures blame nobody.
 
-The folder is a small file system of its own. What happened is judged by what tasks wrote elsewhere.
+The folder is a small file system of its own. The tests check what tasks wrote outside of it.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a
 
 
 class Disk:
-    """A file system of one MiB, to be filled and emptied."""
+    """A file system of 1 MiB that a test fills and empties."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def fill(self) -> None:
-        """Leave no byte and no block."""
+        """Fills the file system completely."""
         with (self.path / "filler").open("ab", buffering=0) as file:
             for size_bytes in (4096, 1):
                 try:
@@ -37,13 +37,13 @@ class Disk:
                     continue
 
     def clear(self) -> None:
-        """Have room again."""
+        """Frees the space again."""
         (self.path / "filler").unlink()
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    """A small disk, mounted."""
+    """Mounts a small file system."""
     path = tmp_path / "disk"
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path], check=True)
@@ -57,7 +57,7 @@ WAIT = "while [ ! -e {folder}/go ]; do sleep 0.02; done; echo $RANK >> {folder}/
 
 
 async def test_no_exit_status_is_lost(lab: Lab, tmp_path: Path, disk: Disk) -> None:
-    """Tasks that end while the disk is full have ended with their own codes, once each, as if there were room."""
+    """Tasks that end while the disk is full report their own exit codes, each once, as on a disk with free space."""
     config = lab.config(state_dir=disk.path / "state")
     wait = WAIT.format(folder=tmp_path)
     launch = description(lab.region, config, wait, wait, f"{wait}; exit 0", wait)
@@ -77,7 +77,7 @@ async def test_no_exit_status_is_lost(lab: Lab, tmp_path: Path, disk: Disk) -> N
 
 
 async def test_tasks_are_stopped(lab: Lab, tmp_path: Path, disk: Disk) -> None:
-    """A stop on a full disk ends the tasks with their grace, and the attempt is refused from then on."""
+    """A stop on a full disk ends the tasks after their grace period, and the attempt is rejected from then on."""
     config = lab.config(state_dir=disk.path / "state")
     launch = description(lab.region, config, f"trap 'echo saved > {tmp_path}/saved; exit 0' TERM; sleep 600 & wait")
     lab.write(launch)
@@ -95,7 +95,7 @@ async def test_tasks_are_stopped(lab: Lab, tmp_path: Path, disk: Disk) -> None:
 
 
 async def test_a_start_waits_for_room_and_blames_nobody(lab: Lab, tmp_path: Path, disk: Disk) -> None:
-    """A gang is not started by halves on a full disk; it starts once there is room, or goes back without blame."""
+    """On a full disk no part of a gang starts; the gang starts when there is space, or fails without blame."""
     config = lab.config(state_dir=disk.path / "state")
     launch = description(lab.region, config, f"echo x >> {tmp_path}/starts")
     late = description(lab.region, config, f"echo x >> {tmp_path}/late")
@@ -103,7 +103,7 @@ async def test_a_start_waits_for_room_and_blames_nobody(lab: Lab, tmp_path: Path
     for each in (launch, late, first):
         lab.write(each)
     async with lab.agent(config):
-        await lab.prepare(first, config.machine)  # The agent has made what it needs itself.
+        await lab.prepare(first, config.machine)  # Creates the files that the agent itself needs.
         disk.fill()
         failure = await (await lab.run(launch, config.machine)).failure()
         assert (failure.type, failure.non_retryable) == ("DiskFull", True)

@@ -1,6 +1,6 @@
-"""What a task may use and see: limits by what it asked for, and a user of its own for each tenant.
+"""Isolation of tasks: resource limits from their requests, and a separate user for each tenant.
 
-Judged by what the tasks themselves could do.
+The tests check what the tasks themselves were able to do.
 """
 
 import json
@@ -26,11 +26,11 @@ from tests.agent.harness import Lab, description, ended, python, run_folder, unt
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can limit tasks and start them as other users")
 PROCESSES = 141
-"""Of a task that asks for a tenth of a CPU."""
+"""Process limit of a task that requests a tenth of a CPU."""
 
 
 def limited(lab: Lab, config: AgentConfig, command: str, **changes: Any) -> LaunchDescription:
-    """A task that asks for 64 MiB and a tenth of a CPU, with an interpreter that any user may run."""
+    """Returns a task that requests 64 MiB and a tenth of a CPU, with an interpreter that every user may run."""
     launch = description(lab.region, config, command, **changes)
     asked = [place.model_copy(update={"memory_bytes": 64 << 20, "cpus_milli": 100}) for place in launch.tasks]
     return launch.model_copy(update={"tasks": tuple(asked)})
@@ -38,7 +38,7 @@ def limited(lab: Lab, config: AgentConfig, command: str, **changes: Any) -> Laun
 
 @pytest.fixture
 async def open_lab(temporal_address: str) -> AsyncIterator[Lab]:
-    """A lab below a folder that only root may enter, as an installation of root's is."""
+    """Yields a lab below a folder that only root may enter, like an installation in root's home."""
     root = Path(tempfile.mkdtemp(dir="/tmp"))
     try:
         async with Lab.open(root, temporal_address) as lab:
@@ -48,7 +48,7 @@ async def open_lab(temporal_address: str) -> AsyncIterator[Lab]:
 
 
 async def test_a_task_that_takes_more_memory_than_it_asked_for_is_killed(lab: Lab) -> None:
-    """The kernel ends it, and the exit says that its memory ran out, with limit and peak; others are not touched."""
+    """The kernel kills the task; its exit reports the memory limit and the peak; other tasks are not affected."""
     config = lab.config()
     greedy = f"exec {sys.executable} -I -S -c \"print('on', flush=True); x = b'x' * (500 << 20); print('off')\""
     launch, modest = limited(lab, config, greedy), limited(lab, config, f"exec {sys.executable} -I -S -c pass")
@@ -62,7 +62,7 @@ async def test_a_task_that_takes_more_memory_than_it_asked_for_is_killed(lab: La
         assert lab.folder_of(launch, config).output.read_text() == "on\n"
         outcome = await (await lab.run(modest, config.machine)).result(NodeOutcome)
         assert (outcome.exits[0].exit_code, outcome.exits[0].memory_limit_bytes) == (0, None)
-    # Cgroups of other tests come and go while this looks: unlike rglob, os.walk does not mind.
+    # Cgroups of other tests appear and disappear during this walk; os.walk, unlike rglob, ignores that.
     left = [name for _, folders, _ in os.walk("/sys/fs/cgroup") for name in folders if launch.workload_id in name]
     assert left == []
 
@@ -82,10 +82,10 @@ print(made, flush=True)
 
 
 def test_processes_are_bounded(tmp_path: Path) -> None:
-    """Of 300 children a task gets no more than its limit, and all of them are gone when it has ended."""
+    """A task that forks 300 children gets no more processes than its limit, and none is left when it has ended."""
     run = run_folder(tmp_path)
     folders, missing = limit(run.run_id, Limits(256 << 20, PROCESSES, 100))
-    assert missing == [], f"of {CONTROLLERS}"
+    assert missing == [], f"the kernel did not set these limits; needed controllers: {CONTROLLERS}"
     tasks.start(run, python(run, FORKS, limits=tuple(folders)))
     assert ended(run).exit_code == 0
     assert int(run.output.read_text()) == PROCESSES - 1
@@ -93,7 +93,7 @@ def test_processes_are_bounded(tmp_path: Path) -> None:
 
 
 def test_a_limit_that_cannot_be_set_is_named(tmp_path: Path) -> None:
-    """What the kernel refuses is told, and leaves no cgroup."""
+    """A limit that the kernel rejects is returned by name, and its cgroup can be removed."""
     folders, missing = limit("wl-test.1.main.0", Limits(-7, 100, 100))
     assert missing == ["memory"]
     for path in folders:
@@ -106,7 +106,7 @@ def tenants(lab: Lab) -> AgentConfig:
 
 
 async def test_a_second_tenants_task_reads_no_key_and_nothing_of_another_tenant(open_lab: Lab) -> None:
-    """Keys, launch files, other tenants' folders and checkpoints are closed to it; its own are its own."""
+    """A task can read its own files, but no keys, launch files, or folders and checkpoints of other tenants."""
     lab, config = open_lab, tenants(open_lab)
     (lab.folder / "operator.key").write_text("mzn_secret")
     (lab.folder / "operator.key").chmod(0o600)
@@ -153,7 +153,7 @@ async def test_a_second_tenants_task_reads_no_key_and_nothing_of_another_tenant(
 
 
 async def test_a_tasks_python_and_sdk_work_although_only_root_may_enter_their_folder(open_lab: Lab) -> None:
-    """The interpreter of a checkout of root's runs as the tenant's user, which sees nothing else below that folder."""
+    """Python from a checkout that belongs to root runs as the tenant's user, which sees nothing else in that folder."""
     lab, config = open_lab, tenants(open_lab)
     assert why_not_separate(config.state_dir) is None
     code = "import json, os, mizzen; print(json.dumps([os.getuid(), sorted(os.listdir('/root'))]))"
@@ -170,7 +170,7 @@ async def test_a_tasks_python_and_sdk_work_although_only_root_may_enter_their_fo
 
 
 def test_what_an_agent_keeps_is_closed_also_where_it_was_open(tmp_path: Path) -> None:
-    """Folders that an earlier version made lose what others could do there; files are private from their creation."""
+    """Folders of an earlier version lose the read permission of other users; new files are private when created."""
     (tmp_path / "state" / "runs").mkdir(parents=True, mode=0o755)
     state = StateFolder(tmp_path / "state")
     attempt = state.attempt("wl-1", 1)

@@ -66,7 +66,7 @@ NOTHING_SECRET = Masker(())
 
 
 def test_the_environment_is_exactly_the_documented_one() -> None:
-    """A task sees what is documented, its user's variables and secrets, and nothing of the agent's environment."""
+    """A task gets the documented variables, its user's variables and secrets, and none of the agent's environment."""
     launch = LaunchDescription.model_validate(LAUNCH)
     env = environment(
         launch,
@@ -120,7 +120,7 @@ def test_the_environment_is_exactly_the_documented_one() -> None:
 
 
 def test_an_interval_that_nobody_asked_for_is_not_given() -> None:
-    """Without an interval in the workload's document its tasks find their own, by the formula."""
+    """Without a checkpoint interval in the workload's document, tasks compute their own."""
     checkpoint = {**LAUNCH["checkpoint"], "interval_s": None, "machine_hazard_per_h": None}
     launch = LaunchDescription.model_validate({**LAUNCH, "checkpoint": checkpoint})
     given = {"masters": {}, "home": Path("/h"), "report": Path("/r"), "python": "py"}
@@ -129,7 +129,7 @@ def test_an_interval_that_nobody_asked_for_is_not_given() -> None:
 
 
 def test_the_sdk_reads_the_same_environment() -> None:
-    """What the agent writes is what `mizzen.environment` reads."""
+    """`mizzen.environment` reads the variables that the agent sets."""
     from mizzen.environment import TaskEnvironment
 
     launch = LaunchDescription.model_validate(LAUNCH)
@@ -150,7 +150,7 @@ def test_the_sdk_reads_the_same_environment() -> None:
     [
         ({"tasks": [PLACE | {"job": "other"}]}, "no such job"),
         ({"tasks": [PLACE | {"task": 2}]}, "no such job or task"),
-        ({"tasks": [PLACE, PLACE]}, "named twice"),
+        ({"tasks": [PLACE, PLACE]}, "listed twice"),
         ({"jobs": {"../x": LAUNCH["jobs"]["main"]}, "tasks": []}, "name"),
         ({"jobs": {"main": {"role": "w", "tasks": 2, "master_machine": "m"}}}, "argv or script"),
         ({"workload_id": "../wl"}, "workload_id"),
@@ -159,13 +159,13 @@ def test_the_sdk_reads_the_same_environment() -> None:
     ],
 )
 def test_launches_that_make_no_sense(change: dict[str, Any], said: str) -> None:
-    """A description that names what is not there, or could name another folder, is refused with the field named."""
+    """A description that refers to something missing, or could name another folder, is rejected with its field."""
     with pytest.raises(ValidationError, match=said):
         LaunchDescription.model_validate(LAUNCH | change)
 
 
 def test_secrets_open_with_their_key_only() -> None:
-    """What is sealed to a machine opens there, and elsewhere fails without quoting anything."""
+    """A secret sealed for a machine opens only there; elsewhere it fails with an error that does not quote it."""
     key = sealed.new_key()
     box = SealedBox(PublicKey(base64.b64decode(sealed.public_key(key))))
     body = {"main": {"TOKEN": "hunter2"}}
@@ -184,11 +184,11 @@ def test_secrets_open_with_their_key_only() -> None:
 
 
 def test_ports_are_reserved_once(tmp_path: Path) -> None:
-    """The same attempt and job gets the same port again; different ones get different ports, also after a restart."""
+    """An attempt and job always get the same port, even after a restart; different ones get different ports."""
     rng = random.Random(6)
     given: dict[tuple[str, str], int] = {}
     for _ in range(60):
-        state = StateFolder(tmp_path)  # As a restarted agent opens it.
+        state = StateFolder(tmp_path)  # Opened again, as by a restarted agent.
         attempt = state.attempt(f"wl-{rng.randrange(4)}", rng.randrange(1, 3))
         job = f"job{rng.randrange(3)}"
         others = [a for a in state.attempts() if a.key != attempt.key]
@@ -198,7 +198,7 @@ def test_ports_are_reserved_once(tmp_path: Path) -> None:
 
 
 def test_ports_that_are_in_use_or_used_up(tmp_path: Path) -> None:
-    """A port that something listens on is passed over, and an empty range is an error that names it."""
+    """A port that another program listens on is skipped, and an exhausted range is an error that names it."""
     state = StateFolder(tmp_path)
     busy = {21001, 21002}
     first = reserve(state.attempt("wl-1", 1), ["a"], (21001, 21003), [], lambda port: port not in busy)
@@ -210,7 +210,7 @@ def test_ports_that_are_in_use_or_used_up(tmp_path: Path) -> None:
 
 
 def test_a_listening_port_is_not_bindable() -> None:
-    """The probe of the system finds a listener, and does not keep the port itself."""
+    """`bindable` is false for a port with a listener, and does not keep the port open."""
     import socket
 
     with socket.socket() as listener:
@@ -225,7 +225,7 @@ def test_a_listening_port_is_not_bindable() -> None:
 
 
 def test_the_sdks_report_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `mizzen.report` writes arrives as progress."""
+    """A report that `mizzen.report` writes is read as progress."""
     from mizzen.report import Reporter
 
     run = run_folder(tmp_path)
@@ -242,7 +242,7 @@ def test_the_sdks_report_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_sdks_report_of_cadence_loading_and_notices_is_read(tmp_path: Path) -> None:
-    """W, C, mu, how loading went and what a platform said arrive as the SDK reported them."""
+    """The cadence (W, C and mu), the load state and notices are read as the SDK reported them."""
     from mizzen.notices import Kind, Notice
     from mizzen.report import Reporter
 
@@ -289,7 +289,7 @@ def test_the_sdks_report_of_cadence_loading_and_notices_is_read(tmp_path: Path) 
     ],
 )
 def test_a_signal_alone_is_no_word_of_the_platform(platform: str, kind: str, certain: bool, takes: bool) -> None:
-    """What a launcher sends to its other ranks when one has failed must not pass for a machine that is taken."""
+    """A SIGTERM, which a launcher also sends to other ranks after a failure, does not count as a reclaimed machine."""
     assert NoticeReport(platform, kind, certain, 5.0).takes_machine is takes
 
 
@@ -311,14 +311,14 @@ def test_a_signal_alone_is_no_word_of_the_platform(platform: str, kind: str, cer
     ],
 )
 def test_forged_reports_are_ignored(tmp_path: Path, text: str) -> None:
-    """A report that is not what the SDK writes gives nothing, and no error."""
+    """A malformed report is read as no progress, without an error."""
     run = run_folder(tmp_path)
     run.report.write_text(text)
     assert read_progress(run, NOTHING_SECRET) == TaskProgress("main", 0)
 
 
 def test_words_of_a_forged_report_are_bounded_and_can_be_kept(tmp_path: Path) -> None:
-    """Words are cut, and what no database takes is replaced."""
+    """Texts in a report are truncated, and characters that no database accepts are replaced."""
     run = run_folder(tmp_path)
     run.report.write_text(json.dumps({"load": {"state": "failed", "error": "a\0\ud800" + "b" * 9999}}))
     load = read_progress(run, NOTHING_SECRET).load
@@ -326,7 +326,7 @@ def test_words_of_a_forged_report_are_bounded_and_can_be_kept(tmp_path: Path) ->
 
 
 def test_words_of_a_report_are_masked(tmp_path: Path) -> None:
-    """What a task says in words is masked as its output is, also where the SDK has cut it within a secret."""
+    """Texts in a report are masked like the output, even if the SDK has cut them within a secret."""
     run = run_folder(tmp_path)
     masker = Masker(["hunter2-the-long-one"])
     told = {"platform": "aws", "kind": "preempt", "at_s": 3.0, "words": "hunter2-the-long-one", "decision": "save"}
@@ -351,7 +351,7 @@ def test_words_of_a_report_are_masked(tmp_path: Path) -> None:
 
 
 def test_a_report_that_is_no_file(tmp_path: Path) -> None:
-    """A link or a pipe in the report's place is not followed or waited for."""
+    """A link in place of the report is not followed, and a pipe is not waited for."""
     run = run_folder(tmp_path)
     (tmp_path / "other.json").write_text('{"step": 1}')
     run.report.symlink_to(tmp_path / "other.json")
@@ -362,7 +362,7 @@ def test_a_report_that_is_no_file(tmp_path: Path) -> None:
 
 
 def test_signs_of_life(tmp_path: Path) -> None:
-    """The start, output and reports are signs of life; a file from the future counts as now."""
+    """The start, output and reports are signs of life; a file time in the future counts as now."""
     run = run_folder(tmp_path)
     assert last_sign_s(run) is None
     (run.path / "pid.json").write_text('{"started_at_s": 50.0}')
@@ -381,7 +381,7 @@ def test_signs_of_life(tmp_path: Path) -> None:
 
 
 def test_the_state_folder_remembers(tmp_path: Path) -> None:
-    """Key, incarnation and stopped attempts outlive the agent; stopped attempts only grow; the key is private."""
+    """The key, incarnation and stopped attempts outlive the agent; stop numbers never decrease; the key is private."""
     first, second = StateFolder(tmp_path), StateFolder(tmp_path)
     assert first.private_key() == second.private_key()
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
@@ -398,7 +398,7 @@ def test_the_state_folder_remembers(tmp_path: Path) -> None:
 
 
 def test_stops_are_forgotten_after_their_time(tmp_path: Path) -> None:
-    """What was stopped long ago takes no room for ever; what is recent, or still has a folder here, is remembered."""
+    """Old records of stopped attempts are removed, but recent ones, and those whose run folder exists, are kept."""
     state = StateFolder(tmp_path)
     for workload in ("old", "recent", "here", "reserved"):
         state.reserve_stop(workload)
@@ -424,7 +424,7 @@ def test_stops_are_forgotten_after_their_time(tmp_path: Path) -> None:
     ],
 )
 def test_configurations_that_make_no_sense(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    """A configuration that cannot be right is refused with its field and value."""
+    """An invalid configuration is rejected with its field and value."""
     base = {
         "machine": "r1/c1/m1",
         "region": "r1",

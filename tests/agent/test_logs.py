@@ -1,4 +1,4 @@
-"""Masking and shipping of output."""
+"""Masking and shipping of task output."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ SETTINGS = LogLaunch(segment_bytes=64, interval_s=0.01)
 
 
 def reference(values: list[str], text: bytes) -> bytes:
-    """The slow masking: mark every byte of every occurrence, then put one mask for each connected run of them."""
+    """Returns the text with each connected run of secret values replaced by one mask: a slow reference."""
     starts = [at for v in values if v for at in range(len(text)) if text.startswith(v.encode(), at)]
     lengths = {at: max(len(v.encode()) for v in values if v and text.startswith(v.encode(), at)) for at in starts}
     out, at = b"", 0
@@ -46,14 +46,14 @@ values = st.lists(st.text(alphabet="ab\n", max_size=5), max_size=3)
 @settings(derandomize=True)
 @given(values, texts)
 def test_masking_equals_the_reference(secrets: list[str], text: str) -> None:
-    """Every byte of every occurrence of a value is masked, and nothing else, also where occurrences overlap."""
+    """Every byte of every occurrence of a value is masked, and nothing else, even if occurrences overlap."""
     assert Masker(secrets).mask(text.encode()) == reference(secrets, text.encode())
 
 
 @settings(derandomize=True)
 @given(values, texts, st.integers(0, 60))
 def test_the_end_of_a_text_is_masked_as_the_whole(secrets: list[str], text: str, start: int) -> None:
-    """Masking from a place on gives an end of the whole masked text."""
+    """Masking a suffix of a text gives a suffix of the masked text."""
     masker = Masker(secrets)
     assert masker.mask(text.encode()).endswith(masker.mask(text.encode(), min(start, len(text))))
 
@@ -69,11 +69,11 @@ class Flaky:
     def put(self, key: str, body: bytes) -> None:
         chance = self.rng.random()
         if chance < 0.2:
-            raise ConnectionError("before")
-        assert self.seen.setdefault(key, body) == body, "a segment changed"
+            raise ConnectionError("the put failed before it took effect")
+        assert self.seen.setdefault(key, body) == body, "a segment was overwritten with other content"
         self.inner.put(key, body)
         if chance < 0.4:
-            raise ConnectionError("after")
+            raise ConnectionError("the put failed after it took effect")
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -81,7 +81,7 @@ class Flaky:
 def test_what_arrives_is_the_masked_whole(
     tmp_path_factory: pytest.TempPathFactory, secrets: list[str], pieces: list[str], seed: int
 ) -> None:
-    """However output grows, puts fail and agents restart, the segments make up the masked output exactly once."""
+    """However output grows, puts fail and agents restart, the segments contain the masked output exactly once."""
     root = tmp_path_factory.mktemp("ship")
     rng = random.Random(seed)
     run = run_folder(root)
@@ -120,7 +120,7 @@ def segments(root: Path) -> list[bytes]:
 
 
 def test_segments_end_with_whole_lines(tmp_path: Path) -> None:
-    """A line that is still being written waits for its end, but not for ever."""
+    """Segments end with whole lines; an incomplete line is shipped only if it has not grown since the previous call."""
     run = run_folder(tmp_path)
     stream = stream_of(run, tmp_path)
     run.output.write_bytes(b"one\ntwo\nthr")
@@ -131,7 +131,7 @@ def test_segments_end_with_whole_lines(tmp_path: Path) -> None:
 
 
 def test_much_output_is_shipped_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than a segment is waiting: there is reason to call again; segments stay below the largest size."""
+    """`ship` returns true while output for another segment is waiting; segments stay below the maximum size."""
     monkeypatch.setattr(logs, "MAX_SEGMENT_BYTES", 1000)
     run = run_folder(tmp_path)
     stream = stream_of(run, tmp_path, "secret")
@@ -147,7 +147,7 @@ def test_much_output_is_shipped_at_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_secret_split_over_writes_is_masked(tmp_path: Path) -> None:
-    """The start of a value is held back until it is known how it goes on."""
+    """The beginning of a secret value is held back until the following output shows whether it is that value."""
     run = run_folder(tmp_path)
     stream = stream_of(run, tmp_path, "hunter2")
     for piece in (b"password: hun", b"ter2 and hunt"):
@@ -162,7 +162,7 @@ def test_a_secret_split_over_writes_is_masked(tmp_path: Path) -> None:
 
 
 def test_a_value_that_overlaps_itself_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Output that is one value after another, larger than a segment, is shipped as masks and nothing of it leaks."""
+    """Output that only repeats one value and is larger than a segment is shipped as masks, without the value."""
     monkeypatch.setattr(logs, "MAX_SEGMENT_BYTES", 100)
     run = run_folder(tmp_path)
     stream = stream_of(run, tmp_path, "aaa")
@@ -175,13 +175,13 @@ def test_a_value_that_overlaps_itself_for_ever(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_lines_of_a_key_are_masked_one_by_one(tmp_path: Path) -> None:
-    """A secret of several lines is masked also where its lines are printed apart."""
+    """Each line of a secret of several lines is masked, even if the lines are printed separately."""
     masker = Masker(["-----BEGIN\nMIIEpAIBAAKCAQEA\nx\n"])
     assert masker.mask(b"> MIIEpAIBAAKCAQEA\n> x\n") == b"> ***\n> x\n"
 
 
 def test_truncated_output_goes_on(tmp_path: Path) -> None:
-    """A task that truncates its own output loses nothing that it prints afterwards."""
+    """If a task truncates its own output, everything that it prints afterwards is shipped."""
     run = run_folder(tmp_path)
     stream = stream_of(run, tmp_path)
     run.output.write_bytes(b"before\n" * 3)
@@ -193,7 +193,7 @@ def test_truncated_output_goes_on(tmp_path: Path) -> None:
 
 
 class Away:
-    """A store whose puts fail while it is away, or wait until it is back."""
+    """A store that is unavailable at first: its puts fail, or block until it is available."""
 
     def __init__(self, inner: ObjectStore, *, waits: bool = False) -> None:
         self.inner = inner
@@ -202,7 +202,7 @@ class Away:
 
     def put(self, key: str, body: bytes) -> None:
         if not self.back.is_set() and not (self.waits and self.back.wait(30)):
-            raise ConnectionError("away")
+            raise ConnectionError("the bucket is unavailable")
         self.inner.put(key, body)
 
 
@@ -220,7 +220,7 @@ def ship_all(stream: LogStream) -> None:
 
 
 def test_output_that_was_shipped_leaves_the_disk(tmp_path: Path) -> None:
-    """Of a task that prints for long little is kept on its machine, and all of it is in the bucket."""
+    """A task that prints for a long time keeps little output on its machine, and all of it is in the bucket."""
     run = run_folder(tmp_path)
     stream = stream_of(run, tmp_path, "hunter2")
     written = 0
@@ -237,7 +237,10 @@ def test_output_that_was_shipped_leaves_the_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pending", [0, 20 * len(LINE)])
 def test_output_that_cannot_be_shipped_is_bounded(tmp_path: Path, pending: int) -> None:
-    """While the bucket is away the oldest goes, at any place; the log says so once, and no secret shows at the edge."""
+    """While the bucket is unavailable, the oldest output is dropped, at any byte.
+
+    The log reports the gap once, and no part of a secret is visible at its edge.
+    """
     run = run_folder(tmp_path)
     store = Away(open_store(f"file://{tmp_path}/bucket"))
 
@@ -268,7 +271,7 @@ def test_output_that_cannot_be_shipped_is_bounded(tmp_path: Path, pending: int) 
 
 @pytest.mark.parametrize("offset", range(len(LINE)))
 def test_what_begins_in_the_gap_is_masked_to_its_end(tmp_path: Path, offset: int) -> None:
-    """Wherever in a secret the gap ends, nothing of it is shipped."""
+    """Wherever in a secret the gap ends, no part of the secret is shipped."""
     run = run_folder(tmp_path)
     stream = stream_of(run, tmp_path, "hunter2")
     run.output.write_bytes(LINE * 300_000 + b"x" * offset)
@@ -279,7 +282,7 @@ def test_what_begins_in_the_gap_is_masked_to_its_end(tmp_path: Path, offset: int
 
 
 async def test_a_put_that_hangs_does_not_keep_output_from_being_bounded(tmp_path: Path) -> None:
-    """The bound holds while a put hangs."""
+    """The bound on disk usage holds while a put hangs."""
     run = run_folder(tmp_path)
     store = Away(open_store(f"file://{tmp_path}/bucket"), waits=True)
     run.output.write_bytes(LINE * 500_000)
@@ -301,7 +304,7 @@ async def test_a_put_that_hangs_does_not_keep_output_from_being_bounded(tmp_path
 
 
 def test_no_output_has_an_end(tmp_path: Path) -> None:
-    """A task that printed nothing, or never started, has the end marker alone."""
+    """The log of a task that printed nothing, or never started, has only the end marker."""
     run = run_folder(tmp_path)
     tasks.request_stop(run, 0, told=True)
     stream_of(run, tmp_path).ship(final=True)

@@ -1,4 +1,4 @@
-"""Notices of platforms: heard by the agent or by a task, told to tasks at once, and forwarded."""
+"""Platform notices: received by the agent or by a task, passed to tasks immediately, and forwarded to the server."""
 
 import asyncio
 import contextlib
@@ -33,10 +33,10 @@ time.sleep(600)
 
 
 async def told(lab: Lab, config: AgentConfig) -> list[dict[str, Any]]:
-    """What the machine's workflow has been told, once it has been told something."""
+    """Waits until the machine's workflow has received notices, and returns them."""
     workflow = lab.client.get_workflow_handle(machine_workflow_id(config.machine))
     while True:
-        with contextlib.suppress(RPCError):  # It starts with the agent's first word.
+        with contextlib.suppress(RPCError):  # The workflow starts with the agent's first signal.
             heard: list[dict[str, Any]] = await workflow.query("notices")
             if heard:
                 return heard
@@ -47,7 +47,10 @@ async def told(lab: Lab, config: AgentConfig) -> list[dict[str, Any]]:
 async def test_the_platforms_word_reaches_tasks_and_the_server(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """AWS takes the machine: tasks save at once, the workflow is told, and however they end the outcome says why."""
+    """When AWS reclaims the machine, tasks save immediately, and the workflow and the outcome get the notice.
+
+    This holds for every exit code of the tasks.
+    """
     cloud = Aws()
     with serving(cloud) as base:
         monkeypatch.setenv("MIZZEN_AWS_METADATA", base)
@@ -74,7 +77,7 @@ async def test_the_platforms_word_reaches_tasks_and_the_server(
 
 
 async def test_a_tasks_word_is_about_its_own_attempt(lab: Lab) -> None:
-    """What a task reports of its platform is forwarded with its run, and is in the outcome; nobody else is stopped."""
+    """A notice that a task reports is forwarded with its run id and is in its outcome; other tasks are not stopped."""
     config = lab.config()
     said = {"platform": "slurm", "kind": "walltime", "certain": True, "at_s": 5.0, "ends_at_s": 9e9, "words": "soon"}
     report = json.dumps({"step": 3, "notice": said})
@@ -97,7 +100,7 @@ async def test_a_tasks_word_is_about_its_own_attempt(lab: Lab) -> None:
 
 
 async def test_a_signal_that_a_task_heard_is_no_notice(lab: Lab) -> None:
-    """A failure after a SIGTERM that was not the agent's, such as a launcher's, stays a failure."""
+    """A failure after a SIGTERM that the agent did not send, for example from a launcher, is still a failure."""
     config = lab.config()
     said = {"platform": "mizzen", "kind": "preempt", "certain": True, "at_s": 5.0, "ends_at_s": 9e9, "words": "SIGTERM"}
     launch = description(lab.region, config, f"echo '{json.dumps({'notice': said})}' > $MIZZEN_REPORT; sleep 1; exit 1")
@@ -108,11 +111,11 @@ async def test_a_signal_that_a_task_heard_is_no_notice(lab: Lab) -> None:
     assert outcome.progress[0].notice is not None
 
 
-# --------------------------------------------------------------------------------------------------- whom it listens to
+# --------------------------------------------------------------------------------------------- which platform is polled
 
 
 def test_nobody_is_asked_unless_told_to() -> None:
-    """Without a platform in the configuration or the environment there is nothing to poll and nothing to tell."""
+    """Without a platform in the configuration or the environment, no server is polled and no notice is sent."""
     for notices in (
         MachineNotices(None, {}),
         MachineNotices("sigterm", {}),
@@ -136,12 +139,12 @@ def test_nobody_is_asked_unless_told_to() -> None:
 def test_tasks_are_told_how_often_the_platform_interrupts(
     platform: str | None, environ: dict[str, str], prior: str | None
 ) -> None:
-    """The configuration's name, or else the agent's own variable, is passed on as the cadence knows it."""
+    """The configured platform, or else the agent's `MIZZEN_PLATFORM`, selects the interruption rate of tasks."""
     assert MachineNotices(platform, environ).prior == prior
 
 
 async def test_a_platform_can_be_found_out() -> None:
-    """`detect` asks the metadata servers once; what is found is polled, and tells tasks its prior."""
+    """`detect` queries the metadata servers once; the detected platform is polled, and tasks get its prior."""
     cloud = Gcp()
     cloud.values["preempted"] = "TRUE"
     with serving(cloud) as base:
@@ -157,7 +160,7 @@ async def test_a_platform_can_be_found_out() -> None:
 
 
 async def test_advice_to_leave_stops_nobody() -> None:
-    """A recommendation is logged; only a certain end is told."""
+    """A rebalance recommendation stops no task; only a certain interruption becomes a notice."""
     cloud = Aws()
     cloud.rebalance = json.dumps({"noticeTime": "2026-01-01T00:00:00Z"})
     with serving(cloud) as base:
@@ -169,7 +172,7 @@ async def test_advice_to_leave_stops_nobody() -> None:
 
 
 async def test_a_notice_whose_end_has_passed_is_over() -> None:
-    """A machine that was stopped, not terminated, comes back: what it was told before is not told again."""
+    """A machine that was stopped, not terminated, runs again later: its old notice is not sent again."""
     cloud = Aws()
     cloud.action = json.dumps({"action": "hibernate", "time": "2020-01-01T00:00:00Z"})
     with serving(cloud) as base:
@@ -184,7 +187,7 @@ async def test_a_notice_whose_end_has_passed_is_over() -> None:
 
 
 def test_a_platform_that_nobody_knows_is_refused(tmp_path: Path) -> None:
-    """The configuration names what would be right."""
+    """The error for an unknown platform lists the valid ones."""
     fields: dict[str, Any] = {
         "machine": "r/c/m", "region": "r", "cluster": "c", "rack": "k", "cpus_milli": 1000, "memory_bytes": 1,
         "address": "127.0.0.1", "ports": (21000, 21001), "state_dir": tmp_path,

@@ -1,4 +1,4 @@
-"""What agents make of a launch description: archives, secrets, and whom a launch that fails blames."""
+"""How agents start a launch description: archives, secrets, and the blame for a failed launch."""
 
 import base64
 import gzip
@@ -22,7 +22,7 @@ from tests.agent.harness import Lab, description, until_async
 
 
 async def test_secrets_reach_tasks_and_no_log(lab: Lab) -> None:
-    """A sealed secret is in the environment of its job's tasks, and masked in shipped output and log tails."""
+    """A sealed secret is in the environment of its job's tasks, and is masked in shipped output."""
     config = lab.config()
     key = PublicKey(base64.b64decode(sealed.public_key(StateFolder(config.state_dir).private_key())))
     secrets = {"main": {"TOKEN": "hunter2-the-long-one"}, "other": {"TOKEN": "not theirs"}}
@@ -39,13 +39,13 @@ async def test_secrets_reach_tasks_and_no_log(lab: Lab) -> None:
         await until_async(lambda: lab.log(launch)[1])
     expected = "token ***|***\neno-gnol-eht-2retnuh\n"
     assert lab.log(launch)[0].decode() == expected
-    assert "token" not in str(outcome), "what tasks print does not travel through Temporal's history"
+    assert "token" not in str(outcome), "task output must not be in Temporal's history"
     for path in config.state_dir.rglob("*.json"):
         assert b"hunter2-the-long-one" not in path.read_bytes()
 
 
 async def test_what_cannot_be_prepared(lab: Lab) -> None:
-    """An archive that escapes, secrets for another machine, and another attempt's launch are refused for good."""
+    """Archives with path escapes, secrets for another machine, and launches of another attempt fail without a retry."""
     config = lab.config()
     store = open_store(lab.bucket_url)
     body = io.BytesIO()
@@ -73,7 +73,7 @@ async def test_what_cannot_be_prepared(lab: Lab) -> None:
 
 
 async def test_an_archive_arrives(lab: Lab) -> None:
-    """The working directory that was uploaded is unpacked for each task; one with another hash is not."""
+    """The uploaded working directory is unpacked for each task; an archive with another hash is rejected."""
     config = lab.config()
     store = open_store(lab.bucket_url)
     body = io.BytesIO()
@@ -101,7 +101,7 @@ async def test_an_archive_arrives(lab: Lab) -> None:
 
 
 async def test_a_launch_description_that_was_changed_is_refused(lab: Lab, tmp_path: Path) -> None:
-    """Who can write to the bucket runs nothing: a description that the scheduler did not write starts no task."""
+    """A launch description in the bucket that the scheduler did not write starts no task."""
     config = lab.config()
     launch = description(lab.region, config, f"touch {tmp_path}/good")
     changed = description(lab.region, config, f"touch {tmp_path}/evil", workload_id=launch.workload_id)
@@ -116,9 +116,9 @@ async def test_a_launch_description_that_was_changed_is_refused(lab: Lab, tmp_pa
 
 
 async def test_a_description_that_is_written_again_changes_nothing(lab: Lab, tmp_path: Path) -> None:
-    """A workflow that replaces a lost one writes the description again, with what has changed since: tasks go on.
+    """A workflow that replaces a lost one may write a different description of the same attempt: its tasks continue.
 
-    What has started or ended by the first one is found again, whatever the newer one says.
+    Tasks that started or ended with the first description are found again, whatever the new one says.
     """
     config = lab.config()
     launch = description(lab.region, config, f"echo x >> {tmp_path}/runs")
@@ -134,7 +134,7 @@ async def test_a_description_that_is_written_again_changes_nothing(lab: Lab, tmp
 
 @pytest.mark.parametrize("harm", ["no bucket", "no archive", "two files of one path", "a file in the folder's place"])
 async def test_whom_a_launch_that_fails_blames(lab: Lab, harm: str) -> None:
-    """Each failure crosses over to the workflow as a type of the closed list, which says whom it blames."""
+    """Each launch failure is reported to the workflow as a type of the closed list, which determines the blame."""
     config = lab.config()
     launch = description(
         lab.region,

@@ -1,4 +1,4 @@
-"""Which attempts of a machine are over: many have ended, and each start asks."""
+"""The unfinished attempts of a machine: each start reads them, so ended attempts are inspected only once."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.agent.harness import ended, task_launch
 
 
 def a_task(attempt: AttemptFolder, task: int = 0) -> RunFolder:
-    """The folder of a task, complete."""
+    """Creates the complete folder of a task."""
     run = attempt.run("main", task)
     run.work.mkdir(parents=True)
     run.report.parent.mkdir()
@@ -24,7 +24,7 @@ def keys(attempts: list[AttemptFolder]) -> list[str]:
 
 
 def test_what_has_ended_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cost of a start does not grow with the attempts that have ended and are kept."""
+    """The cost of a start does not grow with the number of ended attempts whose folders are kept."""
     state = StateFolder(tmp_path)
     for number in range(1, 6):
         run = a_task(state.attempt("wl", number))
@@ -45,7 +45,7 @@ def test_what_has_ended_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_start_under_way_at_a_stop_is_not_over(tmp_path: Path) -> None:
-    """An attempt that was stopped before its start had got to its task holds its port until the task has ended."""
+    """If an attempt is stopped while a task is starting, its port stays reserved until the task has ended."""
     state = StateFolder(tmp_path)
     attempt = state.attempt("wl", 1)
     run = a_task(attempt)
@@ -61,7 +61,7 @@ def test_a_start_under_way_at_a_stop_is_not_over(tmp_path: Path) -> None:
 
 
 def test_an_attempt_that_was_removed_is_not_remembered(tmp_path: Path) -> None:
-    """A removed attempt is forgotten: a later folder of the same name is inspected again."""
+    """The cached state of a removed attempt is dropped: a later folder of the same name is inspected again."""
     state = StateFolder(tmp_path)
     attempt = state.attempt("wl", 1)
     tasks.request_stop(a_task(attempt), 0, told=True)

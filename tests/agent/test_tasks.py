@@ -1,4 +1,4 @@
-"""Tasks under their shims: started once, followed to their end, stopped without leaving anything."""
+"""Tasks and their shims: started once, followed until they end, and stopped without leftover processes."""
 
 import json
 import os
@@ -31,7 +31,7 @@ from tests.agent.harness import STUBBORN, ended, processes_of, python, run_folde
     ],
 )
 def test_the_status_is_kept(tmp_path: Path, code: str, exit_code: int | None, signum: int | None) -> None:
-    """A task's exit code or signal is in its folder; the starter has no child but its zygote, not even a dead one."""
+    """A task's folder has its exit code or signal; the starter's only child is its zygote, without any zombies."""
     before = shim.descendants({os.getpid()}) - zygotes()
     run = run_folder(tmp_path)
     tasks.start(run, python(run, code))
@@ -52,7 +52,7 @@ def test_a_command_that_cannot_run(tmp_path: Path, argv: tuple[str, ...]) -> Non
 
 
 def test_a_task_starts_at_most_once(tmp_path: Path) -> None:
-    """Starters at the same time and starters afterwards run the command once between them."""
+    """If a task is started several times, concurrently or later, its command runs once."""
     run = run_folder(tmp_path)
     launch = python(run, "open('starts', 'a').write('x'); import time; time.sleep(0.3)")
     starters = [threading.Thread(target=tasks.start, args=(run, launch)) for _ in range(6)]
@@ -67,7 +67,7 @@ def test_a_task_starts_at_most_once(tmp_path: Path) -> None:
 
 
 def test_what_a_task_leaves_behind_is_killed(tmp_path: Path) -> None:
-    """Children in sessions of their own, adopted or not, are dead when the task's end is written."""
+    """Children in other sessions, adopted or not, are dead when the task's end is written."""
     run = run_folder(tmp_path)
     tasks.start(run, python(run, STUBBORN.replace('print("ready", flush=True)', "raise SystemExit(5)")))
     assert ended(run).exit_code == 5
@@ -75,7 +75,7 @@ def test_what_a_task_leaves_behind_is_killed(tmp_path: Path) -> None:
 
 
 def test_the_task_has_a_session_of_its_own_and_default_signals(tmp_path: Path) -> None:
-    """A task leads its session and group, has no terminal input, and no signal blocked or ignored."""
+    """A task leads its own session and group, has no terminal input, and has no blocked or ignored signals."""
     run = run_folder(tmp_path)
     code = (
         "import os, signal, sys\n"
@@ -84,7 +84,7 @@ def test_the_task_has_a_session_of_its_own_and_default_signals(tmp_path: Path) -
         "assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set(), 'mask'\n"
         "status = dict(line.split(':\\t') for line in open('/proc/self/status') if ':\\t' in line)\n"
         "bits = int(status['SigIgn'], 16)\n"
-        # Of all that there are but the two that Python itself ignores; the C library keeps 32 and 33 from everyone.
+        # Excludes the two signals that Python itself ignores; signals 32 and 33 are reserved by the C library.
         "usual = {signal.SIGPIPE, signal.SIGXFSZ}\n"
         "ignored = [number for number in signal.valid_signals() - usual if bits >> number - 1 & 1]\n"
         "assert ignored == [], ignored\n"
@@ -95,7 +95,7 @@ def test_the_task_has_a_session_of_its_own_and_default_signals(tmp_path: Path) -
 
 
 def test_notice_and_a_clean_end(tmp_path: Path) -> None:
-    """A task that ends by itself within its grace has its own status, and the deadline is not waited for."""
+    """A task that ends by itself within its grace period keeps its exit status, and its deadline is not awaited."""
     run = run_folder(tmp_path)
     code = (
         "import signal, sys, time\n"
@@ -112,7 +112,7 @@ def test_notice_and_a_clean_end(tmp_path: Path) -> None:
 
 
 def test_a_task_that_has_ended_by_itself_was_not_stopped(tmp_path: Path) -> None:
-    """A stop that comes between a task's end and the record of it ends nothing: what it did counts as done."""
+    """A stop that arrives between a task's end and its record has no effect: the task counts as succeeded."""
     run = run_folder(tmp_path)
     tasks.start(run, python(run, "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n"))
     identities = run.identities()
@@ -128,7 +128,7 @@ def test_a_task_that_has_ended_by_itself_was_not_stopped(tmp_path: Path) -> None
 
 
 def test_a_task_that_saved_because_it_was_told_was_stopped(tmp_path: Path) -> None:
-    """Exit code 0 after the notice is no success: the task may have left work undone."""
+    """Exit code 0 after the notice is no success, because the task may have left work undone."""
     run = run_folder(tmp_path)
     code = (
         "import signal, sys, time\n"
@@ -144,11 +144,11 @@ def test_a_task_that_saved_because_it_was_told_was_stopped(tmp_path: Path) -> No
 
 
 def test_a_stubborn_task_is_killed_with_all_its_kin(tmp_path: Path) -> None:
-    """After the grace, SIGKILL reaches a task that ignores SIGTERM and its grandchildren in other sessions."""
+    """After the grace period, SIGKILL reaches a task that ignores SIGTERM and its grandchildren in other sessions."""
     run = run_folder(tmp_path)
     tasks.start(run, python(run, STUBBORN))
     until(lambda: "ready" in run.output.read_text())
-    # The shim, the task, three children and three grandchildren, which may come after the word.
+    # The shim, the task, three children and three grandchildren; the last may start after the output "ready".
     until(lambda: len(processes_of(tmp_path)) == 8)
     tasks.request_stop(run, 0.3, told=True)
     assert ended(run).signal == signal.SIGKILL
@@ -156,7 +156,7 @@ def test_a_stubborn_task_is_killed_with_all_its_kin(tmp_path: Path) -> None:
 
 
 def test_the_grace_is_for_the_whole_group(tmp_path: Path) -> None:
-    """A trainer below a shell may save within the grace, although the shell is gone at the notice."""
+    """A trainer below a shell may save within the grace period, although the shell has exited at the notice."""
     run = run_folder(tmp_path)
     (run.work / "trainer.py").write_text(
         "import signal, sys, time\n"
@@ -226,7 +226,7 @@ def test_the_notice_spares_data_loaders(tmp_path: Path, argv: tuple[str, ...]) -
 
 
 def test_the_earliest_deadline_counts(tmp_path: Path) -> None:
-    """A second, shorter notice shortens the grace; a longer one does not prolong it."""
+    """A second, shorter notice shortens the grace period; a longer one does not prolong it."""
     run = run_folder(tmp_path)
     tasks.start(run, python(run, STUBBORN))
     until(lambda: "ready" in run.output.read_text())
@@ -239,7 +239,7 @@ def test_the_earliest_deadline_counts(tmp_path: Path) -> None:
 
 
 def test_a_stopped_process_hears_the_notice(tmp_path: Path) -> None:
-    """A task that is halted by SIGSTOP is woken for its notice."""
+    """A task that was halted by SIGSTOP is resumed so that it gets its notice."""
     run = run_folder(tmp_path)
     tasks.start(run, task_launch(run, "sleep", "600"))
     identities = run.identities()
@@ -250,7 +250,7 @@ def test_a_stopped_process_hears_the_notice(tmp_path: Path) -> None:
 
 
 def test_a_task_that_was_stopped_before_its_start_never_starts(tmp_path: Path) -> None:
-    """Stopping what was not started writes an end without a status, and a later start does nothing."""
+    """Stopping a task that was not started writes an end without a status, and a later start has no effect."""
     run = run_folder(tmp_path)
     tasks.request_stop(run, 0, told=True)
     tasks.start(run, python(run, "open('started', 'w')"))
@@ -261,7 +261,7 @@ def test_a_task_that_was_stopped_before_its_start_never_starts(tmp_path: Path) -
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_shim_that_comes_late_does_nothing(tmp_path: Path, stopped: bool) -> None:
-    """A shim of an agent that died in the middle of a start does not start a task that ran or was stopped meanwhile."""
+    """A late shim of an agent that died during a start does not run a task again, and does not run a stopped task."""
     run = run_folder(tmp_path)
     launch = python(run, "open('starts', 'a').write('x')")
     if stopped:
@@ -277,7 +277,7 @@ def test_a_shim_that_comes_late_does_nothing(tmp_path: Path, stopped: bool) -> N
 
 
 def test_an_end_before_the_notice_is_kept(tmp_path: Path) -> None:
-    """A task that had ended is not touched by a stop."""
+    """A stop does not change the exit of a task that had already ended."""
     run = run_folder(tmp_path)
     tasks.start(run, python(run, "pass"))
     before = ended(run)
@@ -287,7 +287,7 @@ def test_an_end_before_the_notice_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_sigterm_to_the_shim_alone_is_a_notice(tmp_path: Path) -> None:
-    """A machine that shuts down signals every process: the task has the launch's grace, then everything is killed."""
+    """SIGTERM to the shim, as in a shutdown, gives the task its grace period; then all its processes are killed."""
     run = run_folder(tmp_path)
     tasks.start(run, python(run, STUBBORN, grace_s=0.2))
     until(lambda: "ready" in run.output.read_text())
@@ -299,7 +299,7 @@ def test_a_sigterm_to_the_shim_alone_is_a_notice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cgroup", [False, True])
 def test_a_task_dies_with_its_shim(tmp_path: Path, cgroup: bool) -> None:
-    """When a shim is killed its task dies, its kin is swept, and its status is unknown: neither code nor signal."""
+    """If a shim is killed, its task and all descendants are killed, and the exit has neither code nor signal."""
     run = run_folder(tmp_path)
     path = make_cgroup(run.run_id) if cgroup else None
     tasks.start(run, python(run, STUBBORN, cgroup=path))
@@ -321,7 +321,7 @@ def test_a_task_dies_with_its_shim(tmp_path: Path, cgroup: bool) -> None:
 
 
 def test_a_cgroup_goes_with_its_task(tmp_path: Path) -> None:
-    """Where cgroups can be made, a task is in its own, and it is removed at the end."""
+    """Where cgroups can be created, a task has its own cgroup, which is removed when the task ends."""
     run = run_folder(tmp_path)
     path = make_cgroup(run.run_id)
     if path is None:
@@ -333,7 +333,7 @@ def test_a_cgroup_goes_with_its_task(tmp_path: Path) -> None:
 
 
 def test_a_shim_that_does_not_act_is_overruled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past the deadline the agent ends shim and task by force, and nothing is left."""
+    """If a shim does not respond by the deadline, the agent kills the shim and the task, and no process is left."""
     run = run_folder(tmp_path)
     tasks.start(run, python(run, STUBBORN))
     until(lambda: "ready" in run.output.read_text())
@@ -350,7 +350,7 @@ def test_a_shim_that_does_not_act_is_overruled(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_reused_pid_is_not_taken_for_the_task(tmp_path: Path) -> None:
-    """A living process with a recorded pid but another start time or boot is not signalled and does not count."""
+    """A process with a recorded pid but another start time or boot gets no signal and does not count as the task."""
     me = Identity.of(os.getpid())
     assert me.alive()
     for other in (Identity(me.pid, me.start + 1, me.boot_id), Identity(me.pid, me.start, "another boot")):
@@ -359,7 +359,7 @@ def test_a_reused_pid_is_not_taken_for_the_task(tmp_path: Path) -> None:
 
 
 def test_a_zombie_is_not_alive() -> None:
-    """A dead process that nobody has buried does not count as running."""
+    """A zombie process does not count as running."""
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -372,7 +372,7 @@ def test_a_zombie_is_not_alive() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start tasks as another user")
 def test_a_task_of_another_user(request: pytest.FixtureRequest) -> None:
-    """A task runs as the configured user and may print to /dev/stdout, but cannot touch its agent's files."""
+    """A task runs as the configured user and may write to /dev/stdout, but cannot change its agent's files."""
     root = Path(tempfile.mkdtemp())  # Not below pytest's folder, which only its owner may enter.
     request.addfinalizer(lambda: shutil.rmtree(root))
     root.chmod(0o755)
@@ -388,7 +388,7 @@ def test_a_task_of_another_user(request: pytest.FixtureRequest) -> None:
 
 
 def test_a_shim_that_fails_says_why(tmp_path: Path) -> None:
-    """Where the shim cannot record its task, the start fails with what the shim printed, and can be tried again."""
+    """If the shim cannot record its task, the start fails with the shim's output, and can be tried again."""
     run = run_folder(tmp_path)
     launch = python(run, "pass")
     broken = run.path / shim.PID_FILE
@@ -401,7 +401,7 @@ def test_a_shim_that_fails_says_why(tmp_path: Path) -> None:
 
 
 def test_time_is_shared_between_processes() -> None:
-    """Deadlines are on the clock since boot, which does not go backwards."""
+    """Deadlines use the clock since boot, which never goes backwards."""
     first = shim.boot_time_s()
     time.sleep(0.001)
     assert shim.boot_time_s() > first

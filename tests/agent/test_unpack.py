@@ -1,4 +1,4 @@
-"""Working directories: what comes out of an archive, and what is refused."""
+"""Working directories: unpacking of archives, and which archives are rejected."""
 
 import gzip
 import io
@@ -28,7 +28,7 @@ def archive(path: Path, *members: tarfile.TarInfo) -> Path:
 
 
 def test_an_archive_and_files(tmp_path: Path) -> None:
-    """Files and folders come out with their content and executable bit; the specification's files come over them."""
+    """Unpacking keeps content and executable bits; the specification's files overwrite those of the archive."""
     packed = archive(
         tmp_path / "a.tar.gz",
         member(".", tarfile.DIRTYPE),
@@ -72,7 +72,7 @@ def test_an_archive_and_files(tmp_path: Path) -> None:
     ids=lambda members: f"{len(members)} of {members[0].name[:12]}",
 )
 def test_what_an_archive_may_not_hold(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
-    """Escapes, links, devices, collisions and too much are refused, and nothing is left, inside or outside."""
+    """Path escapes, links, devices, collisions and oversized archives are rejected, and no file is left anywhere."""
     packed = archive(tmp_path / "a.tar.gz", *members)
     target = tmp_path / "root" / "work"
     target.parent.mkdir()
@@ -91,7 +91,7 @@ NO_TAR = gzip.compress(b"no tar, but long enough" * 100, mtime=0)
 
 @pytest.mark.parametrize("body", [b"", b"no archive", NO_TAR])
 def test_what_is_no_archive(tmp_path: Path, body: bytes) -> None:
-    """Anything that is not a tar.gz is refused as such."""
+    """A file that is not a tar.gz archive is rejected with an error that says so."""
     path = tmp_path / "a.tar.gz"
     path.write_bytes(body)
     with pytest.raises(BadArchive, match=r"tar\.gz|header"):
@@ -99,7 +99,7 @@ def test_what_is_no_archive(tmp_path: Path, body: bytes) -> None:
 
 
 def test_a_truncated_archive(tmp_path: Path) -> None:
-    """An archive that ends in the middle is refused, wherever it was cut."""
+    """A truncated archive is rejected, wherever it was cut."""
     packed = archive(tmp_path / "a.tar.gz", member("a", size=5000), member("b", size=5000)).read_bytes()
     for cut in range(1, len(packed) - 12, 17):
         path = tmp_path / "cut.tar.gz"
@@ -109,7 +109,7 @@ def test_a_truncated_archive(tmp_path: Path) -> None:
 
 
 def test_a_header_that_claims_gigabytes(tmp_path: Path) -> None:
-    """A forged header cannot make the agent read its size into memory."""
+    """A forged header cannot make the agent allocate the declared size."""
     header = bytearray(member("pax", tarfile.XHDTYPE).tobuf(tarfile.USTAR_FORMAT))
     header[124:136] = b"%011o\0" % (4 << 30)
     header[148:156] = b" " * 8
@@ -122,19 +122,19 @@ def test_a_header_that_claims_gigabytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a//b", "", "."])
 def test_file_names_of_the_specification(tmp_path: Path, name: str) -> None:
-    """Files of the specification cannot leave the folder either."""
+    """File names in the specification cannot lead outside of the working directory."""
     with pytest.raises(BadArchive, match="relative path"):
         fill_workdir(tmp_path / "work", None, {name: "text"})
     assert list(tmp_path.iterdir()) == []
 
 
-# ------------------------------------------------------------------------------- at submission and on the machine alike
+# ---------------------------------------------------------------------------- the same at submission and on the machine
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_tar_format_comes_out_as_tarfile_reads_it(tmp_path: Path, form: int, seed: int) -> None:
-    """Random trees with long, odd and nested names, in every format that Python writes, come out byte for byte."""
+    """Random trees with long, odd and nested names are unpacked byte for byte, in every format that Python writes."""
     chance = random.Random(seed)
     names = [
         f"{'d' * chance.randrange(1, 60)}/{n}/{'ü' if form != tarfile.USTAR_FORMAT else 'u'} {n}" for n in range(12)
@@ -157,7 +157,7 @@ def test_every_tar_format_comes_out_as_tarfile_reads_it(tmp_path: Path, form: in
 
 @pytest.mark.parametrize("seed", range(40))
 def test_inspection_and_unpacking_agree(tmp_path: Path, seed: int) -> None:
-    """Whatever is packed and written over it, inspection refuses exactly what a machine cannot unpack."""
+    """For any archive and any files written over it, inspection rejects exactly what a machine cannot unpack."""
     chance = random.Random(seed)
     names = ["a", "a/b", "a/b/c", "b", "b/a", "c/c/c", "c", "n" * 255, "n" * 256, "d/" * 500 + "d", "d/" * 520 + "d"]
     weights = [3, 3, 3, 3, 3, 3, 3, 1, 1, 1, 1]
@@ -180,7 +180,7 @@ def test_inspection_and_unpacking_agree(tmp_path: Path, seed: int) -> None:
 
 
 def forged(size_field: bytes, kind: bytes = tarfile.REGTYPE, pax: dict[bytes, bytes] | None = None) -> bytes:
-    """A tar.gz of one member whose header declares what is not there; `pax` goes before it."""
+    """Returns a tar.gz with one member whose header has a forged size; the `pax` records come before it."""
 
     def header(name: str, kind: bytes, size: bytes) -> bytes:
         block = bytearray(member(name, kind).tobuf(tarfile.USTAR_FORMAT))
@@ -217,7 +217,7 @@ def forged(size_field: bytes, kind: bytes = tarfile.REGTYPE, pax: dict[bytes, by
     ids=lambda body: str(len(body)),
 )
 def test_headers_that_lie(tmp_path: Path, body: bytes) -> None:
-    """A declared size, path or kind that is not acceptable is refused before anything of it is read or skipped."""
+    """An invalid size, path or kind in a header is rejected before any of its data is read or skipped."""
     path = tmp_path / "a.tar.gz"
     path.write_bytes(body)
     with pytest.raises(BadArchive):
@@ -228,7 +228,7 @@ def test_headers_that_lie(tmp_path: Path, body: bytes) -> None:
 
 
 class Counting(io.BytesIO):
-    """Counts the bytes that are asked of it."""
+    """Counts the bytes that are read from it."""
 
     taken = 0
 
@@ -239,7 +239,7 @@ class Counting(io.BytesIO):
 
 
 def test_no_more_is_read_than_the_limits_allow() -> None:
-    """Of an archive that unpacks to a thousand times its size only as much is read as the limits allow."""
+    """Of an archive that unpacks to a thousand times its size, only as much is read as the limits allow."""
     huge = gzip.compress(member("zeros", size=256 << 20).tobuf() + bytes(256 << 20), 1)
     tail = gzip.compress(member("small").tobuf() + bytes(256 << 20), 1)
     for body in (huge, tail):

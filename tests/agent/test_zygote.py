@@ -1,4 +1,4 @@
-"""The zygote: shims like those of a fresh interpreter, whatever happens to the zygote or its agent."""
+"""The zygote starts shims that equal those of a fresh interpreter, even if the zygote or its agent fails."""
 
 import errno
 import json
@@ -27,12 +27,12 @@ tasks.start(run, task_launch(run, "/bin/sh", "-c", "while [ ! -e go ]; do sleep 
 print("started", flush=True)
 sys.stdin.read()
 """
-"""Starts a task, as an agent does, and waits."""
+"""Program that starts a task like an agent and then waits."""
 
 
 @pytest.fixture(autouse=True)
 def a_zygote_of_its_own() -> None:
-    """No test has the zygote of another."""
+    """Ends the current zygote, so that each test has its own."""
     if starting._starter._zygote is not None:
         starting._starter._zygote.end()
     starting._forget()
@@ -61,7 +61,7 @@ def shim_of(run: RunFolder) -> Identity:
 
 
 def test_tasks_outlive_a_killed_zygote(tmp_path: Path) -> None:
-    """When the zygote is killed its tasks go on to their true end, and the next start has another zygote."""
+    """When the zygote is killed, its tasks run to their end with their exit codes; the next start creates another."""
     first = start_one(tmp_path, "first", "/bin/sh", "-c", "while [ ! -e go ]; do sleep 0.05; done; exit 7")
     killed = the_zygote()
     assert killed.send(signal.SIGKILL)
@@ -75,7 +75,7 @@ def test_tasks_outlive_a_killed_zygote(tmp_path: Path) -> None:
 
 
 def test_a_zygote_that_is_stopped_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starts that a stopped zygote does not answer are done by the next one, each task once."""
+    """Start requests that a halted zygote does not answer are handled by the next zygote, and each task starts once."""
     monkeypatch.setattr(starting, "_ANSWER_S", (0.3, 30.0, 30.0))
     ended(start_one(tmp_path, "first", "true"))
     stopped = the_zygote()
@@ -95,7 +95,7 @@ def test_a_zygote_that_is_stopped_is_replaced(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_zygote_that_dies_of_every_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no zygote ever answers, the start fails with an error that says so, and can be tried again."""
+    """If no zygote ever responds, the start fails with an error that says so, and can be tried again."""
     run = run_folder(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(starting, "command", lambda: ["/bin/true"])
@@ -107,7 +107,7 @@ def test_a_zygote_that_dies_of_every_request(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_shim_that_nobody_waits_for_starts_nothing(tmp_path: Path) -> None:
-    """A shim of an agent that died, or gave up, before it sent the launch: it ends, and the run can be started."""
+    """If an agent dies or gives up before it sends the launch, the shim exits, and the run can be started later."""
     run = run_folder(tmp_path)
     ended(start_one(tmp_path, "first", "true"))
     current = starting._starter._zygote
@@ -129,7 +129,7 @@ def test_a_shim_that_nobody_waits_for_starts_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_zygote_ends_with_its_agent_and_its_shims_do_not(tmp_path: Path, stopped: bool) -> None:
-    """After kill -9 of an agent's whole process group its zygote ends, even a stopped one; its task goes on."""
+    """After kill -9 of an agent's process group, its zygote ends, even if it was halted; the agent's task continues."""
     root = Path(tasks.__file__).parents[1]
     agent = subprocess.Popen(
         [sys.executable, "-c", AGENT, str(tmp_path)],
@@ -154,7 +154,7 @@ def test_a_zygote_ends_with_its_agent_and_its_shims_do_not(tmp_path: Path, stopp
 
 
 def test_a_zygote_keeps_nothing(tmp_path: Path) -> None:
-    """After many starts at once: no descriptor, no dead child, and no task's secret in its memory."""
+    """After many concurrent starts, the zygote has no extra descriptor, no zombie, and no task's secret in memory."""
     secret = "zq" + os.urandom(16).hex()
     ended(start_one(tmp_path, "first", "true"))
     pid = the_zygote().pid
@@ -184,11 +184,11 @@ def test_a_zygote_keeps_nothing(tmp_path: Path) -> None:
                 text = memory.read(last - first)
                 found += b"mizzen zygote" in text
                 assert secret.encode() not in text
-    assert found, "its memory was not read"
+    assert found, "the zygote's memory was not read"
 
 
 def test_a_shim_is_like_that_of_a_fresh_interpreter(tmp_path: Path) -> None:
-    """Its own session, no environment, `/` as its folder, the agent's umask and niceness, no file of the agent's."""
+    """A shim has its own session, no environment, `/` as folder, the agent's umask and niceness, and no agent files."""
     before = os.umask(0o027)
     try:
         run = start_one(tmp_path, "main", "sleep", "600")
@@ -206,11 +206,11 @@ def test_a_shim_is_like_that_of_a_fresh_interpreter(tmp_path: Path) -> None:
     assert Path(f"/proc/{pid}/cgroup").read_text() == Path("/proc/self/cgroup").read_text()
     assert status["Uid"] == me["Uid"]
     blocked = {signal.SIGCHLD, signal.SIGTERM}
-    # The kernel shows those as not blocked that a process is waiting for just then.
+    # The kernel does not show a signal as blocked while a process waits for it.
     assert int(status["SigBlk"], 16) in (0, sum(1 << number - 1 for number in blocked))
-    # The two that Python itself ignores, and the two that the shim does.
+    # The two signals that Python itself ignores, and the two that the shim ignores.
     ignored = {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP}
-    # Signals 32 and 33 are the C library's own: no process can set them, and the test may inherit any value.
+    # Signals 32 and 33 are reserved by the C library: no process can set them, and the test may inherit any value.
     settable = sum(1 << number - 1 for number in signal.valid_signals())
     assert int(status["SigIgn"], 16) & settable == sum(1 << number - 1 for number in ignored)
     assert int(status["SigCgt"], 16) == 0
@@ -227,7 +227,7 @@ def test_a_shim_is_like_that_of_a_fresh_interpreter(tmp_path: Path) -> None:
 
 
 def test_a_list_of_processes_says_whose_shim_it_is(tmp_path: Path) -> None:
-    """The command line of a shim names its run's folder, of a long one the end; a zygote's names its agent."""
+    """A shim's command line names its run folder (the end of a long path); a zygote's names its agent."""
     folder = tmp_path.joinpath(*["long" * 50] * 6)
     for root in (tmp_path, folder):
         run = start_one(root, "main", "sleep", "600")
@@ -243,7 +243,7 @@ def test_a_list_of_processes_says_whose_shim_it_is(tmp_path: Path) -> None:
 
 
 def test_a_fork_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the system has no room for another process, its error and the reason reach the agent."""
+    """If the system cannot fork another process, the error number and the reason are passed to the agent."""
 
     def refuse() -> int:
         raise OSError(errno.EAGAIN, "no more processes")
@@ -259,7 +259,7 @@ def test_a_fork_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_large_launch(tmp_path: Path) -> None:
-    """A launch of more bytes than a pipe holds arrives whole."""
+    """A launch description that is larger than a pipe's buffer arrives completely."""
     run = run_folder(tmp_path)
     values = {f"V{number}": "x" * 100_000 for number in range(5)}
     launch = task_launch(run, "/bin/sh", "-c", 'test "${#V0}${#V4}" = 100000100000')
@@ -268,7 +268,7 @@ def test_a_large_launch(tmp_path: Path) -> None:
 
 
 def test_a_forked_process_has_a_zygote_of_its_own(tmp_path: Path) -> None:
-    """A fork of a process that has a zygote does not ask that one: it may die any time."""
+    """A forked process starts its own zygote and does not use its parent's, which may exit at any time."""
     ended(start_one(tmp_path, "first", "true"))
     run = run_folder(tmp_path, "second")
     report, reporting = os.pipe()

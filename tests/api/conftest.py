@@ -1,4 +1,4 @@
-"""Fixtures of the API's tests."""
+"""Fixtures of the API tests."""
 
 import os
 import subprocess
@@ -32,21 +32,21 @@ def _fresh(postgres_url: str, template: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def emptied_url(postgres_url: str, template_database: str) -> Iterator[str]:
-    """URL of the database that the tests use one after the other."""
+    """Yields the URL of a database that the tests share and empty before use."""
     with _fresh(postgres_url, template_database) as url:
         yield url
 
 
 @pytest.fixture
 def database_url(emptied_url: str) -> str:
-    """URL of a migrated database without any rows."""
+    """Returns the URL of a migrated database without rows."""
     empty(emptied_url)
     return emptied_url
 
 
 @pytest.fixture
 def world(database_url: str, tmp_path: Path) -> Iterator[World]:
-    """A fresh installation."""
+    """Yields a new installation."""
     with make_world(database_url, tmp_path) as made:
         yield made
 
@@ -55,14 +55,14 @@ def world(database_url: str, tmp_path: Path) -> Iterator[World]:
 def shared_world(
     postgres_url: str, template_database: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
-    """An installation that the tests of a module share: for those that change nothing."""
+    """Yields an installation that the tests of a module share, for tests that do not depend on its state."""
     with _fresh(postgres_url, template_database) as url, make_world(url, tmp_path_factory.mktemp("world")) as made:
         yield made
 
 
 @contextmanager
 def api_process(world: World, folder: Path, checkout: Path) -> Iterator[str]:
-    """The API of a world in a process of its own, on a free port of loopback; gives its URL."""
+    """Runs the API of a world in a separate process on a free loopback port; yields its URL."""
     with listen("127.0.0.1", 0) as probe:
         port = probe.getsockname()[1]
     settings = world.settings.model_dump(mode="json", exclude_unset=True)
@@ -87,7 +87,7 @@ def api_process(world: World, folder: Path, checkout: Path) -> Iterator[str]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[World], str]]:
-    """Serves a world with uvicorn on a free port of loopback, and gives its URL."""
+    """Returns a function that serves a world with uvicorn on a free loopback port and returns its URL."""
     running: list[tuple[Server, threading.Thread]] = []
 
     def start(world: World) -> str:

@@ -1,6 +1,6 @@
-"""Who may do what: every operation of the OpenAPI document without a key, with too small a role, and as a stranger.
+"""Access control of every operation in the OpenAPI document: without a key, with a lower role, and across tenants.
 
-The operations are taken from the document, so that a new one cannot be forgotten.
+The operations are read from the document, so new operations are tested without a change here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,9 +26,9 @@ SHARED = {
     "/v1/machines/{region}/{cluster}/{machine}", "/v1/tables", "/v1/tables/{name}", "/v1/tables/{name}/replicas",
     "/v1/tables/{name}/partitions", "/v1/pools", "/v1/instances", "/v1/instances/{instance}",
 }  # fmt: skip
-"""What every key may read: the fleet and the tables belong to nobody."""
+"""Paths that every key may read: fleet and tables have no tenant."""
 LISTS = {"/v1/workloads", "/v1/queue", "/v1/events", "/v1/tenants", "/v1/audit", "/v1/costs"}
-"""What is narrowed to the caller's tenant."""
+"""Lists that are restricted to the caller's tenant."""
 BODIES: dict[tuple[str, str], object] = {
     ("post", "/v1/workloads"): document(),
     ("post", "/v1/workloads/cancel"): {"labels": {"team": "demo"}},
@@ -90,7 +90,7 @@ async def _send(world: World, method: str, path: str, headers: Mapping[str, str 
 
 
 def _everything(world: World) -> dict[str, list[str]]:
-    """All rows of all tables but those that say what was refused."""
+    """Returns all rows of all tables, except audit entries of refused requests and failed logins."""
     refusals = "where action not in ('request.refused', 'login.failed')"
     with world.session() as session:
         tables = session.scalars(text("select tablename from pg_tables where schemaname = 'public'")).all()
@@ -102,7 +102,7 @@ def _everything(world: World) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def lived_in(shared_world: World) -> World:
-    """A world in which tenant vision has a running workload."""
+    """Returns a world with a running workload of tenant vision, an open night and an instance."""
     id_ = shared_world.add_workload(Phase.RUNNING, labels={"team": "demo"})
     shared_world.add_attempt(id_, 1, "north/alpha/m1", 0b1)
     with shared_world.session() as session:
@@ -112,7 +112,7 @@ def lived_in(shared_world: World) -> World:
 
 
 def test_only_the_service_itself_is_open() -> None:
-    """Every operation under /v1 names a role, and only health and metrics do without a key."""
+    """Every operation under /v1 requires a role; only health, readiness and metrics need no key."""
     assert {path for _, path, role in OPERATIONS if role is None} == OPEN
     assert all(path.startswith("/v1/") for _, path, role in GUARDED)
     assert len(GUARDED) > 40
@@ -120,7 +120,7 @@ def test_only_the_service_itself_is_open() -> None:
 
 @pytest.mark.parametrize("operation", GUARDED, ids=_id)
 async def test_without_a_key(lived_in: World, operation: tuple[str, str, Role]) -> None:
-    """Without a valid key every operation answers 401, whatever else is right or wrong, and changes nothing."""
+    """Without a valid key every operation returns 401 and changes nothing."""
     method, path, _ = operation
     before = _everything(lived_in)
     bad = [
@@ -143,7 +143,7 @@ async def test_without_a_key(lived_in: World, operation: tuple[str, str, Role]) 
 
 @pytest.mark.parametrize("operation", [o for o in GUARDED if o[2] is not Role.VIEWER], ids=_id)
 async def test_with_too_small_a_role(lived_in: World, operation: tuple[str, str, Role]) -> None:
-    """A key of the next smaller role gets 403, also in its own tenant, and changes nothing."""
+    """With a lower role an operation returns 403, also for the own tenant, and changes nothing."""
     method, path, role = operation
     before = _everything(lived_in)
     for key in ["vision-viewer", "auditor"] + (["vision"] if role is Role.OPERATOR else []):
@@ -155,7 +155,7 @@ async def test_with_too_small_a_role(lived_in: World, operation: tuple[str, str,
 
 @pytest.mark.parametrize("operation", GUARDED, ids=_id)
 async def test_with_another_tenants_key(lived_in: World, operation: tuple[str, str, Role]) -> None:
-    """Another tenant's things are as if they were not there: 404, or not in the list; and nothing is changed."""
+    """With another tenant's key, items are not found (404) or not listed, and nothing changes."""
     method, path, role = operation
     before = _everything(lived_in)
     query = "?follow=false" if path.endswith(("/events", "/logs")) else ""
@@ -182,7 +182,7 @@ async def test_with_another_tenants_key(lived_in: World, operation: tuple[str, s
 
 @pytest.mark.parametrize("operation", [o for o in GUARDED if o[0] == "get"], ids=_id)
 async def test_own_key_reads(lived_in: World, operation: tuple[str, str, Role]) -> None:
-    """What a stranger is refused, the tenant's own viewer may read, if viewers may."""
+    """With a viewer key of the tenant, or an operator key where required, every GET operation returns 200."""
     method, path, role = operation
     query = "?follow=false" if path.endswith(("/events", "/logs")) else ""
     key = "operator" if role is Role.OPERATOR else "vision-viewer"
@@ -190,7 +190,7 @@ async def test_own_key_reads(lived_in: World, operation: tuple[str, str, Role]) 
 
 
 async def test_unknown_and_revoked_keys_get_the_same_answer(world: World) -> None:
-    """An answer does not tell whether a key was ever known."""
+    """Unknown and revoked keys get identical responses."""
     with world.session() as session:
         session.connection().exec_driver_sql("update api_key set revoked_at = now() where id = 'key-speech'")
     world.raw_keys["unknown"] = "mzn_0123_unknown"

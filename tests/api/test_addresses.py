@@ -1,4 +1,4 @@
-"""What one address cannot do to everybody else: fail to log in without end, or hold all connections."""
+"""Limits of client addresses: failed logins and connections."""
 
 import contextlib
 import socket
@@ -26,7 +26,7 @@ def _from(world: World, address: str, authorization: str | None) -> httpx.AsyncC
 
 
 async def test_failed_logins_of_an_address(database_url: str, tmp_path: Path) -> None:
-    """Beyond its burst an address gets 429 with Retry-After; its valid keys, and other addresses, are served."""
+    """After too many failed logins an address gets 429; requests with valid keys and other addresses are served."""
     good = "Authorization"
     with make_world(database_url, tmp_path, limits=FEW) as world:
         async with _from(world, "192.0.2.1", "Bearer mzn_wrong") as bad:
@@ -46,7 +46,7 @@ async def test_failed_logins_of_an_address(database_url: str, tmp_path: Path) ->
 
 
 def test_addresses_take_bounded_memory() -> None:
-    """The address that failed least recently is forgotten; a failure is within the limit again after a pause."""
+    """Only a limited number of addresses is stored, least recently failed evicted; the limit recovers with time."""
     now_s = 0.0
     failed = FailedLogins(1.0, 2, lambda: now_s, addresses=3)
     for n in range(100):
@@ -70,27 +70,27 @@ def test_addresses_take_bounded_memory() -> None:
     ],
 )
 def test_what_counts_as_one_address(client: tuple[str, int] | None, address: str) -> None:
-    """An IPv6 client may use any address of its network; what a proxy forwards need not be an address."""
+    """IPv6 addresses are grouped by /64 network; a forwarded text that is not an address is truncated."""
     scope: Scope = {"type": "http", "client": client}
     assert address_of(scope) == address
 
 
 @pytest.mark.parametrize("trusted", [False, True])
 def test_forwarded_addresses(database_url: str, tmp_path: Path, serve: Callable[[World], str], trusted: bool) -> None:
-    """What a client says of its address counts only where it is a proxy that the settings name."""
+    """X-Forwarded-For is used only if the client is a trusted proxy."""
     api = {"trusted_proxies": ["127.0.0.0/8"]} if trusted else {}
     with make_world(database_url, tmp_path, limits=FEW, api=api) as world:
         url = serve(world)
         answers = []
         for n in range(6):
-            # The first is what the client made up, the second what the proxy saw.
+            # The first address is forged by the client; the second one was added by the proxy.
             headers = {"x-forwarded-for": f"198.51.100.{n}, 203.0.113.{n % 2}", "authorization": "Bearer mzn_wrong"}
             answers.append(httpx.get(f"{url}/v1/whoami", headers=headers).status_code)
         assert answers == ([401] * 6 if trusted else [401] * 3 + [429] * 3)
 
 
 def test_trusted_proxies_are_addresses(tmp_path: Path) -> None:
-    """A name, or everybody, is refused with what would be right."""
+    """A host name, `*` or an invalid network is an error with the valid values."""
     for wrong in ("*", "proxy.example.com", "10.0.0.1/8"):
         (tmp_path / "s.yaml").write_text(f"api: {{trusted_proxies: ['{wrong}']}}")
         with pytest.raises(ConfigurationError, match="must be an address or a network"):
@@ -99,7 +99,7 @@ def test_trusted_proxies_are_addresses(tmp_path: Path) -> None:
 
 @pytest.fixture
 def full(database_url: str, tmp_path: Path, serve: Callable[[World], str]) -> Iterator[tuple[str, list[socket.socket]]]:
-    """An API that serves 5 connections, all of which hold a stream of events."""
+    """Yields the URL of an API with a limit of 5 connections, and the 5 open connections, each with an event stream."""
     limits = {"connections": 5, "header_timeout_s": 600}
     with make_world(database_url, tmp_path, limits=limits) as world, ExitStack() as stack:
         url = serve(world)
@@ -114,7 +114,7 @@ def full(database_url: str, tmp_path: Path, serve: Callable[[World], str]) -> It
 
 
 def test_connections_are_bounded(full: tuple[str, list[socket.socket]]) -> None:
-    """A connection over the limit gets 503 with Retry-After; health is served; a closed connection makes room."""
+    """A connection over the limit gets 503 with Retry-After, except for `/healthz`; a closed one makes room."""
     url, held = full
     refused = httpx.get(f"{url}/v1/whoami")
     assert (refused.status_code, refused.json()["limit"]) == (503, {"name": "limits.connections", "value": 5.0})
@@ -126,7 +126,7 @@ def test_connections_are_bounded(full: tuple[str, list[socket.socket]]) -> None:
 
 
 def test_connections_far_beyond_the_limit_are_closed(full: tuple[str, list[socket.socket]]) -> None:
-    """Of hundreds of silent connections, those far over the limit are closed at once."""
+    """Idle connections far over the limit are closed immediately."""
     url, _ = full
     address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
     with ExitStack() as stack:

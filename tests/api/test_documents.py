@@ -1,4 +1,4 @@
-"""Documents: what can be read, and each thing that can be wrong with one, with its path."""
+"""Workload documents: parsing, normalisation, and an error with a path for each kind of mistake."""
 
 import json
 from typing import Any
@@ -8,23 +8,12 @@ import pytest
 from api.documents.loading import MAX_NODES, Malformed, load_json, load_yaml
 from api.documents.workload import read_workload
 from domain.spec import CheckpointSpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
+from tests.api.documents import JOB, job, resources
 from tests.api.world import ARCHIVE_SHA256, FOLDERS_SHA256, GIB, World, as_yaml, document
-
-JOB = document()["jobs"][0]
-
-
-def job(**changes: Any) -> dict[str, Any]:
-    """The example document with one job, changed."""
-    return document(jobs=[{k: v for k, v in {**JOB, **changes}.items() if v is not None}])
-
-
-def resources(**changes: Any) -> dict[str, Any]:
-    """The example document with other resources."""
-    return job(resources={**JOB["resources"], **changes})
 
 
 def errors_of(answer: Any) -> dict[str, str]:
-    """Path to message."""
+    """Returns the error messages by path."""
     return {e["path"]: e["message"] for e in answer.json()["errors"]}
 
 
@@ -38,7 +27,7 @@ async def refusal(world: World, body: object, key: str = "operator") -> dict[str
 
 
 def test_example_becomes_this_specification() -> None:
-    """Durations, sizes and preferences of the example are normalised once, at submission."""
+    """Reading the example document normalises its durations, sizes and preferences."""
     draft = read_workload(load_yaml(as_yaml(document())), None)
     assert draft.problems == []
     assert draft.spec() == WorkloadSpec(
@@ -63,7 +52,7 @@ def test_example_becomes_this_specification() -> None:
 
 
 def test_smallest_document_has_the_documented_defaults() -> None:
-    """A name and a job with a command are enough where the key has a tenant."""
+    """If the key has a tenant, a document needs only a name and a job with a command; the rest has defaults."""
     draft = read_workload(load_yaml(b"name: a\njobs: [{name: main, run: 'echo hi'}]"), "vision")
     assert draft.problems == []
     assert draft.spec() == WorkloadSpec(
@@ -77,7 +66,7 @@ def test_smallest_document_has_the_documented_defaults() -> None:
     [("30s", 30.0), ("10m", 600.0), ("1h30m", 5400.0), ("1.5h", 5400.0), ("1d", 86400.0), (90, 90.0), ("500ms", 0.5)],
 )
 def test_durations(text: object, seconds: float) -> None:
-    """Durations are strings with units, or numbers of seconds."""
+    """A duration is a string with units, or a number of seconds."""
     draft = read_workload(document(checkpoint={"interval": text}), None)
     assert draft.problems == []
     assert draft.spec().checkpoint.interval_s == seconds
@@ -89,21 +78,21 @@ def test_durations(text: object, seconds: float) -> None:
      ("1048576", 1 << 20), ("10M", 10**7)],
 )  # fmt: skip
 def test_sizes(text: object, size: int) -> None:
-    """Sizes are strings with units of 1000 or of 1024, or numbers of bytes."""
+    """A size is a string with a unit of powers of 1000 or 1024, or a number of bytes."""
     draft = read_workload(resources(memory=text), None)
     assert draft.problems == []
     assert draft.spec().jobs[0].resources.memory_bytes == size
 
 
 def test_accelerators_as_one_text() -> None:
-    """`a100:8` is eight of one type, and a type alone is one."""
+    """`a100:8` means eight GPUs of type a100, and `a100` means one."""
     assert read_workload(resources(accelerators="a100:8"), None).spec().jobs[0].resources.gpus == 8
     assert read_workload(resources(accelerators="a100"), None).spec().jobs[0].resources.gpus == 1
     assert read_workload(resources(accelerators=[]), None).spec().jobs[0].resources.gpus == 0
 
 
 def test_null_is_as_if_left_out() -> None:
-    """A key without a value means its default, as programs that fill in forms send it."""
+    """A null value means the default of its key, as some generators write it."""
     draft = read_workload(document(recurring="x") | {"recurring": None, "tables": None, "limits": None}, None)
     assert draft.problems == []
     assert draft.spec().tables == ()
@@ -122,13 +111,13 @@ FORMS: list[tuple[str, object, str, str]] = [
     ("jobs as a mapping", document(jobs={"a": 1}), "jobs", "must be a list of jobs"),
     ("no tenant", document(tenant=None), "tenant", "missing"),
     ("another version", document(version=2), "version", "must be 1"),
-    ("version as truth value", document(version=True), "version", "must be 1"),
+    ("version as boolean", document(version=True), "version", "must be 1"),
     ("name with capitals", document(name="Digits"), "name", "lower-case letters"),
     ("name with a line end", document(name="digits\n"), "name", "lower-case letters"),
     ("name as number", document(name=7), "name", "put it in quotes"),
     ("name with NUL", document(name="a\0b"), "name", "NUL"),
     ("half a surrogate pair", document(labels={"a": "\ud800"}), "labels.a", "surrogate"),
-    ("label as truth value", document(labels={"gpu": False}), "labels.gpu", "YAML reads yes, no, on, off"),
+    ("label as boolean", document(labels={"gpu": False}), "labels.gpu", "YAML reads yes, no, on, off"),
     ("label as number", document(labels={"gpu": 1.5}), "labels.gpu", "put it in quotes"),
     ("label key", document(labels={"a b": "c"}), "labels.'a b'", "label's key"),
     ("label value too long", document(labels={"a": "x" * 257}), "labels.a", "at most 256 bytes"),
@@ -140,13 +129,13 @@ FORMS: list[tuple[str, object, str, str]] = [
      "jobs.tasks", "100000 tasks"),
     ("no tasks", job(tasks=0), "jobs[0].tasks", "from 1 to 100000"),
     ("half a task", job(tasks=1.5), "jobs[0].tasks", "must be an integer"),
-    ("tasks as truth value", job(tasks=True), "jobs[0].tasks", "it is a boolean"),
+    ("tasks as boolean", job(tasks=True), "jobs[0].tasks", "it is a boolean"),
     ("tasks beyond all bounds", job(tasks=10**30), "jobs[0].tasks", "from 1 to 100000"),
     ("spans perhaps", job(span_clusters="perhaps"), "jobs[0].span_clusters", "must be true or false, it is a string"),
     ("no run", job(run=None), "jobs[0].run", "missing"),
     ("empty command", job(run=[]), "jobs[0].run", "must not be empty"),
     ("blank script", job(run=" \n"), "jobs[0].run", "must not be empty"),
-    ("command of truth values", job(run=["true", True]), "jobs[0].run[1]", "put it in quotes"),
+    ("command with a boolean", job(run=["true", True]), "jobs[0].run[1]", "put it in quotes"),
     ("command as mapping", job(run={"a": 1}), "jobs[0].run", "list of strings"),
     ("script too long", job(run="x" * 100_000), "jobs[0].run", "at most 98304 bytes"),
     ("arguments too long", job(run=["x" * 50_000, "y" * 50_000]), "jobs[0].run", "at most 98304 bytes"),
@@ -170,13 +159,13 @@ FORMS: list[tuple[str, object, str, str]] = [
     ("keep nothing", document(checkpoint={"keep": 0}), "checkpoint.keep", "from 1 to 100"),
     ("endless retries", document(limits={"retries": 10**9}), "limits.retries", "from 0 to 1000"),
     ("limits as list", document(limits=[1]), "limits", "must be a mapping"),
-    ("variable of mizzen's", job(env={"MIZZEN_RANK": "1"}), "jobs[0].env.MIZZEN_RANK", "are reserved"),
+    ("reserved variable", job(env={"MIZZEN_RANK": "1"}), "jobs[0].env.MIZZEN_RANK", "are reserved"),
     ("variable that every task gets", job(env={"RANK": "1"}), "jobs[0].env.RANK", "set by mizzen"),
     ("variable with a dash", job(env={"A-B": "1"}), "jobs[0].env.A-B", "letters, digits and underscores"),
-    ("variable as truth value", job(env={"DEBUG": True}), "jobs[0].env.DEBUG", "put it in quotes"),
+    ("variable as boolean", job(env={"DEBUG": True}), "jobs[0].env.DEBUG", "put it in quotes"),
     ("variable as fraction", job(env={"LR": 0.1}), "jobs[0].env.LR", "put it in quotes"),
     ("too much environment", job(env={f"V{i}": "x" * 30_000 for i in range(3)}), "jobs[0].env", "65536 bytes"),
-    ("secret of mizzen's name", job(secrets={"MIZZEN_KEY": "hf-token"}), "jobs[0].secrets.MIZZEN_KEY", "reserved"),
+    ("secret with a reserved name", job(secrets={"MIZZEN_KEY": "hf-token"}), "jobs[0].secrets.MIZZEN_KEY", "reserved"),
     ("secret and variable", job(env={"A": "1"}, secrets={"A": "hf-token"}), "jobs[0].secrets.A", "also set in env"),
     ("secret's name", job(secrets={"A": "a b"}), "jobs[0].secrets.A", "lower-case"),
     ("absolute file", document(files={"/etc/passwd": "x"}), "files./etc/passwd", "relative path"),
@@ -202,8 +191,8 @@ FORMS: list[tuple[str, object, str, str]] = [
 
 @pytest.mark.parametrize(("body", "path", "message"), [f[1:] for f in FORMS], ids=[f[0] for f in FORMS])
 async def test_wrong_form(shared_world: World, body: object, path: str, message: str) -> None:
-    """A document of the wrong form is refused, with the path of what is wrong and what would be right."""
-    text = json.dumps(body).encode()  # as ASCII: half a surrogate pair is an escape in it
+    """A document with an invalid form is an error with the path and the valid values."""
+    text = json.dumps(body).encode()  # ASCII, because half a surrogate pair must be escaped
     async with shared_world.client() as client:
         answer = await client.post("/v1/workloads", content=text, headers={"content-type": "application/json"})
     assert answer.status_code == 422, answer.text
@@ -247,7 +236,7 @@ FACTS: list[tuple[str, str, object, str, str]] = [
 
 @pytest.mark.parametrize(("key", "body", "path", "message"), [f[1:] for f in FACTS], ids=[f[0] for f in FACTS])
 async def test_wrong_facts(shared_world: World, key: str, body: object, path: str, message: str) -> None:
-    """A document that does not fit what there is is refused at submission."""
+    """A document with unknown names, or with more than any machine has, is an error at submission."""
     found = await refusal(shared_world, body, key)
     assert list(found) == [path]
     assert message in found[path]
@@ -269,14 +258,14 @@ FITTING: list[tuple[str, object]] = [
 
 @pytest.mark.parametrize("body", [f[1] for f in FITTING], ids=[f[0] for f in FITTING])
 async def test_what_fits_is_taken(shared_world: World, body: object) -> None:
-    """What some machine of the fleet can hold, and names what there is, is taken."""
+    """A document whose names exist and whose tasks fit some machine is accepted."""
     async with shared_world.client() as client:
         answer = await client.post("/v1/workloads", json=body)
     assert answer.status_code == 202, answer.text
 
 
 async def test_every_problem_at_once(shared_world: World) -> None:
-    """Problems of form and of fact, in all parts of the document, come in one answer with their values."""
+    """One response lists all problems in all parts of the document, with their values."""
     bad = document(
         nmae="digits",
         tenant="visoin",
@@ -304,7 +293,7 @@ async def test_every_problem_at_once(shared_world: World) -> None:
 
 
 async def test_fleet_without_machines_refuses_no_size(world: World) -> None:
-    """Before the first machine has registered nothing is known to be impossible."""
+    """Before any machine has registered, resources of any size are accepted."""
     with world.session() as session:
         session.connection().exec_driver_sql("delete from machine")
     async with world.client() as client:
@@ -313,7 +302,7 @@ async def test_fleet_without_machines_refuses_no_size(world: World) -> None:
 
 
 async def test_machines_lost_for_good_do_not_count(world: World) -> None:
-    """A machine that was lost a moment ago may come back; one lost for more than a day is not counted on."""
+    """A machine that has been lost for more than a day does not count for what the fleet can hold."""
     big = resources(accelerators="a100:8")
     async with world.client() as client:
         for lost_for, status in (("1 hour", 202), ("2 days", 422)):
@@ -334,13 +323,13 @@ PLAIN = [
 
 @pytest.mark.parametrize(("text", "value"), PLAIN, ids=[p[0][:12] or "empty" for p in PLAIN])
 def test_yaml_scalars(text: str, value: object) -> None:
-    """Of plain scalars only null, truth values and decimal numbers are not strings; quoted ones always are."""
+    """Only null, booleans and decimal numbers are not strings among plain scalars; quoted scalars are strings."""
     assert load_yaml(f"a: {text}".encode()) == {"a": value}
     assert load_yaml(f"a: '{text}'".encode()) == {"a": text}
 
 
 def test_yaml_keys_are_texts() -> None:
-    """A variable named NO, or a label named 1, is what it looks like."""
+    """Keys of YAML mappings are always strings, such as NO and 1."""
     assert load_yaml(b"NO: a\n1: b\n~: c") == {"NO": "a", "1": "b", "~": "c"}
 
 
@@ -365,7 +354,7 @@ MALFORMED: list[tuple[str, bytes, str]] = [
 
 @pytest.mark.parametrize(("body", "message"), [m[1:] for m in MALFORMED], ids=[m[0] for m in MALFORMED])
 def test_malformed_yaml(body: bytes, message: str) -> None:
-    """What is not plain YAML is refused before it is read whole, with its line where there is one."""
+    """Unsupported, invalid and oversized YAML is an error, with the line if there is one."""
     with pytest.raises(Malformed, match=message):
         load_yaml(body)
 
@@ -384,14 +373,14 @@ MALFORMED_JSON: list[tuple[str, bytes, str]] = [
 
 @pytest.mark.parametrize(("body", "message"), [m[1:] for m in MALFORMED_JSON], ids=[m[0] for m in MALFORMED_JSON])
 def test_malformed_json(body: bytes, message: str) -> None:
-    """What is not JSON, or beyond the bounds, is refused."""
+    """Invalid and oversized JSON is an error."""
     with pytest.raises(Malformed, match=message):
         load_json(body)
 
 
 @pytest.mark.parametrize("media", ["application/json", "application/yaml"])
 async def test_keys_given_twice(shared_world: World, media: str) -> None:
-    """A key that is given twice is refused in both formats, at its path."""
+    """A duplicate key is an error with its path, in JSON and in YAML."""
     text = b'{"name": "a", "tenant": "vision", "jobs": [{"name": "m", "run": "x", "env": {"A": "1", "A": "2"}}]}'
     async with shared_world.client() as client:
         answer = await client.post("/v1/workloads", content=text, headers={"content-type": media})

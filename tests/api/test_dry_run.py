@@ -1,4 +1,4 @@
-"""Dry runs: the answer is the scheduler's own, over a real Temporal, and nothing is written."""
+"""Dry runs by the scheduler over a real Temporal server; they write nothing."""
 
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +15,14 @@ from infra.db.logs import Audit, Event, Outbox
 from infra.db.models import Attempt, Workload
 from infra.payloads import DATA_CONVERTER
 from infra.stack.temporal import find_binary
-from tests.api.test_documents import JOB, job, resources
-from tests.api.test_workloads import T0
+from tests.api.calls import T0
+from tests.api.documents import JOB, job, resources
 from tests.api.world import World, make_world
 
 
 @pytest_asyncio.fixture
 async def scheduled(database_url: str, tmp_path: Path) -> AsyncIterator[World]:
-    """An installation with a Temporal and a control worker."""
+    """Yields an installation with a Temporal server and a control worker."""
     binary = str(find_binary(TemporalSettings()))
     async with await WorkflowEnvironment.start_local(
         dev_server_existing_path=binary, data_converter=DATA_CONVERTER, dev_server_log_level="error"
@@ -37,7 +37,7 @@ async def scheduled(database_url: str, tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def test_dry_run_tells_where_or_why_not(scheduled: World) -> None:
-    """A dry run tells the place, or each region's reasons, and writes nothing; the process is ready with Temporal."""
+    """A dry run returns the machines, or each region's reasons, and writes nothing. `/readyz` reports Temporal."""
     async with scheduled.client("vision") as client:
         assert (await client.get("/readyz")).json()["temporal"] == "ok"
         fits = await client.post("/v1/workloads?dry_run=true", json=resources(accelerators="a100:4"))
@@ -53,7 +53,7 @@ async def test_dry_run_tells_where_or_why_not(scheduled: World) -> None:
         full = (await client.post("/v1/workloads?dry_run=true", json=resources(accelerators="a100:4"))).json()
         many = job(tasks=17, resources={**JOB["resources"], "accelerators": "a100:1"})
         vain = (await client.post("/v1/workloads?dry_run=true", json=many)).json()
-        # What ran long enough can be evicted.
+        # Workloads that have run long enough can be evicted.
         with scheduled.session() as session:
             session.execute(update(Attempt).values(ready_at=T0, started_at=T0, rank=5))
         asked = resources(accelerators="a100:4")

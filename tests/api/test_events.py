@@ -1,4 +1,4 @@
-"""Event streams: every event once and in order, whatever is committed when, and wherever a client takes it up again."""
+"""Event streams: each event exactly once and in order, for any order of commits and after reconnections."""
 
 import json
 import random
@@ -26,7 +26,7 @@ Serve = Callable[[World], str]
 
 @dataclass(frozen=True)
 class Received:
-    """One event as a client sees it."""
+    """An event that a client received."""
 
     id: str
     kind: str
@@ -34,7 +34,7 @@ class Received:
 
 
 async def parsed(lines: AsyncIterator[str]) -> AsyncIterator[Received]:
-    """The events of a stream; comments are passed over."""
+    """Parses the events of a stream; ignores comments."""
     fields: dict[str, str] = {}
     async for line in lines:
         if line:
@@ -49,7 +49,7 @@ async def parsed(lines: AsyncIterator[str]) -> AsyncIterator[Received]:
 
 @asynccontextmanager
 async def following(base: str, world: World, path: str, last: str | None = None, key: str = "operator") -> Any:
-    """The events of a live stream."""
+    """Opens a stream; yields its events."""
     headers = world.headers(key) | ({"last-event-id": last} if last else {})
     async with (
         httpx.AsyncClient(base_url=base, headers=headers, timeout=60) as client,
@@ -63,7 +63,7 @@ async def following(base: str, world: World, path: str, last: str | None = None,
 async def present(
     world: World, path: str, key: str = "operator", after: str | None = None, **headers: str
 ) -> list[Received]:
-    """The events up to now."""
+    """Returns the events so far, without following the stream."""
     params = {"follow": "false"} | ({"after": after} if after else {})
     async with world.client(key) as client:
         answer = await client.get(path, params=params, headers=headers)
@@ -77,7 +77,7 @@ async def present(
 
 
 async def test_events_of_a_workload(world: World) -> None:
-    """A workload's events come in order, each with its kind, reason and position."""
+    """A workload's events arrive in order, with kind, reason and id, and can be read after a given id."""
     id_, other = world.add_workload(), world.add_workload()
     world.set_phase(id_, Phase.PLACING, reason=awarded())
     world.set_phase(other, Phase.PLACING)
@@ -95,7 +95,7 @@ async def test_events_of_a_workload(world: World) -> None:
 
 
 async def test_events_are_the_tenants_own(world: World) -> None:
-    """A key with a tenant gets that tenant's events, and no machine's."""
+    """A key of a tenant gets only the events of that tenant, and none of machines."""
     mine, other = world.add_workload(), world.add_workload(tenant="speech")
     for id_ in (mine, other):
         world.set_phase(id_, Phase.PLACING)
@@ -106,7 +106,7 @@ async def test_events_are_the_tenants_own(world: World) -> None:
 
 
 async def test_more_events_than_a_page(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All pages of the past are sent, also where an event more would begin another one."""
+    """All past events are sent, for any page size and also if the last page is full."""
     id_ = world.add_workload()
     with world.session() as session:
         for number in range(20):
@@ -119,7 +119,7 @@ async def test_more_events_than_a_page(world: World, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("id_", ["", "x", "1", "1-", "-1", "1-2-3", "-1-2", "1-x", "9" * 30 + "-1", "١-١", "now"])
 async def test_malformed_last_event_id(shared_world: World, id_: str) -> None:
-    """A Last-Event-ID that is none is refused, and not taken for the beginning."""
+    """A malformed Last-Event-ID is an error; it does not restart the stream."""
     async with shared_world.client() as client:
         for path in ("/v1/events", f"/v1/workloads/{shared_world.add_workload()}/events"):
             answer = await client.get(path, headers=[(b"last-event-id", id_.encode())])
@@ -127,7 +127,7 @@ async def test_malformed_last_event_id(shared_world: World, id_: str) -> None:
 
 
 async def test_begin_at_the_present(world: World) -> None:
-    """`after=now` leaves the past out, and `after` an id is as Last-Event-ID."""
+    """`after=now` skips past events, and `after` with an id is equivalent to Last-Event-ID."""
     id_ = world.add_workload()
     world.set_phase(id_, Phase.PLACING)
     assert await present(world, "/v1/events", after="now") == []
@@ -139,7 +139,7 @@ async def test_begin_at_the_present(world: World) -> None:
 
 
 async def test_stream_of_a_workload_ends_with_it(world: World, serve: Serve) -> None:
-    """A followed workload's events come as they happen, and the stream ends with the last one."""
+    """A followed stream sends events as they occur, and ends after the workload's last event."""
     base, id_ = serve(world), world.add_workload()
     world.set_phase(id_, Phase.PLACING)
     kinds = []
@@ -155,7 +155,7 @@ async def test_stream_of_a_workload_ends_with_it(world: World, serve: Serve) -> 
 
 
 async def test_last_event_is_awaited_while_an_older_transaction_runs(world: World, serve: Serve) -> None:
-    """A workload that has ended is not over before its last event can be read in order."""
+    """The stream of an ended workload stays open until an older transaction ends, and then sends the last event."""
     base, id_ = serve(world), world.add_workload()
     with world.engine.connect() as old, old.begin():
         old.execute(text("select pg_current_xact_id()"))
@@ -167,7 +167,7 @@ async def test_last_event_is_awaited_while_an_older_transaction_runs(world: Worl
 
 
 def _write(world: World, writer: int, count: int) -> None:
-    """Writes events whose transactions overlap with those of others and commit in another order than they began."""
+    """Writes events in transactions that overlap with other writers and commit out of order; a fifth is rolled back."""
     chance = random.Random(writer)
     for number in range(count):
         with world.session() as session:
@@ -178,7 +178,7 @@ def _write(world: World, writer: int, count: int) -> None:
 
 
 async def test_every_event_once_and_in_order_over_reconnections(world: World, serve: Serve) -> None:
-    """Clients that come back at random get each committed event once, in one order, however writers commit."""
+    """A client that reconnects at random gets each committed event exactly once and in order."""
     base = serve(world)
     writers = [threading.Thread(target=_write, args=(world, writer, 40)) for writer in range(6)]
     chance = random.Random(1)
@@ -203,7 +203,7 @@ async def test_every_event_once_and_in_order_over_reconnections(world: World, se
 
 
 async def test_only_those_concerned_are_woken(world: World) -> None:
-    """An event wakes followers of its workload, of its tenant and of all, and no others."""
+    """An event wakes only the followers of its workload, of its tenant and of all events."""
     own = Hub(world.engine, LimitSettings())
     with (
         own.follow("k", "wl-a", waits=True) as same,
@@ -213,7 +213,7 @@ async def test_only_those_concerned_are_woken(world: World) -> None:
         own.follow("k", None, waits=True) as everyone,
     ):
         followers = (same, other, tenant, stranger, everyone)
-        for follower in followers:  # the listener's first greeting, once it listens
+        for follower in followers:  # the listener wakes all followers once when it starts
             assert await follower.wait(30)
         with world.session() as session:
             events.record(session, "workload.running", workload="wl-a", tenant="vision")
@@ -227,7 +227,7 @@ async def test_only_those_concerned_are_woken(world: World) -> None:
 
 
 async def test_stream_ends_with_its_key(world: World, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream does not outlive the key with which it was opened; others go on."""
+    """A stream ends when its key is revoked; streams of other keys continue."""
     monkeypatch.setattr(hub, "KEYS_S", 0.0)
     base, id_ = serve(world), world.add_workload()
     async with (
@@ -242,7 +242,7 @@ async def test_stream_ends_with_its_key(world: World, serve: Serve, monkeypatch:
 
 
 async def test_followers_are_bounded(world: World, serve: Serve) -> None:
-    """A process that serves as many streams as it may refuses another one, and takes it once one has ended."""
+    """A process refuses streams over its limit with 503, and accepts a new one after another one has ended."""
     world.app.state.mizzen.hub = Hub(world.engine, LimitSettings(streams=1))
     base = serve(world)
     async with httpx.AsyncClient(base_url=base, headers=world.headers("operator"), timeout=60) as client:
@@ -257,7 +257,7 @@ async def test_followers_are_bounded(world: World, serve: Serve) -> None:
 
 
 async def test_listener_that_lost_its_connection(world: World, serve: Serve) -> None:
-    """A stream goes on over a loss of the connection that wakes it."""
+    """A stream continues after the listener's database connection is lost."""
     base, id_ = serve(world), world.add_workload()
     async with following(base, world, f"/v1/workloads/{id_}/events") as stream:
         world.set_phase(id_, Phase.PLACING)
@@ -271,7 +271,7 @@ async def test_listener_that_lost_its_connection(world: World, serve: Serve) -> 
 
 
 async def test_heartbeats(world: World, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream without events has comments, by which both sides notice a lost connection."""
+    """A stream without events sends comments as heartbeats."""
     monkeypatch.setattr(streams, "HEARTBEAT_S", 0.1)
     base = serve(world)
     async with (

@@ -1,4 +1,4 @@
-"""Gangs that no region could ever hold: told at submission with figures, and never of one that a region could hold."""
+"""Detection of gangs that no region can ever hold: the message has figures, and there are no false positives."""
 
 import random
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 from api.documents.feasible import Machines, never
 from domain.capacity import CapacityKind
 from domain.spec import JobSpec, ResourceSpec, WorkloadSpec
-from tests.api.test_documents import JOB, job, resources
+from tests.api.documents import JOB, job, resources
 from tests.api.world import GIB, World
 
 FLEET = [
@@ -46,18 +46,18 @@ SAID = [
 
 @pytest.mark.parametrize(("jobs", "said"), SAID)
 def test_what_never_fits_is_told_with_figures(jobs: list[JobSpec], said: str | None) -> None:
-    """The most that fit, where, and what would have to change; nothing of what a region could hold."""
+    """The message has the most tasks that fit, the region and a remedy. If the gang fits, there is no message."""
     found = _never(*jobs)
     assert found is None if said is None else found is not None and said in found, found
 
 
 def test_regions_that_the_user_excludes_do_not_count() -> None:
-    """What only an excluded region could hold is never held."""
+    """Machines of excluded regions do not count."""
     assert "at most 0 fit" in str(_never(_job(1), regions_excluded=("east",)))
 
 
 def test_machines_of_another_kind_of_capacity_do_not_count() -> None:
-    """What would only fit on machines on which the workload may not run is never held."""
+    """Machines of capacity kinds that the workload does not allow do not count."""
     spot = [replace(machines, capacity="spot") for machines in FLEET]
     spec = WorkloadSpec(name="w", tenant="t", jobs=(_job(8),))
     assert never(spec, spot) is None
@@ -68,7 +68,7 @@ def test_machines_of_another_kind_of_capacity_do_not_count() -> None:
 
 
 def test_a_machine_that_holds_each_job_alone_is_never_called_impossible() -> None:
-    """Gangs that were packed onto machines of one cluster are never said not to fit."""
+    """A random gang that was constructed to fit one cluster is never reported as impossible."""
     chance = random.Random(4)
     for _ in range(300):
         gpus, cpus = chance.randrange(1, 9), chance.randrange(8, 64)
@@ -81,7 +81,7 @@ def test_a_machine_that_holds_each_job_alone_is_never_called_impossible() -> Non
 
 
 async def test_submission_tells_it(world: World) -> None:
-    """The workload is taken, since machines may come, and the answer says what would have to change."""
+    """A gang that no region can hold is accepted, because machines may be added, and the response has the message."""
     one = {**JOB["resources"], "accelerators": "a100:1"}
     async with world.client("vision") as client:
         fits = (await client.post("/v1/workloads", json=resources(accelerators="a100:8"))).json()

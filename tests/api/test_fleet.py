@@ -1,4 +1,4 @@
-"""Regions, clusters and machines; cordoning and draining; tables, replicas and archives."""
+"""Regions, clusters and machines, cordons and drains, tables, replicas and archives over the API."""
 
 import gzip
 import hashlib
@@ -17,14 +17,14 @@ from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Audit, Event
 from infra.db.models import Allocation, Archive, Cluster, ClusterPrice, Machine, Region
 from infra.keys import key_fingerprint
-from tests.api.test_workloads import act, get, mail
+from tests.api.calls import act, get, mail
 from tests.api.world import ARCHIVE, ARCHIVE_SHA256, GIB, World, archive_of, make_world
 
 M1 = "/v1/machines/north/alpha/m1"
 
 
 async def test_regions_and_clusters_count_machines_and_slots(world: World) -> None:
-    """Slots of a type are counted over machines that are not lost: all, those held, and those promised."""
+    """Regions and clusters have the total, held and promised slots of each GPU type, without lost machines."""
     world.add_attempt(world.add_workload(Phase.RUNNING), 1, "north/alpha/m1", 0b111)
     with world.session() as session:
         session.get_one(Machine, "north/alpha/m2").state = "lost"
@@ -43,7 +43,7 @@ async def test_regions_and_clusters_count_machines_and_slots(world: World) -> No
 
 
 async def test_a_clusters_zone_kind_and_prices(world: World) -> None:
-    """They are set one by one; wrong ones are refused by name and change nothing; each change is in the audit."""
+    """A PATCH changes only the given settings and is audited; an invalid value is an error with its field."""
     path = "/v1/clusters/north/alpha"
     assert (await get(world, "/v1/clusters", region="north"))["items"][0]["capacity"] == "reserved"
     body: dict[str, Any] = {"zone": "n-1", "capacity": "spot", "prices": {"a100": 1.5, "cpu": 0.04}}
@@ -65,7 +65,7 @@ async def test_a_clusters_zone_kind_and_prices(world: World) -> None:
 
 
 async def test_costs_by_tenant_and_day(world: World) -> None:
-    """What was held counts at the prices of then; a tenant sees its own; a workload shows its own so far."""
+    """Held resources cost the prices of that time. A tenant sees its own costs, and a workload has its costs so far."""
     now = datetime.now(UTC)
     mine, other = world.add_workload(Phase.RUNNING), world.add_workload(Phase.RUNNING, tenant="speech")
     world.add_attempt(mine, 1, "north/alpha/m1", 0b11)
@@ -102,7 +102,7 @@ async def test_costs_by_tenant_and_day(world: World) -> None:
 
 
 async def test_machines_by_region_and_page(world: World) -> None:
-    """Machines are listed by id, narrowed by region and cluster, in pages that hold each once."""
+    """Machines are listed by id, can be filtered by region and cluster, and are paged without duplicates."""
 
     async def ids(**params: Any) -> list[str]:
         return [m["id"] for m in (await get(world, "/v1/machines", **params))["items"]]
@@ -117,7 +117,7 @@ async def test_machines_by_region_and_page(world: World) -> None:
 
 
 async def test_machine_view(world: World) -> None:
-    """A machine shows what is held on it, and a tenant sees only its own workloads there."""
+    """A machine has its held slots and its workloads; a tenant sees only its own workloads."""
     mine, other = world.add_workload(Phase.RUNNING), world.add_workload(Phase.RUNNING, tenant="speech")
     world.add_attempt(mine, 1, "north/alpha/m1", 0b101)
     world.add_attempt(other, 1, "north/alpha/m1", 0b10)
@@ -129,7 +129,7 @@ async def test_machine_view(world: World) -> None:
 
 
 async def test_cordon_and_uncordon(world: World) -> None:
-    """A cordon has its reason and who set it; uncordoning forgets it and the gangs that failed."""
+    """A cordon has its reason and the key that set it; uncordoning also resets the count of failed gangs."""
     cordoned = await act(world, f"{M1}/cordon", body={"reason": "fan is loud"})
     assert cordoned.status_code == 200
     assert cordoned.json()["cordon"] == {
@@ -149,7 +149,7 @@ async def test_cordon_and_uncordon(world: World) -> None:
 
 
 async def test_drain_preempts_what_runs_there(world: World) -> None:
-    """A drain cordons and asks every workload on the machine to go; what was released or is elsewhere is left alone."""
+    """A drain cordons the machine and preempts the workloads that hold slots of it."""
     here, elsewhere, gone = (world.add_workload(Phase.RUNNING) for _ in range(3))
     world.add_attempt(here, 2, "north/alpha/m1", 0b1)
     world.add_attempt(elsewhere, 1, "north/alpha/m2", 0b1)
@@ -167,7 +167,7 @@ async def test_drain_preempts_what_runs_there(world: World) -> None:
 
 
 async def test_drain_keeps_the_cordon_that_mizzen_set(world: World) -> None:
-    """Undraining does not forget that a machine kept failing gangs."""
+    """Undraining keeps a cordon that mizzen set because the machine kept failing gangs."""
     reason = Reason(ReasonCode.KEEPS_FAILING_GANGS, {"failures": 3, "workload": "wl-x"}).to_json()
     with world.session() as session:
         session.get_one(Machine, "north/alpha/m1").cordon = reason
@@ -176,7 +176,7 @@ async def test_drain_keeps_the_cordon_that_mizzen_set(world: World) -> None:
 
 
 async def test_an_operator_trusts_a_machines_new_key(world: World) -> None:
-    """Only a key that the machine offers is accepted, by its fingerprint if one is given; it is audited."""
+    """`trust` accepts only the key that the machine offers, checks a given fingerprint, and is audited."""
     assert (await act(world, f"{M1}/trust")).status_code == 409
     with world.session() as session:
         machine = session.get_one(Machine, "north/alpha/m1")
@@ -194,13 +194,13 @@ async def test_an_operator_trusts_a_machines_new_key(world: World) -> None:
 
 @pytest.mark.parametrize("action", ["cordon", "uncordon", "drain", "undrain", "trust"])
 async def test_unknown_machines(shared_world: World, action: str) -> None:
-    """A machine that there is not cannot be cordoned or drained."""
+    """Actions on a machine that does not exist return 404."""
     for name in ("north/alpha/m9", "north/m1/alpha", "%2e%2e/a/b"):
         assert (await act(shared_world, f"/v1/machines/{name}/{action}")).status_code == 404
 
 
 async def test_table_is_registered_from_its_objects(world: World) -> None:
-    """A table has the size of its objects and a first replica where they are."""
+    """A new table has the size of its objects and a ready replica in its home region."""
     world.buckets["south"].put("tables/words/a", b"123")
     world.buckets["south"].put("tables/words/b/c", b"4567")
     world.buckets["south"].put("tables/words2/a", b"not of it")
@@ -217,7 +217,7 @@ async def test_table_is_registered_from_its_objects(world: World) -> None:
 
 
 async def test_table_without_objects_is_refused(world: World) -> None:
-    """A table needs objects in the bucket: the error names where they are looked for."""
+    """A table without objects in its home bucket is an error that names the prefix."""
     empty = await act(world, "/v1/tables", body={"name": "nothing", "home_region": "south"})
     assert empty.status_code == 422
     assert "tables/nothing/" in empty.json()["errors"][0]["message"]
@@ -226,7 +226,7 @@ async def test_table_without_objects_is_refused(world: World) -> None:
 
 
 async def test_bucket_that_does_not_answer(world: World) -> None:
-    """A bucket that cannot be reached is the system's fault and not the request's."""
+    """If the bucket cannot be read, the response is 503."""
     with world.session() as session:
         session.get_one(Region, "south").bucket_url = "file:///proc/1/nothing-here"
     world.app.state.mizzen.store.cache_clear()
@@ -240,7 +240,7 @@ async def test_bucket_that_does_not_answer(world: World) -> None:
 
 
 async def test_replica_is_asked_for_once(world: World) -> None:
-    """A copy is started by mail, from the home region; asking again changes nothing."""
+    """A requested replica is copied from the home region; a repeated request changes nothing."""
     for _ in range(2):
         copy = await act(world, "/v1/tables/digits/replicas", body={"region": "south"})
         assert (copy.status_code, copy.json()["state"], copy.json()["source_region"]) == (202, "copying", "north")
@@ -255,7 +255,7 @@ async def test_replica_is_asked_for_once(world: World) -> None:
 
 
 async def test_table_that_is_read_stays(world: World) -> None:
-    """A table goes only when no workload that has not ended reads it."""
+    """A table can be deleted only if no live workload reads it."""
     id_ = world.add_workload(Phase.PENDING, tables=("digits",))
     world.add_workload(Phase.SUCCEEDED, tables=("digits",))
     assert (await act(world, "/v1/tables/digits", method="DELETE")).status_code == 409
@@ -274,7 +274,7 @@ async def _put(world: World, body: bytes, sha256: str | None = None, key: str = 
 
 
 async def test_archive_is_kept_for_its_tenant(world: World) -> None:
-    """An archive is stored under its checksum, once, for the tenant that may refer to it."""
+    """An archive is stored once, by checksum, for its tenant."""
     body = archive_of({"a.py": "1", "lib/b.py": "2"})
     for _ in range(2):
         answer = await _put(world, body)
@@ -288,7 +288,7 @@ async def test_archive_is_kept_for_its_tenant(world: World) -> None:
 
 
 async def test_archive_of_an_operator_names_its_tenant(world: World) -> None:
-    """A key without a tenant says whose archive it is."""
+    """A key without a tenant must give the tenant of an archive."""
     assert (await _put(world, ARCHIVE, key="operator")).status_code == 422
     assert (await _put(world, ARCHIVE, key="operator", query="?tenant=nobody")).status_code == 404
     assert (await _put(world, ARCHIVE, key="operator", query="?tenant=speech")).status_code == 200
@@ -319,16 +319,16 @@ BAD_ARCHIVES: dict[str, tuple[Callable[[], bytes], str]] = {
     "absolute path": (lambda: _tar(_member("/etc/passwd")), "leads out"),
     "path upwards": (lambda: _tar(_member("a/../../b")), "leads out"),
     "folder upwards": (lambda: _tar(_member("..", tarfile.DIRTYPE)), "leads out"),
-    "symbolic link": (lambda: _tar(_member("a", tarfile.SYMTYPE, "/etc/passwd")), "links are refused"),
-    "hard link": (lambda: _tar(_member("a", tarfile.LNKTYPE, "b")), "links are refused"),
-    "device": (lambda: _tar(_member("a", tarfile.CHRTYPE)), "links are refused"),
+    "symbolic link": (lambda: _tar(_member("a", tarfile.SYMTYPE, "/etc/passwd")), "only files and folders are allowed"),
+    "hard link": (lambda: _tar(_member("a", tarfile.LNKTYPE, "b")), "only files and folders are allowed"),
+    "device": (lambda: _tar(_member("a", tarfile.CHRTYPE)), "only files and folders are allowed"),
     "too many members": (lambda: _tar(*(_member(f"f{i}") for i in range(20_001))), "more than 20000"),
 }
 
 
 @pytest.mark.parametrize(("made", "message"), BAD_ARCHIVES.values(), ids=BAD_ARCHIVES)
 async def test_bad_archives(shared_world: World, made: Callable[[], bytes], message: str) -> None:
-    """What an agent would not unpack is refused while the one who uploads it can be told."""
+    """Archives that an agent would refuse to unpack are errors at the upload."""
     answer = await _put(shared_world, made())
     assert answer.status_code == 422, answer.text
     assert message in answer.json()["errors"][0]["message"]
@@ -336,7 +336,7 @@ async def test_bad_archives(shared_world: World, made: Callable[[], bytes], mess
 
 @pytest.mark.parametrize(("mebibytes", "status"), [(3, 200), (5, 422)])
 async def test_archive_that_unpacks_to_too_much(database_url: str, tmp_path: Path, mebibytes: int, status: int) -> None:
-    """A small archive of many zeros is refused if it would unpack to more than is allowed."""
+    """A small archive that would unpack to more than the limit is an error."""
     member = _member("zeros")
     member.size = mebibytes << 20
     with make_world(database_url, tmp_path, api={"max_unpacked_bytes": 4 << 20}) as world:
@@ -345,7 +345,7 @@ async def test_archive_that_unpacks_to_too_much(database_url: str, tmp_path: Pat
 
 
 async def test_archive_with_a_forged_header(shared_world: World) -> None:
-    """A header that asks for more memory than there is gets none of it."""
+    """An archive whose header declares 8 GiB is an error; the memory is not allocated."""
     forged = tarfile.TarInfo("a")
     forged.type, forged.size = tarfile.XHDTYPE, 1 << 33
     answer = await _put(shared_world, gzip.compress(forged.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024))
@@ -353,7 +353,7 @@ async def test_archive_with_a_forged_header(shared_world: World) -> None:
 
 
 async def test_archive_that_is_another_one(shared_world: World) -> None:
-    """The checksum in the URL is that of the body, and has the form of one."""
+    """The checksum in the URL must be valid and match the body."""
     other = await _put(shared_world, ARCHIVE, "0" * 64)
     assert (other.status_code, other.json()["errors"][0]["path"]) == (422, "path.sha256")
     for digest in ("abc", "A" * 64, "0" * 63 + "g"):
@@ -361,13 +361,13 @@ async def test_archive_that_is_another_one(shared_world: World) -> None:
 
 
 async def test_archive_over_the_limit(shared_world: World) -> None:
-    """An archive has a limit of its own."""
+    """An archive over its size limit gets 413."""
     answer = await _put(shared_world, b"x" * (shared_world.settings.api.max_archive_bytes + 1), "0" * 64)
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:mizzen:problem:too-large")
 
 
 async def test_settings_of_regions(world: World) -> None:
-    """What is left out stays; quotas are replaced whole; who changed it is noted."""
+    """A PATCH of a region changes only the given settings, replaces CPU quotas as a whole, and is audited."""
     changed = await act(world, "/v1/regions/north", method="PATCH", body={"storage_bytes": 10**15})
     assert (changed.status_code, changed.json()["storage_bytes"], changed.json()["cpu_hours"]) == (200, 10**15, {})
     changed = await act(world, "/v1/regions/north", method="PATCH", body={"cpu_hours": {"spark": 5000}})

@@ -1,4 +1,4 @@
-"""Generated requests against the OpenAPI document: whatever comes, no fault, and only what the document promises."""
+"""Generated requests: every response conforms to the OpenAPI document, and there are no internal errors."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ def _id(operation: Any) -> str:
 
 
 def _real(world: World, path: str) -> dict[str, str]:
-    """Values of path parameters that lead to something."""
+    """Returns values of path parameters that exist."""
     name = {"/v1/tables": "digits", "/v1/regions": "north"}.get("/".join(path.split("/")[:3]), "vision")
     chosen = f"wl-{1 + world.counter % len(phases.Phase):016d}"
     return {
@@ -63,7 +63,7 @@ def _real(world: World, path: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def peopled(shared_world: World) -> World:
-    """A world with a workload in each phase."""
+    """Returns a world with a workload in each phase and an instance."""
     for phase in phases.Phase:
         id_ = shared_world.add_workload(phase)
         if phase in phases.PLACED_PHASES:
@@ -74,7 +74,7 @@ def peopled(shared_world: World) -> World:
 
 @pytest.mark.parametrize("operation", _operations(), ids=_id)
 def test_generated_requests(peopled: World, operation: Any) -> None:
-    """Requests that fit the document, and such that do not, are answered as it says and never with a fault."""
+    """Responses to valid and invalid requests conform to the OpenAPI document; there are no internal errors."""
 
     async def answer(case: Any) -> None:
         request = case.as_transport_kwargs(base_url="http://api")
@@ -86,7 +86,7 @@ def test_generated_requests(peopled: World, operation: Any) -> None:
         transport = httpx.ASGITransport(peopled.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
             found = await client.request(**request)
-        if found.status_code >= 500:  # only for what is not there in this test
+        if found.status_code >= 500:  # these tests run without a scheduler
             assert found.json()["type"] == "urn:mizzen:problem:scheduler-unavailable"
         case.validate_response(found, checks=CHECKS)
 
@@ -119,7 +119,7 @@ _TREES = st.recursive(
 @settings(max_examples=examples(300), derandomize=True, deadline=None, database=None)
 @given(tree=_TREES, changes=st.dictionaries(_KEYS, _TREES, max_size=4), job=st.dictionaries(_KEYS, _TREES, max_size=4))
 def test_any_tree_is_read_or_refused(tree: Any, changes: Any, job: Any) -> None:
-    """Whatever a document holds, reading it gives a specification or problems, each with a path and a message."""
+    """Reading any tree gives a specification, or problems with messages."""
     for value in (tree, {**EXAMPLE, **changes, "jobs": [{**EXAMPLE["jobs"][0], **job}]}):
         draft = read_workload(value, "vision")
         if draft.problems:
@@ -133,7 +133,7 @@ def test_any_tree_is_read_or_refused(tree: Any, changes: Any, job: Any) -> None:
 @settings(max_examples=examples(300), derandomize=True, deadline=None, database=None)
 @given(body=st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass"))))
 def test_any_bytes_are_loaded_or_malformed(body: bytes) -> None:
-    """Whatever bytes come, they are a value or malformed."""
+    """Loading any bytes gives a value or raises Malformed with a message."""
     for load in (load_yaml, load_json):
         try:
             load(body)
@@ -144,7 +144,7 @@ def test_any_bytes_are_loaded_or_malformed(body: bytes) -> None:
 @settings(max_examples=examples(300), derandomize=True, deadline=None, database=None)
 @given(at=st.integers(0, 400), insert=st.text(alphabet="{}[]:,-'\"&*!|>%@`#\n\t ?x0", max_size=6))
 def test_damaged_documents_are_loaded_or_malformed(at: int, insert: str) -> None:
-    """A document with a few characters put in is a value or malformed, in YAML and in JSON."""
+    """Loading a document with a few inserted characters gives a value or raises Malformed, in YAML and in JSON."""
     for text, load in ((as_yaml(EXAMPLE).decode(), load_yaml), (json.dumps(EXAMPLE), load_json)):
         try:
             At("", load((text[:at] + insert + text[at:]).encode()), []).section(("name",))

@@ -1,4 +1,4 @@
-"""What one key, tenant or connection cannot do to everybody else, tried on an API in a process of its own."""
+"""Limits of keys, tenants and connections, most of them with an API in a separate process."""
 
 import asyncio
 import contextlib
@@ -26,14 +26,14 @@ SMALL: dict[str, Any] = {
     "header_timeout_s": 1.0, "body_timeout_s": 1.0, "streams_per_key": 3, "streams_per_tenant": 4,
     "concurrent_per_key": 64, "queued_per_tenant": 3, "archive_bytes_per_tenant": 16 << 20, "secrets_per_tenant": 2,
 }  # fmt: skip
-"""Limits that a test reaches quickly."""
+"""Limits low enough for a test to reach quickly."""
 
 
 @pytest.fixture(scope="module")
 def limited(
     postgres_url: str, template_database: str, tmp_path_factory: pytest.TempPathFactory, checkout: Path
 ) -> Iterator[tuple[World, str]]:
-    """An API with small limits."""
+    """Yields a world and the URL of its API with low limits."""
     folder = tmp_path_factory.mktemp("limited")
     with (
         _fresh(postgres_url, template_database) as url,
@@ -45,7 +45,7 @@ def limited(
 
 @asynccontextmanager
 async def user(api: tuple[World, str], key: str) -> AsyncIterator[httpx.AsyncClient]:
-    """A client with a key of the world."""
+    """Yields a client with a key of the world."""
     world, base = api
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=base, headers=world.headers(key), timeout=60, limits=limits) as client:
@@ -58,7 +58,7 @@ async def put(client: httpx.AsyncClient, body: bytes) -> httpx.Response:
 
 
 async def _others_are_served(limited: tuple[World, str], attack: "asyncio.Future[Any]") -> int:
-    """Logs in and reads as another user until the attack is over; returns how often."""
+    """Sends requests as another user until the attack ends; returns the number of rounds."""
     served = 0
     async with user(limited, "speech") as other:
         while not attack.done() or not served:
@@ -70,7 +70,7 @@ async def _others_are_served(limited: tuple[World, str], attack: "asyncio.Future
 
 
 async def test_sizes_that_are_not_there_cost_nothing(limited: tuple[World, str]) -> None:
-    """41 archives whose headers declare 900 PB are refused, and the API answers others meanwhile."""
+    """Archives whose headers declare 900 PB are refused, and other users are served meanwhile."""
     info = tarfile.TarInfo("a")
     info.pax_headers = {"size": "900000000000000000"}
     body = gzip.compress(info.tobuf(tarfile.PAX_FORMAT) + b"\0" * 1024)
@@ -88,7 +88,7 @@ async def test_sizes_that_are_not_there_cost_nothing(limited: tuple[World, str])
 
 
 async def test_archives_that_unpack_to_much_delay_nobody(limited: tuple[World, str]) -> None:
-    """Of 12 parallel archives that unpack to 255 MiB those over the limit get 429; logging in and reading go on."""
+    """Parallel uploads of large archives over the limit get 429, and other users are served meanwhile."""
     member = tarfile.TarInfo("zeros")
     member.size = 255 << 20
     bodies = []
@@ -108,7 +108,7 @@ async def test_archives_that_unpack_to_much_delay_nobody(limited: tuple[World, s
 
 
 async def test_one_key_cannot_open_all_streams(limited: tuple[World, str]) -> None:
-    """A key has so many streams at most, and a tenant; others open theirs, and a closed one makes room."""
+    """Streams are limited by key and by tenant; other tenants are not affected, and a closed stream makes room."""
     async with user(limited, "vision-viewer") as viewer, user(limited, "vision") as peer, AsyncExitStack() as stack:
 
         async def opened(client: httpx.AsyncClient, to: AsyncExitStack) -> httpx.Response:
@@ -133,7 +133,7 @@ async def test_one_key_cannot_open_all_streams(limited: tuple[World, str]) -> No
 
 
 async def test_requests_have_a_rate(database_url: str, tmp_path: Path) -> None:
-    """Beyond its burst a key gets 429 until Retry-After is over; other keys and the open endpoints do not."""
+    """A key over its request rate gets 429 until Retry-After has passed; other keys and `/healthz` are served."""
     limits = {"requests_per_key": 2.0, "burst_s": 2.0}
     with make_world(database_url, tmp_path, limits=limits) as world:
         async with world.client("vision") as client, world.client("speech") as other:
@@ -150,7 +150,7 @@ async def test_requests_have_a_rate(database_url: str, tmp_path: Path) -> None:
 
 
 async def test_requests_at_the_same_time(database_url: str, tmp_path: Path) -> None:
-    """A key whose requests hang keeps none of the others from being served, and health is good."""
+    """Concurrent requests are limited by key; while a key's requests hang, other keys and `/healthz` are served."""
     limits = {"concurrent_per_key": 2}
     with make_world(database_url, tmp_path, limits=limits) as world:
         async with world.client("vision") as client, world.client("speech") as other:
@@ -167,7 +167,7 @@ async def test_requests_at_the_same_time(database_url: str, tmp_path: Path) -> N
 
 
 async def test_health_tells_of_threads_that_are_all_busy(database_url: str, tmp_path: Path) -> None:
-    """While every thread for requests hangs, `/healthz` answers 503 and login works; afterwards it is 200 again."""
+    """While all request threads hang, `/healthz` returns 503 and `/v1/whoami` works; afterwards it returns 200."""
     limits = {"concurrent_per_key": 100, "concurrent_per_tenant": 100, "health_s": 0.3}
     with make_world(database_url, tmp_path, limits=limits) as world:
         async with world.client("vision") as client, world.client(None) as probe:
@@ -183,7 +183,7 @@ async def test_health_tells_of_threads_that_are_all_busy(database_url: str, tmp_
 
 
 async def test_queued_workloads_of_a_tenant(limited: tuple[World, str]) -> None:
-    """A tenant has so many workloads in the queue at most, however many submissions come at once."""
+    """The queued workloads of a tenant are limited, also for concurrent submissions."""
     world, _ = limited
     async with user(limited, "vision") as client:
         headers = {"content-type": "application/yaml"}
@@ -199,14 +199,14 @@ async def test_queued_workloads_of_a_tenant(limited: tuple[World, str]) -> None:
 
 
 def _stored(content: bytes) -> bytes:
-    """An archive of one file, not compressed, which is quick to make."""
+    """Returns an archive of one file without compression, which is fast to create."""
     member = tarfile.TarInfo("noise")
     member.size = len(content)
     return gzip.compress(member.tobuf() + content + bytes(-len(content) % 512 + 1024), compresslevel=0)
 
 
 async def test_archive_bytes_of_a_tenant(limited: tuple[World, str]) -> None:
-    """A tenant's archives take so many bytes at most; one that is there may be uploaded again."""
+    """The archive bytes of a tenant are limited; an existing archive may be uploaded again."""
     generator = random.Random(0)
     bodies = [_stored(generator.randbytes(3 << 20)) for _ in range(6)]
     async with user(limited, "speech") as client:
@@ -219,7 +219,7 @@ async def test_archive_bytes_of_a_tenant(limited: tuple[World, str]) -> None:
 
 
 async def test_secrets_of_a_tenant(limited: tuple[World, str]) -> None:
-    """A tenant has so many secrets at most; those that are there can still be changed."""
+    """The secrets of a tenant are limited; existing ones can still be changed."""
     async with user(limited, "vision") as client:
 
         async def set_(name: str) -> int:
@@ -242,7 +242,7 @@ HALF_SENT = {
 
 @pytest.mark.parametrize("what", HALF_SENT)
 def test_half_sent_requests_time_out(limited: tuple[World, str], what: str) -> None:
-    """Whatever part of a request a client leaves out, or sends a byte at a time, its connection is closed."""
+    """A connection on which a request is incomplete, or arrives byte by byte, is closed after a timeout."""
     world, base = limited
     authorization = world.headers("vision")["Authorization"].encode()
     with socket.create_connection(("127.0.0.1", int(base.rsplit(":", 1)[1])), timeout=0.2) as connection:
@@ -254,7 +254,7 @@ def test_half_sent_requests_time_out(limited: tuple[World, str], what: str) -> N
             except TimeoutError:
                 part = None
             except ConnectionResetError:
-                break  # It was closed while the next byte was on its way.
+                break  # The server closed the connection while the next byte was in flight.
             if part == b"":
                 break
             got += part or b""
@@ -270,7 +270,7 @@ def test_half_sent_requests_time_out(limited: tuple[World, str], what: str) -> N
 
 
 def test_a_client_that_is_refused_while_it_sends_hears_why(limited: tuple[World, str]) -> None:
-    """It sends its body to the end, longer than a head may take, and reads the answer then; the connection goes on."""
+    """A client that is refused while it sends its body can read the response afterwards and reuse the connection."""
     _, base = limited
     head = b"POST /v1/workloads HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer wrong\r\nContent-Length: %d\r\n\r\n"
     parts = 15
@@ -285,7 +285,7 @@ def test_a_client_that_is_refused_while_it_sends_hears_why(limited: tuple[World,
 
 
 def test_defaults_let_a_sweep_through() -> None:
-    """5,000 workloads of one tenant fit the queue's limit, and ten in parallel the requests' limits."""
+    """The default limits allow 5,000 queued workloads of a tenant and ten concurrent requests."""
     limits = Settings().limits
     assert limits.queued_per_tenant >= 5000
     assert min(limits.concurrent_per_key, limits.concurrent_per_tenant) >= 10

@@ -1,4 +1,4 @@
-"""Logs: every line once, from segments as agents ship them, over tails, follows and attempts."""
+"""Logs over the API: each line exactly once, from the segments that agents upload, with tails, follows and attempts."""
 
 import random
 import threading
@@ -15,14 +15,14 @@ from domain.ids import log_prefix
 from domain.phases import Phase
 from infra.db.models import Workload
 from mizzen.objects import ObjectStore
-from tests.api.test_workloads import T0
+from tests.api.calls import T0
 from tests.api.world import World
 
 Serve = Callable[[World], str]
 
 
 class Shipper:
-    """Ships one task's output, as an agent does."""
+    """Uploads the output of one task in segments, as an agent does."""
 
     def __init__(self, store: ObjectStore, workload: str, attempt: int = 1, task: int = 0) -> None:
         self._store = store
@@ -30,24 +30,24 @@ class Shipper:
         self._offset = 0
 
     def ship(self, text: str | bytes) -> "Shipper":
-        """One segment."""
+        """Uploads a segment."""
         body = text.encode() if isinstance(text, str) else text
         self._store.put(f"{self._prefix}{self._offset:020d}.log", body)
         self._offset += len(body)
         return self
 
     def skip(self, size: int) -> "Shipper":
-        """A segment that is lost."""
+        """Skips `size` bytes, as if a segment were lost."""
         self._offset += size
         return self
 
     def end(self) -> None:
-        """The task has ended."""
+        """Uploads the marker of the log's end."""
         self._store.put(f"{self._prefix}end", b"")
 
 
 def placed(world: World, attempt: int = 1, slots: int = 0b11, **columns: Any) -> str:
-    """A running workload of two tasks in the north."""
+    """Adds a running workload with two tasks in region north; returns its id."""
     id_ = world.add_workload(Phase.RUNNING)
     world.add_attempt(id_, attempt, "north/alpha/m1", slots, **columns)
     return id_
@@ -62,14 +62,14 @@ async def read(world: World, workload: str, key: str = "operator", **params: Any
 
 
 async def test_lines_over_segments(world: World) -> None:
-    """A line that lies in two segments is one line, and the last one needs no end."""
+    """A line that spans two segments is returned as one line; the last line may lack a line end."""
     id_ = placed(world)
     Shipper(world.buckets["north"], id_).ship("one\ntw").ship("o\n").ship("thr").ship("ee")
     assert await read(world, id_, task=0) == "one\ntwo\nthree\n"
 
 
 async def test_several_tasks_take_turns_and_are_named(world: World) -> None:
-    """With several tasks each line has its task, and segments of the tasks take turns."""
+    """With several tasks each line has its task as a prefix, and the segments of the tasks are interleaved."""
     id_ = placed(world)
     Shipper(world.buckets["north"], id_, task=0).ship("a\nb\n").ship("c\n").end()
     Shipper(world.buckets["north"], id_, task=1).ship("x\n").ship("y\n").end()
@@ -81,7 +81,7 @@ async def test_several_tasks_take_turns_and_are_named(world: World) -> None:
 
 @pytest.mark.parametrize("tail", [0, 1, 2, 3, 4, 5, 100])
 async def test_tail(shared_world: World, tail: int) -> None:
-    """The tail is the last lines, wherever segments end."""
+    """`tail` returns the last lines, for any boundaries of segments."""
     lines = ["first", "second", "third", "fourth"]
     text = "".join(f"{line}\n" for line in lines)
     for cut in range(1, len(text), 5):
@@ -92,7 +92,7 @@ async def test_tail(shared_world: World, tail: int) -> None:
 
 
 async def test_output_that_is_no_text(world: World) -> None:
-    """Bytes that are no UTF-8 do not stop the log, also where a character is cut by a segment."""
+    """Invalid UTF-8 is replaced, and a character that spans two segments is decoded."""
     id_ = placed(world)
     snowman = "☃".encode()
     Shipper(world.buckets["north"], id_).ship(b"\xff\x00ok\n" + snowman[:1]).ship(snowman[1:] + b"\n").end()
@@ -100,14 +100,14 @@ async def test_output_that_is_no_text(world: World) -> None:
 
 
 async def test_missing_segments_are_told_of(world: World) -> None:
-    """A hole in a log is not passed over in silence."""
+    """A missing segment is reported in the log with its number of bytes."""
     id_ = placed(world)
     Shipper(world.buckets["north"], id_).ship("one\n").skip(10).ship("two\n").end()
     assert await read(world, id_, task=0) == "one\n--- 10 bytes of the log are missing here\ntwo\n"
 
 
 def test_segments_that_were_shipped_again(world: World) -> None:
-    """A segment that repeats the end of the one before adds only what is new."""
+    """If a segment overlaps the previous one, only its new bytes are returned."""
     store, prefix = world.buckets["north"], "logs/x/"
     store.put(f"{prefix}{0:020d}.log", b"one\ntwo\n")
     store.put(f"{prefix}{4:020d}.log", b"two\nthree\n")
@@ -117,7 +117,7 @@ def test_segments_that_were_shipped_again(world: World) -> None:
 
 
 def test_lines_without_end_are_cut(world: World) -> None:
-    """Output without line ends comes in pieces, not all at last."""
+    """A line over the maximum length is returned in pieces."""
     store, prefix = world.buckets["north"], "logs/x/"
     store.put(f"{prefix}{0:020d}.log", b"x" * (2 * MAX_LINE_BYTES + 5))
     found = TaskLog(store, prefix)
@@ -127,7 +127,7 @@ def test_lines_without_end_are_cut(world: World) -> None:
 
 
 async def test_other_attempts(world: World) -> None:
-    """The newest attempt is the default; each of them can be asked for, wherever it ran."""
+    """The newest attempt is the default; older attempts can be read by number, also from other regions."""
     id_ = placed(world, released_at=T0)
     world.add_attempt(id_, 2, "south/beta/m1", 0b11)
     Shipper(world.buckets["north"], id_, 1).ship("old\n").end()
@@ -151,7 +151,7 @@ BAD: list[tuple[dict[str, Any], int]] = [
 
 @pytest.mark.parametrize(("params", "status"), BAD, ids=[str(b[0]) for b in BAD])
 async def test_bad_selections(shared_world: World, params: dict[str, Any], status: int) -> None:
-    """A task or attempt that there is not is told."""
+    """Invalid selections return 422; an attempt that does not exist returns 404."""
     id_ = placed(shared_world, slots=0)
     async with shared_world.client() as client:
         answer = await client.get(f"/v1/workloads/{id_}/logs", params=params)
@@ -159,7 +159,7 @@ async def test_bad_selections(shared_world: World, params: dict[str, Any], statu
 
 
 async def test_too_many_tasks_at_once(world: World) -> None:
-    """Of a large gang one asks for some tasks."""
+    """For a large gang, a request without a task is an error; the log of one task can be read."""
     id_ = world.add_workload(tasks=500)
     async with world.client() as client:
         answer = await client.get(f"/v1/workloads/{id_}/logs")
@@ -168,7 +168,7 @@ async def test_too_many_tasks_at_once(world: World) -> None:
 
 
 async def test_logs_that_were_deleted(world: World) -> None:
-    """After their time logs are gone, which is not the same as empty."""
+    """Logs that have expired return 410, not an empty text."""
     id_ = world.add_workload(Phase.SUCCEEDED, expired_at=T0)
     async with world.client() as client:
         answer = await client.get(f"/v1/workloads/{id_}/logs")
@@ -176,7 +176,7 @@ async def test_logs_that_were_deleted(world: World) -> None:
 
 
 async def test_store_that_does_not_answer(world: World) -> None:
-    """A bucket that cannot be read is an error, not an empty log."""
+    """If the bucket cannot be read, the response is 503, not an empty log."""
     id_ = placed(world)
 
     class Broken:
@@ -190,7 +190,7 @@ async def test_store_that_does_not_answer(world: World) -> None:
 
 
 def _run(world: World, id_: str) -> None:
-    """A life of two attempts: output comes in pieces, the first attempt loses its machine, the second succeeds."""
+    """Simulates two attempts that write output in pieces: the first one is released, the second one succeeds."""
     chance = random.Random(5)
 
     def pause() -> None:
@@ -223,7 +223,7 @@ def _run(world: World, id_: str) -> None:
 
 
 async def test_following_to_the_end(world: World, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A follower gets every line once, over attempts that are announced, and the last ones that come after the end."""
+    """A follower gets each line exactly once, a remark at the new attempt, and the lines uploaded after the end."""
     monkeypatch.setattr(logs, "LATE_S", 2.0)
     base, id_ = serve(world), world.add_workload()
     life = threading.Thread(target=_run, args=(world, id_))
@@ -249,7 +249,7 @@ async def test_following_to_the_end(world: World, serve: Serve, monkeypatch: pyt
 async def test_following_ends_without_the_end_of_a_lost_machine(
     world: World, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A workload that has ended is not followed for ever where a machine took the end of its log with it."""
+    """If the end marker of a log is missing, a follow ends a limited time after the workload has ended."""
     monkeypatch.setattr(logs, "LATE_S", 0.1)
     base, id_ = serve(world), placed(world)
     Shipper(world.buckets["north"], id_).ship("last wor")
@@ -260,7 +260,7 @@ async def test_following_ends_without_the_end_of_a_lost_machine(
 
 
 async def test_follow_with_tail_goes_on_where_the_tail_ends(world: World, serve: Serve) -> None:
-    """After the tail each line comes once."""
+    """`follow` with `tail` sends the tail and then each new line exactly once."""
     base, id_ = serve(world), placed(world)
     shipper = Shipper(world.buckets["north"], id_).ship("one\ntwo\nthr")
     lines = []
@@ -277,7 +277,7 @@ async def test_follow_with_tail_goes_on_where_the_tail_ends(world: World, serve:
 
 
 async def test_workload_that_vanishes_while_followed(world: World, serve: Serve) -> None:
-    """A workload whose records are deleted ends its streams."""
+    """A follow ends if the workload is deleted."""
     base, id_ = serve(world), world.add_workload()
     async with (
         httpx.AsyncClient(base_url=base, headers=world.headers("operator"), timeout=60) as client,

@@ -1,4 +1,4 @@
-"""What a tenant is told of other tenants' workloads: that they are there, and never which they are."""
+"""Masking of other tenants' workloads: reasons and events count them, but do not have their ids."""
 
 import json
 
@@ -10,13 +10,13 @@ from domain.reasons import Reason, ReasonCode
 from infra.db import events
 from infra.db.logs import Waiting
 from infra.db.models import Attempt, Machine, Workload
-from tests.api.test_workloads import T0, get
+from tests.api.calls import T0, get
 from tests.api.world import World, as_yaml, document
 
 
 @pytest.fixture
 def told(world: World) -> tuple[World, str, str, str]:
-    """Vision's workload evicts its own and speech's, was evicted by speech's before, and waits; a machine blames it."""
+    """Returns a world whose reasons refer to other tenants' workloads, two ids of vision and one of speech."""
     own, other = world.add_workload(Phase.RUNNING), world.add_workload(Phase.RUNNING, tenant="speech")
     waits, queued = world.add_workload(Phase.PLACING), world.add_workload(Phase.PREEMPTED)
     evicted = Reason(ReasonCode.EVICTED, {"evictor": other, "evictor_rank": 1, "rank": 3})
@@ -45,7 +45,7 @@ PATHS = [
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_others_are_not_named(told: tuple[World, str, str, str], path: str) -> None:
-    """What operators read names the other tenant's workload; the same read with a tenant's key does not."""
+    """Responses to operators have the ids of other tenants' workloads; responses to a tenant's keys do not."""
     world, waits, queued, other = told
     url = path.format(waits=waits, queued=queued)
     texts = {}
@@ -62,7 +62,7 @@ async def test_others_are_not_named(told: tuple[World, str, str, str], path: str
 
 
 async def test_sentences_count_those_that_they_do_not_name(told: tuple[World, str, str, str]) -> None:
-    """Own victims are named, and the others counted, in the detail as in the sentence."""
+    """For a tenant's key, the detail and the sentence have the ids of own victims and the number of others."""
     world, waits, _, _ = told
     (reason,) = (await get(world, f"/v1/workloads/{waits}/why", key="vision"))["reasons"]
     own, others = reason["detail"]["victims"]
@@ -74,7 +74,7 @@ async def test_sentences_count_those_that_they_do_not_name(told: tuple[World, st
 
 
 async def test_what_changes_answers_with_is_masked(told: tuple[World, str, str, str]) -> None:
-    """Answers to changes are masked as those to reads are; so is the second answer to one idempotency key."""
+    """Responses to changes are masked too, also the repeated response for an idempotency key."""
     world, _, queued, other = told
     headers = {"idempotency-key": "once", "content-type": "application/yaml"}
     async with world.client("vision") as client:
@@ -93,7 +93,7 @@ async def test_what_changes_answers_with_is_masked(told: tuple[World, str, str, 
 
 
 async def test_what_users_wrote_stays(world: World) -> None:
-    """An id that a user has put into a document or a label is shown as it was written."""
+    """Ids in labels that a user wrote are not masked."""
     other = world.add_workload(tenant="speech")
     id_ = world.add_workload(labels={"after": other})
     reason = Reason(ReasonCode.WAITING_FOR_VICTIMS, {"victims": [other], "region": "north"})

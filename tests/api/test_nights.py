@@ -1,4 +1,4 @@
-"""Nights over the API: one at a time, what they decided, their moves page by page, and the pause."""
+"""Nights over the API: one at a time, their results and moves, and the pause."""
 
 from datetime import UTC, datetime
 
@@ -16,7 +16,7 @@ def _mail(world: World) -> list[str]:
 
 
 async def test_one_night_at_a_time(world: World) -> None:
-    """A night is begun with its mail; another one is refused until it is over, and says why."""
+    """A POST starts a night and sends its message; another night is a conflict while one is open."""
     async with world.client("operator") as client:
         begun = await client.post("/v1/tetris/nights", json={"dry_run": True})
         assert begun.status_code == 202
@@ -33,7 +33,7 @@ async def test_one_night_at_a_time(world: World) -> None:
 
 
 async def test_a_night_and_its_moves(world: World) -> None:
-    """Moves come in their order, a page at a time, and are counted by state."""
+    """The moves of a night are listed in order and in pages, and are counted by state."""
     with world.session() as session:
         session.add(Night(id="n", dry_run=False, state="ended", deadline_at=datetime.now(UTC), report={"summary": 1}))
         session.flush()
@@ -63,7 +63,7 @@ async def test_a_night_and_its_moves(world: World) -> None:
 
 
 async def test_pausing_and_resuming(world: World) -> None:
-    """Both may be said again; the open night hears of each change once, and who paused is told."""
+    """Pause and resume are idempotent; the open night gets one message for each change."""
     async with world.client("operator") as client:
         night = (await client.post("/v1/tetris/nights", json={})).json()["id"]
         for _ in range(2):

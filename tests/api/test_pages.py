@@ -1,4 +1,4 @@
-"""Lists come in pages: each item once, in order, whatever the size of a page."""
+"""Pages of lists: each item exactly once and in order, for any page size."""
 
 from collections.abc import Callable
 
@@ -7,12 +7,12 @@ import pytest
 from domain.phases import Phase
 from infra.db.models import Cluster, Region, Secret, Tenant
 from mizzen.client import Client
-from tests.api.test_workloads import T0, get
+from tests.api.calls import T0, get
 from tests.api.world import World
 
 
 async def _walk(world: World, path: str, limit: int, **only: str) -> tuple[list[object], int]:
-    """All items by pages of `limit`, and the number of pages."""
+    """Reads a list in pages of `limit`; returns all items and the number of pages."""
     items: list[object] = []
     more: dict[str, str] = {}
     pages = 0
@@ -37,12 +37,12 @@ async def _walk(world: World, path: str, limit: int, **only: str) -> tuple[list[
     ],
 )
 async def test_lists_are_paged(world: World, path: str) -> None:
-    """Pages of one and of two items have together what one page has."""
+    """Pages of one and of two items have together the same items as a single page."""
     with world.session() as session:
         session.add_all(Tenant(name=f"more-{n}", level=3, quota_gpus={}) for n in range(3))
         session.add_all(Region(name=f"more-{n}", bucket_url="file:///nowhere") for n in range(3))
         session.flush()
-        # Sorted by region and name, which sorting the two joined would not do: "-" comes before "/".
+        # The order is by region, then name. An order by the joined text would differ, because "-" is before "/".
         session.add_all(Cluster(region=r, name=f"c-{n}") for r in ("more-1", "north") for n in range(4))
         session.add_all(Secret(tenant="vision", name=f"more-{n}", box=b"x") for n in range(3))
     whole, pages = await _walk(world, path, 500)
@@ -55,7 +55,7 @@ async def test_lists_are_paged(world: World, path: str) -> None:
 
 @pytest.mark.parametrize("what", ["attempts", "allocations"])
 async def test_what_a_workload_had_is_paged(world: World, what: str) -> None:
-    """An allocation on a page of its own has its tasks."""
+    """Attempts and allocations of a workload are paged, with the same items as on a single page."""
     id_ = world.add_workload(Phase.RUNNING)
     for number in range(1, 4):
         world.add_attempt(id_, number, "north/alpha/m1", 0b11, released_at=T0)
@@ -67,7 +67,7 @@ async def test_what_a_workload_had_is_paged(world: World, what: str) -> None:
 
 
 async def test_pages_keep_their_filter(world: World) -> None:
-    """Pages of one region's clusters hold that region's alone, and the client follows pages of clusters and secrets."""
+    """All pages of a filtered list have only items that match the filter."""
     with world.session() as session:
         session.add_all(Cluster(region="north", name=f"c-{n}") for n in range(4))
     whole, _ = await _walk(world, "/v1/clusters", 500, region="north")
@@ -76,7 +76,7 @@ async def test_pages_keep_their_filter(world: World) -> None:
 
 
 def test_the_client_follows_pages(world: World, serve: Callable[[World], str]) -> None:
-    """More clusters and secrets than fit a page come whole."""
+    """The client returns all clusters and secrets, also if there are more than fit on a page."""
     with world.session() as session:
         session.add_all(Cluster(region="south", name=f"c-{n:04}") for n in range(600))
         session.add_all(Secret(tenant="vision", name=f"more-{n:04}", box=b"x") for n in range(600))

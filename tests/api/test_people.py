@@ -1,4 +1,4 @@
-"""Tenants, quotas, secrets, keys, identities and the audit list."""
+"""Tenants, quotas, secrets, API keys and the audit list."""
 
 import asyncio
 import json
@@ -13,14 +13,14 @@ from domain.phases import Phase
 from infra.db.logs import Audit
 from infra.db.models import ApiKey, Secret, Tenant
 from infra.keys import decrypt_secret, hash_api_key, load_master_key
-from tests.api.test_workloads import T0, act, get, mail
+from tests.api.calls import T0, act, get, mail
 from tests.api.world import ARCHIVE_SHA256, World, document, make_world
 
 VALUE = "a-very-secret-value"
 
 
 async def test_tenant_is_made_and_replaced(world: World) -> None:
-    """A PUT makes a tenant or replaces all of it, wakes the scheduler and is audited."""
+    """A PUT creates a tenant or replaces it as a whole, wakes the scheduler and is audited."""
     body = {"level": 2, "quota": {"gpus": {"a100": 4}, "cpus": 12.5}}
     made = await act(world, "/v1/tenants/robots", body=body, method="PUT")
     assert (made.status_code, made.json()) == (
@@ -39,7 +39,7 @@ BAD_TENANTS: list[tuple[str, object, str]] = [
     ("level 0", {"level": 0}, "level"),
     ("level 8", {"level": 8}, "level"),
     ("level as text", {"level": "3"}, "level"),
-    ("level as truth value", {"level": True}, "level"),
+    ("level as boolean", {"level": True}, "level"),
     ("unknown field", {"level": 3, "qouta": {}}, "qouta"),
     ("negative slots", {"level": 3, "quota": {"gpus": {"a100": -1}}}, "quota.gpus.a100"),
     ("half a slot", {"level": 3, "quota": {"gpus": {"a100": 0.5}}}, "quota.gpus.a100"),
@@ -52,7 +52,7 @@ BAD_TENANTS: list[tuple[str, object, str]] = [
 
 @pytest.mark.parametrize(("body", "path"), [b[1:] for b in BAD_TENANTS], ids=[b[0] for b in BAD_TENANTS])
 async def test_bad_tenants(shared_world: World, body: object, path: str) -> None:
-    """A level or quota that makes no sense is refused with its path."""
+    """An invalid level or quota is an error with its path."""
     answer = await act(shared_world, "/v1/tenants/x", body=body, method="PUT")
     assert answer.status_code == 422, answer.text
     assert answer.json()["errors"][0]["path"].startswith(path)
@@ -62,13 +62,13 @@ async def test_bad_tenants(shared_world: World, body: object, path: str) -> None
 
 @pytest.mark.parametrize("name", ["Robots", "a_b", "-a", "x" * 64, "a%0A", "%20"])
 async def test_bad_tenant_names(shared_world: World, name: str) -> None:
-    """A tenant's name follows the rule for names."""
+    """An invalid tenant name is an error."""
     answer = await act(shared_world, f"/v1/tenants/{name}", body={"level": 3}, method="PUT")
     assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "path.name")
 
 
 async def test_use_is_that_of_live_attempts(world: World) -> None:
-    """Used is what attempts hold that were not released, by GPU type and in CPUs."""
+    """The use of a tenant is the GPUs by type and the CPUs of its unreleased attempts."""
     a, b = world.add_workload(Phase.RUNNING), world.add_workload(Phase.RUNNING)
     world.add_attempt(a, 1, "north/alpha/m1", 0b111)
     world.add_attempt(b, 1, "north/alpha/m1", 0b1000, released_at=T0)
@@ -81,7 +81,7 @@ async def test_use_is_that_of_live_attempts(world: World) -> None:
 
 
 async def test_tenant_with_workloads_or_keys_stays(world: World) -> None:
-    """A tenant is deleted only when it has no workloads and no keys that are not revoked; its secrets go with it."""
+    """A tenant with workloads or valid keys cannot be deleted; a deletion also removes its secrets."""
     world.add_workload(Phase.SUCCEEDED, tenant="speech")
     assert (await act(world, "/v1/tenants/speech", method="DELETE")).status_code == 409
     assert (await act(world, "/v1/tenants/vision", method="DELETE")).status_code == 409
@@ -94,7 +94,7 @@ async def test_tenant_with_workloads_or_keys_stays(world: World) -> None:
 
 
 async def test_secret_is_written_and_never_read(world: World) -> None:
-    """A secret's value is nowhere in the API's answers, and nowhere in the database but encrypted."""
+    """A secret's value is in no response of the API, and in the database only encrypted."""
     made = await act(world, "/v1/tenants/vision/secrets/token", "vision", {"value": VALUE}, "PUT")
     assert (made.status_code, made.json()["name"]) == (200, "token")
     assert [s["name"] for s in (await get(world, "/v1/tenants/vision/secrets", "vision"))["items"]] == [
@@ -116,7 +116,7 @@ async def test_secret_is_written_and_never_read(world: World) -> None:
 
 
 async def test_secret_is_replaced_and_deleted(world: World) -> None:
-    """A second PUT replaces the value; after DELETE it is gone."""
+    """A second PUT replaces a secret, and DELETE removes it."""
     path = "/v1/tenants/vision/secrets/hf-token"
     with world.session() as session:
         before = session.get_one(Secret, ("vision", "hf-token")).box
@@ -129,7 +129,7 @@ async def test_secret_is_replaced_and_deleted(world: World) -> None:
 
 @pytest.mark.parametrize("value", ["", "xxx\0xxx", "xxx\ud800", "xxx" * 40_000, ["xxx"], {"xxx": 1}, None])
 async def test_bad_secrets(shared_world: World, value: object) -> None:
-    """A value that no environment variable could carry is refused, and not repeated in the answer."""
+    """A value that cannot be an environment variable is an error, and the response does not repeat it."""
     async with shared_world.client("vision") as client:
         answer = await client.put(
             "/v1/tenants/vision/secrets/x",
@@ -141,14 +141,14 @@ async def test_bad_secrets(shared_world: World, value: object) -> None:
 
 
 async def test_secrets_of_a_process_without_master_key(world: World) -> None:
-    """Without the installation's master key no secret is kept in some other way."""
+    """Without the master key, setting a secret returns 503."""
     world.settings.master_key_path.unlink()
     answer = await act(world, "/v1/tenants/vision/secrets/x", body={"value": VALUE}, method="PUT")
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:mizzen:problem:not-ready")
 
 
 async def test_new_key_works_once_shown_and_until_revoked(world: World) -> None:
-    """A key is shown once, kept as its hash, and of no use after it was revoked."""
+    """A key is returned only when it is created, stored as a hash, and invalid after it is revoked."""
     made = await act(world, "/v1/keys", body={"role": "viewer", "tenant": "vision", "label": "dashboard"})
     assert made.status_code == 201
     key = made.json()["key"]
@@ -181,20 +181,20 @@ BAD_KEYS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("body", "path"), [b[1:] for b in BAD_KEYS], ids=[b[0] for b in BAD_KEYS])
 async def test_bad_keys(shared_world: World, body: object, path: str) -> None:
-    """A key whose role and tenant do not fit each other is not made."""
+    """An invalid role, label or tenant, or a role that does not fit the tenant, is an error with the field."""
     answer = await act(shared_world, "/v1/keys", body=body)
     assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
 
 
 async def test_last_operator_stays(world: World) -> None:
-    """The last operator's key cannot be revoked; with a second one it can."""
+    """The last operator key cannot be revoked."""
     assert (await act(world, "/v1/keys/key-operator", method="DELETE")).status_code == 409
     world.raw_keys["second"] = (await act(world, "/v1/keys", body={"role": "operator"})).json()["key"]
     assert (await act(world, "/v1/keys/key-operator", "second", method="DELETE")).status_code == 204
 
 
 async def test_operator_of_a_tenant_is_none(world: World) -> None:
-    """A key that has a tenant does not act on the fleet, whatever role stands beside it in the database."""
+    """A key with a tenant cannot change the fleet, even if the database has the role operator for it."""
     with world.session() as session:
         session.get_one(ApiKey, "key-vision").role = "operator"
     answer = await act(world, "/v1/machines/north/alpha/m1/cordon", "vision")
@@ -202,7 +202,7 @@ async def test_operator_of_a_tenant_is_none(world: World) -> None:
 
 
 async def test_audit_pages_and_tenants(world: World) -> None:
-    """The audit list is newest first in pages; a key with a tenant sees what concerns its tenant."""
+    """The audit list is paged, newest first; a key of a tenant sees only the entries of that tenant."""
     for level in range(1, 6):
         await act(world, "/v1/tenants/vision", body={"level": level}, method="PUT")
     await act(world, "/v1/tenants/speech", body={"level": 1}, method="PUT")
@@ -219,7 +219,7 @@ async def test_audit_pages_and_tenants(world: World) -> None:
 
 
 async def test_archive_of_a_deleted_tenant_goes(world: World) -> None:
-    """Archives belong to a tenant and are found only by its name."""
+    """An archive is visible only to its tenant."""
     async with world.client("speech") as client:
         assert (await client.head(f"/v1/archives/{ARCHIVE_SHA256}")).status_code == 404
     async with world.client("vision") as client:
@@ -227,7 +227,7 @@ async def test_archive_of_a_deleted_tenant_goes(world: World) -> None:
 
 
 async def test_keys_expire(world: World) -> None:
-    """A key with a lifetime says when it ends, warns on each answer when that is soon, and is refused afterwards."""
+    """A key with a lifetime has an expiry time; a response header warns before it; afterwards the key is refused."""
     async with world.client("operator") as operator:
         made = (await operator.post("/v1/keys", json={"role": "viewer", "expires_in_s": 3600})).json()
         lasting = (await operator.post("/v1/keys", json={"role": "viewer", "expires_in_s": 60 * 86400})).json()
@@ -252,7 +252,7 @@ async def test_keys_expire(world: World) -> None:
 
 
 async def test_an_operator_whose_key_expired_is_not_the_last(world: World) -> None:
-    """The last operator's key that is valid cannot be revoked, whatever expired ones there are."""
+    """The last valid operator key cannot be revoked, even if there are expired ones."""
     async with world.client("operator") as operator:
         other = (await operator.post("/v1/keys", json={"role": "operator", "expires_in_s": 3600})).json()
         with world.session() as session:
@@ -261,7 +261,7 @@ async def test_an_operator_whose_key_expired_is_not_the_last(world: World) -> No
 
 
 async def _audited(world: World, expected: int) -> list[dict[str, Any]]:
-    """What the audit list says of refusals, once they add up to `expected`."""
+    """Waits until the audit list has `expected` refusals; returns their entries."""
     async with world.client("operator") as operator:
         while True:
             items = (await operator.get("/v1/audit")).json()["items"]
@@ -272,7 +272,7 @@ async def _audited(world: World, expected: int) -> list[dict[str, Any]]:
 
 
 async def test_refusals_and_failed_logins_are_audited(world: World) -> None:
-    """Who was refused what, and how often, is in the audit list, and never the key that was given."""
+    """Failed logins and refused requests are audited with actor, target and count, but without the given key."""
     hidden = world.add_workload(tenant="speech")
     async with world.client(None) as stranger, world.client("vision") as vision, world.client("operator") as operator:
         revoked = (await operator.post("/v1/keys", json={"role": "viewer", "tenant": "vision"})).json()
@@ -300,7 +300,7 @@ async def test_refusals_and_failed_logins_are_audited(world: World) -> None:
 
 
 async def test_an_attacker_does_not_fill_the_audit_list(database_url: str, tmp_path: Path) -> None:
-    """However many refusals of however many kinds, the entries are bounded, and their counts are right."""
+    """The number of audit entries of refusals is limited; the sum of their counts is the number of refusals."""
     with make_world(database_url, tmp_path, api={"audited_refusals": 3}) as world:
         async with world.client("vision") as client:
             for path in ("keys", "snapshot", "keys/a", "keys/b", "tetris/instance", "keys"):

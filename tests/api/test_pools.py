@@ -1,4 +1,4 @@
-"""Pools and the machines that were asked of providers for them."""
+"""Pools and instances over the API."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from sqlalchemy import select
 from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.logs import Audit, Outbox
 from infra.db.models import Region
-from tests.api.test_fleet import act, get
+from tests.api.calls import act, get
 from tests.api.world import INSTANCE, World
 
 PATH = "/v1/pools/north/burst"
 
 
 async def test_a_pool_is_made_changed_and_removed(world: World) -> None:
-    """What is left out stays; a new pool takes any offer and has no machines; who changed it is noted."""
+    """A PUT changes only the given settings and is audited; by default a pool accepts any offer."""
     made = await act(world, PATH, method="PUT", body={"size": 2, "kinds": ["spot"], "max_usd_per_h": 5})
     assert made.status_code == 200
     assert made.json() == {
@@ -54,7 +54,7 @@ async def test_a_pool_is_made_changed_and_removed(world: World) -> None:
     ],
 )
 async def test_a_bad_pool_changes_nothing(shared_world: World, body: dict[str, Any], path: str) -> None:
-    """The field is named."""
+    """An invalid setting is an error with its field, and creates no pool."""
     answer = await act(shared_world, PATH, method="PUT", body=body)
     assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
     with shared_world.session() as session:
@@ -66,12 +66,12 @@ async def test_a_bad_pool_changes_nothing(shared_world: World, body: dict[str, A
     [("/v1/pools/mars/burst", 404), ("/v1/pools/north/Burst", 422), (f"/v1/pools/north/{'b' * 21}", 422)],
 )
 async def test_a_pool_is_of_a_region_and_has_a_short_name(shared_world: World, path: str, status: int) -> None:
-    """Names of clusters begin with it."""
+    """The region must exist, and the name must be valid and short, because it is a prefix of cluster names."""
     assert (await act(shared_world, path, method="PUT", body={"size": 1})).status_code == status
 
 
 async def test_instances_are_listed_and_ended(world: World) -> None:
-    """Live ones, or all; ending one tells its workflow, once, and it says who wanted it."""
+    """Live or all instances are listed; ending an instance sends its workflow one message and stores the reason."""
     await act(world, PATH, method="PUT", body={"size": 1})
     world.add_instance()
     world.add_instance("in-0000000000000002", phase="gone")
@@ -99,7 +99,7 @@ async def test_instances_are_listed_and_ended(world: World) -> None:
 
 
 async def test_why_says_what_is_on_its_way(world: World) -> None:
-    """How many machines of which type, where, and when they are expected; to others' viewers it is nobody's."""
+    """`why` has number, type, zone and expected time of launching machines; other tenants do not see the workload."""
     workload = world.add_workload()
     for number in (2, 3, 4):
         zone = "zb" if number > 3 else "za"
@@ -117,7 +117,7 @@ async def test_why_says_what_is_on_its_way(world: World) -> None:
 
 
 async def test_a_region_with_pools_or_instances_stays(world: World) -> None:
-    """It says which; when both are gone nothing keeps it."""
+    """A region with pools or live instances cannot be deleted; the error lists them."""
     with world.session() as session:
         session.add(Region(name="west", bucket_url="file:///west"))
     assert (await act(world, "/v1/pools/west/burst", method="PUT", body={"size": 0})).status_code == 200
@@ -131,7 +131,7 @@ async def test_a_region_with_pools_or_instances_stays(world: World) -> None:
 
 
 async def test_a_machine_that_was_launched_is_not_removed(world: World) -> None:
-    """Its instance would be paid for and never be missed; ending that is the way."""
+    """A machine of an instance cannot be deleted, because the instance would still cost money; the error names it."""
     world.add_instance(machine="north/alpha/m1")
     assert (await act(world, "/v1/machines/north/alpha/m1/drain")).status_code == 200
     refused = await act(world, "/v1/machines/north/alpha/m1", method="DELETE")

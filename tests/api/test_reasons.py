@@ -1,4 +1,4 @@
-"""One reason everywhere: lists, details, `why` and the queue give the same one, whatever state a workload is in."""
+"""Lists, details, `why` and the queue return the same reason, for every state of a workload."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -9,8 +9,8 @@ from domain.reasons import Reason, ReasonCode
 from infra.db import events
 from infra.db.logs import Waiting
 from infra.db.models import Workload
-from tests.api.test_why import EVICTED, FULL, publish
-from tests.api.test_workloads import T0, get
+from tests.api.calls import T0, get
+from tests.api.published import EVICTED, FULL, publish
 from tests.api.world import World
 
 _STORED = {
@@ -24,12 +24,12 @@ _STORED = {
 
 
 def _random_state(world: World, chance: random.Random) -> None:
-    """Workloads in every phase, some held, some ranked or over quota, some with answers of regions."""
+    """Adds workloads in every phase; at random they are held, ranked, over quota, or have reasons of regions."""
     ranked, answered = [], []
     for phase in [*Phase, *chance.choices(sorted(QUEUED_PHASES), k=6)]:
         stored = _STORED.get(phase, Reason(ReasonCode.AWARDED, {"region": "north", "machines": 1, "victims": 0}))
         queued = phase in QUEUED_PHASES
-        # However slow this machine is, no scan is overdue between two answers.
+        # On a slow machine a scan must not become overdue between two responses.
         submitted_at = datetime.now(UTC) + timedelta(minutes=10)
         columns: dict[str, Any] = {"reason": stored.to_json(), "region": None if queued else "north"}
         columns["submitted_at"] = submitted_at
@@ -50,7 +50,7 @@ def _random_state(world: World, chance: random.Random) -> None:
 
 
 async def test_every_surface_gives_the_same_reason(world: World) -> None:
-    """The list's and the detail's reason is the first that `why` and the queue give, at any moment."""
+    """The reason in lists and details is the first reason of `why` and of the queue."""
     chance = random.Random(3)
     for _ in range(3):
         _random_state(world, chance)
@@ -67,7 +67,7 @@ async def test_every_surface_gives_the_same_reason(world: World) -> None:
 
 
 async def test_a_running_gang_says_since_when_it_runs(world: World) -> None:
-    """Also one that began to run before there was a reason of its own for it."""
+    """A running workload has the reason `running` with its start, even if an older reason is stored."""
     id_ = world.add_workload(Phase.RUNNING, reason=_STORED[Phase.RUNNING].to_json(), region="north")
     world.add_attempt(id_, 1, "north/alpha/m1", 0, started_at=T0)
     reason = (await get(world, f"/v1/workloads/{id_}"))["reason"]
@@ -76,7 +76,7 @@ async def test_a_running_gang_says_since_when_it_runs(world: World) -> None:
 
 
 async def test_a_scan_that_does_not_come_is_named(world: World) -> None:
-    """A workload that no scan has reached for long says so; one that came just now waits for the next."""
+    """A workload that no scan has included for long has the reason `scan_overdue`, a recent one `scan_pending`."""
     old = datetime.now(UTC) - timedelta(hours=1)
     waits, back = (world.add_workload(submitted_at=old) for _ in range(2))
     with world.session() as session:

@@ -1,4 +1,4 @@
-"""Removing machines and regions: only what nothing depends on, which is named; what is removed is gone everywhere."""
+"""Removal of machines and regions: refused with a list of what depends on them."""
 
 from sqlalchemy import select
 
@@ -6,7 +6,7 @@ from domain.phases import Phase
 from infra.db.logs import Audit, Event
 from infra.db.models import Machine, Workload
 from infra.db.tables import Replica, Table
-from tests.api.test_workloads import get
+from tests.api.calls import get
 from tests.api.world import World
 
 M1 = "/v1/machines/north/alpha/m1"
@@ -19,7 +19,7 @@ async def _delete(world: World, path: str, key: str = "operator") -> tuple[int, 
 
 
 async def test_a_machine_is_removed_when_it_is_drained_and_empty(world: World) -> None:
-    """What it holds is named; its history stays; the removal is an event and in the audit."""
+    """A machine with slots in use or not drained cannot be removed; a removal keeps its history and is audited."""
     running, done = world.add_workload(Phase.RUNNING), world.add_workload(Phase.RUNNING)
     world.add_attempt(running, 1, "north/alpha/m1", 0b1)
     world.add_attempt(done, 1, "north/alpha/m1", 0b10, released_at="2026-01-01T00:00:00Z")
@@ -46,7 +46,7 @@ async def test_a_machine_is_removed_when_it_is_drained_and_empty(world: World) -
 
 
 async def test_a_region_is_removed_when_nothing_is_there(world: World) -> None:
-    """Machines, data and checkpoints that are there are named; a lost machine can be removed without a drain."""
+    """A region with machines, tables or checkpoints cannot be removed; lost machines can be removed without a drain."""
     with world.session() as session:
         session.add(Table(name="words", home_region="south"))
         session.flush()

@@ -1,4 +1,4 @@
-"""The service itself: health, readiness, metrics, errors outside of operations, the description, and serving."""
+"""Health, readiness, metrics, general errors, the OpenAPI document, and the process of the API."""
 
 import importlib
 import json
@@ -25,7 +25,7 @@ from infra.config import Settings
 from infra.db import integrity
 from infra.db.migrate import head
 from infra.errors import ConfigurationError, StackError
-from tests.api.test_workloads import T0, get
+from tests.api.calls import T0, get
 from tests.api.world import World, document
 
 GONE = "postgresql://nobody@127.0.0.1:1/nothing"
@@ -46,7 +46,7 @@ def _set_revision(world: World, revision: str) -> None:
 
 
 async def test_not_ready_on_an_old_schema(world: World) -> None:
-    """A database of another revision is not served from."""
+    """If the database has another schema revision, `/readyz` returns 503."""
     async with world.client(None) as client:
         try:
             _set_revision(world, "0000")
@@ -57,7 +57,7 @@ async def test_not_ready_on_an_old_schema(world: World) -> None:
 
 
 async def test_without_postgres(tmp_path: Path) -> None:
-    """While Postgres is away the process lives, everything else answers 503, and metrics say so."""
+    """While Postgres is down, `/healthz` returns 200, metrics report it, and all other requests get 503."""
     app = create_app(Settings(database=GONE, data_dir=tmp_path))
     headers = {"authorization": "Bearer mzn_x"}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api", headers=headers) as client:
@@ -71,7 +71,7 @@ async def test_without_postgres(tmp_path: Path) -> None:
 
 
 async def test_postgres_that_comes_back(world: World) -> None:
-    """After a restart of Postgres, which cuts all connections, the next request is served."""
+    """After Postgres has closed all connections, as at a restart, the next request succeeds."""
     await get(world, "/v1/workloads")
     with world.session() as session:
         session.execute(
@@ -81,7 +81,7 @@ async def test_postgres_that_comes_back(world: World) -> None:
 
 
 async def test_metrics(world: World) -> None:
-    """Metrics tell of workloads, the queue, slots, machines, mail and requests, in numbers without tenants."""
+    """Metrics have workloads, slots, machines, replicas, outbox and requests, without names of tenants."""
     world.add_workload(Phase.PENDING)
     with world.session() as session:
         integrity.found_wrong(session, "digits", "all", "north", "tables/digits/a is missing")
@@ -130,7 +130,7 @@ async def test_metrics(world: World) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/v1/nothing", "/v1/workloads/", "/v2/workloads", "/v1", "/favicon.ico"])
 async def test_nothing_there(shared_world: World, path: str) -> None:
-    """A path that leads nowhere is a problem document too."""
+    """The response for an unknown path is a problem document."""
     async with shared_world.client() as client:
         answer = await client.get(path)
     assert (answer.status_code, answer.json()["type"]) == (404, "urn:mizzen:problem:not-found")
@@ -138,7 +138,7 @@ async def test_nothing_there(shared_world: World, path: str) -> None:
 
 
 async def test_methods_that_are_not_allowed(shared_world: World) -> None:
-    """A method that an endpoint does not have is refused, with those that it has."""
+    """A method that an endpoint does not support gets 405 with the Allow header."""
     async with shared_world.client() as client:
         answer = await client.put("/v1/workloads")
         assert (answer.status_code, answer.json()["type"]) == (405, "urn:mizzen:problem:method-not-allowed")
@@ -163,7 +163,7 @@ async def test_methods_that_are_not_allowed(shared_world: World) -> None:
     ],
 )
 async def test_bodies_that_are_no_json(shared_world: World, content: bytes, media: str, status: int, slug: str) -> None:
-    """Whatever comes where JSON should, the answer is a problem document."""
+    """The response to an invalid JSON body is a problem document."""
     async with shared_world.client() as client:
         headers = {"content-type": media} if media else {}
         answer = await client.put("/v1/tenants/x", content=content, headers=headers)
@@ -171,7 +171,7 @@ async def test_bodies_that_are_no_json(shared_world: World, content: bytes, medi
 
 
 async def test_faults_tell_nothing(shared_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unexpected error is a problem document without its inside."""
+    """The response to an unexpected error is a problem document without details of the error."""
     monkeypatch.setattr("api.workloads.reading.detail", lambda *_: 1 / 0)
     transport = httpx.ASGITransport(shared_world.app, raise_app_exceptions=False)
     id_ = shared_world.add_workload()
@@ -184,13 +184,13 @@ async def test_faults_tell_nothing(shared_world: World, monkeypatch: pytest.Monk
 
 
 def test_every_problem_type_has_a_status() -> None:
-    """The list of problem types is closed: each has one status and one title."""
+    """Each problem type has a status and a unique title."""
     assert set(_KINDS) == set(Kind)
     assert len({title for _, title in _KINDS.values()}) == len(Kind)
 
 
 async def test_description(shared_world: World) -> None:
-    """The description is OpenAPI 3.1; every operation has a tag, a summary, and refusals as problem documents."""
+    """The document is OpenAPI 3.1; each operation has tags, a summary, and errors as problem documents."""
     async with shared_world.client(None) as client:
         docs = await client.get("/docs")
         assert (docs.status_code, docs.headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -218,18 +218,18 @@ async def test_description(shared_world: World) -> None:
 
 
 def test_sample_of_the_description_is_the_documented_one() -> None:
-    """The example in the description is the sample that people are shown, as YAML and as JSON."""
+    """The example document is unchanged after it was written and parsed as YAML."""
     assert yaml.safe_load(yaml.safe_dump(document())) == document()
 
 
 def test_no_database_is_an_error() -> None:
-    """An API without a database is a mistake in the configuration."""
+    """Creating the API without a database setting is a ConfigurationError."""
     with pytest.raises(ConfigurationError, match="database: not set"):
         create_app(Settings())
 
 
 def test_taken_port_is_named() -> None:
-    """A port that is taken is a clear error that names it."""
+    """A port that is in use is an error that names it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StackError, match=f"port {port} on 127.0.0.1"):
@@ -237,7 +237,7 @@ def test_taken_port_is_named() -> None:
 
 
 def test_no_part_of_an_answer_waits_for_an_acknowledgement() -> None:
-    """Connections send what is written at once: a head and a body apart would cost every request 40 ms."""
+    """Connections have TCP_NODELAY set; otherwise separate writes of head and body would cost 40 ms a request."""
     with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()) as client:
         accepted, _ = listener.accept()
         with accepted:
@@ -246,12 +246,12 @@ def test_no_part_of_an_answer_waits_for_an_acknowledgement() -> None:
 
 
 def test_own_modules_come_from_the_checkout(checkout: Path) -> None:
-    """`api` is the checkout's, not something of this name in site-packages."""
+    """The module `api` is imported from the checkout, not from site-packages."""
     assert Path(str(importlib.import_module("api").__file__)).is_relative_to(checkout)
 
 
 def test_serving_ends_at_sigterm(world: World, tmp_path: Path, checkout: Path) -> None:
-    """The process serves until SIGTERM, and then ends by itself, with streams being followed."""
+    """At SIGTERM the process exits with 0, even if a stream is open."""
     with listen("127.0.0.1", 0) as probe:
         port = probe.getsockname()[1]
     file = tmp_path / "mizzen.yaml"
@@ -281,7 +281,7 @@ def test_serving_ends_at_sigterm(world: World, tmp_path: Path, checkout: Path) -
 
 
 async def test_streams_count_as_followers(world: World, serve: Callable[[World], str]) -> None:
-    """A stream is counted while it is followed, and not after its client is gone."""
+    """An open stream counts in the metric of followers until its client disconnects."""
     base = serve(world)
     async with httpx.AsyncClient(base_url=base, headers=world.headers("operator"), timeout=30) as client:
 

@@ -1,4 +1,4 @@
-"""The snapshot for the simulator: what it says of the fleet, and that a simulation starts from it."""
+"""The snapshot of the fleet for the simulator."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -13,14 +13,14 @@ from simulation.live import live_scenario
 from simulation.policies import POLICIES
 from simulation.run import Run
 from simulation.settings import Settings
-from tests.api.test_workloads import get
+from tests.api.calls import get
 from tests.api.world import World
 
 M1, M2 = "north/alpha/m1", "north/alpha/m2"
 
 
 async def test_a_snapshot_says_what_runs_and_what_waits(world: World) -> None:
-    """Machines that take work, quotas, and every workload that has not ended, with what it holds or was promised."""
+    """The snapshot has schedulable machines, quotas, and all live workloads with their held or promised resources."""
     now = datetime.now(UTC)
     running, queued = world.add_workload(Phase.RUNNING), world.add_workload(Phase.PREEMPTED, tables=("digits",))
     leaving, coming = world.add_workload(Phase.CHECKPOINTING, level=7), world.add_workload(Phase.PLACING)
@@ -52,17 +52,17 @@ async def test_a_snapshot_says_what_runs_and_what_waits(world: World) -> None:
     placed = by_id[running].placement
     assert placed is not None and placed.started_at is not None
     assert [(h.machine, h.gpus, h.cpus_milli) for h in placed.holdings] == [(M1, 2, 2000)]
-    assert 2400 <= by_id[running].ran_s < 2460, "both attempts"
+    assert 2400 <= by_id[running].ran_s < 2460, "expected the time of both attempts"
     assert (by_id[queued].regions, by_id[queued].held, by_id[queued].placement) == (("north",), True, None)
     assert (by_id[leaving].placement, by_id[leaving].level) == (None, 7)
     heir = by_id[coming].placement
     assert heir is not None and heir.started_at is None
-    assert [(h.machine, h.gpus) for h in heir.holdings] == [(M1, 1)], "what it was promised counts as its own"
+    assert [(h.machine, h.gpus) for h in heir.holdings] == [(M1, 1)], "promised slots are missing"
     assert "argv" not in str(body) and "hf-token" not in str(body)
 
 
 async def test_high_priority_may_be_only_where_its_data_is_complete(world: World) -> None:
-    """Where a replica is stale a workload of low priority may run, and one of high priority may not."""
+    """A workload of high priority may not run in a region with a stale replica, one of low priority may."""
     with world.session() as session:
         session.add(Replica(data_table="digits", region="south", state="ready"))
     with world.session() as session:
@@ -76,7 +76,7 @@ async def test_high_priority_may_be_only_where_its_data_is_complete(world: World
 
 
 async def test_a_simulation_starts_from_a_snapshot(world: World) -> None:
-    """What runs goes on, what waits is placed, and all of it ends."""
+    """In a simulation from a snapshot, running workloads continue, queued ones are placed, and all finish."""
     running, queued = world.add_workload(Phase.RUNNING), world.add_workload(Phase.PENDING)
     world.add_attempt(running, 1, M1, 0b11, started_at=datetime.now(UTC) - timedelta(minutes=10))
     live = LiveSnapshot.model_validate(await get(world, "/v1/snapshot"))

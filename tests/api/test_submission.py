@@ -1,4 +1,4 @@
-"""Submission: what is written, idempotency, media types and bounds of the body, and dry runs."""
+"""Submission: written rows, idempotency, media types and sizes of the body, and dry runs."""
 
 import asyncio
 import json
@@ -19,14 +19,14 @@ YAML = {"content-type": "application/yaml"}
 
 
 def counts(world: World) -> dict[str, int]:
-    """Rows of what a submission writes."""
+    """Returns the number of rows in each table that a submission writes."""
     with world.session() as session:
         kinds = (Workload, Event, Audit, Outbox, Idempotency)
         return {k.__name__: session.scalar(select(func.count()).select_from(k)) or 0 for k in kinds}
 
 
 async def test_submission_writes_all_that_belongs_to_it(world: World) -> None:
-    """A submission is a row, an event, an audit entry, and mail that starts its workflow and wakes the scheduler."""
+    """A submission writes a workload, an event, an audit entry and a message that wakes the scheduler."""
     async with world.client("vision") as client:
         answer = await client.post("/v1/workloads", content=as_yaml(document(priority=5)), headers=YAML)
         assert answer.status_code == 202
@@ -51,11 +51,11 @@ async def test_submission_writes_all_that_belongs_to_it(world: World) -> None:
             "key-vision", "vision", "workload.submit", made["id"],
         )  # fmt: skip
         mail = session.scalars(select(Outbox).order_by(Outbox.id)).all()
-        assert [(m.kind, m.workload) for m in mail] == [("wake", None)], "it has no workflow before its first award"
+        assert [(m.kind, m.workload) for m in mail] == [("wake", None)], "it has no workflow before an award"
 
 
 async def test_refused_submission_changes_nothing(world: World) -> None:
-    """A document that is refused leaves no row behind, and its Idempotency-Key may be used for a better one."""
+    """An invalid document writes no rows, and its Idempotency-Key can be used again."""
     before = counts(world)
     headers = {"idempotency-key": "k"}
     async with world.client("vision") as client:
@@ -65,14 +65,14 @@ async def test_refused_submission_changes_nothing(world: World) -> None:
 
 
 async def test_without_a_key_each_request_is_a_workload(world: World) -> None:
-    """Two equal requests without an Idempotency-Key are two workloads."""
+    """Two equal requests without an Idempotency-Key create two workloads."""
     async with world.client() as client:
         answers = [await client.post("/v1/workloads", json=document()) for _ in range(2)]
     assert len({a.json()["id"] for a in answers}) == 2
 
 
 async def test_same_key_and_body_get_the_same_workload(world: World) -> None:
-    """A repetition finds the workload of the first request, even if it could not be submitted any more."""
+    """A repeated request returns the first workload, even if the document would now be invalid."""
     headers = {"idempotency-key": "once"}
     async with world.client() as client:
         first = await client.post("/v1/workloads", json=document(), headers=headers)
@@ -86,7 +86,7 @@ async def test_same_key_and_body_get_the_same_workload(world: World) -> None:
 
 
 async def test_same_key_for_another_body_is_refused(world: World) -> None:
-    """An Idempotency-Key stands for one body."""
+    """An Idempotency-Key that was used for another body is an error."""
     headers = {"idempotency-key": "once"}
     async with world.client() as client:
         await client.post("/v1/workloads", json=document(), headers=headers)
@@ -96,7 +96,7 @@ async def test_same_key_for_another_body_is_refused(world: World) -> None:
 
 
 async def test_keys_of_different_callers_do_not_meet(world: World) -> None:
-    """Two callers may use the same Idempotency-Key without knowing of each other."""
+    """Idempotency keys are separate for each API key."""
     made = []
     for key in ("operator", "vision"):
         async with world.client(key) as client:
@@ -106,7 +106,7 @@ async def test_keys_of_different_callers_do_not_meet(world: World) -> None:
 
 
 async def test_concurrent_duplicates_make_one_workload(world: World) -> None:
-    """Of many equal requests at the same moment one makes the workload, and all get it."""
+    """Concurrent equal requests create one workload, and all of them return it."""
     headers = {"idempotency-key": "race"}
     async with world.client() as client:
         answers = await asyncio.gather(
@@ -118,7 +118,7 @@ async def test_concurrent_duplicates_make_one_workload(world: World) -> None:
 
 
 async def test_concurrent_bodies_under_one_key_make_one_workload(world: World) -> None:
-    """Of different bodies under one key at the same moment one wins and the others are refused."""
+    """Of concurrent requests with one key and different bodies, one creates a workload and the others get 422."""
     headers = {"idempotency-key": "race"}
     async with world.client() as client:
         answers = await asyncio.gather(
@@ -130,7 +130,7 @@ async def test_concurrent_bodies_under_one_key_make_one_workload(world: World) -
 
 @pytest.mark.parametrize("key", ["", "x" * 201, "a\tb", "é"])
 async def test_malformed_idempotency_key(shared_world: World, key: str) -> None:
-    """A key that is empty, long or not printable ASCII is refused."""
+    """An Idempotency-Key that is empty, too long or not printable ASCII is an error."""
     async with shared_world.client() as client:
         answer = await client.post("/v1/workloads", json=document(), headers=[(b"idempotency-key", key.encode())])
     assert (answer.status_code, answer.json()["type"]) == (400, "urn:mizzen:problem:malformed-request")
@@ -141,7 +141,7 @@ async def test_malformed_idempotency_key(shared_world: World, key: str) -> None:
     ["application/yaml", "application/x-yaml", "text/yaml; charset=utf-8", "application/json", "Application/JSON"],
 )
 async def test_media_types_that_are_read(shared_world: World, media: str) -> None:
-    """YAML and JSON are read under all of their usual names; JSON is YAML too."""
+    """The usual media types of YAML and JSON are accepted."""
     async with shared_world.client() as client:
         answer = await client.post("/v1/workloads", content=json.dumps(document()), headers={"content-type": media})
     assert answer.status_code == 202
@@ -149,7 +149,7 @@ async def test_media_types_that_are_read(shared_world: World, media: str) -> Non
 
 @pytest.mark.parametrize("media", ["text/plain", "application/x-www-form-urlencoded", "", "application/xml", "garbage"])
 async def test_media_types_that_are_not(shared_world: World, media: str) -> None:
-    """Another media type, or none, is refused with 415."""
+    """Another media type, or none, gets 415."""
     headers = {"content-type": media} if media else {}
     async with shared_world.client() as client:
         answer = await client.post("/v1/workloads", content=json.dumps(document()), headers=headers)
@@ -158,7 +158,7 @@ async def test_media_types_that_are_not(shared_world: World, media: str) -> None
 
 @pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"a: [", b"null", b"- 1", b"\x00", b'"\xed\xa0\x80"'])
 async def test_bodies_that_are_no_document(shared_world: World, body: bytes) -> None:
-    """Whatever bytes come, the answer is a problem document."""
+    """The response to an invalid body is a problem document."""
     async with shared_world.client() as client:
         for media in ("application/yaml", "application/json"):
             answer = await client.post("/v1/workloads", content=body, headers={"content-type": media})
@@ -166,7 +166,7 @@ async def test_bodies_that_are_no_document(shared_world: World, body: bytes) -> 
 
 
 async def test_body_over_the_limit_by_its_declared_length(shared_world: World) -> None:
-    """A body that declares to be too large is refused before it is read."""
+    """A body whose declared length is over the limit gets 413."""
     size = shared_world.settings.api.max_body_bytes + 1
     async with shared_world.client() as client:
         answer = await client.post("/v1/workloads", content=b" " * size, headers=YAML)
@@ -174,7 +174,7 @@ async def test_body_over_the_limit_by_its_declared_length(shared_world: World) -
 
 
 async def test_body_over_the_limit_while_it_comes(shared_world: World) -> None:
-    """A body without a declared length is refused when it is too large; an endless one is not read for ever."""
+    """A body without a declared length gets 413 when it exceeds the limit, and is then not read further."""
     sent = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -197,7 +197,7 @@ async def test_body_over_the_limit_while_it_comes(shared_world: World) -> None:
 async def test_clients_that_send_first_and_listen_after_get_the_refusal(
     world: World, serve: Callable[[World], str]
 ) -> None:
-    """A client that has sent all of a body that is much too large finds the answer, not a broken connection."""
+    """A client that sends a whole oversized body gets the 413 response instead of a broken connection."""
     base = serve(world)
     body = b" " * (world.settings.api.max_archive_bytes + (4 << 20))
     headers = world.headers("vision") | {"content-type": "application/gzip"}
@@ -207,7 +207,7 @@ async def test_clients_that_send_first_and_listen_after_get_the_refusal(
 
 
 async def test_stranger_gets_no_body_read(shared_world: World) -> None:
-    """Without a valid key not one byte of a body is read."""
+    """Without a valid key the body is not read."""
 
     async def never() -> AsyncIterator[bytes]:
         raise AssertionError("the body was read")
@@ -219,7 +219,7 @@ async def test_stranger_gets_no_body_read(shared_world: World) -> None:
 
 
 async def test_dry_run_without_temporal(shared_world: World) -> None:
-    """A dry run needs the scheduler and says so; a document that is wrong is refused before it is asked."""
+    """Without Temporal a dry run gets 503; an invalid document gets 422 before that."""
     before = counts(shared_world)
     async with shared_world.client() as client:
         asked = await client.post("/v1/workloads?dry_run=true", json=document())
@@ -236,7 +236,7 @@ async def _submit(client: httpx.AsyncClient, **changes: Any) -> dict[str, Any]:
 
 
 async def test_ids_sort_by_age(world: World) -> None:
-    """Ids of later submissions are larger, so that a list by id is a list by age."""
+    """Later submissions have greater ids, so the order by id is the order by age."""
     async with world.client() as client:
         made = []
         for number in range(5):

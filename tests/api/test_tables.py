@@ -1,4 +1,4 @@
-"""Tables, their partitions and replicas, datacenters, usage, and the instance that is made of them."""
+"""Tables, partitions, replicas, datacenters, usage records and Tetris instances over the API."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,7 +12,7 @@ from infra.db.logs import Audit, UsageRun
 from infra.db.models import Region
 from infra.db.tables import Partition, PartitionManifest, Replica, ReplicaPartition, Table
 from mizzen.objects.manifest import checksummed, declared_checksum, listed, unpack
-from tests.api.test_workloads import act, get, mail
+from tests.api.calls import act, get, mail
 from tests.api.world import World, document
 from tetris.documents import read_instance, read_reads
 
@@ -26,7 +26,7 @@ def _put(world: World, region: str, *keys: str, size: int = 10) -> None:
 
 
 async def _clicks(world: World) -> Any:
-    """A table of two days at home in the north."""
+    """Registers a table with two partitions and its home in region north; returns the response."""
     _put(world, "north", "ds=1/a", "ds=1/b", "ds=2/x/c")
     made = await act(world, "/v1/tables", body={"name": "ads.clicks", "home_region": "north"})
     assert made.status_code == 201, made.text
@@ -34,7 +34,7 @@ async def _clicks(world: World) -> Any:
 
 
 def _stale(world: World) -> None:
-    """The table has a replica in the south."""
+    """Adds a ready replica of the table in region south."""
     with world.session() as session:
         session.add(Replica(data_table="ads.clicks", region="south", state="ready"))
 
@@ -48,7 +48,7 @@ def _errors(answer: Any) -> list[tuple[str, str]]:
 
 
 async def test_folders_are_partitions(world: World) -> None:
-    """A table whose objects are all in folders has a partition for each; the namespace is before the dot."""
+    """If all objects of a table are in folders, each folder is a partition. The part before the dot is a namespace."""
     made = await _clicks(world)
     assert (made["name"], made["namespace"], made["size_bytes"]) == ("ads.clicks", "ads", 30)
     found = await get(world, f"{CLICKS}/partitions")
@@ -63,7 +63,7 @@ async def test_folders_are_partitions(world: World) -> None:
 
 
 async def test_tables_come_in_pages_and_by_namespace(world: World) -> None:
-    """A page ends where the next one begins; a name without a dot is in the default namespace."""
+    """Tables are paged and can be filtered by namespace; a name without a dot is in the namespace `default`."""
     await _clicks(world)
     page = await get(world, "/v1/tables", limit=1)
     assert ([t["name"] for t in page["items"]], page["next_cursor"]) == (["ads.clicks"], "ads.clicks")
@@ -73,7 +73,7 @@ async def test_tables_come_in_pages_and_by_namespace(world: World) -> None:
 
 
 async def test_names_that_tables_cannot_have(world: World) -> None:
-    """A table has one name, in one namespace; a folder that could not be a partition is named."""
+    """An invalid table name is an error with its value; the error for an invalid partition folder has its path."""
     for name in ("default.digits", "a.b.c", ".b", "a.", "A.b"):
         answer = await act(world, "/v1/tables", body={"name": name, "home_region": "north"})
         assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "name")
@@ -84,7 +84,7 @@ async def test_names_that_tables_cannot_have(world: World) -> None:
 
 
 async def test_partitions_are_appended_once(world: World) -> None:
-    """An append grows the table and its home at once; again it changes nothing, and other replicas are stale."""
+    """An append adds partitions to the table and its home; it is idempotent and makes other replicas stale."""
     await _clicks(world)
     _stale(world)
     _put(world, "north", "ds=3/a", size=7)
@@ -112,7 +112,7 @@ def _declared(world: World, day: str) -> str:
 
 
 async def test_what_a_table_is_made_of_is_known_from_its_registration_on(world: World) -> None:
-    """Names, sizes and checksums are kept as they are read; of what is large, the checksums are left for later."""
+    """Registration and append store names, sizes and checksums of objects, but no checksums of large partitions."""
     await _clicks(world)
     _put(world, "north", "ds=3/a", size=7)
     state = world.app.state.mizzen
@@ -127,7 +127,7 @@ async def test_what_a_table_is_made_of_is_known_from_its_registration_on(world: 
 
 
 async def test_a_table_is_verified_when_asked_for(world: World) -> None:
-    """All copies or one are to be read from now on; of a region without a copy there is nothing to verify."""
+    """`verify` schedules a verification of all replicas or of one; a region without a replica returns 404."""
     await _clicks(world)
     _stale(world)
     answer = await act(world, f"{CLICKS}/verify", body={})
@@ -144,7 +144,7 @@ async def test_a_table_is_verified_when_asked_for(world: World) -> None:
 
 
 async def test_partitions_with_other_content_are_a_conflict(world: World) -> None:
-    """What is there never changes: the error says what it is, and nothing of the request is appended."""
+    """An append that would change an existing partition is a conflict with the existing values; nothing is appended."""
     await _clicks(world)
     _put(world, "north", "ds=3/a")
     answer = await _append(
@@ -162,7 +162,7 @@ async def test_partitions_with_other_content_are_a_conflict(world: World) -> Non
 
 
 async def test_partitions_must_be_at_home_first(world: World) -> None:
-    """Objects that are not there, or of another size, are told with where they were looked for."""
+    """An append of partitions with missing objects or another size is an error that has the prefix and the region."""
     await _clicks(world)
     _put(world, "north", "ds=3/a")
     answer = await _append(world, {"name": "ds=3", "size_bytes": 11}, {"name": "ds=4", "size_bytes": 1})
@@ -181,7 +181,7 @@ async def test_partitions_must_be_at_home_first(world: World) -> None:
 
 
 async def test_a_table_of_one_partition_stays_one(world: World) -> None:
-    """A table with objects outside folders is the partition `all`, and no other can be appended."""
+    """A table with objects outside folders has the single partition `all`, and no other can be appended."""
     found = await get(world, "/v1/tables/digits/partitions")
     assert [(p["name"], p["location"]) for p in found["items"]] == [("all", "tables/digits/")]
     world.buckets["north"].put("tables/digits/ds=1/a", b"1")
@@ -191,7 +191,7 @@ async def test_a_table_of_one_partition_stays_one(world: World) -> None:
 
 
 async def test_a_stale_replica_is_topped_up(world: World) -> None:
-    """Asked for again, a stale replica is topped up, once, and stays ready; the operator who wanted it is noted."""
+    """A request for a stale replica copies its missing partitions, once; it stays ready, and the request is audited."""
     await _clicks(world)
     _stale(world)
     _put(world, "north", "ds=3/a", size=7)
@@ -205,7 +205,7 @@ async def test_a_stale_replica_is_topped_up(world: World) -> None:
 
 
 async def test_a_replica_that_is_deleted_can_be_kept(world: World) -> None:
-    """Asked for again before its time is over, a replica stays as it is; after it, it is gone first."""
+    """A request for a replica that is being deleted keeps it before its deadline, and is a conflict afterwards."""
     await _clicks(world)
     _stale(world)
     for left, status in ((timedelta(hours=1), 202), (timedelta(0), 409)):
@@ -215,7 +215,7 @@ async def test_a_replica_that_is_deleted_can_be_kept(world: World) -> None:
         answer = await act(world, f"{CLICKS}/replicas", body={"region": "south"})
         assert answer.status_code == status
     wakes = [sent for sent in mail(world) if sent[0] != "scrub"]
-    assert wakes == [("wake", None, {})] * 2  # at the table's registration, and when the replica was kept
+    assert wakes == [("wake", None, {})] * 2  # one at the registration, one when the replica was kept
     assert "being deleted" in answer.json()["detail"]
 
 
@@ -225,7 +225,7 @@ async def _drop(world: World, region: str, **params: Any) -> Any:
 
 
 async def test_a_replica_is_dropped_after_a_grace(world: World) -> None:
-    """It can be taken back for as long as it was told, by default a day; what is over stays over."""
+    """A replica is dropped after a grace period, by default a day; a deadline in the past cannot be extended."""
     await _clicks(world)
     _stale(world)
     for params, at_least, at_most in (({}, 86300, 86401), ({"grace_s": 5}, 0, 6), ({"grace_s": 0}, -60, 0)):
@@ -241,7 +241,7 @@ async def test_a_replica_is_dropped_after_a_grace(world: World) -> None:
 
 
 async def test_the_home_is_not_dropped(world: World) -> None:
-    """The table's home is a conflict that says so; where there is no replica, nothing is found."""
+    """Dropping the replica in the home region is a conflict; dropping a replica that does not exist returns 404."""
     await _clicks(world)
     answer = await _drop(world, "north")
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:mizzen:problem:conflict")
@@ -251,16 +251,16 @@ async def test_the_home_is_not_dropped(world: World) -> None:
 
 
 async def test_forgetting_a_table_forgets_all_of_it(world: World) -> None:
-    """Its partitions and replicas go with it."""
+    """Deleting a table also deletes its partitions and replicas."""
     await _clicks(world)
     assert (await act(world, CLICKS, method="DELETE")).status_code == 204
     with world.session() as session:
         for model in (Table, Partition, Replica, ReplicaPartition):
-            assert session.scalars(select(text("1")).select_from(model)).all() == [1]  # of the table digits
+            assert session.scalars(select(text("1")).select_from(model)).all() == [1]  # table `digits`
 
 
 async def test_workloads_name_tables_of_namespaces(world: World) -> None:
-    """A document names a table with its namespace; two that would have one variable are refused."""
+    """A document names tables with their namespaces; two tables with the same environment variable are an error."""
     await _clicks(world)
     world.buckets["north"].put("tables/ads--clicks/a", b"1")
     assert (await act(world, "/v1/tables", body={"name": "ads--clicks", "home_region": "north"})).status_code == 201
@@ -278,7 +278,7 @@ async def test_workloads_name_tables_of_namespaces(world: World) -> None:
 
 
 async def test_clusters_are_in_datacenters(world: World) -> None:
-    """A datacenter names its region's clusters; one that another datacenter names has moved there."""
+    """A datacenter has clusters of its region; a cluster that is assigned to another datacenter moves there."""
     for name, clusters in (("dc1", ["alpha"]), ("dc2", ["alpha"]), ("dc1", [])):
         body = {"storage_bytes": 5, "clusters": clusters}
         answer = await act(world, f"/v1/regions/north/datacenters/{name}", method="PUT", body=body)
@@ -298,7 +298,7 @@ RUN = {
 
 
 async def test_usage_is_recorded_once(world: World) -> None:
-    """A run is known by its source and id; what it told first stays."""
+    """A run is identified by source and id; a repeated record does not change the first one."""
     answers = [
         await act(world, "/v1/usage", body={"runs": [RUN, {**RUN, "run": "app-2", "cpu_hours": 1.0}]}),
         await act(world, "/v1/usage", body={"runs": [{**RUN, "cpu_hours": 99.0}, {**RUN, "run": "app-3"}]}),
@@ -312,7 +312,7 @@ async def test_usage_is_recorded_once(world: World) -> None:
 
 
 async def test_usage_that_is_wrong(world: World) -> None:
-    """Nothing of a request with a wrong run is recorded; each error names the run and the field."""
+    """If any run of a request is invalid, none is recorded; the error has the run and the field."""
     for change, path in (
         ({"tables": ["digits", "ads.klicks"]}, "runs[1].tables[1]"),
         ({"tables": ["digits", "digits/ds=1"]}, "runs[1].tables[1]"),
@@ -332,7 +332,7 @@ async def test_usage_that_is_wrong(world: World) -> None:
 
 
 async def test_the_instance_is_exported(world: World) -> None:
-    """The document is one that `mizzen tetris` reads, and needs the storage of every region."""
+    """The exported instance can be read by `mizzen tetris`; the export needs the storage of every region."""
     with world.session() as session:
         session.get_one(Region, "south").storage_bytes = None
     answer = await _instance(world)
@@ -352,7 +352,7 @@ async def test_the_instance_is_exported(world: World) -> None:
 
 
 async def test_partitions_are_assigned_to_datacenters(world: World) -> None:
-    """A region's instance has its partitions and who reads them; what is assigned is where the next one begins."""
+    """A region's instance has partitions and the jobs that read them; assignments are in the next instance."""
     await _clicks(world)
     days = {**RUN, "run": "app-2", "kind": "ml", "job": "train", "tables": ["ads.clicks/ds=1"]}
     ended = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
@@ -391,7 +391,7 @@ async def test_partitions_are_assigned_to_datacenters(world: World) -> None:
 
 
 async def test_assignments_that_are_wrong(world: World) -> None:
-    """All that does not exist is named, and nothing is written."""
+    """An assignment with unknown datacenters or partitions is an error that lists them, and writes nothing."""
     await act(world, "/v1/regions/north/datacenters/dc1", method="PUT", body={"storage_bytes": 25})
     wrong = await _assign(world, {"digits/all": "north/dc1", "digits/ds=1": "north/dc1", "ads/all": "south/dc1"})
     assert _errors(wrong) == [
@@ -418,7 +418,7 @@ async def _get(world: World, path: str, **params: Any) -> Any:
 
 
 async def test_a_replica_needs_storage(world: World) -> None:
-    """A copy that the region has no room for is a conflict with the figures, and changes nothing."""
+    """A replica that exceeds the region's storage is a conflict with the figures, and changes nothing."""
     await _clicks(world)
     with world.session() as session:
         session.get_one(Region, "south").storage_bytes = 29

@@ -1,40 +1,17 @@
-"""The queue and the reasons: one honest sentence for each phase, and codes with numbers."""
+"""The queue and `why`: a summary for each phase, and reasons with codes and figures."""
 
-import numpy as np
 import pytest
 
 from domain.phases import Phase
-from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
-from infra.db import published
 from infra.db.logs import Waiting
-from tests.api.test_workloads import T0, get
+from tests.api.calls import T0, get
+from tests.api.published import EVICTED, FULL, publish
 from tests.api.world import World
-
-FULL = Reason(
-    ReasonCode.INSUFFICIENT_CAPACITY,
-    {"region": "north", "placeable": 1, "tasks": 2, "job": "trainer", "evictable": 0},
-).to_json()
-EVICTED = Reason(ReasonCode.EVICTED, {"evictor": "wl-x", "evictor_rank": 1, "rank": 3})
-
-
-def publish(world: World, *items: tuple[str, int, float] | tuple[str, int, float, str]) -> None:
-    """What a scan publishes: workloads in queue order, each with its rank, its credit and its tenant (`vision`)."""
-    ids, ranks, credit, *_ = zip(*(item[:3] for item in items), strict=True)
-    tenant = np.array([item[3:] == ("speech",) for item in items], np.int32)
-    quotas = [published.Quota("vision", {"a100": 8}, None), published.Quota("speech", {}, None)]
-    over = sum(rank == OVER_QUOTA_RANK for rank in ranks)
-    queue = published.PublishedQueue(
-        1, T0.timestamp(), quotas, ["a100"], np.array(ids, "S"), np.array(ranks, np.int8), np.array(credit), tenant,
-        np.zeros(over, np.int16),
-        np.full(over, 8), np.full(over, 2),
-    )  # fmt: skip
-    with world.session() as session:
-        published.publish(session, queue, {"scans": 1})
 
 
 async def test_queue_is_in_the_order_of_the_last_scan(world: World) -> None:
-    """Scanned workloads come in queue order with their reasons, others after them, those that left not at all."""
+    """The queue has the scanned workloads in scan order with reasons, then unscanned ones, and no placed ones."""
     first, second, new = (world.add_workload() for _ in range(3))
     running = world.add_workload(Phase.RUNNING)
     other = world.add_workload(tenant="speech")
@@ -55,7 +32,7 @@ async def test_queue_is_in_the_order_of_the_last_scan(world: World) -> None:
 
 
 async def test_queue_before_the_first_scan(world: World) -> None:
-    """Without a scan the queue is the order of submission."""
+    """Before the first scan the queue is in the order of submission."""
     ids = [world.add_workload() for _ in range(3)]
     queue = await get(world, "/v1/queue")
     assert queue["scanned_at"] is None
@@ -63,7 +40,7 @@ async def test_queue_before_the_first_scan(world: World) -> None:
 
 
 async def test_why_a_workload_waits(world: World) -> None:
-    """A waiting workload tells its position, its rank and every region's answer."""
+    """For a queued workload, `why` has its position, its rank and the reasons of the regions."""
     other, id_ = world.add_workload(), world.add_workload()
     publish(world, (other, 3, 1.5), (id_, 8, 0.25))
     with world.session() as session:
@@ -78,7 +55,7 @@ async def test_why_a_workload_waits(world: World) -> None:
 
 
 async def test_why_a_workload_is_held(world: World) -> None:
-    """A held workload says who holds it, and how it goes on."""
+    """For a held workload, `why` names the key that holds it and the command that releases it."""
     id_ = world.add_workload(held_by="key-vision")
     publish(world, (id_, 3, 1.5))
     with world.session() as session:
@@ -89,7 +66,7 @@ async def test_why_a_workload_is_held(world: World) -> None:
 
 
 async def test_why_before_a_scan(world: World) -> None:
-    """A workload that no scan has seen waits for one."""
+    """Before the first scan, `why` says that the workload waits for a scan."""
     id_ = world.add_workload()
     why = await get(world, f"/v1/workloads/{id_}/why")
     assert why["summary"] == "pending: waits for the next scan of the queue"
@@ -97,7 +74,7 @@ async def test_why_before_a_scan(world: World) -> None:
 
 
 async def test_why_a_preempted_workload_waits(world: World) -> None:
-    """A workload that is back in the queue says why it came back, and what it waits for now."""
+    """For a preempted workload, `why` has the reason of the preemption and the reasons why it waits."""
     id_ = world.add_workload(Phase.PREEMPTED, attempt=2, reason=EVICTED.to_json())
     publish(world, (id_, 3, 1.5))
     with world.session() as session:
@@ -127,7 +104,7 @@ SUMMARIES = [
 async def test_why_a_placed_workload_is_where_it_is(
     shared_world: World, phase: Phase, reason: Reason | None, summary: str
 ) -> None:
-    """Each phase of a placed workload has its own sentence."""
+    """`why` has a summary for each phase of a placed workload."""
     id_ = shared_world.add_workload(phase, reason=reason.to_json() if reason else None)
     shared_world.add_attempt(id_, 1, "north/alpha/m1", 0, started_at=T0)
     why = await get(shared_world, f"/v1/workloads/{id_}/why")
@@ -149,7 +126,7 @@ ENDS = [
 
 @pytest.mark.parametrize(("phase", "reason", "summary"), ENDS, ids=[s[2] for s in ENDS])
 async def test_why_a_workload_ended(shared_world: World, phase: Phase, reason: Reason, summary: str) -> None:
-    """An ended workload tells how, and after how many attempts."""
+    """For an ended workload, `why` has the outcome and the number of attempts."""
     id_ = shared_world.add_workload(phase, reason=reason.to_json())
     shared_world.add_attempt(id_, 1, "north/alpha/m1", 0, released_at=T0)
     assert (await get(shared_world, f"/v1/workloads/{id_}/why"))["summary"] == summary

@@ -1,4 +1,4 @@
-"""Workloads: lists, filters and pages, single views, and what people do to them."""
+"""Workloads over the API: lists, filters, pages, details and actions."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,32 +10,12 @@ from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Audit, Event, Outbox
 from infra.db.models import Attempt, Workload
+from tests.api.calls import T0, act, get, mail
 from tests.api.world import World
-
-T0 = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-async def get(world: World, path: str, key: str = "operator", **params: Any) -> Any:
-    async with world.client(key) as client:
-        answer = await client.get(path, params=params)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-async def act(world: World, path: str, key: str = "operator", body: object = None, method: str = "POST") -> Any:
-    async with world.client(key) as client:
-        return await client.request(method, path, json=body)
-
-
-def mail(world: World, workload: str | None = None) -> list[tuple[str, str | None, Any]]:
-    """What was put into the outbox, for a workload if one is given."""
-    with world.session() as session:
-        found = session.scalars(select(Outbox).order_by(Outbox.id)).all()
-    return [(m.kind, m.workload, m.body) for m in found if workload in (None, m.workload)]
 
 
 def written(world: World) -> tuple[int, int, int]:
-    """Number of events, audit entries and mails."""
+    """Returns the numbers of events, audit entries and outbox messages."""
     with world.session() as session:
         kinds = (Event, Audit, Outbox)
         a, b, c = (session.scalar(select(func.count()).select_from(kind)) or 0 for kind in kinds)
@@ -49,7 +29,7 @@ def level_of(world: World, workload: str) -> int | None:
 
 
 async def test_list_filters(world: World) -> None:
-    """Tenant, phase, label and name filters narrow the list, all that are given at once."""
+    """The list can be filtered by tenant, phase, label and name; all given filters must match."""
     a = world.add_workload(Phase.RUNNING, name="a", labels={"team": "x", "run": "1"})
     b = world.add_workload(Phase.PENDING, name="b", labels={"team": "x"})
     c = world.add_workload(Phase.FAILED, name="a", tenant="speech", labels={"team": "y"})
@@ -69,7 +49,7 @@ async def test_list_filters(world: World) -> None:
 
 
 async def test_pages_hold_each_workload_once(world: World) -> None:
-    """Pages of any size, put together, are the list, and stay so while new workloads come in."""
+    """Pages of any size have together each workload exactly once, also while new workloads are added."""
     ids = [world.add_workload() for _ in range(7)]
     for limit in (1, 2, 3, 7, 500):
         seen: list[str] = []
@@ -93,7 +73,7 @@ async def test_pages_hold_each_workload_once(world: World) -> None:
      "cursor=" + "x" * 101],
 )  # fmt: skip
 async def test_bad_filters(shared_world: World, query: str) -> None:
-    """A filter that makes no sense is refused with its name."""
+    """An invalid filter is an error that names it."""
     async with shared_world.client() as client:
         answer = await client.get(f"/v1/workloads?{query}")
     assert (answer.status_code, answer.json()["type"]) == (422, "urn:mizzen:problem:invalid-request")
@@ -101,7 +81,7 @@ async def test_bad_filters(shared_world: World, query: str) -> None:
 
 
 async def test_view_of_a_running_workload(world: World) -> None:
-    """A single view has placement, progress over attempts, and the number of preemptions."""
+    """The details have the placement, the progress over all attempts, and the number of preemptions."""
     id_ = world.add_workload(Phase.RUNNING)
     evicted = Reason(ReasonCode.EVICTED, {"evictor": "wl-x", "evictor_rank": 1, "rank": 3}).to_json()
     lost = Reason(ReasonCode.MACHINE_LOST, {"machine": "north/alpha/m1"}).to_json()
@@ -123,7 +103,7 @@ async def test_view_of_a_running_workload(world: World) -> None:
         "step": 35, "checkpoint_step": 30, "checkpoint_at": "2026-01-01T00:00:00Z", "checkpoint_bytes": 99,
         "checkpoint_s": 0.5, "checkpoint_write_s": 2.0, "cadence": cadence,
         "load": {"state": "loaded", "error": None, "skipped": 1}, "notice": None,
-        "at_risk_s": 10.0,  # five steps of two seconds since the step that it resumed from
+        "at_risk_s": 10.0,  # five steps of two seconds since the resumed step
     }  # fmt: skip
     assert view["lost_s"] == 21.5
     assert (view["preemptions"], view["attempt"], view["region"]) == (1, 3, "south")
@@ -143,7 +123,7 @@ async def test_view_of_a_running_workload(world: World) -> None:
 
 @pytest.mark.parametrize("phase", list(Phase))
 async def test_cancel_in_every_phase(shared_world: World, phase: Phase) -> None:
-    """What is queued is cancelled at once, what is placed by mail to its workflow; ended workloads stay as they are."""
+    """A queued workload is cancelled immediately, a placed one by a message to its workflow, an ended one never."""
     world = shared_world
     id_ = world.add_workload(phase)
     answer = await act(world, f"/v1/workloads/{id_}/cancel", "vision")
@@ -171,7 +151,7 @@ async def test_cancel_in_every_phase(shared_world: World, phase: Phase) -> None:
 
 
 async def test_cancel_by_label(world: World) -> None:
-    """All live workloads with the labels are cancelled, and only the caller's tenant's."""
+    """`cancel` by labels cancels all live workloads with the labels, and only those of the caller's tenant."""
     mine = [world.add_workload(p, labels={"team": "x"}) for p in (Phase.PENDING, Phase.RUNNING)]
     world.add_workload(Phase.SUCCEEDED, labels={"team": "x"})
     world.add_workload(Phase.RUNNING, labels={"team": "y"})
@@ -179,7 +159,7 @@ async def test_cancel_by_label(world: World) -> None:
     answer = await act(world, "/v1/workloads/cancel", "vision", {"labels": {"team": "x"}})
     assert (answer.status_code, answer.json()) == (202, {"cancelled": mine})
     with world.session() as session:
-        assert session.get_one(Workload, mine[0]).phase == "cancelled", "it was queued"
+        assert session.get_one(Workload, mine[0]).phase == "cancelled", "a queued workload must end at once"
     assert [m[1] for m in mail(world) if m[0] == "mail"] == mine[1:]
     answer = await act(world, "/v1/workloads/cancel", "vision", {"labels": {"team": "x"}, "tenant": "speech"})
     assert answer.json() == {"cancelled": []}
@@ -188,7 +168,7 @@ async def test_cancel_by_label(world: World) -> None:
 
 
 async def test_cancel_by_no_label_cancels_nothing(world: World) -> None:
-    """Without a label, which would mean everything, the request is refused."""
+    """A `cancel` without labels is an error, because it would match all workloads."""
     world.add_workload(Phase.RUNNING)
     bodies: list[object] = [{}, {"labels": {}}, {"labels": None}, None]
     for body in bodies:
@@ -199,7 +179,7 @@ async def test_cancel_by_no_label_cancels_nothing(world: World) -> None:
 
 @pytest.mark.parametrize("phase", list(Phase))
 async def test_hold_and_release(shared_world: World, phase: Phase) -> None:
-    """Only queued workloads can be held; both are idempotent and wake the scheduler once."""
+    """Only queued workloads can be held; hold and release are idempotent, and each wakes the scheduler once."""
     world, before = shared_world, written(shared_world)
 
     def changes() -> tuple[int, ...]:
@@ -227,7 +207,7 @@ async def test_hold_and_release(shared_world: World, phase: Phase) -> None:
 
 @pytest.mark.parametrize("phase", list(Phase))
 async def test_preempt(shared_world: World, phase: Phase) -> None:
-    """Preempting names the attempt that is meant, and is refused where nothing is held."""
+    """A preemption message has the current attempt; workloads that are not placed cannot be preempted."""
     world = shared_world
     id_ = world.add_workload(phase, attempt=4)
     answer = await act(world, f"/v1/workloads/{id_}/preempt")
@@ -240,7 +220,7 @@ async def test_preempt(shared_world: World, phase: Phase) -> None:
 
 
 async def test_priority_goes_down_only(world: World) -> None:
-    """A level is only ever lowered: from the tenant's, and then from the one that was asked for."""
+    """A workload's priority can only be lowered, from the tenant's level and from its own."""
     id_ = world.add_workload(Phase.RUNNING)
     path = f"/v1/workloads/{id_}"
 
@@ -270,7 +250,7 @@ async def test_priority_of_ended_workloads_stays(world: World) -> None:
 
 @pytest.mark.parametrize("id_", ["wl-nothing", "x" * 5000, "%F0%9F%92%A9", "%2e%2e%2fetc", "wl-1%0A", "'; --"])
 async def test_unknown_ids(shared_world: World, id_: str) -> None:
-    """Whatever stands where an id should, the answer is that there is no such thing."""
+    """Unknown and malformed ids return 404."""
     async with shared_world.client() as client:
         for path in ("", "/why", "/attempts", "/allocations", "/events", "/logs"):
             answer = await client.get(f"/v1/workloads/{id_}{path}")
@@ -279,7 +259,7 @@ async def test_unknown_ids(shared_world: World, id_: str) -> None:
 
 
 async def test_nul_in_urls(shared_world: World) -> None:
-    """NUL, which Postgres has in no text, is refused wherever it stands in a URL."""
+    """NUL, which Postgres does not allow in text, is an error anywhere in a URL."""
     async with shared_world.client() as client:
         for path in ("/v1/workloads/a%00b", "/v1/workloads?name=%00", "/v1/machines?region=a%00"):
             answer = await client.get(path)
@@ -287,7 +267,7 @@ async def test_nul_in_urls(shared_world: World) -> None:
 
 
 async def test_level_follows_the_tenant(world: World) -> None:
-    """The level that counts is the lower of the tenant's and the one that was asked for."""
+    """The effective level is the lower priority of the tenant's level and the workload's own."""
     a, b = world.add_workload(), world.add_workload(level=5)
     async with world.client() as client:
         await client.put("/v1/tenants/vision", json={"level": 4})

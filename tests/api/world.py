@@ -1,4 +1,4 @@
-"""A small installation for the API's tests: two regions with buckets, a fleet, two tenants, keys of every role."""
+"""A small installation for the API tests: two regions with buckets, four machines, two tenants, keys of every role."""
 
 import hashlib
 import io
@@ -41,7 +41,7 @@ KEYS = {
     "vision-viewer": ("viewer", "vision"),
     "speech": ("submitter", "speech"),
 }
-"""Name of a key to its role and tenant."""
+"""Role and tenant of each API key, by name."""
 MACHINES = {
     "north/alpha/m1": ("a100", 8, 64_000, 256 * GIB),
     "north/alpha/m2": ("a100", 8, 64_000, 256 * GIB),
@@ -51,7 +51,7 @@ MACHINES = {
 
 
 def archive_of(files: Mapping[str, str]) -> bytes:
-    """A tar.gz with these files."""
+    """Returns a tar.gz archive with these files."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as tar:
         for name, text in files.items():
@@ -68,13 +68,13 @@ FOLDERS_SHA256 = hashlib.sha256(FOLDERS).hexdigest()
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    """The example document, which can be submitted, with some keys changed; None leaves one out."""
+    """Returns the valid example document with some keys changed; None removes a key."""
     body = {**EXAMPLE, **changes}
     return {key: value for key, value in body.items() if value is not None}
 
 
 def as_yaml(body: object) -> bytes:
-    """The document as YAML."""
+    """Returns the document as YAML."""
     return str(yaml.safe_dump(body, sort_keys=False)).encode()
 
 
@@ -90,20 +90,20 @@ class World:
     counter: int = field(default=0)
 
     def headers(self, key: str | None) -> dict[str, str]:
-        """The Authorization header of a key of `KEYS`."""
+        """Returns the Authorization header of a key of `KEYS`; None: no header."""
         return {} if key is None else {"Authorization": f"Bearer {self.raw_keys[key]}"}
 
     def client(self, key: str | None = "operator") -> httpx.AsyncClient:
-        """A client that calls the application without a network."""
+        """Returns a client that calls the application in this process, without a network."""
         transport = httpx.ASGITransport(self.app)
         return httpx.AsyncClient(transport=transport, base_url="http://api", headers=self.headers(key))
 
     def session(self) -> Any:
-        """A session in one transaction."""
+        """Returns a session in one transaction."""
         return transaction(self.engine)
 
     def add_workload(self, phase: Phase = Phase.PENDING, **columns: Any) -> str:
-        """A workload in a phase, as if the control plane had brought it there."""
+        """Adds a workload in a phase; returns its id."""
         self.counter += 1
         tenant = columns.pop("tenant", "vision")
         name = columns.pop("name", f"w{self.counter}")
@@ -122,7 +122,7 @@ class World:
         return str(columns["id"])
 
     def add_instance(self, id_: str = INSTANCE, phase: str = "ready", **columns: Any) -> None:
-        """A machine that was asked of a provider an hour ago, for the pool `burst` of north."""
+        """Adds an instance that was requested an hour ago for the pool `burst` of region north."""
         an_hour_ago = func.now() - timedelta(hours=1)
         with self.session() as session:
             session.add(
@@ -138,13 +138,13 @@ class World:
             )  # fmt: skip
 
     def end_instance(self, id_: str = INSTANCE) -> None:
-        """It is gone."""
+        """Sets an instance to the phase `gone`."""
         with self.session() as session:
             row = session.get_one(InstanceRow, id_)
             row.phase, row.gone_at = "gone", row.requested_at
 
     def add_attempt(self, workload: str, attempt: int, machine: str, slots: int, **columns: Any) -> None:
-        """An attempt that holds `slots` (a mask) of one machine; it is the workload's newest."""
+        """Adds the newest attempt of a workload, which holds `slots` (a bit mask) of one machine."""
         released_at = columns.pop("released_at", None)
         gpu_type = MACHINES[machine][0]
         region = machine.partition("/")[0]
@@ -177,7 +177,7 @@ class World:
             session.execute(update(Workload).where(Workload.id == workload).values(attempt=attempt, region=region_now))
 
     def set_phase(self, workload: str, phase: Phase, *, reason: Reason | None = None) -> None:
-        """Moves a workload, with its event, as the control plane does."""
+        """Sets a workload's phase and records the event, as the control plane does."""
         with self.session() as session:
             row = session.get_one(Workload, workload)
             row.phase = phase.value
@@ -208,7 +208,7 @@ def _fill(session: Session, settings: Settings, buckets: Mapping[str, str], keys
         session.add(ApiKey(id=f"key-{name}", sha256=hash_api_key(key), role=role, tenant=tenant, label=name))
     box = encrypt_secret(load_master_key(settings.master_key_path, create=True), "hf_secret")
     session.add(Secret(tenant="vision", name="hf-token", box=box))
-    # As one that was uploaded before its paths were kept, and one after.
+    # One archive from before paths were stored, and one from after.
     session.add(Archive(tenant="vision", sha256=ARCHIVE_SHA256, body=ARCHIVE))
     paths = inspect_archive(io.BytesIO(FOLDERS), max_bytes=1000, max_members=10).dump()
     session.add(Archive(tenant="vision", sha256=FOLDERS_SHA256, body=FOLDERS, paths=paths))
@@ -221,7 +221,7 @@ def _fill(session: Session, settings: Settings, buckets: Mapping[str, str], keys
 
 @contextmanager
 def make_world(database_url: str, folder: Path, **settings: Any) -> Iterator[World]:
-    """An installation on a fresh, migrated database."""
+    """Creates an installation on a new, migrated database."""
     given = Settings.model_validate({"database": database_url, "data_dir": folder, **settings})
     urls = {name: (folder / "buckets" / name).as_uri() for name in ("north", "south")}
     keys = {name: f"mzn_key-{name}_{'x' * 20}{number}" for number, name in enumerate(KEYS)}
@@ -233,11 +233,11 @@ def make_world(database_url: str, folder: Path, **settings: Any) -> Iterator[Wor
     app = create_app(given)
     yield World(engine=engine, settings=given, app=app, raw_keys=keys, buckets=buckets)
     while app.state.mizzen.authentication_engine.pool.checkedout():  # type: ignore[attr-defined]
-        time.sleep(0.01)  # What was refused is being written down.
+        time.sleep(0.01)  # Audit entries of refused requests are still being written.
     app.state.mizzen.dispose()
     engine.dispose()
 
 
 def awarded(region: str = "north") -> Reason:
-    """A reason for the tests."""
+    """Returns the reason of an award."""
     return Reason(ReasonCode.AWARDED, {"region": region, "machines": 1, "victims": 0})

@@ -1,4 +1,4 @@
-"""The plain annealing that Tetris is compared with: its plans are whole, and it and `climb` are judged by one score."""
+"""The simple simulated annealing that Tetris is compared with; its plans and those of `climb` have one score."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from tetris.problem import Problem
 
 
 class Ticking:
-    """A clock by which so many looks at it take a second: how long something takes is then the same everywhere."""
+    """A clock that advances by one second per `looks` calls, so that durations are the same on every machine."""
 
     def __init__(self, looks: int) -> None:
         self.looks, self.now = looks, 0
@@ -27,7 +27,7 @@ class Ticking:
 
 @pytest.mark.parametrize("made", [dense, generate], ids=["dense", "MAST's shape"])
 def test_it_is_a_rival(made: Callable[[int, int, int], Columns]) -> None:
-    """It breaks nothing that the start keeps, and finds plans that are much better than greedy passes."""
+    """Annealing keeps the start's constraints and finds much better plans than greedy passes."""
     columns = made(60, 4, 1)
     home = anneal(columns, time_s=1.0, clock=Ticking(100))
     problem = Problem(columns, home)
@@ -39,8 +39,9 @@ def test_it_is_a_rival(made: Callable[[int, int, int], Columns]) -> None:
 
 
 def test_climb_is_not_behind() -> None:
-    """Where several jobs of both kinds share tables and quotas are tight, `climb` is at most 1 % behind; the suite
-    `tetris-annealing` compares them at full size and in equal time.
+    """On an instance with shared tables and tight quotas, `climb` is at most 1% worse than annealing.
+
+    The suite `tetris-annealing` compares both at full size and with equal time.
     """
     columns = dense(120, 5, 1)
     total = Problem(columns, anneal(columns, time_s=1.0, clock=Ticking(100))).total
@@ -49,7 +50,7 @@ def test_climb_is_not_behind() -> None:
 
 
 def test_what_it_does_not_know_is_refused() -> None:
-    """It keeps no account of replicas and moved bytes."""
+    """Annealing rejects instances with replicas or a move quota, which it does not support."""
     columns = next(c for c in (Columns.of(small_instance(seed)) for seed in range(20)) if len(c.replica))
     with pytest.raises(ValueError, match="replicas and quotas of moved bytes"):
         anneal(columns, time_s=0.1)

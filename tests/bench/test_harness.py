@@ -1,4 +1,4 @@
-"""The benches' harness: turns, medians, bars, what is printed and how it ends."""
+"""The harness of the benches: interleaving, medians, bars, output and exit codes."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def _quiet(rounds: int) -> Bench:
 
 
 def test_things_take_turns() -> None:
-    """Every round has each thing once, in the same order; the warm-up comes first and counts nowhere."""
+    """Each round runs every thing once, in the same order; the warm-up comes first and is not counted."""
     calls: list[str] = []
 
     def thing(name: str) -> float:
@@ -48,13 +48,13 @@ def test_things_take_turns() -> None:
 
 
 def test_a_thing_may_measure_several() -> None:
-    """A thing that gives a mapping appears under the mapping's names."""
+    """A thing that returns a mapping is reported under the names of the mapping."""
     found = interleave(_quiet(2), {"pair": lambda: {"x": 1.0, "y": 2.0}, "z": lambda: 3.0}, warm_ups=0)
     assert found == {"x": [1.0, 1.0], "y": [2.0, 2.0], "z": [3.0, 3.0]}
 
 
 def test_an_outlier_does_not_move_the_median() -> None:
-    """One slow round of seven changes nothing."""
+    """One slow round of seven does not change the median."""
     assert medians({"a": [1, 1, 900, 1, 1, 1, 1]}) == {"a": 1.0}
 
 
@@ -66,18 +66,18 @@ def test_an_outlier_does_not_move_the_median() -> None:
     ],
 )  # fmt: skip
 def test_a_bar_is_reached_at_its_value(line: Line, ratio: float, holds: bool | None) -> None:
-    """A ratio that equals its bar holds, one beyond it does not, and no number never does."""
+    """A ratio that equals its bar holds, a ratio beyond it does not, and NaN never does."""
     assert _figure("s", line, ratio).holds is holds
 
 
 def test_the_exponent_is_that_of_a_power() -> None:
-    """Times that grow as a power of the size give that power, whatever their constant."""
+    """The exponent of times that grow as a power of the size is that power, for any constant factor."""
     sizes = (1, 2, 4, 8, 16)
     assert exponent(sizes, [3.5 * k**1.37 for k in sizes]) == pytest.approx(1.37)
 
 
 def test_the_collector_comes_back() -> None:
-    """What is timed runs without the garbage collector, and what follows has it again, even after an error."""
+    """Timed code runs without the garbage collector, which is enabled again afterwards, even after an error."""
     import gc
 
     seen: list[bool] = []
@@ -88,7 +88,7 @@ def test_the_collector_comes_back() -> None:
 
 
 def test_calls_in_a_row() -> None:
-    """What is short is called as often as asked for in each round, and its time is that of one call."""
+    """A short call is repeated as often as requested in each round, and its time is that of one call."""
     calls: list[int] = []
     once_s = timed(lambda: calls.append(1), times=50)()
     assert len(calls) == 50 and once_s >= 0
@@ -106,7 +106,7 @@ def test_a_figure_as_json() -> None:
 
 
 def test_names_and_beginnings_select() -> None:
-    """A name selects one suite, a beginning all that have it, in the order of the table and each once."""
+    """A name selects one suite and a prefix all suites that have it, in the order of the table, each once."""
     names = list(command.SUITES)
     assert command.chosen(None, names) == names
     assert command.chosen("rms", names) == ["rms-bid", "rms-preempt", "rms-grow"]
@@ -117,9 +117,9 @@ def test_names_and_beginnings_select() -> None:
 
 
 def test_every_suite_is_what_its_name_says() -> None:
-    """Each module's suite has the name under which it is listed, lines of different names, and a bar.
+    """Each module's suite has the name under which it is listed, lines with different names, and a bar.
 
-    Those that the disk decides have none.
+    Suites that measure mainly the disk have no bar.
     """
     for suite in command.load(list(command.SUITES)):
         assert suite.name in command.SUITES
@@ -128,7 +128,10 @@ def test_every_suite_is_what_its_name_says() -> None:
 
 
 def test_exit_codes() -> None:
-    """0 where every bar is reached, 1 where a line falls short or has no figure; JSON has one line a figure."""
+    """The exit code is 0 if every bar is reached, and 1 if a line misses its bar or has no figure.
+
+    The JSON output has one line per figure.
+    """
     good, told = _suite("good", (AT_MOST, 1.0), (AT_LEAST, 4.0)), _suite("told", (TOLD, 99.0))
     out = io.StringIO()
     assert command.run([good, told], 7, [out]) == 0
@@ -139,22 +142,22 @@ def test_exit_codes() -> None:
 
 
 def test_a_suite_that_fails_does_not_keep_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    """An error in one suite is shown and its lines are missing; the suites after it run."""
+    """An error in one suite is shown and its lines are missing; the suites after it still run."""
 
     def broken(_: Bench) -> Iterator[Figure]:
         yield _figure("broken", AT_MOST, 1.0)
-        raise RuntimeError("it broke")
+        raise RuntimeError("the suite failed")
 
     suites = [Suite("broken", (AT_MOST, AT_LEAST), broken), _suite("good", (AT_MOST, 1.0))]
     out = io.StringIO()
     assert command.run(suites, 7, [out]) == 1
     assert [json.loads(line)["suite"] for line in out.getvalue().splitlines()] == ["broken", "good"]
     said = capsys.readouterr().err
-    assert "it broke" in said and "missing  broken: high" in said
+    assert "the suite failed" in said and "missing  broken: high" in said
 
 
 def test_a_pipe_is_not_filled_with_one_phase() -> None:
-    """The same phase comes again after a while; what changes, and what has no phase, at once."""
+    """Progress of the same phase is written only at intervals; a new phase, or a line without a phase, immediately."""
     out, clock = io.StringIO(), iter((0.0, 1.0, 2.0, 3.0, 3.1, 4.0, 13.9, 14.0))
     progress = command.Progress(out, lambda: next(clock))
     progress.suite = "s"
@@ -165,7 +168,7 @@ def test_a_pipe_is_not_filled_with_one_phase() -> None:
 
 
 def test_an_interruption_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ctrl-C ends with 130, shows the figures that are there, and names the lines that are not."""
+    """Ctrl-C exits with 130, shows the existing figures, and names the missing lines."""
 
     def interrupted(_: Bench) -> Iterator[Figure]:
         yield _figure("stopped", AT_MOST, 1.0)
@@ -179,7 +182,7 @@ def test_an_interruption_names_what_is_missing(capsys: pytest.CaptureFixture[str
 
 
 def test_the_table_says_what_falls_short() -> None:
-    """Without a terminal the table is plain text, and a line that misses its bar says so."""
+    """Without a terminal, the table is plain text, and a line that misses its bar is marked."""
     out = io.StringIO()
     command.show([_figure("s", AT_MOST, 3.0), _figure("s", AT_LEAST, 3.0)], [], Console(file=out, highlight=False))
     low, high = [line for line in out.getvalue().splitlines() if line.startswith("s ")]
@@ -188,7 +191,7 @@ def test_the_table_says_what_falls_short() -> None:
 
 
 def test_missing_lines() -> None:
-    """What is missing are the lines of the chosen suites without a figure."""
+    """`missing` returns the lines of the chosen suites that have no figure."""
     assert list(missing([_suite("s", (AT_MOST, 1.0), (TOLD, 1.0))], [_figure("s", TOLD, 1.0)])) == ["s: low"]
 
 
@@ -198,14 +201,14 @@ def _bench(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_unknown_suite_names_those_there_are(checkout: Path) -> None:
-    """Exit code 2, and a message with every suite."""
+    """An unknown suite exits with code 2 and a message that lists all suites."""
     done = _bench(checkout, "--suite", "rms-bid,gsm")
     assert done.returncode == 2 and done.stdout == ""
     assert "'gsm'" in done.stderr and all(name in done.stderr for name in command.SUITES)
 
 
 def test_one_suite_from_end_to_end(checkout: Path, tmp_path: Path) -> None:
-    """Stdout has JSON lines only, the file has the same, and the exit code agrees with them."""
+    """Standard output has only JSON lines, the file has the same lines, and the exit code agrees with them."""
     path = tmp_path / "figures.jsonl"
     done = _bench(checkout, "--suite", "gms-reference", "--rounds", "1", "--json", str(path))
     figures = [json.loads(line) for line in done.stdout.splitlines()]
@@ -217,7 +220,7 @@ def test_one_suite_from_end_to_end(checkout: Path, tmp_path: Path) -> None:
 
 
 def test_ctrl_c(checkout: Path) -> None:
-    """A signal from the terminal ends a run at once with 130 and the names of what is missing."""
+    """SIGINT from a terminal ends a run immediately with exit code 130 and the names of the missing lines."""
     command_line = [sys.executable, "-m", "bench", "--suite", "gms-scan"]
     process = subprocess.Popen(
         command_line, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -1,4 +1,4 @@
-"""What the benches measure on is what their docstrings say, and the same in every run."""
+"""The inputs of the benches match their documentation and are the same in every run."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ from rms.region import Region
 
 
 def test_a_queue_is_drawn_from_its_seed() -> None:
-    """Two drawings of a queue are the same; the tenants are Zipf's, and most workloads but not all are within quota."""
+    """A queue depends only on its seed; tenants follow Zipf's law, and most workloads are within quota."""
     queue = queues.queue(20_000, 50)
     assert queue == queues.queue(20_000, 50)
     assert len(queue.pending) == 20_000 and len(queue.placed) == 400 and len(queue.tenants) == 50
@@ -23,7 +23,7 @@ def test_a_queue_is_drawn_from_its_seed() -> None:
 
 
 def test_the_free_region() -> None:
-    """66,500 machines in 20 clusters with 20,000 GPUs, of which 2% are free, the most in the first cluster."""
+    """The region has 66,500 machines in 20 clusters with 20,000 GPUs, 2% of them free, most in the first cluster."""
     region = regions.free_region()
     assert len(region.machines) == regions.MACHINES == 66_500 and region.running == ()
     assert sum(m.gpus for m in region.machines) == 20_000
@@ -37,7 +37,7 @@ def test_the_free_region() -> None:
 
 
 def test_the_full_region() -> None:
-    """Nothing is free, and 5,000 running workloads of ranks 3 to 8 a region hold exactly what there is."""
+    """No slot is free, and per region 5,000 running workloads of ranks 3 to 8 hold exactly all resources."""
     region = regions.full_region(units=2)
     assert len(region.machines) == len({m.id for m in region.machines}) == 2 * regions.MACHINES
     assert len(region.running) == 2 * 5000 and {w.rank for w in region.running} == {3, 4, 5, 6, 7, 8}
@@ -52,13 +52,13 @@ def test_the_full_region() -> None:
 
 
 def test_workloads_are_of_three_sizes() -> None:
-    """A third each of 16, 64 and 128 GPUs, filled up to 72, 180 and 205 machines."""
+    """A third each of the workloads has 16, 64 and 128 GPUs, on 72, 180 and 205 machines."""
     sizes = Counter((r.jobs[0].gpus, sum(job.tasks for job in r.jobs)) for r in regions.requests(60, 3))
     assert sizes == {(16, 70 + 2): 20, (64, 180): 20, (128, 205): 20}
 
 
 def test_bytes_of_columns() -> None:
-    """Columns are the arrays of the queue and of the region: at least 30 bytes a workload and 70 a machine."""
+    """The size is that of the arrays of queue and region: at least 30 bytes per workload and 70 per machine."""
     queue, region = QueueColumns.of(queues.queue(5000, 10)), Region.of(regions.free_region())
     found = column_bytes(queue, region)
     assert found["queue"] >= queue.pending.nbytes >= 30 * 5000
@@ -66,14 +66,14 @@ def test_bytes_of_columns() -> None:
 
 
 def test_threads_start_together_and_tell_their_errors() -> None:
-    """All works are done before the time is told; an error in one thread is the caller's."""
+    """`at_once` returns the time after all threads have ended, and raises the error of a thread in the caller."""
     done: list[int] = []
     assert at_once([lambda k=k: done.append(k) for k in range(3)]) >= 0  # type: ignore[misc]
     assert sorted(done) == [0, 1, 2]
 
     def broken() -> None:
-        raise ValueError("it broke")
+        raise ValueError("the thread failed")
 
-    with pytest.raises(ValueError, match="it broke"):
+    with pytest.raises(ValueError, match="the thread failed"):
         at_once([broken, lambda: done.append(3)])
     assert 3 in done

@@ -1,4 +1,4 @@
-"""Homes and replicas together: what they are worth by a plain count, and the best of all by enumeration."""
+"""Joint placement of homes and replicas: its objective by a simple count, and its optimum by enumeration."""
 
 from itertools import product
 
@@ -18,7 +18,7 @@ WEIGHTS = ReplicaWeights(nowhere=3.0, recovery=2.0, reach=0.5)
 
 
 def plainly(instance: Instance, homes: dict[str, str], copies: dict[str, set[str]]) -> float:
-    """The total, straight from the docstring; `copies`: table to regions, its home among them."""
+    """Returns the total by its definition; `copies` maps each table to its regions, including the home."""
     found = score(instance, homes)
     regions, tables = instance.regions, instance.tables
     stored = {r.name: sum(t.size_bytes for t in tables if r.name in copies[t.name]) for r in regions}
@@ -49,12 +49,12 @@ def plainly(instance: Instance, homes: dict[str, str], copies: dict[str, set[str
 
 
 def part(of: float, whole: float) -> float:
-    """A fraction; 0 of nothing."""
+    """Returns a fraction; 0 if the whole is 0."""
     return of / whole if whole else 0.0
 
 
 def named(columns: Columns, home: Ints, held: Parts) -> tuple[dict[str, str], dict[str, set[str]]]:
-    """Homes and copies by name."""
+    """Returns homes and copies by name."""
     names = columns.table_names
     homes = {name: columns.regions[home[t]] for t, name in enumerate(names)}
     return homes, {name: {columns.regions[r] for r in np.flatnonzero(held[t])} for t, name in enumerate(names)}
@@ -62,7 +62,7 @@ def named(columns: Columns, home: Ints, held: Parts) -> tuple[dict[str, str], di
 
 @pytest.mark.parametrize("seed", range(15))
 def test_worth_is_that_of_a_plain_count(seed: int) -> None:
-    """For homes and copies that are drawn, fitting or not."""
+    """The objective equals the simple count for random homes and copies, even if they exceed storage."""
     instance = small_instance(seed, 7, 4, 12)
     columns = Columns.of(instance)
     draw = np.random.default_rng(seed)
@@ -76,7 +76,7 @@ def test_worth_is_that_of_a_plain_count(seed: int) -> None:
 
 
 def test_two_tables_in_one_region_need_no_third_copy() -> None:
-    """Two homes apart cost the job that reads both a copy for which there is no room; decided together it has one."""
+    """A job whose two tables have different homes needs a copy that does not fit; joint placement avoids it."""
     given = Instance(
         (Region("r", 20.0, {"a": 10.0}), Region("s", 20.0, {"a": 10.0})),
         (Table("x", 10.0, "r"), Table("y", 20.0, "s")),
@@ -93,7 +93,7 @@ def test_two_tables_in_one_region_need_no_third_copy() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_it_is_the_best_of_all(seed: int) -> None:
-    """On three tables and two regions: nothing that may be chosen costs less, and the start's constraints are kept."""
+    """On three tables and two regions, no allowed choice costs less, and the start's constraints are kept."""
     instance = small_instance(seed, 3, 2, 5)
     columns = Columns.of(instance)
     begin = two_step(columns, time_s=0.02, seed=seed, weights=WEIGHTS)
@@ -118,7 +118,7 @@ def test_it_is_the_best_of_all(seed: int) -> None:
 
 
 def test_replicas_alone_leave_homes() -> None:
-    """Without moves the homes stay, and the copies are at least as good; with them it gets better, by other homes."""
+    """Without moves, the homes stay and the copies are at least as good; with moves, the total gets better."""
     columns = generate(14, 4, seed=3)
     begin = two_step(columns, time_s=0.2, seed=1)
     alone = together(columns, begin, effort_s=1.0, moves=False)
@@ -133,7 +133,7 @@ def test_replicas_alone_leave_homes() -> None:
 
 
 def test_large_instances_are_refused() -> None:
-    """With the number that is too many."""
+    """An instance that is too large is rejected with its size and the limit."""
     columns = generate(MOST_PAIRS, 4, seed=0)
     begin = Decided(columns.home, np.zeros((MOST_PAIRS, 4), np.float32), Worth(*([0.0] * 8)))
     with pytest.raises(ValueError, match=f"tables times regions: {4 * MOST_PAIRS}: .* at most {MOST_PAIRS}"):

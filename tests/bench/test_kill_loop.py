@@ -1,4 +1,4 @@
-"""The bench that kills trainings: it finds nothing where nothing is wrong, and finds what is."""
+"""The bench that kills trainings: it reports no violation for correct code, and finds injected faults."""
 
 import io
 import json
@@ -30,7 +30,7 @@ def _looped(tmp_path: Path, kills: int, variants: Sequence[Variant], **job: Any)
 
 
 def test_a_few_kills_of_each_kind(tmp_path: Path) -> None:
-    """Alone, in the background, with two roots and as a gang: no violation, and each training gets to its end."""
+    """Trainings with foreground saves and in a gang of two have no violation, and at least one finishes."""
     chosen = [VARIANTS[0], VARIANTS[3]]
     tally, told = _looped(tmp_path, 10, chosen)
     assert tally.violations == []
@@ -44,13 +44,13 @@ def test_a_few_kills_of_each_kind(tmp_path: Path) -> None:
 
 
 def test_a_save_that_is_acknowledged_too_early_is_found(tmp_path: Path) -> None:
-    """It is lost by a kill before its commit."""
+    """A save that is acknowledged before its commit is found, because a kill in between loses it."""
     tally, _ = _looped(tmp_path, 40, [VARIANTS[0]], eager=True)
     assert any("was acknowledged" in text for text in tally.violations)
 
 
 class Torn(FileStore):
-    """A folder whose records are seen before they are whole."""
+    """A store whose records are visible before they are complete."""
 
     def create(self, key: str, body: bytes) -> bool:
         """See `ObjectStore.create`."""
@@ -65,13 +65,13 @@ class Torn(FileStore):
 
 
 def test_a_record_that_is_not_created_in_one_go_is_found(tmp_path: Path) -> None:
-    """A kill leaves a piece of it."""
+    """A record that is not created atomically is found, because a kill leaves a part of it."""
     tally, _ = _looped(tmp_path, 40, [VARIANTS[0]], open=lambda uri: Torn(Path(uri)))
     assert any("the record is damaged" in text for text in tally.violations)
 
 
 def test_the_observer_sees_damage_and_other_content(tmp_path: Path) -> None:
-    """A changed byte, a missing part, and a state that no uninterrupted run has."""
+    """The observer finds a changed byte, a missing part, and a state that no uninterrupted run has."""
     job = Job(3, str(tmp_path / "root"), steps=2)
     table, _ = expected(job)
     training = Training(job.seed, 0)
@@ -98,13 +98,13 @@ def test_the_observer_sees_damage_and_other_content(tmp_path: Path) -> None:
 
 
 def test_every_place_has_words() -> None:
-    """The table names them all."""
+    """`WORDS` has a text for every place of a kill."""
     assert set(kill_loop.WORDS) == set(Place)
 
 
 @pytest.mark.parametrize("how", [["-m", "bench.kill_loop"], ["bench/kill_loop.py"]])
 def test_the_command(how: list[str]) -> None:
-    """As a module and as a file: JSON lines on stdout, the table on stderr, 0 where nothing is wrong."""
+    """The command works as a module and as a file: JSON lines on stdout, the table on stderr, exit code 0."""
     home = Path(kill_loop.__file__).parents[1]
     ended = subprocess.run(
         [sys.executable, *how, "--kills", "3", "--seed", "5"],

@@ -1,6 +1,6 @@
-"""What the conformance suite needs of each kind of provider: one that it may use, and ways to put it into trouble.
+"""For each kind of provider: a usable instance, and a way to make it unavailable, for the conformance tests.
 
-A new kind of provider is tested by being listed here, and `test_conformance.py` fails while it is not.
+Every registered kind of provider must be listed in `BENCHES`; `test_conformance.py` fails otherwise.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,11 +24,11 @@ from tests.capacity.site import CLOUD
 
 @dataclass(frozen=True)
 class Bench:
-    """A provider with at least two offers, of at most three machines each, or with none."""
+    """A provider with at least two offers of at most three machines each, or without offers."""
 
     provider: Provider
     away: Callable[[], AbstractContextManager[None]]
-    """While it lasts the provider does not answer."""
+    """A context in which the provider does not respond."""
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def _ec2(_: Path) -> Iterator[Bench]:
             provider._client, provider._launcher = clients
 
         provider = Ec2Provider("aws", settings, "0123456789abcdef")
-        provider.lists_late_s = 0.0  # moto's are not.
+        provider.lists_late_s = 0.0  # moto's list has no delay.
         yield Bench(provider, away)
 
 

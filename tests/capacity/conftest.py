@@ -15,6 +15,6 @@ __all__ = ["client", "database", "database_url", "shared_engine", "shared_url", 
 
 @pytest_asyncio.fixture
 async def site(database: Engine, database_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Site]:
-    """A cloud with a zone of three machines, and a dearer one of two."""
+    """A cloud with a zone of three machines and a more expensive zone of two."""
     async with Site.open(database, database_url, client, tmp_path) as opened:
         yield opened

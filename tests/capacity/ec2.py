@@ -1,8 +1,8 @@
-"""EC2 on loopback: moto's server, and a proxy before it that does what EC2 does and moto does not.
+"""EC2 on loopback: moto's server, and a proxy that adds behaviour of EC2 that moto lacks.
 
-Seen with moto 5.2: a client token that comes again gives another instance, any instance type is taken, capacity has no
-end, and the history of spot prices has one price of 2006. The proxy keeps tokens, knows types, has a capacity for each
-zone, and lets a test inject errors, delays and lost answers.
+With moto 5.2, a repeated client token launches another instance, every instance type is accepted, capacity is
+unlimited, and the spot price history has one price of 2006. The proxy stores tokens, accepts only known types, limits
+the capacity of each zone, and injects errors, delays and lost responses for tests.
 """
 
 import contextlib
@@ -27,16 +27,19 @@ _LIVE = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
 
 
 class Ec2:
-    """The server and its proxy."""
+    """moto's server and the proxy in front of it."""
 
     def __init__(self, moto_port: int) -> None:
         self.capacity = 3
-        """Instances that each zone has."""
+        """Number of instances in each zone."""
         self.keeps_tokens = True
         self.faults: list[tuple[str, str]] = []
-        """(action, an error code, `lost`, `down` or seconds of delay): for the next call of that action, in order."""
+        """(action, fault) for the next call of the action, in order.
+
+        A fault is an error code, `lost`, `down` or a delay in seconds.
+        """
         self.asked: list[str] = []
-        """Actions, in order."""
+        """Actions of the received requests, in order."""
         self._moto_port = moto_port
         self._tokens: dict[str, tuple[int, bytes]] = {}
         self._lock = threading.Lock()
@@ -62,16 +65,16 @@ class Ec2:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         self.client: Any = boto3.client("ec2", endpoint_url=f"http://127.0.0.1:{moto_port}", region_name="us-east-1")
-        """Of moto itself, around the proxy."""
+        """A client of moto that bypasses the proxy."""
 
     def live(self, zone: str | None = None) -> list[dict[str, Any]]:
-        """What moto runs, of whomever."""
+        """Returns the instances that moto runs, of all installations."""
         pages = self.client.describe_instances(Filters=_LIVE)["Reservations"]
         found = [one for reservation in pages for one in reservation["Instances"]]
         return [one for one in found if zone in (None, one["Placement"]["AvailabilityZone"])]
 
     def answer(self, form: Mapping[str, str], body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes] | None:
-        """Status and body; None: the connection is closed without an answer."""
+        """Returns status and body of the response; None: the connection is closed without a response."""
         action = form["Action"]
         with self._lock:
             self.asked.append(action)
@@ -123,14 +126,14 @@ def _error(code: str, words: str, status: int = 400) -> tuple[int, bytes]:
 
 @contextlib.contextmanager
 def ec2() -> Iterator[Ec2]:
-    """A region without instances, gone afterwards; credentials for it are in the environment meanwhile."""
+    """Yields a region without instances; its credentials are in the environment while the context is open."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with mock.patch.dict(os.environ, ENVIRON):
         moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         moto.start()
         try:
             region = Ec2(moto.get_host_and_port()[1])
-            for one in region.live():  # moto's state is the process's, and may be an earlier server's.
+            for one in region.live():  # moto keeps its state in this process, possibly from an earlier server.
                 region.client.terminate_instances(InstanceIds=[one["InstanceId"]])
             thread = threading.Thread(target=region.server.serve_forever, daemon=True)
             thread.start()

@@ -1,4 +1,4 @@
-"""The machines that moto says it runs: their user data is run as EC2 would, and they die when moto ends them."""
+"""Runs machines for moto's instances: starts their user data as EC2 would, and kills terminated ones."""
 
 import base64
 import os
@@ -16,7 +16,7 @@ _FIRST_PORT = 31000
 
 
 class MotoHost:
-    """Runs and kills machines, each with a folder of its own, in a thread."""
+    """Runs and kills machines in a thread, each with its own folder."""
 
     def __init__(self, region: Ec2, folder: Path) -> None:
         self._region, self._folder = region, folder
@@ -26,11 +26,11 @@ class MotoHost:
         self.started = 0
 
     def start(self) -> None:
-        """From now on machines run."""
+        """Starts to run machines."""
         self._thread.start()
 
     def close(self) -> None:
-        """All machines die."""
+        """Kills all machines."""
         self._stopped.set()
         self._thread.join()
         for native_id in list(self._running):

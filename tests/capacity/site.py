@@ -1,6 +1,6 @@
-"""An installation whose machines are launched: worker, dispatcher and keeper are real, and so is the provider.
+"""An installation that launches machines, with real worker, dispatcher, keeper and provider.
 
-Agents are stood in for: whatever the cloud has started says hello with its token, as its agent would.
+Agents are simulated: each started machine of the cloud registers with its token, as its agent would.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ CLOUD: dict[str, Any] = {
 
 
 class Agents:
-    """Those of a cloud's machines: whatever has started says hello with its token."""
+    """The simulated agents of a cloud's machines: each started machine registers with its token."""
 
     def __init__(self, world: World, cloud: Cloud) -> None:
         self._world, self._cloud = world, cloud
         self.silent = False
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Registers started machines until cancelled."""
         while True:
             if not self.silent:
                 await asyncio.to_thread(self._say_hello)
@@ -97,7 +97,10 @@ class Site:
         cloud: Mapping[str, Any] = CLOUD,
         **capacity_s: float,
     ) -> AsyncIterator["Site"]:
-        """A site at work, without its keeper: rounds are the tests'. `capacity_s`: as in the settings."""
+        """Opens a site with worker, dispatcher and agents. Tests run the keeper's rounds themselves.
+
+        `capacity_s`: changed capacity settings.
+        """
         site = cls(engine, url, client, folder, cloud, **capacity_s)
         with ThreadPoolExecutor(8) as threads:
             agents = asyncio.create_task(site.agents.run())
@@ -108,7 +111,7 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def working(self, threads: ThreadPoolExecutor) -> AsyncIterator[None]:
-        """A worker and a dispatcher."""
+        """Runs a worker and a dispatcher."""
         world, providers = self.world, {"sim": self.provider}
         worker = control_worker(self.client, world.engine, self.settings, threads, world.scheduler_state, (), providers)
         dispatcher = Dispatcher(world.engine, self._url, self.client, capacity=self.settings.capacity)
@@ -121,10 +124,10 @@ class Site:
                 await asyncio.wait([dispatching])
 
     def keeper(self) -> Keeper:
-        """A new one, which remembers nothing."""
+        """Returns a new keeper without state."""
         return Keeper(self.world.engine, self.settings, self.client, {"sim": self.provider})
 
-    # ------------------------------------------------------------------------------------------------- what is asked
+    # --------------------------------------------------------------------------------------------------- operations
 
     def pool(self, size: int, **rules: Any) -> None:
         """Sets the size and the rules of the pool `burst`."""
@@ -135,7 +138,7 @@ class Site:
                 setattr(row, field, value)
 
     async def rounds_until(self, holds: Any, what: str, keeper: Keeper | None = None) -> Any:
-        """Rounds of a keeper until `holds`; its answer."""
+        """Runs rounds of a keeper until `holds` returns a true value; returns that value."""
         keeping = asyncio.create_task(self._keep(keeper or self.keeper()))
         try:
             return await until(holds, what, 40.0)
@@ -148,17 +151,17 @@ class Site:
             await keeper.round()
             await asyncio.sleep(self.settings.capacity.interval_s)
 
-    # --------------------------------------------------------------------------------------------------- what is seen
+    # ------------------------------------------------------------------------------------------------------ queries
 
     def phases(self) -> dict[str, int]:
-        """How many instances are in each phase."""
+        """Returns the number of instances in each phase."""
         out: dict[str, int] = {}
         for row in self.rows():
             out[row.phase] = out.get(row.phase, 0) + 1
         return out
 
     def rows(self, phase: InstancePhase | None = None) -> list[InstanceRow]:
-        """The ledger, the oldest first."""
+        """Returns the ledger's instances, oldest first, optionally of one phase."""
         wanted = select(InstanceRow).order_by(InstanceRow.id)
         with self.world.session() as session:
             rows = list(session.scalars(wanted if phase is None else wanted.where(InstanceRow.phase == phase.value)))
@@ -166,27 +169,27 @@ class Site:
             return rows
 
     def machines(self) -> set[str]:
-        """The machines that are known."""
+        """Returns the ids of the registered machines."""
         with self.world.session() as session:
             return set(session.scalars(select(Machine.id)))
 
     def why_short(self) -> str | None:
-        """The code of the reason for which the pool has too few."""
+        """Returns the code of the pool's reason for a shortage, or None."""
         with self.world.session() as session:
             reason = session.get_one(PoolRow, ("west", "burst")).reason
             return None if reason is None else str(reason["code"])
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """The details of events of a kind."""
+        """Returns the details of all events of a kind."""
         with self.world.session() as session:
             return list(session.scalars(select(Event.detail).where(Event.kind == kind).order_by(Event.id)))
 
     def mails(self, workload: str) -> list[str]:
-        """The kinds of mail to a workload, in order."""
+        """Returns the kinds of mail to a workload, in order."""
         mails = select(Outbox.body["kind"].astext).where(Outbox.workload == workload, Outbox.kind == "mail")
         with self.world.session() as session:
             return list(session.scalars(mails.order_by(Outbox.id)))
 
     def natives(self) -> set[str]:
-        """What the cloud has."""
+        """Returns the provider's ids of all machines in the cloud."""
         return {one.instance.native_id for one in self.cloud.there()}

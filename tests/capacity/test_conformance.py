@@ -1,4 +1,4 @@
-"""What mizzen relies on of every provider (`capacity.providers.Provider`). `docs/providers.md` tells it in words."""
+"""The requirements on every provider (`capacity.providers.Provider`). `docs/providers.md` explains them."""
 
 import time
 from collections.abc import Iterator
@@ -18,37 +18,37 @@ from tests.capacity.benches import BENCHES, Bench
 
 
 def test_every_kind_of_provider_is_tested() -> None:
-    """One that is registered and not listed would be trusted untested."""
+    """Every registered kind of provider has a bench."""
     assert set(BENCHES) == set(KINDS)
 
 
 @pytest.fixture(params=[kind for kind in BENCHES if kind != STATIC])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    """One of each kind that launches machines."""
+    """A `Bench` for each kind of provider that launches machines."""
     with BENCHES[request.param](tmp_path) as opened:
         yield opened
 
 
 @pytest.fixture
 def offers(bench: Bench) -> list[Offer]:
-    """What it offers, the cheapest first."""
+    """The provider's offers, cheapest first."""
     return sorted(bench.provider.offers(), key=lambda offer: offer.usd_per_h)
 
 
 def request_for(offer: Offer, instance: str | None = None) -> LaunchRequest:
-    """A launch of an offer."""
+    """Returns a launch request for an offer."""
     instance = instance or new_instance_id()
     return LaunchRequest(instance, f"{offer.region}/{cluster_of('p', offer)}/{instance}", offer, "file:///b", "secret")
 
 
 def listed(bench: Bench, instance: str) -> list[Found]:
-    """What it has of an instance, once its list has caught up: `lists_late_s` is its own word."""
+    """Returns the provider's machines of an instance, after waiting `lists_late_s` for its list to catch up."""
     time.sleep(bench.provider.lists_late_s)
     return [found for found in bench.provider.describe() if found.instance == instance]
 
 
 def test_offers_are_well_formed(bench: Bench, offers: list[Offer]) -> None:
-    """Names that mizzen can use, machines that exist, prices that can be compared; one key is one offer."""
+    """Offers have valid names, existing machine types and comparable prices, and their keys are unique."""
     assert len({offer.key for offer in offers}) == len(offers)
     for offer in offers:
         assert offer.provider == bench.provider.name
@@ -63,7 +63,7 @@ def test_offers_are_well_formed(bench: Bench, offers: list[Offer]) -> None:
 
 
 def test_a_machine_is_launched_listed_and_ended(bench: Bench, offers: list[Offer]) -> None:
-    """By its tag, from the launch until it is ended; then it is not in the list. Ending it again is no error."""
+    """A machine is listed with its tag from launch to termination. Terminating it again is no error."""
     wanted = request_for(offers[0])
     native_id = bench.provider.launch(wanted)
     (found,) = listed(bench, wanted.instance)
@@ -75,7 +75,7 @@ def test_a_machine_is_launched_listed_and_ended(bench: Bench, offers: list[Offer
 
 
 def test_one_token_is_one_machine(bench: Bench, offers: list[Offer]) -> None:
-    """A launch that is asked for again, since its answer was lost, gives the same machine."""
+    """A repeated launch request, for example after a lost response, returns the same machine."""
     wanted = request_for(offers[0])
     assert bench.provider.launch(wanted) == bench.provider.launch(wanted)
     assert len(listed(bench, wanted.instance)) == 1
@@ -84,7 +84,7 @@ def test_one_token_is_one_machine(bench: Bench, offers: list[Offer]) -> None:
 
 
 def test_a_token_that_was_used_launches_nothing_new(bench: Bench, offers: list[Offer]) -> None:
-    """A late repetition of a launch, after its machine was ended."""
+    """A late repetition of a launch request after the termination launches no machine."""
     wanted = request_for(offers[0])
     native_id = bench.provider.launch(wanted)
     bench.provider.terminate(native_id)
@@ -96,13 +96,13 @@ def test_a_token_that_was_used_launches_nothing_new(bench: Bench, offers: list[O
 
 
 def test_what_it_does_not_have_is_ended_already(bench: Bench) -> None:
-    """An id that it never had, in a form that might be its own."""
+    """Terminating an unknown id is no error."""
     for native_id in ("", "i-0123456789abcdef0", "tr-no-such", "../../etc"):
         bench.provider.terminate(native_id)
 
 
 def test_capacity_that_it_lacks_is_refused_as_such(bench: Bench, offers: list[Offer]) -> None:
-    """And is there again when a machine is ended. The words are the provider's."""
+    """A launch without capacity is refused with the provider's message, and succeeds after a termination."""
     launched = []
     with pytest.raises(LaunchRefused) as raised:
         for _ in range(4):
@@ -115,7 +115,7 @@ def test_capacity_that_it_lacks_is_refused_as_such(bench: Bench, offers: list[Of
 
 
 def test_a_request_that_makes_no_sense_is_refused_for_good(bench: Bench, offers: list[Offer]) -> None:
-    """A type of machine that is not offered. Nothing is launched."""
+    """A launch of a machine type that is not offered is refused permanently, and launches no machine."""
     wanted = request_for(replace(offers[0], shape=replace(offers[0].shape, machine_type="x9.nonsense")))
     with pytest.raises(LaunchRefused) as raised:
         bench.provider.launch(wanted)
@@ -124,7 +124,10 @@ def test_a_request_that_makes_no_sense_is_refused_for_good(bench: Bench, offers:
 
 
 def test_no_answer_says_so(bench: Bench, offers: list[Offer]) -> None:
-    """Never that there is nothing: a list that is empty because nobody answered would end whatever there is."""
+    """An unavailable provider raises an error.
+
+    It must not return an empty list, because that would end all its instances.
+    """
     wanted = request_for(offers[0])
     native_id = bench.provider.launch(wanted)
     with bench.away():
@@ -138,7 +141,7 @@ def test_no_answer_says_so(bench: Bench, offers: list[Offer]) -> None:
 
 
 def test_static_machines_are_nobodys_to_launch_or_end() -> None:
-    """The provider of machines that nobody launched has none of its own."""
+    """The static provider has no offers and no list, and neither launches nor terminates machines."""
     provider = StaticProvider(STATIC)
     assert list(provider.offers()) == list(provider.describe()) == []
     offer = Offer(STATIC, "r", "z", CapacityKind.RESERVED, Shape("m", 0, None, 1000, 1 << 30), 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""EC2 as a provider, against moto behind a proxy that does what EC2 does and injects faults."""
+"""The EC2 provider against moto behind a proxy that adds behaviour of EC2 and injects faults."""
 
 import base64
 import subprocess
@@ -46,7 +46,7 @@ def region() -> Iterator[Ec2]:
 
 @pytest.fixture
 def provider(region: Ec2) -> Iterator[Ec2Provider]:
-    """A provider of the region, in which nothing runs before and after."""
+    """A provider of the region, which is empty before and after the test."""
     settings = Ec2Settings.model_validate({**SETTINGS, "endpoint": region.url})
     yield Ec2Provider("aws", settings, "0123456789abcdef")
     for one in region.live():
@@ -57,13 +57,13 @@ def provider(region: Ec2) -> Iterator[Ec2Provider]:
 
 
 def offer_of(provider: Ec2Provider, kind: CapacityKind) -> Offer:
-    """Its first offer of a kind."""
+    """Returns the provider's first offer of a capacity kind."""
     return next(offer for offer in provider.offers() if offer.kind is kind)
 
 
 @pytest.mark.parametrize("kind", [CapacityKind.SPOT, CapacityKind.ON_DEMAND])
 def test_what_is_launched_is_what_was_asked_for(region: Ec2, provider: Ec2Provider, kind: CapacityKind) -> None:
-    """Type, zone, kind, tags and user data, as moto has them."""
+    """An instance gets the requested type, zone, kind, tags and user data."""
     wanted = request_for(offer_of(provider, kind))
     native_id = provider.launch(wanted)
     (one,) = region.live()
@@ -90,7 +90,7 @@ def test_what_is_launched_is_what_was_asked_for(region: Ec2, provider: Ec2Provid
     ],
 )
 def test_refusals_are_told_apart(region: Ec2, provider: Ec2Provider, code: str, refusal: Refusal) -> None:
-    """At once, with EC2's words, and nothing is launched."""
+    """Each EC2 error code gives its kind of refusal immediately, with EC2's message, and launches no instance."""
     region.faults.append(("RunInstances", code))
     with pytest.raises(LaunchRefused) as raised:
         provider.launch(request_for(offer_of(provider, CapacityKind.SPOT)))
@@ -102,7 +102,7 @@ def test_refusals_are_told_apart(region: Ec2, provider: Ec2Provider, code: str, 
 
 @pytest.mark.parametrize("code", ["AuthFailure", "UnauthorizedOperation", "ExpiredToken"])
 def test_credentials_that_are_wrong_refuse_no_offer(region: Ec2, provider: Ec2Provider, code: str) -> None:
-    """They are nobody's capacity: the launch is asked again once they are right."""
+    """Invalid credentials make the provider unavailable instead of refusing an offer."""
     region.faults.append(("RunInstances", code))
     with pytest.raises(ProviderUnavailable, match=code):
         provider.launch(request_for(offer_of(provider, CapacityKind.SPOT)))
@@ -110,7 +110,7 @@ def test_credentials_that_are_wrong_refuse_no_offer(region: Ec2, provider: Ec2Pr
 
 @pytest.mark.parametrize("fault", ["RequestLimitExceeded", "InternalError", "lost", "down"])
 def test_what_passes_is_asked_again_and_launches_once(region: Ec2, provider: Ec2Provider, fault: str) -> None:
-    """Throttling, errors of EC2's own, and lost answers: a launch by its workflow, with the same token."""
+    """After throttling, an EC2 error or a lost response, a request with the same token launches one machine."""
     region.faults += [("RunInstances", fault), ("DescribeInstances", fault), ("TerminateInstances", fault)]
     wanted = request_for(offer_of(provider, CapacityKind.SPOT))
     with pytest.raises(ProviderUnavailable):
@@ -125,7 +125,7 @@ def test_what_passes_is_asked_again_and_launches_once(region: Ec2, provider: Ec2
 
 
 def test_a_token_that_was_used_with_other_settings_names_its_machine(region: Ec2, provider: Ec2Provider) -> None:
-    """The answer of a launch was lost, and the settings have changed since: EC2 refuses, and the machine is there."""
+    """If EC2 refuses a token because the settings have changed since the launch, the existing machine is returned."""
     wanted = request_for(offer_of(provider, CapacityKind.SPOT))
     native_id = provider.launch(wanted)
     region.faults.append(("RunInstances", "IdempotentParameterMismatch"))
@@ -134,7 +134,7 @@ def test_a_token_that_was_used_with_other_settings_names_its_machine(region: Ec2
 
 
 def test_two_installations_share_an_account(region: Ec2, provider: Ec2Provider, tmp_path: Path) -> None:
-    """Neither sees the other's machines, so it ends none; the tag follows from the master key."""
+    """Installations in one account do not list each other's machines; the tag follows from the master key."""
     ids = []
     for name in ("a", "b"):
         load_master_key(tmp_path / name, create=True)
@@ -148,7 +148,7 @@ def test_two_installations_share_an_account(region: Ec2, provider: Ec2Provider, 
 
 
 def test_prices_are_the_newest_of_the_history_or_the_settings() -> None:
-    """What is older than the history goes back is none; they are asked for once in a while."""
+    """The newest price in the history is used, else the configured one; the history is cached for some minutes."""
     now = datetime.now(UTC)
     history = [
         {"InstanceType": "p4d.24xlarge", "AvailabilityZone": "us-east-1a", "SpotPrice": price, "Timestamp": now - ago}
@@ -189,7 +189,7 @@ def test_prices_are_the_newest_of_the_history_or_the_settings() -> None:
 
 
 def test_the_script_of_a_machine(provider: Ec2Provider) -> None:
-    """A shell runs it: what was installed first, then the agent, with its secrets in variables and not in flags."""
+    """The user data runs `prepare` and then the agent, with secrets in environment variables instead of flags."""
     settings = provider._settings.model_copy(
         update={"prepare": "PATH=$PATH:/opt\necho prepared", "agent": 'sh -c \'echo "$MIZZEN_JOIN_TOKEN" "$@"\' agent'}
     )
@@ -214,6 +214,6 @@ def test_the_script_of_a_machine(provider: Ec2Provider) -> None:
     ],
 )
 def test_bad_settings_are_refused(change: dict[str, Any], says: str) -> None:
-    """Before anything is asked of EC2."""
+    """Invalid settings are refused before any request to EC2."""
     with pytest.raises(ValidationError, match=says):
         Ec2Settings.model_validate({**SETTINGS, **change})

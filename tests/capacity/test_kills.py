@@ -1,7 +1,7 @@
-"""Workers and Temporal killed at random, and a provider whose answers are lost, late or doubled, while machines come
-and go. In the end the provider has exactly what the ledger says, whatever happened on the way.
+"""Workers and Temporal are killed at random while instances come and go, and provider responses fail at random.
 
-Six kills; `make chaos-instances` does 200 of each kind of provider, `MIZZEN_CHAOS_ROUNDS` is how many times 20.
+In the end the provider must have exactly the instances of the ledger. The test makes six kills; `make chaos-instances`
+makes 200 for each kind of provider. `MIZZEN_CHAOS_ROUNDS` is the number of kills divided by 20.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ KILLS = 20 * ROUNDS or 6
 LONGEST_RUN_S = 2.5
 PATIENCE_S = 240.0
 LEFT = 2
-"""Machines that there are to be in the end."""
+"""Number of machines at the end."""
 
 
 class Temporal:
-    """A dev server with its state in a file, which is killed and started again."""
+    """A dev server with its state in a file that is killed and restarted."""
 
     def __init__(self, folder: Path) -> None:
         self.settings = TemporalSettings(port=free_port(), ui_port=free_port())
@@ -43,12 +43,12 @@ class Temporal:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts it; it answers a second later."""
+        """Starts the server, which responds about a second later."""
         what = command(find_binary(self.settings), self._state, self.settings)
         self._process = subprocess.Popen(what, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def kill(self, *, forgets: bool = False) -> None:
-        """SIGKILL; with `forgets` its state is lost too."""
+        """Sends SIGKILL; with `forgets`, deletes the state too."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -58,7 +58,7 @@ class Temporal:
 
 
 def _live(world: World) -> dict[str, str | None]:
-    """What the ledger says that there is: instance to the provider's id."""
+    """Returns the ledger's live instances with the provider's ids."""
     with world.session() as session:
         rows = session.execute(select(InstanceRow.id, InstanceRow.native_id).where(InstanceRow.gone_at.is_(None)))
         return {row.id: row.native_id for row in rows}
@@ -81,7 +81,7 @@ def _size(world: World, size: int) -> None:
 async def test_in_the_end_the_provider_has_what_the_ledger_says(
     database: Engine, database_url: str, tmp_path: Path, checkout: Path, knows_tokens: bool
 ) -> None:
-    """No machine without an owner; and where the provider knows tokens, none was ever launched twice."""
+    """Every machine belongs to an instance in the ledger; with client tokens no machine was launched twice."""
     chance = random.Random(KILLS)
     temporal = Temporal(tmp_path)
     cloud = {**CLOUD, "zones": {zone: {**of, "most": 4} for zone, of in CLOUD["zones"].items()}}
@@ -122,7 +122,7 @@ async def test_in_the_end_the_provider_has_what_the_ledger_says(
             try:
                 await asyncio.to_thread(run, None, settled, PATIENCE_S)
             except AssertionError as error:
-                raise AssertionError(f"{error}: in the ledger and at the provider: {last}") from None
+                raise AssertionError(f"{error}; instances in the ledger and at the provider: {last}") from None
     finally:
         agents.cancel()
         await asyncio.wait([agents])
@@ -134,8 +134,8 @@ async def test_in_the_end_the_provider_has_what_the_ledger_says(
         without_owner = session.scalars(select(Event.detail).where(Event.kind == "instance.without_owner")).all()
     assert requested <= known
     twice = len(launched) - len(requested)
-    print(f"{KILLS} kills: {len(known)} requests, {len(launched)} launches, {twice} second ones,", end=" ")
-    print(f"{len(without_owner)} ended that nobody owned")
+    print(f"{KILLS} kills: {len(known)} requests, {len(launched)} launches, {twice} duplicates,", end=" ")
+    print(f"{len(without_owner)} machines without an owner ended")
     if knows_tokens:
         assert twice == 0
 

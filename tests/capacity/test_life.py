@@ -1,4 +1,4 @@
-"""Instances from their request to their end, on a real Temporal server, a real Postgres and a cloud of traces."""
+"""Instances from request to end, on a real Temporal server, a real Postgres and a simulated cloud."""
 
 import asyncio
 from dataclasses import replace
@@ -28,7 +28,7 @@ from tests.capacity.unreliable import Unreliable
 
 
 async def test_a_pool_grows_and_shrinks(site: Site) -> None:
-    """The cheapest first; what is too much goes, and nothing of it stays: no machine, no row of one, no workflow."""
+    """A pool launches the cheapest offers first; when it shrinks, machines, their rows and their workflows end."""
     site.pool(4)
     await site.rounds_until(lambda: site.phases().get("ready") == 4, "four machines are ready")
     there = site.rows()
@@ -49,20 +49,20 @@ async def test_a_pool_grows_and_shrinks(site: Site) -> None:
 
 
 async def test_a_refusal_is_a_fact_and_the_next_offer_is_asked(site: Site) -> None:
-    """Where nothing is left the pool says why, and has more as soon as there is more."""
+    """A refused launch is recorded and the next offer is tried; without offers the pool gives the reason."""
     site.pool(6, kinds=["spot"])
-    await site.rounds_until(lambda: site.why_short() == "capacity_refused", "the pool says why it is short")
+    await site.rounds_until(lambda: site.why_short() == "capacity_refused", "the pool gives its reason")
     assert len(site.natives()) == 3
     refused = [row for row in site.rows(InstancePhase.GONE) if row.reason]
     assert {row.reason["code"] for row in refused if row.reason} == {"capacity_refused"}
     site.pool(5, kinds=[])
-    await site.rounds_until(lambda: site.phases().get("ready") == 5, "the other zone is asked")
+    await site.rounds_until(lambda: site.phases().get("ready") == 5, "the other zone has launched machines")
     site.pool(6, kinds=["voluntary"])
-    await site.rounds_until(lambda: site.why_short() == "no_offer", "nobody offers such machines")
+    await site.rounds_until(lambda: site.why_short() == "no_offer", "the pool has the reason no_offer")
 
 
 async def test_lost_answers_launch_nothing_twice(site: Site) -> None:
-    """A provider that does as it is told and does not say so is asked again with the same token."""
+    """If a provider's response is lost, the repeated request has the same token and launches no second machine."""
     losing = ["launch", "launch", "terminate", "describe", "offers"]
 
     def fault(method: str) -> str:
@@ -73,21 +73,21 @@ async def test_lost_answers_launch_nothing_twice(site: Site) -> None:
     await site.rounds_until(lambda: site.phases().get("ready") == 2, "two machines are ready")
     assert len(site.natives()) == 2
     site.pool(0)
-    await site.rounds_until(lambda: site.phases() == {"gone": 2}, "both are gone")
+    await site.rounds_until(lambda: site.phases() == {"gone": 2}, "both instances are gone")
     assert losing == []
     assert site.natives() == set()
     assert site.events("instance.without_owner") == []
 
 
 async def test_a_second_machine_is_ended_and_counted(site: Site) -> None:
-    """Where a provider does not know client tokens, a launch whose answer was lost is found by its tag."""
+    """If a provider ignores client tokens, a duplicate machine is found by its tag, terminated and recorded."""
     site.provider.knows_tokens = False
     losing = ["launch"]
     site.provider.faults = lambda method: "lost" if losing and method == losing[0] and losing.pop() else ""
     site.pool(1)
     keeper = site.keeper()
-    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready", keeper)
-    await site.rounds_until(lambda: len(site.natives()) == 1, "the second one is ended", keeper)
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one instance is ready", keeper)
+    await site.rounds_until(lambda: len(site.natives()) == 1, "the duplicate is terminated", keeper)
     (row,) = site.rows()
     assert site.natives() == {row.native_id}
     (told,) = site.events("instance.without_owner")
@@ -95,7 +95,7 @@ async def test_a_second_machine_is_ended_and_counted(site: Site) -> None:
 
 
 async def test_what_nobody_owns_is_ended_when_it_is_found_again(site: Site) -> None:
-    """One look proves nothing: it may be a list that lags."""
+    """A machine without an owner is terminated only when it is found twice, because a provider's list may lag."""
     offer: Offer = site.provider.behind.offers()[0]
     site.provider.behind.launch(LaunchRequest("in-stranger", "west/c/m", offer, "file:///b", "t"))
     keeper = site.keeper()
@@ -109,85 +109,87 @@ async def test_what_nobody_owns_is_ended_when_it_is_found_again(site: Site) -> N
 
 
 async def test_what_the_provider_took_is_lost_and_replaced(site: Site) -> None:
-    """Its machine is lost at once, not when its agent has been silent for long, and another one comes."""
+    """A machine that the provider no longer lists is lost immediately, before its agent times out, and replaced."""
     site.pool(1)
-    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready")
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one instance is ready")
     (first,) = site.rows()
     assert first.machine is not None
     site.cloud.end(str(first.native_id))
-    await site.rounds_until(lambda: site.phases() == {"ready": 1, "gone": 1}, "another one is ready")
+    await site.rounds_until(lambda: site.phases() == {"ready": 1, "gone": 1}, "another instance is ready")
     gone, _ = site.rows()
     assert gone.reason is not None
     assert gone.reason["code"] == "not_at_provider"
-    await site.rounds_until(lambda: first.machine not in site.machines(), "its machine is forgotten")
+    await site.rounds_until(
+        lambda: first.machine not in site.machines(), "the machine of the first instance is deleted"
+    )
 
 
 async def test_one_whose_agent_never_comes_is_ended_and_replaced(
     database: Engine, database_url: str, client: Client, tmp_path: Path
 ) -> None:
-    """After the time that the settings give it."""
+    """An instance whose agent does not join within `join_s` is terminated and replaced."""
     async with Site.open(database, database_url, client, tmp_path, join_s=1.0) as site:
         site.agents.silent = True
         site.pool(1)
-        await site.rounds_until(lambda: len(site.rows()) == 2, "another one is asked for")
+        await site.rounds_until(lambda: len(site.rows()) == 2, "another instance is requested")
         site.agents.silent = False
-        await site.rounds_until(lambda: site.phases().get("ready") == 1, "another one is ready")
+        await site.rounds_until(lambda: site.phases().get("ready") == 1, "another instance is ready")
         first, *_ = site.rows()
         assert first.reason is not None
         assert first.reason["code"] == "never_joined"
-        await site.rounds_until(lambda: len(site.natives()) == 1, "the first is ended")
+        await site.rounds_until(lambda: len(site.natives()) == 1, "the first instance is terminated")
 
 
 async def test_one_whose_agent_is_away_is_ended_and_replaced(site: Site) -> None:
-    """Its machine is lost, and does not come back in time."""
+    """An instance whose machine is lost and does not return in time is terminated and replaced."""
     site.pool(1)
-    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready")
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one instance is ready")
     (first,) = site.rows()
     assert first.machine is not None
     site.agents.silent = True
     site.world.machines.lost(site.world.attend(first.machine, "boot-1"))
-    await site.rounds_until(lambda: site.natives().isdisjoint({first.native_id}), "it is ended")
+    await site.rounds_until(lambda: site.natives().isdisjoint({first.native_id}), "the first instance is terminated")
     site.agents.silent = False
-    await site.rounds_until(lambda: site.phases() == {"ready": 1, "gone": 1}, "another one is ready")
+    await site.rounds_until(lambda: site.phases() == {"ready": 1, "gone": 1}, "another instance is ready")
     (gone,) = site.rows(InstancePhase.GONE)
     assert gone.reason is not None
     assert gone.reason["code"] == "agent_away"
 
 
 async def test_one_that_is_to_end_waits_for_what_runs_there(site: Site) -> None:
-    """Its machine is drained first, and nothing is ended while something is held there, or may still be saved."""
+    """A machine is drained before its instance ends, and terminated only when no task holds slots or is saving."""
     site.pool(1)
-    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready")
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one instance is ready")
     (row,) = site.rows()
     site.world.tenant()
     workload = site.world.submit(job())
     await asyncio.to_thread(site.world.tick)
     assert list(site.world.holdings(workload)) == [row.machine]
     site.pool(0)
-    await site.rounds_until(lambda: site.phases() == {"draining": 1}, "it is draining")
-    await site.rounds_until(lambda: "preempt" in site.mails(workload), "what runs there is told to save")
+    await site.rounds_until(lambda: site.phases() == {"draining": 1}, "the instance is draining")
+    await site.rounds_until(lambda: "preempt" in site.mails(workload), "the workload gets a preempt mail")
     await asyncio.sleep(1.5)
     assert site.natives() == {row.native_id}
-    # Released, but its agent could not be asked: its tasks may still save.
+    # The attempt is released, but its agent did not respond: its tasks may still be saving.
     site.world.release(workload, Phase.PREEMPTED, silent=[str(row.machine)])
     await asyncio.sleep(1.5)
     assert site.natives() == {row.native_id}
     site.world.machines.ready(site.world.attend(str(row.machine), stop=[f"{workload}.1"]))
-    await site.rounds_until(lambda: site.phases() == {"gone": 1}, "it is gone")
+    await site.rounds_until(lambda: site.phases() == {"gone": 1}, "the instance is gone")
     assert site.natives() == set()
 
 
 async def test_a_workflow_that_is_gone_is_started_again_from_the_ledger(site: Site) -> None:
-    """In any phase: Temporal's state may be lost at any time."""
+    """If Temporal's state is lost in any phase, the workflow is restarted from the ledger."""
     site.agents.silent = True
     site.pool(2)
-    await site.rounds_until(lambda: site.phases() == {"joining": 2}, "two are launched")
+    await site.rounds_until(lambda: site.phases() == {"joining": 2}, "two instances are launched")
     await _lose_workflows(site)
     site.agents.silent = False
-    await site.rounds_until(lambda: site.phases() == {"ready": 2}, "both are ready")
+    await site.rounds_until(lambda: site.phases() == {"ready": 2}, "both instances are ready")
     await _lose_workflows(site)
     site.pool(0)
-    await site.rounds_until(lambda: site.phases() == {"gone": 2}, "both are gone")
+    await site.rounds_until(lambda: site.phases() == {"gone": 2}, "both instances are gone")
     assert site.natives() == set()
 
 
@@ -198,21 +200,21 @@ async def _lose_workflows(site: Site) -> None:
 
 
 async def test_a_provider_that_does_not_answer_holds_up_nothing_for_good(site: Site) -> None:
-    """While it is away nothing is launched twice, forgotten or given up; then all goes on."""
+    """While a provider is unavailable nothing is launched twice or given up; afterwards the work continues."""
     site.pool(1)
-    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready")
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one instance is ready")
     site.provider.faults = lambda _: "away"
     site.pool(0)
-    await site.rounds_until(lambda: site.phases() == {"draining": 1}, "it is to end")
+    await site.rounds_until(lambda: site.phases() == {"draining": 1}, "the instance is draining")
     await asyncio.sleep(1.0)
     assert len(site.natives()) == 1
     site.provider.faults = lambda _: ""
-    await site.rounds_until(lambda: site.phases() == {"gone": 1}, "it is gone")
+    await site.rounds_until(lambda: site.phases() == {"gone": 1}, "the instance is gone")
     assert site.natives() == set()
 
 
 async def test_a_pool_grows_for_what_waits_and_shrinks_when_nothing_does(site: Site) -> None:
-    """For a gang that no region has room for, once; for none that is over its tenant's quota, or held."""
+    """A pool grows once for a waiting gang, but not for over-quota or held ones, and shrinks when it is idle."""
     site.world.tenant(gpus=8)
     site.pool(0, max_size=4, idle_s=1.0)
     waits = site.world.submit(job(tasks=2, gpus=4))
@@ -231,19 +233,19 @@ async def test_a_pool_grows_for_what_waits_and_shrinks_when_nothing_does(site: S
     assert site.phases() == {"ready": 2}
     site.world.release(waits, Phase.SUCCEEDED)
     site.world.alter(Workload, over, held_by="somebody")
-    await site.rounds_until(lambda: site.phases() == {"gone": 2}, "they are ended when they have been idle")
+    await site.rounds_until(lambda: site.phases() == {"gone": 2}, "both idle instances are terminated")
     assert {row.reason["code"] for row in site.rows() if row.reason} == {"idle"}
     assert site.natives() == set()
 
 
 async def test_one_that_its_platform_takes_is_ended_and_replaced(site: Site) -> None:
-    """Also where the platform leaves it in peace afterwards: nothing is placed there any more, and it costs."""
+    """An instance with a platform notice is terminated and replaced, even if the platform does not reclaim it."""
     site.pool(1)
-    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready")
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one instance is ready")
     (first,) = site.rows()
     reason = Reason(ReasonCode.PLATFORM_NOTICE, {"platform": "file", "machine": str(first.machine)})
     site.world.alter(Machine, first.machine, notice=reason.to_json())
-    await site.rounds_until(lambda: site.phases() == {"ready": 1, "gone": 1}, "another one is ready")
+    await site.rounds_until(lambda: site.phases() == {"ready": 1, "gone": 1}, "another instance is ready")
     (gone,) = site.rows(InstancePhase.GONE)
     assert gone.reason is not None
     assert (gone.id, gone.reason["code"]) == (first.id, "platform_notice")
@@ -251,22 +253,22 @@ async def test_one_that_its_platform_takes_is_ended_and_replaced(site: Site) -> 
 
 
 async def test_a_machine_that_takes_no_work_is_no_help_to_what_waits(site: Site) -> None:
-    """A cordoned one stands idle for nobody: another one is launched, and it is ended like any idle one."""
+    """A cordoned machine does not count as capacity: another one is launched, and the cordoned one ends when idle."""
     site.world.tenant()
     site.pool(0, max_size=3, idle_s=2.0)
     first = site.world.submit(job(gpus=4))
     await asyncio.to_thread(site.world.tick)
-    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready")
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one instance is ready")
     (cordoned,) = site.rows()
     site.world.alter(Machine, cordoned.machine, cordon=Reason(ReasonCode.CORDONED_BY_OPERATOR, {"by": "k"}).to_json())
     await asyncio.to_thread(site.world.tick)
-    await site.rounds_until(lambda: len(site.rows()) == 2, "another one is launched")
+    await site.rounds_until(lambda: len(site.rows()) == 2, "another instance is launched")
     assert [row.wanted_by for row in site.rows()] == [{}, {first: [1]}]
-    await site.rounds_until(lambda: site.rows()[0].phase == "gone", "the cordoned one is ended")
+    await site.rounds_until(lambda: site.rows()[0].phase == "gone", "the cordoned instance is terminated")
 
 
 async def test_one_providers_mistake_is_not_the_others(site: Site) -> None:
-    """A provider that raises what it should not is left out of the round."""
+    """A provider that raises an unexpected error is skipped in that round; the others are handled."""
 
     class Broken(Unreliable):
         def describe(self) -> list[Found]:
@@ -276,11 +278,11 @@ async def test_one_providers_mistake_is_not_the_others(site: Site) -> None:
     keeper._providers = {"broken": Broken(site.provider.behind), **keeper._providers}
     keeper._without_owner["broken"] = keeper._missing["broken"] = Suspects(0.0)
     site.pool(1)
-    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one is ready", keeper)
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "one instance is ready", keeper)
 
 
 def test_the_dearest_machine_makes_a_clusters_price(database: Engine, tmp_path: Path) -> None:
-    """Two types of machine with one type of GPU share a cluster: its price does not change with each round."""
+    """If machine types with one GPU type share a cluster, its price is always that of the more expensive type."""
     world = World(database, tmp_path)
     world.region("west")
     small = Offer("sim", "west", "za", CapacityKind.SPOT, Shape("small", 4, "a100", 1000, 1), 4.0, 30.0)
@@ -300,9 +302,9 @@ def test_the_dearest_machine_makes_a_clusters_price(database: Engine, tmp_path: 
 
 
 async def test_a_pool_without_any_provider_says_so(site: Site) -> None:
-    """An installation that launches nothing looks at pools only where there are some."""
+    """Without a provider that launches machines, a pool gets the reason `no_offer`."""
     keeper = Keeper(site.world.engine, site.settings, site.client, {STATIC: StaticProvider(STATIC)})
     await keeper.round()
     site.pool(1)
-    await site.rounds_until(lambda: site.why_short() == "no_offer", "the pool says why it is short", keeper)
+    await site.rounds_until(lambda: site.why_short() == "no_offer", "the pool gives its reason", keeper)
     assert site.rows() == []

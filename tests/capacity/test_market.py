@@ -1,4 +1,4 @@
-"""The rules of a cloud that follows traces, and the folder that it is."""
+"""The simulated cloud: its market rules, and its state in a folder."""
 
 import json
 import math
@@ -18,13 +18,13 @@ TYPES = {"small": {"gpus": 4, "gpu_type": "a100", "usd_per_h": 4}}
 
 
 def settings(**zone: object) -> TraceSettings:
-    """A cloud of one zone."""
+    """Returns settings of a cloud with one zone."""
     body = {"zones": {"za": {"region": "west", **zone}}, "machine_types": TYPES, "notice_s": 10, "start_median_s": 5}
     return TraceSettings.model_validate(body)
 
 
 def test_capacity_follows_the_trace_and_repeats() -> None:
-    """By intervals, from the beginning on; bounded where the zone is; faster where the cloud is."""
+    """A zone's capacity follows its trace and repeats it; `most` bounds it, and `speed` accelerates it."""
     market = Market(settings(counts=[3, 0, 9], gap_s=60, most=5), began_at_s=1000.0)
     assert [market.capacity("za", 1000.0 + at) for at in (0, 59, 60, 120, 180, 240)] == [3, 3, 0, 5, 3, 0]
     fast = settings(counts=[3, 0], gap_s=60).model_copy(update={"speed": 60.0})
@@ -35,7 +35,7 @@ def test_capacity_follows_the_trace_and_repeats() -> None:
 
 
 def test_when_capacity_changes_next() -> None:
-    """At the ends of intervals, in the cloud's own time; never without a trace."""
+    """Capacity changes at the ends of intervals in the cloud's own time, and never without a trace."""
     market = Market(settings(counts=[3, 0, 9], gap_s=60), began_at_s=1000.0)
     assert [market.next_change_s(1000.0 + at) for at in (0, 59, 60)] == [1060.0, 1060.0, 1120.0]
     fast = settings(counts=[3, 0], gap_s=60).model_copy(update={"speed": 60.0})
@@ -44,7 +44,7 @@ def test_when_capacity_changes_next() -> None:
 
 
 def test_a_trace_file_is_read(tmp_path: Path) -> None:
-    """As the public spot traces have it."""
+    """A file in the format of the public spot traces is read."""
     path = tmp_path / "zone.json"
     path.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [1, 4]}))
     market = Market(settings(trace=str(path)), 0.0)
@@ -52,7 +52,7 @@ def test_a_trace_file_is_read(tmp_path: Path) -> None:
 
 
 def test_the_cloud_takes_what_is_too_many_by_lot_with_notice() -> None:
-    """The same every time it is asked; nobody is taken twice, and those on their way out are room for nobody."""
+    """Surplus machines are chosen at random but reproducibly, and get a notice; leaving machines use capacity."""
     market = Market(settings(counts=[3, 1], gap_s=60), 0.0)
     there = [Instance(f"m{number}", f"t{number}", "za", 0.0, 5.0) for number in range(3)]
     assert market.taken(there, 59.0) == []
@@ -68,7 +68,7 @@ def test_the_cloud_takes_what_is_too_many_by_lot_with_notice() -> None:
 
 
 def test_launches_take_their_time_by_token() -> None:
-    """Log-normal about the median; a launch that is asked for again takes as long as before."""
+    """Launch times are log-normal around the median; a repeated launch takes the same time."""
     market = Market(settings(most=1), 0.0)
     drawn = sorted(market.start_s(f"t{number}") for number in range(999))
     assert market.start_s("t7") == market.start_s("t7")
@@ -82,7 +82,7 @@ def _machine(instance: Instance, number: int) -> Machine:
 
 
 def test_one_token_is_one_machine_however_often_and_by_whomever(tmp_path: Path) -> None:
-    """Twenty threads of several processes' worth launch five tokens in a zone of four."""
+    """Twenty concurrent launches of five tokens in a zone of four give one machine for each token, at most four."""
     clouds = [Cloud(settings(most=4), tmp_path / "cloud") for _ in range(4)]
     got: dict[str, set[str | None]] = {}
     threads = []
@@ -105,7 +105,7 @@ def test_one_token_is_one_machine_however_often_and_by_whomever(tmp_path: Path) 
 
 
 def test_a_machine_starts_is_told_and_goes(tmp_path: Path) -> None:
-    """What the agents' process sees of one: not started, started, with a notice in a file, gone."""
+    """A machine is first not started, then started, then has a notice file, and is then gone."""
     now = [0.0]
     settings_ = settings(counts=[1, 0], gap_s=60)
     cloud = Cloud(settings_, tmp_path / "cloud", clock=lambda: now[0])
@@ -128,7 +128,7 @@ def test_a_machine_starts_is_told_and_goes(tmp_path: Path) -> None:
 
 
 def test_what_never_ends_is_written_as_json(tmp_path: Path) -> None:
-    """Infinity is no JSON."""
+    """A machine without an end is written as valid JSON, without infinity."""
     cloud = Cloud(settings(most=1), tmp_path)
     cloud.launch("t", "za", _machine)
     (path,) = (tmp_path / "machines").glob("*.json")
@@ -163,7 +163,7 @@ def test_what_never_ends_is_written_as_json(tmp_path: Path) -> None:
     ],
 )
 def test_bad_settings_are_named(said: dict[str, object], where: str, says: str, tmp_path: Path) -> None:
-    """The place, and what would be right; nothing is made."""
+    """Errors in provider settings name the field and the valid values; no folder is created."""
     bad = Settings(data_dir=tmp_path / "data", providers={"p": said})
     for check in (check_providers, open_providers):
         with pytest.raises(ConfigurationError) as raised:

@@ -1,4 +1,4 @@
-"""What a pool launches and ends, and how the ledger is compared with a provider's list."""
+"""Which instances a pool launches and ends, and the comparison of the ledger with a provider's list."""
 
 from dataclasses import replace
 
@@ -19,12 +19,12 @@ POOL = Pool("west", "burst", 2)
 
 
 def instance(number: int, phase: InstancePhase = InstancePhase.READY, *, busy: bool = False) -> Instance:
-    """An instance; greater numbers are younger."""
+    """Returns an instance; greater numbers are younger."""
     return Instance(f"in-{number}", phase, busy, CHEAP)
 
 
 def test_what_is_missing_is_launched_where_it_is_cheapest() -> None:
-    """One launch for each machine that is missing; what is under way is not missing."""
+    """Each missing machine is launched with the cheapest offer; instances on their way are not missing."""
     assert changes(POOL, [], [DEAR, CHEAP]) == Changes(launch=[CHEAP, CHEAP])
     under_way = [instance(1, InstancePhase.REQUESTED), instance(2, InstancePhase.JOINING)]
     assert changes(POOL, under_way[:1], [DEAR, CHEAP]) == Changes(launch=[CHEAP])
@@ -32,7 +32,7 @@ def test_what_is_missing_is_launched_where_it_is_cheapest() -> None:
 
 
 def test_what_was_refused_is_not_asked_again() -> None:
-    """The next cheapest comes, and where there is none it is said how many are missing, and if any was offered."""
+    """After a refusal the next cheapest offer is used; without one, the result has the number of missing machines."""
     assert changes(POOL, [], [DEAR, CHEAP], {CHEAP.key}) == Changes(launch=[DEAR, DEAR])
     assert changes(POOL, [], [CHEAP], {CHEAP.key}) == Changes(missing=2)
     assert changes(POOL, [instance(1)], []) == Changes(missing=1, offered=False)
@@ -54,13 +54,13 @@ def test_what_was_refused_is_not_asked_again() -> None:
     ],
 )
 def test_a_pool_takes_only_what_it_may(rule: dict[str, object], wanted: Offer | None) -> None:
-    """Each rule by itself."""
+    """Each rule of a pool limits the offers."""
     launch = changes(replace(POOL, size=1, **rule), [], [DEAR, CHEAP]).launch  # type: ignore[arg-type]
     assert launch == ([] if wanted is None else [wanted])
 
 
 def test_what_is_too_much_ends_where_it_hurts_least() -> None:
-    """Idle machines before busy ones, those that are not ready before those that are, the youngest first."""
+    """Surplus instances end in this order: idle before busy, not ready before ready, youngest first."""
     there = [
         instance(1, busy=True),
         instance(2),
@@ -75,21 +75,21 @@ def test_what_is_too_much_ends_where_it_hurts_least() -> None:
 
 
 def test_clusters_of_a_pool_have_names() -> None:
-    """One for each zone and kind."""
+    """Each zone and capacity kind of a pool has its own cluster name."""
     names = {cluster_of("burst", offer) for offer in (CHEAP, DEAR)}
     assert names == {"burst-za-spot", "burst-zb-on-demand"}
     assert all(map(is_name, names))
 
 
 def test_prices_are_of_gpus_or_of_cores() -> None:
-    """A machine's price is that of its GPUs; one without has a price by core."""
+    """A machine's price is per GPU; without GPUs it is per core."""
     assert CHEAP.prices() == {"a100": 1.0}
     cpus = replace(CHEAP, shape=replace(SHAPE, gpus=0, gpu_type=None))
     assert cpus.prices() == {"cpu": 0.25}
 
 
 def test_the_ledger_is_compared_with_what_a_provider_has() -> None:
-    """Without an owner, a second one, missing; what may still be under way is none of these."""
+    """The comparison finds strays, duplicates and missing machines, except those that may still be launching."""
     entries = {
         "in-1": LedgerEntry("a", 0.0),
         "in-2": LedgerEntry("b", 0.0),

@@ -1,4 +1,4 @@
-"""What one look at all pools launches and ends: sizes, what waits, buffers."""
+"""Which instances one round over all pools launches and ends: sizes, shortages and buffers."""
 
 from dataclasses import replace
 
@@ -17,17 +17,17 @@ OFFERS = [CHEAP, DEAR]
 
 
 def idle(number: int, seconds: float = 0.0) -> Instance:
-    """A machine without work."""
+    """Returns an idle machine."""
     return Instance(f"in-{number}", InstancePhase.READY, False, CHEAP, idle_s=seconds)
 
 
 def busy(number: int) -> Instance:
-    """A machine that works."""
+    """Returns a busy machine."""
     return Instance(f"in-{number}", InstancePhase.READY, True, CHEAP)
 
 
 def joining(number: int, offer: Offer = CHEAP) -> Instance:
-    """A machine that is on its way."""
+    """Returns a machine that is joining."""
     return Instance(f"in-{number}", InstancePhase.JOINING, False, offer)
 
 
@@ -43,7 +43,7 @@ def joining(number: int, offer: Offer = CHEAP) -> Instance:
     ],
 )
 def test_a_buffer_is_kept(there: list[Instance], launched: int) -> None:
-    """Beside what works, within the maximum; what takes no work is none of it."""
+    """A pool keeps its buffer of usable idle machines, within its maximum size."""
     pool = replace(POOL, buffer=2)
     assert plan_round({KEY: pool}, {KEY: there}, [], OFFERS) == Round(
         launch={KEY: [Launch(CHEAP)] * launched} if launched else {}
@@ -51,7 +51,7 @@ def test_a_buffer_is_kept(there: list[Instance], launched: int) -> None:
 
 
 def test_what_waits_takes_the_buffer_and_the_buffer_comes_back() -> None:
-    """The machine that is idle goes to who waits; another one is launched in its place."""
+    """A waiting workload claims the idle machine of the buffer, and another machine is launched for the buffer."""
     pool = replace(POOL, buffer=1)
     planned = plan_round({KEY: pool}, {KEY: [idle(1)]}, [shortage("w")], OFFERS)
     assert planned == Round(launch={KEY: [Launch(CHEAP)]}, claims={"in-1": {"w": (1,)}})
@@ -60,7 +60,7 @@ def test_what_waits_takes_the_buffer_and_the_buffer_comes_back() -> None:
 
 
 def test_a_buffer_stays_when_a_pool_shrinks() -> None:
-    """However long it has been idle; what is above it goes, the longest idle first."""
+    """A buffer is kept however long it is idle; idle machines beyond it end, longest idle first."""
     pool = replace(POOL, buffer=2)
     there = [idle(1, 700.0), idle(2, 900.0), idle(3, 800.0)]
     (gone,) = plan_round({KEY: pool}, {KEY: there}, [], OFFERS).end.items()
@@ -68,7 +68,7 @@ def test_a_buffer_stays_when_a_pool_shrinks() -> None:
 
 
 def test_why_a_buffer_is_missing() -> None:
-    """Nobody offers it, or all that is offered was refused."""
+    """The result says whether a missing buffer had no offer or only refused ones."""
     pools = {KEY: replace(POOL, buffer=2)}
     refused = plan_round(pools, {}, [], [CHEAP], {CHEAP.key}).lacks[KEY]
     assert (refused.missing, refused.offered) == (2, True)
@@ -76,13 +76,13 @@ def test_why_a_buffer_is_missing() -> None:
 
 
 def test_machines_for_the_size_serve_what_waits() -> None:
-    """A pool of two launches two, and a workload that needs one of them gets it."""
+    """Machines that are launched for a pool's size also serve waiting workloads."""
     planned = plan_round({KEY: Pool(*KEY, 2, max_size=4)}, {}, [shortage("w")], OFFERS)
     assert planned.launch == {KEY: [Launch(CHEAP, {"w": (1,)}), Launch(CHEAP)]}
 
 
 def test_a_removed_pool_ends_its_machines() -> None:
-    """Also those that work."""
+    """All instances of a removed pool end, including busy ones."""
     planned = plan_round({}, {KEY: [idle(1), busy(2)]}, [], OFFERS)
     assert {name: why.code for name, why in planned.end.items()} == dict.fromkeys(
         ("in-1", "in-2"), ReasonCode.POOL_SHRINKS
@@ -97,7 +97,7 @@ def test_a_removed_pool_ends_its_machines() -> None:
     st.lists(st.integers(1, 4), max_size=4),
 )
 def test_done_once_it_is_done(size: int, buffer: int, more: int, there: list[str], waiting: list[int]) -> None:
-    """Never above the maximum, nothing that waits loses its machine, and the next look launches and ends nothing."""
+    """A round keeps the maximum, keeps claimed machines, and the next round changes nothing."""
     pool = Pool(*KEY, size, max_size=size + more, idle_s=600.0, buffer=min(buffer, size + more))
     make = {"idle": lambda n: idle(n, 1000.0), "busy": busy, "joining": joining}
     instances = [make[what](n) for n, what in enumerate(there)]

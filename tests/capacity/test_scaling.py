@@ -1,4 +1,4 @@
-"""How a pool grows for what waits, and shrinks."""
+"""Growth of pools for waiting workloads, and shrinking."""
 
 from collections import Counter
 from dataclasses import replace
@@ -22,13 +22,13 @@ POOL = Pool(*KEY, 0, max_size=4)
 
 
 def job(tasks: int = 1, gpus: int = 4, **more: object) -> JobRequest:
-    """A job of tasks with so many GPUs each."""
+    """Returns a job of tasks with this many GPUs each."""
     types = ("a100",) if gpus else ()
     return replace(JobRequest("main", tasks, gpus, types, 1000, GIB), **more)  # type: ignore[arg-type]
 
 
 def shortage(workload: str, *jobs: JobRequest, regions: tuple[str, ...] = ("west",)) -> Shortage:
-    """A workload that waits."""
+    """Returns the shortage of a waiting workload."""
     return Shortage(workload, jobs or (job(),), frozenset(regions))
 
 
@@ -48,13 +48,13 @@ def shortage(workload: str, *jobs: JobRequest, regions: tuple[str, ...] = ("west
     ],
 )
 def test_how_many_machines_a_job_needs(wanted: JobRequest, machines: int | None) -> None:
-    """By whichever of GPUs, cores and memory runs out first."""
+    """The number of machines follows from GPUs, cores and memory, whichever is exhausted first."""
     grown = grow({KEY: replace(POOL, max_size=200)}, {}, [shortage("w", wanted)], [], [CHEAP])
     assert len(grown.launch.get(KEY, [])) == (machines or 0)
 
 
 def test_one_shortage_is_one_launch() -> None:
-    """What is on its way counts, in the order of the queue; only the rest is launched, each for a workload."""
+    """Instances on their way serve shortages in queue order; only the rest is launched, each for a named workload."""
     waiting = [shortage("first", job(2)), shortage("second")]
     grown = grow({KEY: POOL}, {}, waiting, [], [DEAR, CHEAP])
     assert grown.launch == {KEY: [(CHEAP, {"first": (1,)}), (CHEAP, {"first": (1,)}), (CHEAP, {"second": (1,)})]}
@@ -67,7 +67,7 @@ def test_one_shortage_is_one_launch() -> None:
 
 
 def test_small_workloads_share_machines() -> None:
-    """As they will when they are placed: five of one GPU need two machines of four, and say for which they wait."""
+    """Small workloads share machines as they will when placed; each claim names its workload."""
     waiting = [shortage(f"w{n}", job(1, 1)) for n in range(5)]
     grown = grow({KEY: POOL}, {}, waiting, [], [CHEAP])
     assert grown.launch == {KEY: [(CHEAP, {f"w{n}": (1,) for n in range(4)}), (CHEAP, {"w4": (1,)})]}
@@ -79,7 +79,10 @@ def test_small_workloads_share_machines() -> None:
 
 
 def test_who_waited_for_a_machine_keeps_it() -> None:
-    """Otherwise another machine might be launched for one shortage: `a` may run on both offers, `b` on one of them."""
+    """A workload keeps the machine that it claimed.
+
+    Otherwise a second machine might be launched for one shortage: `a` may run on both offers, `b` on only one of them.
+    """
     cheap_is_later = replace(CHEAP, zone="zz")
     offers = [cheap_is_later, DEAR]
     waiting = [shortage("a"), shortage("b", job(capacity=("on_demand",)))]
@@ -88,12 +91,12 @@ def test_who_waited_for_a_machine_keeps_it() -> None:
     coming = [Idle(f"in-{n}", KEY, offer, claims) for n, (offer, claims) in enumerate(first.launch[KEY])]
     assert grow({KEY: POOL}, {KEY: 2}, waiting, coming, offers).launch == {}
     silent = grow({KEY: POOL}, {KEY: 2}, waiting, coming, [replace(DEAR, provider="other")])
-    assert silent.launch == {}  # Their provider does not answer now; what it has launched is on its way all the same.
+    assert silent.launch == {}  # The provider does not respond now, but the machines that it launched are on their way.
     assert silent.claims == {one.instance: one.claims for one in coming}
 
 
 def test_a_gang_gets_all_or_nothing_within_the_maximum() -> None:
-    """A smaller one behind it may still fit; a pool that does not grow gives nothing."""
+    """A gang that exceeds the maximum gets no machine; a smaller gang behind it may get some."""
     waiting = [shortage("large", job(5)), shortage("small", job(4))]
     assert grow({KEY: POOL}, {}, waiting, [], [CHEAP]).launch == {KEY: [(CHEAP, {"small": (1,)})] * 4}
     assert grow({KEY: POOL}, {KEY: 1}, waiting, [], [CHEAP]).launch == {}
@@ -117,13 +120,13 @@ def test_a_gang_gets_all_or_nothing_within_the_maximum() -> None:
 def test_the_cheapest_offer_that_all_allow(
     wanted: JobRequest, pool: Pool, refused: list[tuple[str, str, str, str]], launched: Offer | None
 ) -> None:
-    """The pool's rules, the document's, and what was refused lately."""
+    """The cheapest offer is used that the pool's rules and the workload allow and that was not refused recently."""
     grown = grow({KEY: pool}, {}, [shortage("w", wanted)], [], [DEAR, CHEAP], refused)
     assert grown.launch == ({} if launched is None else {KEY: [(launched, {"w": (1,)})]})
 
 
 def test_regions_and_jobs() -> None:
-    """All jobs come from one pool, of a region in which nothing else is missing; the cheaper pool wins."""
+    """All jobs of a workload get machines of the cheapest pool of a region in which only machines are missing."""
     east = ("east", "burst")
     pools = {KEY: POOL, east: replace(POOL, region="east", name="burst")}
     offers = [CHEAP, replace(CHEAP, provider="other", region="east", usd_per_h=3.0)]
@@ -137,7 +140,7 @@ def test_regions_and_jobs() -> None:
 
 
 def test_it_shrinks_to_its_size_after_a_time() -> None:
-    """Those that were idle longest go first; what something waits for stays."""
+    """Idle machines beyond the size end, longest idle first; claimed machines stay."""
     idle_s = {"in-1": 700.0, "in-2": 900.0, "in-3": 30.0, "in-4": 800.0}
     pool = replace(POOL, size=1)
     assert shrink(pool, 4, idle_s) == ["in-2", "in-4", "in-1"]
@@ -166,9 +169,7 @@ def test_looked_at_again_nothing_more_is_launched(
     there: list[Offer],
     refused: set[tuple[str, str, str, str]],
 ) -> None:
-    """Never above the maximum; no machine is promised more than it has; and once what was launched is on its way, the
-    same queue launches nothing more, and everybody waits for the same machines.
-    """
+    """Growth never exceeds the maximum or a machine's resources; growing again changes nothing."""
     other = (KEY[0], "other")
     pools = {KEY: replace(POOL, max_size=most[0]), other: replace(POOL, name="other", max_size=most[1])}
     waiting = [shortage(f"w{n}", *some) for n, some in enumerate(jobs)]
@@ -180,7 +181,7 @@ def test_looked_at_again_nothing_more_is_launched(
         assert had[key] + len(launched) <= (pools[key].max_size or 0)
         assert all(offer.key not in refused for offer, _ in launched)
         coming += [Idle(f"jn-{key}-{n}", key, offer, claims) for n, (offer, claims) in enumerate(launched)]
-    # In another order: ids of instances are drawn.
+    # Shuffled, because instance ids are random.
     coming = [replace(one, instance=f"{n * 7 % 11:02d}-{one.instance}") for n, one in enumerate(coming)]
     had = {key: sum(one.pool == key for one in coming) for key in pools}
     again = grow(pools, had, waiting, coming, _OFFERS, refused)

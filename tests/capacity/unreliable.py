@@ -1,4 +1,4 @@
-"""A provider between mizzen and another, on which a test's or chance's faults can be put."""
+"""A wrapper around a provider that injects chosen or random faults."""
 
 import itertools
 import os
@@ -18,22 +18,25 @@ T = TypeVar("T")
 
 
 class Unreliable:
-    """Answers as the provider behind it, unless it is told otherwise."""
+    """Forwards calls to the wrapped provider, except for injected faults."""
 
     def __init__(self, behind: Provider) -> None:
         self.name = behind.name
         self.lists_late_s = behind.lists_late_s
         self.behind = behind
         self.asked: list[str] = []
-        """Methods that were called, in order."""
+        """Names of the called methods, in order."""
         self.faults: Callable[[str], str] = lambda _: ""
-        """Method to `away` (nothing is done), `lost` (done, and the answer is lost), `late`, `twice`, or nothing."""
+        """Returns the fault for a method, or "" for none.
+
+        `away`: not executed; `lost`: executed, but the response is lost; `late`: delayed; `twice`: executed twice.
+        """
         self.knows_tokens = True
-        """False: each launch is another machine, with the same tag."""
+        """False: each launch creates another machine with the same tag."""
         self._lock = threading.Lock()
 
     def by_chance(self, seed: int, share: float) -> None:
-        """From now on so many of the calls go wrong, in any way."""
+        """Makes this share of later calls fail in a random way."""
         chance = random.Random(seed)
 
         def fault(_: str) -> str:
@@ -81,7 +84,7 @@ class Unreliable:
 
 
 def unreliable_providers(settings: Settings, *, share: float, knows_tokens: bool) -> dict[str, Unreliable]:
-    """An installation's providers, of whose answers a share goes wrong; another one in each process."""
+    """Opens an installation's providers and makes a share of their calls fail; the seed is the process id."""
     out = {}
     for name, provider in open_providers(settings).items():
         out[name] = Unreliable(provider)

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos`: seeds of chaos, one after the other; the exit code is 1 where a promise did not hold."""
+"""Runs chaos tests for one or more seeds, one after the other. The exit code is 1 if there was a violation."""
 
 import json
 import sys
@@ -16,12 +16,12 @@ from tests.chaos.schedule import FAULTS, draw_schedule
 
 @click.command(help=__doc__)
 @click.option("--seed", default=1, show_default=True, help="The first seed.")
-@click.option("--seeds", default=1, show_default=True, help="How many seeds.")
-@click.option("--minutes", default=10.0, show_default=True, help="How long faults go on, for each seed.")
-@click.option("--fault-every-s", default=7.0, show_default=True, help="Mean time between two faults.")
-@click.option("--submit-every-s", default=3.0, show_default=True, help="Mean time between two submissions.")
+@click.option("--seeds", default=1, show_default=True, help="Number of consecutive seeds.")
+@click.option("--minutes", default=10.0, show_default=True, help="Duration of the faults, per seed.")
+@click.option("--fault-every-s", default=7.0, show_default=True, help="Mean time between two faults, in seconds.")
+@click.option("--submit-every-s", default=3.0, show_default=True, help="Mean time between two submissions, in seconds.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder for journals and logs; a temporary one by default."
+    "--out", type=click.Path(path_type=Path), help="Folder for journals and logs; default: a new temporary folder."
 )
 def main(seed: int, seeds: int, minutes: float, fault_every_s: float, submit_every_s: float, out: Path | None) -> None:
     folder = out or Path(tempfile.mkdtemp(prefix="mizzen-chaos-"))
@@ -45,21 +45,20 @@ def main(seed: int, seeds: int, minutes: float, fault_every_s: float, submit_eve
         bad += [number] if outcome.violations else []
         click.echo(
             f"seed {number}: {len(outcome.violations)} violations; {outcome.workloads} workloads, "
-            f"{outcome.task_runs} task runs, {outcome.preempted} saved and left, {outcome.faults.total()} faults"
+            f"{outcome.task_runs} task runs ({outcome.preempted} preempted), {outcome.faults.total()} faults"
         )
     click.echo(
-        f"{workloads} workloads, {runs} task runs, {preempted} saved and left, {faults.total()} faults in {folder}"
+        f"total: {workloads} workloads, {runs} task runs ({preempted} preempted), {faults.total()} faults; "
+        f"journals and logs are in {folder}"
     )
     click.echo("faults: " + ", ".join(f"{kind} {faults[kind]}" for kind in FAULTS))
     for kind, meaning in KINDS.items():
         if by_kind[kind]:
             click.echo(f"{by_kind[kind]:5d}  {kind}: {meaning}")
     if bad:
-        click.echo(
-            f"violated with the seeds {', '.join(map(str, bad))}: repeat one with --seed N --minutes {minutes:g}"
-        )
+        click.echo(f"seeds with violations: {', '.join(map(str, bad))}; repeat one with --seed N --minutes {minutes:g}")
         sys.exit(1)
-    click.echo("no violation")
+    click.echo("no violations")
 
 
 if __name__ == "__main__":

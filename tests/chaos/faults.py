@@ -1,4 +1,7 @@
-"""The faults: what is killed, stopped, filled up, lost and rolled back. Processes are found in /proc."""
+"""Faults: processes are killed or stopped, the disk is filled, and Temporal's state is lost or rolled back.
+
+Processes are found in /proc.
+"""
 
 import contextlib
 import os
@@ -16,33 +19,33 @@ from tests.stack.harness import Up, processes_of
 
 End = Callable[[], None]
 BLACKOUT_S = 8.0
-"""An agent or Temporal that is stopped for longer may cost the machines: their heartbeats' time-outs are short here."""
+"""An agent or Temporal that is stopped for longer may cost the machines, because heartbeat timeouts are short here."""
 _TASK = "chaos/task.py"
 _DATABASE = ("temporal.db", "temporal.db-wal", "temporal.db-shm")
 
 
 def now_s() -> float:
-    """CLOCK_BOOTTIME, as the tasks' journals have it."""
+    """Returns CLOCK_BOOTTIME, which the tasks' journals use too."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Faults:
-    """Carries out faults on one stack; `seen` gets what the judge must know of them."""
+    """Carries out faults on one stack; writes what the judge must know of them to `seen`."""
 
     def __init__(self, up: Up, scratch: Path, seen: Observed, restart: Callable[[], None]) -> None:
-        """`restart` starts the stack again where its supervisor was killed. `scratch` is outside of its folders."""
+        """`restart` restarts the stack after its supervisor was killed. `scratch` is outside of the stack's folders."""
         self._up = up
         self._scratch = scratch
         self._seen = seen
         self._restart = restart
         self._replacing = threading.Lock()
         self.filled = 0
-        """How often the file system of the stack's folder has been filled."""
+        """How often the file system of the stack's folder was filled."""
         self.done: list[str] = []
-        """The kinds of faults that hit something."""
+        """Kinds of the faults that took effect."""
 
     def begin(self, fault: Fault) -> End | None:
-        """Carries a fault out; what ends it, `fault.lasts_s` later, where it lasts."""
+        """Carries out a fault; returns the function that ends it after `fault.lasts_s`, or None."""
         what, _, part = fault.kind.partition("-")
         if what == "kill":
             return self._kill(part, fault)
@@ -59,7 +62,7 @@ class Faults:
         return act[fault.kind](fault)
 
     def is_full(self) -> bool:
-        """Whether there is no room in the stack's folder at this moment."""
+        """Returns whether the file system of the stack's folder is full now."""
         return any(self._up.data.parent.glob("filler.*"))
 
     # -------------------------------------------------------------------------------------------------- processes
@@ -71,12 +74,12 @@ class Faults:
             return sorted(pid for server in servers for pid in _children(server))
         if part in ("task", "shim"):
             tasks = sorted(pid for pid, command in processes.items() if _TASK in command)
-            # A shim is known by the task below it, however it was started.
+            # A shim is the parent of a task; its command line depends on how it was started.
             return tasks if part == "task" else sorted({_parent(pid) for pid in tasks} - {0, 1})
         agents = sorted(pid for pid, command in processes.items() if "server agents" in command)
         if part == "agents":
             return [pid for pid in agents if _parent(pid) not in agents]
-        if part == "agent":  # Each machine's is a fork of the host, with the same command line.
+        if part == "agent":  # The agent of each machine is a fork of the host process, with the same command line.
             return [pid for pid in agents if _parent(pid) in agents]
         words = {
             "worker": "server worker",
@@ -91,7 +94,7 @@ class Faults:
         return found[int(draw * len(found))] if found else None
 
     def _note(self, part: str, pid: int) -> None:
-        """Writes down that a task's exit status may be unknown from now on."""
+        """Records that a task's exit status may be unknown from now on."""
         if part in ("shim", "task"):
             task = pid if part == "task" else next(iter(_children(pid)), 0)
             self._seen.killed.append(Killed(now_s(), pid, _environment(task).get("MIZZEN_RUN_ID", "")))
@@ -130,7 +133,7 @@ class Faults:
     # ------------------------------------------------------------------------------------------------------ others
 
     def _zombie_worker(self, fault: Fault) -> End | None:
-        """A second worker beside the first, frozen in the midst of whatever it does, and let go later."""
+        """Starts a second worker, freezes it in the middle of its work, and continues it later."""
         worker = self._chosen("worker", fault.draw)
         if worker is None:
             return None
@@ -172,7 +175,7 @@ class Faults:
         return lambda: self._replace_temporal(kept, fault)
 
     def _replace_temporal(self, kept: Path | None, fault: Fault) -> None:
-        # One loss may begin while another ends; a database made of two files would be a third fault.
+        # Two of these faults may overlap. Without the lock, the files of two databases could be mixed.
         with self._replacing:
             pid = self._chosen("temporal", fault.draw)
             if pid is None or not self._signal(pid, signal.SIGSTOP):
@@ -182,14 +185,14 @@ class Faults:
             try:
                 for path in kept.iterdir() if kept is not None else ():
                     shutil.copyfile(path, self._up.data / path.name)
-            except OSError:  # No room: then it is lost.
+            except OSError:  # The disk is full: the database is lost instead of rolled back.
                 for name in _DATABASE:
                     (self._up.data / name).unlink(missing_ok=True)
             self._signal(pid, signal.SIGKILL)
             self.done.append(fault.kind)
 
     def _disk_full(self, fault: Fault) -> End | None:
-        """Fills the file system of the stack's folder, where it is one of its own."""
+        """Fills the file system of the stack's folder, if it is a separate one."""
         if not os.path.ismount(self._up.data.parent):
             return None
         filler = self._up.data.parent / f"filler.{self.filled}"
@@ -213,7 +216,7 @@ class Faults:
         self._seen.blackouts.append((began_s, now_s() + BLACKOUT_S))
 
     def _tree_killed(self, fault: Fault) -> None:
-        """Every process at once, tasks and their shims too: as when the machine loses its power."""
+        """Kills every process at the same time, including tasks and their shims, as if the machine lost power."""
         assert self._up.process is not None
         began_s = now_s()
         while processes := processes_of(self._up.data):

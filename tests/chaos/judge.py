@@ -1,4 +1,4 @@
-"""The judge: what was promised, held against what was seen from outside. Pure."""
+"""The judge: pure functions that check the guarantees against what was seen from outside."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from itertools import combinations
 from tests.chaos.observed import Observed, TaskRun
 
 STATUS_WRITTEN_S = 2.0
-"""So long after its end a task's exit status is on the disk, whatever then happens to its shim."""
+"""Time after the end of a task at which its exit status is on disk, even if its shim is killed then."""
 CANCEL_S = 120.0
-"""A workload starts no attempt any more this long after its cancellation was acknowledged."""
+"""Time after an acknowledged cancellation from which on no attempt of the workload may start."""
 
 
 @dataclass(frozen=True)
 class Violation:
-    """A promise that did not hold."""
+    """A guarantee that did not hold."""
 
     kind: str
     detail: str
@@ -25,22 +25,22 @@ KINDS = {
     "started-twice": "a task of an attempt was started more than once",
     "slot-shared": "two tasks were alive on one GPU slot at the same time",
     "older-saved": "an older attempt saved after a newer one had loaded",
-    "checkpoint-lost": "an attempt went on from an older step than one whose save had returned",
+    "checkpoint-lost": "an attempt resumed from an older step than one whose save had returned",
     "finished-again": "a gang whose tasks had all exited with 0 ran again",
-    "lost": "an acknowledged workload is not there",
-    "refused": "a request that anybody may make was refused",
-    "never-ended": "a workload did not end after all faults were over",
-    "duplicate": "one Idempotency-Key made more than one workload, or a workload that nobody asked for is there",
-    "wrong-end": "the end that is shown is not what its tasks did",
-    "cancel-ignored": "an attempt was started long after its workload's cancellation was acknowledged",
+    "lost": "an acknowledged workload does not exist",
+    "refused": "a valid request was rejected",
+    "never-ended": "a workload did not end after the last fault",
+    "duplicate": "one Idempotency-Key created two workloads, or a workload exists that no user requested",
+    "wrong-end": "the reported outcome contradicts what the tasks did",
+    "cancel-ignored": "an attempt was started long after the cancellation of its workload was acknowledged",
     "left-behind": "a process outlived the stack",
-    "withheld": "a machine takes no work in the end",
-    "stack": "the stack did not come up, or ended by itself",
+    "withheld": "at the end a machine takes no work, or still holds slots",
+    "stack": "the stack did not start again, or ended by itself",
 }
 
 
 def judge(seen: Observed) -> list[Violation]:
-    """Every violation, by kind in the order of `KINDS`."""
+    """Returns all violations, by kind in the order of `KINDS`."""
     found = [*_starts(seen), *_slots(seen), *_checkpoints(seen), *_workloads(seen), *_surroundings(seen)]
     order = list(KINDS)
     return sorted(found, key=lambda v: (order.index(v.kind), v.detail))
@@ -84,17 +84,17 @@ def _checkpoints(seen: Observed) -> Iterator[Violation]:
             if late:
                 at, s, a = max(late)
                 detail = (
-                    f"{workload}: attempt {a} saved step {s} {at - loaded_s:.2f} s after {newer.attempt} had loaded"
+                    f"{workload}: attempt {a} saved step {s} {at - loaded_s:.2f} s after attempt {newer.attempt} loaded"
                 )
                 yield Violation("older-saved", detail)
             newest = max((s for at, s, _ in saves if at <= loaded_s), default=0)
             if step < newest:
-                detail = f"{workload}.{newer.attempt} {newer.job}/{newer.task}: from step {step}, {newest} was saved"
+                detail = f"{workload}.{newer.attempt} {newer.job}/{newer.task}: resumed at {step}, saved was {newest}"
                 yield Violation("checkpoint-lost", detail)
 
 
 def _finished(seen: Observed, workload: str) -> Iterator[tuple[int, list[TaskRun]]]:
-    """Attempts of a workload all of whose tasks were about to exit with 0."""
+    """Yields the attempts of a workload whose tasks were all about to exit with 0."""
     attempts: dict[int, list[TaskRun]] = defaultdict(list)
     for run in seen.runs:
         if run.workload == workload:
@@ -106,7 +106,7 @@ def _finished(seen: Observed, workload: str) -> Iterator[tuple[int, list[TaskRun
 
 
 def _unsure(seen: Observed, runs: list[TaskRun]) -> bool:
-    """Whether mizzen may not know how these ended: a shim or task was killed first, or no machine could be reached."""
+    """Returns whether mizzen may not know the exit codes: a shim or task was killed, or a machine was unreachable."""
     of = {f"{r.workload}.{r.attempt}.{r.job}.{r.task}": r for r in runs}
     for killed in seen.killed:
         run = of.get(killed.run_id)
@@ -119,20 +119,20 @@ def _workloads(seen: Observed) -> Iterator[Violation]:
     named: dict[str, set[str]] = {order.name: set(order.ids) for order in seen.orders}
     for workload, name in seen.names.items():
         if name not in named:
-            yield Violation("duplicate", f"{workload} {name}: nobody asked for it")
+            yield Violation("duplicate", f"{workload} {name}: no user requested it")
         else:
-            named[name].add(workload)  # One whose answers were all lost is known by its name only.
+            named[name].add(workload)  # If all responses were lost, the id is known from the listing only.
     for name, ids in named.items():
         if len(ids) > 1:
             yield Violation("duplicate", f"{name}: {', '.join(sorted(ids))}")
     for order in seen.orders:
         if order.refused is not None:
             yield Violation("refused", f"{order.name}: {order.refused}")
-        for workload in sorted(order.ids or named[order.name]):  # Its answers may all have been lost.
+        for workload in sorted(order.ids or named[order.name]):  # All responses may have been lost.
             phase = seen.phases.get(workload)
             why = seen.reasons.get(workload, "")
             if phase is None:
-                yield Violation("lost", f"{order.name} {workload}: acknowledged, and not there any more")
+                yield Violation("lost", f"{order.name} {workload}: acknowledged, but does not exist")
                 continue
             if phase not in ("succeeded", "failed", "cancelled"):
                 yield Violation("never-ended", f"{order.name} {workload}: {phase} {why}")
@@ -144,12 +144,12 @@ def _workloads(seen: Observed) -> Iterator[Violation]:
                 if again and not any(r.told for r in ended) and not _unsure(seen, ended):
                     yield Violation("finished-again", f"{order.name} {workload}: attempt {attempt} had finished")
             if phase == "succeeded" and not finished:
-                yield Violation("wrong-end", f"{order.name} {workload}: succeeded, but not all of its tasks ended")
+                yield Violation("wrong-end", f"{order.name} {workload}: succeeded, but not all tasks exited with 0")
             killed = any(k.run_id.startswith(f"{workload}.") for k in seen.killed)
             if phase == "failed" and not any(r.exit_code for r in runs) and not (order.exit_code and killed):
-                yield Violation("wrong-end", f"{order.name} {workload}: failed ({why}), but none of its tasks did")
+                yield Violation("wrong-end", f"{order.name} {workload}: failed ({why}), but none of its tasks failed")
             if phase == "cancelled" and order.cancel_sent_s is None:
-                yield Violation("wrong-end", f"{order.name} {workload}: cancelled, which nobody asked for")
+                yield Violation("wrong-end", f"{order.name} {workload}: cancelled, but no user requested that")
             if order.cancelled_s is not None:
                 for run in runs:
                     after_s = run.started_s - order.cancelled_s

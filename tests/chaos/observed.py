@@ -1,4 +1,4 @@
-"""What is seen from outside: the tasks' journals, what users were answered, and what the harness itself did."""
+"""Observations from outside: the tasks' journals, the responses that users got, and the actions of the harness."""
 
 import json
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class TaskRun:
-    """One process of one task, by its journal. Times are seconds of CLOCK_BOOTTIME."""
+    """One process of one task, as read from its journal. Times are seconds of CLOCK_BOOTTIME."""
 
     workload: str
     attempt: int
@@ -16,41 +16,41 @@ class TaskRun:
     machine: str
     slots: tuple[int, ...]
     tasks: int
-    """Tasks of its job."""
+    """Number of tasks of its job."""
     pid: int
     started_s: float
     last_s: float
-    """When it was last seen alive."""
+    """Time of the last journal entry: the process was still alive then."""
     loaded: tuple[float, int] | None = None
-    """When it had loaded, and from which step it goes on; None: it did not come so far."""
+    """Time at which it had loaded, and the step from which it resumes; None: it ended before that."""
     saved: tuple[tuple[float, int], ...] = ()
-    """When each save had returned, and its step."""
+    """Time at which each save had returned, and its step."""
     preempted: bool = False
     exit_code: int | None = None
-    """With what it was about to exit; None: it was killed, or it was told to go."""
+    """Exit code with which it was about to exit; None: it was killed or preempted."""
     told: bool = False
-    """It was told to stop before it exited, so it may have exited because of that."""
+    """Whether it received a stop before it exited, so that it may have exited because of the stop."""
 
 
 @dataclass
 class Order:
-    """One workload as its user knows it: what was asked for, and what the answers were."""
+    """One workload from its user's view: the request and its responses."""
 
     name: str
     key: str
     exit_code: int
     ids: set[str] = field(default_factory=set)
-    """Every id that an answer gave; more than one is a violation."""
+    """All ids in responses; more than one is a violation."""
     refused: str | None = None
-    """An answer that says that it was not accepted."""
+    """A response that rejected the request."""
     cancel_sent_s: float | None = None
     cancelled_s: float | None = None
-    """When a cancellation was acknowledged."""
+    """Time at which a cancellation was acknowledged."""
 
 
 @dataclass(frozen=True)
 class Killed:
-    """A shim or a task that the harness killed or stopped for a while."""
+    """A shim or task that the harness killed or stopped for a while."""
 
     at_s: float
     pid: int
@@ -59,34 +59,34 @@ class Killed:
 
 @dataclass
 class Observed:
-    """All that a run is judged by."""
+    """All inputs of the judgement."""
 
     runs: list[TaskRun] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)
     phases: dict[str, str] = field(default_factory=dict)
-    """What the API says in the end, by id; workloads that nobody asked for are here too."""
+    """Phase of each workload at the end, as reported by the API, including workloads that no user requested."""
     names: dict[str, str] = field(default_factory=dict)
-    """The name of each of them."""
+    """Name of each of these workloads."""
     reasons: dict[str, str] = field(default_factory=dict)
     killed: list[Killed] = field(default_factory=list)
-    """Shims and tasks that the harness killed: their status may be unknown."""
+    """Shims and tasks that the harness killed or stopped, so that their exit status may be unknown."""
     blackouts: list[tuple[float, float]] = field(default_factory=list)
-    """Times in which machines could not be reached for so long that they may count as lost."""
+    """Periods in which machines were unreachable for so long that they may count as lost."""
     left_behind: list[str] = field(default_factory=list)
-    """Processes after the stack was stopped."""
+    """Processes that remained after the stack was stopped."""
     withheld: list[str] = field(default_factory=list)
-    """Machines that take no work at the end, although nobody asked for that."""
+    """Machines that take no work at the end although no user requested that."""
     stack_failures: list[str] = field(default_factory=list)
-    """Times at which the stack did not come up, or ended by itself."""
+    """Descriptions of failed starts and unexpected ends of the stack."""
 
     @property
     def live(self) -> list[str]:
-        """Workloads that had not ended in the end."""
+        """Workloads that had not ended at the end."""
         return [id_ for id_, phase in self.phases.items() if phase not in ("succeeded", "failed", "cancelled")]
 
 
 def read_journals(folder: Path) -> list[TaskRun]:
-    """Every journal of a folder. A last line that is cut off is not counted; a process may be killed in its midst."""
+    """Reads all journals of a folder. An incomplete last line is ignored: a process may be killed while writing."""
     runs = []
     for path in sorted(folder.iterdir()):
         lines = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1] if line]

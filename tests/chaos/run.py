@@ -1,4 +1,4 @@
-"""One seed: a stack, its users and its faults for a while, then quiet, then the judgement."""
+"""Runs one seed: a stack with users and faults for a while, then a quiet period, then the judgement."""
 
 import contextlib
 import heapq
@@ -23,7 +23,7 @@ from tests.stack.harness import Up, processes_of, wait_until
 
 DISK_BYTES = 1 << 30
 PATIENCE_S = 300.0
-"""After the last fault all must end; the queue may not stand still for so long."""
+"""After the last fault, the longest time in which nothing in the queue may change before the run gives up."""
 _AT_MOST_S = 1800.0
 _READY_S = 120.0
 _RESTART_S = 60.0
@@ -31,7 +31,7 @@ _RESTART_S = 60.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a seed."""
+    """The result of one seed."""
 
     violations: tuple[Violation, ...]
     workloads: int
@@ -39,13 +39,13 @@ class Outcome:
     faults: Counter[str]
     requests: Counter[str]
     preempted: int
-    """Task runs that were told to go and saved."""
+    """Number of task runs that were preempted and saved."""
     observed: Observed
 
 
 @contextlib.contextmanager
 def disk(folder: Path) -> Iterator[Path]:
-    """A small file system of its own for the stack's folder, so that it can be full; without root a plain folder."""
+    """Mounts a small file system for the stack's folder, so that it can be filled; without root uses a plain folder."""
     folder.mkdir(parents=True, exist_ok=True)
     if os.geteuid() != 0:
         yield folder
@@ -63,7 +63,7 @@ def disk(folder: Path) -> Iterator[Path]:
 
 
 class _Agenda:
-    """What is due when, on one thread."""
+    """Runs scheduled actions on one thread."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -80,7 +80,7 @@ class _Agenda:
 
 
 def run_seed(seed: int, schedule: Schedule, folder: Path, say: Callable[[str], None]) -> Outcome:
-    """Runs one schedule on a new stack in `folder`, whose journals, logs and last state stay there."""
+    """Runs one schedule on a new stack in `folder`; its journals, logs and last state stay there."""
     journals, scratch = folder / "journals", folder / "scratch"
     folder.mkdir(parents=True, exist_ok=True)
     for path in (journals, scratch):
@@ -94,7 +94,7 @@ def run_seed(seed: int, schedule: Schedule, folder: Path, say: Callable[[str], N
             users = Users(up, seed, journals, seen)
             users.make_tenants()
             faults = _act(up, scratch, seen, users, schedule, say)
-            say("quiet: waiting for all to end")
+            say("faults are over: waiting for all workloads to end")
             users.close_requests()
             users.wait_for_ends(PATIENCE_S, _AT_MOST_S)
             seen.withheld = users.withheld_machines(_READY_S)
@@ -119,10 +119,10 @@ def run_seed(seed: int, schedule: Schedule, folder: Path, say: Callable[[str], N
 
 
 def _act(up: Up, scratch: Path, seen: Observed, users: Users, schedule: Schedule, say: Callable[[str], None]) -> Faults:
-    """Carries out the whole schedule; what users ask, the faults and each fault's end have threads of their own.
+    """Carries out the whole schedule. Requests, faults and the end of each fault run on separate threads.
 
-    So none waits for another: a restart that needs room on a full disk, or a process that is stopped, would otherwise
-    wait for an end that waits for the restart.
+    Otherwise a restart that needs disk space, or a stopped process, could wait for the end of a fault that waits for
+    the restart.
     """
     restarting = threading.Lock()
 
@@ -133,10 +133,10 @@ def _act(up: Up, scratch: Path, seen: Observed, users: Users, schedule: Schedule
                 was_full, filled = faults.is_full(), faults.filled
                 try:
                     return up.start(machines=False)
-                except (Exception, SystemExit) as error:  # SystemExit is the harness's word that the stack ended
-                    # A stack that cannot start without room may say so and end.
+                except (Exception, SystemExit) as error:  # SystemExit: the stack has ended.
+                    # A stack that cannot start on a full disk may end with an error.
                     if not was_full and faults.filled == filled:
-                        seen.stack_failures.append(f"not up again: {error}")
+                        seen.stack_failures.append(f"the stack did not start again: {error}")
                     if time.monotonic() > give_up_s:
                         raise
                     time.sleep(1.0)
@@ -149,7 +149,7 @@ def _act(up: Up, scratch: Path, seen: Observed, users: Users, schedule: Schedule
 
             def begin(fault=fault) -> None:  # type: ignore[no-untyped-def]
                 if up.process is not None and up.process.poll() is not None:
-                    seen.stack_failures.append(f"ended by itself with {up.process.returncode} before {fault.kind}")
+                    seen.stack_failures.append(f"the stack exited with {up.process.returncode} before {fault.kind}")
                     restart()
                 say(f"{fault.at_s:6.1f} s  {fault.kind}" + (f" for {fault.lasts_s:.0f} s" if fault.lasts_s else ""))
                 end = faults.begin(fault)
@@ -180,13 +180,13 @@ def _stop(up: Up, seen: Observed) -> None:
         up.process.send_signal(signal.SIGINT)
         try:
             if code := up.process.wait(90.0):
-                seen.stack_failures.append(f"Ctrl-C ended it with {code}")
+                seen.stack_failures.append(f"the exit code after Ctrl-C is {code}, should be 0")
         except subprocess.TimeoutExpired:
-            seen.stack_failures.append("Ctrl-C: still there after 90 s")
+            seen.stack_failures.append("the stack did not exit within 90 s after Ctrl-C")
     else:
-        seen.stack_failures.append(f"ended by itself with {up.process.returncode}")
+        seen.stack_failures.append(f"the stack exited by itself with code {up.process.returncode}")
     try:
-        wait_until(lambda: not processes_of(up.data), "nothing is left", 15.0)
+        wait_until(lambda: not processes_of(up.data), "no process is left", 15.0)
     except AssertionError:
         seen.left_behind = [f"{pid}: {command}" for pid, command in processes_of(up.data).items()]
 

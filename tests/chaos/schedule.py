@@ -1,16 +1,16 @@
-"""What happens when: faults and requests of users, drawn from a seed alone."""
+"""The schedule of faults and user requests, drawn from a seed alone."""
 
 import random
 from dataclasses import dataclass
 
 LEVELS = {"urgent": 1, "steady": 3, "batch": 6}
-"""Tenants and their levels. Each has a quota of the whole fleet, so the higher ones evict the lower ones."""
+"""Tenants and their levels. Each has a quota of the whole fleet, so higher levels evict lower ones."""
 FLEET_GPUS = 16
 
 KILLED = ("agents", "agent", "worker", "api", "temporal", "postgres", "backend", "shim", "task")
 """Parts that get a SIGKILL."""
 STOPPED = ("agent", "worker", "api", "temporal", "postgres", "backend", "shim")
-"""Parts that get a SIGSTOP, and a SIGCONT later where nobody has replaced them meanwhile."""
+"""Parts that get a SIGSTOP, and later a SIGCONT if they were not replaced meanwhile."""
 STOPPED_S = (2.0, 25.0)
 OTHERS = ("zombie-worker", "temporal-lost", "temporal-rolled-back", "disk-full", "supervisor-killed", "tree-killed")
 FAULTS = (*(f"kill-{part}" for part in KILLED), *(f"stop-{part}" for part in STOPPED), *OTHERS)
@@ -24,7 +24,7 @@ REQUESTS = ("cancel-storm", "quota", "preempt", "drain", "cordon")
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. `draw` in [0, 1) chooses among the processes that are there then."""
+    """One fault. `draw` in [0, 1) chooses among the processes that run at that time."""
 
     at_s: float
     kind: str
@@ -34,7 +34,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Submission:
-    """One workload. `timeouts_s`: how long each try waits for its answer; the last one is repeated."""
+    """One workload. `timeouts_s`: the request timeout of each try; the last one is repeated."""
 
     at_s: float
     name: str
@@ -43,13 +43,13 @@ class Submission:
     steps: int
     exit_code: int
     copies: int
-    """POSTs that are sent at once, with one Idempotency-Key."""
+    """Number of concurrent POSTs with one Idempotency-Key."""
     timeouts_s: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Request:
-    """Something that users ask for beside submissions."""
+    """A user request other than a submission."""
 
     at_s: float
     kind: str
@@ -59,7 +59,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A seed's faults, submissions and requests, each by time; seconds from the start."""
+    """A seed's faults, submissions and requests, each ordered by time in seconds from the start."""
 
     faults: tuple[Fault, ...]
     submissions: tuple[Submission, ...]
@@ -67,7 +67,7 @@ class Schedule:
 
 
 def draw_schedule(seed: int, duration_s: float, fault_every_s: float, submit_every_s: float) -> Schedule:
-    """The schedule of a seed: `duration_s` of it. Every kind of fault comes once before any comes twice."""
+    """Draws a seed's schedule of `duration_s` seconds. Every kind of fault occurs once before any kind occurs twice."""
     chance = random.Random(seed)
     return Schedule(
         tuple(_faults(chance, duration_s, fault_every_s)),

@@ -1,8 +1,8 @@
-"""The task that chaos runs: counts steps, saves checkpoints, and writes a journal that no part of mizzen touches.
+"""The task of chaos tests: counts steps, saves checkpoints, and writes a journal that no part of mizzen touches.
 
-Run as `task.py JOURNALS STEPS STEP_S EXIT_CODE`. Each process has a journal of its own in the folder JOURNALS: JSON
-lines, each written by one system call and stamped with CLOCK_BOOTTIME, which every process of the machine shares. A
-thread adds a line every tenth of a second, so that the journal also tells when a killed task was last alive.
+Run as `task.py JOURNALS STEPS STEP_S EXIT_CODE`. Each process has its own journal in the folder JOURNALS: JSON lines,
+each written with one system call and stamped with CLOCK_BOOTTIME, which all processes of the machine share. A thread
+adds a line every tenth of a second, so that the journal shows when a killed task was last alive.
 """
 
 import json
@@ -16,7 +16,7 @@ BEAT_S = 0.1
 
 
 class Journal:
-    """One process's lines."""
+    """The journal of one process."""
 
     def __init__(self, folder: Path) -> None:
         who = ("MIZZEN_WORKLOAD", "MIZZEN_ATTEMPT", "MIZZEN_JOB", "MIZZEN_TASK")
@@ -24,7 +24,7 @@ class Journal:
         self._file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
 
     def write(self, what: str, **more: object) -> None:
-        """Adds a line."""
+        """Appends a line."""
         at_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         os.write(self._file, json.dumps({"at_s": at_s, "what": what, **more}).encode() + b"\n")
 
@@ -36,7 +36,7 @@ def _beat(journal: Journal) -> None:
 
 
 def main() -> None:
-    """The task's life."""
+    """Runs the task."""
     folder, steps, step_s, code = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
     journal = Journal(folder)
     slots = [int(slot) for slot in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if slot]
@@ -50,7 +50,7 @@ def main() -> None:
     threading.Thread(target=_beat, args=(journal,), daemon=True).start()
     try:
         _count(journal, steps, step_s)
-    except Exception:  # A save on a full disk, for example: a failure of the task's own.
+    except Exception:  # For example, a save on a full disk: the task itself fails.
         journal.write("end", exit_code=1)
         raise
     import mizzen

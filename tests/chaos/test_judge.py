@@ -1,4 +1,4 @@
-"""The judge sees each kind of violation, and none in a run that went well."""
+"""The judge finds each kind of violation, and none in a correct run."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +17,7 @@ def _run(attempt: int, begin_s: float, end_s: float, **changes: object) -> TaskR
 
 
 def _sound() -> Observed:
-    """A workload that was preempted once and went on from what it had saved."""
+    """Returns a workload that was preempted once and resumed from its last save."""
     first = _run(1, 10.0, 20.0, saved=((15.0, 50), (19.0, 90)), preempted=True)
     second = _run(2, 25.0, 30.0, loaded=(25.5, 90), saved=((29.0, 120),), exit_code=0)
     order = Order("w", "key", 0, {"w1"})
@@ -82,7 +82,7 @@ def _withheld(seen: Observed) -> None:
 
 
 def _down(seen: Observed) -> None:
-    seen.stack_failures = ["not up again"]
+    seen.stack_failures = ["the stack did not start again"]
 
 
 def _refused(seen: Observed) -> None:
@@ -90,7 +90,7 @@ def _refused(seen: Observed) -> None:
 
 
 def _nameless(seen: Observed) -> None:
-    """Its answers were all lost: it is known by its name."""
+    """Removes all responses: the workload is known only by its name."""
     _endless(seen)
     seen.orders[0].ids.clear()
 
@@ -142,7 +142,7 @@ def test_a_finished_gang_may_run_again_only_where_its_status_is_unknown() -> Non
 
 
 def test_a_gang_that_was_told_to_stop_as_it_finished_may_run_again() -> None:
-    """Trainers exit with 0 after a save, too."""
+    """A gang that received a stop before it exited with 0 may run again: trainers exit with 0 after a save too."""
     seen = _sound()
     _again(seen)
     seen.runs[0] = replace(seen.runs[0], told=True)

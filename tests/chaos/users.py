@@ -1,4 +1,4 @@
-"""The users: they submit, give up waiting and try again, cancel by the dozen, change quotas, preempt, drain."""
+"""Simulated users: they submit, time out and retry, cancel many workloads, change quotas, preempt, drain and cordon."""
 
 import threading
 import time
@@ -16,12 +16,12 @@ from tests.stack.harness import ROOT, Up
 _TASK = Path(__file__).with_name("task.py")
 _STEP_S = 0.1
 _PATIENCE_S = 240.0
-"""A user tries so long, through outages of whatever kind."""
+"""How long a user retries, through outages of any kind."""
 _ENDED = ("succeeded", "failed", "cancelled")
 
 
 class Users:
-    """All users of one stack, on threads of their own. Their requests are raw HTTP: what they do is not polite."""
+    """All users of one stack, on separate threads. They send raw HTTP requests, without the client's backoff."""
 
     def __init__(self, up: Up, seed: int, journals: Path, seen: Observed) -> None:
         self._up = up
@@ -36,20 +36,20 @@ class Users:
         base = f"http://127.0.0.1:{up.ports['port']}/v1"
         self._http = httpx.Client(base_url=base, headers={"authorization": f"Bearer {key}"}, limits=limits)
         self.asked: list[str] = []
-        """The kinds of requests that were answered."""
+        """Kinds of the requests that were answered."""
 
     def close_requests(self) -> None:
-        """Waits until every request has its answer."""
+        """Waits until every request has its response."""
         for pending in self._pending:
             pending.result()
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Waits for the threads, and closes the connections."""
         self._threads.shutdown()
         self._http.close()
 
     def make_tenants(self) -> None:
-        """Every tenant, with a quota of the whole fleet."""
+        """Creates all tenants, each with a quota of the whole fleet."""
         for name, level in LEVELS.items():
             assert self._patiently("PUT", f"/tenants/{name}", self._tenant(level, FLEET_GPUS)).is_success
 
@@ -60,7 +60,7 @@ class Users:
     # ------------------------------------------------------------------------------------------------------ submitting
 
     def submit(self, what: Submission) -> None:
-        """Begins a submission."""
+        """Starts a submission on another thread."""
         order = Order(what.name, f"chaos-{self._seed}-{what.name}", what.exit_code)
         with self._lock:
             self._seen.orders.append(order)
@@ -117,13 +117,13 @@ class Users:
             except httpx.HTTPError:
                 pass
             if time.monotonic() > give_up_s:
-                raise TimeoutError(f"{method} {path}: no answer for {_PATIENCE_S:.0f} s")
+                raise TimeoutError(f"{method} {path}: no response within {_PATIENCE_S:.0f} s")
             time.sleep(0.3)
 
     # -------------------------------------------------------------------------------------------------- other requests
 
     def ask(self, what: Request) -> None:
-        """Begins a request."""
+        """Starts a request on another thread."""
         act = {
             "cancel-storm": self._cancel_storm,
             "quota": self._quota,
@@ -138,7 +138,7 @@ class Users:
             return [(order, id_) for order in self._seen.orders for id_ in sorted(order.ids)]
 
     def _cancel_storm(self, what: Request) -> None:
-        """Cancels a quarter of the newest twelve workloads, each twice at once."""
+        """Cancels a quarter of the newest twelve workloads, each with two concurrent requests."""
         give_up_s = time.monotonic() + _PATIENCE_S
         while not (newest := [pair for pair in self._acknowledged()[-12:] if pair[0].cancel_sent_s is None]):
             if time.monotonic() > give_up_s:
@@ -189,9 +189,9 @@ class Users:
     # ------------------------------------------------------------------------------------------------------- the end
 
     def wait_for_ends(self, patience_s: float, at_most_s: float) -> None:
-        """Waits until every workload of the API has ended, and writes down what it says of each.
+        """Waits until every workload has ended, and records the API's final state of each.
 
-        It gives up when no workload has changed for `patience_s`. How long a moving queue takes depends on the machine.
+        Gives up when no workload has changed for `patience_s`. How long an active queue takes depends on the machine.
         """
         ends_s, before = time.monotonic() + at_most_s, None
         while True:
@@ -206,7 +206,7 @@ class Users:
             self._seen.phases[workload["id"]] = workload["phase"]
             self._seen.names[workload["id"]] = workload["name"]
             self._seen.reasons[workload["id"]] = str(workload["reason"])
-        # What the listing leaves out may still be there.
+        # A workload that is missing in the listing may still exist.
         for _, id_ in self._acknowledged():
             if id_ not in self._seen.phases:
                 answer = self._patiently("GET", f"/workloads/{id_}")
@@ -224,20 +224,20 @@ class Users:
             cursor = f"&cursor={page['next_cursor']}"
 
     def save_events(self, path: Path) -> None:
-        """Writes the stream of all events, from the first one on, to look for causes in."""
+        """Writes all events to a file, to help find causes."""
         with self._http.stream("GET", "/events?follow=false", timeout=60.0) as answer, path.open("wb") as file:
             for block in answer.iter_bytes():
                 file.write(block)
 
     def withheld_machines(self, timeout_s: float) -> list[str]:
-        """Machines that are not ready, or cordoned, after all of that is over; waits for them to come back."""
+        """Waits for all machines to be usable; returns those that are not, or that still hold slots."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             machines = self._patiently("GET", "/machines").json()["items"]
             bad = [m for m in machines if m["state"] != "ready" or m["cordon"] is not None or m["draining"]]
-            # Slots of a workload that has not ended are part of that violation, not one of their own.
+            # If a workload did not end, that is already a violation, and the slots that it holds are no second one.
             held = [] if self._seen.live else [m for m in machines if m["slots_held"] or m["slots_promised"]]
             if not (bad or held) or time.monotonic() > deadline_s:
                 out = [f"{m['id']}: {m['state']}, cordon {m['cordon']}, draining {m['draining']}" for m in bad]
-                return out + [f"{m['id']}: still holds slots {m['slots_held']} {m['slots_promised']}" for m in held]
+                return out + [f"{m['id']}: slots held {m['slots_held']}, promised {m['slots_promised']}" for m in held]
             time.sleep(1.0)

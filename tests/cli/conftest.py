@@ -1,4 +1,4 @@
-"""The real API for the command and the client."""
+"""Fixtures for the tests of the command and the client, with a real API."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from tests.cli.service import DOCUMENT, Capture, Cutter, Service, Submit, popula
 
 @pytest.fixture(autouse=True)
 def _own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees the contexts or the environment of the one who runs it."""
+    """Hides the user's saved contexts and environment variables from the tests."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in ("MIZZEN_API", "MIZZEN_API_KEY", "MIZZEN_CONTEXT", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
@@ -25,7 +25,7 @@ def _own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def service(postgres_url: str, template_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """An API for all tests; each makes the workloads that it looks at."""
+    """Yields one API for all tests; each test creates its own workloads."""
     name = f"t_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"create database {name} template {template_database}")
@@ -41,7 +41,7 @@ def service(postgres_url: str, template_database: str, tmp_path_factory: pytest.
 
 @pytest.fixture
 def as_vision(service: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
-    """The environment of a user of the tenant vision."""
+    """Sets the environment variables for a user of the tenant vision."""
     monkeypatch.setenv("MIZZEN_API", service.url)
     monkeypatch.setenv("MIZZEN_API_KEY", service.keys["vision"])
     return service
@@ -49,7 +49,7 @@ def as_vision(service: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
 
 @pytest.fixture
 def as_operator(service: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
-    """The environment of an operator."""
+    """Sets the environment variables for an operator."""
     monkeypatch.setenv("MIZZEN_API", service.url)
     monkeypatch.setenv("MIZZEN_API_KEY", service.keys["operator"])
     return service
@@ -57,14 +57,14 @@ def as_operator(service: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
 
 @pytest.fixture
 def client(service: Service) -> Iterator[Client]:
-    """A client of the tenant vision."""
+    """Yields a client of the tenant vision."""
     with Client(service.url, service.keys["vision"]) as client:
         yield client
 
 
 @pytest.fixture
 def cutter(service: Service) -> Iterator[Cutter]:
-    """A way to the API that can be cut."""
+    """Yields a proxy to the API that can cut connections."""
     cutter = Cutter(service.port)
     yield cutter
     cutter.close()
@@ -72,7 +72,7 @@ def cutter(service: Service) -> Iterator[Cutter]:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., str]:
-    """Writes a document, the usual one with changes, and returns its path."""
+    """Returns a function that writes the default document with changes to a file and returns its path."""
 
     def write(file: str = "train.yaml", /, **changes: Any) -> str:
         (tmp_path / file).write_text(yaml.safe_dump({**DOCUMENT, **changes}))
@@ -83,7 +83,7 @@ def write(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def submit(write: Callable[..., str], capsys: Capture) -> Submit:
-    """Submits the usual document with changes and returns the workload's id."""
+    """Returns a function that submits the default document with changes and returns the workload's id."""
 
     def submit(**changes: Any) -> str:
         capsys.readouterr()

@@ -1,6 +1,4 @@
-"""A real API on a loopback port, with the facts that a scheduler and agents would have written, and a way to it that
-can be cut.
-"""
+"""A real API on a loopback port with rows as a scheduler and agents write them, and a proxy that cuts connections."""
 
 import socket
 import threading
@@ -40,7 +38,7 @@ DOCUMENT: dict[str, Any] = {
 
 @dataclass
 class Service:
-    """A running API with an operator's key, a submitter's and another tenant's."""
+    """A running API, with the keys of an operator and of submitters of two tenants."""
 
     settings: Settings
     engine: Engine
@@ -50,11 +48,11 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """Base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     def place(self, workload_id: str, attempt: int = 1) -> None:
-        """As if it had been awarded and its tasks were running."""
+        """Writes the rows of an awarded attempt whose tasks are running."""
         with transaction(self.engine) as session:
             session.add(
                 Attempt(
@@ -70,7 +68,7 @@ class Service:
         self.become(workload_id, Phase.RUNNING, attempt)
 
     def become(self, workload_id: str, phase: Phase, attempt: int = 1, reason: Reason | None = None) -> None:
-        """As if its workflow had brought it into `phase`; its attempt is released unless it is running."""
+        """Sets the workload's phase as its workflow would; releases its attempt unless the phase is running."""
         with transaction(self.engine) as session:
             row = session.get_one(Workload, workload_id)
             row.phase, row.attempt = phase.value, attempt
@@ -87,7 +85,7 @@ class Service:
     def write_log(
         self, workload_id: str, text: str, *, task: int = 0, attempt: int = 1, at: int = 0, end: bool = False
     ) -> int:
-        """Ships a segment of a task's log that begins at byte `at`; returns where the next one begins."""
+        """Writes a segment of a task's log that begins at byte `at`; returns the position of the next segment."""
         store = open_store(self.folder.as_uri())
         prefix = log_prefix(workload_id, attempt, "train", task)
         store.put(f"{prefix}{at:020}.log", text.encode())
@@ -98,7 +96,7 @@ class Service:
 
 @contextmanager
 def serving(settings: Settings, port: int = 0) -> Iterator[int]:
-    """The API in a thread of this process; gives its port."""
+    """Runs the API in a thread of this process; yields its port."""
     listener = listen("127.0.0.1", port)
     server = Server(config_of(create_app(settings), settings, graceful_s=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -112,7 +110,7 @@ def serving(settings: Settings, port: int = 0) -> Iterator[int]:
 
 
 def populate(engine: Engine, folder: Path) -> dict[str, str]:
-    """Two tenants, a region with a machine, and keys; returns the keys by what they are."""
+    """Creates two tenants, a region with a machine, and API keys; returns the keys by label."""
     keys = {}
     with transaction(engine) as session:
         session.add_all(Tenant(name=name, level=3, quota_gpus={"a100": 8}) for name in ("vision", "speech"))
@@ -138,7 +136,7 @@ def populate(engine: Engine, folder: Path) -> dict[str, str]:
 
 
 def settings_for(database_url: str, folder: Path) -> Settings:
-    """Settings of an API on this database, with a master key of its own and no Temporal."""
+    """Returns settings of an API on this database, with a new master key and without Temporal."""
     settings = Settings(data_dir=folder, database=database_url)
     load_master_key(settings.master_key_path, create=True)
     return settings
@@ -149,7 +147,7 @@ DONE = Reason(ReasonCode.COMPLETED, {"tasks": 2})
 
 
 class Cutter:
-    """Passes connections on to a port. While `after_bytes` is a number, each is cut after so many bytes of answer."""
+    """A proxy to a port. If `after_bytes` is set, each connection is cut after that many bytes of the response."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -162,18 +160,18 @@ class Cutter:
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """Base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     def cut_all(self) -> None:
-        """Cuts all connections that there are."""
+        """Cuts all open connections."""
         for connection in self._open:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         self.cuts += 1
 
     def close(self) -> None:
-        """No further connections, and an end of those that there are."""
+        """Closes the listener and all connections."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -205,6 +203,6 @@ class Cutter:
 
 
 def table_rows(text: str) -> list[dict[str, str]]:
-    """The rows of a printed table, by the names of its columns."""
+    """Parses a printed table; returns its rows as dicts by column heading."""
     head, *lines = text.splitlines()
     return [dict(zip(head.split(), line.split(), strict=False)) for line in lines]

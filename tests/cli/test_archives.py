@@ -1,4 +1,4 @@
-"""Packing a working directory."""
+"""Archives of working directories."""
 
 import io
 import os
@@ -23,7 +23,7 @@ def names(body: bytes) -> list[str]:
 
 
 def test_the_same_files_give_the_same_bytes_whatever_their_order_times_and_owners(tmp_path: Path) -> None:
-    """The archive depends on names, contents and execute bits only."""
+    """The archive depends only on the names, contents and execute bits of the files."""
     files = {"train.py": "print(1)", "lib/a.py": "a = 1", "lib/b.py": "b = 2", "zz": ""}
     one = write(tmp_path / "one", files)
     two = write(tmp_path / "two", dict(reversed(files.items())))
@@ -35,7 +35,7 @@ def test_the_same_files_give_the_same_bytes_whatever_their_order_times_and_owner
 
 
 def test_ignored_files_are_left_out(tmp_path: Path) -> None:
-    """Version control, caches and what .mizzenignore lists are not packed; patterns mean names, paths or folders."""
+    """Version control folders, caches and paths that match .mizzenignore are not packed."""
     folder = write(
         tmp_path,
         {
@@ -57,7 +57,7 @@ def test_ignored_files_are_left_out(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_packed_is_named(tmp_path: Path) -> None:
-    """A missing folder, a link, a special file and a pattern that is not supported are errors with their paths."""
+    """A missing folder, a symbolic link, a special file and an unsupported pattern are errors that name the path."""
     with pytest.raises(ArchiveError, match="nowhere is not a folder"):
         pack(tmp_path / "nowhere")
     (tmp_path / "link").symlink_to("/etc/passwd")

@@ -1,4 +1,4 @@
-"""`mizzen cadence`: it explains a choice, in every format, and says what is wrong with what it was given."""
+"""`mizzen cadence`: explanations of the interval, output formats, and errors of options."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, 
 
 
 def test_the_worked_example(capsys: pytest.CaptureFixture[str]) -> None:
-    """An interruption every 3 hours and saves of 30 s: 805 s, 402 steps of 2 s, a sentence for each figure."""
+    """With an MTBF of 3 hours, saves of 30 s and steps of 2 s, five lines explain 805 s and 402 steps."""
     assert run(EXAMPLE) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
@@ -33,7 +33,7 @@ def test_the_worked_example(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_as_data(capsys: pytest.CaptureFixture[str]) -> None:
-    """JSON and YAML have every figure with its source; the name is the number of steps."""
+    """JSON and YAML have all figures and the source of the MTBF; `-o name` prints the number of steps."""
     body = told(EXAMPLE, capsys)
     assert (body["steps"], body["step_s"], body["save_s"], body["rule"]) == (402, 2.0, 30.0, "young")
     assert body["interval_s"] == pytest.approx(804.98, abs=0.01)
@@ -46,7 +46,7 @@ def test_as_data(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_documentation_shows_what_it_prints(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The page's example is the output of its command."""
+    """The example in docs/cadence.md is the output of its command."""
     assert run(EXAMPLE) == 0
     out = capsys.readouterr().out
     page = (checkout / "docs/cadence.md").read_text()
@@ -55,7 +55,7 @@ def test_the_documentation_shows_what_it_prints(checkout: Path, capsys: pytest.C
 
 
 def test_the_gangs_time_is_not_divided_and_the_hazard_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """--machines changes nothing beside --mtbf, which wins over --hazard; a hazard and a prior are for each machine."""
+    """--mtbf is of the gang and takes precedence over --hazard; a hazard or a prior is divided by --machines."""
     many = ["--machines", "100"]
     mean = [
         told([*SHORT, *more], capsys)["mtbf"]["mtbf_s"]  # type: ignore[index]
@@ -70,7 +70,7 @@ def test_the_gangs_time_is_not_divided_and_the_hazard_is(capsys: pytest.CaptureF
 
 
 def test_an_interval_and_a_write(capsys: pytest.CaptureFixture[str]) -> None:
-    """--interval wins over the formula; a --write that is longer than the formula's interval is the interval."""
+    """--interval takes precedence over the formula; --write is a lower bound of the interval."""
     assert told([*EXAMPLE, "--interval", "10m"], capsys)["steps"] == 300
     assert told([*EXAMPLE, "--write", "30m"], capsys)["interval_s"] == 1800.0
     assert told([*EXAMPLE, "--interval", "0"], capsys)["steps"] == 1
@@ -81,14 +81,14 @@ def test_an_interval_and_a_write(capsys: pytest.CaptureFixture[str]) -> None:
     [("90", 90.0), ("0.5", 0.5), ("250ms", 0.25), ("1h30m", 5400.0), ("2d", 172_800.0), ("1.5m", 90.0), ("1m30", None)],
 )
 def test_durations(text: str, seconds: float | None, capsys: pytest.CaptureFixture[str]) -> None:
-    """A duration has a unit for each part, or is a number of seconds."""
+    """A duration is a number of seconds, or parts with a unit each, as in the API."""
     arguments = ["cadence", "--mtbf", "3h", "--save", text, "--step", "2s"]
     if seconds is None:
         assert run(arguments) == 2
     else:
         assert told(arguments, capsys)["save_s"] == seconds
         if text[-1].isalpha():
-            assert parse_duration_s(text) == seconds, "as the server reads it"
+            assert parse_duration_s(text) == seconds, "the server parses another duration"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_durations(text: str, seconds: float | None, capsys: pytest.CaptureFixtu
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(option: str, value: str, right: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, nothing on stdout, and the option, its value and what would be right on stderr."""
+    """For an invalid option the exit code is 2, and stderr has the option, its value and the valid values."""
     assert run([*EXAMPLE, option, value]) == 2
     out, err = capsys.readouterr()
     message = " ".join(err.split())
@@ -112,7 +112,7 @@ def test_what_is_wrong_is_named(option: str, value: str, right: str, capsys: pyt
 
 
 def test_a_save_and_a_step_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without one of them the command says which."""
+    """A missing --save or --step is an error that names the option."""
     for missing in ("--save", "--step"):
         at = EXAMPLE.index(missing)
         assert run([*EXAMPLE[:at], *EXAMPLE[at + 2 :]]) == 2
@@ -120,13 +120,13 @@ def test_a_save_and_a_step_are_needed(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_what_never_ends_has_no_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where a step is far longer than the time between interruptions, the cost is null: JSON has no infinity."""
+    """If a step is far longer than the MTBF, the overhead is null, because JSON has no infinity."""
     body = told(["cadence", "--mtbf", "1s", "--save", "1s", "--step", "1h"], capsys)
     assert body["overhead"] is None and body["steps"] == 1
 
 
 def test_a_known_end(capsys: pytest.CaptureFixture[str]) -> None:
-    """--ends-in divides the time until then; the figures say by how many saves."""
+    """--ends-in divides the time left by a number of saves, which the output has."""
     body = told([*EXAMPLE, "--ends-in", "3h"], capsys)
     assert (body["rule"], body["saves"], body["steps"], body["ends_in_s"]) == ("end", 13, 400, 10_800.0)
     assert told(EXAMPLE, capsys)["ends_in_s"] is None
@@ -135,7 +135,7 @@ def test_a_known_end(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_documentation_shows_what_a_known_end_prints(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The page's example of it is the output of its command."""
+    """The example of --ends-in in docs/cadence.md is the output of its command."""
     arguments = [*EXAMPLE, "--ends-in", "3h"]
     assert run(arguments) == 0
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`mizzen checkpoint`, and with `mizzen cadence` also from the plain wheel, with the standard library alone."""
+"""`mizzen checkpoint`; and `mizzen cadence` and `mizzen checkpoint` from the wheel, without other libraries."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from mizzen.checkpoint import Checkpointer, CheckpointId, Manifest, Part, list_c
 from mizzen.checkpoint.log import Log
 from mizzen.cli.app import run
 from mizzen.objects.files import FileStore
-from tests.cli.test_command import completions
+from tests.cli.completions import completions
 
 MAIN = """
 import sys
@@ -36,7 +36,7 @@ Plain = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No server is asked where this machine is, and nothing of a scheduler is there."""
+    """Removes the variables of a scheduler and sets the platform, so that metadata servers are not probed."""
     for name in [*os.environ]:
         if name.startswith("MIZZEN_"):
             monkeypatch.delenv(name)
@@ -45,7 +45,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The SDK as it is installed from its wheel."""
+    """Builds the SDK's wheel and returns the folder of its unpacked content."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=checkout / "sdk", check=True, capture_output=True, timeout=100)
@@ -56,7 +56,7 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def plain(wheel: Path) -> Plain:
-    """The command of the wheel in an environment without any other library."""
+    """Returns a function that runs the wheel's command without any other library."""
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-W", "error", "-S", "-I", "-c", MAIN, str(wheel), *arguments]
@@ -67,7 +67,7 @@ def plain(wheel: Path) -> Plain:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Three checkpoints, of which one part is the same."""
+    """Returns a root with three checkpoints that share unchanged parts."""
     checkpointer = Checkpointer(tmp_path / "run", attempt=1, keep=9, checksum="sha256")
     for step in (10, 20, 30):
         checkpointer.save(step, {**STATE, "progress": {"step": step}, "rng": step}, own={"rng"})
@@ -80,7 +80,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
-    """What it says on stderr; nothing is on stdout."""
+    """Runs a command that must fail with `code` and print nothing on stdout; returns its stderr."""
     assert run(arguments) == code
     out, err = capsys.readouterr()
     assert out == ""
@@ -97,7 +97,7 @@ def place(root: Path, part: str, step: int = 30) -> Path:
 
 
 def test_the_plain_wheel_explains_the_cadence(plain: Plain, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without click, httpx and YAML `mizzen cadence` prints what it prints with them, in every format but YAML."""
+    """Without click, httpx and PyYAML, `mizzen cadence` has the same output, except for YAML, which is an error."""
     for more in ([], ["-o", "json"], ["-o", "name"], ["--platform", "spot"]):
         done = plain(*CADENCE, *more)
         assert run([*CADENCE, *more]) == 0
@@ -110,7 +110,7 @@ def test_the_plain_wheel_explains_the_cadence(plain: Plain, capsys: pytest.Captu
 
 
 def test_the_plain_wheel_looks_at_checkpoints(plain: Plain, root: Path, tmp_path: Path) -> None:
-    """Without any library checkpoints with arrays are listed, shown, verified and exported."""
+    """Without any other library, checkpoints with arrays can be listed, shown, verified and exported."""
     listed = json.loads(plain("checkpoint", "ls", str(root), "-o", "json").stdout)
     assert [(one["step"], one["whole"]) for one in listed] == [(30, True), (20, True), (10, True)]
     shown = plain("checkpoint", "show", str(root), "--step", "20")
@@ -128,14 +128,14 @@ def test_the_plain_wheel_looks_at_checkpoints(plain: Plain, root: Path, tmp_path
 
 
 def test_they_start_without_the_clients_libraries() -> None:
-    """Where click and httpx are installed these commands do not import them either."""
+    """`mizzen cadence` does not import click, httpx, PyYAML and numpy even if they are installed."""
     code = "import sys; from mizzen.cli.main import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code, *CADENCE], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0 and not {"click", "httpx", "yaml", "numpy"} & set(done.stderr.split())
 
 
 def test_a_checksum_that_needs_a_library_names_it(plain: Plain, tmp_path: Path) -> None:
-    """A checkpoint with fast checksums is listed without the library, and verified only with it."""
+    """If the library of a checksum is missing, `ls` works, and `verify` is an error that names the extra."""
     Checkpointer(tmp_path / "run", checksum="xxh3_128").save(1, {"a": 1})
     assert plain("checkpoint", "ls", str(tmp_path / "run")).returncode == 0
     done = plain("checkpoint", "verify", str(tmp_path / "run"))
@@ -143,7 +143,7 @@ def test_a_checksum_that_needs_a_library_names_it(plain: Plain, tmp_path: Path) 
 
 
 def test_a_list_says_what_is_whole(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Newest first, with step, attempt, save, time, size and ranks; a part that is missing or cut is named."""
+    """The list has the newest checkpoint first, and names missing and truncated parts."""
     place(root, "progress", 20).unlink()
     place(root, "rng", 10).write_bytes(b"")
     assert run(["checkpoint", "ls", str(root)]) == 0
@@ -166,7 +166,7 @@ def test_a_list_says_what_is_whole(root: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_one_is_shown_with_its_tensors(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Parts with kind, size, checksum and who shares them; tensors with type and shape."""
+    """`show` prints parts with kind, size, checksum and sharing checkpoints, and tensors with type and shape."""
     shown = told(capsys, "checkpoint", "show", str(root), "--step", "20")
     manifest = list_committed(root)[1]
     parts = {part["name"]: part for part in shown["parts"]}
@@ -188,7 +188,7 @@ def test_one_is_shown_with_its_tensors(root: Path, capsys: pytest.CaptureFixture
 
 
 def test_damage_has_an_exit_code_of_its_own(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is intact ends with 0. A bit that flipped ends with 8, and the part, its key and what is wrong are said."""
+    """`verify` exits with 0 if all is intact, and with 8 if a part is damaged, and prints the part and the problem."""
     changed = place(root, "progress", 20)
     changed.write_bytes(b"?" * changed.stat().st_size)
     assert told(capsys, "checkpoint", "verify", str(root))["whole"]
@@ -206,7 +206,7 @@ def test_damage_has_an_exit_code_of_its_own(root: Path, capsys: pytest.CaptureFi
 
 
 def test_a_damaged_record_is_damage(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A record after the newest checkpoint that cannot be read may have been a newer one; an older step is intact."""
+    """A damaged record, which may be of a newer checkpoint, makes `verify` exit with 8, unless a step is given."""
     record = max((root / "log").iterdir())
     record.write_bytes(record.read_bytes()[1:])
     assert run(["checkpoint", "verify", str(root)]) == 8
@@ -217,7 +217,7 @@ def test_a_damaged_record_is_damage(root: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_an_export_is_the_parts_as_files(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each part is a file of its content; a folder with anything in it is refused, an empty one is not."""
+    """`export` writes each part to a file. The target folder must be missing or empty."""
     target = tmp_path / "new" / "folder"
     body = told(capsys, "checkpoint", "export", str(root), str(target), "--step", "20")
     manifest = list_committed(root)[1]
@@ -234,7 +234,7 @@ def test_an_export_is_the_parts_as_files(root: Path, tmp_path: Path, capsys: pyt
 
 
 def test_a_damaged_export_leaves_nothing(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A part that does not match its checksum gets no name: the folder is as it was before."""
+    """If a part does not match its checksum, the export fails and leaves the target folder unchanged."""
     changed = place(root, "rng")
     changed.write_bytes(b"?" * changed.stat().st_size)
     message = refused(capsys, "checkpoint", "export", str(root), str(tmp_path / "a" / "b"), code=8)
@@ -246,7 +246,7 @@ def test_a_damaged_export_leaves_nothing(root: Path, tmp_path: Path, capsys: pyt
 
 
 def commit(root: Path, *parts: Part, world_size: int = 1) -> None:
-    """A checkpoint of step 1 that somebody wrote by hand."""
+    """Commits a handwritten record of step 1 with these parts."""
     store = FileStore(root)
     for part in parts:
         store.put(part.key, part.name.encode())
@@ -263,7 +263,7 @@ def by_hand(name: str, rank: int | None = None, kind: str = "bytes") -> Part:
 
 
 def test_parts_of_ranks_do_not_collide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same name of several ranks is a file for each; `--rank` writes what that rank loads."""
+    """Parts of equal name go to a folder for each rank; `--rank` exports only the parts that this rank loads."""
     commit(tmp_path / "run", by_hand("model"), by_hand("rng", 0), by_hand("rng", 1), world_size=2)
     export = ["checkpoint", "export", str(tmp_path / "run")]
     assert run([*export, str(tmp_path / "all")]) == 0
@@ -285,7 +285,7 @@ def test_parts_of_ranks_do_not_collide(tmp_path: Path, capsys: pytest.CaptureFix
 def test_names_of_a_forged_record_lead_nowhere(
     bad: list[Part], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A part whose name is another place, or a file twice, or of an unknown kind, is refused: nothing is written."""
+    """Parts with a path as name, with equal file names or of an unknown kind are errors, and no file is written."""
     commit(tmp_path / "deep" / "run", *bad, world_size=2)
     before = files(tmp_path)
     assert run(["checkpoint", "export", str(tmp_path / "deep" / "run"), str(tmp_path / "deep" / "out")]) == 8
@@ -313,7 +313,7 @@ def test_what_is_wrong_is_named(
     arguments: list[str], code: int, right: str, root: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Bad input has a code, nothing on stdout, and the value and what would be right on stderr."""
+    """Invalid arguments give the exit code, no output on stdout, and the value and the valid values on stderr."""
     monkeypatch.chdir(root.parent)
     assert right in refused(capsys, "checkpoint", *arguments, code=code)
 
@@ -321,7 +321,7 @@ def test_what_is_wrong_is_named(
 def test_a_store_that_cannot_be_read_is_no_damage(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A missing permission is not taken for a damaged checkpoint."""
+    """If a file cannot be read for lack of permission, the error is not reported as damage."""
 
     def denied(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -331,7 +331,7 @@ def test_a_store_that_cannot_be_read_is_no_damage(
 
 
 def test_a_claimed_root_lists_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before the first save the list is empty, and a checkpoint of it is not found."""
+    """Before the first save, `ls` and `verify --all` print nothing and `show` exits with 3."""
     Checkpointer(tmp_path, attempt=1)
     assert told(capsys, "checkpoint", "ls", str(tmp_path)) == []
     assert told(capsys, "checkpoint", "verify", str(tmp_path), "--all") == []
@@ -339,7 +339,7 @@ def test_a_claimed_root_lists_nothing(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_looking_never_stops_the_training(root: Path, tmp_path: Path) -> None:
-    """Every command leaves the root as it is: its trainer's next save is committed."""
+    """No command changes the root, so the training can commit its next save."""
     trainer = Checkpointer(root, attempt=2)
     before = files(root)
     for command in (["ls"], ["show"], ["verify"], ["verify", "--all"], ["export", str(tmp_path / "out")]):
@@ -349,7 +349,7 @@ def test_looking_never_stops_the_training(root: Path, tmp_path: Path) -> None:
 
 
 def test_progress_is_for_terminals(root: Path) -> None:
-    """Where stderr is a terminal it says how much was read; the data on stdout is the same."""
+    """Progress is printed only if stderr is a terminal; stdout is the same."""
     code = "import sys, time; time.monotonic = iter(range(9**9)).__next__; from mizzen.cli.main import main; main()"
     line = [sys.executable, "-c", code, "checkpoint", "verify", str(root)]
     terminal, end = pty.openpty()
@@ -363,7 +363,7 @@ def test_progress_is_for_terminals(root: Path) -> None:
 
 
 def test_they_are_completed() -> None:
-    """The shell is offered their names, options and choices."""
+    """Shell completion offers the names, options and choices of these commands."""
     assert completions([], "ca") == ["cancel", "cadence"]
     assert completions(["checkpoint"], "") == ["ls", "show", "verify", "export"]
     assert completions(["checkpoint", "verify"], "--a") == ["--all"]

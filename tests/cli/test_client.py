@@ -1,4 +1,4 @@
-"""The client over connections that break: nothing is done twice, lost or repeated."""
+"""The client over connections that break: requests are not executed twice, and streams lose and repeat nothing."""
 
 import threading
 import time
@@ -19,14 +19,14 @@ from tests.cli.service import DOCUMENT, DONE, Cutter, Service, serving
 
 @pytest.fixture
 def through(service: Service, cutter: Cutter) -> Iterator[Client]:
-    """A client whose way to the API can be cut."""
+    """Yields a client whose connections to the API can be cut."""
     with Client(cutter.url, service.keys["vision"], patience_s=10) as client:
         yield client
 
 
 @contextmanager
 def healing(cutter: Cutter, after_cuts: int) -> Iterator[None]:
-    """Stops cutting once so many connections were cut."""
+    """Lets the proxy cut connections until `after_cuts` were cut."""
     done = threading.Event()
 
     def heal() -> None:
@@ -49,7 +49,7 @@ def named(service: Service, name: str) -> int:
 def test_a_submission_whose_answer_is_lost_is_still_one_workload(
     service: Service, cutter: Cutter, through: Client
 ) -> None:
-    """The request arrives three times, its answer only at the last: one workload."""
+    """A submission that is retried after lost responses creates one workload."""
     cutter.after_bytes = 0
     with healing(cutter, 2):
         workload = through.submit({**DOCUMENT, "name": "once"})
@@ -58,7 +58,7 @@ def test_a_submission_whose_answer_is_lost_is_still_one_workload(
 
 
 def test_what_may_not_be_sent_twice_is_not(service: Service, cutter: Cutter) -> None:
-    """A key whose answer was lost is not made a second time; the error says that it may have been made."""
+    """The creation of a key is not retried after a lost response; the error says that it may have been executed."""
     cutter.after_bytes = 0
     with (
         Client(cutter.url, service.keys["operator"], patience_s=10) as operator,
@@ -71,7 +71,7 @@ def test_what_may_not_be_sent_twice_is_not(service: Service, cutter: Cutter) -> 
 
 
 def test_a_removal_whose_answer_is_lost_is_not_an_error(service: Service, cutter: Cutter) -> None:
-    """The second try finds nothing left, which is what was asked for; without a lost answer it is not found."""
+    """A removal whose retry gets 404 after a lost response is no error; a first request that gets 404 is."""
     with Client(cutter.url, service.keys["operator"], patience_s=10) as operator:
         operator.set_tenant("brief", 5, {}, None)
         cutter.after_bytes = 0
@@ -82,7 +82,7 @@ def test_a_removal_whose_answer_is_lost_is_not_an_error(service: Service, cutter
 
 
 def test_calls_wait_for_an_api_that_starts_late(service: Service) -> None:
-    """A call made while nothing listens is answered once the API is there; without patience it is an error."""
+    """A call to an API that is not up yet is retried until it responds; with `patience_s=0` it is an error."""
     with serving(service.settings) as port:
         pass
     url = f"http://127.0.0.1:{port}"
@@ -107,7 +107,7 @@ def test_calls_wait_for_an_api_that_starts_late(service: Service) -> None:
 def test_followed_events_come_once_each_over_lost_connections(
     service: Service, client: Client, cutter: Cutter, through: Client
 ) -> None:
-    """Cut again and again, the stream goes on after the last event that came."""
+    """After each lost connection, the event stream resumes after the last received event."""
     id_ = client.submit(DOCUMENT)["id"]
     followed = through.events(id_, follow=True)
     seen = [next(followed)]
@@ -124,7 +124,7 @@ def test_followed_events_come_once_each_over_lost_connections(
 
 
 def test_patience_begins_with_the_loss_and_not_with_the_silence_before(service: Service, cutter: Cutter) -> None:
-    """A stream that was silent for longer than its patience is still taken up again when it is lost."""
+    """The patience of a stream counts from the loss of the connection, not from the last event."""
     with Client(cutter.url, service.keys["vision"], follow_patience_s=0.3) as client:
         id_ = client.submit(DOCUMENT)["id"]
         followed = client.events(id_, follow=True)
@@ -138,7 +138,7 @@ def test_patience_begins_with_the_loss_and_not_with_the_silence_before(service: 
 def test_followed_logs_come_once_each_over_lost_connections_and_attempts(
     service: Service, client: Client, cutter: Cutter, through: Client
 ) -> None:
-    """Each task's lines come in order, none twice and none lost, although the connection is cut and the gang moves."""
+    """Each log line arrives exactly once and in order, across lost connections and a new attempt."""
     id_ = client.submit(DOCUMENT)["id"]
     attempts: list[int] = []
     followed = through.logs(id_, follow=True, on_attempt=attempts.append)
@@ -165,7 +165,7 @@ def test_followed_logs_come_once_each_over_lost_connections_and_attempts(
 def test_a_followed_tail_goes_on_where_it_was(
     service: Service, client: Client, cutter: Cutter, through: Client
 ) -> None:
-    """After a lost connection a tail goes on after its last line, though nobody counted what lay before it."""
+    """After a lost connection, a followed tail resumes after its last line, although its start position is unknown."""
     id_ = client.submit(DOCUMENT)["id"]
     service.place(id_)
     at = service.write_log(id_, "".join(f"step {n}\n" for n in range(100)))
@@ -179,7 +179,7 @@ def test_a_followed_tail_goes_on_where_it_was(
 
 
 def test_wait_returns_when_all_have_ended(service: Service, client: Client) -> None:
-    """It tells each phase that it saw and returns the workloads in the order in which they were asked for."""
+    """`wait` reports each change of phase and returns the workloads in the given order."""
     ids = [client.submit(DOCUMENT)["id"] for _ in range(2)]
     changes = []
 
@@ -194,7 +194,7 @@ def test_wait_returns_when_all_have_ended(service: Service, client: Client) -> N
 
 
 def test_pages_are_fetched_as_needed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list over several pages has every workload once, newest first, and a limit cuts it."""
+    """A list of several pages has each workload once, newest first, up to the limit."""
     ids = [client.submit({**DOCUMENT, "name": "paged"})["id"] for _ in range(5)]
     monkeypatch.setattr("mizzen.client.calls.PAGE", 2)
     assert [w["id"] for w in client.workloads(name="paged")] == ids[::-1]
@@ -202,14 +202,14 @@ def test_pages_are_fetched_as_needed(client: Client, monkeypatch: pytest.MonkeyP
 
 
 def test_names_with_odd_characters_stay_one_path_segment(client: Client) -> None:
-    """What a user writes as an id cannot reach another endpoint."""
+    """An id with characters such as `/` or `?` cannot address another endpoint."""
     for odd in ("../tenants", "a/b", "a?b", "..", "ü"):
         with pytest.raises(NotFound):
             client.workload(odd)
 
 
 def test_a_patient_call_gives_up_in_the_end(cutter: Cutter) -> None:
-    """With an API that never answers, a call ends with an error that names the address."""
+    """If the API never responds, a call fails after its patience with an error that has the address."""
     cutter.after_bytes = 0
     with Client(cutter.url, "mzn_x", patience_s=0.5) as client, pytest.raises(Unreachable, match=cutter.url):
         client.whoami()
@@ -217,7 +217,7 @@ def test_a_patient_call_gives_up_in_the_end(cutter: Cutter) -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    """All that `mizzen.client` promises can be imported, and nothing else."""
+    """All public names of `mizzen.client` can be imported, and an unknown name is an AttributeError."""
     assert all(getattr(mizzen.client, name) for name in mizzen.client.__all__)
     with pytest.raises(AttributeError):
         _ = mizzen.client.Nonsense

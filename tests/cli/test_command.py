@@ -1,6 +1,4 @@
-"""The command as a whole: its help, its exit codes, commands of other distributions, and what it says without its
-dependencies.
-"""
+"""The `mizzen` command: help, exit codes, commands of other distributions, completion, and missing dependencies."""
 
 import os
 import re
@@ -10,12 +8,12 @@ from pathlib import Path
 
 import click
 import pytest
-from click.shell_completion import get_completion_class
 
 from mizzen.cli.app import cli, run
 from mizzen.cli.exits import MEANINGS, Exit
 from mizzen.cli.lazy import Lazy
 from mizzen.cli.session import Command
+from tests.cli.completions import completions
 
 OWN: dict[str, Lazy] = {name: lazy for part in cli.sections.values() for name, lazy in part.items()}
 
@@ -45,7 +43,7 @@ def mizzen(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Com
 
 
 def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
-    """The lines of `mizzen --help` are the commands' own first sentences, and their names are right."""
+    """Each line of `mizzen --help` has the name and the first sentence of the command's own help."""
     with click.Context(cli) as context:
         for name, lazy in OWN.items():
             command = cli.get_command(context, name)
@@ -54,7 +52,7 @@ def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
 
 
 def test_every_command_has_an_output_format_and_a_context() -> None:
-    """`-o json`, `--context` and `--patience` work everywhere."""
+    """Every command has the options `--output`, `--context` and `--patience`."""
     for name, command in own_commands().items():
         assert isinstance(command, Command), name
         flags = {flag for parameter in command.params for flag in parameter.opts}
@@ -62,7 +60,7 @@ def test_every_command_has_an_output_format_and_a_context() -> None:
 
 
 def test_exit_codes_are_documented(checkout: Path) -> None:
-    """Each exit code is in the help and in the README, with the same words."""
+    """Each exit code is in the help and in sdk/README.md, with the same description."""
     readme = (checkout / "sdk/README.md").read_text().replace("\\|", "|")
     shown = mizzen("--help").stdout
     for code in Exit:
@@ -75,14 +73,14 @@ def test_exit_codes_are_documented(checkout: Path) -> None:
     [[], ["nonsense"], ["ls", "--limit", "x"], ["show"], ["ls", "--label", "x"], ["cancel"], ["submit", "/no/such"]],
 )
 def test_wrong_usage_is_2_and_leaves_stdout_empty(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever is wrong with the arguments is told on stderr, with exit code 2."""
+    """Invalid arguments give exit code 2, with an error on stderr and no output on stdout."""
     assert run(arguments) == 2
     out, err = capsys.readouterr()
     assert out == "" and err
 
 
 def test_without_the_extra_it_says_what_to_install(checkout: Path, tmp_path: Path) -> None:
-    """On a Python without click and httpx the command names what is missing and exits with 2."""
+    """Without click and httpx the command exits with 2 and names the extra to install."""
     code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from mizzen.cli.main import main; main()"
     command = [sys.executable, "-S", "-I", "-c", code, str(checkout / "sdk"), "ls"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
@@ -105,7 +103,7 @@ def up(port):
 
 @pytest.fixture
 def plugins(tmp_path: Path) -> dict[str, str]:
-    """A distribution with one command that works, one whose module is broken and one that is no command."""
+    """Installs a distribution with a valid command, one whose import fails, and one that is not a click command."""
     info = tmp_path / "server-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: server\nVersion: 1\n")
@@ -117,7 +115,7 @@ def plugins(tmp_path: Path) -> dict[str, str]:
 
 
 def test_commands_of_other_distributions_are_listed_without_importing_them(plugins: dict[str, str]) -> None:
-    """The list shows each with its first sentence, also that of a module that cannot be imported."""
+    """The help lists commands of other distributions with their first sentences, without importing their modules."""
     done = mizzen("--help", env=plugins)
     assert done.returncode == 0
     assert re.search(r"^  hoist +Start everything here\.$", done.stdout, re.M)
@@ -127,12 +125,12 @@ def test_commands_of_other_distributions_are_listed_without_importing_them(plugi
 
 
 def test_a_command_of_another_distribution_runs(plugins: dict[str, str]) -> None:
-    """It is imported when it is run, and gets its arguments."""
+    """A command of another distribution is imported when it runs, and receives its arguments."""
     assert mizzen("hoist", "--port", "5", env=plugins).stdout == "up on 5\n"
 
 
 def test_a_broken_plugin_breaks_only_itself(plugins: dict[str, str]) -> None:
-    """Running a command that cannot be loaded is a clear error; the others go on working."""
+    """A command that cannot be loaded is an error that names its distribution; other commands work."""
     done = mizzen("snag", env=plugins)
     assert done.returncode == 70 and done.stdout == ""
     assert "`snag` of server (bad_plugin:agent)" in done.stderr and "no kernel" in done.stderr
@@ -141,12 +139,12 @@ def test_a_broken_plugin_breaks_only_itself(plugins: dict[str, str]) -> None:
 
 
 def test_our_own_command_wins_over_a_plugin_of_its_name(plugins: dict[str, str]) -> None:
-    """No distribution can replace a command of ours."""
+    """Another distribution cannot replace a command of mizzen."""
     assert "List workloads" in mizzen("ls", "--help", env=plugins).stdout
 
 
 def test_bash_accepts_the_completion_script(capsys: pytest.CaptureFixture[str]) -> None:
-    """The script for bash is valid bash, and those for the other shells complete the same command."""
+    """The completion script for bash has valid syntax, and there are scripts for zsh and fish."""
     assert run(["completion", "bash"]) == 0
     subprocess.run(["bash", "-n"], input=capsys.readouterr().out, text=True, check=True, timeout=30)
     for shell in ("zsh", "fish"):
@@ -154,21 +152,15 @@ def test_bash_accepts_the_completion_script(capsys: pytest.CaptureFixture[str]) 
         assert "_MIZZEN_COMPLETE" in capsys.readouterr().out
 
 
-def completions(arguments: list[str], incomplete: str) -> list[str]:
-    kind = get_completion_class("bash")
-    assert kind is not None
-    return [item.value for item in kind(cli, {}, "mizzen", "_MIZZEN_COMPLETE").get_completions(arguments, incomplete)]
-
-
 def test_completion_offers_commands_without_loading_them() -> None:
-    """Names of commands, subcommands and options are completed."""
+    """Completion offers commands, subcommands and options."""
     assert completions([], "s") == ["submit", "show", "simulate"]
     assert completions(["machines"], "un") == ["uncordon", "undrain"]
     assert "--label" in completions(["ls"], "--l")
 
 
 def test_starting_is_quick_because_little_is_imported() -> None:
-    """Help and `ls` import no YAML, rich or Pygments, and help no httpx either."""
+    """`--help` and `ls` do not import yaml, rich and pygments; `--help` does not import httpx either."""
     code = "import sys; from mizzen.cli.app import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     unneeded = {"yaml", "rich", "pygments", "httpx._main"}
     for arguments, also in ((["--help"], {"httpx", "ssl"}), (["ls", "--patience", "0"], set())):

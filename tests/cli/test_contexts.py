@@ -1,4 +1,4 @@
-"""Saved contexts."""
+"""Saved contexts: API addresses and keys."""
 
 import stat
 from pathlib import Path
@@ -22,7 +22,7 @@ TWO = Contexts("a", {"a": Context("http://a", "key-a"), "b": Context("http://b",
 
 
 def test_contexts_are_saved_for_their_owner_only() -> None:
-    """What is saved is what is loaded, the file and its folder are private, and no draft is left behind."""
+    """Saved contexts load unchanged; only the owner can access the file and its folder; no temporary file remains."""
     path = save_contexts(TWO)
     assert load_contexts() == TWO
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -32,7 +32,7 @@ def test_contexts_are_saved_for_their_owner_only() -> None:
 
 
 def test_the_flag_wins_over_the_environment_and_that_over_the_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """--context, then MIZZEN_API, then MIZZEN_CONTEXT, then the context in use; a key alone replaces its key."""
+    """The order is --context, MIZZEN_API, MIZZEN_CONTEXT, current context. MIZZEN_API_KEY alone replaces the key."""
     save_contexts(TWO)
     assert active_context() == TWO.named["a"]
     monkeypatch.setenv("MIZZEN_API_KEY", "other")
@@ -46,7 +46,7 @@ def test_the_flag_wins_over_the_environment_and_that_over_the_saved(monkeypatch:
 
 
 def test_contexts_are_listed_used_and_removed(capsys: pytest.CaptureFixture[str]) -> None:
-    """The list shows which is in use and no keys; removing the one in use leaves none in use."""
+    """The list marks the current context and shows no keys. After the current context is removed, there is none."""
     save_contexts(TWO)
     assert run(["contexts", "use", "b"]) == 0
     assert run(["contexts", "list"]) == 0
@@ -59,14 +59,14 @@ def test_contexts_are_listed_used_and_removed(capsys: pytest.CaptureFixture[str]
 
 
 def test_without_an_api_the_user_is_told_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    """No context and no environment is exit code 2, with the command that mends it."""
+    """Without a saved context and environment variables, the exit code is 2 and the error says how to log in."""
     assert run(["ls"]) == 2
     assert "mizzen login URL" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["[1]", "contexts: 3", "contexts: {a: 3}", "a: [", "contexts: {a: {api: 3}}"])
 def test_a_broken_file_is_named(text: str) -> None:
-    """A file of contexts with another form is an error that starts with its path."""
+    """An invalid contexts file is an error that starts with its path."""
     config_path().parent.mkdir()
     config_path().write_text(text)
     with pytest.raises(NotConfigured, match=str(config_path())):

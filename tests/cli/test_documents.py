@@ -1,4 +1,4 @@
-"""Reading documents as the API reads them."""
+"""Parsing of documents by the client, which must agree with the API."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ PLAIN = st.sampled_from(
 
 @given(st.one_of(PLAIN, st.text("0123456789+-.eE:_xno ~", max_size=6)))
 def test_a_scalar_means_to_the_client_what_it_means_to_the_api(text: str) -> None:
-    """Every plain scalar that the API reads has the same value here, as a value and as a key."""
+    """A plain scalar that the API accepts has the same value in the client, both as a value and as a key."""
     for document in (f"a: [{text}]", f"a: {text}", f"{text}: 1"):
         try:
             theirs = load_yaml(document.encode())
@@ -30,13 +30,13 @@ def test_a_scalar_means_to_the_client_what_it_means_to_the_api(text: str) -> Non
             try:
                 [ours] = parse_documents(document, "x", Path())
             except DocumentError:
-                assert "inf" in repr(dict(theirs)), "only what JSON does not have is refused here"
+                assert "inf" in repr(dict(theirs)), "the client rejected a value that JSON can represent"
                 continue
             assert repr(ours.body) == repr(dict(theirs))
 
 
 def test_a_file_may_hold_several_documents(tmp_path: Path) -> None:
-    """Each document knows its file and number, and its workdir is relative to the file's folder."""
+    """Each document has its file and its number, and its workdir is relative to the file's folder."""
     file = tmp_path / "two.yaml"
     file.write_text("name: a\nworkdir: ./src\n---\nname: b\nworkdir: " + "0" * 64 + "\n---\n")
     one, two = read_documents(file)
@@ -45,7 +45,7 @@ def test_a_file_may_hold_several_documents(tmp_path: Path) -> None:
 
 
 def test_json_is_read_with_tabs_too(tmp_path: Path) -> None:
-    """JSON that YAML would refuse is read."""
+    """JSON with tabs, which YAML does not allow, can be parsed."""
     file = tmp_path / "a.json"
     file.write_text('{\n\t"name": "a"\n}')
     assert read_documents(file)[0].body == {"name": "a"}
@@ -64,7 +64,7 @@ def test_json_is_read_with_tabs_too(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_a_file_is_told_with_its_place(text: str, message: str) -> None:
-    """Broken text, keys given twice and values that JSON lacks are errors that start with the file's name."""
+    """Invalid syntax, duplicate keys and values that JSON cannot represent are errors that start with the file name."""
     with pytest.raises(DocumentError) as caught:
         parse_documents(text, "x", Path())
     assert str(caught.value).startswith(message)

@@ -1,4 +1,4 @@
-"""What operators do with the command: the fleet, tenants and keys, tables, quotas, against the real API."""
+"""Commands for operators with the real API: machines, clusters, tenants, keys, tables and exports."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from tests.cli.service import Capture, Service
 
 
 def test_operators_see_and_change_machines(as_operator: Service, capsys: Capture) -> None:
-    """Cordon and drain show in the list with their reason, and are taken back."""
+    """The list of machines shows cordons and drains with their reasons; both can be undone."""
     assert run(["machines", "cordon", "north/alpha/m1", "--reason", "fan"]) == 0
     assert run(["machines", "list", "--region", "north", "-o", "json"]) == 0
     assert run(["machines", "drain", "north/alpha/m1"]) == 0
@@ -28,7 +28,7 @@ def test_operators_see_and_change_machines(as_operator: Service, capsys: Capture
 
 
 def test_operators_say_what_clusters_cost(as_operator: Service, capsys: Capture) -> None:
-    """Zone, kind and prices show in the list; what is left out stays; a wrong price or name changes nothing."""
+    """`clusters set` changes only the given settings; an invalid price or name is an error that changes nothing."""
     what = ["clusters", "set", "north/alpha"]
     assert run([*what, "--zone", "n-1", "--capacity", "spot", "--price", "a100=1.25", "--price", "cpu=0.04"]) == 0
     assert run([*what, "--zone", "n-2"]) == 0
@@ -54,7 +54,7 @@ def test_operators_say_what_clusters_cost(as_operator: Service, capsys: Capture)
 
 @pytest.mark.parametrize("name", ["east", "a/b", "a/b/c/d", "a//c", ""])
 def test_what_is_no_machine_says_what_one_is(as_operator: Service, capsys: Capture, name: str) -> None:
-    """A region's name where a machine's should be is answered by what a machine's name looks like."""
+    """An invalid machine name is an error that has the format of a machine name."""
     assert run(["machines", "cordon", name]) == 3
     err = capsys.readouterr().err
     assert "region/cluster/machine" in err and "openapi" not in err
@@ -63,7 +63,7 @@ def test_what_is_no_machine_says_what_one_is(as_operator: Service, capsys: Captu
 def test_operators_keep_tenants_keys_and_secrets(
     as_operator: Service, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Setting part of a tenant keeps the rest; a key is shown once; a secret's value never."""
+    """`tenants set` changes only the given settings; a key is printed once, and a secret's value never."""
     assert run(["tenants", "set", "new"]) == 2
     assert run(["tenants", "set", "new", "--level", "4", "--gpus", "a100=4", "--cpus", "16"]) == 0
     assert run(["tenants", "set", "new", "--gpus", "h100=2", "--cpus", "none"]) == 0
@@ -94,7 +94,7 @@ def test_operators_keep_tenants_keys_and_secrets(
 
 
 def test_a_quota_for_an_unknown_gpu_type_is_set_with_a_warning(as_operator: Service, capsys: Capture) -> None:
-    """A type that no machine has may come later, or be a typing error: the types that there are are named."""
+    """A quota for a GPU type that no machine has is set, with a warning that lists the fleet's types."""
     assert run(["tenants", "set", "typo", "--level", "4", "--gpus", "a1000=4", "--gpus", "a100=1"]) == 0
     err = capsys.readouterr().err
     assert err == "mizzen: no machine has GPUs of type 'a1000'; the fleet has a100\n"
@@ -103,7 +103,7 @@ def test_a_quota_for_an_unknown_gpu_type_is_set_with_a_warning(as_operator: Serv
 
 
 def test_keys_that_expire_warn_before(as_operator: Service, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key made with `--expires` is listed with its time, and every command that uses it warns."""
+    """A key with `--expires` is listed with its remaining time, and every command that uses it prints a warning."""
     assert run(["keys", "create", "--role", "viewer", "--label", "brief", "--expires", "2h"]) == 0
     out, err = capsys.readouterr()
     assert "it expires at " in err
@@ -117,13 +117,13 @@ def test_keys_that_expire_warn_before(as_operator: Service, capsys: Capture, mon
 
 
 def _damaged(service: Service, table: str) -> None:
-    """As the verification of the region would find it."""
+    """Marks a replica as damaged, as the verification of the region does."""
     with transaction(service.engine) as session:
         integrity.found_wrong(session, table, "all", "north", f"tables/{table}/a is missing, expected 2048 bytes")
 
 
 def test_tables_are_added_copied_and_forgotten(as_operator: Service, capsys: Capture) -> None:
-    """A table is what lies in its home region's bucket; without objects there it is refused."""
+    """A table can be added if its home bucket has objects, and can be replicated, verified, dropped and removed."""
     assert run(["tables", "add", "empty", "--home-region", "north"]) == 2
     (as_operator.folder / "tables/words").mkdir(parents=True)
     (as_operator.folder / "tables/words/a").write_bytes(b"x" * 2048)
@@ -142,10 +142,10 @@ def test_tables_are_added_copied_and_forgotten(as_operator: Service, capsys: Cap
     shown = capsys.readouterr()
     assert "north (wrong for" in shown.out and "words/a is missing" in shown.out
     assert shown.err == "wrong replicas: words in north\n"
-    assert run(["tables", "drop-replica", "words", "north", "--grace", "1h"]) == 5, "its home"
+    assert run(["tables", "drop-replica", "words", "north", "--grace", "1h"]) == 5, "the home was dropped"
     assert run(["tables", "drop-replica", "words", "south"]) == 3
     assert run(["tables", "drop-replica", "words", "south", "--grace", "soon"]) == 2
-    assert run(["tables", "rm", "words"]) == 2, "nobody can be asked"
+    assert run(["tables", "rm", "words"]) == 2, "without a terminal --yes is required"
     assert run(["tables", "list", "-o", "name"]) == 0 and "words" in capsys.readouterr().out
     assert run(["tables", "rm", "words", "--yes"]) == 0 and run(["tables", "rm", "words", "--yes"]) == 3
     err = capsys.readouterr().err
@@ -153,7 +153,7 @@ def test_tables_are_added_copied_and_forgotten(as_operator: Service, capsys: Cap
 
 
 def test_export_writes_what_the_simulator_starts_from(as_operator: Service, tmp_path: Path, capsys: Capture) -> None:
-    """To a file or stdout; `mizzen simulate --from-live` reads it."""
+    """`mizzen export` writes to a file or to stdout, and `mizzen simulate --from-live` reads the file."""
     assert run(["export"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert {"machines", "tenants", "workloads", "taken_at"} <= set(shown)

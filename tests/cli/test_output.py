@@ -1,4 +1,4 @@
-"""Tables, words and the other ways in which data is printed."""
+"""Output of data as tables, texts, JSON and YAML."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -25,7 +25,7 @@ ITEMS = [
 
 
 def test_a_table_is_as_wide_as_its_contents_where_nothing_limits_it() -> None:
-    """Without a width nothing is cut, columns are aligned, and lines have no blanks at their end."""
+    """Without a width limit no cell is truncated, columns are aligned, and lines have no trailing blanks."""
     assert table(ITEMS, COLUMNS, None) == [
         "ID    NAME                              PLACE  AGE",
         "wl-1  a-rather-long-name-of-a-workload  north   3m",
@@ -35,21 +35,21 @@ def test_a_table_is_as_wide_as_its_contents_where_nothing_limits_it() -> None:
 
 @given(st.integers(16, 80))
 def test_a_table_fits_the_terminal(width: int) -> None:
-    """No line is wider than the terminal, and the columns that identify an item stay."""
+    """No line is wider than the terminal, and the identifying columns are never dropped."""
     lines = table(ITEMS, COLUMNS, width)
     assert all(measure(line) <= width for line in lines)
     assert lines[1].startswith("wl-1  a-rather")
 
 
 def test_the_least_important_columns_go_first() -> None:
-    """A narrow table drops whole columns by their number before it would cut an id."""
+    """A narrow table drops whole columns in the order of their `drop` number; ids are not truncated."""
     assert table(ITEMS, COLUMNS, 24)[0].split() == ["ID", "NAME", "AGE"]
     assert table(ITEMS, COLUMNS, 18)[0].split() == ["ID", "NAME"]
 
 
 @given(st.text())
 def test_no_value_can_command_the_terminal(text: str) -> None:
-    """A cell is one line without control characters, whatever the value holds."""
+    """A cell is one line without control characters, for any value."""
     shown = cell(text + "\x1b[31m")
     assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in shown)
 
@@ -59,26 +59,26 @@ def test_no_value_can_command_the_terminal(text: str) -> None:
     [(-5, "0s"), (59, "59s"), (61, "1m"), (3600, "1h"), (4800, "1h 20m"), (90000, "1d 1h"), (86400 * 400, "1y 35d")],
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
-    """A duration has one unit below an hour, two at most above it."""
+    """A duration of less than an hour has one unit, a longer one at most two."""
     assert words.duration(seconds) == text
 
 
 def test_times_are_relative_and_sizes_have_units() -> None:
-    """Past times read as `3m ago`, and bytes by powers of 1024."""
+    """Past times are printed as `3m ago`, and sizes in units of powers of 1024."""
     assert words.ago((datetime.now(UTC) - timedelta(seconds=200)).isoformat()) == "3m ago"
     sizes = [words.size(n) for n in (0, 1023, 1536, 300 << 20, 5 << 50, 5 << 60)]
     assert sizes == ["0 B", "1023 B", "1.5 KiB", "300 MiB", "5.0 PiB", "5120 PiB"]
 
 
 def test_reasons_and_resources_read_as_one_line() -> None:
-    """A reason is its code and sentence; resources name the acceptable types."""
+    """A reason is printed as code and sentence; resources are printed with the acceptable GPU types."""
     assert words.reason({"code": "held", "detail": {}, "sentence": "held by ann"}) == "held: held by ann"
     resources = {"gpus": 8, "gpu_types": ["a100", "h100"], "cpus": 1.5, "memory_bytes": 2 << 30}
     assert words.resources(resources) == "a100|h100:8, 1.5 cpus, 2.0 GiB"
 
 
 def test_a_dry_run_reads_as_a_sentence_and_its_reasons() -> None:
-    """It says where a workload would start, evicting whom, or that it would wait, and why."""
+    """A dry run prints where the workload would start and the victims, or that it would wait and the reasons."""
     plan = {
         "document": "a.yaml",
         "rank": 3,
@@ -101,14 +101,14 @@ HOSTILE = "a\x1b]0;owned\x07\x9b31m\u202eb\u2028c"
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
 def test_data_that_would_command_a_terminal_is_escaped_and_whole(form: str) -> None:
-    """JSON and YAML hold no such character, and are read back to the same value."""
+    """JSON and YAML output has no control characters and parses to the same value."""
     text = dump({"label": HOSTILE, "name": "短い"}, form)
     assert visible(text) == text
     assert yaml.safe_load(text) == {"label": HOSTILE, "name": "短い"}
 
 
 def test_tables_never_pass_controls_on() -> None:
-    """Whatever an item holds, a table's lines hold nothing that a terminal would obey."""
+    """Lines of a table have no control characters, for any item."""
     columns = [Column("NAME", lambda item: item)]
     for line in table([HOSTILE, "two\nlines"], columns, None):
         assert visible(line) == line and "\n" not in line

@@ -1,4 +1,4 @@
-"""What operators do with pools and instances, against the real API."""
+"""Commands for pools and instances, with the real API."""
 
 import json
 
@@ -9,7 +9,7 @@ from tests.cli.service import Capture, Service
 
 
 def test_operators_set_pools(as_operator: Service, capsys: Capture) -> None:
-    """What is given changes, the rest stays; `--any` takes rules back; a mistake is named and changes nothing."""
+    """`pools set` changes only the given settings, `--any` removes restrictions, and invalid options change nothing."""
     what = ["pools", "set", "north/burst"]
     assert run([*what, "--size", "2", "--kind", "spot", "--zone", "za", "--max-usd-per-h", "5"]) == 0
     out = capsys.readouterr().out
@@ -45,7 +45,7 @@ def test_operators_set_pools(as_operator: Service, capsys: Capture) -> None:
 
 
 def test_operators_end_instances(as_operator: Service, capsys: Capture) -> None:
-    """They are listed with what they cost and why they are as they are; several are ended at once."""
+    """Instances are listed with their costs and reasons, and `instances end` accepts several ids."""
     with transaction(as_operator.engine) as session:
         for number in (1, 2):
             session.add(

@@ -1,4 +1,4 @@
-"""The command as a process: interrupts, pipes and terminals."""
+"""The `mizzen` command as a process: interrupts, pipes and terminals."""
 
 import fcntl
 import json
@@ -37,7 +37,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts `mizzen` with arguments for the API of a service; killed when the test ends, however it does."""
+    """Returns a function that starts `mizzen` for the API of a service; the process is killed after the test."""
     with ExitStack() as stack:
 
         def begin(service: Service, *arguments: str) -> subprocess.Popen[str]:
@@ -58,7 +58,7 @@ def start() -> Iterator[Start]:
 
 
 def unharmed(service: Service, id_: str) -> bool:
-    """Whether nobody has asked the workload to end."""
+    """Returns whether the workload runs and has no request to end it."""
     with transaction(service.engine) as session:
         mail = session.scalars(select(Outbox.kind).where(Outbox.workload == id_)).all()
         return session.get_one(Workload, id_).phase == "running" and not list(mail)
@@ -66,7 +66,7 @@ def unharmed(service: Service, id_: str) -> bool:
 
 @pytest.fixture
 def running(service: Service, client: Client) -> str:
-    """A workload that runs and has said a line."""
+    """Returns the id of a running workload with one line of log."""
     id_ = client.submit(DOCUMENT)["id"]
     service.place(id_)
     service.write_log(id_, "hello\n")
@@ -84,7 +84,7 @@ def running(service: Service, client: Client) -> str:
 def test_ctrl_c_ends_the_following_and_not_the_workload(
     start: Start, service: Service, running: str, command: list[str], hint: str
 ) -> None:
-    """SIGINT is exit code 130 with a word on how to go on; the workload is not touched."""
+    """At SIGINT the command exits with 130 and prints how to resume; the workload continues."""
     process = start(service, *command, running)
     stream = process.stderr if command == ["wait"] else process.stdout
     assert stream is not None and stream.readline()
@@ -96,7 +96,7 @@ def test_ctrl_c_ends_the_following_and_not_the_workload(
 
 
 def test_ctrl_c_on_submit_follow_leaves_the_workload_running(start: Start, service: Service, tmp_path: Path) -> None:
-    """The id is known from stderr, and the workload goes on."""
+    """`submit --follow` prints the id on stderr; after SIGINT the workload continues."""
     file = tmp_path / "a.json"
     file.write_text(json.dumps(DOCUMENT))
     process = start(service, "submit", str(file), "--follow")
@@ -115,7 +115,7 @@ def test_ctrl_c_on_submit_follow_leaves_the_workload_running(start: Start, servi
 def test_submit_wait_ends_with_the_workload(
     start: Start, service: Service, tmp_path: Path, phase: Phase, code: int
 ) -> None:
-    """The exit code tells how it ended; stdout has the final state only."""
+    """`submit --wait` exits with 0 if the workload succeeded, and with 1 if it failed; stdout has the final state."""
     file = tmp_path / "a.json"
     file.write_text(json.dumps(DOCUMENT))
     process = start(service, "submit", str(file), "--wait", "-o", "name")
@@ -127,7 +127,7 @@ def test_submit_wait_ends_with_the_workload(
 
 
 def test_a_reader_that_goes_away_is_no_error(start: Start, service: Service, running: str) -> None:
-    """With `| head` the command ends silently, whether it streams or prints at once."""
+    """If stdout is closed, as by `| head`, the command exits with 141 and prints no error."""
     for arguments in (["events"], ["ls"], ["logs", running]):
         process = start(service, *arguments)
         assert process.stdout is not None and process.stderr is not None
@@ -138,7 +138,7 @@ def test_a_reader_that_goes_away_is_no_error(start: Start, service: Service, run
 
 
 def test_piped_output_is_plain_and_whole(service: Service, client: Client) -> None:
-    """Without a terminal there are no escapes and nothing is cut, whatever COLUMNS says."""
+    """Without a terminal the output has no escape sequences and is not truncated, for any value of COLUMNS."""
     name = "n" * 60
     client.submit({**DOCUMENT, "name": name})
     environment = {**os.environ, "MIZZEN_API": service.url, "MIZZEN_API_KEY": service.keys["vision"], "COLUMNS": "30"}
@@ -147,7 +147,7 @@ def test_piped_output_is_plain_and_whole(service: Service, client: Client) -> No
 
 
 def at_terminal(service: Service, columns: int, *command: str, **environment: str) -> str:
-    """What a command (`ls`) prints at a terminal of this width."""
+    """Runs a command (default: `ls`) at a terminal of this width; returns its output."""
     near, far = pty.openpty()
     fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     unset = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
@@ -162,7 +162,7 @@ def at_terminal(service: Service, columns: int, *command: str, **environment: st
     try:
         while chunk := os.read(near, 4096):
             out += chunk
-    except OSError:  # The other end is closed.
+    except OSError:  # The process has closed the terminal.
         pass
     os.close(near)
     assert process.wait(TIMEOUT_S) == 0
@@ -170,7 +170,7 @@ def at_terminal(service: Service, columns: int, *command: str, **environment: st
 
 
 def test_tables_fit_the_terminal(service: Service, running: str) -> None:
-    """At a narrow terminal no line is too long and ids are whole; phases have colours unless NO_COLOR is set."""
+    """On a narrow terminal lines fit and ids are not truncated; phases have colours unless NO_COLOR is set."""
     coloured = at_terminal(service, 50)
     plain = at_terminal(service, 50, NO_COLOR="1")
     assert "\x1b[32mrunning" in coloured and "\x1b" not in plain
@@ -180,7 +180,7 @@ def test_tables_fit_the_terminal(service: Service, running: str) -> None:
 
 
 def test_logs_cannot_command_a_terminal(service: Service, client: Client) -> None:
-    """At a terminal controls in a log are shown and not obeyed; a pipe gets the bytes as they are."""
+    """On a terminal, control characters of a log are escaped; a pipe gets the original bytes."""
     id_ = client.submit({**DOCUMENT, "name": "hostile"})["id"]
     service.place(id_)
     line = "\x1b]0;owned\x07\x1b[2J\x9b1m\u202eten\t%\r"
@@ -195,7 +195,7 @@ def test_logs_cannot_command_a_terminal(service: Service, client: Client) -> Non
 
 
 def test_bash_completes_ids_names_and_contexts(service: Service, running: str) -> None:
-    """Workloads are completed from the API; without an API there is silence and no error."""
+    """Completion reads names from the API; if the API is down, it offers nothing and prints no error."""
 
     def completed(words: str, api: str) -> list[str]:
         environment = {
@@ -226,7 +226,7 @@ def test_bash_completes_ids_names_and_contexts(service: Service, running: str) -
 
 @pytest.fixture
 def narrow(service: Service) -> Iterator[Service]:
-    """An API on a database of its own, of which a tenant's queue holds two workloads."""
+    """Yields an API that allows two queued workloads for each tenant."""
     folder = service.folder / uuid.uuid4().hex
     folder.mkdir()
     limits = LimitSettings(queued_per_tenant=2, full_queue_retry_s=1)
@@ -238,35 +238,35 @@ def narrow(service: Service) -> Iterator[Service]:
 
 
 def sweep(tmp_path: Path, name: str) -> str:
-    """A file of four documents."""
+    """Writes a file with four documents; returns its path."""
     file = tmp_path / "sweep.yaml"
     file.write_text("\n---\n".join(json.dumps({**DOCUMENT, "name": f"{name}-{n}"}) for n in range(4)))
     return str(file)
 
 
 def submitted(service: Service, name: str) -> list[str]:
-    """Ids of a sweep's workloads, in the order of submission."""
+    """Returns the ids of a sweep's workloads in the order of submission."""
     with transaction(service.engine) as session:
         found = select(Workload.id).where(Workload.name.startswith(f"{name}-")).order_by(Workload.name)
         return list(session.scalars(found))
 
 
 def test_a_sweep_waits_for_room_in_the_queue(start: Start, narrow: Service, tmp_path: Path) -> None:
-    """Two of four workloads fit the queue: the command says so, waits, and submits the rest when these have started."""
-    process = start(narrow, "submit", "--patience", "5", sweep(tmp_path, "sweep"))
+    """If the queue has room for two of four workloads, the command waits, and submits the rest when they started."""
+    process = start(narrow, "submit", "--patience", "5", sweep(tmp_path, "waits"))
     assert process.stderr is not None
     said = process.stderr.readline()
     assert "tenant vision has 2 workloads in the queue" in said and re.search(r"trying for (1d|23h 59m) more", said)
-    time.sleep(5.5)  # Longer than `--patience`, which is for an API that does not answer.
-    for id_ in submitted(narrow, "sweep"):
+    time.sleep(5.5)  # Longer than `--patience`, which applies only to an API that does not respond.
+    for id_ in submitted(narrow, "waits"):
         narrow.become(id_, Phase.RUNNING)
     out, _ = process.communicate(timeout=TIMEOUT_S)
-    assert (process.returncode, out.split()) == (0, submitted(narrow, "sweep"))
+    assert (process.returncode, out.split()) == (0, submitted(narrow, "waits"))
     assert len(out.split()) == 4
 
 
 def test_ctrl_c_while_waiting_for_room_tells_what_was_submitted(start: Start, narrow: Service, tmp_path: Path) -> None:
-    """The ids of what was submitted are printed; asked not to wait, the command fails at once with 6."""
+    """At SIGINT the ids of the submitted workloads are printed. With `--wait-for-room 0` the exit code is 6."""
     file = sweep(tmp_path, "cut")
     process = start(narrow, "submit", file)
     assert process.stderr is not None and "has 2 workloads" in process.stderr.readline()

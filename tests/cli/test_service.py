@@ -1,4 +1,4 @@
-"""The commands against the real API: what they print, where, and with which exit code."""
+"""Commands with the real API: their output on stdout and stderr, and their exit codes."""
 
 import io
 import json
@@ -27,7 +27,7 @@ from tests.cli.service import DOCUMENT, DONE, FAILED, Capture, Service, Submit, 
 
 
 def test_submit_prints_the_id_and_nothing_else(as_vision: Service, submit: Submit, capsys: Capture) -> None:
-    """Stdout of `submit` is the id, which the other commands take."""
+    """`submit` prints only the id on stdout, in the form that other commands accept."""
     id_ = submit()
     assert run(["show", id_, "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["id"] == id_
@@ -46,7 +46,7 @@ def test_options_of_submit_win_over_the_document(
 
 
 def test_documents_come_from_stdin_too(as_vision: Service, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`-` reads YAML or JSON from stdin, several documents included; errors name it."""
+    """`-` reads documents in YAML or JSON from stdin; errors have the file name `stdin`."""
     two = f"{json.dumps({**DOCUMENT, 'name': 'one'})}\n---\n{yaml.safe_dump({**DOCUMENT, 'name': 'two'})}"
     monkeypatch.setattr(sys, "stdin", io.StringIO(two))
     assert run(["submit", "-", "-o", "json"]) == 0
@@ -59,7 +59,7 @@ def test_documents_come_from_stdin_too(as_vision: Service, capsys: Capture, monk
 def test_everything_wrong_with_all_documents_is_told_and_nothing_submitted(
     as_vision: Service, write: Callable[..., str], capsys: Capture
 ) -> None:
-    """Each problem is one line with file, path and message; a valid document beside them is not submitted."""
+    """Each problem is one line with file, path and message; if any document is invalid, none is submitted."""
     job = {**DOCUMENT["jobs"][0], "taks": 3, "tasks": "many"}
     files = [write("good.yaml", name="alone"), write("bad.yaml", jobs=[job]), write("odd.yaml", tables=["digts"])]
     with transaction(as_vision.engine) as session:
@@ -80,7 +80,7 @@ def test_everything_wrong_with_all_documents_is_told_and_nothing_submitted(
 def test_a_working_directory_is_uploaded_once(
     as_operator: Service, write: Callable[..., str], tmp_path: Path, capsys: Capture
 ) -> None:
-    """A `workdir` is packed from beside the document; the same files again need no second upload."""
+    """`workdir` is relative to the document's folder; unchanged files are not uploaded again."""
     (tmp_path / "src").mkdir()
     (tmp_path / "src/train.py").write_text("print('hello')")
     file = write(workdir="./src")
@@ -105,7 +105,7 @@ def test_a_working_directory_is_uploaded_once(
 def test_the_same_idempotency_key_is_the_same_workload(
     as_vision: Service, write: Callable[..., str], capsys: Capture
 ) -> None:
-    """Submitted twice under one key, a document is one workload; another document under it is refused."""
+    """Two submissions with one idempotency key create one workload; a different document with that key is an error."""
     file = write()
     assert run(["submit", file, "--idempotency-key", "k1"]) == run(["submit", file, "--idempotency-key", "k1"]) == 0
     one, two = capsys.readouterr().out.split()
@@ -116,7 +116,7 @@ def test_the_same_idempotency_key_is_the_same_workload(
 def test_a_gang_that_never_fits_is_named_at_submission(
     as_vision: Service, write: Callable[..., str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The id is all of stdout; stderr has one line with figures. A dry run of it says so and exits with 7."""
+    """If no region can hold a gang, `submit` prints a warning with figures, and a dry run exits with 7."""
     job = {**DOCUMENT["jobs"][0], "tasks": 1000}
     assert run(["submit", write(jobs=[job])]) == 0
     out, err = capsys.readouterr()
@@ -130,7 +130,7 @@ def test_a_gang_that_never_fits_is_named_at_submission(
 
 
 def test_a_dry_run_needs_the_scheduler(as_vision: Service, write: Callable[..., str], capsys: Capture) -> None:
-    """Without a scheduler a dry run of a valid document is exit code 6, of an invalid one still 2."""
+    """Without a scheduler, a dry run exits with 6 for a valid document and with 2 for an invalid one."""
     assert run(["submit", "--dry-run", "--patience", "0", write()]) == 6
     assert run(["submit", "--dry-run", "--patience", "0", write(jobs=[])]) == 2
     assert capsys.readouterr().out == ""
@@ -140,7 +140,7 @@ def test_a_dry_run_needs_the_scheduler(as_vision: Service, write: Callable[..., 
 
 
 def test_wait_succeeds_only_if_all_did(as_vision: Service, submit: Submit, capsys: Capture) -> None:
-    """Exit code 0 for workloads that all succeeded, 1 if one failed; phases go to stderr."""
+    """`wait` exits with 0 if all workloads succeeded and with 1 if one failed; phases are printed on stderr."""
     good, bad = submit(), submit()
     as_vision.place(good)
     as_vision.become(good, Phase.SUCCEEDED, reason=DONE)
@@ -155,7 +155,7 @@ def test_wait_succeeds_only_if_all_did(as_vision: Service, submit: Submit, capsy
 def test_a_workload_is_found_by_the_start_of_its_id_or_its_name(
     as_vision: Service, submit: Submit, capsys: Capture
 ) -> None:
-    """A unique prefix or live name is enough; an ambiguous one lists what it could mean, an unknown one is 3."""
+    """A unique prefix of an id or a live workload's name is accepted; ambiguous ones exit with 2, unknown with 3."""
     one, two = submit(name="solo"), submit(name="pair")
     third = submit(name="pair")
     assert run(["show", one[:-1]]) == 0 and run(["show", "solo"]) == 0
@@ -171,7 +171,7 @@ def test_a_workload_is_found_by_the_start_of_its_id_or_its_name(
 
 
 def test_show_is_a_readable_page(as_vision: Service, submit: Submit, capsys: Capture) -> None:
-    """It tells phase and reason, place, jobs, progress with the checkpoint's age, and how attempts ended."""
+    """`show` prints phase, reason, region, jobs, progress with the checkpoint's age, and the outcome of attempts."""
     id_ = submit(name="page")
     as_vision.place(id_)
     as_vision.become(id_, Phase.PENDING, reason=FAILED)
@@ -195,7 +195,7 @@ def test_show_is_a_readable_page(as_vision: Service, submit: Submit, capsys: Cap
 
 
 def test_why_is_a_summary_and_a_line_for_each_reason(as_vision: Service, submit: Submit, capsys: Capture) -> None:
-    """A held workload says by whom it is held; `-o name` gives the codes."""
+    """`why` prints a summary and a line for each reason; `-o name` prints the codes."""
     id_ = submit()
     assert run(["hold", id_]) == 0
     capsys.readouterr()
@@ -207,7 +207,7 @@ def test_why_is_a_summary_and_a_line_for_each_reason(as_vision: Service, submit:
 
 
 def test_lists_are_filtered_and_cut(as_vision: Service, submit: Submit, capsys: Capture) -> None:
-    """Ls filters by label, name, phase and liveness, and says when there is more than it shows."""
+    """`ls` filters by label, name, phase and liveness, and prints a note if the list was cut."""
     ids = [submit(name=f"many-{n}", labels={"of": "many", "n": str(n)}) for n in range(3)]
     as_vision.become(ids[0], Phase.SUCCEEDED, 0, DONE)
 
@@ -231,7 +231,7 @@ def test_lists_are_filtered_and_cut(as_vision: Service, submit: Submit, capsys: 
 
 
 def test_logs_are_printed_as_they_are(as_vision: Service, submit: Submit, capsys: Capture) -> None:
-    """Lines are not changed, also those with odd characters; tail, job and task choose among them."""
+    """Log lines are printed unchanged, also with unusual line separators; --tail, --job and --task select lines."""
     id_ = submit()
     as_vision.place(id_)
     as_vision.write_log(id_, "one\rtwo\u2028three\nlast\n", end=True)
@@ -247,7 +247,7 @@ def test_logs_are_printed_as_they_are(as_vision: Service, submit: Submit, capsys
 
 
 def test_events_of_a_workload_can_be_taken_up_again(as_vision: Service, submit: Submit, capsys: Capture) -> None:
-    """One JSON object a line, in order; --after goes on after an event."""
+    """`events` prints one JSON object a line, in order; `--after` resumes after an event."""
     id_ = submit()
     as_vision.place(id_)
     as_vision.become(id_, Phase.SUCCEEDED, reason=DONE)
@@ -265,7 +265,7 @@ def test_events_of_a_workload_can_be_taken_up_again(as_vision: Service, submit: 
 
 
 def test_workloads_are_changed_each_for_itself(as_vision: Service, submit: Submit, capsys: Capture) -> None:
-    """One that cannot be changed is reported and does not stop the others; the exit code tells of the first."""
+    """If a workload cannot be changed, the others are still changed; the exit code is that of the first error."""
     one, two = submit(), submit()
     as_vision.become(one, Phase.SUCCEEDED, 0, DONE)
     capsys.readouterr()
@@ -281,7 +281,7 @@ def test_workloads_are_changed_each_for_itself(as_vision: Service, submit: Submi
 
 
 def test_logs_of_what_waits_say_so(as_vision: Service, submit: Submit, capsys: Capture) -> None:
-    """`logs` of a workload without tasks prints no line, and says on stderr that it waits and for what."""
+    """`logs` of a pending workload prints nothing on stdout, and its phase and reason on stderr."""
     id_ = submit()
     assert run(["logs", id_]) == 0
     assert capsys.readouterr() == ("", f"mizzen: {id_} is pending: waits for the next scan of the queue\n")
@@ -290,9 +290,9 @@ def test_logs_of_what_waits_say_so(as_vision: Service, submit: Submit, capsys: C
 def test_cancel_prints_what_the_workload_is_then(
     as_vision: Service, submit: Submit, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`cancel` waits for a moment: it prints `cancelled`, or says that the workload has not ended yet."""
+    """`cancel` waits briefly: it prints `cancelled`, or a note that the workload has not ended yet."""
     assert run(["cancel", submit()]) == 0
-    assert table_rows(capsys.readouterr().out)[0]["PHASE"] == "cancelled", "it was queued"
+    assert table_rows(capsys.readouterr().out)[0]["PHASE"] == "cancelled", "a queued workload must end at once"
     id_ = submit()
     as_vision.place(id_)
     ends = threading.Timer(0.5, as_vision.become, (id_, Phase.CANCELLED, 0))
@@ -308,7 +308,7 @@ def test_cancel_prints_what_the_workload_is_then(
 
 
 def test_cancel_takes_ids_or_labels(as_vision: Service, submit: Submit, capsys: Capture) -> None:
-    """All live workloads with the label are cancelled, and they are printed; ids and labels exclude each other."""
+    """`cancel --label` cancels and prints all live workloads with the labels; ids cannot be combined with labels."""
     one, two, other = submit(labels={"c": "1"}), submit(labels={"c": "1", "d": "2"}), submit(labels={"c": "1"})
     assert run(["cancel", "--label", "c=1", "--label", "d=2", "-o", "name"]) == 0
     assert capsys.readouterr().out == f"{two}\n"
@@ -323,7 +323,7 @@ def test_cancel_takes_ids_or_labels(as_vision: Service, submit: Submit, capsys: 
 def test_another_tenants_workload_is_not_there(
     as_vision: Service, submit: Submit, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """With another tenant's key it is 3, with an unknown key 4."""
+    """With another tenant's key the workload is not found (exit code 3); with an unknown key the exit code is 4."""
     id_ = submit()
     monkeypatch.setenv("MIZZEN_API_KEY", as_vision.keys["speech"])
     assert run(["cancel", id_]) == 3
@@ -333,7 +333,7 @@ def test_another_tenants_workload_is_not_there(
 
 
 def test_the_queue_shows_what_waits(as_vision: Service, submit: Submit, capsys: Capture) -> None:
-    """Each waiting workload with why, in every format."""
+    """`queue` lists each waiting workload with its reason code."""
     id_ = submit()
     assert run(["queue"]) == 0
     out = capsys.readouterr().out
@@ -346,7 +346,7 @@ def test_the_queue_shows_what_waits(as_vision: Service, submit: Submit, capsys: 
 
 
 def test_login_checks_the_key_and_saves_it(service: Service, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """A key that is not known is not saved; a good one is, privately, and is then used."""
+    """`login` saves a valid key in a private file and later commands use it; an unknown key is not saved."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("mzn_wrong"))
     assert run(["login", service.url, "--key", "-"]) == 4
     assert not config_path().exists()
@@ -361,7 +361,7 @@ def test_login_checks_the_key_and_saves_it(service: Service, monkeypatch: pytest
 
 
 def test_every_reading_command_prints_every_format(as_operator: Service, submit: Submit, capsys: Capture) -> None:
-    """JSON and YAML are one value each (JSON Lines for what streams), and nothing else is on stdout."""
+    """With `-o json` or `-o yaml` the whole stdout is one value."""
     id_ = submit()
     capsys.readouterr()
     for command in (
@@ -378,7 +378,7 @@ def test_every_reading_command_prints_every_format(as_operator: Service, submit:
 
 
 def test_an_api_that_is_not_there_is_6(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """Nothing listening, and something that is no API, are told apart from a refusal."""
+    """If the API does not respond the exit code is 6; if its address is invalid the exit code is 2."""
     monkeypatch.setenv("MIZZEN_API", "http://127.0.0.1:9")
     assert run(["ls", "--patience", "0"]) == 6
     assert "no response from http://127.0.0.1:9" in capsys.readouterr().err
@@ -387,7 +387,7 @@ def test_an_api_that_is_not_there_is_6(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_held_workloads_are_listed(as_vision: Service, submit: Submit, capsys: Capture) -> None:
-    """`--phase held` is what the PHASE column calls them; it may stand beside other phases."""
+    """`ls --phase held` lists held workloads, and can be combined with other phases."""
     held, other = submit(name="held-one"), submit(name="other-one")
     assert run(["hold", held]) == 0
     capsys.readouterr()
@@ -399,14 +399,14 @@ def test_held_workloads_are_listed(as_vision: Service, submit: Submit, capsys: C
 
 
 def test_the_version_is_an_option_too(capsys: Capture) -> None:
-    """`mizzen --version` says what `mizzen version` says."""
+    """`mizzen --version` prints the same line as `mizzen version`."""
     assert run(["--version"]) == run(["version"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first == second and first.startswith("mizzen ")
 
 
 def test_a_document_that_is_not_text(as_vision: Service, tmp_path: Path, capsys: Capture) -> None:
-    """A binary file is said to be one, in words that name no codec."""
+    """A binary file is an error with the position of the first invalid byte."""
     file = tmp_path / "binary.yaml"
     file.write_bytes(b"version: 1\xff\xfe")
     assert run(["submit", str(file)]) == 2
@@ -417,7 +417,7 @@ def test_a_document_that_is_not_text(as_vision: Service, tmp_path: Path, capsys:
 def test_a_sweep_gets_through_limits_by_itself(
     service: Service, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More submissions than the limit of requests allows at once are all made: 429 is waited for."""
+    """A sweep that exceeds the request rate is submitted completely, because 429 responses are retried."""
     slow = service.settings.model_copy(update={"limits": LimitSettings(requests_per_key=5, burst_s=1)})
     file = tmp_path / "sweep.yaml"
     file.write_text("---\n".join(yaml.safe_dump({**DOCUMENT, "name": f"sweep-{n}"}) for n in range(6)))

@@ -1,4 +1,4 @@
-"""Commands about data against the real API: tables with partitions, settings of regions, usage files, the instance."""
+"""Commands for data with the real API: partitions of tables, settings of regions, usage files, Tetris instances."""
 
 import json
 import textwrap
@@ -38,7 +38,7 @@ GOOD = "r1,daily,spark,web.logs,2026-11-21T03:00:00Z,12.5,,,"
 
 @pytest.fixture
 def logs(as_operator: Service, capsys: Capture) -> Iterator[Service]:
-    """The service with a table of one day, and without usage."""
+    """Yields the service with a table of one partition and without usage records."""
     open_store(as_operator.folder.as_uri()).put("tables/web.logs/ds=1/a", b"12345")
     assert run(["tables", "add", "web.logs", "--home-region", "north"]) == 0
     capsys.readouterr()
@@ -50,7 +50,7 @@ def logs(as_operator: Service, capsys: Capture) -> Iterator[Service]:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a file of usage and returns its path."""
+    """Returns a function that writes a usage file and returns its path."""
 
     def write(text: str) -> Path:
         path = tmp_path / "usage.csv"
@@ -61,12 +61,12 @@ def write(tmp_path: Path) -> Write:
 
 
 def command(*arguments: object) -> int:
-    """The exit code of `mizzen tetris`."""
+    """Runs `mizzen tetris`; returns its exit code."""
     return tetris.main([str(a) for a in arguments], standalone_mode=False) or 0
 
 
 def tables_there(capsys: Capture) -> list[dict[str, Any]]:
-    """The tables that there are."""
+    """Returns the tables that the API lists."""
     assert run(["tables", "list", "-o", "json"]) == 0
     return list(json.loads(capsys.readouterr().out))
 
@@ -79,7 +79,7 @@ def _recorded(service: Service) -> list[str]:
 
 
 def test_partitions_are_appended_and_listed(logs: Service, capsys: Capture) -> None:
-    """What is appended shows in the table's size and list; appended otherwise it is refused."""
+    """An appended partition is listed and counts in the table's size; an append with another size is an error."""
     open_store(logs.folder.as_uri()).put("tables/web.logs/ds=2/a", b"123")
     append = ["tables", "append", "web.logs", "ds=2", "--bytes"]
     assert run([*append, "3"]) == run([*append, "3"]) == 0
@@ -92,7 +92,7 @@ def test_partitions_are_appended_and_listed(logs: Service, capsys: Capture) -> N
 
 
 def test_regions_are_set_and_exported(logs: Service, tmp_path: Path, capsys: Capture) -> None:
-    """Sizes have units, quotas are named by app, and the instance has both."""
+    """`regions set` accepts sizes with units and CPU quotas by app; the exported instance has both."""
     assert run(["regions", "set", "north", "--storage", "1.5PB", "--cpu-hours", "spark=100"]) == 0
     assert command("export", tmp_path / "instance.json") == 0
     (region,) = read_instance((tmp_path / "instance.json").read_bytes()).regions
@@ -107,7 +107,7 @@ def test_regions_are_set_and_exported(logs: Service, tmp_path: Path, capsys: Cap
 
 
 def test_partitions_go_to_datacenters(logs: Service, write: Write, tmp_path: Path, capsys: Capture) -> None:
-    """A region's instance is solved as any; assigned are also the partitions that the plan leaves where they begin."""
+    """`tetris assign` stores the datacenter of every partition, also of those that the plan does not move."""
     instance, plan, reads = (tmp_path / f"{name}.json" for name in ("instance", "plan", "reads"))
     run(["regions", "set", "north", "--storage", "1TB"])
     with pytest.raises(Conflict, match="region north has no datacenters"):
@@ -146,7 +146,7 @@ def test_partitions_go_to_datacenters(logs: Service, write: Write, tmp_path: Pat
 
 
 def test_a_file_is_imported_once(logs: Service, write: Write, capsys: Capture) -> None:
-    """CSV and Parquet of the same runs are the same; a second import finds them known."""
+    """CSV and Parquet files of the same runs are equivalent; a second import records nothing."""
     path = write(f"{HEADER}\n{GOOD}\nr2,train,ml,,2026-11-21T05:30:00+02:00,,a100,64,2\n")
     rows = [
         {"run": "r1", "job": "daily", "kind": "spark", "tables": ["web.logs"], "cpu_hours": 12.5, "gpu_hours": None,
@@ -196,7 +196,7 @@ def test_a_file_is_imported_once(logs: Service, write: Write, capsys: Capture) -
     ],
 )
 def test_wrong_rows(logs: Service, write: Write, capsys: Capture, line: str, message: str) -> None:
-    """A row that is wrong is named with its number, column and value; nothing is recorded, or only the others."""
+    """The error of an invalid row has its number, column and value. `--bad-rows skip` records the other rows."""
     path = write(f"{HEADER}\n{GOOD}\n{line}\n{GOOD.replace('r1', 'r3')}\n")
     assert command("usage", "import", path) == 2
     assert f"{path}: row 3: {message}" in capsys.readouterr().err
@@ -208,7 +208,7 @@ def test_wrong_rows(logs: Service, write: Write, capsys: Capture, line: str, mes
 
 
 def test_a_source_of_its_own(write: Write) -> None:
-    """A file may name its source, but not mizzen's own."""
+    """A usage file can have a source column, but the source `mizzen` is reserved."""
     path = write(f"source,{HEADER}\npresto-eu,{GOOD}\nmizzen,{GOOD}\n")
     first, second = read_usage(path)
     assert first.run is not None and first.run["source"] == "presto-eu"
@@ -226,7 +226,7 @@ def test_a_source_of_its_own(write: Write) -> None:
     ],
 )
 def test_files_that_are_no_usage(write: Write, capsys: Capture, text: str, message: str) -> None:
-    """A header that lacks a column or has another one is refused before any row."""
+    """A missing or unknown column in the header is an error before any row is read."""
     path = write("")
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UsageFileError, match=r"usage\.csv"):
@@ -236,7 +236,7 @@ def test_files_that_are_no_usage(write: Write, capsys: Capture, text: str, messa
 
 
 def test_a_parquet_file_that_is_none(tmp_path: Path) -> None:
-    """What is in the file decides, and not only its name."""
+    """A file named .parquet whose content is not Parquet is an error."""
     path = tmp_path / "usage.parquet"
     path.write_text(HEADER)
     with pytest.raises(UsageFileError, match=r"usage\.parquet"):
@@ -244,7 +244,7 @@ def test_a_parquet_file_that_is_none(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_page(logs: Service, write: Write, checkout: Path, capsys: Capture) -> None:
-    """The file of docs/data.md is imported as the page says, and makes the job that it says."""
+    """The import of the example file in docs/data.md has the documented output and results in the documented job."""
     page = (checkout / "docs/data.md").read_text()
     file = page.partition("<<'EOF'\n")[2].partition("    EOF")[0]
     for key in ("tables/ads.clicks/ds=1/a", "tables/digits/a"):
@@ -267,7 +267,7 @@ def test_the_example_of_the_page(logs: Service, write: Write, checkout: Path, ca
 
 
 def test_long_files_go_in_batches(logs: Service, write: Write, capsys: Capture) -> None:
-    """Each run of a file of several requests is recorded; what the API refuses has its row's number in any of them."""
+    """A file that needs several requests is imported whole; an error of the API has the row number of the file."""
     ended = datetime.now(UTC) - timedelta(hours=1)
     tables = ["gone" if n == 777 else "web.logs" for n in range(1200)]
     lines = [f"r{n:04d},job-{n % 3},presto,{table},{ended.isoformat()}" for n, table in enumerate(tables)]
@@ -286,11 +286,11 @@ def test_long_files_go_in_batches(logs: Service, write: Write, capsys: Capture) 
 
 @pytest.mark.parametrize(("state", "code"), [("failed", 5), ("ended", 0)])
 def test_plan_ends_as_the_night_does(as_operator: Service, capsys: Capture, state: str, code: int) -> None:
-    """A night that cannot be planned gives the exit code 5 and says why; one that was planned gives 0."""
+    """`tetris plan` exits with 5 and the reason if the plan fails, and with 0 if it succeeds."""
     problem = "no region has storage set" if state == "failed" else None
 
     def decide() -> None:
-        """As the worker does, which these tests are without."""
+        """Ends the night as the worker would; these tests run no worker."""
         while True:
             with transaction(as_operator.engine) as session:
                 night = open_night(session)

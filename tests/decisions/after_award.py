@@ -1,4 +1,4 @@
-"""A region as it stands right after an award, before any victim has gone: what the next bid has to reckon with."""
+"""Computes the snapshot of a region right after an award, before the victims have left."""
 
 from dataclasses import dataclass, field, replace
 
@@ -27,19 +27,20 @@ class _Amounts:
 
 @dataclass
 class _Share:
-    """One machine's part of a plan."""
+    """The part of a plan on one machine."""
 
     needs: _Amounts = field(default_factory=_Amounts)
     released: _Amounts = field(default_factory=_Amounts)
 
 
 def after_award(snapshot: RegionSnapshot, plan: Plan, request: PlacementRequest) -> RegionSnapshot:
-    """The snapshot right after the award of `plan` to `request`.
+    """Returns the snapshot right after the award of `plan` to `request`.
 
-    On each machine the workload first takes what is free; the rest it is promised from what the plan's victims hold.
-    The victims still hold everything and can be evicted no more; what they hold beyond the promise (their surplus)
-    is free for nobody until they release it. The workload joins the running ones with what it holds already, started
-    now and not evictable. So for each machine what is free and what is held add up to the same as before.
+    On each machine the workload first takes free resources; the rest is promised from the holdings of the plan's
+    victims. The victims keep their holdings and cannot be evicted again; the part of their holdings beyond the promise
+    (the surplus) is available to no workload until they release it. The workload is added to the running workloads with
+    the resources that it already holds; it started now and is not evictable. So the sum of free and held resources of
+    each machine does not change.
 
     Raises:
         ValueError: the plan does not belong to the request, names a machine or victim that the snapshot lacks or that
@@ -120,7 +121,7 @@ def _shares(snapshot: RegionSnapshot, plan: Plan, jobs: dict[str, JobRequest]) -
 
 
 def _take(machine: str, resource: str, needs: int, free: int, released: int) -> int:
-    """How much of `needs` comes from what is free."""
+    """Returns the part of `needs` that free resources cover."""
     taken = min(needs, max(free, 0))
     if needs - taken > released:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Prints the signatures of compiled functions that decisions need and `activities.scheduling.precompile` did not load.
 
-A process of its own: in the tests' processes other tests may have loaded them before.
+It runs in its own process, because other tests may have loaded these functions in the test process.
 """
 
 import importlib
@@ -28,7 +28,10 @@ _SEEDS = 150
 
 
 def _loaded() -> set[tuple[str, str]]:
-    """(function, signature) of all that is called from Python: what it calls is in its own machine code."""
+    """Returns the (function, signature) of all compiled functions that Python calls directly.
+
+    Functions that these call are part of their machine code.
+    """
     found: set[tuple[str, str]] = set()
     for package in (gms, rms):
         for info in pkgutil.iter_modules(package.__path__):
@@ -40,7 +43,7 @@ def _loaded() -> set[tuple[str, str]]:
 
 
 def _decide(seed: int) -> None:
-    """Bids, awards, revokes and reserves, where much runs; every workload leaves in the end."""
+    """Makes bids, awards, revocations and reservations in a busy region, then removes every workload."""
     snapshot, request = crowded(seed)
     rng = Random(seed)
     if seed % 3 == 0:
@@ -62,7 +65,7 @@ def _decide(seed: int) -> None:
 
 
 def main() -> None:
-    """Warms, decides, and prints a line for each signature that is new."""
+    """Precompiles, makes decisions, and prints one line for each new signature."""
     precompile()
     before = _loaded()
     for seed in range(_SEEDS):

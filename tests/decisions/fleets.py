@@ -1,4 +1,4 @@
-"""Small random regions and requests for RMS, and the pieces from which examples are built."""
+"""Small random regions and requests for RMS, and builders for examples."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,7 +32,7 @@ def machine(
     cpus_milli: int = 64_000,
     memory_bytes: int = 64 * GIB,
 ) -> MachineState:
-    """A machine on which `used` GPUs, and nothing else, are held."""
+    """Returns a machine on which `used` GPUs and no other resources are held."""
     return MachineState(
         id_, cluster, rack, gpu_type, gpus, gpus - used, cpus_milli, memory_bytes, cpus_milli, memory_bytes
     )
@@ -46,33 +46,33 @@ def running(
     checkpoint_at_s: float | None = 0.0,
     evictable: bool = True,
 ) -> RunningWorkload:
-    """A running workload that holds GPUs only: (machine, number) pairs."""
+    """Returns a running workload that holds only GPUs, given as (machine, number) pairs."""
     held = tuple(Holding(machine_id, gpus, 0, 0) for machine_id, gpus in holdings)
     return RunningWorkload(id_, rank, started_at_s, held, checkpoint_at_s, evictable)
 
 
 def region(machines: list[MachineState], workloads: list[RunningWorkload] | None = None) -> RegionSnapshot:
-    """A region called `here` at 1,000 s."""
+    """Returns a region named `here` at 1,000 s."""
     return RegionSnapshot("here", 1000.0, tuple(machines), tuple(workloads or ()))
 
 
 def gpu_job(tasks: int, gpus: int, *types: str, name: str = "train") -> JobRequest:
-    """A job whose tasks need GPUs and nothing else; of type a100 unless told."""
+    """Returns a job whose tasks need only GPUs, by default of type a100."""
     return JobRequest(name, tasks, gpus, types or ("a100",), 0, 0)
 
 
 def request(*jobs: JobRequest, rank: int = 1, may_not_evict: frozenset[str] = frozenset()) -> PlacementRequest:
-    """A request of the workload `new`."""
+    """Returns a request of the workload `new`."""
     return PlacementRequest("new", rank, jobs, may_not_evict)
 
 
 def plan_of(answer: Bid) -> Plan:
-    """The plan of a bid, which must have one."""
+    """Returns the plan of a bid, and fails if the bid has none."""
     assert answer.plan is not None, [str(reason) for reason in answer.reasons]
     return answer.plan
 
 
-# Each list is one draw: few draws make examples cheap, and what comes first is what a failure shrinks to.
+# Each list is one draw: few draws make examples fast, and a failure shrinks to the first elements.
 _SHAPES = [
     (gpus, types, cpus_milli, gib)
     for gpus, types in [
@@ -102,18 +102,18 @@ _LIVES = [
     for checkpoint_at_s in (None, 0.0, 400.25, 900.0, 1000.5)
 ]
 _KINDS = (USUAL, USUAL, ("spot",), ("on_demand", "spot", "reserved"), ("voluntary", "reserved"))
-"""On what a gang may run."""
+"""Lists of capacity kinds that a gang may accept."""
 _TERMS = [
     (capacity, {"a100": a100, "h100": 2.5}, core)
     for capacity in ("reserved", "spot", "on_demand", "voluntary")
     for a100 in (0.0, 1.1, 2.5)
     for core in (0.0, 0.033)
 ]
-"""Of a cluster: its kind of capacity, and prices of GPUs and of a core."""
+"""Terms of a cluster: its capacity kind, the prices of GPUs by type, and the price of a core."""
 
 
 def on_terms(machine: MachineState, terms: Mapping[str, tuple[str, Mapping[str, float], float]]) -> MachineState:
-    """A machine with the terms of its cluster."""
+    """Returns a machine with the terms of its cluster."""
     capacity, gpus, core = terms[machine.cluster]
     price = gpus[machine.gpu_type] if machine.gpu_type is not None else 0.0
     return replace(machine, capacity=capacity, gpu_usd_per_h=price, core_usd_per_h=core)
@@ -124,7 +124,10 @@ _SHARES = [(machine, share, with_gpus) for machine in range(9) for share in (1, 
 
 @st.composite
 def requests(draw: st.DrawFn) -> PlacementRequest:
-    """A workload of one to three jobs; it may have been evicted before by `w0` or `w1`, and displace `w1` to `w3`."""
+    """Draws a workload of one to three jobs.
+
+    It may be a former victim of `w0` or `w1`, and may displace `w1` to `w3`.
+    """
     gang = []
     for index in range(draw(st.sampled_from((1, 2, 3)))):
         gpus, types, cpus_milli, gib = draw(st.sampled_from(_SHAPES))
@@ -141,11 +144,11 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
 
 @st.composite
 def regions(draw: st.DrawFn) -> RegionSnapshot:
-    """A region of a few machines that are mostly in use.
+    """Draws a region of a few machines that are mostly in use.
 
-    Times and sizes come from a few values, so that ties are common. What is free and what is held is never more than
-    a machine has; some of it may be neither (promised). A machine may be missing from the list (cordoned) though
-    workloads hold something there.
+    Times and sizes come from a few values, so that ties are common. Free and held resources never exceed a machine's
+    total; some resources may be neither (promised). A machine may be missing from the list (cordoned) although
+    workloads hold resources there.
     """
     made = draw(st.lists(st.sampled_from(_MACHINES), min_size=2, max_size=9))
     left = [[gpus, cpus_milli, gib * GIB] for _, _, _, gpus, cpus_milli, gib in made]
@@ -183,9 +186,9 @@ def regions(draw: st.DrawFn) -> RegionSnapshot:
 
 
 def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
-    """A region full of small workloads, many over several machines, and a request that has to evict a few of them.
+    """Returns a region full of small workloads, many on several machines, and a request that must evict a few of them.
 
-    Drawn from a seed at once: larger and cheaper than `regions`, but a failure does not shrink.
+    Everything is drawn from one seed: larger and faster than `regions`, but a failure does not shrink.
     """
     rng = Random(seed)
     machines, slots = [], []

@@ -1,4 +1,4 @@
-"""Small random queues for GMS, and the pieces from which examples are built."""
+"""Small random queues for GMS, and builders for examples."""
 
 from hypothesis import strategies as st
 
@@ -22,12 +22,12 @@ def tenant(
     share: float = 0.0,
     **gpus: int,
 ) -> TenantState:
-    """A tenant with a quota by GPU type, `a100=8`."""
+    """Returns a tenant with a quota by GPU type, such as `a100=8`."""
     return TenantState(name, level, gpus, cpus_milli, share)
 
 
 def job(tasks: int, gpus: int, *types: str, cpus_milli: int = 0, name: str = "train") -> JobRequest:
-    """A job on GPUs; of type a100 unless told."""
+    """Returns a job that needs GPUs, by default of type a100."""
     return JobRequest(name, tasks, gpus, (types or ("a100",)) if gpus else (), cpus_milli, 0)
 
 
@@ -39,7 +39,7 @@ def queued(
     requested_level: int | None = None,
     held: bool = False,
 ) -> QueuedWorkload:
-    """A pending workload."""
+    """Returns a pending workload."""
     return QueuedWorkload(id_, of, at_s, jobs, requested_level, held)
 
 
@@ -49,7 +49,7 @@ def queue(
     placed: list[PlacedWorkload] | None = None,
     now_s: float = 1000.0,
 ) -> QueueSnapshot:
-    """A snapshot at 1,000 s with `WEIGHTS`."""
+    """Returns a snapshot at 1,000 s with `WEIGHTS`."""
     return QueueSnapshot(now_s, tuple(tenants), tuple(pending), tuple(placed or ()), WEIGHTS)
 
 
@@ -89,7 +89,7 @@ _LIVES = [
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> QueueSnapshot:
-    """A few tenants with small quotas, what they hold and what waits; ties are common."""
+    """Draws a few tenants with small quotas and their placed and pending workloads; ties are common."""
     drawn = draw(st.lists(st.sampled_from(_TENANTS), min_size=1, max_size=3))
     tenants = [TenantState(f"t{index}", *values) for index, values in enumerate(drawn)]
     names = st.sampled_from([t.name for t in tenants])
@@ -111,7 +111,7 @@ def snapshots(draw: st.DrawFn) -> QueueSnapshot:
 
 @st.composite
 def displacing(draw: st.DrawFn) -> QueueSnapshot:
-    """A tenant whose unimportant work uses its quota, and important work that waits: much of it displaces several."""
+    """Draws a tenant whose quota is used by low-priority work, and important pending work that often displaces it."""
     placed = [
         PlacedWorkload(f"p{index}", "t", float(draw(st.integers(0, 2))), {"a100": draw(st.integers(1, 6))}, 0, 6)
         for index in range(draw(st.integers(2, 8)))

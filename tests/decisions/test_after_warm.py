@@ -1,4 +1,4 @@
-"""Nobody waits for a compiler in the middle of a request."""
+"""No request waits for a compiler."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from tests.stack.harness import ROOT
 
 
 def test_warming_loads_all_that_decisions_need() -> None:
-    """Bids, evictions, awards, reservations and scans need no signature that warming did not compile."""
+    """Bids, evictions, awards, reservations and scans need no signature that precompilation did not load."""
     command = [sys.executable, "-m", "tests.decisions.after_warm"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
@@ -21,7 +21,7 @@ def test_warming_loads_all_that_decisions_need() -> None:
 
 
 async def test_the_stack_compiles_once_with_a_word() -> None:
-    """Before anything starts, where it was not done for this version; then never again. A failure is an error."""
+    """The stack compiles once per version, before any process starts, and prints a message; a failure is an error."""
     said: list[str] = []
     folder = folder_of(str(ROOT / "rms"))
     assert folder is not None

@@ -1,4 +1,4 @@
-"""The auction: a batch is placed as one at a time, the joint choice leaves nobody behind, reservations are kept."""
+"""The auction: batches equal placement one by one, the joint choice drops no workload, and reservations hold."""
 
 from dataclasses import replace
 from math import inf
@@ -26,7 +26,7 @@ def _fleet(seed: int, size: int = 3) -> list[RegionSnapshot]:
 
 
 def _batch(seed: int, size: int) -> list[Candidate]:
-    """Requests in the order of their ranks, some of them kept out of regions."""
+    """Returns requests sorted by rank, some of them restricted to certain regions."""
     rng = Random(seed)
     asked = [replace(crowded(seed + n)[1], workload=f"new{n}") for n in range(size)]
     asked.sort(key=lambda r: r.rank)
@@ -41,7 +41,7 @@ def _batch(seed: int, size: int) -> list[Candidate]:
 
 
 def _one_at_a_time(fleet: list[RegionSnapshot], candidates: list[Candidate]) -> list[Plan | None]:
-    """Each in its turn, by the plain bids of all regions on whatever the awards before left."""
+    """Returns the plans that reference bids give, one workload after the other, each after the awards before it."""
     states = {snapshot.region: snapshot for snapshot in fleet}
     out = []
     for candidate in candidates:
@@ -70,7 +70,7 @@ def _run(auction: Auction, candidates: list[Candidate], sizes: Random) -> list[O
 @settings(PROPERTY, max_examples=examples(60))
 @given(st.integers(0, 2**32), st.booleans())
 def test_a_batch_is_placed_as_one_at_a_time(seed: int, negative_cache: bool) -> None:
-    """Whatever the sizes of the batches, and with the negative cache or not, the plans are those of the reference."""
+    """For any batch sizes, and with or without the negative cache, the plans equal those of the reference."""
     fleet, candidates = _fleet(seed), _batch(seed, 8)
     auction = _auction(fleet, Options(negative_cache=negative_cache))
     outcomes = _run(auction, candidates, Random(seed))
@@ -84,7 +84,7 @@ def test_a_batch_is_placed_as_one_at_a_time(seed: int, negative_cache: bool) -> 
 @settings(PROPERTY, max_examples=examples(60))
 @given(st.integers(0, 2**32))
 def test_bids_from_elsewhere_decide_nothing_that_does_not_hold(seed: int) -> None:
-    """With first bids made on other facts, and some missing, everybody who is placed has a plan that holds."""
+    """If first bids were made on other data, or are missing, every awarded plan is still valid."""
     fleet, candidates = _fleet(seed), _batch(seed, 6)
     other = {s.region: s for s in _fleet(seed + 1)}
     answers = [
@@ -100,7 +100,7 @@ def test_bids_from_elsewhere_decide_nothing_that_does_not_hold(seed: int) -> Non
 
 
 def _roomy(seed: int) -> tuple[list[RegionSnapshot], list[Candidate]]:
-    """Three small regions, mostly free, of which some have one type only; gangs of one job, and some of two types."""
+    """Returns three small, mostly free regions, some with one GPU type only, and gangs of one or two GPU types."""
     rng = Random(seed)
     fleet = []
     for name in ("r0", "r1", "r2"):
@@ -120,7 +120,7 @@ def _roomy(seed: int) -> tuple[list[RegionSnapshot], list[Candidate]]:
 
 
 def test_roomy_fleets_have_something_to_win() -> None:
-    """In what the joint choice is tried on, it places some whom one at a time leaves out."""
+    """On the roomy fleets, the joint choice places some workloads that placement one by one does not."""
     gains = 0
     for seed in range(60):
         fleet, candidates = _roomy(seed)
@@ -133,7 +133,7 @@ def test_roomy_fleets_have_something_to_win() -> None:
 @settings(PROPERTY, max_examples=examples(60))
 @given(st.integers(0, 2**32), st.booleans())
 def test_together_leaves_nobody_behind(seed: int, roomy: bool) -> None:
-    """Chosen jointly, whoever would be placed one at a time is placed as well, and no more are evicted or lost."""
+    """The joint choice places every workload that placement one by one places, with no more victims or lost work."""
     fleet, candidates = _roomy(seed) if roomy else (_fleet(seed), _batch(seed, 8))
     alone = _auction(fleet, Options()).place(candidates)
     auction = _auction(fleet, Options(joint=True))
@@ -149,25 +149,25 @@ def test_together_leaves_nobody_behind(seed: int, roomy: bool) -> None:
     states = {snapshot.region: snapshot for snapshot in fleet}
     for candidate, outcome in zip(candidates, together, strict=True):
         if outcome.plan is not None:
-            # Raises where the plans do not go together.
+            # Raises an error if the plans are not valid together.
             states[outcome.plan.region] = after_award(states[outcome.plan.region], outcome.plan, candidate.request)
 
 
 def _cost(outcomes: list[Outcome]) -> list[float]:
-    """Victims at each rank or above, and what they lose."""
+    """Returns the number of victims up to each rank, and the lost work."""
     plans = [o.plan for o in outcomes if o.plan is not None]
     up_to = [sum(sum(p.quality.victims_by_rank[: k + 1]) for p in plans) for k in range(8)]
     return [*up_to, sum(p.quality.lost_gpu_s for p in plans)]
 
 
 def _two_regions() -> list[RegionSnapshot]:
-    """One with both types, one with a100 only; both free."""
+    """Returns one region with both GPU types and one with a100 only, both free."""
     here = region([machine("x1"), machine("x2", gpu_type="h100")])
     return [replace(here, region="x"), replace(region([machine("y1")]), region="y")]
 
 
 def test_the_first_makes_room_for_the_second() -> None:
-    """One at a time the first takes the only region that the second could use; together both are placed (MAST 4.1)."""
+    """Placed one by one, the first workload takes the second's only region; jointly, both are placed (MAST 4.1)."""
     first = Candidate(replace(request(gpu_job(1, 8)), workload="1"))
     second = Candidate(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
     alone = _auction(_two_regions(), Options()).place([first, second])
@@ -179,7 +179,7 @@ def test_the_first_makes_room_for_the_second() -> None:
 
 
 def test_a_joint_choice_that_is_not_told_takes_nothing() -> None:
-    """Who asks for the first outcome only finds the second's machines free afterwards."""
+    """If only the first outcome of a joint choice is consumed, the machines of the second stay free."""
     first = Candidate(replace(request(gpu_job(1, 8)), workload="1"))
     second = Candidate(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
     auction = _auction(_two_regions(), Options(joint=True))
@@ -193,7 +193,7 @@ def test_a_joint_choice_that_is_not_told_takes_nothing() -> None:
 
 
 def test_what_was_refused_may_have_room_after_an_award_that_was_not_to_be() -> None:
-    """A refusal holds within a pass only as long as nothing is given up: then it has to be forgotten."""
+    """A cached refusal holds only while no resources are released in the pass; then the cache must be cleared."""
     first, second = (Candidate(replace(request(gpu_job(1, 8)), workload=name)) for name in ("1", "2"))
     auction = _auction([region([machine("x1")])], Options())
     won, refused = auction.place([first, second])
@@ -206,7 +206,7 @@ def test_what_was_refused_may_have_room_after_an_award_that_was_not_to_be() -> N
 
 
 def test_together_spares_victims() -> None:
-    """Where the first may go elsewhere for free, the second does not have to evict anybody (two of 8 in one region)."""
+    """If the first workload can use another region for free, the second needs no victim."""
     low = [running("low", ("y2", 8))]
     y = replace(region([machine("y1"), machine("y2", used=8), machine("y3", gpu_type="h100")], low), region="y")
     fleet = [replace(region([machine("z1")]), region="z"), y]
@@ -221,7 +221,7 @@ def test_together_spares_victims() -> None:
 
 
 def test_together_evicts_no_more() -> None:
-    """Where making room for the second would take an eviction that one at a time does without, it waits."""
+    """If the second workload could only be placed with an extra eviction, the joint choice lets it wait."""
     fleet = _two_regions()
     full = replace(region([machine("y1", used=8)], [running("low", ("y1", 8))]), region="y")
     first = Candidate(replace(request(gpu_job(1, 8)), workload="1"))
@@ -233,7 +233,7 @@ def test_together_evicts_no_more() -> None:
 
 
 def test_equal_bids_go_where_the_slow_path_planned() -> None:
-    """Of regions that are equal in every criterion the planned one wins; a better one wins against the plan."""
+    """Among equal bids, the region planned by Tetris wins; a better bid wins over the plan."""
     fleet = [replace(region([machine(f"{name}1")]), region=name) for name in ("x", "y")]
     candidate = Candidate(request(gpu_job(1, 8)), planned_region="y")
     (outcome,) = _auction(fleet, Options()).place([candidate])
@@ -251,7 +251,7 @@ _ENDS_S = 1600.0
 
 
 def _half_busy() -> RegionSnapshot:
-    """Two machines; what runs on one of them is over at 1,600 s at the latest, and may not be evicted."""
+    """Returns two machines; one is busy until at most 1,600 s with a workload that may not be evicted."""
     keeper = replace(running("keeper", ("m1", 8), rank=1), ends_by_s=_ENDS_S)
     return region([machine("m1", used=8), machine("m2")], [keeper])
 
@@ -264,7 +264,7 @@ _LARGE = Candidate(replace(request(gpu_job(2, 8), rank=2), workload="large"), wa
 
 
 def test_what_frees_up_is_kept_for_a_large_gang() -> None:
-    """A gang that waited too long reserves; later ones may use it only if they are over before it starts."""
+    """A gang that has waited too long gets a reservation; only workloads that end before its start may use it."""
     auction = _auction([_half_busy()], Options(reserve_after_s=3600.0))
     large, slow, quick, late = auction.place([_LARGE, _small("slow"), _small("quick", 600.0), _small("late", 601.0)])
     assert large.plan is None
@@ -274,7 +274,7 @@ def test_what_frees_up_is_kept_for_a_large_gang() -> None:
 
 
 def test_without_a_reservation_small_ones_overtake() -> None:
-    """One that has not waited long enough keeps nothing."""
+    """A gang that has not waited long enough gets no reservation."""
     auction = _auction([_half_busy()], Options(reserve_after_s=3600.0))
     large, slow = auction.place([replace(_LARGE, waited_s=3600.0), _small("slow")])
     assert large.plan is None
@@ -283,7 +283,7 @@ def test_without_a_reservation_small_ones_overtake() -> None:
 
 
 def test_over_quota_gangs_reserve_what_those_within_quota_leave() -> None:
-    """An over-quota gang keeps a region from others that are over-quota, unless one within quota has reserved it."""
+    """An over-quota gang's reservation excludes other over-quota work, but a gang within quota reserves first."""
     over = replace(_LARGE, request=replace(_LARGE.request, workload="over", rank=8))
     slow = replace(_small("slow"), request=replace(_small("slow").request, rank=8))
     first, waits = _auction([_half_busy()], Options(reserve_after_s=3600.0)).place([over, slow])
@@ -293,7 +293,10 @@ def test_over_quota_gangs_reserve_what_those_within_quota_leave() -> None:
 
 
 def test_nothing_is_kept_idle_for_an_over_quota_gang_longer_than_half_as_long_as_it_waited() -> None:
-    """What has no known end is expected to go on for as long as it ran."""
+    """An over-quota gang gets a reservation only if it starts within half of the time that it has waited.
+
+    A workload without a known end is expected to run for as long as it has run so far.
+    """
     over = replace(_LARGE, request=replace(_LARGE.request, workload="over", rank=8))
     slow = replace(_small("slow"), request=replace(_small("slow").request, rank=8))
     endless = replace(_half_busy().running[0], ends_by_s=inf)
@@ -311,7 +314,7 @@ def test_nothing_is_kept_idle_for_an_over_quota_gang_longer_than_half_as_long_as
 
 
 def test_a_reservation_ends_with_its_pass() -> None:
-    """Nothing is taken for it: the next pass starts from what is free, and the gang gets it when it all is."""
+    """A reservation holds no resources; a gang is awarded in the first pass in which all that it needs is free."""
     snapshot = _half_busy()
     auction = _auction([snapshot], Options(reserve_after_s=3600.0))
     auction.place([_LARGE])
@@ -324,7 +327,10 @@ def test_a_reservation_ends_with_its_pass() -> None:
 
 
 def test_a_gang_goes_on_with_what_it_reserved_unless_it_asks_for_other_gpus() -> None:
-    """Also where another region could start it sooner by now; but never on a type that it does not accept any more."""
+    """A gang's reservation is renewed even if another region could start it earlier by now.
+
+    It is not renewed for a GPU type that the gang no longer accepts.
+    """
     soon = replace(_half_busy().running[0], ends_by_s=3000.0)
     a100 = replace(_half_busy(), region="a", running=(soon,))
     other = tuple(machine(name, used=used, gpu_type="v100") for name, used in (("m1", 8), ("m2", 0)))
@@ -341,7 +347,7 @@ def test_a_gang_goes_on_with_what_it_reserved_unless_it_asks_for_other_gpus() ->
 
 
 def test_a_reservation_ends_where_the_gang_may_not_run_any_more() -> None:
-    """Its cluster's machines are lent now, which the gang does not want: they are everybody's who does."""
+    """A reservation ends when its machines become voluntary and the gang does not accept that capacity kind."""
     auction = _auction([_half_busy()], Options(reserve_after_s=3600.0))
     lent = _small("lent")
     lent = replace(lent, request=replace(lent.request, jobs=(replace(gpu_job(1, 4), capacity=("voluntary",)),)))
@@ -355,7 +361,7 @@ def test_a_reservation_ends_where_the_gang_may_not_run_any_more() -> None:
 
 
 def test_the_region_that_can_start_it_soonest() -> None:
-    """It reserves where it would start first; what is reserved elsewhere stays in everybody's reach."""
+    """The gang reserves in the region with the earliest start; other regions stay available."""
     later = replace(_half_busy().running[0], ends_by_s=9000.0)
     fleet = [replace(_half_busy(), region="a", running=(later,)), replace(_half_busy(), region="b")]
     auction = _auction(fleet, Options(reserve_after_s=3600.0))

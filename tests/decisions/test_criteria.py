@@ -1,4 +1,4 @@
-"""The list of criteria by which plans compare: its order, its documentation, and plans of earlier versions."""
+"""The criteria that compare plans: their order, their documentation, and plans of earlier versions."""
 
 from dataclasses import fields
 from math import inf
@@ -19,7 +19,7 @@ WORST = PlanQuality(
 
 
 def test_the_order_of_the_criteria() -> None:
-    """An earlier criterion decides, however much worse all later ones are."""
+    """An earlier criterion decides, however much worse all later criteria are."""
     assert tuple(one.name for one in fields(PlanQuality)) == ORDER
     values = {name: getattr(WORST, name) for name in ORDER}
     for place, name in enumerate(ORDER):
@@ -29,12 +29,12 @@ def test_the_order_of_the_criteria() -> None:
 
 
 def test_the_documentation_has_the_list(checkout: Path) -> None:
-    """The users' page shows the table that is made from it."""
+    """docs/scheduling.md has the table that is generated from the criteria."""
     assert markdown() in (checkout / "docs" / "scheduling.md").read_text()
 
 
 def test_qualities_of_earlier_versions_are_read() -> None:
-    """A bid or an award that was written before a criterion was added has its default."""
+    """A quality that was stored before a criterion was added gets the criterion's default."""
     old = '{"victims_by_rank": [0,0,0,0,0,0,0,2], "lost_gpu_s": 3.5, "youngest_victim_started_at_s": "-Infinity",'
     old += ' "type_preference": 1, "racks": 2, "machines": 3}'
     found = TypeAdapter(PlanQuality).validate_json(old)

@@ -1,4 +1,4 @@
-"""The queue as columns: whatever order its changes come in, it is the queue that a snapshot would have given."""
+"""The queue's columns: changes in any order give the same queue as a snapshot."""
 
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -21,14 +21,14 @@ from .queues import queued, snapshots, tenant
 
 @dataclass
 class _Life:
-    """Workloads that come, change and go, beside the queue that is told of it."""
+    """The workloads of a changing queue, and the columns that receive the changes."""
 
     queue: QueueColumns = field(default_factory=QueueColumns)
     pending: dict[str, QueuedWorkload] = field(default_factory=dict)
     placed: dict[str, PlacedWorkload] = field(default_factory=dict)
 
     def step(self, drawn: QueueSnapshot, rng: Random) -> None:
-        """Some of a snapshot's workloads come or take the place of those of their id; some that are there go."""
+        """Adds or replaces a snapshot's workloads, and removes some of the existing ones."""
         gone = [w for w in self.pending.values() if rng.random() < 0.3]
         ended = [w for w in self.placed.values() if rng.random() < 0.3]
         pending = [QueueChange[QueuedWorkload](w.submitted_at_s, w.id, None) for w in gone]
@@ -38,7 +38,7 @@ class _Life:
         for was in ended:
             del self.placed[was.id]
         for new in drawn.pending:
-            # A workload's time of submission is its own for life, so a change finds it where it was.
+            # The submission time of a workload never changes, so a change finds its row.
             now = replace(new, submitted_at_s=self.pending.get(new.id, new).submitted_at_s)
             pending.append(QueueChange(now.submitted_at_s, now.id, now))
             self.pending[now.id] = now
@@ -52,7 +52,7 @@ class _Life:
 @settings(PROPERTY, max_examples=examples(150))
 @given(st.lists(snapshots(), min_size=1, max_size=5), st.randoms(use_true_random=False))
 def test_changes_lead_where_a_snapshot_does(steps: list[QueueSnapshot], rng: Random) -> None:
-    """After any changes, in any portions, a scan gives what the reference gives for what is there."""
+    """After any changes, in batches of any size, a scan of the columns equals the reference's scan."""
     life = _Life()
     tenants = {t.name: t for snapshot in steps for t in snapshot.tenants}
     life.queue.set_tenants(tenants.values())
@@ -71,14 +71,14 @@ def test_changes_lead_where_a_snapshot_does(steps: list[QueueSnapshot], rng: Ran
     )
 )
 def test_the_order_is_that_of_a_sort(rows: list[tuple[int, float]]) -> None:
-    """Bucket by bucket the order is the one that a stable sort by rank and credit gives, however credits cluster."""
+    """The bucketed order equals a stable sort by rank and credit, for any distribution of credits."""
     rank, credit = np.array([r for r, _ in rows], np.int8), np.array([c for _, c in rows], np.float64)
     expected = sorted((i for i, (r, _) in enumerate(rows) if r), key=lambda i: (rows[i][0], -rows[i][1]))
     assert order_queue(rank, credit).tolist() == expected
 
 
 def test_a_tenant_with_workloads_cannot_be_forgotten() -> None:
-    """Tenants may be renewed, and left out while nothing is theirs; one whose workloads are there is missed."""
+    """Tenants can be replaced, and removed if they have no workloads; otherwise the removal is an error."""
     queue = QueueColumns()
     queue.set_tenants([tenant("a"), tenant("b")])
     workload = queued("w", of="b")

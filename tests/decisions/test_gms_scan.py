@@ -1,4 +1,4 @@
-"""The scan pass: equal to its reference, never beyond a quota, and the rules of MAST 4.2 by example."""
+"""The scan: equality with its reference, quotas that are never exceeded, and the rules of MAST 4.2 by example."""
 
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -31,10 +31,10 @@ def test_equals_the_reference(snapshot: QueueSnapshot) -> None:
 @settings(PROPERTY, max_examples=examples(200))
 @given(snapshots(), st.data())
 def test_never_over_quota_as_within_quota(snapshot: QueueSnapshot, data: st.DataObject) -> None:
-    """What a tenant has placed within quota stays within it, and so does what is pending with all that comes before it.
+    """A tenant's placed work within quota fits its quota, and so does pending work together with all work before it.
 
-    Whatever eligible type each job gets. Before it come the tenant's placed workloads of its level and above, and the
-    pending ones of a higher level, or of its level with more credit.
+    The property holds for every eligible GPU type of each job. Before a pending workload come the tenant's placed
+    workloads of its level and above, and pending ones of a higher level, or of its level with more credit.
     """
     result = scan(snapshot)
     owners = {t.name: t for t in snapshot.tenants}
@@ -66,12 +66,12 @@ def _quota(owner: TenantState, resource: str) -> float:
 @settings(PROPERTY, max_examples=examples(150))
 @given(snapshots())
 def test_what_is_pending_changes_no_rank(snapshot: QueueSnapshot) -> None:
-    """Work that is placed has the rank that it would have with nothing in the queue."""
+    """The rank of a placed workload does not depend on pending workloads."""
     assert scan(snapshot).placed_ranks == scan(replace(snapshot, pending=())).placed_ranks
 
 
 def _award(snapshot: QueueSnapshot, ranked: Ranked) -> QueueSnapshot:
-    """The snapshot once a pending workload is placed, on the most preferred of its eligible types."""
+    """Returns the snapshot after a pending workload is placed, on the most preferred of its eligible types."""
     (own,) = (w for w in snapshot.pending if w.id == ranked.id)
     gpus = Counter[str]()
     for one, types in zip(own.jobs, ranked.gpu_types, strict=True):
@@ -85,7 +85,7 @@ def _award(snapshot: QueueSnapshot, ranked: Ranked) -> QueueSnapshot:
 @settings(PROPERTY, max_examples=examples(200))
 @given(st.one_of(snapshots(), displacing()))
 def test_an_award_displaces_what_it_says(snapshot: QueueSnapshot) -> None:
-    """The first of a tenant's queue has its rank once it is placed, and just what it displaces is over-quota then."""
+    """An award of a tenant's first pending workload keeps its rank, and makes exactly its `displaces` over-quota."""
     before, seen = scan(snapshot), set[str]()
     tenants = {w.id: w.tenant for w in snapshot.pending}
     for ranked in before.queue:
@@ -100,7 +100,7 @@ def test_an_award_displaces_what_it_says(snapshot: QueueSnapshot) -> None:
 
 
 def test_snapshots_displace() -> None:
-    """What the property is tried on has work that displaces several others at once."""
+    """The drawn snapshots include a workload that displaces several others."""
     find(
         displacing(),
         lambda snapshot: any(len(r.displaces) > 1 for r in scan(snapshot).queue),
@@ -111,7 +111,7 @@ def test_snapshots_displace() -> None:
 @settings(PROPERTY, max_examples=examples(150))
 @given(snapshots(), st.randoms(use_true_random=False))
 def test_the_order_of_the_snapshot_does_not_matter(snapshot: QueueSnapshot, rng: Random) -> None:
-    """Tenants, pending and placed workloads in any order give the same ranks and the same queue."""
+    """The order of tenants, pending and placed workloads in the snapshot does not change ranks or the queue."""
     shuffled = replace(
         snapshot,
         tenants=tuple(rng.sample(snapshot.tenants, len(snapshot.tenants))),
@@ -124,7 +124,7 @@ def test_the_order_of_the_snapshot_does_not_matter(snapshot: QueueSnapshot, rng:
 @settings(PROPERTY, max_examples=examples(150))
 @given(snapshots())
 def test_ranks_and_levels_are_what_they_are_said_to_be(snapshot: QueueSnapshot) -> None:
-    """A within-quota workload has its tenant's level or the lower one that it requests; others rank 8, and a reason."""
+    """A within-quota workload has its tenant's level or a lower requested one; others have rank 8 and a reason."""
     owners = {t.name: t for t in snapshot.tenants}
     pending = {w.id: w for w in snapshot.pending}
     result = scan(snapshot)
@@ -148,7 +148,7 @@ def test_ranks_and_levels_are_what_they_are_said_to_be(snapshot: QueueSnapshot) 
 @settings(PROPERTY, max_examples=examples(150))
 @given(snapshots())
 def test_the_queue_is_in_its_documented_order(snapshot: QueueSnapshot) -> None:
-    """The queue goes by rank, then more credit, then submitted earlier, then id."""
+    """The queue is sorted by rank, then by more credit, then by earlier submission, then by id."""
     submitted = {w.id: w.submitted_at_s for w in snapshot.pending}
 
     def order(ranked: Ranked) -> tuple[int, float, float, str]:
@@ -161,14 +161,14 @@ def test_the_queue_is_in_its_documented_order(snapshot: QueueSnapshot) -> None:
 @settings(PROPERTY, max_examples=examples(150))
 @given(snapshots())
 def test_a_held_workload_counts_for_nothing(snapshot: QueueSnapshot) -> None:
-    """Without its held workloads a snapshot gives the same result."""
+    """A snapshot without its held workloads gives the same result."""
     assert scan(replace(snapshot, pending=tuple(w for w in snapshot.pending if not w.held))) == scan(snapshot)
 
 
 @settings(PROPERTY, max_examples=examples(150))
 @given(snapshots())
 def test_a_tenant_cannot_use_up_the_quota_of_another(snapshot: QueueSnapshot) -> None:
-    """Which of a tenant's workloads are over-quota does not depend on what the other tenants hold or submit."""
+    """Workloads of other tenants do not change which of a tenant's workloads are over-quota."""
     mine = snapshot.tenants[0].name
     alone = scan(
         replace(
@@ -191,7 +191,7 @@ def _credits(snapshot: QueueSnapshot) -> dict[str, float]:
 
 
 def test_credit_grows_with_age_up_to_the_cap() -> None:
-    """Expression 10: a hundredth of a credit for each second of age, none before submission, no more after the cap."""
+    """Expression 10: a hundredth of a credit per second of age, 0 before the submission, and constant after the cap."""
     ages = {"young": 9900.0, "hour": 6400.0, "old": 0.0, "future": 10_500.0}
     pending = [queued(id_, job(1, 1), at_s=at_s) for id_, at_s in ages.items()]
     got = _credits(queue([tenant(a100=8)], pending, now_s=10_000.0))
@@ -199,7 +199,7 @@ def test_credit_grows_with_age_up_to_the_cap() -> None:
 
 
 def test_credit_favours_tenants_that_used_less_than_average() -> None:
-    """Expression 11: no use, the average of the tenants with a quota, and twice that give 10, 0 and -10."""
+    """Expression 11: no use, the average of the tenants with a quota, and twice the average give 10, 0 and -10."""
     tenants = [
         tenant("idle", share=0.0, a100=1),
         tenant("even", share=0.2, a100=1),
@@ -212,14 +212,14 @@ def test_credit_favours_tenants_that_used_less_than_average() -> None:
 
 @pytest.mark.parametrize("cpus_milli", [None, 1])
 def test_a_quota_of_cpus_alone_is_a_quota(cpus_milli: int | None) -> None:
-    """A tenant with CPUs, or CPUs without limit, but no GPUs takes part in the average."""
+    """A tenant with a CPU quota, even an unlimited one, but no GPUs counts in the average."""
     tenants = [tenant("cpu", share=0.5, cpus_milli=cpus_milli), tenant("gpu", share=0.0, a100=1)]
     pending = [queued("w", job(1, 1), of="gpu", at_s=1000.0), queued("v", job(1, 0), of="cpu", at_s=1000.0)]
     assert _credits(queue(tenants, pending)) == {"w": 10.0, "v": -10.0}
 
 
 def test_no_use_anywhere_gives_no_fair_share_credit() -> None:
-    """Where nobody used anything the second term is 0."""
+    """If no tenant has used resources, the fair-share term is 0."""
     assert _credits(queue([tenant(a100=1)], [queued("w", job(1, 1), at_s=1000.0)])) == {"w": 0.0}
 
 
@@ -227,7 +227,7 @@ def test_no_use_anywhere_gives_no_fair_share_credit() -> None:
 
 
 def test_the_oldest_award_uses_quota_first() -> None:
-    """Of a level beyond quota the workloads awarded later are over-quota; a later one that fits is within."""
+    """Within a level, quota goes to the earliest awards; a later award that still fits is within quota."""
     placed = [
         PlacedWorkload("a-late-small", "vision", 30.0, {"a100": 2}, 0, requested_level=5),
         PlacedWorkload("b-late-large", "vision", 20.0, {"a100": 4}, 0, requested_level=5),
@@ -239,17 +239,19 @@ def test_the_oldest_award_uses_quota_first() -> None:
 
 
 def test_quota_goes_to_the_most_important_level_first() -> None:
-    """An urgent workload is within quota though a sweep of its tenant uses all of it; a second sweep is not."""
+    """An urgent workload is within quota although a sweep of its tenant uses all of it; a second sweep is not."""
     placed = [PlacedWorkload("sweep", "vision", 10.0, {"a100": 8}, 0, requested_level=7)]
     pending = [queued("more", job(1, 1), requested_level=7, at_s=0.0), queued("urgent", job(1, 8), at_s=900.0)]
     result = scan(queue([tenant(level=1, a100=8)], pending, placed))
     assert result.placed_ranks == {"sweep": 7}
     assert [(r.id, r.rank, r.displaces) for r in result.queue] == [("urgent", 1, ("sweep",)), ("more", 8, ())]
-    assert str(result.queue[1].reason) == "quota_exceeded: tenant vision uses 16 of 8 a100 and this workload needs 1 more"
+    assert (
+        str(result.queue[1].reason) == "quota_exceeded: tenant vision uses 16 of 8 a100 and this workload needs 1 more"
+    )
 
 
 def test_an_award_takes_quota_from_what_is_less_important() -> None:
-    """Of placed workloads those of the most important level use quota first, whenever they were awarded."""
+    """Placed workloads of the most important level use quota first, whatever their award times."""
     placed = [
         PlacedWorkload("sweep", "vision", 10.0, {"a100": 8}, 0, requested_level=7),
         PlacedWorkload("urgent", "vision", 20.0, {"a100": 4}, 0),
@@ -258,7 +260,7 @@ def test_an_award_takes_quota_from_what_is_less_important() -> None:
 
 
 def test_only_as_much_is_displaced_as_is_needed() -> None:
-    """Of two sweeps the one awarded last is displaced, where half of the quota is wanted; then both."""
+    """If half of the quota is needed, only the sweep that was awarded last is displaced; for all of it, both are."""
     placed = [PlacedWorkload(f"sweep{k}", "vision", 10.0 * k, {"a100": 4}, 0, requested_level=7) for k in (1, 2)]
     pending = [queued("first", job(1, 4), at_s=0.0), queued("second", job(1, 4), at_s=1.0)]
     result = scan(queue([tenant(level=1, a100=8)], pending, placed))
@@ -266,7 +268,7 @@ def test_only_as_much_is_displaced_as_is_needed() -> None:
 
 
 def test_credit_decides_who_gets_the_quota() -> None:
-    """Of two workloads that do not both fit, the older one is within quota; a third that fits what is left is too."""
+    """Of two workloads that do not both fit, the older one is within quota; a third that fits in the rest is too."""
     pending = [queued("young", job(1, 8), at_s=900.0), queued("old", job(1, 6), at_s=100.0), queued("tiny", job(1, 2))]
     ranks = {r.id: r.rank for r in scan(queue([tenant(a100=8)], pending)).queue}
     assert ranks == {"old": 3, "tiny": 3, "young": 8}
@@ -280,7 +282,7 @@ def test_over_quota_comes_after_level_7() -> None:
 
 
 def test_a_wish_only_lowers() -> None:
-    """A requested level below the tenant's is followed and one above it is not."""
+    """A requested level lowers a workload's priority and never raises it above its tenant's."""
     pending = [
         queued("lower", job(1, 1), requested_level=6),
         queued("higher", job(1, 1), requested_level=1),
@@ -291,7 +293,7 @@ def test_a_wish_only_lowers() -> None:
 
 
 def test_a_choice_of_types_counts_against_all_of_them() -> None:
-    """While a workload may still get either type it takes quota of both."""
+    """A workload that accepts two GPU types uses quota of both until it is placed."""
     pending = [
         queued("either", job(1, 4, "a100", "h100"), at_s=0.0),
         queued("a100", job(1, 1, "a100"), at_s=1.0),
@@ -303,7 +305,7 @@ def test_a_choice_of_types_counts_against_all_of_them() -> None:
 
 
 def test_types_without_quota_are_struck_from_the_choice() -> None:
-    """Where the whole choice does not fit each job keeps the first type that does, after the jobs before it."""
+    """If the accepted types do not all fit, each job keeps the first type that fits after the jobs before it."""
     jobs = (
         job(1, 4, "h100", "a100", name="first"),
         job(1, 4, "h100", "a100", name="second"),
@@ -314,7 +316,7 @@ def test_types_without_quota_are_struck_from_the_choice() -> None:
 
 
 def test_the_reason_names_the_first_type_that_is_lacking() -> None:
-    """The reason names the most preferred type of the job without a type left, with used, quota and need."""
+    """The reason has the most preferred type of the first job that does not fit, with its use, quota and need."""
     placed = [PlacedWorkload("p", "vision", 0.0, {"h100": 3}, 0)]
     jobs = (job(1, 1, "h100", name="first"), job(1, 4, "h100", "a100", name="second"))
     only = scan(queue([tenant(a100=2, h100=4)], [queued("w", *jobs)], placed)).queue[0]
@@ -332,7 +334,7 @@ def test_cpus_are_told_in_cores() -> None:
 
 @pytest.mark.parametrize("held", [False, True])
 def test_an_unknown_tenant_is_an_error(held: bool) -> None:
-    """A workload of a tenant that the snapshot lacks is named, also if it is held."""
+    """A workload of a tenant that the snapshot lacks is an error that names both, even if it is held."""
     with pytest.raises(ValueError, match=r"workload 'w' has tenant 'nobody'"):
         scan(queue([tenant()], [queued("w", job(1, 1), of="nobody", held=held)]))
     with pytest.raises(ValueError, match=r"workload 'p' has tenant 'nobody'"):
@@ -340,6 +342,6 @@ def test_an_unknown_tenant_is_an_error(held: bool) -> None:
 
 
 def test_an_empty_snapshot_is_an_empty_queue() -> None:
-    """Nothing at all gives nothing."""
+    """An empty snapshot gives an empty queue."""
     result = scan(QueueSnapshot(0.0, (), (), (), WEIGHTS))
     assert (result.queue, dict(result.placed_ranks)) == ((), {})

@@ -1,4 +1,4 @@
-"""A region right after an award: nothing is given out twice, however many awards a tick makes."""
+"""A region right after an award: no resource is allocated twice, for any number of awards in a pass."""
 
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +17,7 @@ from .fleets import crowded, gpu_job, machine, region, regions, request, request
 
 
 def _sums(snapshot: RegionSnapshot) -> Counter[tuple[str, str]]:
-    """What is free and what is held, for each of the snapshot's machines and each resource."""
+    """Returns the sum of free and held resources by machine and resource."""
     total: Counter[tuple[str, str]] = Counter()
     for m in snapshot.machines:
         total[m.id, "gpus"] += m.free_gpus
@@ -38,14 +38,14 @@ def _nothing_overdrawn(snapshot: RegionSnapshot) -> bool:
 @settings(PROPERTY, max_examples=examples(200))
 @given(regions(), st.lists(requests(), min_size=2, max_size=4))
 def test_a_tick_of_awards_gives_nothing_out_twice(snapshot: RegionSnapshot, asking: list[PlacementRequest]) -> None:
-    """Bids on what the awards before left overdraw no machine and never evict the same workload twice."""
+    """Bids after earlier awards of a pass overdraw no machine and never evict the same workload twice."""
     _check_tick(snapshot, asking)
 
 
 @settings(PROPERTY, max_examples=examples(200))
 @given(st.integers(0, 2**32))
 def test_a_tick_of_awards_in_a_crowd_gives_nothing_out_twice(seed: int) -> None:
-    """The same where every award needs victims."""
+    """The same holds if every award needs victims."""
     snapshot, _ = crowded(seed)
     _check_tick(snapshot, [crowded(seed + number)[1] for number in range(3)])
 
@@ -66,7 +66,7 @@ def _check_tick(snapshot: RegionSnapshot, asking: list[PlacementRequest]) -> Non
 
 
 def _awarded() -> tuple[RegionSnapshot, Plan, PlacementRequest]:
-    """Two GPUs are free, six of the victim's eight are needed besides."""
+    """Returns a plan that uses two free GPUs and six of the eight GPUs of a victim."""
     snapshot = region([machine("m", 12, used=10)], [running("victim", ("m", 8)), running("other", ("m", 2), rank=1)])
     asking = request(gpu_job(8, 1), rank=2)
     plan = bid(snapshot, asking).plan
@@ -75,7 +75,7 @@ def _awarded() -> tuple[RegionSnapshot, Plan, PlacementRequest]:
 
 
 def test_free_first_and_the_surplus_stays_with_the_victim() -> None:
-    """What is free is taken, the victim holds on to all of its slots, and its surplus is free for nobody."""
+    """Free slots are used first; the victim keeps its slots, and no other workload can get its surplus."""
     snapshot, plan, asking = _awarded()
     after = after_award(snapshot, plan, asking)
     assert [m.free_gpus for m in after.machines] == [0]
@@ -88,7 +88,7 @@ def test_free_first_and_the_surplus_stays_with_the_victim() -> None:
 
 
 def test_the_snapshot_itself_is_left_alone() -> None:
-    """The award's snapshot is a new one."""
+    """`after_award` does not change the given snapshot."""
     snapshot, plan, asking = _awarded()
     copy = replace(snapshot)
     after_award(snapshot, plan, asking)
@@ -96,7 +96,7 @@ def test_the_snapshot_itself_is_left_alone() -> None:
 
 
 def test_a_plan_that_does_not_belong_is_an_error() -> None:
-    """Plans for another workload, of part of a gang, on unknown or full machines or with wrong victims are refused."""
+    """Plans for other workloads, of partial gangs, on unknown or full machines, or with wrong victims are rejected."""
     snapshot, plan, asking = _awarded()
     (placement,) = plan.jobs
     wrong: list[tuple[str, RegionSnapshot, Plan, PlacementRequest]] = [

@@ -1,4 +1,4 @@
-"""Bids on random regions: equal to the reference, and what must never happen."""
+"""Bids on random regions: equality with the reference, and invariants of plans."""
 
 from collections import Counter
 from dataclasses import replace
@@ -18,13 +18,13 @@ from .fleets import crowded, regions, requests
 
 SEEDS = st.integers(0, 2**32)
 TWO_PASSES = 2874
-"""A crowd in which a victim can be dropped only after a later one has been."""
+"""Seed of a region in which a victim can be dropped only after a later victim was dropped."""
 
 
 @settings(PROPERTY, max_examples=examples(200))
 @given(regions(), requests())
 def test_equals_the_reference(snapshot: RegionSnapshot, request: PlacementRequest) -> None:
-    """The bid is exactly the reference's: plan, victims, quality or reasons."""
+    """The bid equals the reference's bid: plan, victims, quality or reasons."""
     assert bid(snapshot, request) == reference.bid(snapshot, request)
 
 
@@ -32,14 +32,14 @@ def test_equals_the_reference(snapshot: RegionSnapshot, request: PlacementReques
 @given(SEEDS)
 @example(TWO_PASSES)
 def test_equals_the_reference_in_a_crowd(seed: int) -> None:
-    """The same where several victims, of several jobs, have to be chosen among many."""
+    """The bid equals the reference's if several victims of several jobs are chosen among many."""
     assert bid(*crowded(seed)) == reference.bid(*crowded(seed))
 
 
 @settings(PROPERTY, max_examples=examples(300))
 @given(regions(), requests())
 def test_plans_are_safe(snapshot: RegionSnapshot, request: PlacementRequest) -> None:
-    """A plan is of whole jobs in one cluster and of one type each, overdraws no machine and evicts only who may be."""
+    """A plan has whole jobs in permitted clusters, overdraws no machine, and evicts only evictable workloads."""
     _check_safe(snapshot, request)
 
 
@@ -47,7 +47,7 @@ def test_plans_are_safe(snapshot: RegionSnapshot, request: PlacementRequest) -> 
 @given(SEEDS)
 @example(TWO_PASSES)
 def test_plans_are_safe_in_a_crowd(seed: int) -> None:
-    """The same where several victims have to be chosen among many."""
+    """Plans are safe if several victims are chosen among many."""
     _check_safe(*crowded(seed))
 
 
@@ -79,7 +79,7 @@ def _check_whole(snapshot: RegionSnapshot, request: PlacementRequest, plan: Plan
 
 
 def _fits(snapshot: RegionSnapshot, request: PlacementRequest, plan: Plan, victims: set[str]) -> bool:
-    """Whether the plan's places suffice with what is free and what these victims hold."""
+    """Returns whether free resources and the holdings of these victims are enough for the plan."""
     room: Counter[tuple[str, str]] = Counter()
     for m in snapshot.machines:
         room.update(
@@ -114,13 +114,13 @@ def _check_victims(snapshot: RegionSnapshot, request: PlacementRequest, plan: Pl
         assert running[id_].evictable
         assert id_ not in request.may_not_evict
     for protected in plan.victims:
-        # With the others gone and nobody else to evict, there is no plan: the protected one is needed.
+        # Without this victim, and with no other evictions, there is no plan: this victim is needed.
         gone = {w.id for w in snapshot.running if w.id in plan.victims and w.id != protected}
         assert bid(_without(snapshot, gone), request).plan is None
 
 
 def _without(snapshot: RegionSnapshot, gone: set[str]) -> RegionSnapshot:
-    """The snapshot after these workloads released what they hold, where nobody else may be evicted."""
+    """Returns the snapshot after these workloads released their holdings; no other workload may be evicted."""
     freed: Counter[tuple[str, int]] = Counter()
     for workload in snapshot.running:
         if workload.id in gone:
@@ -144,7 +144,7 @@ def _check_quality(snapshot: RegionSnapshot, request: PlacementRequest, plan: Pl
     machines = {m.id: m for m in snapshot.machines}
     victims = [running[id_] for id_ in plan.victims]
     quality = plan.quality
-    # What the request displaces counts as over-quota.
+    # Workloads that the request displaces count as over-quota.
     ranks = [8 if v.id in request.displaces else v.rank for v in victims]
     assert quality.victims_by_rank == tuple(ranks.count(rank) for rank in range(1, 9))
     assert quality.youngest_victim_started_at_s == max((v.started_at_s for v in victims), default=float("-inf"))
@@ -163,14 +163,14 @@ def _check_quality(snapshot: RegionSnapshot, request: PlacementRequest, plan: Pl
 def test_the_order_of_the_snapshot_does_not_matter(
     snapshot: RegionSnapshot, request: PlacementRequest, rng: Random
 ) -> None:
-    """Machines, workloads and holdings in any order give the same bid."""
+    """The order of machines, workloads and holdings in the snapshot does not change the bid."""
     _check_order(snapshot, request, rng)
 
 
 @settings(PROPERTY, max_examples=examples(200))
 @given(SEEDS)
 def test_the_order_of_the_snapshot_does_not_matter_in_a_crowd(seed: int) -> None:
-    """The same where several victims have to be chosen among many."""
+    """The order of the snapshot does not change the bid if several victims are chosen among many."""
     _check_order(*crowded(seed), Random(seed))
 
 
@@ -189,7 +189,7 @@ def _check_order(snapshot: RegionSnapshot, request: PlacementRequest, rng: Rando
 @settings(PROPERTY, max_examples=examples(200))
 @given(SEEDS)
 def test_a_job_that_is_free_to_go_evicts_nobody(seed: int) -> None:
-    """A workload that has a plan on free machines alone gets one without victims."""
+    """A workload that fits on free machines gets a plan without victims."""
     snapshot, request = crowded(seed)
     gone = {w.id for w in snapshot.running if Random(seed + int(w.id[1:])).random() < 0.4}
     peaceful = _without(snapshot, gone)
@@ -202,7 +202,7 @@ def test_a_job_that_is_free_to_go_evicts_nobody(seed: int) -> None:
 @settings(PROPERTY, max_examples=examples(200))
 @given(SEEDS)
 def test_refusals_tell_the_truth(seed: int) -> None:
-    """What is said to be placeable is, without the other jobs; what lacks hardware does not fit an empty region."""
+    """The placeable tasks of a refusal fit on their own; a `no_hardware` job does not fit in an empty region."""
     snapshot, request = crowded(seed)
     reasons = bid(snapshot, request).reasons
     for reason in reasons:

@@ -1,4 +1,4 @@
-"""A region's columns: whatever order its changes come in, they are those of a snapshot; an award shows at once."""
+"""A region's columns: changes in any order equal a snapshot, and awards take effect immediately."""
 
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from .fleets import crowded, regions, requests
 
 
 def _turn_into(region: Region, now: RegionSnapshot, was: RegionSnapshot | None, rng: Random) -> None:
-    """Tells a region in any order what has changed from one snapshot to another, which need not have much in common."""
+    """Applies to a region, in random order, the changes from one snapshot to another; the two may differ completely."""
     news = [partial(region.put_machine, m) for m in now.machines]
     news += [partial(region.put_running, w) for w in now.running]
     if was is not None:
@@ -38,7 +38,7 @@ def _turn_into(region: Region, now: RegionSnapshot, was: RegionSnapshot | None, 
 @settings(PROPERTY, max_examples=examples(200))
 @given(st.lists(st.tuples(regions(), requests()), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_changes_lead_where_a_snapshot_does(steps: list[tuple[RegionSnapshot, PlacementRequest]], rng: Random) -> None:
-    """After any changes a region bids as the reference does on what is there; a bid leaves no trace."""
+    """After any changes, a region's bid equals the reference's; a bid does not change the region."""
     region = Region("here")
     planner = Planner(region)
     was = None
@@ -52,7 +52,7 @@ def test_changes_lead_where_a_snapshot_does(steps: list[tuple[RegionSnapshot, Pl
 @settings(PROPERTY, max_examples=examples(200))
 @given(st.integers(0, 2**32))
 def test_an_award_shows_in_the_next_bid(seed: int) -> None:
-    """Bids of a tick on one region, each on what the awards before left, are those on the snapshots after them."""
+    """Consecutive bids in one region, each after the awards before it, equal those on snapshots after these awards."""
     snapshot, _ = crowded(seed)
     region = Region.of(snapshot)
     planner = Planner(region)
@@ -71,7 +71,7 @@ def test_an_award_shows_in_the_next_bid(seed: int) -> None:
 @settings(PROPERTY, max_examples=examples(100))
 @given(st.integers(0, 2**32))
 def test_a_protected_workload_is_spared_until_its_time(seed: int) -> None:
-    """Whoever started lately is not evicted before the end of its minimum runtime."""
+    """A workload that started recently is not evicted before the end of its minimum runtime."""
     snapshot, request = crowded(seed)
     rng = Random(seed)
     times = (900.0, 1000.0, 1000.5, 2000.0)
@@ -89,7 +89,7 @@ def test_a_protected_workload_is_spared_until_its_time(seed: int) -> None:
 
 
 def _awards(seed: int) -> tuple[Region, RegionSnapshot, list[Award]]:
-    """A region after up to four awards, and as it was before them."""
+    """Returns a region after up to four awards, the snapshot before them, and the awards."""
     snapshot, _ = crowded(seed)
     region = Region.of(snapshot)
     planner = Planner(region)
@@ -105,7 +105,7 @@ def _awards(seed: int) -> tuple[Region, RegionSnapshot, list[Award]]:
 @settings(PROPERTY, max_examples=examples(200))
 @given(st.integers(0, 2**32))
 def test_a_revoked_award_leaves_no_trace(seed: int) -> None:
-    """With all awards taken back a region bids as before the first."""
+    """After all awards are revoked, a region bids as before the first award."""
     region, snapshot, given = _awards(seed)
     for one in reversed(given):
         revoke(region, one)
@@ -115,7 +115,7 @@ def test_a_revoked_award_leaves_no_trace(seed: int) -> None:
 
 
 def _in_use(region: Region) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """What is free and what is held by machine, shape (3, machines)."""
+    """Returns the sum of free and held resources by machine, shape (3, machines)."""
     out = region.machines.free.copy()
     for workload in region.running_workloads():
         for h in workload.holdings:
@@ -128,7 +128,7 @@ def _in_use(region: Region) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
 @settings(PROPERTY, max_examples=examples(200))
 @given(st.integers(0, 2**32))
 def test_whoever_leaves_gives_up_all_and_promises_are_kept(seed: int) -> None:
-    """In any order of leaving nothing is lost or made, and an award whose victims have left holds its whole plan."""
+    """In any order of leaving, resources are conserved; an award whose victims have left holds its whole plan."""
     region, snapshot, given = _awards(seed)
     whole = _in_use(Region.of(snapshot))
     asked = {f"new{number}": crowded(seed + number)[1] for number in range(4)}

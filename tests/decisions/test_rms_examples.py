@@ -1,4 +1,4 @@
-"""Bids by example: packing, the choice of victims, lost work and refusals, one rule at a time."""
+"""Bids by example: packing, the choice of victims, lost work and refusals, one rule per test."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from .fleets import GIB, gpu_job, machine, plan_of, region, request, running
 
 
 def _machines(answer: Bid) -> dict[str, int]:
-    """Machines of the only job."""
+    """Returns the number of tasks by machine of a plan with one job."""
     (placement,) = plan_of(answer).jobs
     return dict(placement.machines)
 
@@ -32,7 +32,7 @@ def _machines(answer: Bid) -> dict[str, int]:
 
 
 def test_a_small_task_does_not_break_up_an_idle_machine() -> None:
-    """A 1-GPU task goes to the machine with the smallest fragment, an 8-GPU task to the idle one."""
+    """A 1-GPU task goes to the machine with the smallest fragment, an 8-GPU task to the idle machine."""
     snapshot = region([machine("idle"), machine("half", used=4), machine("rest", used=7), machine("full", used=8)])
     assert _machines(bid(snapshot, request(gpu_job(1, 1)))) == {"rest": 1}
     assert _machines(bid(snapshot, request(gpu_job(3, 1)))) == {"half": 3}
@@ -40,13 +40,13 @@ def test_a_small_task_does_not_break_up_an_idle_machine() -> None:
 
 
 def test_whole_machines_first_and_best_fit_for_the_rest() -> None:
-    """Ten 1-GPU tasks fill the idle machine and leave the other two to a fragment, not to another large machine."""
+    """Ten 1-GPU tasks fill the idle machine, and the other two use a fragment instead of another large machine."""
     snapshot = region([machine("a", used=1), machine("b"), machine("c", used=6)])
     assert _machines(bid(snapshot, request(gpu_job(10, 1)))) == {"b": 8, "c": 2}
 
 
 def test_one_rack_before_fewer_machines_elsewhere() -> None:
-    """A job that fits a rack stays in it; among racks it takes the one with the fewest machines, then the smallest."""
+    """A job that fits in one rack stays in it; the rack with the fewest machines is chosen, then the smallest."""
     snapshot = region(
         [
             machine("a1", rack="a"),
@@ -62,7 +62,7 @@ def test_one_rack_before_fewer_machines_elsewhere() -> None:
 
 
 def test_the_largest_racks_first_beyond_one_rack() -> None:
-    """A job larger than any rack takes the largest rack whole and the tightest place for the rest."""
+    """A job larger than any rack takes the largest rack completely, and the best fit for the rest."""
     machines = [machine(f"a{n}", rack="a") for n in range(2)]
     machines += [machine(f"b{n}", rack="b") for n in range(3)]
     machines += [machine("c0", rack="c", used=5), machine("c1", rack="c")]
@@ -70,7 +70,7 @@ def test_the_largest_racks_first_beyond_one_rack() -> None:
 
 
 def test_a_job_without_gpus_leaves_gpu_machines_alone() -> None:
-    """CPU tasks go to machines without GPUs, and to others only where those do not suffice."""
+    """CPU tasks go to machines without GPUs, and to other machines only if those are not enough."""
     machines = [machine("gpu", cpus_milli=8000), machine("cpu", 0, gpu_type=None, cpus_milli=4000)]
     job = JobRequest("load", 2, 0, (), 2000, GIB)
     few = plan_of(bid(region(machines), request(job)))
@@ -79,7 +79,7 @@ def test_a_job_without_gpus_leaves_gpu_machines_alone() -> None:
 
 
 def test_the_preferred_type_before_fewer_machines() -> None:
-    """A type that stands first in the list is taken though another would need fewer machines."""
+    """The first accepted GPU type is used although another type would need fewer machines."""
     machines = [machine("a1", 4), machine("a2", 4), machine("h", 8, gpu_type="h100")]
     both = gpu_job(8, 1, "a100", "h100")
     assert _machines(bid(region(machines), request(both))) == {"a1": 4, "a2": 4}
@@ -87,7 +87,7 @@ def test_the_preferred_type_before_fewer_machines() -> None:
 
 
 def test_a_job_stays_in_one_cluster_and_jobs_may_be_in_two() -> None:
-    """Two jobs of four GPUs fit two clusters of four; one job of eight does not."""
+    """Two jobs of four GPUs fit in two clusters of four; one job of eight does not."""
     machines = [machine("m1", 4, cluster="c1"), machine("m2", 4, cluster="c2")]
     two = request(gpu_job(4, 1, name="one"), gpu_job(4, 1, name="two"))
     assert [p.cluster for p in plan_of(bid(region(machines), two)).jobs] == ["c1", "c2"]
@@ -98,7 +98,7 @@ def test_a_job_stays_in_one_cluster_and_jobs_may_be_in_two() -> None:
 
 
 def test_ten_gpus_from_four_five_and_twelve() -> None:
-    """Of victims with 4, 5 and 12 GPUs, scanned in this order, only the one with 12 is evicted for 10."""
+    """To free 10 GPUs from victims with 4, 5 and 12 GPUs, scanned in this order, only the one with 12 is evicted."""
     machines = [machine("m1", 16, used=16), machine("m2", 5, used=5)]
     workloads = [
         running("four", ("m1", 4), started_at_s=1.0),
@@ -111,7 +111,7 @@ def test_ten_gpus_from_four_five_and_twelve() -> None:
 
 
 def test_a_job_without_gpus_measures_victims_by_their_cpus() -> None:
-    """Of two victims the one with more CPUs is kept for a CPU job, though the other has more GPUs."""
+    """For a CPU job, the victim with more CPUs is chosen, although the other has more GPUs."""
     place = MachineState("m", "c1", "r1", "a100", 8, 0, 0, 0, 64_000, 64 * GIB)
     workloads = (
         RunningWorkload("gpus", 8, 1.0, (Holding("m", 7, 24_000, 0),), 0.0),
@@ -122,12 +122,12 @@ def test_a_job_without_gpus_measures_victims_by_their_cpus() -> None:
 
 
 def test_an_overdrawn_machine_takes_nothing_from_the_others() -> None:
-    """A machine with less than nothing free has no room, and the room of others is unchanged by it."""
+    """A machine whose free resources are negative gets no tasks and does not reduce the space on others."""
     assert _machines(bid(region([machine("over", used=16), machine("m")]), request(gpu_job(8, 1)))) == {"m": 8}
 
 
 def test_the_lowest_priority_goes_first() -> None:
-    """Over-quota before level 7 before level 6, however long they ran."""
+    """The lowest priority is evicted first: over-quota before level 7 before level 6, whatever their runtimes."""
     machines = [machine(f"m{rank}", used=8) for rank in (6, 7, 8)]
     workloads = [running(f"w{rank}", (f"m{rank}", 8), rank=rank, started_at_s=rank) for rank in (6, 7, 8)]
     assert plan_of(bid(region(machines, workloads), request(gpu_job(1, 8)))).victims == ("w8",)
@@ -135,7 +135,7 @@ def test_the_lowest_priority_goes_first() -> None:
 
 
 def test_of_equal_priority_the_longest_running_goes() -> None:
-    """Newly started workloads are protected."""
+    """Of equal priorities, the longest-running workload is evicted, so that new ones are protected."""
     machines = [machine("m1", used=8), machine("m2", used=8)]
     workloads = [running("new", ("m1", 8), started_at_s=500.0), running("old", ("m2", 8), started_at_s=5.0)]
     assert plan_of(bid(region(machines, workloads), request(gpu_job(1, 8)))).victims == ("old",)
@@ -153,14 +153,14 @@ def test_of_equal_priority_the_longest_running_goes() -> None:
     ids=["equal", "higher", "both over-quota", "protected", "it evicted us"],
 )
 def test_who_may_not_be_evicted(victim: RunningWorkload, asking: PlacementRequest) -> None:
-    """Nobody of equal or higher priority, nobody protected, and nobody who evicted this workload before."""
+    """A workload of equal or higher priority, a protected one, and an evictor of this workload are not evicted."""
     answer = bid(region([machine("m", used=8)], [victim]), asking)
     assert answer.plan is None
     assert answer.reasons[0].detail["evictable"] == 0
 
 
 def test_who_is_immune_is_not_evicted() -> None:
-    """While `second`, which evicted `first`, is immune to it, not even a rise above it lets `first` evict `second`."""
+    """While `second` is immune to its former victim `first`, `first` does not evict it even with a higher rank."""
     place = [machine("m", used=8)]
     second = bid(region(place, [running("first", ("m", 8), rank=8)]), request(gpu_job(1, 8), rank=5))
     assert plan_of(second).victims == ("first",)
@@ -171,7 +171,7 @@ def test_who_is_immune_is_not_evicted() -> None:
 
 
 def test_memory_and_cpus_count_too() -> None:
-    """A task that finds GPUs but no memory evicts who holds the memory."""
+    """A task that finds GPUs but no memory evicts the workload that holds the memory."""
     place = MachineState("m", "c1", "r1", "a100", 8, 4, 64_000, 0, 64_000, 64 * GIB)
     hog = RunningWorkload("hog", 8, 0.0, (Holding("m", 4, 0, 64 * GIB),), 0.0)
     job = JobRequest("train", 1, 1, ("a100",), 0, GIB)
@@ -179,7 +179,7 @@ def test_memory_and_cpus_count_too() -> None:
 
 
 def test_a_cluster_where_less_work_is_lost() -> None:
-    """Between victims of equal priority in two clusters the one with the fresher checkpoint goes."""
+    """Of equal victims in two clusters, the one with the more recent checkpoint is evicted."""
     machines = [machine("m1", used=8, cluster="c1"), machine("m2", used=8, cluster="c2")]
     workloads = [running("stale", ("m1", 8), checkpoint_at_s=100.0), running("fresh", ("m2", 8), checkpoint_at_s=990.0)]
     plan = plan_of(bid(region(machines, workloads), request(gpu_job(1, 8))))
@@ -188,7 +188,7 @@ def test_a_cluster_where_less_work_is_lost() -> None:
 
 
 def test_what_a_victim_holds_elsewhere_serves_the_next_job() -> None:
-    """A victim is a whole workload: the second job uses what the first job's victim gives up in another cluster."""
+    """A victim is evicted completely: the second job uses the machines that the first job's victim frees elsewhere."""
     machines = [machine("m1", used=8, cluster="c1"), machine("m2", used=8, cluster="c2", gpu_type="h100")]
     wide = running("wide", ("m1", 8), ("m2", 8))
     two = request(gpu_job(1, 8, name="one"), gpu_job(1, 8, "h100", name="two"))
@@ -198,7 +198,7 @@ def test_what_a_victim_holds_elsewhere_serves_the_next_job() -> None:
 
 
 def test_a_victim_that_a_later_job_makes_needless_is_spared() -> None:
-    """The first job's own victim is dropped where the second job's victim gives room to both."""
+    """The first job's victim is dropped if the second job's victim frees enough for both."""
     machines = [machine("m1", 4, used=4), machine("m2", 8, used=8), machine("m3", 4, used=4, gpu_type="h100")]
     workloads = [
         running("small", ("m1", 4), rank=8, started_at_s=1.0),
@@ -211,7 +211,7 @@ def test_a_victim_that_a_later_job_makes_needless_is_spared() -> None:
 
 
 def test_a_plan_anew_that_would_block_a_later_job_is_not_taken() -> None:
-    """An earlier job does not move to what the later job's victim gives up where the later one then had no room."""
+    """An earlier job does not move to a later job's victim if the later job would then not fit."""
     machines = [
         machine("a1", 4, cluster="a", rack="r1"),
         machine("a2", 4, cluster="a", rack="r2"),
@@ -231,7 +231,7 @@ def _silent(*holdings: tuple[str, int]) -> RunningWorkload:
 
 
 def _usual() -> RegionSnapshot:
-    """Checkpoints 100, 300 and 800 s old in `c1`, 10 and 20 s in `c2`, none in `c3`."""
+    """Returns checkpoints 100, 300 and 800 s old in `c1`, 10 and 20 s old in `c2`, and none in `c3`."""
     machines = [machine(f"{cluster}-m", 64, cluster=cluster) for cluster in ("c1", "c2", "c3")]
     ages = {"a": ("c1-m", 100.0), "b": ("c1-m", 300.0), "c": ("c1-m", 800.0), "d": ("c2-m", 10.0), "e": ("c2-m", 20.0)}
     return region(machines, [running(id_, (on, 1), checkpoint_at_s=1000.0 - age) for id_, (on, age) in ages.items()])
@@ -263,7 +263,7 @@ def _usual() -> RegionSnapshot:
     ],
 )
 def test_lost_work(victim: RunningWorkload, lost_gpu_ms: int) -> None:
-    """GPU-seconds since the last checkpoint, or its cluster's usual for a workload that reports none."""
+    """Lost work is the GPU seconds since the last checkpoint; without one, the age is its cluster's median."""
     usual = _usual()
     there = Region.of(replace(usual, running=(*usual.running, victim)))
     there.judge_losses()
@@ -271,7 +271,7 @@ def test_lost_work(victim: RunningWorkload, lost_gpu_ms: int) -> None:
 
 
 def test_nothing_is_lost_where_nobody_reports() -> None:
-    """Without any checkpoint in the region the usual is 0."""
+    """Without any checkpoint in the region, lost work is 0."""
     silent = _silent(("m", 8))
     there = Region.of(region([machine("m")], [silent]))
     there.judge_losses()
@@ -279,7 +279,7 @@ def test_nothing_is_lost_where_nobody_reports() -> None:
 
 
 def test_silence_does_not_pay() -> None:
-    """A workload that reports nothing is evicted before one that is known to lose more than the usual."""
+    """A workload without checkpoints is evicted before one whose lost work is known to be above the median."""
     machines = [machine(f"m{n}", used=8, cluster=f"c{n}") for n in (1, 2)]
     machines.append(machine("m3", used=8, cluster="c2", gpu_type="h100"))
     workloads = [
@@ -294,7 +294,7 @@ def test_silence_does_not_pay() -> None:
 
 
 def test_no_hardware_is_told_for_every_job() -> None:
-    """Jobs that no cluster could hold empty are all named, with what they need, whatever is free."""
+    """Every job that fits in no empty cluster is named with its needs, whatever is free."""
     jobs = (
         gpu_job(1, 1, name="fits"),
         gpu_job(2, 8, "a100", "h100", name="wide"),
@@ -309,12 +309,12 @@ def test_no_hardware_is_told_for_every_job() -> None:
 
 
 def test_a_region_without_machines_has_no_hardware() -> None:
-    """An empty region refuses everything."""
+    """A region without machines refuses every request."""
     assert [r.code.value for r in bid(region([]), request(gpu_job(1, 1))).reasons] == ["no_hardware"]
 
 
 def test_insufficient_capacity_in_numbers() -> None:
-    """The refusal says how many tasks of the first job that does not fit could be placed, evictions included."""
+    """The refusal has the number of tasks of the first job that fit, including evictions."""
     machines = [machine("m1", used=8), machine("m2", used=6), machine("m3", used=8, cluster="c2")]
     workloads = [
         running("low", ("m1", 4), rank=8),
@@ -333,7 +333,7 @@ def test_insufficient_capacity_in_numbers() -> None:
 
 
 def test_the_best_plan_is_the_one_that_comes_first() -> None:
-    """No victims before victims, then less lost work, then the region's name; none of none."""
+    """The best plan has no victims, else less lost work, then the first region name; without plans there is none."""
 
     def offer(name: str, *workloads: RunningWorkload) -> Plan:
         made = region([machine("m", used=8 if workloads else 0)], list(workloads))
@@ -352,9 +352,9 @@ def test_the_best_plan_is_the_one_that_comes_first() -> None:
 
 
 def test_what_it_displaces_goes_first() -> None:
-    """Of two candidates of one rank the one is evicted that the request displaces, though it lost the tie before.
+    """Of two workloads of equal rank, the one that the request displaces is evicted, although the other one would be.
 
-    Displaced work that the request may not evict by its rank is safe.
+    A displaced workload that the request's rank may not evict is not evicted.
     """
     machines = [machine("m1", used=8), machine("m2", used=8)]
     others, own = running("others", ("m1", 8), rank=7), running("own", ("m2", 8), rank=7, started_at_s=500.0)
@@ -371,7 +371,7 @@ def test_what_it_displaces_goes_first() -> None:
 
 
 def test_ranks_are_as_before_once_a_bid_is_made() -> None:
-    """A bid that displaces work leaves the region as it was: the next one finds the same as on a fresh region."""
+    """A bid with displaced workloads does not change the region: the next bid equals one on a fresh region."""
     machines = [machine(f"m{k}", used=8) for k in range(3)]
     holders = [running(f"w{k}", (f"m{k}", 8), rank=4 + k, started_at_s=100.0 * k) for k in range(3)]
     snapshot = region(machines, holders)

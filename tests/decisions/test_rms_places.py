@@ -1,4 +1,4 @@
-"""Which clusters a bid takes, by example: one or several, of which kind of capacity, at which price."""
+"""The clusters of a bid, by example: one or several, by capacity kind and price."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ def _two_clusters(*, used: int = 0) -> RegionSnapshot:
 
 
 def test_tasks_span_clusters_only_where_the_job_allows_it() -> None:
-    """What no cluster can take whole goes over several if the job says so, and is no hardware for it otherwise."""
+    """A gang that fits in no single cluster spans several only if its job allows it; else it gets `no_hardware`."""
     wide = gpu_job(2, 8)
     assert bid(_two_clusters(), request(wide)).plan is None
     plan = plan_of(bid(_two_clusters(), request(replace(wide, span_clusters=True))))
@@ -26,7 +26,7 @@ def test_tasks_span_clusters_only_where_the_job_allows_it() -> None:
 
 
 def test_spanning_is_the_last_resort() -> None:
-    """A gang goes over several clusters only where no single one can take it, but before anybody is evicted for it."""
+    """A gang spans clusters only if no single one has enough free machines, but before any workload is evicted."""
     wide = replace(gpu_job(2, 4), span_clusters=True)
     used = machine("c1-m", used=4, cluster="c1")
     whole = [used, machine("c2-m", cluster="c2", gpu_type="h100")]
@@ -40,7 +40,7 @@ def test_spanning_is_the_last_resort() -> None:
 
 
 def test_spanning_clusters_may_cost_a_less_important_victim() -> None:
-    """Where one cluster costs a victim of level 4 and several only one of level 7 a gang spans; at equal cost not."""
+    """A gang spans clusters if that costs a less important victim; at equal cost it stays in one cluster."""
     machines = [
         machine("a1", cluster="a"),
         machine("a2", used=8, cluster="a"),
@@ -56,7 +56,7 @@ def test_spanning_clusters_may_cost_a_less_important_victim() -> None:
 
 
 def test_the_kind_of_capacity_and_the_price() -> None:
-    """The document's kinds in its order, then the cheaper cluster, then fewer racks; what it does not name is not used.
+    """Only the named capacity kinds are used, in their order, then the cheaper cluster, then fewer racks.
 
     A preferred GPU type comes before a preferred kind, and no workload is evicted for either.
     """
@@ -78,7 +78,7 @@ def test_the_kind_of_capacity_and_the_price() -> None:
     assert chosen("spot", of=machines[:2]) == "dear"
     assert chosen("on_demand") is None
     assert chosen("voluntary", "spot") == "lent"
-    assert chosen(of=machines[3:4]) is None, "only a document that names it runs on lent machines"
+    assert chosen(of=machines[3:4]) is None, "voluntary machines are used only if the document names that kind"
     assert chosen("spot", "on_demand", types=("h100", "a100")) == "new"
     plan = plan_of(bid(region(machines[1:2]), request(JobRequest("j", 2, 2, ("a100",), 1000, 0))))
     assert (plan.quality.capacity_preference, plan.quality.usd_per_h) == (2, 8.1)
@@ -88,7 +88,7 @@ def test_the_kind_of_capacity_and_the_price() -> None:
 
 
 def test_a_gang_over_several_clusters_is_only_where_it_may_be() -> None:
-    """A job spans clusters of the kinds that its document names, and no others."""
+    """A job spans only clusters of the capacity kinds that its document names."""
     machines = [
         replace(machine(name, 4, cluster=name), capacity=kind, gpu_usd_per_h=price)
         for name, kind, price in (("a", "reserved", 0.5), ("b", "spot", 1.0), ("c", "voluntary", 0.0))

@@ -1,4 +1,4 @@
-"""Sentences of reasons: singular and plural for 0, 1 and many, and no field left unfilled."""
+"""Sentences of reasons: singular and plural for 0, 1 and many, and no unfilled fields."""
 
 import pytest
 
@@ -61,12 +61,12 @@ SENTENCES = [
 
 @pytest.mark.parametrize(("code", "detail", "sentence"), SENTENCES)
 def test_numbers_and_nouns_agree(code: ReasonCode, detail: dict[str, object], sentence: str) -> None:
-    """The noun has the number's form."""
+    """The noun has the singular or plural form of its number."""
     assert Reason(code, detail).sentence == sentence
 
 
 @pytest.mark.parametrize("code", ReasonCode)
 def test_every_code_has_a_sentence(code: ReasonCode) -> None:
-    """Also without details, as old rows may lack them: a field that is missing is a question mark."""
+    """Every reason code has a sentence, even without details: a missing field is shown as a question mark."""
     sentence = Reason(code, {"victims": ["a", "b"]}).sentence
     assert sentence and not set(sentence) & set("{}|#")

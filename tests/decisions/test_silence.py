@@ -1,4 +1,4 @@
-"""Regions that miss the deadline for bids: left out at once, asked again with backoff, back as soon as they answer."""
+"""Regions that miss the deadline for bids are left out, probed with backoff, and used again when they respond."""
 
 import random
 
@@ -8,7 +8,7 @@ REGIONS = ["east", "north", "west"]
 
 
 def test_a_region_that_misses_the_deadline_is_silent_at_once() -> None:
-    """It is neither waited for nor probed before its first pause has ended; the others are asked as before."""
+    """A region that misses the deadline is neither waited for nor probed before its first pause has ended."""
     silence = Silence(Backoff(2.0, 60.0))
     assert silence.asking(REGIONS, 100.0) == Asking(REGIONS, [])
     silence.miss("west", 100.0, 102.0)
@@ -19,7 +19,7 @@ def test_a_region_that_misses_the_deadline_is_silent_at_once() -> None:
 
 
 def test_pauses_double_up_to_the_longest() -> None:
-    """A region that never answers is probed after 2, 4, 8, ... seconds, and every 60 s in the end."""
+    """A region that never responds is probed after 2, 4, 8, ... seconds, and finally every 60 s."""
     silence = Silence(Backoff(2.0, 60.0))
     silence.miss("west", 0.0, 0.0)
     now_s, pauses = 0.0, []
@@ -34,7 +34,7 @@ def test_pauses_double_up_to_the_longest() -> None:
 
 
 def test_an_answer_in_time_ends_it() -> None:
-    """The region is waited for again, and its next miss begins with the first pause."""
+    """After a response in time, the region is waited for again, and its next miss starts with the first pause."""
     silence = Silence(Backoff(2.0, 60.0))
     silence.miss("west", 0.0, 0.0)
     silence.asking(REGIONS, 50.0)
@@ -46,22 +46,22 @@ def test_an_answer_in_time_ends_it() -> None:
 
 
 def test_a_slow_region_is_not_left_out_while_it_answers() -> None:
-    """Late answers make a region slow: probed, never waited for, left out only when a probe stays unanswered."""
+    """A region that responds late is probed and not waited for; it is left out only if a probe gets no response."""
     silence = Silence(Backoff(2.0, 60.0))
     silence.miss("west", 0.0, 2.0)
     silence.answer("west", in_time=False)
     assert silence.silent == []
     assert silence.asking(REGIONS, 4.0) == Asking(["east", "north"], ["west"])
-    assert silence.silent == [], "a slow region stays in while it is probed"
+    assert silence.silent == [], "a slow region must not count as silent while it is probed"
     silence.answer("west", in_time=False)
     assert silence.asking(REGIONS, 20.0).probed == ["west"] and silence.silent == []
     assert silence.asking(REGIONS, 100.0).probed == ["west"]
-    assert silence.silent == ["west"], "the probe before was not answered"
+    assert silence.silent == ["west"], "the region must be silent because the previous probe got no response"
     assert silence.missed["west"].since_s == 0.0
 
 
 def test_a_miss_that_is_told_again_changes_nothing() -> None:
-    """Every award of a pass names the regions that it left out."""
+    """Repeated reports of the same miss have no effect; every award of a pass reports the regions that it left out."""
     silence = Silence()
     silence.miss("west", 0.0, 2.0)
     known = silence.missed["west"]
@@ -70,7 +70,7 @@ def test_a_miss_that_is_told_again_changes_nothing() -> None:
 
 
 def test_regions_that_are_removed_are_forgotten() -> None:
-    """A region that is not there any more is not silent either."""
+    """A removed region is no longer silent."""
     silence = Silence()
     silence.miss("west", 0.0, 2.0)
     silence.asking(["east"], 3.0)
@@ -78,7 +78,7 @@ def test_regions_that_are_removed_are_forgotten() -> None:
 
 
 def test_every_region_is_waited_for_or_asked_again_in_bounded_time() -> None:
-    """Whatever happens: who is waited for has no miss, and who has one is probed within the longest pause."""
+    """A region that is waited for has no miss, and one with a miss is probed within the longest pause."""
     chance = random.Random(5)
     silence, now_s, asked_s = Silence(Backoff(1.0, 8.0)), 0.0, dict.fromkeys(REGIONS, 0.0)
     for _ in range(2000):

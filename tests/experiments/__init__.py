@@ -1,1 +1,1 @@
-"""The comparison of schedulers, in a short form on small data of its own."""
+"""Tests of the comparison of schedulers, in a short form on small generated data."""

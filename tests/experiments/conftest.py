@@ -1,4 +1,4 @@
-"""Small data in the forms of the public traces."""
+"""Small generated data in the formats of the public traces."""
 
 import json
 import random
@@ -15,7 +15,7 @@ BURST_H = 20
 
 @pytest.fixture(scope="package")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two days in the forms of both traces; gangs come in the 20th and 21st hour, one in the fifth."""
+    """Writes two days in the formats of both traces; gangs arrive in hours 20 and 21, and one in hour 5."""
     folder = tmp_path_factory.mktemp("traces")
     chance = random.Random(5)
     begin = datetime(2017, 10, 3)
@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def data_with_spot(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The traces, with spot capacity that comes and goes, and prices: spot costs a quarter."""
+    """Adds spot capacity that changes over time, and prices: spot costs a quarter."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "ml-jobs").symlink_to(data)
     chance = random.Random(3)

@@ -1,4 +1,4 @@
-"""From a trace to the report: windows, loads, levels, every policy, the bound, the tables. On data made here."""
+"""The experiment from trace to report: windows, loads, levels, policies, the bound and tables, on generated data."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from tests.experiments.conftest import BURST_H, SHORT
 
 @pytest.fixture(scope="module")
 def outcomes(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every policy on one case of openb, and some on others."""
+    """Runs every policy on one case of openb, and some policies on two other cases."""
     out = tmp_path_factory.mktemp("outcomes")
     chosen = {BY_TENANT: POLICIES, MIXED: ("global", "fifo"), FEW_REGIONS: DATA[:1]}
     for variant, policies in chosen.items():
@@ -35,7 +35,7 @@ def outcomes(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_windows_are_where_most_gang_gpus_arrive(data: Path) -> None:
-    """The first is the burst; the second, a day away from it at least, has less; none begins before its warm-up."""
+    """The first window is at the burst of gangs; the second is half a day away or more; both come after the warm-up."""
     rows = read_trace(f"philly:{data / 'philly.csv'}").rows
     first_s = min(row.submit_s for row in rows)
     one, two = windows(rows, 8, 2, SHORT)
@@ -46,7 +46,7 @@ def test_windows_are_where_most_gang_gpus_arrive(data: Path) -> None:
 @pytest.mark.parametrize("variant", [MIXED, BY_TENANT])
 @pytest.mark.parametrize(("trace", "load"), [("philly", 0.1), ("openb", 0.8)])
 def test_a_case_offers_its_load(data: Path, tmp_path: Path, trace: str, load: float, variant: str) -> None:
-    """As counted from the file that is replayed: within a tenth; levels 1 and 2 at most half of the fleet."""
+    """The replayed trace offers the given load within a tenth; levels 1 and 2 offer at most about half of the fleet."""
     case = Case(trace, load, 0, variant)
     build(case, data, tmp_path, SHORT)
     facts = json.loads((case.folder(tmp_path) / "case.json").read_text())
@@ -64,7 +64,7 @@ def test_a_case_offers_its_load(data: Path, tmp_path: Path, trace: str, load: fl
 
 
 def test_every_policy_keeps_within_the_bound(outcomes: Path) -> None:
-    """No set of the highest levels does more work than the fluid could; the best one does most of it."""
+    """No set of the highest levels does more work than the bound allows; the best policy does most of it."""
     case = Case("openb", 1.3, 0, BY_TENANT)
     most = {
         int(level): gpu_h for level, gpu_h in json.loads((case.folder(outcomes) / "bound.json").read_text()).items()
@@ -80,7 +80,7 @@ def test_every_policy_keeps_within_the_bound(outcomes: Path) -> None:
 
 
 def test_the_bound_is_that_of_the_linear_program() -> None:
-    """On random workloads the flow is what a linear solver finds."""
+    """On random workloads, the bound by flow equals the optimum of a linear solver."""
     chance = random.Random(3)
     for _ in range(5):
         fluids = [
@@ -110,7 +110,7 @@ def _linear(fluids: list[Fluid], slots: int, until_s: float) -> float:
 
 
 def test_priorities_count(outcomes: Path) -> None:
-    """At this load `fifo` misses objectives of the highest levels that `global` does not."""
+    """At this load, `fifo` misses objectives of the highest levels more than twice as often as `global`."""
     case = Case("openb", 1.3, 0, MIXED)
     found = {
         policy: misses(
@@ -123,7 +123,10 @@ def test_priorities_count(outcomes: Path) -> None:
 
 
 def test_waits_that_are_unfinished_are_judged_at_the_end() -> None:
-    """Missed if they were longer than the objective already, else not judged; provisioning alone may be to blame."""
+    """An unfinished wait is missed if it is longer than its objective, else it is not judged.
+
+    A wait is unavoidable if provisioning alone exceeds the objective.
+    """
     assert Wait(1, 8, True, 301.0, False, 0.0).missed is True
     assert Wait(1, 8, True, 300.0, False, 0.0).missed is None
     assert Wait(7, 8, True, 9e9, True, 0.0).missed is None
@@ -135,7 +138,7 @@ def test_waits_that_are_unfinished_are_judged_at_the_end() -> None:
 
 
 def test_the_report_keeps_the_words_around_its_tables(outcomes: Path, tmp_path: Path) -> None:
-    """What stands before and after the marks stays; each policy has its rows, and pictures are beside it."""
+    """The text outside of the report's markers is kept; each policy has its rows, and charts are written beside it."""
     report = tmp_path / "docs" / "experiments.md"
     report.parent.mkdir()
     report.write_text(f"# Mine\n\nBefore.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n")
@@ -151,7 +154,7 @@ def test_the_report_keeps_the_words_around_its_tables(outcomes: Path, tmp_path: 
 
 
 def test_the_command_goes_on_where_it_was(data: Path, tmp_path: Path, checkout: Path, outcomes: Path) -> None:
-    """What is there is not run again; a name that is none, or a folder without traces, is said."""
+    """Existing outcomes are not computed again; a folder without traces is an error that names the missing file."""
     assert [case_of(case.name) for case in cases()] == list(cases())
     missing = subprocess.run(
         [sys.executable, "-m", "experiments", "--data", tmp_path, "--out", tmp_path / "out",

@@ -1,4 +1,4 @@
-"""Fleets with and without pools on one case, in short: the same work everywhere, costs that add up, the report."""
+"""Fleets with and without pools on one short case: equal workloads, costs, and the report."""
 
 import csv
 import json
@@ -21,19 +21,19 @@ CASE = Case("openb", LOAD, 0)
 
 @pytest.fixture(scope="module")
 def found(data_with_spot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A case that has been run on all fleets."""
+    """Runs a case on all fleets and returns its folder."""
     out = tmp_path_factory.mktemp("pools")
     run(CASE, data_with_spot, out, SHORT)
     return CASE.folder(out)
 
 
 def fleet(found: Path, name: str) -> Any:
-    """A fleet's file."""
+    """Returns the content of a fleet file."""
     return yaml.safe_load((found / f"{name}.yaml").read_text())
 
 
 def machines(body: Any) -> Counter[tuple[str, int]]:
-    """Machines of a fleet file by GPU type and number of GPUs."""
+    """Returns the machines of a fleet file by GPU type and number of GPUs."""
     out: Counter[tuple[str, int]] = Counter()
     for region in body["regions"]:
         for cluster in region["clusters"]:
@@ -43,7 +43,7 @@ def machines(body: Any) -> Counter[tuple[str, int]]:
 
 
 def test_every_fleet_gets_the_same_work(found: Path) -> None:
-    """All that is drawn is in the trace's file: tenants, levels, types and durations are those of every fleet."""
+    """Every fleet has the same tenants, levels, types and durations, because all drawn values are in the trace."""
     scenes = [scene_of(found, f"{name}.yaml")[1] for name in FLEETS]
     assert len(scenes[0].workloads) > 50
     assert all(scene.workloads == scenes[0].workloads for scene in scenes)
@@ -53,7 +53,7 @@ def test_every_fleet_gets_the_same_work(found: Path) -> None:
 
 
 def test_pools_make_up_for_the_peak(found: Path) -> None:
-    """With what is static, pools may have what the fleet for the peak has of each type, but for rounding by region."""
+    """Static machines and pools together have as many machines per type as the peak fleet, up to rounding by region."""
     peak, half = machines(fleet(found, PEAK)), machines(fleet(found, SPOT))
     assert sum(half.values()) < sum(machines(fleet(found, MEAN)).values()) <= sum(peak.values())
     may: Counter[str] = Counter()
@@ -66,7 +66,7 @@ def test_pools_make_up_for_the_peak(found: Path) -> None:
 
 
 def test_costs_are_machines_times_hours_times_prices(found: Path) -> None:
-    """Static machines are paid for the whole measured span, whether they work or not; pools cost what they had."""
+    """Static machines are paid for the whole measured span, busy or not; pools cost their launched time."""
     usd_per_gpu_h = {"g2": 2.0, "v100": 2.0, "p100": 1.0}
     for name in FLEETS:
         usd = json.loads((found / f"{name}.json").read_text())["machines"]["usd_by"]
@@ -78,7 +78,7 @@ def test_costs_are_machines_times_hours_times_prices(found: Path) -> None:
 
 
 def test_the_report_has_them_side_by_side(found: Path, tmp_path: Path) -> None:
-    """A row for each fleet, the words around the tables stay, and the picture is there."""
+    """The report has a row for each fleet, keeps the text around its tables, and has a chart."""
     report = tmp_path / "docs" / "report.md"
     report.parent.mkdir()
     report.write_text(f"# Title\n\nBefore.\n\n{BEGIN}\nold\n<!-- end of the tables -->\n\nAfter.\n")
@@ -90,7 +90,7 @@ def test_the_report_has_them_side_by_side(found: Path, tmp_path: Path) -> None:
 
 
 def test_what_has_been_run_is_not_run_again(found: Path, data_with_spot: Path) -> None:
-    """It goes on where it was interrupted."""
+    """A run that was interrupted continues with the fleets that have no outcome yet."""
     (found / f"{SPOT}.json").unlink()
     before = {name: (found / f"{name}.json").stat().st_mtime_ns for name in (PEAK, MEAN, BOTH)}
     run(CASE, data_with_spot, found.parent, SHORT)

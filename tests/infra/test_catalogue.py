@@ -1,4 +1,4 @@
-"""The catalogue's rules, which Postgres keeps whoever writes: one home, with all of the table, and nothing changes."""
+"""Rules of the catalogue that Postgres enforces: each table has one home with all partitions; partitions are fixed."""
 
 import threading
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def _add(engine: Engine, *rows: Base) -> None:
 
 @pytest.fixture
 def house(database: Engine) -> Engine:
-    """Two regions, and a table of two partitions at home in `a` with a replica in `b`."""
+    """Two regions, and a table of two partitions with its home in `a` and a replica in `b`."""
     _add(database, *[Region(name=name, bucket_url=f"file:///{name}") for name in "ab"])
     _add(
         database,
@@ -51,7 +51,7 @@ def _held(engine: Engine, region: str) -> list[str]:
 
 
 def test_replicas_have_what_they_were_made_of(house: Engine) -> None:
-    """One that is there before the partitions, and one that comes after, have them all; the table has their size."""
+    """A replica gets all partitions, whether it was created before or after them; the table has their total size."""
     assert _held(house, "a") == _held(house, "b") == ["1", "2"]
     with transaction(house) as session:
         row = session.get_one(Table, "t")
@@ -59,7 +59,7 @@ def test_replicas_have_what_they_were_made_of(house: Engine) -> None:
 
 
 def test_what_is_appended_is_at_home_and_nowhere_else(house: Engine) -> None:
-    """The home has a new partition at once; a replica is stale from then on, until it has it."""
+    """A new partition is in the home immediately; a replica is stale until it has the partition too."""
     _add(house, _partition("3", 5), _partition("4"))
     assert (_held(house, "a"), _held(house, "b")) == (["1", "2", "3", "4"], ["1", "2"])
     with transaction(house) as session:
@@ -87,7 +87,10 @@ def _stale(engine: Engine, region: str = "b") -> tuple[datetime | None, bool]:
 
 
 def test_staleness_is_that_of_the_earliest_that_is_lacking(house: Engine) -> None:
-    """It stays while others are appended, moves on as the gap closes, and nothing is topped up when it is closed."""
+    """A replica is stale since the append of the earliest partition that it lacks.
+
+    When it lacks none any more, `topping_up` is cleared.
+    """
     for name in "34":
         _add(house, _partition(name))
     with transaction(house) as session:
@@ -106,7 +109,7 @@ def test_staleness_is_that_of_the_earliest_that_is_lacking(house: Engine) -> Non
 
 
 def test_which_replicas_can_be_stale(house: Engine) -> None:
-    """One that is on its way out counts on; one that is being made, or is of parts, lacks what it is to get anyway."""
+    """A replica that will be deleted can be stale; one that is being copied, or has only some partitions, cannot."""
     _add(house, *[Region(name=name, bucket_url=f"file:///{name}") for name in "cd"])
     _add(
         house,
@@ -124,7 +127,7 @@ def test_which_replicas_can_be_stale(house: Engine) -> None:
 
 
 def test_ready_replicas_know_since_when(house: Engine) -> None:
-    """The time at which a replica was complete first is set by the database, once."""
+    """The database sets the time at which a replica first became complete, and never changes it."""
     with transaction(house) as session:
         first = session.get_one(Replica, ("t", "b")).ready_at
         assert first is not None
@@ -167,7 +170,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("statement", REFUSED.values(), ids=REFUSED.keys())
 def test_what_must_never_be_is_refused(house: Engine, statement: Any) -> None:
-    """The transaction that would break a rule fails, and nothing of it is there."""
+    """A transaction that would break a rule fails and leaves no change."""
     _add(house, Datacenter(region="a", name="dc"))
     before = _everything(house)
     with pytest.raises(IntegrityError), transaction(house) as session:
@@ -182,7 +185,7 @@ def _everything(engine: Engine) -> list[list[str]]:
 
 
 def test_a_home_moves_to_where_all_of_the_table_is(house: Engine) -> None:
-    """A switch is refused while the new home lacks a partition; after it, the old home's replica may go."""
+    """A table's home can move only to a region with all partitions; then the old home's replica may be deleted."""
     _add(house, _partition("3"))
     switch = update(Table).values(home_region="b")
     with pytest.raises(IntegrityError, match="its home b lacks partition 3"), transaction(house) as session:
@@ -201,7 +204,7 @@ def test_a_home_moves_to_where_all_of_the_table_is(house: Engine) -> None:
 
 
 def test_a_replica_of_parts_has_only_those(house: Engine) -> None:
-    """It has the partitions that were put there, is no place for whole tables, and becomes whole by being copied."""
+    """A partial replica has only its own partitions and does not count as ready; a copy makes it whole."""
     _add(
         house,
         Region(name="c", bucket_url="file:///c"),
@@ -222,7 +225,7 @@ def test_a_replica_of_parts_has_only_those(house: Engine) -> None:
 
 
 def test_a_table_takes_everything_with_it(house: Engine) -> None:
-    """Forgetting a table is not refused for the sake of its home."""
+    """Deleting a table also deletes its home, replicas and partitions."""
     with transaction(house) as session:
         session.execute(delete(Table))
     assert _everything(house) == [[]] * 4
@@ -230,7 +233,7 @@ def test_a_table_takes_everything_with_it(house: Engine) -> None:
 
 @pytest.fixture
 def waits(house: Engine) -> Iterator[threading.Event]:
-    """Set when a statement of the second transaction of a race is about to be sent."""
+    """Yields an event that is set when the second transaction of a race is about to send a statement."""
     sent = threading.Event()
 
     def before(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -243,7 +246,7 @@ def waits(house: Engine) -> Iterator[threading.Event]:
 
 
 def _until_blocked(house: Engine, thread: threading.Thread) -> None:
-    """Until the second transaction waits for the first, or has ended without."""
+    """Waits until the second transaction is blocked by a lock, or has ended."""
     waiting = text(
         "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
     )
@@ -256,7 +259,7 @@ def _until_blocked(house: Engine, thread: threading.Thread) -> None:
 
 @pytest.mark.parametrize("first", ["append", "record"])
 def test_staleness_and_appends_have_one_order(house: Engine, waits: threading.Event, first: str) -> None:
-    """Of an append and the arrival of all that was lacking at once, the later sees the other: it is stale."""
+    """When an append races with the arrival of the missing partitions, the later one sees the other: it is stale."""
     _add(house, _partition("3"))
     acts = {"append": text("insert into data_partition (data_table, name, location, size_bytes)"
                            " values ('t', '4', 'tables/t/4/', 1)"),
@@ -280,7 +283,7 @@ def test_staleness_and_appends_have_one_order(house: Engine, waits: threading.Ev
 
 @pytest.mark.parametrize("first", ["append", "switch"])
 def test_appends_and_moves_have_one_order(house: Engine, waits: threading.Event, first: str) -> None:
-    """Of an append and a switch of the home at once, the later one sees the other: no home ever lacks a partition."""
+    """When an append races with a move of the home, the later one sees the other: no home lacks a partition."""
     acts = {"append": text("insert into data_partition (data_table, name, location, size_bytes)"
                            " values ('t', '3', 'tables/t/3/', 1)"),
             "switch": text("update data_table set home_region = 'b'")}  # fmt: skip
@@ -306,7 +309,7 @@ def test_appends_and_moves_have_one_order(house: Engine, waits: threading.Event,
 
 
 def test_staleness_that_was_lost_is_found_by_the_migration(house: Engine) -> None:
-    """Replicas that seemed complete without a partition, by the race above in earlier versions, are stale again."""
+    """The migration marks the stale replicas that earlier versions left unmarked."""
     _add(house, _partition("3"))
     before = _stale(house)
     with house.connect() as connection, connection.begin():
@@ -318,7 +321,7 @@ def test_staleness_that_was_lost_is_found_by_the_migration(house: Engine) -> Non
 
 
 def test_replicas_from_before_know_how_stale_they_are(house: Engine) -> None:
-    """The migration finds out since when each replica is stale; undone and done again it finds the same."""
+    """The migration computes since when each replica is stale; repeated after a downgrade, it gives the same result."""
     _add(house, _partition("3"))
     before = _everything(house)
     with house.connect() as connection, connection.begin():
@@ -328,7 +331,7 @@ def test_replicas_from_before_know_how_stale_they_are(house: Engine) -> None:
 
 
 def test_tables_from_before_are_one_partition(database: Engine) -> None:
-    """The migration keeps tables and replicas; undone and done again it finds the same."""
+    """The migration turns each old table into one partition and keeps replicas; repeated, it gives the same result."""
     with database.connect() as connection, connection.begin():
         command.downgrade(migrate.config(connection), "0004")
         connection.execute(text("insert into region (name, bucket_url) values ('a', 'file:///a'), ('b', 'file:///b')"))

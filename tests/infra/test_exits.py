@@ -1,4 +1,4 @@
-"""Ending a process while threads of it still run."""
+"""Ending a process while its threads still run."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ end_process(7)
 
 
 def ending(log: Path, stdout: int) -> subprocess.CompletedProcess[str]:
-    """How the process above ended."""
+    """Runs the program above until it ends, and returns the result."""
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     command = [sys.executable, "-c", ENDS, str(log)]
     return subprocess.run(
@@ -39,7 +39,7 @@ def test_all_is_written_and_no_thread_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_has_gone_does_not_change_the_status(tmp_path: Path) -> None:
-    """With a broken pipe as standard output the exit status is the same."""
+    """The exit status is the same if standard output is a broken pipe."""
     reading, writing = os.pipe()
     os.close(reading)
     done = ending(tmp_path / "log", writing)

@@ -1,4 +1,4 @@
-"""Settings and fleet files with mistakes: every error names the place, the value and what would be right."""
+"""Settings and fleet files with mistakes: every error names the field, the value and what would be right."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ BROKEN = {
 
 
 def test_a_fleet_files_mistakes_are_all_named(tmp_path: Path) -> None:
-    """Each with its path, what is there and what would be right, in no library's words."""
+    """Each error has the field's path, its value and what would be right, without text of the parser library."""
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET)
     with pytest.raises(ConfigurationError) as caught:
@@ -46,7 +46,7 @@ def test_a_fleet_files_mistakes_are_all_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("body", "message"), BROKEN.values(), ids=BROKEN)
 def test_files_that_are_no_mapping(tmp_path: Path, body: bytes, message: str) -> None:
-    """What is no YAML, no text or no mapping is said to be so, with its place."""
+    """A file that is not YAML, text or a mapping is reported as such, with the position."""
     file = tmp_path / "fleet.yaml"
     file.write_bytes(body)
     with pytest.raises(ConfigurationError) as caught:
@@ -55,7 +55,7 @@ def test_files_that_are_no_mapping(tmp_path: Path, body: bytes, message: str) ->
 
 
 def test_a_settings_files_mistakes_are_all_named(tmp_path: Path) -> None:
-    """As for fleet files; and no error repeats what may hold a password."""
+    """Settings files are reported like fleet files, and no error repeats a value that may be a password."""
     file = tmp_path / "mizzen.yaml"
     file.write_text(
         "scheduler: {scan_intervl_s: 3, batch: -1}\napi: 7\nlimits: {streams: x}\ntemporal: {api_key: [hunter2]}\n"

@@ -1,4 +1,4 @@
-"""`infra/db/functions` has every SQL function as it is now: what the migrations made, one file a function."""
+"""`infra/db/functions` has the current version of every SQL function of the migrations, one file per function."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ DEFINITIONS = text(
 
 
 def test_the_files_are_what_the_database_has(database: Engine) -> None:
-    """Executing a file changes nothing, and no function lacks its file."""
+    """Executing the files changes no function, and every function has a file."""
     files = {path.stem: path.read_text() for path in FOLDER.glob("*.sql")}
     with database.connect() as connection:
         migrated = dict(connection.execute(DEFINITIONS).all())

@@ -28,7 +28,7 @@ def _run(run: str, days_ago: float, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def house(database: Engine) -> Engine:
-    """Two regions with machines, a table with a replica, and one that is copied, deleted and partly there."""
+    """Creates regions with machines, a table with a replica, and a table with copying, deleted and partial replicas."""
     with transaction(database) as session:
         session.add(models.Region(name="a", bucket_url="file:///a", storage_bytes=1000, cpu_hours={"spark": 50}))
         session.add(models.Region(name="b", bucket_url="file:///b", storage_bytes=2000))
@@ -68,7 +68,7 @@ def _jobs(engine: Engine, *runs: dict[str, Any], **options: Any) -> tuple[Job, .
 
 
 def test_the_instance_of_a_small_world(house: Engine) -> None:
-    """Supply is of machines that are not lost; replicas are the ready ones of whole tables; hours are a day's."""
+    """The supply excludes lost machines, only ready replicas of whole tables count, and hours are per day."""
     with transaction(house) as session:
         record_runs(session, [_run("1", 0.5), _run("2", 1.5)])
         found = gather(session, now=NOW)
@@ -86,7 +86,7 @@ def test_the_instance_of_a_small_world(house: Engine) -> None:
 
 
 def test_a_job_is_the_runs_of_its_name(house: Engine) -> None:
-    """Its tables are all that its runs read and that there are; kind, app and priority are the newest run's."""
+    """A job reads all existing tables that its runs read; kind, app and priority come from its newest run."""
     found = _jobs(
         house,
         _run("1", 9.5, tables=["t", "gone"], priority=1, app="old"),
@@ -103,7 +103,7 @@ def test_a_job_is_the_runs_of_its_name(house: Engine) -> None:
 
 
 def test_runs_read_tables_or_partitions(house: Engine) -> None:
-    """A job reads the partitions that any of its runs named, unless one read the whole table or they are all of it."""
+    """A job reads the partitions that its runs named, or the table if a run read it whole or they are all of it."""
     with transaction(house) as session:
         session.add(tables.Table(name="days", home_region="a"))
         session.flush()
@@ -141,7 +141,7 @@ def test_runs_read_tables_or_partitions(house: Engine) -> None:
 
 
 def test_only_the_window_counts(house: Engine) -> None:
-    """Runs that ended before it or after `now` do not; a source that has told of runs for long has the whole window."""
+    """Only runs within the window count; averages are over the window, or since the source's first run if shorter."""
     runs = [_run("long ago", 40), _run("1", 29.5), _run("2", 1), _run("to come", -1)]
     assert [(j.weight, j.cpu_hours) for j in _jobs(house, *runs)] == [(2 / 30, 20 / 30)]
     assert [(j.weight, j.cpu_hours) for j in _jobs(house, window_days=10.0)] == [(0.5, 5.0)]
@@ -151,7 +151,7 @@ def test_only_the_window_counts(house: Engine) -> None:
 
 
 def test_a_run_is_recorded_once(house: Engine) -> None:
-    """Its source and id are what it is known by, in one call and in the next."""
+    """A run is identified by its source and id, within one call and across calls."""
     with transaction(house) as session:
         assert record_runs(session, [_run("1", 1), _run("1", 1, cpu_hours=99.0), _run("1", 1, source="x")]) == 2
         assert record_runs(session, [_run("1", 1, cpu_hours=99.0), _run("2", 1)]) == 1
@@ -163,7 +163,7 @@ def test_a_run_is_recorded_once(house: Engine) -> None:
 
 
 def test_what_is_missing_is_named(database: Engine) -> None:
-    """Without regions, or without their storage, there is no instance; the error says how to set it."""
+    """Without regions, or without their storage, there is no instance; the error says how to set them."""
     with transaction(database) as session, pytest.raises(CatalogueError, match="regions: there is no region"):
         gather(session)
     with transaction(database) as session:

@@ -1,11 +1,11 @@
-"""The contract of layers names every package: one that is left out could import anything."""
+"""The import contract names every package, because a package outside of it could import anything."""
 
 import tomllib
 from pathlib import Path
 
 
 def test_every_package_has_its_layer(checkout: Path) -> None:
-    """Each folder with code, but the tests', is in the contract, is checked by it, and is installed if it is used."""
+    """Each package except the tests is in the contract and is checked by it; used packages are installed."""
     project = tomllib.loads((checkout / "pyproject.toml").read_text())
     linter = project["tool"]["importlinter"]
     (house,) = (contract for contract in linter["contracts"] if contract["type"] == "layers")

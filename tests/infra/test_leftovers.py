@@ -1,4 +1,4 @@
-"""Parts that outlived their supervisor, with real processes."""
+"""Child processes that outlived their supervisor, with real processes."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ _SERVER = (
 
 @pytest.fixture
 def deaf() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ignores SIGTERM."""
+    """Yields a process that ignores SIGTERM."""
     command = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline()
@@ -35,7 +35,7 @@ def deaf() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_part_that_was_stopped_when_its_supervisor_died_is_ended_by_the_next(tmp_path: Path) -> None:
-    """A server under SIGSTOP keeps its port after the supervisor's SIGKILL; the next one frees it."""
+    """A server under SIGSTOP keeps its port after the supervisor's SIGKILL; the next supervisor frees it."""
     parts, log = tmp_path / "parts.json", tmp_path / "part.log"
     script = (
         "import asyncio, sys\n"
@@ -55,7 +55,7 @@ def test_a_part_that_was_stopped_when_its_supervisor_died_is_ended_by_the_next(t
         while not log.read_text():
             assert supervisor.poll() is None
         os.kill(part, signal.SIGSTOP)
-        while " T " not in Path(f"/proc/{part}/stat").read_text():  # Until then it would hear the SIGTERM.
+        while " T " not in Path(f"/proc/{part}/stat").read_text():  # Before that it would handle the SIGTERM.
             assert supervisor.poll() is None
         supervisor.kill()
     port = int(log.read_text())
@@ -63,13 +63,13 @@ def test_a_part_that_was_stopped_when_its_supervisor_died_is_ended_by_the_next(t
         require_free("api.port", "127.0.0.1", port)
     leftovers.end_recorded(parts)
     require_free("api.port", "127.0.0.1", port)
-    leftovers.end_recorded(parts)  # Nothing is left to do.
+    leftovers.end_recorded(parts)  # A second call has no effect.
 
 
 def test_one_that_does_not_listen_is_killed(
     deaf: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGKILL ends what goes on after its grace."""
+    """A process that still runs after its grace period is killed with SIGKILL."""
     monkeypatch.setattr(leftovers, "_GRACE_S", 0.3)
     leftovers.record(tmp_path / "parts.json", [deaf.pid])
     leftovers.end_recorded(tmp_path / "parts.json")
@@ -79,7 +79,7 @@ def test_one_that_does_not_listen_is_killed(
 def test_who_has_the_same_number_but_is_another_process_is_left_alone(
     deaf: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    """Numbers are given again, after a restart of the computer in particular."""
+    """A process that has reused a recorded pid, for example after a reboot, is left alone."""
     identity = Identity.of(deaf.pid)
     assert identity is not None
     path = tmp_path / "parts.json"
@@ -91,7 +91,7 @@ def test_who_has_the_same_number_but_is_another_process_is_left_alone(
 
 @pytest.mark.parametrize("damaged", ["", "[", "{}", '[{"pid": 1}]', '[["x"]]', '"x"'])
 def test_a_damaged_record_ends_nothing(damaged: str, tmp_path: Path) -> None:
-    """Nor does one that is not there."""
+    """A damaged record ends no process and raises no error, and neither does a missing one."""
     path = tmp_path / "parts.json"
     leftovers.end_recorded(path)
     path.write_text(damaged)
@@ -99,7 +99,7 @@ def test_a_damaged_record_ends_nothing(damaged: str, tmp_path: Path) -> None:
 
 
 def test_a_record_that_cannot_be_written_keeps_no_part_from_being_started(tmp_path: Path) -> None:
-    """As on a full disk."""
+    """A child process is started even if the record cannot be written, for example on a full disk."""
 
     async def run() -> None:
         supervisor = Supervisor(parts=tmp_path / "not-there" / "parts.json")

@@ -10,7 +10,7 @@ from infra.db.listening import notified
 
 
 async def test_a_notification_ends_the_wait(database_url: str) -> None:
-    """At once, and once for all that have arrived; without a notification, after the time limit."""
+    """A notification ends the wait immediately, one return for all that have arrived; else the time limit ends it."""
     async with (
         await psycopg.AsyncConnection.connect(database_url, autocommit=True) as listener,
         await psycopg.AsyncConnection.connect(database_url, autocommit=True) as other,
@@ -43,7 +43,7 @@ async def test_an_ended_connection_is_an_error(database_url: str) -> None:
 
 
 async def test_a_cancellation_is_never_lost(database_url: str) -> None:
-    """Also if it comes with a notification: otherwise a loop that listens would never end."""
+    """A cancellation that coincides with a notification still cancels; otherwise a listening loop would never end."""
     async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as listener:
         await listener.execute("listen here")
 
@@ -56,9 +56,9 @@ async def test_a_cancellation_is_never_lost(database_url: str) -> None:
                 task = asyncio.create_task(listens())
                 await asyncio.sleep(0.01)
                 other.execute("notify here")
-                time.sleep(0.01)  # The loop finds it in its next turn.
+                time.sleep(0.01)  # The event loop reads it in its next iteration.
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 task.cancel()
                 done, _ = await asyncio.wait([task], timeout=5)
-                assert done, f"still listening after a cancellation in turn {turns}"
+                assert done, f"no end after a cancellation {turns} loop iterations after the notification"

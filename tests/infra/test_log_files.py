@@ -1,4 +1,4 @@
-"""Log files of running processes are cut, and nothing that is written afterwards is lost or misplaced."""
+"""Rotation of log files of running processes: no line that is written afterwards is lost or misplaced."""
 
 import resource
 import subprocess
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def test_a_process_goes_on_writing_to_a_file_that_was_cut(tmp_path: Path) -> None:
-    """Its next lines are at the beginning of the file; older ones are in parts, and the oldest part goes."""
+    """After a rotation, new lines start at offset 0 of the file; old lines are in parts, and the oldest is removed."""
     log = tmp_path / "part.log"
     with log.open("ab") as file:
         process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file)
@@ -39,7 +39,7 @@ def test_a_process_goes_on_writing_to_a_file_that_was_cut(tmp_path: Path) -> Non
 
 
 def test_without_room_for_a_copy_the_file_is_emptied(tmp_path: Path) -> None:
-    """A log never keeps a full disk full."""
+    """If the disk is full, the log is emptied without a copy."""
     log = tmp_path / "part.log"
     log.write_bytes(b"x" * 100_000)
     code = "import signal, sys; from pathlib import Path; from infra.stack.log_files import rotate;"

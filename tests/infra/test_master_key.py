@@ -1,4 +1,4 @@
-"""A master key that does not open the database's secrets stops every process that would use it, before it starts."""
+"""A process that needs the master key refuses to start if the key does not decrypt the database's secrets."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ PROCESSES = (["init"], ["worker", "--role", "control"], ["api", "--port", "1"])
 
 @pytest.fixture
 def key(database: Engine, tmp_path: Path) -> Path:
-    """The key of an installation that has two secrets."""
+    """Returns the key file of an installation that has two secrets."""
     path = tmp_path / "master.key"
     bootstrap(database, tmp_path, path, {})
     box = encrypt_secret(load_master_key(path), "value")
@@ -39,7 +39,7 @@ def _start(arguments: list[str], database_url: str, folder: Path) -> subprocess.
 
 
 def test_a_lost_key_stops_every_process_that_needs_it(key: Path, database_url: str) -> None:
-    """None makes a new one, and each names the file, the secrets and the way out; the option gives the secrets up."""
+    """No process creates a new key; each error names the file, the secrets and the option that discards them."""
     key.unlink()
     for process in [_start(arguments, database_url, key.parent) for arguments in PROCESSES]:
         _, said = process.communicate(timeout=120)
@@ -54,7 +54,7 @@ def test_a_lost_key_stops_every_process_that_needs_it(key: Path, database_url: s
 
 
 def test_another_key_is_refused_and_forgets_only_what_it_cannot_open(key: Path, database: Engine) -> None:
-    """Secrets that the present key opens stay when the others are given up, and that is audited."""
+    """Only secrets that the present key cannot decrypt are deleted, and each deletion is audited."""
     key.unlink()
     load_master_key(key, create=True)
     with transaction(database) as session:
@@ -70,7 +70,7 @@ def test_another_key_is_refused_and_forgets_only_what_it_cannot_open(key: Path, 
 
 
 def test_without_secrets_a_lost_key_is_made_anew(database: Engine, tmp_path: Path) -> None:
-    """Nothing is lost with it then."""
+    """If the database has no secrets, a missing key is created again."""
     key = tmp_path / "master.key"
     bootstrap(database, tmp_path, key, {})
     key.unlink()

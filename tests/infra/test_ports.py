@@ -1,4 +1,4 @@
-"""Ports that a server may leave and find again."""
+"""Allocation of ports that a server can close and reopen."""
 
 import socket
 
@@ -6,7 +6,7 @@ from infra.stack import ports
 
 
 def test_a_free_port_is_given_to_nobody_else() -> None:
-    """No outgoing connection's port, none that somebody listens on, and none twice."""
+    """A free port is returned only once, has no listener, and is outside the range of outgoing connections."""
     given = ports._candidates()
     with socket.create_server(("127.0.0.1", 0)) as server:
         found = [ports.free_port() for _ in range(200)]
@@ -18,12 +18,12 @@ def test_a_free_port_is_given_to_nobody_else() -> None:
 
 
 def test_a_taken_port_is_passed_over() -> None:
-    """The next one is given where the one whose turn it is has a listener."""
+    """A port that has a listener is skipped, and the next one is returned."""
     candidates = ports._candidates()
     follows = candidates[(candidates.index(ports.free_port()) + 1) % len(candidates)]
     try:
         taken = socket.create_server(("127.0.0.1", follows))
-    except OSError:  # somebody has it already: what the test wants
+    except OSError:  # Another process already listens on it, as the test needs.
         taken = socket.socket()
     with taken:
         assert ports.free_port() != follows

@@ -1,4 +1,4 @@
-"""What the embedded stack asks its API, over real sockets."""
+"""Readiness probes of the embedded stack, over real sockets."""
 
 import socket
 import threading
@@ -13,17 +13,17 @@ from infra.stack.probes import http
 
 class _Api(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        """Says that it serves, or with `/readyz` that it does not yet."""
+        """Returns 503 for `/readyz` and 200 for every other path."""
         self.send_response(503 if self.path == "/readyz" else 200)
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture
 def api() -> Iterator[str]:
-    """URL of a server that serves."""
+    """Yields the URL of a running server."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Api) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -33,7 +33,7 @@ def api() -> Iterator[str]:
 
 
 async def test_no_proxy_is_asked_for_what_is_on_this_machine(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A company's proxy in the environment is for the world outside: it cannot reach a loopback address."""
+    """Probes ignore a proxy in the environment, because it cannot reach a loopback address."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     for name in ("NO_PROXY", "no_proxy"):
@@ -42,7 +42,7 @@ async def test_no_proxy_is_asked_for_what_is_on_this_machine(api: str, monkeypat
 
 
 async def test_what_does_not_serve_is_not_ready(api: str) -> None:
-    """It says so, nobody listens, or nothing is said for longer than the limit."""
+    """A server is not ready if it returns an error, does not listen, or does not respond within the limit."""
     assert not await http(f"{api}/readyz").ask()
     assert not await http(f"http://127.0.0.1:{free_port()}/healthz").ask()
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -1,4 +1,4 @@
-"""The schema: models and migrations agree, and the allocation guard refuses what must never be."""
+"""The schema: models and migrations agree, and the allocation guard rejects invalid allocations."""
 
 import itertools
 import random
@@ -19,13 +19,13 @@ from infra.db.session import transaction
 
 
 def test_models_and_migrations_agree(database: Engine) -> None:
-    """Autogenerate finds nothing to change on a migrated database."""
+    """Alembic's autogenerate finds no difference between the models and a migrated database."""
     with database.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), SCHEMA) == []
 
 
 def test_head_is_alembics_head(database: Engine) -> None:
-    """The newest revision by file name is the one that Alembic would go to, and a migrated database is at it."""
+    """`migrate.head` equals Alembic's head revision, and a migrated database is at it."""
     config = Config()
     config.set_main_option("script_location", str(Path(migrate.__file__).parent / "migrations"))
     assert migrate.head() == ScriptDirectory.from_config(config).get_current_head() == migrate.current(database)
@@ -33,7 +33,7 @@ def test_head_is_alembics_head(database: Engine) -> None:
 
 @pytest.fixture
 def machine(database: Engine) -> Engine:
-    """A database with one machine of four slots and ten workloads with one live attempt each."""
+    """Creates a database with one machine of four slots and ten workloads with one live attempt each."""
     with transaction(database) as session:
         session.add(Tenant(name="t", level=3))
         session.add(Region(name="r", bucket_url="file:///nowhere"))
@@ -72,7 +72,7 @@ def _refused(engine: Engine, allocation: Allocation) -> bool:
 
 
 def test_slot_has_one_holder(machine: Engine) -> None:
-    """A second allocation of a held slot is refused by the database and changes nothing."""
+    """The database rejects a second allocation of a held slot without any change."""
     assert not _refused(machine, _allocation(0, 0b0011))
     assert _refused(machine, _allocation(1, 0b0110))
     assert not _refused(machine, _allocation(2, 0b1100))
@@ -81,7 +81,7 @@ def test_slot_has_one_holder(machine: Engine) -> None:
 
 
 def test_slot_has_one_successor_and_only_held_slots_have_one(machine: Engine) -> None:
-    """A slot is promised once, and only while somebody holds it."""
+    """A slot can be awaited by one allocation only, and only while another allocation holds it."""
     assert not _refused(machine, _allocation(0, 0b0011))
     assert _refused(machine, _allocation(1, 0, awaited=0b0100))
     assert not _refused(machine, _allocation(2, 0, awaited=0b0001))
@@ -89,7 +89,7 @@ def test_slot_has_one_successor_and_only_held_slots_have_one(machine: Engine) ->
 
 
 def test_cpus_and_slots_stay_within_the_machine(machine: Engine) -> None:
-    """Neither CPUs nor slots beyond the machine's own can be held; awaited CPUs do not count yet."""
+    """No more CPUs and slots than the machine has can be held; awaited CPUs do not count yet."""
     assert _refused(machine, _allocation(0, 1 << 4))
     assert not _refused(machine, _allocation(1, 0, cpus=8000))
     assert _refused(machine, _allocation(2, 0, cpus=1))
@@ -97,7 +97,7 @@ def test_cpus_and_slots_stay_within_the_machine(machine: Engine) -> None:
 
 
 def test_masks_equal_the_allocations_after_any_sequence(machine: Engine) -> None:
-    """After random inserts, hand-overs and releases the machine's masks are the union of the live allocations."""
+    """After random inserts, hand-overs and releases, the machine's masks are the union of the live allocations."""
     chance = random.Random(7)
     for step, i in itertools.product(range(6), range(10)):
         try:

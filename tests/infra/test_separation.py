@@ -1,4 +1,4 @@
-"""What other users may do in a data folder, and what an operator is told where tenants share a user."""
+"""Permissions of data folders, and the warning for operators if tenants share a user."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ from server.up import _warning_of_sharing
 
 
 def test_a_data_folder_is_closed_also_one_that_was_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody else can list it or read what is in it; what was changed is said, once."""
+    """Other users cannot list or read a data folder, even one that was open before; each change is logged once."""
     old, new = tmp_path / "old", tmp_path / "new"
     for path in (old, old / "run", old / "machines"):
         path.mkdir(mode=0o755)
@@ -36,7 +36,7 @@ def test_a_data_folder_is_closed_also_one_that_was_open(tmp_path: Path, caplog: 
 
 
 async def test_several_tenants_that_share_a_user_are_warned_of(tmp_path: Path, database: Engine) -> None:
-    """At each start with more than one tenant it is said as whom their tasks run, why, and what to do."""
+    """Each start with more than one tenant warns that their tasks run as the same user."""
     url = database.url.render_as_string(hide_password=False)
     settings = Settings(database=url, data_dir=tmp_path, tasks=TaskSettings(separate_tenants=False))
 
@@ -61,19 +61,17 @@ async def test_several_tenants_that_share_a_user_are_warned_of(tmp_path: Path, d
 async def test_a_database_that_is_away_does_not_end_the_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: bool
 ) -> None:
-    """What `up` asks once it is up may meet a database that was just killed, or hangs: then it says so."""
+    """If the database refuses connections or hangs, the warning says that the number of tenants is unknown."""
     monkeypatch.setattr("server.up._ANSWERS_S", 0.2 if silent else 60.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"postgresql://mizzen@127.0.0.1:{listener.getsockname()[1] if silent else free_port()}/mizzen"
         settings = Settings(database=url, data_dir=tmp_path, tasks=TaskSettings(separate_tenants=False))
         said = await _warning_of_sharing(EmbeddedStack(settings, DEFAULT_FLEET, tmp_path, print))
-    assert str(said).startswith(
-        "the number of tenants is unknown, the database does not respond; if there are several"
-    )
+    assert str(said).startswith("the number of tenants is unknown, the database does not respond; if there are several")
 
 
 async def test_a_start_goes_on_where_a_part_was_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is killed while it is set up is asked again once it is back; one that stays away is named."""
+    """Setup is retried after its server was restarted; if the server stays unreachable, the error names it."""
     errors: list[Exception] = [OperationalError("select", {}, Exception("closed")), RuntimeError("refused")]
 
     async def work() -> int:

@@ -1,4 +1,4 @@
-"""Connections to Postgres: one that its server ended is never handed out, and a good one costs no test."""
+"""Postgres connections: closed connections are replaced, and recently used ones are not tested."""
 
 import psycopg
 import pytest
@@ -22,7 +22,7 @@ def _status(opened: Session) -> TransactionStatus:
 
 
 def test_a_connection_that_was_ended_is_replaced(database_url: str, database: Engine) -> None:
-    """However lately it was used: statements go to another one, without an error."""
+    """A connection that the server closed is replaced without an error, even if it was used just before."""
     before = _backend(database)
     with psycopg.connect(database_url, autocommit=True) as other:
         other.execute("select pg_terminate_backend(%s, 5000)", (before,))
@@ -33,7 +33,7 @@ def test_a_connection_that_was_ended_is_replaced(database_url: str, database: En
 def test_one_that_was_used_lately_is_not_asked(
     database: Engine, monkeypatch: pytest.MonkeyPatch, idle_s: float, tests: int
 ) -> None:
-    """A statement tests a connection only after a while without use."""
+    """A connection is tested before use only if it was idle for some time."""
     monkeypatch.setattr(session, "_IDLE_S", idle_s)
     _backend(database)
     asked: list[object] = []
@@ -44,7 +44,7 @@ def test_one_that_was_used_lately_is_not_asked(
 
 
 def test_one_statement_needs_no_transaction(database: Engine) -> None:
-    """With `AUTOCOMMIT` a statement is committed without a transaction; the next use has one again."""
+    """With `AUTOCOMMIT` a statement runs without a transaction; the next session has one again."""
     with transaction(database, isolation="AUTOCOMMIT") as opened:
         opened.execute(text("create table kept (n int)"))
         assert _status(opened) == TransactionStatus.IDLE

@@ -1,4 +1,4 @@
-"""How the supervisor learns that a process has ended."""
+"""Detection of ended processes by the supervisor."""
 
 import asyncio
 import errno
@@ -20,7 +20,10 @@ def _refused(pid: int) -> int:
 
 @pytest.mark.parametrize("tells", [True, False], ids=["kernel tells", "kernel refuses"])
 async def test_an_end_is_noticed(monkeypatch: pytest.MonkeyPatch, tells: bool) -> None:
-    """Also where the kernel does not tell; a process that is stopped has not ended; one that has ended is no wait."""
+    """The end of a process is detected with and without pidfds; a process under SIGSTOP has not ended.
+
+    A process that has already ended is not waited for.
+    """
     if not tells:
         monkeypatch.setattr(os, "pidfd_open", _refused)
     process = subprocess.Popen(["sleep", "1000"])
@@ -39,7 +42,7 @@ async def test_an_end_is_noticed(monkeypatch: pytest.MonkeyPatch, tells: bool) -
 
 
 async def test_one_end_of_several_and_a_time_limit() -> None:
-    """The first end counts, also of a process that is no child of this one; else the time limit."""
+    """The wait ends with the first process that ends, even one that is no child, or at the time limit."""
     shell = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
     assert shell.stdout is not None
     grandchild = int(shell.stdout.readline())
@@ -59,7 +62,7 @@ async def test_one_end_of_several_and_a_time_limit() -> None:
 
 
 async def test_whoever_waits_may_be_cancelled() -> None:
-    """The process goes on, and another wait for it is as good as the first."""
+    """Cancelling a wait does not end the process, and a later wait for it works."""
     process = subprocess.Popen(["sleep", "1000"])
     try:
         waiting = asyncio.create_task(ended(process))
@@ -76,7 +79,7 @@ async def test_whoever_waits_may_be_cancelled() -> None:
 
 
 async def test_a_part_that_is_killed_at_its_start_is_started_again(tmp_path: Path) -> None:
-    """By a signal, as the kernel kills for want of memory: again, a few times. One that ends by itself is an error."""
+    """A child process that a signal kills during its start is restarted a few times; one that exits is an error."""
     there = tmp_path / "there"
 
     async def ready() -> bool:

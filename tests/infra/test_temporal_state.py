@@ -1,4 +1,4 @@
-"""The embedded Temporal's database after its server was killed while it made it, or after damage."""
+"""The embedded Temporal's database after damage, or after its server was killed while creating it."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,10 @@ def _namespaces(state: Path) -> list[str]:
 
 
 def _written_bytes(state: Path) -> int:
-    """Of the database and its write-ahead log; -1: there is none. (Who opens it disturbs the server.)"""
+    """Returns the size of the database and its write-ahead log; -1 if there is none.
+
+    Opening the database would disturb the server, so only the file sizes are read.
+    """
     sizes = []
     for path in (state, state.with_name(f"{state.name}-wal")):
         with contextlib.suppress(FileNotFoundError):
@@ -47,23 +50,23 @@ def _written_bytes(state: Path) -> int:
 
 
 def _leave_unfinished(state: Path, written_bytes: int) -> None:
-    """The database of a server that was killed before it had made it. On a busy machine a kill may come too late."""
+    """Creates the unfinished database of a server that was killed early; retries if a kill comes too late."""
     for _ in range(20):
         _kill_at(state, written_bytes)
         if not _namespaces(state):
             return
         for path in state.parent.glob("temporal.db*"):
             path.unlink()
-    raise AssertionError("each kill came too late")
+    raise AssertionError("the server finished its database before every kill")
 
 
 def _kill_at(state: Path, written_bytes: int) -> None:
-    """A server that is killed as soon as its database is so large."""
+    """Starts a server and kills it as soon as its database has the given size."""
     process = subprocess.Popen(_command(state, _settings()), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         give_up_s = time.monotonic() + 60
         while _written_bytes(state) < written_bytes:
-            assert time.monotonic() < give_up_s, "no database was made"
+            assert time.monotonic() < give_up_s, "the server did not create its database in time"
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
@@ -71,7 +74,7 @@ def _kill_at(state: Path, written_bytes: int) -> None:
 
 @pytest.mark.parametrize("written_bytes", [0, 100_000, 400_000])
 async def test_a_server_that_was_killed_at_its_first_start_starts_again(tmp_path: Path, written_bytes: int) -> None:
-    """An unfinished database is created again; a finished one is kept, also as a crash leaves it."""
+    """An unfinished database is created again; a finished one is kept, even in the state after a crash."""
     state, settings = tmp_path / "temporal.db", _settings()
     await asyncio.to_thread(_leave_unfinished, state, written_bytes)
     child = Child(
@@ -85,7 +88,7 @@ async def test_a_server_that_was_killed_at_its_first_start_starts_again(tmp_path
         for number, left_out in enumerate(["", "-shm"]):
             crashed = tmp_path / str(number)
             crashed.mkdir()
-            for path in tmp_path.glob("temporal.db*"):  # As a kill or a restored backup leaves it.
+            for path in tmp_path.glob("temporal.db*"):  # The files as they are after a kill or a restored backup.
                 if not left_out or not path.name.endswith(left_out):
                     shutil.copy(path, crashed)
             before = {path: path.stat().st_ino for path in crashed.iterdir() if path.suffix == ".db"}
@@ -98,7 +101,7 @@ async def test_a_server_that_was_killed_at_its_first_start_starts_again(tmp_path
 
 
 def test_a_damaged_database_is_named_and_kept(tmp_path: Path) -> None:
-    """What cannot be read is not removed: it may be restored. The error says what to do."""
+    """A database that cannot be read is kept, because it may be restored; the error says what to do."""
     state = tmp_path / "temporal.db"
     discard_unfinished(state)
     assert not state.exists()
@@ -109,7 +112,7 @@ def test_a_damaged_database_is_named_and_kept(tmp_path: Path) -> None:
 
 
 async def test_what_is_wrong_with_it_is_told_at_the_start(tmp_path: Path) -> None:
-    """The server is started all the same; when it ends, the error has what is wrong."""
+    """The server is started with a damaged database; when it exits, the error explains the damage."""
     state = tmp_path / "temporal.db"
     state.write_bytes(b"no database at all" * 1000)
     child = Child("temporal", _command(state, _settings()), tmp_path / "log", prepare=lambda: discard_unfinished(state))

@@ -1,4 +1,4 @@
-"""The table of steps: what must hold of every version, which phases follow from it, and the page that shows it."""
+"""The step table of attempts: its invariants in every version, the phases that follow, and its documentation."""
 
 import re
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ TABLE = TABLES[LATEST]
 
 
 def ways(table: Table, step: Step, taken: tuple[Step, ...] = ()) -> list[tuple[tuple[Step, ...], End]]:
-    """Every way from `step` to an end, by the steps on it."""
-    assert step not in taken, f"a circle: {taken}"
+    """Returns every path from `step` to an end, with its steps."""
+    assert step not in taken, f"cycle: {taken}"
     out = []
     for target in table[step].after.values():
         here = (*taken, step)
@@ -40,7 +40,7 @@ def ways(table: Table, step: Step, taken: tuple[Step, ...] = ()) -> list[tuple[t
 
 @pytest.mark.parametrize("version", TABLES)
 def test_every_way_ends(version: int) -> None:
-    """No step is taken twice in an attempt, and every step and end is on some way."""
+    """No path takes a step twice, and every step and end is on a path."""
     table = TABLES[version]
     found = ways(table, FIRST)
     assert {step for taken, _ in found for step in taken} == set(table)
@@ -49,7 +49,7 @@ def test_every_way_ends(version: int) -> None:
 
 @pytest.mark.parametrize("version", TABLES)
 def test_phases_go_forward(version: int) -> None:
-    """What is shown on any way is a step forward each time; a version never goes where the newest may not."""
+    """On every path phases change only as `NEXT_PHASES` allows, in every version."""
     table = TABLES[version]
     for taken, end in ways(table, FIRST):
         shown = [table[step].phase for step in taken if table[step].phase is not None]
@@ -60,7 +60,7 @@ def test_phases_go_forward(version: int) -> None:
 
 
 def test_which_phase_may_follow_which() -> None:
-    """All of them, to read what a change of the table does. What waits is awarded, what is placed may always end."""
+    """All legal phase changes are listed: queued workloads are awarded, and placed ones may always end."""
     ends = {Phase.PENDING, Phase.PREEMPTED, Phase.SUCCEEDED, Phase.CANCELLED, Phase.FAILED}
     assert {
         **{phase: {Phase.PLACING, Phase.FAILED, Phase.CANCELLED} for phase in QUEUED_PHASES},
@@ -74,7 +74,7 @@ def test_which_phase_may_follow_which() -> None:
 
 
 def test_phases_follow_from_the_table_alone() -> None:
-    """A step that cannot be passed over any more, and one that shows another phase, are an edit of a row each."""
+    """Changing `may_pass` or the phase of a row changes the legal phase changes."""
     edited: dict[Step, Row] = {
         **TABLE,
         Step.COPY: replace(TABLE[Step.COPY], may_pass=False),
@@ -86,7 +86,7 @@ def test_phases_follow_from_the_table_alone() -> None:
 
 
 def test_a_newer_table_takes_no_way_from_workflows_that_follow_an_older_one() -> None:
-    """A version that shows another phase in a step adds its ways; those of the version before stay allowed."""
+    """A new version with another phase in a step adds phase changes; those of the older version stay legal."""
     newer: dict[Step, Row] = {**TABLE, Step.PREPARE: replace(TABLE[Step.PREPARE], phase=Phase.PLACING)}
     assert Phase.PROVISIONING not in next_phases(newer)[Phase.PLACING]
     both = of_all_versions([TABLE, newer])
@@ -95,21 +95,21 @@ def test_a_newer_table_takes_no_way_from_workflows_that_follow_an_older_one() ->
 
 
 def test_phases_are_sorted_into_three_kinds() -> None:
-    """A phase is one of a queued, a placed or an ended workload, and the steps show those of placed ones."""
+    """Every phase is a queued, a placed or a terminal one, and the steps have exactly the placed ones."""
     kinds: tuple[Mapping[Phase, object] | frozenset[Phase], ...] = (QUEUED_PHASES, PLACED_PHASES, TERMINAL_PHASES)
     assert sorted(phase for kind in kinds for phase in kind) == sorted(Phase)
     assert {row.phase for row in TABLE.values()} - {None} == PLACED_PHASES
 
 
 def test_the_documentation_is_made_from_the_tables(checkout: Path) -> None:
-    """The users' page shows the picture and both tables as they are."""
+    """`docs/lifecycle.md` contains the diagram and both tables as generated from the code."""
     page = (checkout / "docs" / "lifecycle.md").read_text()
     for part in (picture(NEXT_PHASES), steps(TABLE), endings()):
         assert part in page, f"docs/lifecycle.md should have:\n{part}"
 
 
 def test_phases_in_sql_are_those_of_the_tables(checkout: Path) -> None:
-    """Functions of the database name the queued phases as a whole, and the phase with which an attempt begins."""
+    """SQL functions list the queued phases completely, and use the first phase of an attempt."""
     lists, single = [], []
     for path in sorted((checkout / "infra" / "db" / "functions").glob("*.sql")):
         text = path.read_text()
@@ -120,5 +120,5 @@ def test_phases_in_sql_are_those_of_the_tables(checkout: Path) -> None:
 
 
 def test_events_have_rows() -> None:
-    """Every event that a step may report is in the table of some step."""
+    """Every event occurs in a row of the table."""
     assert {event for row in TABLE.values() for event in row.after} == set(Event)

@@ -1,4 +1,4 @@
-"""How an attempt's ending is judged: every row of the table by an example of its own, and what comes before what."""
+"""The endings table of attempts: one example for each row, and the precedence of the rows."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,8 +33,8 @@ LOST = mail(MailKind.MACHINE_LOST, machine="m")
 HUNG = mail(MailKind.HUNG, silent_s=60, limit_s=50)
 EVICTED = mail(MailKind.EVICT, evictor="wl-2")
 CANCELLED = mail(MailKind.CANCEL, by="key-1")
-# Row, what it is an example of, the phase that follows, why, and the counts (failures, hangs, unloadable) after
-# (1, 2, 1) before.
+# Row, example, next phase, reason code, and the counts (failures, hangs, unloadable) after the ending; they are
+# (1, 2, 1) before it, unless the case sets them.
 BEFORE = Counts(1, 2, 1)
 EXAMPLES: list[tuple[str, Case, Phase, ReasonCode, Counts]] = [
     (
@@ -93,7 +93,7 @@ EXAMPLES: list[tuple[str, Case, Phase, ReasonCode, Counts]] = [
 
 @pytest.mark.parametrize(("row", "of", "phase", "code", "counts"), EXAMPLES, ids=[one[0] for one in EXAMPLES])
 def test_each_row(row: str, of: Case, phase: Phase, code: ReasonCode, counts: Counts) -> None:
-    """The first row that applies, what follows from it, and what it counts."""
+    """The first row that applies is the expected one, with its phase, reason, counts and blame."""
     of = of if of.counts != Counts() or row == "checkpoint unloadable" else replace(of, counts=BEFORE)
     assert next(one.name for one in ENDINGS if one.applies(of)) == row
     ending, after = judge(of)
@@ -103,19 +103,19 @@ def test_each_row(row: str, of: Case, phase: Phase, code: ReasonCode, counts: Co
 
 
 def test_every_row_has_an_example() -> None:
-    """In the order of the table."""
+    """The examples cover the rows of the table in order."""
     assert [one[0] for one in EXAMPLES] == [row.name for row in ENDINGS]
 
 
 @pytest.mark.parametrize("told", [None, EVICTED, HUNG, LOST, CANCELLED])
 def test_a_gang_that_has_succeeded_has_succeeded(told: Mail | None) -> None:
-    """Whatever it was told meanwhile."""
+    """A gang whose tasks all exited with 0 has succeeded, whatever mail it got."""
     end = GangEnd(True, None, Failure("?", "?"))
     assert judge(case(end, told=told, timed_out=True))[0].phase is Phase.SUCCEEDED
 
 
 def test_a_step_ends_a_row_of_hangs() -> None:
-    """A gang that hangs after it got on is not one that hangs again and again."""
+    """A step forward resets the count of consecutive hangs."""
     end = replace(FAILED, progress=(STEPS,))
     assert judge(case(end, told=HUNG, counts=Counts(0, 2, 0)))[1].hangs == 1
     assert judge(case(end, counts=Counts(0, 2, 0)))[1].hangs == 0
@@ -124,7 +124,10 @@ def test_a_step_ends_a_row_of_hangs() -> None:
 
 
 def test_a_load_that_was_interrupted_ends_the_attempt_for_another_reason() -> None:
-    """It counts, but the eviction is why the attempt ended, unless it was the last load that is tried."""
+    """After an evicted attempt's failed load, the load counts, but the eviction is the reason.
+
+    If it was the last allowed load, the workload fails.
+    """
     end = replace(FAILED, progress=(UNLOADED,))
     ending, counts = judge(case(end, told=EVICTED))
     assert (ending.reason.code, counts.unloadable) == (ReasonCode.EVICTED, 1)
@@ -132,19 +135,19 @@ def test_a_load_that_was_interrupted_ends_the_attempt_for_another_reason() -> No
 
 
 def test_a_load_that_succeeds_ends_the_row() -> None:
-    """Also where the attempt fails afterwards, or was given up while its tasks saved."""
+    """A successful load resets the count of failed loads, however the attempt ends."""
     end = replace(FAILED, progress=(LOADED,))
     assert judge(case(end, counts=Counts(0, 0, 1)))[1].unloadable == 0
     assert count_loads(Counts(0, 0, 1), end, False, lambda: True).unloadable == 0
 
 
 def test_the_runtime_that_is_told_is_counted_once() -> None:
-    """The attempt's own time is in the sum already."""
+    """The reason's running time counts the attempt's own time once."""
     assert judge(case(timed_out=True, ran_s=3600.0))[0].reason.detail == {"ran_s": 3600.0, "limit_s": 3600.0}
 
 
 def test_workflows_of_before_reports_counted_do_not_mind_them() -> None:
-    """They judge as they did, and are asked only where it matters."""
+    """Workflows that began before load reports counted ignore them, and evaluate the patch only where it matters."""
     asked: list[bool] = []
 
     def no() -> bool:
@@ -162,6 +165,6 @@ def test_workflows_of_before_reports_counted_do_not_mind_them() -> None:
     [(CANCELLED, Phase.CANCELLED, None), (LOST, Phase.PENDING, "m"), (EVICTED, Phase.PREEMPTED, None)],
 )
 def test_told_before_it_began(told: Mail, phase: Phase, blamed: str | None) -> None:
-    """No task was started."""
+    """Mail before the start of tasks gives the ending of the mail."""
     ending = stopped_early(told)
     assert (ending.phase, ending.blames_machine) == (phase, blamed)

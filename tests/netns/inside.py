@@ -1,7 +1,7 @@
-"""Runs in a namespace and does there what the test asks for: a line of JSON in, a line of JSON out.
+"""Runs in a namespace and executes the test's requests: one line of JSON for each request and each response.
 
-python -m tests.netns.inside                     answers requests until its input ends
-python -m tests.netns.inside gate ADDRESS PORT   forwards ADDRESS:PORT to the same port on loopback
+python -m tests.netns.inside                     answers requests until its input ends python -m tests.netns.inside gate
+ADDRESS PORT   forwards ADDRESS:PORT to the same port on loopback
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from typing import Any
 
 
 class Deeds:
-    """What can be asked for."""
+    """The operations that a test may request."""
 
     def __init__(self) -> None:
         self._client: Any = None
 
     def reachable(self, address: str, ports: list[int]) -> list[int]:
-        """Those of `ports` at which something accepts a connection."""
+        """Returns those of `ports` that accept a connection."""
         found = []
         for port in ports:
             with socket.socket() as probe:
@@ -31,13 +31,13 @@ class Deeds:
         return found
 
     def postgres_ready(self, folder: str, port: int) -> None:
-        """Waits until the embedded Postgres of `folder` answers, and makes its database."""
+        """Waits until the embedded Postgres of `folder` responds, and creates its database."""
         from infra.stack.postgres import EmbeddedPostgres
 
         EmbeddedPostgres(Path(folder), port).wait_ready()
 
     def client(self, url: str, key: str) -> None:
-        """Makes the client whose methods `api` calls."""
+        """Creates the client whose methods `api` calls."""
         from mizzen.client import Client
 
         self._client = Client(url, key, patience_s=60.0)
@@ -51,7 +51,7 @@ class Deeds:
 
 
 def serve() -> None:
-    """Answers each request in turn."""
+    """Answers requests one by one."""
     deeds = Deeds()
     for line in sys.stdin:
         name, arguments, named = json.loads(line)
@@ -64,7 +64,7 @@ def serve() -> None:
 
 
 async def gate(address: str, port: int) -> None:
-    """Forwards connections to loopback, until SIGTERM."""
+    """Forwards connections to loopback until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 

@@ -1,6 +1,7 @@
 """An installation of several machines: Postgres, Temporal, a worker and the API in `core`, an agent on each machine.
 
-Postgres and Temporal are there before mizzen, which is told where: every process of mizzen is started by its command.
+Postgres and Temporal exist before mizzen, which gets their addresses. Every process of mizzen is started by its
+command.
 """
 
 import json
@@ -33,12 +34,12 @@ scheduler: {{scan_interval_s: 5, min_runtime_s: 1, bid_timeout_s: 15}}
 
 
 def machine(name: str) -> str:
-    """The id of a machine."""
+    """Returns the id of a machine."""
     return f"{REGION}/{CLUSTER}/{name}"
 
 
 class Inside:
-    """A process in a namespace that does what it is asked for (`tests.netns.inside`)."""
+    """A process in a namespace that executes requests (`tests.netns.inside`)."""
 
     def __init__(self, command: list[str], log: IO[bytes]) -> None:
         self._process = subprocess.Popen(
@@ -51,28 +52,28 @@ class Inside:
         )
 
     def __call__(self, deed: str, *arguments: Any, **named: Any) -> Any:
-        """The deed's answer; an error there is one here."""
+        """Returns the result of a request; an error there is raised as RuntimeError."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps([deed, arguments, named]) + "\n")
         self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline() or '{"error": "the process in the namespace ended"}')
+        answer = json.loads(self._process.stdout.readline() or '{"error": "the helper process has ended"}')
         if "error" in answer:
             raise RuntimeError(f"{deed}: {answer['error']}")
         return answer["value"]
 
     @property
     def pid(self) -> int:
-        """Its pid."""
+        """The process's pid."""
         return self._process.pid
 
     def close(self) -> None:
-        """Kills it."""
+        """Kills the process."""
         with self._process as process:
             process.kill()
 
 
 class Installation:
-    """Everything of it is in `folder` and in the namespaces of `network`."""
+    """An installation in `folder` and in the namespaces of `network`."""
 
     def __init__(self, folder: Path, network: Network) -> None:
         self.network = network
@@ -88,7 +89,7 @@ class Installation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kills what still runs."""
+        """Kills all remaining processes."""
         for helper in self._helpers.values():
             helper.close()
         for process in self._processes.values():
@@ -98,11 +99,12 @@ class Installation:
     # ------------------------------------------------------------------------------------------------------ starting
 
     def start(self) -> None:
-        """Starts everything, each part by its own command, and returns when both machines are ready."""
+        """Starts every part with its own command, and waits until both machines are ready."""
         postgres = EmbeddedPostgres(self._folder / "postgres", DATABASE_PORT)
         postgres.initialise()
         self._spawn("core", "postgres", postgres.command())
-        # The dev server's parts find one another on loopback only, so it listens there, behind a gate for its one port.
+        # The services of the Temporal dev server connect to each other on loopback only. The server therefore listens
+        # on loopback, and a gate forwards its port to the network.
         settings = TemporalSettings(port=TEMPORAL_PORT, ui_port=UI_PORT)
         state = self._folder / "temporal.db"
         self._spawn("core", "temporal", temporal.command(temporal.find_binary(settings), state, settings))
@@ -146,47 +148,47 @@ class Installation:
     # ------------------------------------------------------------------------------------------------------- looking
 
     def ask(self, namespace: str, deed: str, *arguments: Any, **named: Any) -> Any:
-        """Has a deed of `tests.netns.inside` done in a namespace."""
+        """Executes a request of `tests.netns.inside` in a namespace."""
         if namespace not in self._helpers:
             with (self._logs / f"inside-{namespace}.log").open("wb") as log:
                 self._helpers[namespace] = Inside(self.network.enter(namespace), log)
         return self._helpers[namespace](deed, *arguments, **named)
 
     def api(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Calls the REST API from within `core`, by a method of its client."""
+        """Calls a client method of the REST API from within `core`."""
         return self.ask("core", "api", method, *arguments, **named)
 
     def state_of(self, name: str) -> str:
-        """A machine's state."""
+        """Returns a machine's state."""
         return str(self.api("machine", machine(name))["state"])
 
     def _state_dir(self, name: str) -> Path:
         return self._folder / f"machine-{name}"
 
     def state_folder(self, name: str) -> StateFolder:
-        """What a machine's agent keeps."""
+        """Returns the state folder of a machine's agent."""
         return StateFolder(self._state_dir(name))
 
     def tasks(self, name: str, workload: str, attempt: int) -> set[int]:
-        """Pids on a machine of the tasks of an attempt, and of all that they started."""
+        """Returns the pids of an attempt's tasks on a machine, with all their child processes."""
         mark = f"MIZZEN_RUN_ID={workload}.{attempt}.".encode()
         return {pid for pid in self.network.processes(name) if mark in _environment(pid)}
 
     def leftover(self, name: str) -> set[int]:
-        """Pids on a machine of everything but its agent with its zygote, and what was started by `ask`."""
+        """Returns the pids on a machine, except its agent, its zygote and the helper of `ask`."""
         helper = {self._helpers[name].pid} if name in self._helpers else set()
         agent = self._processes[f"agent-{name}"].pid
         return self.network.processes(name) - helper - {agent} - zygotes(agent)
 
     def tail(self) -> str:
-        """The last lines of every part's log."""
+        """Returns the last lines of every part's log."""
         parts = [(p.stem, p.read_text(errors="replace").splitlines()[-8:]) for p in sorted(self._logs.iterdir())]
         return "\n".join(f"{name}: {line}" for name, lines in parts for line in lines)
 
     # ------------------------------------------------------------------------------------------------------ stopping
 
     def stop(self) -> dict[str, int]:
-        """Asks every part to end, the last started first; their exit codes."""
+        """Stops every part, last started first; returns the exit codes."""
         codes = {}
         for name, process in reversed(self._processes.items()):
             process.send_signal(signal.SIGINT if name == "postgres" else signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A network of a test's own: namespaces on one wire, and nothing of them in the machine's own network."""
+"""A separate network for tests: namespaces on one bridge, without any effect on the machine's own network."""
 
 import os
 import secrets
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from infra.stack.supervisor import dies_with_parent
 
 SUBNET = "10.231.7"
-"""Private addresses (RFC 1918) that exist within the namespaces only."""
+"""Private addresses (RFC 1918) that exist only within the namespaces."""
 _PATIENCE_S = 20.0
 
 
 def why_not() -> str | None:
-    """Why namespaces cannot be made here; None: they can."""
+    """Returns why namespaces cannot be created here; None: they can."""
     if os.geteuid() != 0:
-        return "an ordinary user cannot make network namespaces: run the tests as root"
+        return "only root can create network namespaces: run the tests as root"
     if shutil.which("ip") is None:
-        return "ip: not found on the PATH; it is part of iproute2, install that package"
+        return "the command `ip` is not on the PATH: install the package iproute2"
     try:
         Network(["a"]).remove()
     except subprocess.CalledProcessError as error:
@@ -29,7 +29,7 @@ def why_not() -> str | None:
 
 
 class Network:
-    """A namespace `core` with a bridge, and one for each machine, its `eth0` plugged into it. No route leads out."""
+    """A namespace `core` with a bridge, and one for each machine, with its `eth0` attached. No route leads out."""
 
     def __init__(self, machines: Sequence[str]) -> None:
         self._prefix = f"mz-{secrets.token_hex(3)}"
@@ -50,7 +50,7 @@ class Network:
         _ip("-n", core, "link", "set", "lan", "up")
         for name in self._machines:
             there = self.namespace(name)
-            # Made where it belongs, so that the machine's own namespace never has it.
+            # `eth0` is created directly in its namespace, so that it never appears in the namespace of the host.
             peer = ("peer", "name", "eth0", "netns", there)
             _ip("-n", core, "link", "add", f"port-{name}", "type", "veth", *peer)
             _ip("-n", core, "link", "set", f"port-{name}", "master", "lan", "up")
@@ -58,27 +58,27 @@ class Network:
             _ip("-n", there, "link", "set", "eth0", "up")
 
     def namespace(self, name: str) -> str:
-        """The namespace of `core` or of a machine."""
+        """Returns the namespace of `core` or of a machine."""
         return f"{self._prefix}-{name}"
 
     def address(self, name: str) -> str:
-        """The address of `core` or of a machine."""
+        """Returns the address of `core` or of a machine."""
         return f"{SUBNET}.{1 + ('core', *self._machines).index(name)}"
 
     def enter(self, name: str) -> list[str]:
-        """What to put before a command that is to run there; it ends with this process."""
+        """Returns the command prefix that runs a command in a namespace; the command ends with this process."""
         return ["ip", "netns", "exec", self.namespace(name), *dies_with_parent("KILL")]
 
     def cut(self, name: str) -> None:
-        """Pulls a machine's cable at the bridge: what is sent either way is lost."""
+        """Disconnects a machine at the bridge: packets in both directions are lost."""
         _ip("-n", self.namespace("core"), "link", "set", f"port-{name}", "down")
 
     def join(self, name: str) -> None:
-        """Plugs it in again."""
+        """Connects the machine again."""
         _ip("-n", self.namespace("core"), "link", "set", f"port-{name}", "up")
 
     def listening(self, name: str) -> set[tuple[str, int]]:
-        """Address and port of every TCP socket that listens there."""
+        """Returns address and port of every listening TCP socket in a namespace."""
         done = subprocess.run(
             [*self.enter(name), "ss", "-Hltn"], capture_output=True, text=True, check=True, timeout=_PATIENCE_S
         )
@@ -86,11 +86,11 @@ class Network:
         return {(address.strip("[]"), int(port)) for address, _, port in ends}
 
     def processes(self, name: str) -> set[int]:
-        """Pids of all processes there."""
+        """Returns the pids of all processes in a namespace."""
         return {int(pid) for pid in _ip("netns", "pids", self.namespace(name)).split()}
 
     def remove(self) -> None:
-        """Kills what still runs in the namespaces, and removes them."""
+        """Kills the remaining processes in the namespaces, and deletes the namespaces."""
         present = {line.split()[0] for line in _ip("netns", "list").splitlines() if line}
         for name in ("core", *self._machines):
             if self.namespace(name) not in present:

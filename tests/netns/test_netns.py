@@ -1,7 +1,6 @@
-"""Several machines: an existing Postgres and Temporal, a worker started by itself, and agents that only dial out.
+"""Several machines: an existing Postgres and Temporal, a separate worker, and agents that accept no connections.
 
-Each machine is a network namespace, so that what they can reach, and what becomes of them when the network between them
-fails, is real.
+Each machine is a network namespace, so reachability and network failures between machines are real.
 """
 
 import os
@@ -30,7 +29,7 @@ from tests.netns.installation import (
 from tests.netns.namespaces import Network, why_not
 from tests.stack.harness import wait_until
 
-# By a signal: a thread would end the whole run, and leave the namespaces behind.
+# The method `thread` would end the whole test run and leave the namespaces behind.
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300, method="signal")]
 STEPS, SEED = 120, 7
 TRAIN = f"train.py --steps {STEPS} --seed {SEED} --silence-s 120"
@@ -38,7 +37,7 @@ TRAIN = f"train.py --steps {STEPS} --seed {SEED} --silence-s 120"
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation over three namespaces, both machines ready and the table in its bucket."""
+    """An installation over three namespaces, with both machines ready and the table in its bucket."""
     if reason := why_not():
         pytest.skip(reason)
     network = Network(MACHINES)
@@ -61,7 +60,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """The last line of the training without mizzen, side by side on loopback, and its weights' checksum."""
+    """The last output line and the weights' checksum of the training without mizzen, both ranks on loopback."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     _make_table(folder / "table")
     told = {
@@ -87,12 +86,12 @@ def _make_table(folder: Path) -> None:
 
 
 def _weights(checkpoints: Path) -> str:
-    """Checksum of the weights in the newest checkpoint."""
+    """Returns the checksum of the weights in the newest checkpoint."""
     return next(part.checksum for part in list_committed(checkpoints)[0].parts if part.name == "model")
 
 
 def _gang(name: str, run: str) -> dict[str, Any]:
-    """Two tasks with a GPU each, and there is one on each machine."""
+    """Returns the document of a gang of two tasks with one GPU each, which need both machines."""
     resources = {"accelerators": "a100:1", "cpus": 1, "memory": "256MiB"}
     return {
         "version": 1,
@@ -112,7 +111,7 @@ def _succeeded(installation: Installation, workload: str) -> bool:
 
 
 def _logs(installation: Installation, workload: str, attempt: int) -> tuple[list[str], list[str]]:
-    """Both tasks' logs of an attempt that has ended, once all of it has come from their machines."""
+    """Returns both tasks' logs of an ended attempt, once they are complete."""
 
     def look() -> tuple[list[str], list[str]] | None:
         first, second = (
@@ -120,12 +119,12 @@ def _logs(installation: Installation, workload: str, attempt: int) -> tuple[list
         )
         return (first, second) if second and "final weights" in first[-1] else None
 
-    found: tuple[list[str], list[str]] = wait_until(look, "the logs are there")
+    found: tuple[list[str], list[str]] = wait_until(look, "the logs of both tasks are complete")
     return found
 
 
 def test_agents_reach_temporal_and_nothing_else(installation: Installation) -> None:
-    """Of all that listens in the control plane a machine can dial Temporal alone, and an agent listens nowhere."""
+    """Of all ports of the control plane a machine can reach only Temporal's, and an agent listens on no port."""
     listening = installation.network.listening("core")
     assert {("127.0.0.1", port) for port in (DATABASE_PORT, TEMPORAL_PORT, API_PORT)} <= listening
     core = installation.network.address("core")
@@ -136,7 +135,7 @@ def test_agents_reach_temporal_and_nothing_else(installation: Installation) -> N
 
 
 def test_gang_trains_across_machines(installation: Installation, uninterrupted: tuple[str, str]) -> None:
-    """A gang whose tasks are on two machines trains to the weights of a run on one, and its logs can be read."""
+    """A gang on two machines trains to the same weights as a run on one machine, and its logs can be read."""
     run = f'exec "$MIZZEN_PYTHON" {TRAIN} --step-s 0'
     workload = installation.api("submit", _gang("across", run), str(EXAMPLE))["id"]
     wait_until(lambda: _succeeded(installation, workload), "the gang succeeds")
@@ -145,22 +144,24 @@ def test_gang_trains_across_machines(installation: Installation, uninterrupted: 
     logs = _logs(installation, workload, 1)
     assert [log[0] for log in logs] == ["starting from step 0"] * 2
     assert (logs[0][-1], _weights(installation.bucket / "checkpoints" / workload)) == uninterrupted
-    wait_until(lambda: all(installation.leftover(name) == set() for name in MACHINES), "nothing of it runs")
+    wait_until(lambda: all(installation.leftover(name) == set() for name in MACHINES), "no process of the gang is left")
 
 
 def test_gang_survives_a_cut(installation: Installation, uninterrupted: tuple[str, str]) -> None:
-    """A machine that the network loses gives its gang back to the queue; what it still runs ends before it is ready
-    again, and the gang goes on there from its checkpoint to the same weights.
+    """A gang whose machine is cut off is queued again, and resumes from its checkpoint to the same weights.
+
+    Tasks that still run on the cut-off machine are stopped before the machine is ready again.
     """
-    # In no hurry at first; and when its gang breaks, a task stays until its agent ends it.
+    # The first attempt waits 1 s per step, so that it lasts until the cut. A task whose gang breaks does not exit by
+    # itself: its agent must kill it.
     train = f'"$MIZZEN_PYTHON" {TRAIN} --step-s $((MIZZEN_ATTEMPT == 1))'
     run = f"{train} || {{ status=$?; test $status = 143 || sleep 600; exit $status; }}"
     network = installation.network
     workload = installation.api("submit", _gang("cut", run), str(EXAMPLE))["id"]
     wait_until(lambda: installation.api("attempts", workload)[0]["checkpoint_step"], "the gang has saved")
     network.cut("b")
-    wait_until(lambda: installation.api("attempts", workload)[0]["released_at"], "the gang is given back to the queue")
-    wait_until(lambda: installation.state_of("b") == "lost", "the machine counts as lost")
+    wait_until(lambda: installation.api("attempts", workload)[0]["released_at"], "the gang returns to the queue")
+    wait_until(lambda: installation.state_of("b") == "lost", "the machine is lost")
     outcome = installation.api("attempts", workload)[0]["outcome"]
     assert (outcome["code"], outcome["detail"]) == ("machine_lost", {"machine": machine("b")})
     back = [e for e in installation.api("events", workload) if e["kind"] == "workload.pending" and e["attempt"] == 1]
@@ -185,4 +186,4 @@ def test_gang_survives_a_cut(installation: Installation, uninterrupted: tuple[st
     logs = _logs(installation, workload, last["attempt"])
     assert [log[0] for log in logs] == [f"resumed from step {last['resumed_step']}"] * 2
     assert (logs[0][-1], _weights(installation.bucket / "checkpoints" / workload)) == uninterrupted
-    wait_until(lambda: all(installation.leftover(name) == set() for name in MACHINES), "nothing of it runs")
+    wait_until(lambda: all(installation.leftover(name) == set() for name in MACHINES), "no process of the gang is left")

@@ -1,4 +1,4 @@
-"""Registration of a machine: what may go on there, by what Postgres says."""
+"""Registration of a machine: which runs may continue there according to Postgres."""
 
 import pytest
 from sqlalchemy import Engine
@@ -16,7 +16,7 @@ ATTEND = Attend(MACHINE, HELLO.incarnation, [])
 
 @pytest.fixture
 def machines(database: Engine) -> MachineActivities:
-    """The machine is ready, and runs the first attempt of a workload, which holds its slot."""
+    """The machine is ready and runs the first attempt of a workload, which holds its slot."""
     with transaction(database) as session:
         session.add_all([Region(name="east", bucket_url="file:///nowhere"), Tenant(name="vision", level=3)])
         session.flush()
@@ -34,13 +34,14 @@ def machines(database: Engine) -> MachineActivities:
 
 
 def test_restarted_agent_keeps_its_tasks(machines: MachineActivities) -> None:
-    """An agent that restarts on a machine that never was away goes on with what it runs."""
+    """A restarted agent on a machine that was never away keeps its runs."""
     assert machines.register(HELLO).stop == []
 
 
 def test_lost_machine_gives_up_all_it_ran(machines: MachineActivities, database: Engine) -> None:
-    """A machine that was lost stops all it runs before it is ready, also what still holds slots there, however often
-    its agent starts meanwhile.
+    """A machine that was lost stops all its runs before it is ready, including those that still hold slots.
+
+    That holds however often its agent restarts meanwhile.
     """
     machines.lost(ATTEND)
     for _ in range(2):

@@ -1,1 +1,1 @@
-"""Object stores: the same properties on a folder and on S3."""
+"""Tests of object stores in folders, on S3 and on Google Cloud Storage."""

@@ -1,4 +1,4 @@
-"""Stores to test: one in a folder, one on an S3 server and one on an emulator of Google's, both on loopback."""
+"""Fixtures of the object stores: in a folder, on a local S3 server, and on a local Google Cloud Storage emulator."""
 
 import itertools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ __all__ = ["gcs_endpoint", "gcs_url", "s3_endpoint", "s3_url"]
 
 @pytest.fixture(params=["file", "s3", "gcs"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
-    """An empty store of each kind."""
+    """Returns an empty store of each kind."""
     if request.param == "file":
         return open_store(f"file://{tmp_path}/bucket")
     url: str = request.getfixturevalue(f"{request.param}_url")
@@ -23,7 +23,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def bucket_of(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Makes the URL of a new empty bucket of a kind. S3's parts may be small here: real ones have at least 5 MiB."""
+    """Returns a function that creates an empty bucket of a kind and returns its URL.
+
+    The S3 server accepts parts of any size; the real service requires at least 5 MiB.
+    """
     monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
     numbers = itertools.count()
 

@@ -1,4 +1,4 @@
-"""A proxy on loopback between a store's client and its server: it may change, cut or replace answers."""
+"""A loopback proxy between a store's client and its server, which can change, truncate or replace responses."""
 
 import http.client
 import threading
@@ -12,21 +12,21 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass
 class Answer:
-    """An answer of the server, which a fault may change before it is sent on."""
+    """A response of the server, which a fault can change before it is forwarded."""
 
     method: str
     path: str
     asked: dict[str, str]
-    """Headers of the request, their names in lower case."""
+    """Headers of the request; the names are in lower case."""
     status: int
     headers: dict[str, str]
     body: bytes
     sent_bytes: int | None = None
-    """The connection ends after so many bytes of the body; None: it is sent whole."""
+    """The connection is closed after this many bytes of the body; None: the whole body is sent."""
 
     @property
     def is_content(self) -> bool:
-        """Whether it holds the content of an object under `a/` or a part of it."""
+        """Whether the body is the content of an object below `a/`, or a range of it."""
         path, _, query = unquote(self.path).partition("?")
         is_google = "/storage/v1/" in path and "alt=media" not in query
         return self.method == "GET" and self.status in (200, 206) and "/a/" in path and not is_google
@@ -34,17 +34,17 @@ class Answer:
 
 @dataclass
 class Proxy:
-    """What is between the client and the server."""
+    """A running proxy: its address, the fault that it applies to each response, and the recorded requests."""
 
     url: str
     fault: Callable[[Answer], object] = lambda _: None
     requests: list[tuple[str, str]] = field(default_factory=list)
-    """Method, and the range asked for or nothing."""
+    """Method and requested range of each request; without a range it is an empty text."""
 
 
 @contextmanager
 def proxy(server_url: str) -> Iterator[Proxy]:
-    """A proxy to a server, gone afterwards."""
+    """Runs a proxy to `server_url`."""
     host = urlsplit(server_url).netloc
 
     class Handler(BaseHTTPRequestHandler):
@@ -76,7 +76,7 @@ def proxy(server_url: str) -> Iterator[Proxy]:
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = do_PATCH = _forward
 
         def log_message(self, *_: Any) -> None:
-            """Nothing is logged."""
+            """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

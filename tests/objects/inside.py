@@ -1,4 +1,4 @@
-"""What is in a store besides objects, and how it is damaged there."""
+"""Helpers that read and damage the internal files of a store, such as unfinished uploads."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +10,7 @@ from mizzen.objects.s3 import S3Store
 
 
 def raw_names(store: ObjectStore) -> set[str]:
-    """Everything in the store's place: objects, what is staged, and unfinished uploads."""
+    """Returns the names of everything in the store: objects, staged files and unfinished uploads."""
     if isinstance(store, FileStore):
         return {str(path.relative_to(store._root)) for path in store._root.rglob("*") if path.is_file()}
     if isinstance(store, GCSStore):
@@ -24,7 +24,7 @@ def raw_names(store: ObjectStore) -> set[str]:
 
 
 def spoil_a_part(store: ObjectStore) -> None:
-    """Change the first part of the one upload that is unfinished."""
+    """Damages the first part of the store's only unfinished upload."""
     if isinstance(store, FileStore):
         (staged,) = (store._root / ".staging").iterdir()
         with staged.open("r+b") as file:
@@ -49,5 +49,5 @@ def _spoil_file(file: Any) -> None:
 
 
 def blocks_bytes(path: Path) -> int:
-    """How much of a file is on the disk."""
+    """Returns the bytes that the blocks of a file occupy on the disk."""
     return path.stat().st_blocks * 512

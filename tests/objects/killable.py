@@ -1,7 +1,8 @@
-"""A process that copies one object, or all below a prefix, and is killed at some instant, again and again.
+"""Runs copies of an object, or of all objects below a prefix, in child processes and kills them at given times.
 
-Reads lines of JSON: `to`, and `kill_after_s` or null. For each it forks a process that opens both stores and copies;
-the time counts from when they are open. Answers with its exit status, negative for a signal, and how long it took.
+Each line of standard input is a JSON object with `to` and `kill_after_s` (seconds after the stores are open, or null).
+For each line it forks a process that copies, and prints a JSON line with `status` (the exit code; negative: a signal)
+and `took_s`.
 """
 
 import json
@@ -12,13 +13,13 @@ import time
 import traceback
 
 import mizzen.objects.gcs
-import mizzen.objects.s3  # noqa: F401  # What is imported here need not be imported by each process.
+import mizzen.objects.s3  # noqa: F401  # Imported here so that each forked process need not import it.
 from mizzen.objects import open_store
 from mizzen.objects.copying import copy_object, copy_prefix
 
 
 def main(source_url: str, target_url: str, key: str, part_bytes: int) -> None:
-    """Copy, and be killed, as standard input says."""
+    """Runs the copies that standard input requests."""
     for line in sys.stdin:
         asked = json.loads(line)
         opened, tell = os.pipe()

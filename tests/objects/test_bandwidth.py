@@ -1,4 +1,4 @@
-"""The budget of bandwidth, on a clock of the tests' own."""
+"""The bandwidth budget and its shares, with a fake clock."""
 
 import random
 import threading
@@ -15,12 +15,12 @@ BUDGET = 1000.0
 
 
 def serve(order: Order, wanted: dict[str, list[int]], until_s: float = float("inf")) -> tuple[Counter[str], float]:
-    """Takes by shares that always want their next bytes, two requests each; who got how much, and when it ended."""
+    """Simulates shares with up to two waiting requests each; returns the bytes of each share and the end time."""
     queues = {share: list(sizes) for share, sizes in wanted.items()}
     places = [order.ask(share, queue.pop(0)) for share, queue in queues.items() for _ in range(min(2, len(queue)))]
     now_s, got = 0.0, Counter[str]()
     while places and now_s < until_s:
-        # Asked in any order, one may take, or is told how long to wait; the others are not in turn.
+        # Only the first request in the order gets the bytes or a delay; for all others `take` returns None.
         place = min(places)
         assert all(order.take(other, now_s) is None for other in places if other is not place)
         delay_s = order.take(place, now_s)
@@ -44,7 +44,7 @@ def shares(**fractions: float) -> Order:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_shares_that_want_all_get_their_fractions(seed: int) -> None:
-    """Whatever the sizes of their parts, within one part of each; together they get the budget and not more."""
+    """Two busy shares get their fractions of the budget, within the size of one part, for any part sizes."""
     rng = random.Random(seed)
     wanted = {share: [rng.randrange(1, 400) for _ in range(3000)] for share in ("nightly", "on demand")}
     got, end_s = serve(shares(nightly=0.25, **{"on demand": 0.75}), wanted, until_s=300)
@@ -53,32 +53,32 @@ def test_shares_that_want_all_get_their_fractions(seed: int) -> None:
 
 
 def test_what_one_does_not_use_goes_to_the_others() -> None:
-    """A share that is alone gets the whole budget, also if the fractions leave something over."""
+    """If only one share is busy, it gets the whole budget, even if the fractions add up to less than 1."""
     got, end_s = serve(shares(nightly=0.1, **{"on demand": 0.2}), {"nightly": [100] * 500})
     assert got == {"nightly": 50_000}
-    assert end_s == pytest.approx((50_000 - 100) / BUDGET - 1), "the first second is a burst, the last part is owed"
+    assert end_s == pytest.approx((50_000 - 100) / BUDGET - 1), "expected a free first second and unpaid last part"
 
 
 def test_a_share_that_comes_back_saves_nothing_up() -> None:
-    """After an hour of the other one alone, both get their fractions from then on."""
+    """A share that was idle for an hour gets only its fraction afterwards."""
     order = shares(a=0.5, b=0.5)
     serve(order, {"a": [1000] * 3600})
     got, _ = serve(order, {"a": [100] * 2000, "b": [100] * 2000}, until_s=3700)
-    assert abs(got["a"] - got["b"]) <= 1000, "the last part of the hour"
+    assert abs(got["a"] - got["b"]) <= 1000, "the shares differ by more than one part"
 
 
 def test_a_large_part_owes() -> None:
-    """Who takes more than there is makes the next one wait until it is paid."""
+    """After a request that exceeds the available bytes, the next request waits until the debt is paid."""
     order = shares(a=1.0)
     first, second = order.ask("a", 5000), order.ask("a", 1)
-    assert order.take(second, 10.0) is None, "not its turn"
+    assert order.take(second, 10.0) is None, "the second request was served before the first"
     assert order.take(first, 10.0) == 0.0
     assert order.take(second, 10.0) == 4.0
     assert order.take(second, 14.0) == 0.0
 
 
 def test_who_leaves_is_not_waited_for() -> None:
-    """A request that is given up keeps nobody from taking."""
+    """A request that was withdrawn with `leave` does not block other requests."""
     order = shares(a=0.5, b=0.5)
     first, second = order.ask("a", 10), order.ask("b", 10)
     order.leave(first)
@@ -86,7 +86,7 @@ def test_who_leaves_is_not_waited_for() -> None:
 
 
 def test_fractions_are_checked() -> None:
-    """A budget of nothing, a fraction of nothing, and more than the whole are errors that say what is left."""
+    """A budget of 0, a fraction of 0, and fractions of more than 1 in total are errors with the valid values."""
     with pytest.raises(ValueError, match=r"budget_bytes_per_s=0: must be greater than 0"):
         Bandwidth(0)
     bandwidth = Bandwidth(1)
@@ -98,7 +98,7 @@ def test_fractions_are_checked() -> None:
 
 
 class Hands:
-    """A clock that only waiting moves on."""
+    """A fake clock that advances only when `wait` is called."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -114,7 +114,7 @@ class Hands:
 
 
 def test_copies_draw_what_they_move(bucket_of: Callable[[str], str]) -> None:
-    """Copies of several threads on two shares move all their bytes at the budget, and what is there costs nothing."""
+    """Concurrent copies on two shares together use the budget; a copy that has nothing to move uses none."""
     source, target, hands = open_store(bucket_of("file")), open_store(bucket_of("file")), Hands()
     bandwidth = Bandwidth(BUDGET, clock=hands, wait=hands.wait)
     names = {"nightly": 0.5, "on demand": 0.5}
@@ -138,7 +138,7 @@ def test_copies_draw_what_they_move(bucket_of: Callable[[str], str]) -> None:
 
 
 def test_small_objects_draw_what_they_move(bucket_of: Callable[[str], str]) -> None:
-    """Objects that are copied at the same time draw all their bytes from their share, too."""
+    """Small objects that are copied concurrently use the budget of their share."""
     source, target, hands = open_store(bucket_of("file")), open_store(bucket_of("file")), Hands()
     bandwidth = Bandwidth(BUDGET, clock=hands, wait=hands.wait)
     for number in range(100):

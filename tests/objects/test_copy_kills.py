@@ -1,4 +1,4 @@
-"""Copies that are killed at random instants: the object is absent or whole, and in the end there and nothing else."""
+"""Copies that are killed at random times: the target object is absent or complete, and no other files remain."""
 
 import json
 import os
@@ -25,13 +25,13 @@ PAIRS += [("s3", "s3"), ("gcs", "gcs"), ("gcs", "file")] if ROUNDS else []
 
 
 class Victim:
-    """See `tests.objects.killable`."""
+    """A process of `tests.objects.killable`."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
     def copy(self, to: str, kill_after_s: float | None = None) -> dict[str, Any]:
-        """Have it copy, and kill it."""
+        """Runs a copy, kills it after `kill_after_s` unless that is None, and returns the status and the time."""
         assert self._process.stdin is not None and self._process.stdout is not None
         print(json.dumps({"to": to, "kill_after_s": kill_after_s}), file=self._process.stdin, flush=True)
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
@@ -50,13 +50,13 @@ def victim(checkout: Path, source_url: str, target_url: str, key: str, part_byte
 
 
 def _killed(copier: Victim, source: ObjectStore, target: ObjectStore, judge: Callable[[str], object]) -> int:
-    """Kill copies until KILLS have hit; returns how many copies began behind parts of a killed one."""
+    """Runs and kills copies until KILLS kills took effect; returns the number of objects that were completed."""
     rng = random.Random(f"{ROUNDS} {target.uri('')[:2]}")
     full_s = copier.copy("warm")["took_s"]
     hits = copies = 0
     while hits < KILLS:
         to = f"copy-{copies}"
-        # Mostly early, so that one copy is killed several times.
+        # Most kills come early, so that one copy is killed several times.
         ended = copier.copy(to, kill_after_s=full_s * rng.random() * rng.choice((0.5, 1.1)))
         assert ended["status"] in (0, -9)
         hits += ended["status"] == -9
@@ -76,7 +76,7 @@ def _killed(copier: Victim, source: ObjectStore, target: ObjectStore, judge: Cal
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kinds", PAIRS)
 def test_killed_at_random(kinds: tuple[str, str], bucket_of: Callable[[str], str], checkout: Path) -> None:
-    """Whatever instant a SIGKILL comes at, what is to be seen is whole; the last try ends, and leaves nothing else."""
+    """After SIGKILL at any time, a visible object is complete; the last copy succeeds and no other files remain."""
     source_url, target_url = map(bucket_of, kinds)
     source, target = open_store(source_url), open_store(target_url)
     body = random.Random(3).randbytes(PARTS * PART + 1)
@@ -97,7 +97,7 @@ def test_killed_at_random(kinds: tuple[str, str], bucket_of: Callable[[str], str
 def test_many_small_objects_killed_at_random(
     kinds: tuple[str, str], bucket_of: Callable[[str], str], checkout: Path
 ) -> None:
-    """The same of objects that are copied at the same time: each is absent or whole, and what was there stays."""
+    """If concurrent copies of small objects are killed, each object is absent or complete, and completed ones stay."""
     source_url, target_url = map(bucket_of, kinds)
     source, target = open_store(source_url), open_store(target_url)
     rng = random.Random(ROUNDS)
@@ -133,9 +133,9 @@ def test_many_small_objects_killed_at_random(
 
 @pytest.mark.chaos
 @pytest.mark.timeout(10_800)  # half an hour on a quiet machine
-@pytest.mark.skipif(not ROUNDS, reason="five gigabytes: make chaos")
+@pytest.mark.skipif(not ROUNDS, reason="copies 5 GiB; run by `make chaos`")
 def test_five_gigabytes_killed_at_random(bucket_of: Callable[[str], str], checkout: Path, tmp_path: Path) -> None:
-    """The same of a sparse file, which stays sparse."""
+    """A killed copy of a sparse file of 5 GiB resumes, and the copied file is sparse."""
     source_url, target_url = bucket_of("file"), bucket_of("file")
     source, target = open_store(source_url), open_store(target_url)
     path = Path(source.uri("x").removeprefix("file://"))

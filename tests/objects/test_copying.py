@@ -1,71 +1,32 @@
-"""Copies between stores: right, whole or absent, verified, and taken up again behind the parts that are there."""
+"""Copies between stores: atomic, verified, and resumable after the parts that are already stored."""
 
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from mizzen.objects import MissingObject, ObjectStore, open_store
 from mizzen.objects import checksums as sums
-from mizzen.objects.copying import Copied, CopyFailed, Wanted, copy_object, copy_objects, copy_prefix
-from mizzen.objects.store import Fetch
+from mizzen.objects.copying import CopyFailed, Wanted, copy_objects, copy_prefix
+from tests.objects.copies import PART, Watched, bytes_of, copy
 from tests.objects.inside import raw_names, spoil_a_part
 
 PAIRS = [("file", "file"), ("file", "s3"), ("s3", "s3"), ("gcs", "gcs"), ("s3", "gcs"), ("gcs", "file")]
 STREAMED = [("file", "file"), ("file", "s3"), ("file", "gcs")]
-PART = 1000
-
-
-class Watched:
-    """A source whose parts cannot be copied by the store itself; it counts what is read, and can do something first."""
-
-    def __init__(self, inner: ObjectStore, before: Callable[[int], object] = lambda _: None) -> None:
-        self._inner = inner
-        self._before = before
-        self.read_bytes = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    @contextmanager
-    def opened(self, key: str) -> Iterator[Fetch]:
-        with self._inner.opened(key) as fetch:
-
-            def counted(into: memoryview, start: int) -> int:
-                self._before(start)
-                count = fetch(into, start)
-                self.read_bytes += count
-                return count
-
-            yield counted
 
 
 @pytest.fixture
 def pair(request: pytest.FixtureRequest, bucket_of: Callable[[str], str]) -> tuple[ObjectStore, ObjectStore]:
-    """A source and a target."""
+    """Returns a source store and a target store."""
     source, target = (open_store(bucket_of(kind)) for kind in request.param)
     return source, target
 
 
-def bytes_of(seed: int, size: int) -> bytes:
-    return random.Random(seed).randbytes(size)
-
-
-def copied_object(source: Any, target: ObjectStore, key: str = "a/x", **options: Any) -> Copied:
-    return copy_object(source, target, key, **{"name": "test", "part_bytes": PART, **options})
-
-
-def copy(source: Any, target: ObjectStore, **options: Any) -> int:
-    return copied_object(source, target, **options).moved_bytes
-
-
 @pytest.mark.parametrize("pair", PAIRS, indirect=True)
 def test_every_size_arrives(pair: tuple[ObjectStore, ObjectStore]) -> None:
-    """Empty, around the boundaries of parts, and of many parts: the bytes are right, and nothing else is left."""
+    """Objects of any size, from empty to many parts, are copied exactly, and no temporary files remain."""
     source, target = pair
-    # One composition of Google's takes 32 objects.
+    # Google's compose request accepts at most 32 objects.
     parts = 33 if target.uri("").startswith("gs:") else 4
     for size in (0, 1, PART, PART + 1, 2 * PART, parts * PART + 7):
         body = bytes_of(size, size)
@@ -75,19 +36,19 @@ def test_every_size_arrives(pair: tuple[ObjectStore, ObjectStore]) -> None:
         assert target.get("a/x") == body
         assert told == sorted(told) and told[-1] == (size, size)
         assert raw_names(target) == {"a/x"}
-        assert copy(source, target) == 0, "again, which moves nothing"
+        assert copy(source, target) == 0, "a repeated copy moved bytes"
 
 
 @pytest.mark.parametrize("pair", STREAMED, indirect=True)
 def test_an_interrupted_copy_goes_on(pair: tuple[ObjectStore, ObjectStore]) -> None:
-    """What was read and stored before a failure is neither read nor stored again."""
+    """A resumed copy does not read or store again the parts that were stored before the failure."""
     inner, target = pair
     body = bytes_of(1, 20 * PART + 1)
     inner.put("a/x", body)
 
     def fail(start: int) -> None:
         if start == 9 * PART:
-            raise ConnectionError("the source is away")
+            raise ConnectionError("the source is unavailable")
 
     broken = Watched(inner, fail)
     with pytest.raises(ConnectionError):
@@ -102,7 +63,7 @@ def test_an_interrupted_copy_goes_on(pair: tuple[ObjectStore, ObjectStore]) -> N
 
 @pytest.mark.parametrize("pair", [("s3", "s3")], indirect=True)
 def test_what_s3_copied_by_itself_is_not_copied_again(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within S3 no byte passes through here, and a second try asks for the missing parts only."""
+    """Within S3 the server copies the parts, and a resumed copy requests only the missing ones."""
     source, target = pair
     source.put("a/x", bytes_of(2, 8 * PART))
     asked: list[int] = []
@@ -111,14 +72,14 @@ def test_what_s3_copied_by_itself_is_not_copied_again(pair: Any, monkeypatch: py
     def note(params: Any, **_: Any) -> None:
         asked.append(params["query_string"]["partNumber"])
         if failing and len(asked) > 3:
-            raise ConnectionError("S3 is away")
+            raise ConnectionError("S3 is unavailable")
 
     target._client.meta.events.register("before-call.s3.UploadPartCopy", note)
     with pytest.raises(ConnectionError):
         copy(source, target)
     failing, first = False, asked[:3]
     asked.clear()
-    monkeypatch.setattr(source, "_fetch", lambda *_: pytest.fail("read here"))
+    monkeypatch.setattr(source, "_fetch", lambda *_: pytest.fail("the content was read by this process"))
     assert copy(source, target) == 5 * PART
     assert sorted(asked + first) == list(range(1, 9))
     assert target.get("a/x") == source.get("a/x")
@@ -126,7 +87,7 @@ def test_what_s3_copied_by_itself_is_not_copied_again(pair: Any, monkeypatch: py
 
 @pytest.mark.parametrize("pair", STREAMED, indirect=True)
 def test_a_source_that_changes_is_noticed(pair: tuple[ObjectStore, ObjectStore]) -> None:
-    """Of an object that is replaced, shortened or removed meanwhile nothing appears; the next copy is the new one."""
+    """If the source changes during a copy, the copy fails and creates no object; the next copy has the new content."""
     inner, target = pair
     for size in (6 * PART, 2 * PART, None):
         inner.put("a/x", bytes_of(3, 6 * PART))
@@ -147,7 +108,7 @@ def test_a_source_that_changes_is_noticed(pair: tuple[ObjectStore, ObjectStore])
 
 @pytest.mark.parametrize("pair", [*STREAMED, ("s3", "s3")], indirect=True)
 def test_a_part_that_is_damaged_at_the_target_is_noticed(pair: tuple[ObjectStore, ObjectStore]) -> None:
-    """The error names what the target has and what the source has; nothing appears, and the next copy is whole."""
+    """If a part is damaged at the target, the error has both digests, no object appears, and the next copy succeeds."""
     source, target = pair
     source.put("a/x", bytes_of(6, 4 * PART))
 
@@ -163,7 +124,7 @@ def test_a_part_that_is_damaged_at_the_target_is_noticed(pair: tuple[ObjectStore
 
 
 def test_a_part_that_is_damaged_on_its_way_is_noticed(bucket_of: Callable[[str], str]) -> None:
-    """What S3 says it holds is compared with what was sent, of parts and of small objects."""
+    """The digest in S3's response is compared with the sent bytes, for parts and for small objects."""
     source, target = open_store(bucket_of("file")), open_store(bucket_of("s3"))
     events = target._client.meta.events  # type: ignore[attr-defined]
 
@@ -186,7 +147,7 @@ def test_a_part_that_is_damaged_on_its_way_is_noticed(bucket_of: Callable[[str],
     ],
 )
 def test_what_s3_copied_wrong_is_noticed(algorithm: str, message: str, bucket_of: Callable[[str], str]) -> None:
-    """By its checksum of the whole object, or by reading both where S3 has none of the source."""
+    """A wrong server-side copy is detected by S3's checksum, or by reading both objects if the source has none."""
     source, target = open_store(bucket_of("s3")), open_store(bucket_of("s3"))
     client, place = source._client, {"Bucket": source._bucket, "Key": source._name("a/x")}  # type: ignore[attr-defined]
     body = bytes_of(8, 3 * PART)
@@ -215,7 +176,7 @@ def test_what_s3_copied_wrong_is_noticed(algorithm: str, message: str, bucket_of
 
 @pytest.mark.parametrize("pair", [("gcs", "gcs")], indirect=True)
 def test_an_unfinished_rewrite_goes_on(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token of the service is kept, and the next try begins with it; what the service copied wrong is noticed."""
+    """An interrupted rewrite resumes with the stored token of the service; a wrong copy by the service is an error."""
     source, target = pair
     source.put("a/x", bytes_of(9, 3 * PART))
     kind = type(target._blob("a/x"))
@@ -227,7 +188,7 @@ def test_an_unfinished_rewrite_goes_on(pair: tuple[Any, Any], monkeypatch: pytes
         if len(tokens) == 1:
             return "there", PART, 3 * PART
         if len(tokens) == 2:
-            raise ConnectionError("the service is away")
+            raise ConnectionError("the service is unavailable")
         return rewrite(blob, other, **asked)
 
     monkeypatch.setattr(kind, "rewrite", partly)
@@ -253,7 +214,7 @@ def test_an_unfinished_rewrite_goes_on(pair: tuple[Any, Any], monkeypatch: pytes
 def test_another_one_finishes_first(
     kind: str, bucket_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two tries of the same copy at once are no error: one makes the object, and the other finds it."""
+    """If two processes run the same copy concurrently, one creates the object and the other one finds it."""
     source, target = open_store(bucket_of("file")), open_store(bucket_of(kind))
     source.put("a/x", bytes_of(10, 3 * PART))
     moved: list[int] = []
@@ -271,13 +232,13 @@ def test_another_one_finishes_first(
         compose = blob.compose
         monkeypatch.setattr(blob, "compose", lambda *args: (overtake(), compose(*args)))
     assert copy(source, target) == 3 * PART
-    assert moved == [0], "it found all parts there"
+    assert moved == [0], "the second copy moved bytes although all parts were stored"
     assert target.get("a/x") == source.get("a/x") and raw_names(target) == {"a/x"}
 
 
 @pytest.mark.parametrize("kind", ["file", "s3", "gcs"])
 def test_what_nobody_goes_on_with_is_tidied(kind: str, bucket_of: Callable[[str], str]) -> None:
-    """What got no part for long is removed; what is young is not, and the copy goes on with it."""
+    """Tidying removes uploads that have been idle for the given time; a newer upload stays and can be resumed."""
     source, target = open_store(bucket_of("file")), open_store(bucket_of(kind))
     source.put("a/x", bytes_of(11, 6 * PART))
 
@@ -300,7 +261,7 @@ def test_what_nobody_goes_on_with_is_tidied(kind: str, bucket_of: Callable[[str]
 
 
 def test_the_same_content_is_not_copied(bucket_of: Callable[[str], str]) -> None:
-    """An object that came there another way counts if its content is the source's, and is replaced if it is not."""
+    """An existing object with the same content is not copied again; one with other content is replaced."""
     source, target = open_store(bucket_of("s3")), open_store(bucket_of("gcs"))
     source.put("a/x", bytes_of(12, 3 * PART))
     target.put("a/x", source.get("a/x"))
@@ -312,7 +273,7 @@ def test_the_same_content_is_not_copied(bucket_of: Callable[[str], str]) -> None
 
 @pytest.mark.parametrize("algorithm", ["xxh3_128", "sha256"])
 def test_a_checksum_that_is_known_decides(algorithm: str, bucket_of: Callable[[str], str]) -> None:
-    """What does not have it is not kept, whatever the source says; what has it is not read from the source."""
+    """A given checksum decides: another content is an error, and a target that has it is not read from the source."""
     inner, target = open_store(bucket_of("file")), open_store(bucket_of("file"))
     body = bytes_of(14, 2 * PART + 5)
     inner.put("a/x", body)
@@ -326,7 +287,7 @@ def test_a_checksum_that_is_known_decides(algorithm: str, bucket_of: Callable[[s
 
 
 def test_what_cannot_be_copied_is_said(bucket_of: Callable[[str], str]) -> None:
-    """An object that is not there, one of another size, and parts of no size are errors that say which."""
+    """A missing object, an object of another size and an invalid part size are errors that name them."""
     source, target = open_store(bucket_of("file")), open_store(bucket_of("file"))
     with pytest.raises(MissingObject, match="no object 'a/x' at file://"):
         copy(source, target)
@@ -339,7 +300,7 @@ def test_what_cannot_be_copied_is_said(bucket_of: Callable[[str], str]) -> None:
 
 
 def test_objects_under_a_prefix(bucket_of: Callable[[str], str]) -> None:
-    """All of them, and no others; progress counts all their bytes; one that is not as listed ends it."""
+    """Exactly the objects below the prefix are copied, progress counts their bytes, and a wrong size is an error."""
     source, target = open_store(bucket_of("file")), open_store(bucket_of("file"))
     bodies = {f"t/{n:02d}": bytes_of(n, 100 * n) for n in range(6)} | {"t/deeper/x": b"[]"}
     for key, body in bodies.items():

@@ -1,4 +1,4 @@
-"""Copies over a link that damages, cuts, refuses or lies: what appears is right, or the error says why nothing does."""
+"""Copies over faulty links: the object at the target is correct, or the copy is an error and creates no object."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -9,9 +9,9 @@ import pytest
 from bench import buckets
 from mizzen.objects import ObjectStore, checksums, open_store, retries
 from mizzen.objects.copying import Copied, CopyFailed, DamagedSource, copy_prefix
+from tests.objects.copies import PART, bytes_of, copied_object, copy
 from tests.objects.faulty import Answer, Proxy, proxy
 from tests.objects.inside import raw_names
-from tests.objects.test_copying import PART, bytes_of, copied_object, copy
 
 REFUSED = """<?xml version="1.0" encoding="UTF-8"?>
 <Error><Code>{code}</Code><Message>{message}</Message><RequestId>1</RequestId></Error>"""
@@ -19,14 +19,14 @@ REFUSED = """<?xml version="1.0" encoding="UTF-8"?>
 
 @pytest.fixture
 def s3_link(s3_endpoint: buckets.Endpoint) -> Iterator[Proxy]:
-    """A proxy before the S3 server; it changes nothing yet."""
+    """Yields a proxy to the S3 server, without a fault."""
     with proxy(s3_endpoint.url) as found:
         yield found
 
 
 @pytest.fixture
 def far(s3_link: Proxy, bucket_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    """A store behind the proxy, with an empty bucket."""
+    """Returns an empty S3 store behind the proxy."""
     monkeypatch.setattr(retries, "_PAUSE_S", 0.0)
     url = bucket_of("s3")
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_link.url)
@@ -35,18 +35,18 @@ def far(s3_link: Proxy, bucket_of: Callable[[str], str], monkeypatch: pytest.Mon
 
 @pytest.fixture
 def near(bucket_of: Callable[[str], str]) -> ObjectStore:
-    """A folder."""
+    """Returns an empty store in a folder."""
     return open_store(bucket_of("file"))
 
 
 def flip(answer: Answer) -> None:
-    """One bit of the last byte of each content."""
+    """Flips a bit of the last byte of each response with content."""
     if answer.is_content and answer.body:
         answer.body = answer.body[:-1] + bytes([answer.body[-1] ^ 1])
 
 
 def put_in_parts(store: Any, body: bytes, part_bytes: int) -> None:
-    """Put `a/x` by a multipart upload."""
+    """Puts `a/x` by a multipart upload."""
     client, place = store._client, {"Bucket": store._bucket, "Key": store._name("a/x")}
     upload = {**place, "UploadId": client.create_multipart_upload(**place)["UploadId"]}
     parts = []
@@ -61,7 +61,7 @@ def put_in_parts(store: Any, body: bytes, part_bytes: int) -> None:
 def test_flipped_bytes_are_noticed(
     size: int, put_bytes: int | None, s3_link: Proxy, far: ObjectStore, near: ObjectStore
 ) -> None:
-    """Of objects put at once and in parts, of one part of the copy and of several; the message has both digests."""
+    """A flipped byte from S3 is an error with both digests, for whole and multipart objects of any number of parts."""
     body = bytes_of(size, size)
     if put_bytes is None:
         far.put("a/x", body)
@@ -78,7 +78,7 @@ def test_flipped_bytes_are_noticed(
 
 
 def test_bytes_that_a_killed_copy_read_are_in_the_digest(s3_link: Proxy, far: ObjectStore, near: ObjectStore) -> None:
-    """What was flipped before an interruption is noticed after it."""
+    """Damage that was read before an interruption is detected by the resumed copy."""
     far.put("a/x", bytes_of(1, 6 * PART))
     s3_link.fault = flip
 
@@ -98,7 +98,7 @@ def test_bytes_that_a_killed_copy_read_are_in_the_digest(s3_link: Proxy, far: Ob
 def test_flipped_bytes_from_google_are_noticed(
     gcs_endpoint: buckets.Endpoint, near: ObjectStore, bucket_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the MD5 that the service has."""
+    """A flipped byte from Google Cloud Storage is an error, found by the digest of the service."""
     with proxy(gcs_endpoint.url) as link:
         url = bucket_of("gcs")
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", link.url)
@@ -115,7 +115,7 @@ def test_flipped_bytes_from_google_are_noticed(
 
 
 def test_what_no_store_vouches_for_is_told(bucket_of: Callable[[str], str], near: ObjectStore) -> None:
-    """A file has no digest, so its copies are unverified unless the caller knows a checksum; objects of S3 have one."""
+    """Copies from a folder, which has no digests, are unverified without a given checksum; S3 objects have digests."""
     far, bodies = open_store(bucket_of("s3")), {f"t/{n}": bytes_of(n, 100) for n in range(6)}
     for key, body in bodies.items():
         near.put(key, body)
@@ -137,7 +137,7 @@ def test_what_no_store_vouches_for_is_told(bucket_of: Callable[[str], str], near
 
 
 def test_bodies_that_are_cut_are_continued(s3_link: Proxy, far: ObjectStore, near: ObjectStore) -> None:
-    """However often, as long as bytes arrive; each request begins at the first byte that is missing."""
+    """A truncated response is continued at the first missing byte, any number of times, as long as bytes arrive."""
     for size in (9 * retries._PROGRESS_BYTES, 20 * retries._PROGRESS_BYTES):
         body = bytes_of(2, size)
         far.put("a/x", body)
@@ -152,12 +152,12 @@ def test_bodies_that_are_cut_are_continued(s3_link: Proxy, far: ObjectStore, nea
         assert near.get("a/x") == body
         gets = [asked for method, asked in s3_link.requests if method == "GET"]
         assert len(gets) == size // retries._PROGRESS_BYTES > retries.TRIES
-        assert len(set(gets)) == len(gets), "no byte is asked for twice"
+        assert len(set(gets)) == len(gets), "a range was requested twice"
 
 
 @pytest.mark.parametrize("size", [3 * PART, PART])
 def test_bodies_without_progress_end_the_copy(size: int, s3_link: Proxy, far: ObjectStore, near: ObjectStore) -> None:
-    """After so many tries; nothing appears."""
+    """If responses deliver no bytes, the copy fails after `retries.TRIES` requests and creates no object."""
     far.put("a/x", bytes_of(3, size))
 
     def cut(answer: Answer) -> None:
@@ -174,7 +174,7 @@ def test_bodies_without_progress_end_the_copy(size: int, s3_link: Proxy, far: Ob
 
 @pytest.mark.parametrize("lie", ["all of it", "another range", "too short", "too long"])
 def test_lies_about_lengths(lie: str, s3_link: Proxy, far: ObjectStore, near: ObjectStore) -> None:
-    """A server that ignores ranges, answers another one, or has fewer or more bytes than it listed, is not believed."""
+    """If a response ignores the range, has another one, or has a wrong length, the copy fails and creates no object."""
     far.put("a/x", bytes_of(4, 3 * PART))
     far.put("a/small", bytes_of(4, PART))
 
@@ -197,7 +197,7 @@ def test_lies_about_lengths(lie: str, s3_link: Proxy, far: ObjectStore, near: Ob
 
 
 def test_a_store_that_is_busy_is_asked_again(s3_link: Proxy, far: ObjectStore, near: ObjectStore) -> None:
-    """Each request is refused once with a 503, and the copy is whole."""
+    """Requests that get a 503 response are retried, and the copy succeeds."""
     far.put("a/x", bytes_of(5, 3 * PART))
     seen: set[tuple[str, str, str]] = set()
 
@@ -217,7 +217,7 @@ def test_a_store_that_is_busy_is_asked_again(s3_link: Proxy, far: ObjectStore, n
 def test_wrong_credentials_name_the_bucket(
     code: str, status: int, s3_link: Proxy, far: ObjectStore, near: ObjectStore
 ) -> None:
-    """Reading, listing and writing: the error has the bucket, its region and the endpoint, besides what S3 says."""
+    """If S3 rejects the credentials, the error has the bucket, the region and the endpoint."""
     near.put("a/x", b"body")
 
     def refuse(answer: Answer) -> None:
@@ -242,7 +242,7 @@ def test_wrong_credentials_name_the_bucket(
 def test_no_credentials_name_the_bucket(
     bucket_of: Callable[[str], str], near: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same where there are none at all."""
+    """If there are no credentials, the error has the bucket and the region."""
     url = bucket_of("s3")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
@@ -255,7 +255,7 @@ def test_no_credentials_name_the_bucket(
 
 
 def test_small_objects_are_copied_at_the_same_time(s3_link: Proxy, far: ObjectStore, near: ObjectStore) -> None:
-    """A store that answers only when eight requests for content are there answers all of them."""
+    """Eight small objects are copied concurrently: the store responds only after it has received eight requests."""
     bodies = {f"a/{n:02d}": bytes_of(n, 50) for n in range(16)}
     for key, body in bodies.items():
         far.put(key, body)
@@ -270,11 +270,11 @@ def test_small_objects_are_copied_at_the_same_time(s3_link: Proxy, far: ObjectSt
     assert {info.key: near.get(info.key) for info in near.list("")} == bodies
     requests = len(s3_link.requests)
     s3_link.fault = lambda _: None
-    assert requests <= 16 + 16 + 4, "one request for each object, besides those that put them and the listings"
+    assert requests <= 16 + 16 + 4, "too many requests: expected a put and a get for each object, and listings"
 
 
 def test_one_that_fails_ends_the_copy(s3_link: Proxy, far: ObjectStore, near: ObjectStore) -> None:
-    """What is under way ends, what is not begun is not, and the next copy brings what is missing."""
+    """After a failed object, running copies finish and no new ones start; the next call copies the missing objects."""
     for n in range(60):
         far.put(f"a/{n:02d}", bytes_of(n, 50))
 

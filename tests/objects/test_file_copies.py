@@ -1,4 +1,4 @@
-"""What copies do that come to a folder."""
+"""Copies to a store in a folder."""
 
 import errno
 import os
@@ -11,8 +11,8 @@ import pytest
 from mizzen.objects import open_store
 from mizzen.objects.copying import CopyInUse, copy_object, copy_prefix
 from mizzen.objects.files import FileStore
+from tests.objects.copies import PART, Watched, bytes_of, copy
 from tests.objects.inside import blocks_bytes, raw_names
-from tests.objects.test_copying import PART, Watched, bytes_of, copy
 
 MIB = 1 << 20
 
@@ -38,7 +38,7 @@ def _sparse(path: Path, size: int) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_holes_stay_holes(streamed: bool, source: FileStore, target: FileStore, tmp_path: Path) -> None:
-    """A sparse file arrives as one, byte by byte the same, whether the kernel copies or bytes pass through here."""
+    """A copy of a sparse file is identical and sparse, copied by the kernel or through this process."""
     _sparse(tmp_path / "source/a/x", 40 * MIB)
     copy_object(Watched(source) if streamed else source, target, "a/x", name="test", part_bytes=MIB)  # type: ignore[arg-type]
     assert (tmp_path / "target/a/x").read_bytes() == (tmp_path / "source/a/x").read_bytes()
@@ -46,7 +46,7 @@ def test_holes_stay_holes(streamed: bool, source: FileStore, target: FileStore, 
 
 
 def test_the_kernel_copies(source: FileStore, target: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between folders bytes do not pass through here, unless the file systems cannot do it."""
+    """Between folders the kernel copies the bytes, unless the file systems do not support it."""
     source.put("a/x", bytes_of(1, 3 * PART))
     reader = Watched(source)
     calls: list[int] = []
@@ -54,7 +54,7 @@ def test_the_kernel_copies(source: FileStore, target: FileStore, monkeypatch: py
 
     def refused(*args: Any) -> int:
         calls.append(args[2])
-        raise OSError(errno.EXDEV, "another file system")
+        raise OSError(errno.EXDEV, "different file systems")
 
     monkeypatch.setattr(os, "copy_file_range", lambda *args: (calls.append(args[2]), real(*args))[1])
     assert copy(source, target) == 3 * PART and sum(calls) == 3 * PART
@@ -65,7 +65,7 @@ def test_the_kernel_copies(source: FileStore, target: FileStore, monkeypatch: py
 
 
 def test_one_process_at_a_time(source: FileStore, target: FileStore) -> None:
-    """The same copy at once is refused, and what is in use is not tidied; another copy of the object is none of its."""
+    """A second process cannot run the same copy or tidy its staged files; a copy with another name can run."""
     source.put("a/x", bytes_of(2, 3 * PART))
 
     def again(done: int, _: int) -> None:
@@ -83,9 +83,9 @@ def test_one_process_at_a_time(source: FileStore, target: FileStore) -> None:
 def test_names_are_durable_when_a_copy_has_ended(
     source: FileStore, target: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each object is on the disk before it is named; each folder is synced once, after the last name in it.
+    """Each object is fsynced before it gets its name; each folder is fsynced once, after the last rename in it.
 
-    Also where the objects are there already: the copy that named them may have been killed before it synced.
+    Also if the objects already exist, because an earlier copy may have been killed before it fsynced the folder.
     """
     keys = [f"{folder}/{n}" for folder in ("a", "b/c") for n in range(20)]
     for key in keys:
@@ -119,7 +119,7 @@ def test_names_are_durable_when_a_copy_has_ended(
 
 
 def test_a_copy_that_was_changed_is_no_copy_any_more(source: FileStore, target: FileStore, tmp_path: Path) -> None:
-    """Its mark goes with its content, so the next copy makes it good."""
+    """If a copied object is changed later, its mark becomes invalid, and the next copy replaces it."""
     source.put("a/x", bytes_of(3, 3 * PART))
     copy(source, target)
     marked = target.stat("a/x")
@@ -136,10 +136,10 @@ def test_a_copy_that_was_changed_is_no_copy_any_more(source: FileStore, target: 
 def test_a_file_system_without_attributes(
     source: FileStore, target: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then what is there already is found by its content."""
+    """Without extended attributes, an existing copy is recognised by its content."""
 
     def none(*_: Any, **__: Any) -> Any:
-        raise OSError(errno.ENOTSUP, "no attributes here")
+        raise OSError(errno.ENOTSUP, "extended attributes are not supported")
 
     monkeypatch.setattr(os, "setxattr", none)
     monkeypatch.setattr(os, "getxattr", none)
@@ -151,7 +151,7 @@ def test_a_file_system_without_attributes(
 
 
 def test_keys_of_the_stores_own(bucket_of: Callable[[str], str]) -> None:
-    """Nobody reads or writes what is staged through a key, in any kind of store."""
+    """Keys below `.staging` are reserved in every kind of store."""
     for kind in ("file", "s3", "gcs"):
         store = open_store(bucket_of(kind))
         with pytest.raises(ValueError, match=r"'\.staging/x': \.staging is reserved for the store"):

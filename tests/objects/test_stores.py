@@ -1,4 +1,4 @@
-"""Properties of every kind of store, and of the folder's own."""
+"""Behaviour that all kinds of stores share, and behaviour of stores in folders."""
 
 import errno
 import itertools
@@ -21,7 +21,7 @@ BAD_KEYS = ["", "/etc/passwd", "a/../../b", "..", "a//b", "./a", "a/", "nul\0"]
 
 
 def test_a_store_draws_nothing_from_the_shared_generator(store: ObjectStore, tmp_path: Path) -> None:
-    """What a training draws next is the same whether it has saved or not."""
+    """Operations of a store do not change the state of Python's global random generator."""
     before = random.getstate()
     store.put("a", [b"some", b"body"])
     (tmp_path / "body").write_bytes(b"of a file")
@@ -32,7 +32,7 @@ def test_a_store_draws_nothing_from_the_shared_generator(store: ObjectStore, tmp
 
 
 def test_what_is_put_is_got(store: ObjectStore, tmp_path: Path) -> None:
-    """Bytes and files come back as they were put, and a second put replaces the first."""
+    """`get` returns the bytes or the file content that was put, and a second put replaces the first."""
     body = random.Random(1).randbytes(200_000)
     path = tmp_path / "body"
     path.write_bytes(body)
@@ -45,7 +45,7 @@ def test_what_is_put_is_got(store: ObjectStore, tmp_path: Path) -> None:
 
 
 def test_buffers_are_put_one_after_the_other(store: ObjectStore) -> None:
-    """A body of several buffers, small and large, is their bytes in order; none at all is an empty object."""
+    """A body of several buffers is their concatenation; without buffers the object is empty."""
     big = random.Random(3).randbytes(9 << 20)
     store.put("big", [b"", b"head", memoryview(big), bytearray(b"tail")])
     assert store.get("big") == b"head" + big + b"tail"
@@ -56,7 +56,7 @@ def test_buffers_are_put_one_after_the_other(store: ObjectStore) -> None:
 
 
 def test_what_is_fetched_fills_the_buffer(store: ObjectStore) -> None:
-    """A fetch fills what it is given from a position on, says how much that was, and leaves the rest alone."""
+    """`fetch` fills the buffer from a position on and returns the count; the rest of the buffer is unchanged."""
     store.put("x", b"0123456789")
     into = memoryview(bytearray(b"." * 4))
     with store.opened("x") as fetch:
@@ -73,7 +73,7 @@ def test_what_is_fetched_fills_the_buffer(store: ObjectStore) -> None:
 def test_what_is_not_in_memory_is_read_by_one_thread_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
 ) -> None:
-    """Eight threads get the right bytes of a file; they wait for each other where they would wait for a disk."""
+    """Threads read cached pages of a file concurrently, and pages that are on the disk one after the other."""
     body = random.Random(5).randbytes(1 << 20)
     (tmp_path / "x").write_bytes(body)
     content, piece_bytes = memoryview(bytearray(len(body))), 64 << 10
@@ -103,7 +103,7 @@ def test_what_is_not_in_memory_is_read_by_one_thread_at_a_time(
 
 
 def test_what_is_not_in_memory_is_read_in_the_order_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by many threads, and though later pages come into memory meanwhile, as read-ahead brings them."""
+    """Reads from the disk keep the order of the requests, even if read-ahead caches later pages meanwhile."""
     piece_bytes, pieces = 4096, 64
     (tmp_path / "x").write_bytes(bytes(piece_bytes * pieces))
     read: list[int] = []
@@ -133,7 +133,7 @@ def test_what_is_not_in_memory_is_read_in_the_order_asked(tmp_path: Path, monkey
 def test_memory_of_a_file_is_guessed_where_the_system_cannot_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Just written it is in memory; without the call, or on a file system without it, it is taken to be."""
+    """A file that was just written is cached. If the system cannot tell, it is assumed to be cached."""
     (tmp_path / "x").write_bytes(b"1" * 100)
     with (tmp_path / "x").open("rb") as file:
         assert in_memory(file.fileno(), 0)
@@ -150,7 +150,7 @@ def test_memory_of_a_file_is_guessed_where_the_system_cannot_say(
 
 
 def test_only_one_creates(store: ObjectStore, request: pytest.FixtureRequest) -> None:
-    """Of many that create an object at once one does, and what it made is what stays."""
+    """If several threads create an object concurrently, exactly one succeeds, and its content is stored."""
     if request.node.callspec.params["store"] == "gcs":
         pytest.skip("the emulator does not enforce ifGenerationMatch")
     bodies = [f"by {n}".encode() for n in range(8)]
@@ -169,12 +169,12 @@ def test_only_one_creates(store: ObjectStore, request: pytest.FixtureRequest) ->
         thread.join()
     assert made == [store.get("log/7")]
     assert not store.create("log/7", b"later")
-    assert store.create("log/7", made[0]), "who asks again finds its own"
+    assert store.create("log/7", made[0]), "a repeated create with the same content failed"
     assert [info.key for info in store.list("")] == ["log/7"]
 
 
 def test_ranges_are_clipped(store: ObjectStore) -> None:
-    """A range ends before its end and at the object's size, and is empty beyond it."""
+    """The end of a range is exclusive and is limited to the object's size; a range beyond it is empty."""
     store.put("x", b"0123456789")
     store.put("empty", b"")
     assert store.get_range("x", 2, 5) == b"234"
@@ -185,7 +185,7 @@ def test_ranges_are_clipped(store: ObjectStore) -> None:
 
 
 def test_absent_objects(store: ObjectStore) -> None:
-    """Reading what is not there is a MissingObject that names the key; deleting it is nothing."""
+    """Reading a missing object raises MissingObject with the key; deleting it does nothing."""
     store.delete("no/such")
     assert store.size("no/such") is None
     with pytest.raises(MissingObject, match="no/such"):
@@ -195,7 +195,7 @@ def test_absent_objects(store: ObjectStore) -> None:
 
 
 def test_deleted_objects_are_gone(store: ObjectStore) -> None:
-    """A deleted object is neither read nor listed, and its neighbours stay."""
+    """A deleted object cannot be read and is not listed; other objects stay."""
     store.put("a/b/c", b"1")
     store.put("a/d", b"2")
     store.delete("a/b/c")
@@ -204,7 +204,7 @@ def test_deleted_objects_are_gone(store: ObjectStore) -> None:
 
 
 def test_what_is_forgotten_is_still_there(store: ObjectStore) -> None:
-    """Forgetting is about memory: the object stays, and one that is absent may be forgotten too."""
+    """`forget` drops only the page cache: the object stays. A missing object is no error."""
     store.put("a", b"there")
     store.forget("a")
     store.forget("absent")
@@ -213,7 +213,7 @@ def test_what_is_forgotten_is_still_there(store: ObjectStore) -> None:
 
 
 def test_listing_is_by_prefix_and_in_order(store: ObjectStore) -> None:
-    """Any prefix of the key selects, the order is that of whole keys, and `after` skips up to a key."""
+    """`list` returns the keys with any prefix, in the order of whole keys; `after` skips keys up to the given one."""
     keys = ["a-b", "a.b", "a/b", "a/b/c"[:3] + "-", "a/c/d", "ab", "logs/1/x", "logs/10/x", "logs/2"]
     for key in random.Random(2).sample(keys, len(keys)):
         store.put(key, key.encode())
@@ -228,7 +228,7 @@ def test_listing_is_by_prefix_and_in_order(store: ObjectStore) -> None:
 
 
 def test_the_tag_tells_a_replacement(store: ObjectStore) -> None:
-    """The tag of a listing changes when the object does."""
+    """The tag in a listing changes if the object is replaced."""
     store.put("x", b"one")
     (before,) = store.list("x")
     store.put("x", b"two")
@@ -237,13 +237,13 @@ def test_the_tag_tells_a_replacement(store: ObjectStore) -> None:
 
 
 def fetch_first(store: ObjectStore, key: str) -> int:
-    """How many bytes of one there are."""
+    """Returns the number of bytes that a fetch of one byte gets."""
     with store.opened(key) as fetch:
         return fetch(memoryview(bytearray(1)), 0)
 
 
 def test_keys_stay_in_the_store(store: ObjectStore) -> None:
-    """A key that is absolute, empty or climbs is refused by every method, with the key in the message."""
+    """Absolute and empty keys, and keys with `..`, are errors of every method."""
     uses: list[Callable[[str], object]] = [
         store.get,
         store.size,
@@ -259,7 +259,7 @@ def test_keys_stay_in_the_store(store: ObjectStore) -> None:
 
 
 def test_uris(store: ObjectStore, tmp_path: Path) -> None:
-    """The URI of a folder ends in its prefix, and names the store."""
+    """The URI of a prefix starts with the store's URL and ends with the prefix."""
     uri = store.uri("checkpoints/wl-1/")
     assert uri.endswith("/checkpoints/wl-1/")
     assert uri.startswith((f"{tmp_path.as_uri()}/bucket/", "s3://", "gs://"))
@@ -269,13 +269,13 @@ def test_uris(store: ObjectStore, tmp_path: Path) -> None:
     "url", ["az://bucket", "gs:///x", "/a/folder", "file://host/folder", "file:relative", "s3:///x"]
 )
 def test_unknown_urls_are_refused(url: str) -> None:
-    """A URL that no store has is a ValueError that quotes it."""
+    """An unsupported URL is a ValueError that has the URL."""
     with pytest.raises(ValueError, match=url.replace("/", ".")):
         open_store(url)
 
 
 def test_concurrent_writers_never_show_a_mixture(tmp_path: Path) -> None:
-    """While several threads replace and delete an object, a reader sees one of the versions whole, or none."""
+    """While threads replace and delete an object, a reader gets one complete version or MissingObject."""
     store = open_store(f"file://{tmp_path}")
     versions = [bytes([n]) * 50_000 for n in range(4)]
     done = threading.Event()
@@ -306,7 +306,7 @@ def test_concurrent_writers_never_show_a_mixture(tmp_path: Path) -> None:
 
 
 def test_links_in_the_folder_are_no_objects(tmp_path: Path) -> None:
-    """A task that may write into the bucket cannot have others read or write elsewhere through a symbolic link."""
+    """Symbolic links and pipes in the folder are not listed or followed, so that no access leads out of the bucket."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_text("s")
@@ -327,7 +327,7 @@ def test_links_in_the_folder_are_no_objects(tmp_path: Path) -> None:
 
 
 def test_an_object_and_a_folder_cannot_share_a_name(tmp_path: Path) -> None:
-    """In a folder, an object cannot lie below another one; the refusal says so and changes nothing."""
+    """In a folder, a key cannot be below another object's key; the put is an error and changes nothing."""
     store = open_store(f"file://{tmp_path}")
     store.put("a", b"1")
     with pytest.raises(ValueError, match="the same name"):
@@ -341,10 +341,10 @@ def test_an_object_and_a_folder_cannot_share_a_name(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where links cannot be made, an object is still created by one only."""
+    """On a file system without hard links, `create` still succeeds only once."""
 
     def link(*_: object, **__: object) -> None:
-        raise OSError(errno.EPERM, "no links here")
+        raise OSError(errno.EPERM, "hard links are not supported")
 
     monkeypatch.setattr(os, "link", link)
     store = open_store(f"file://{tmp_path}")
@@ -355,7 +355,7 @@ def test_a_folder_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("url", "library", "extra"), [("s3://b", "boto3", "s3"), ("gs://b", "google.cloud", "gcs")])
 def test_a_library_that_is_not_there(url: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a cloud's library the error says what to install."""
+    """If a cloud's library is missing, the error names the extra to install."""
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, f"mizzen.objects.{extra}", raising=False)
     with pytest.raises(ModuleNotFoundError, match=rf"mizzen\[{extra}\]"):
@@ -363,7 +363,7 @@ def test_a_library_that_is_not_there(url: str, library: str, extra: str, monkeyp
 
 
 def test_what_dead_writers_staged_is_tidied(tmp_path: Path) -> None:
-    """Tidying removes what a killed writer staged, and nothing of one that is alive."""
+    """Tidying removes the staged files of killed writers, but not those of running ones."""
     store = open_store(f"file://{tmp_path}")
     store.tidy()
     begun, go_on = os.pipe(), os.pipe()

@@ -82,7 +82,7 @@ def test_the_forms_meet(joint: float) -> None:
 def test_whole_steps_are_rounded_down(
     mtbf_s: float, save_s: float, step_s: float, interval_s: float | None, write_s: float
 ) -> None:
-    """The number of steps is at least 1, else the greatest number whose time is not above the interval."""
+    """The chosen number of steps is the greatest whose time does not exceed the interval, and at least 1."""
     choice = choose(mtbf(gang_mtbf_s=mtbf_s), save_s, step_s, interval_s=interval_s, write_s=write_s)
     assert choice.steps >= 1
     assert choice.steps == 1 or choice.steps * step_s <= choice.interval_s * (1 + 1e-9)
@@ -105,7 +105,7 @@ def test_the_worked_example() -> None:
 
 
 def test_an_interval_that_was_set_wins() -> None:
-    """A fixed interval takes precedence over the formula and over the write time; an interval of 0 is one step."""
+    """A fixed interval takes precedence over the formula and the write time; with 0 every step is saved."""
     found = mtbf(gang_mtbf_s=10_800)
     told = choose(found, 30, 2, interval_s=100, write_s=500)
     assert (told.interval_s, told.steps, told.rule) == (100, 50, "told")
@@ -123,7 +123,7 @@ def test_a_write_in_the_background_is_the_shortest_interval() -> None:
 
 
 def test_the_order_of_the_sources() -> None:
-    """The scheduler's MTBF takes precedence over the hazard times the machines, and that over the platform's prior."""
+    """The sources of the MTBF by precedence: the scheduler, the hazard times the machines, the platform's prior."""
     every = {"gang_mtbf_s": 500.0, "machine_hazard_per_h": 0.1, "machines": 10, "platform": "azure-spot"}
     first = mtbf(**every)  # type: ignore[arg-type]
     assert (first.mtbf_s, first.source) == (500.0, "scheduler")
@@ -187,7 +187,7 @@ def test_the_environment() -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_variable_is_named(name: str, value: str) -> None:
-    """The error names the variable, its value and the valid values."""
+    """For an invalid environment variable, the error has the name, the value and the valid values."""
     with pytest.raises(ValueError, match=f"^{name}='{value}': must be ") as caught:
         mtbf_of_environ({name: value})
     assert len(str(caught.value)) > len(f"{name}='{value}': must be ")
@@ -213,14 +213,14 @@ def test_a_number_out_of_its_range_is_named(field: str, arguments: tuple[float, 
     ],
 )  # fmt: skip
 def test_a_choice_names_what_is_wrong(field: str, step_s: float, more: dict[str, float]) -> None:
-    """The error names the field and its value."""
+    """For an invalid argument of `choose`, the error has its name and its value."""
     with pytest.raises(ValueError, match=f"^{field}="):
         choose(mtbf(), 1, step_s, **more)
 
 
 @pytest.mark.parametrize("more", [{"machines": 0}, {"platform": "moon"}, {"machine_hazard_per_h": nan}])
 def test_a_source_names_what_is_wrong(more: dict[str, object]) -> None:
-    """The error names the field and its value."""
+    """For an invalid argument of `mtbf`, the error has its name, its value and the valid values."""
     [(field, value)] = more.items()
     with pytest.raises(ValueError, match=f"^{field}={value!r}: must be"):
         mtbf(**more)  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def divided_freely(mtbf_s: float, save_s: float, ends_in_s: float, cells: int = 
 
 @given(st.floats(10, 1e6), st.floats(1e-3, 3), st.floats(0.01, 6))
 def test_no_interval_saves_more_before_the_end(mtbf_s: float, part: float, length: float) -> None:
-    """None of 400 numbers of saves and 400 fixed intervals is expected to save over 0.1% more work."""
+    """The expected saved work is within 0.1% of the best of 400 numbers of saves and 400 fixed intervals."""
     save_s, ends_in_s = part * mtbf_s, length * mtbf_s
     interval_s, saves = best_until_end(mtbf_s, save_s, ends_in_s)
     tried = [ends_in_s / k - save_s for k in range(1, 401)] + [ends_in_s * n / 400 for n in range(1, 401)]

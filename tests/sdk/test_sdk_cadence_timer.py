@@ -155,7 +155,7 @@ def test_steps_that_suddenly_take_a_minute_are_noticed(step_s: float, late: int)
     run.go(200, step_s)
     began_s = run.now_s
     run.go(100, 60.0, most=1)
-    assert run.saves, "saved"
+    assert run.saves, "no save was made"
     assert run.saves[0][1] - began_s <= 600 + 60 * late
 
 
@@ -369,7 +369,7 @@ def test_writes_may_end_in_another_thread() -> None:
 
 
 def test_a_save_that_never_began_is_no_measurement() -> None:
-    """After `missed`, a save is due again after a tenth of the interval, and the cost of a save is unchanged."""
+    """`missed` reports a failed save: a save is due after a tenth of the interval, and the cost is unchanged."""
     run = start(interval_s=100.0, save_s=2.0)
     run.go(50, 1.0)
     for _ in range(5):

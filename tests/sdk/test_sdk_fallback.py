@@ -79,7 +79,7 @@ def test_any_damage_to_any_file_falls_back(tmp_path: Path, file: str, damage: Ca
 
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    """Any flipped bit in a checkpoint, 60 at random in each file, makes it invalid."""
+    """A flipped bit makes a checkpoint invalid: 60 random bits in each of its files are tried."""
     chance = random.Random(7)
     newest = Checkpointer(tmp_path).save(1, STATE)
     for file in _files(tmp_path, newest):

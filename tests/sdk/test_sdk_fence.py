@@ -90,7 +90,7 @@ def test_looking_at_a_run_takes_nothing_from_it(tmp_path: Path) -> None:
 
 
 def test_of_two_with_the_same_number_the_last_commits(tmp_path: Path) -> None:
-    """Of two processes with the same attempt number, only the last to claim can save, also after its claim is pruned."""
+    """Of two processes with the same attempt number, only the last to claim can save, even if its claim is pruned."""
     first = Checkpointer(tmp_path, attempt=3)
     first.save(1, {"a": "first"})
     second = Checkpointer(tmp_path, attempt=3)

@@ -56,7 +56,7 @@ def test_a_commit_before_the_newer_claim_stays(tmp_path: Path) -> None:
 
 
 def test_a_record_that_comes_too_late_is_withdrawn(tmp_path: Path) -> None:
-    """If a thawed writer creates its record under a number that was freed meanwhile, it removes the record again."""
+    """A writer that was frozen before its commit and resumes after newer commits removes its late record again."""
     store = Frozen(tmp_path)
     old = _writer(store)
     old.write(1, _encoded(1))
@@ -74,7 +74,7 @@ def test_a_record_that_comes_too_late_is_withdrawn(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_waits_leaves_what_rank_0_has_committed(tmp_path: Path) -> None:
-    """If rank 1 finds a newer attempt while it waits for rank 0's commit, it does not delete its committed parts."""
+    """If a newer attempt claims the root after rank 0's commit, the waiting rank 1 fails but keeps its parts."""
     first = open_writer(FileStore(tmp_path), 1, Gang(0, 2), Retention())
 
     class Waits(FileStore):

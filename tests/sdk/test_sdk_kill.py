@@ -47,7 +47,7 @@ def test_killed_before_any_file_operation_of_a_save(tmp_path: Path, fork: Callab
 
 
 def test_killed_at_random_while_it_saves_on_and_on(tmp_path: Path, fork: Callable[..., Any]) -> None:
-    """After each of 40 kills at random times, the newest checkpoint is intact and no older than the last acknowledged."""
+    """After each of 40 random kills, the newest checkpoint is intact and no older than the last acknowledged one."""
     chance = random.Random(20)
     step = 0
     for attempt in range(1, 41):

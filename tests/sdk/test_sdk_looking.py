@@ -178,7 +178,7 @@ def test_a_shared_part_is_read_once_and_damages_all_that_share_it(tmp_path: Path
 
 
 def test_a_damaged_checkpoint_is_passed_over_only_where_none_was_asked_for(tmp_path: Path) -> None:
-    """Without a step, damaged checkpoints are skipped. A load is an error if the given step, or every one, is damaged."""
+    """Without a step, damaged checkpoints are skipped. A load fails if the given step, or every one, is damaged."""
     trained(tmp_path)
     found = open_checkpoints(tmp_path)
     flip(place(tmp_path, found.get(3), "head"))

@@ -352,7 +352,7 @@ def test_chunked_answers_and_prefixes_are_read() -> None:
 
 @pytest.mark.parametrize("base", ["", "169.254.169.254", "https://host", "http://", "http://host:x", "http://h?q"])
 def test_a_bad_address_is_named(base: str) -> None:
-    """The error names the address and the valid form."""
+    """For an invalid address of a metadata server, the error has the address and the valid form."""
     with pytest.raises(ValueError, match=r"metadata address .*: must be http://host"):
         Metadata(base)
 

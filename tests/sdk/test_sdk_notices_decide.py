@@ -81,21 +81,21 @@ def test_the_reason_has_the_figures() -> None:
 
 @pytest.mark.parametrize("save_s", [-1.0, float("nan"), float("inf")])
 def test_a_bad_duration_is_named(save_s: float) -> None:
-    """The error names the value and the valid values."""
+    """For an invalid time of a save, the error has the value and the valid values."""
     with pytest.raises(ValueError, match=f"save_s={save_s}: must be 0 or more"):
         decide(ends_in(1), save_s)
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.99, float("nan"), float("inf")])
 def test_a_bad_margin_is_named(margin: float) -> None:
-    """The error names the value and the valid values."""
+    """For an invalid margin, the error has the value and the valid values."""
     with pytest.raises(ValueError, match=f"margin={margin}: must be a factor of 1 or more"):
         decide(ends_in(1), 1, margin)
 
 
 @given(notices=st.lists(NOTICES, min_size=1, max_size=6))
 def test_the_most_urgent_notice_stays(notices: list[Notice]) -> None:
-    """In any order of notices, the current one is the certain one that ends first, else an uncertain one."""
+    """In any order of arrival, the certain notice that ends first is current; without one, an uncertain notice."""
     held: Notice | None = None
     for notice in notices:
         if notice.supersedes(held):
@@ -154,7 +154,7 @@ def test_vast_tells_nothing() -> None:
 @pytest.mark.parametrize("variable", ["MIZZEN_NOTICE_WINDOW_S", "MIZZEN_GRACE_S"])
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
 def test_a_bad_window_is_named(variable: str, text: str) -> None:
-    """The error names the variable, its value and the valid values."""
+    """For an invalid window in an environment variable, the error has the name, the value and the valid values."""
     with pytest.raises(ValueError, match=f"{variable}='{text}': must be 0 or more seconds"):
         AgentWatcher({variable: text})
 
@@ -176,7 +176,7 @@ def test_slurm_tells_the_time_limit_ahead() -> None:
 
 
 def test_slurm_signals_are_told_apart() -> None:
-    """The signal of `--signal` near its lead, and any signal after the limit, is walltime; an earlier one is preemption."""
+    """The signal of `--signal` after its lead, or any after the limit, is walltime; an earlier one is preemption."""
     asked = {"SBATCH_SIGNAL": "B:TERM@360", "SLURM_RESTART_COUNT": "2"}
     early = slurm(NOW_S - 5000, **asked).on_signal(signal.SIGTERM)
     assert (early.kind, early.ends_at_s) == (Kind.PREEMPT, NOW_S - 5000 + 30)

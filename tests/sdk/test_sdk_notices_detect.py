@@ -89,7 +89,7 @@ def test_the_user_can_name_the_platform(at: Where, platform: str) -> None:
 
 
 def test_a_name_of_how_often_a_platform_interrupts_says_who_gives_notices() -> None:
-    """`aws-spot` selects AWS's notices, `spot` is detected, and in a task of mizzen's agent the agent's notices apply."""
+    """`aws-spot` selects AWS, `spot` leads to detection, and in a task of mizzen's agent the agent's notices apply."""
     assert set(OF_PRIORS) <= set(PRIORS) <= {*OF_PRIORS, *PLATFORMS}
     assert detect({"MIZZEN_PLATFORM": "aws-spot"}).platform == "aws"
     assert detect({"MIZZEN_PLATFORM": "spot", "SLURM_JOB_ID": "7"}).platform == "slurm"
@@ -97,7 +97,7 @@ def test_a_name_of_how_often_a_platform_interrupts_says_who_gives_notices() -> N
 
 
 def test_a_bad_platform_is_named() -> None:
-    """The error names the variable, its value and the valid values."""
+    """For an invalid MIZZEN_PLATFORM, the error has the variable, its value and the valid values."""
     with pytest.raises(ValueError, match=r"MIZZEN_PLATFORM='moon': must be one of mizzen, slurm, .*, sigterm"):
         detect({"MIZZEN_PLATFORM": "moon"})
 
@@ -146,7 +146,7 @@ def test_nothing_at_the_address_is_no_cloud(at: Where) -> None:
 
 
 def test_servers_are_asked_at_the_same_time(at: Where) -> None:
-    """The three platforms are probed concurrently: the server responds only after it has received all three requests."""
+    """The three platforms are probed concurrently: the server responds only after all three have sent a request."""
     cloud = Azure()
     waiting: list[str] = []
     before = set(threading.enumerate())
@@ -167,7 +167,7 @@ def test_servers_are_asked_at_the_same_time(at: Where) -> None:
 
 
 def test_the_platforms_own_variables_are_followed(at: Where) -> None:
-    """The address variables of AWS's and Google's SDKs are used unless mizzen's are set; AWS's can disable the probe."""
+    """The address variables of AWS's and Google's SDKs are used unless mizzen's are set; AWS can be disabled."""
     nowhere = refusing()
     with serving(Aws()) as aws, serving(Gcp()) as gcp:
         elsewhere = {"MIZZEN_AZURE_METADATA": nowhere, "GCE_METADATA_HOST": gcp.removeprefix("http://")}
@@ -179,7 +179,7 @@ def test_the_platforms_own_variables_are_followed(at: Where) -> None:
 
 
 def test_a_bad_address_is_an_error(at: Where) -> None:
-    """An invalid address is an error that names it."""
+    """An invalid address of a metadata server is an error that has the address."""
     with pytest.raises(ValueError, match="metadata address 'ftp://x'"):
         detect(at("ftp://x"))
 
@@ -206,7 +206,7 @@ def test_a_file_says_that_the_machine_goes(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_says_nothing_clear_is_an_error(tmp_path: Path, text: str, says: str) -> None:
-    """The error names what is invalid in the file, or the missing variable."""
+    """For an invalid notice file, the error has the invalid field; a missing variable is also an error."""
     path = tmp_path / "notice"
     path.write_text(text)
     with pytest.raises(MetadataError, match=says):

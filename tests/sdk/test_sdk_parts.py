@@ -107,7 +107,7 @@ def header(file: bytearray) -> dict[str, Any]:
 
 @given(_trees)
 def test_any_tree_comes_back_as_it_was(tree: Any) -> None:
-    """Values of all supported types, with any nesting and keys, and arrays of any type, order and shape load as saved."""
+    """Values of all supported types, nestings and keys, and arrays of any type, order and shape, load as saved."""
     assert_same(back([tree])[0], tree)
 
 
@@ -231,7 +231,7 @@ Point = namedtuple("Point", "x y")
 
 
 def test_named_tuples_come_back_as_their_class() -> None:
-    """Named tuples load as their class, also nested ones; if it cannot be imported, as a class of equal name and fields."""
+    """Named tuples load as their class; if it cannot be imported, as a class with the same name and fields."""
 
     class Inner(NamedTuple):
         total: int

@@ -84,7 +84,7 @@ def test_a_forgotten_sync_is_found(
 
 
 def test_folders_of_one_that_was_killed_are_made_durable(tmp_path: Path) -> None:
-    """The first put fsyncs each folder up to the root's parent, also folders made by another process; later ones do not."""
+    """The first put fsyncs all folders up to the root's parent, even existing ones; the next one only its own."""
     base = tmp_path / "base"
     (base / "runs" / "one" / "log").mkdir(parents=True)
     with recording(base) as recorder:

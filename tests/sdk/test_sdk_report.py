@@ -1,4 +1,4 @@
-"""Notices, the report to the agent, the environment, and what importing costs."""
+"""The report to the agent, the task's environment, SIGTERM handling, and the imports of the SDK."""
 
 import json
 import os
@@ -19,7 +19,7 @@ SDK = Path(mizzen.__file__).parents[1]
 
 
 def run(script: str, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a script with the SDK on its path and nothing else of ours."""
+    """Runs a script whose import path has the SDK but no other code of this repository."""
     code = f"import sys; sys.path.insert(0, {str(SDK)!r})\n{script}"
     environment = {"PATH": os.environ["PATH"], **variables}
     command = [sys.executable, "-W", "error", *flags, "-c", code]
@@ -27,7 +27,7 @@ def run(script: str, *flags: str, **variables: str) -> subprocess.CompletedProce
 
 
 def test_checkpointing_needs_the_standard_library_only(tmp_path: Path) -> None:
-    """Without site-packages, a state of bytes and JSON saves and loads, and numpy is never asked for."""
+    """Without site-packages, a state of bytes and JSON values saves and loads; numpy is not imported."""
     script = f"""
 import mizzen.checkpoint, mizzen.environment, mizzen.notices, mizzen.report
 checkpointer = mizzen.checkpoint.Checkpointer({str(tmp_path)!r})
@@ -41,7 +41,7 @@ assert outside == [], outside
 
 
 def test_arrays_without_numpy_are_an_error_and_not_damage(tmp_path: Path) -> None:
-    """Where numpy is missing, loading arrays says so instead of falling back to an older checkpoint."""
+    """If numpy is missing, loading arrays is an error that says so; it does not fall back to an older checkpoint."""
     import numpy as np
 
     mizzen.Checkpointer(tmp_path, attempt=1, checksum="sha256").save(1, {"w": np.zeros(3)})
@@ -51,7 +51,7 @@ def test_arrays_without_numpy_are_an_error_and_not_damage(tmp_path: Path) -> Non
 
 
 def test_the_public_names() -> None:
-    """The names at the top load on first use, and no others are there."""
+    """`mizzen` has exactly these public names, and imports their modules only on first use."""
     assert set(mizzen.__all__) == {
         "Checkpointer", "TaskEnvironment", "__version__", "exit_preempted", "open_checkpoints", "preempted", "progress"
     }  # fmt: skip
@@ -64,7 +64,7 @@ def test_the_public_names() -> None:
 
 
 def test_sigterm_sets_the_flag_and_calls_the_handler_before(tmp_path: Path) -> None:
-    """SIGTERM sets the flag, makes a save due, runs the user's own handlers around it once each, and kills nobody."""
+    """SIGTERM sets `preempted`, makes a save due, and calls each of the user's handlers once. The process continues."""
     script = f"""
 import os, signal, mizzen
 called = []
@@ -87,7 +87,7 @@ mizzen.exit_preempted()
 
 
 def test_a_checkpointer_outside_the_main_thread_works(tmp_path: Path) -> None:
-    """In another thread no handler can be set; saving and loading work all the same."""
+    """In another thread, where no signal handler can be set, saving works."""
     script = f"""
 import threading, mizzen
 def work():
@@ -102,7 +102,7 @@ thread.join()
 
 
 def test_the_report_holds_progress_and_checkpoints(tmp_path: Path) -> None:
-    """Steps, the step it resumed from and each save are in the file, the last step of all included at a normal exit."""
+    """The report has the current step, the resumed step and the last save; at a normal exit it has the last step."""
     path = tmp_path / "report.json"
     script = f"""
 import json, mizzen
@@ -129,7 +129,7 @@ for step in range(501, 601):
 
 
 def test_the_last_step_is_reported_on_leaving_after_a_notice(tmp_path: Path) -> None:
-    """After SIGTERM every step is written at once, and so is one that was held back before an exit."""
+    """After SIGTERM each step is written to the report immediately."""
     path = tmp_path / "report.json"
     script = f"""
 import json, os, signal, mizzen
@@ -146,7 +146,7 @@ mizzen.exit_preempted()
 
 
 def test_threads_report_beside_each_other(tmp_path: Path) -> None:
-    """Saves in the background and steps in the foreground lose nothing of each other, and leave no file behind."""
+    """Concurrent reports of saves and steps lose no updates and leave no temporary files."""
     path = tmp_path / "report.json"
     reporter = Reporter(path, clock=lambda: 0.0)
     reporter.cadence(5.0, 0.1, 60.0, None, "platform")
@@ -170,7 +170,7 @@ def test_threads_report_beside_each_other(tmp_path: Path) -> None:
 
 
 def test_steps_are_written_a_few_times_a_second(tmp_path: Path) -> None:
-    """A thousand steps in one second of the clock are written at most six times, and a flush writes the last."""
+    """A thousand steps in one second cause at most six writes of the report, and `flush` writes the last step."""
     now_s = 0.0
     path = tmp_path / "report.json"
     reporter = Reporter(path, clock=lambda: now_s)
@@ -187,14 +187,14 @@ def test_steps_are_written_a_few_times_a_second(tmp_path: Path) -> None:
 
 
 def test_a_report_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    """A folder that is not there costs one line of log and no training."""
+    """If the report cannot be written, one error is logged and the training continues."""
     ended = run("import mizzen; mizzen.progress(1); mizzen.progress(2)", MIZZEN_REPORT=str(tmp_path / "no" / "r.json"))
     assert ended.returncode == 0
     assert ended.stderr.count("cannot write the report") == 1
 
 
 def test_a_forked_child_does_not_report_for_its_parent(tmp_path: Path) -> None:
-    """What a data loader's process does changes nothing in the report."""
+    """A forked child, such as a data loader, does not change the report."""
     path = tmp_path / "report.json"
     script = """
 import os, mizzen
@@ -210,7 +210,7 @@ os.wait()
 
 
 def test_the_environment_is_read_into_one_value() -> None:
-    """Every documented variable arrives with its type; tables and rendezvous are found by name."""
+    """Each documented variable is parsed to its type; tables and job addresses are mappings by name."""
     told = TaskEnvironment.from_environ(
         {
             "MIZZEN_WORKLOAD": "wl-1", "MIZZEN_WORKLOAD_NAME": "digits", "MIZZEN_TENANT": "vision",
@@ -244,7 +244,7 @@ def test_the_environment_is_read_into_one_value() -> None:
 
 
 def test_a_bad_time_is_named() -> None:
-    """A table's time is an instant: one without a zone says nothing. Without its table it is a table's own name."""
+    """COMPLETE_UNTIL of a table must have a time zone. Without that table's variable, it is a table of that name."""
     name = "MIZZEN_TABLE_A_COMPLETE_UNTIL"
     assert TaskEnvironment.from_environ({name: "file:///a"}).tables == {"A_COMPLETE_UNTIL": "file:///a"}
     for text in ("yesterday", "2026-11-22T03:00:00"):
@@ -253,7 +253,7 @@ def test_a_bad_time_is_named() -> None:
 
 
 def test_nothing_told_is_a_process_on_its_own() -> None:
-    """Absent and empty variables give what a single process outside a scheduler has."""
+    """Missing and empty variables give the defaults of a single process outside a scheduler."""
     assert TaskEnvironment.from_environ({"MIZZEN_ATTEMPT": "", "RANK": ""}) == TaskEnvironment()
 
 
@@ -270,13 +270,13 @@ def test_nothing_told_is_a_process_on_its_own() -> None:
     ],
 )
 def test_a_bad_variable_is_named(variable: str, text: str, rule: str) -> None:
-    """The error names the variable, its value and what would be right."""
+    """For an invalid environment variable, the error has the name, the value and the valid values."""
     with pytest.raises(ValueError, match=f"{variable}='{text}': {rule}"):
         TaskEnvironment.from_environ({variable: text})
 
 
 def test_the_handler_is_left_alone_by_reading(tmp_path: Path) -> None:
-    """Listing a folder, as an observer does, touches neither the folder nor the signal handlers."""
+    """`list_committed` changes neither the folder nor the signal handlers."""
     from mizzen.checkpoint import list_committed
 
     before = signal.getsignal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""`verify_resume`: a sound training passes, and of each unsound one the entry that differs first is named."""
+"""`verify_resume`: a correct training passes; otherwise the error names the first entry that differs."""
 
 import queue
 import random
@@ -17,7 +17,7 @@ Objects = dict[str, Any]
 
 
 class Model:
-    """A weight that follows the batches, with momentum."""
+    """A model whose weights follow the batches, with momentum."""
 
     def __init__(self) -> None:
         self.weights = np.zeros(5)
@@ -37,7 +37,7 @@ class Model:
 
 
 class Forgetful(Model):
-    """Its averages are not saved."""
+    """A model whose state lacks the averages."""
 
     def state_dict(self) -> Objects:
         return {"weights": self.weights}
@@ -47,7 +47,7 @@ class Forgetful(Model):
 
 
 class Rounding(Model):
-    """Its weights are saved with fewer bits."""
+    """A model that restores its weights with reduced precision."""
 
     def state_dict(self) -> Objects:
         return {**super().state_dict(), "half": self.weights.astype("f4")}
@@ -58,7 +58,7 @@ class Rounding(Model):
 
 
 class Batches:
-    """Numbers that a thread prepares ahead; `sound` says which position is saved."""
+    """Batches that a thread prefetches. The saved position is that of the batch in use (`sound`) or of the prefetch."""
 
     def __init__(self, sound: bool) -> None:
         self.sound = sound
@@ -72,7 +72,7 @@ class Batches:
         if self._ready is None:
             self._ready = queue.Queue()
         while self._ready.qsize() < 3:
-            # A thread that has ended: how far ahead it is does not depend on the machine.
+            # Wait for the thread, so that the number of prefetched batches does not depend on the machine.
             thread = threading.Thread(target=self._prepare, args=(self._ready,))
             thread.start()
             thread.join()
@@ -96,7 +96,7 @@ def trains(kind: Callable[[], Model]) -> Callable[[], Objects]:
 
 
 def train_step(objects: Objects) -> None:
-    """Uses everything: both shared generators, one of its own, the position."""
+    """Trains one step that uses the shared generators, the tracked generator and the position."""
     objects["data"]["position"] += 1
     noise = random.random() + np.random.random() + objects["own"].random()
     objects["model"].train(objects["data"]["position"] + noise)
@@ -108,7 +108,7 @@ def shared() -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("as_function", [True, False])
 def test_a_sound_training_passes(as_function: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It returns, and leaves the shared generators, the objects, the signals and the scheduler's report alone."""
+    """A correct training passes; shared generators, objects, signal handlers and the report are unchanged."""
     monkeypatch.setenv("MIZZEN_REPORT", str(tmp_path / "report"))
     make = trains(Model)
     objects = make()
@@ -120,7 +120,7 @@ def test_a_sound_training_passes(as_function: bool, tmp_path: Path, monkeypatch:
 
 
 def test_state_that_is_not_saved_is_found() -> None:
-    """Averages that are missing change the weights at the next step: these are named, and by how much they differ."""
+    """If the averages are not saved, the weights differ after one step; the error has their path and the difference."""
     with pytest.raises(ResumeError) as caught:
         verify_resume(train_step, trains(Forgetful))
     assert (caught.value.path, caught.value.step) == ("model/weights", 1)
@@ -130,7 +130,7 @@ def test_state_that_is_not_saved_is_found() -> None:
 
 
 def test_state_that_comes_back_otherwise_is_found_at_once() -> None:
-    """Weights that are rounded at a load differ before any step."""
+    """If weights are rounded by the restore, the error reports the difference before any step."""
     found = r"right after the restore, first at model/weights: .* elements differ"
     with pytest.raises(ResumeError, match=found) as caught:
         verify_resume(train_step, trains(Rounding))
@@ -138,7 +138,7 @@ def test_state_that_comes_back_otherwise_is_found_at_once() -> None:
 
 
 def test_an_entry_deep_in_the_state_is_named_by_its_path() -> None:
-    """Keys of all levels are in the path, and what the difference is."""
+    """The path in the error has the keys of all levels."""
 
     class Reset(Model):
         def load_state_dict(self, state: Objects) -> None:
@@ -151,7 +151,7 @@ def test_an_entry_deep_in_the_state_is_named_by_its_path() -> None:
 
 
 def test_prefetched_batches() -> None:
-    """The position behind the batch in use is sound; the one behind all that is prepared loses batches."""
+    """Saving the position of the batch in use passes; saving the position of the prefetch loses batches and fails."""
 
     def step(objects: Objects) -> None:
         objects["model"].train(objects["batches"].next())
@@ -168,7 +168,7 @@ def test_prefetched_batches() -> None:
 
 
 def test_a_generator_that_is_not_tracked_is_found() -> None:
-    """A generator of its own that goes on elsewhere gives other numbers after the restore."""
+    """A random generator that is not part of the state makes the weights differ."""
 
     class Noisy(Model):
         def __init__(self) -> None:
@@ -183,7 +183,7 @@ def test_a_generator_that_is_not_tracked_is_found() -> None:
 
 
 def test_more_draws_of_the_shared_generator_are_found() -> None:
-    """What draws only at a start changes the shared generator, which is part of the state."""
+    """A draw that only the first step of a process makes changes the state of the shared generator."""
 
     def step(objects: Objects) -> None:
         if not hasattr(objects["model"], "begun"):
@@ -195,7 +195,7 @@ def test_more_draws_of_the_shared_generator_are_found() -> None:
 
 
 def test_a_step_that_uses_other_objects_is_told() -> None:
-    """A step that trains what it has from elsewhere leaves the copy as it was restored."""
+    """If `train_step` trains other objects than it receives, the error says that the state did not change."""
     elsewhere = trains(Model)()
 
     def step(_: Objects) -> None:
@@ -207,7 +207,7 @@ def test_a_step_that_uses_other_objects_is_told() -> None:
 
 
 def test_a_later_step_is_compared_too() -> None:
-    """What differs only at the third step passes with two, and is found with three."""
+    """A difference at the third step is found with `steps=3` but not with `steps=2`."""
 
     class Late(Model):
         def __init__(self) -> None:
@@ -237,20 +237,20 @@ def test_a_later_step_is_compared_too() -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(arguments: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
-    """Numbers out of range, objects that cannot be copied, tracked or stored, and a step that takes nothing."""
+    """Invalid arguments are errors that name the argument or the part."""
     with pytest.raises(error, match=message):
         verify_resume(*arguments, **options)
 
 
 def test_the_same_objects_twice_are_refused() -> None:
-    """A function that gives the same objects again would compare a training with itself."""
+    """A function that returns the same objects twice is an error, because a training would be compared with itself."""
     objects = trains(Model)()
     with pytest.raises(StateError, match="'model' is the same object in both copies"):
         verify_resume(train_step, lambda: objects)
 
 
 def test_an_error_of_a_step_says_in_which_training() -> None:
-    """It is raised as it is, with a note."""
+    """An exception of `train_step` is raised unchanged, with a note that names the training and the step."""
 
     def fails(objects: Objects) -> None:
         train_step(objects)
@@ -274,7 +274,7 @@ def test_an_error_of_a_step_says_in_which_training() -> None:
     ],
 )  # fmt: skip
 def test_values_are_compared_bit_by_bit(left: Any, right: Any, expected: list[str]) -> None:
-    """Of floats and arrays each bit counts; of dicts each key; what differs is said."""
+    """Floats and arrays are compared bit by bit and dicts key by key; each difference has a description."""
     found = list(differences.between({"p": left}, {"p": right}))
     assert [one.path for one in found] == expected
     assert all(one.how for one in found)

@@ -1,4 +1,4 @@
-"""`track`, `restore` and `step`: what an ordinary training script uses."""
+"""`track`, `restore` and `step` of `Checkpointer`, as training scripts use them."""
 
 import json
 import random
@@ -32,14 +32,14 @@ print(json.dumps(weights))
 
 
 def train(root: Path, after: str = "pass", interval_s: float = 0, **variables: str) -> tuple[int, str, str]:
-    """Run the training; its exit code, output and errors."""
+    """Runs the training script; returns its exit code, output and errors."""
     script = TRAIN.replace("ROOT", repr(str(root))).replace("INTERVAL", str(interval_s)).replace("AFTER", after)
     ended = run("import random; random.seed(5)\n" + script, MIZZEN_PLATFORM="sigterm", **variables)
     return ended.returncode, ended.stdout, ended.stderr
 
 
 def test_a_notice_saves_the_step_and_leaves(tmp_path: Path) -> None:
-    """SIGTERM saves the very step, ends the process with 143, and the next start goes on to the same end."""
+    """At SIGTERM the current step is saved and the process exits with 143; the resumed training has the same result."""
     code, whole, errors = train(tmp_path / "whole", interval_s=1000)
     assert code == 0, errors
     told = "\n    ".join(("if step in (100, 250): os.kill(os.getpid(), signal.SIGTERM)",))
@@ -57,7 +57,7 @@ def test_a_notice_saves_the_step_and_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("there", [False, True])
 def test_what_cannot_be_stored_is_found_at_the_start(tmp_path: Path, there: bool) -> None:
-    """`restore` names it, at the first start and at a later one, and not the first save minutes later."""
+    """`restore` is an error if a part cannot be stored, also at the first start, so that no later save fails."""
     checkpointer = Checkpointer(tmp_path)
     if there:
         checkpointer.save(3, Tracked({"net": {"w": 1}}).capture(3))
@@ -67,7 +67,7 @@ def test_what_cannot_be_stored_is_found_at_the_start(tmp_path: Path, there: bool
 
 
 def test_a_notice_that_leaves_no_time_saves_nothing_more(tmp_path: Path) -> None:
-    """Where a save takes longer than the platform leaves, the last periodic one is what counts."""
+    """If a save takes longer than the time left, no save is made, and the last periodic checkpoint stays the newest."""
     slow = "import mizzen.checkpoint.writing as w\nreal = w.Writer.write\n"
     slow += "def write(*a, **k):\n    time.sleep(0.3)\n    return real(*a, **k)\nw.Writer.write = write\n"
     script = (
@@ -82,7 +82,7 @@ def test_a_notice_that_leaves_no_time_saves_nothing_more(tmp_path: Path) -> None
 
 
 def test_a_notice_while_a_save_is_written_waits_for_it(tmp_path: Path) -> None:
-    """Told at the step that is being saved in the background, it leaves when that is durable, without another save."""
+    """If the current step is being saved in the background at a notice, the process waits for it and exits."""
     script = TRAIN.replace("ROOT", repr(str(tmp_path))).replace("INTERVAL", "1000, background=True")
     told = "if step == 7: checkpointer.save_async(7, {'raw': bytes(9_000_000)}); os.kill(os.getpid(), signal.SIGTERM)"
     ended = run(script.replace("AFTER", told), MIZZEN_PLATFORM="sigterm")
@@ -102,7 +102,7 @@ until(lambda: notices.current() is not None)
 
 
 def test_advice_saves_once_and_goes_on(tmp_path: Path) -> None:
-    """A recommendation to leave is followed by one save, and the training ends as usual."""
+    """At a rebalance recommendation one checkpoint is saved, and the training continues to its end."""
     script = TRAIN.replace("ROOT", repr(str(tmp_path))).replace("INTERVAL", "1000").replace("AFTER", "pass")
     ended = run(ADVICE + script)
     assert ended.returncode == 0, ended.stderr
@@ -111,7 +111,7 @@ def test_advice_saves_once_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_all_that_is_tracked_comes_back(tmp_path: Path) -> None:
-    """Objects, generators and what the user adds to the progress are as they were at the save."""
+    """`restore` restores objects, random generators and user entries of `progress`; a missing part is an error."""
     weights, generator = {"w": np.arange(5.0)}, np.random.default_rng(1)
     checkpointer = Checkpointer(tmp_path, interval_s=0)
     checkpointer.track(model=weights, noise=generator)
@@ -139,7 +139,7 @@ def test_all_that_is_tracked_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_the_report_says_how_the_load_ended(tmp_path: Path, fits: bool) -> None:
-    """While it loads the report says so, and then that it has loaded, or why not."""
+    """The report has the state `started` during a load, then `loaded`, or `failed` with the error."""
     first = Checkpointer(tmp_path / "root", interval_s=0)
     first.track(model={"a": 1})
     for step in (1, 2, 3):
@@ -165,7 +165,7 @@ checkpointer.restore()
 
 
 def test_a_gang_does_what_it_agreed_on(tmp_path: Path) -> None:
-    """In a gang the greatest wish of all ranks is done: a save that is not due here, or leaving without one."""
+    """A gang does the greatest action that any rank proposes: a save, or an exit with or without a save."""
     others = 0
     checkpointer = Checkpointer(
         tmp_path, attempt=1, interval_s=1000, rank=0, world_size=2, agree=lambda mine: max(mine, others)
@@ -177,7 +177,7 @@ def test_a_gang_does_what_it_agreed_on(tmp_path: Path) -> None:
     others = 1
     checkpointer.step(2)
     assert [m.step for m in list_committed(tmp_path)] == [2]
-    # (each time the ranks meet twice: to agree, and when all are done)
+    # Actions 2 and 3 end the process: 2 after a save, 3 without one.
     for others, steps in ((3, [2]), (2, [4, 2])):
         with pytest.raises(SystemExit) as ended:
             checkpointer.step(3 if others == 3 else 4)
@@ -186,7 +186,7 @@ def test_a_gang_does_what_it_agreed_on(tmp_path: Path) -> None:
 
 
 def test_a_failed_save_does_not_stop_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that is away for a while costs a warning for each try, and the next one that works is committed."""
+    """While the store is unavailable, each failed save is a warning; a later save is committed."""
     import mizzen.checkpoint.writing as writing
 
     checkpointer = Checkpointer(tmp_path, interval_s=0)
@@ -195,11 +195,11 @@ def test_a_failed_save_does_not_stop_the_training(tmp_path: Path, monkeypatch: p
     checkpointer.step(1)
 
     def away(*_: Any, **__: Any) -> Any:
-        raise ConnectionError("the store is away")
+        raise ConnectionError("the store is unavailable")
 
     with (
         monkeypatch.context() as patch,
-        pytest.warns(CheckpointWarning, match="step 2 was not saved: the store is away"),
+        pytest.warns(CheckpointWarning, match="step 2 was not saved: the store is unavailable"),
     ):
         patch.setattr(writing.Writer, "_put_parts", away)
         checkpointer.step(2)
@@ -208,7 +208,7 @@ def test_a_failed_save_does_not_stop_the_training(tmp_path: Path, monkeypatch: p
 
 
 def test_a_step_that_is_not_due_is_cheap_to_read(tmp_path: Path) -> None:
-    """Nothing is captured, written or looked up at steps where no save is due."""
+    """At steps where no save is due, no state is captured and no files change."""
     checkpointer = Checkpointer(tmp_path, interval_s=1000)
     captured: list[int] = []
 
@@ -218,7 +218,7 @@ def test_a_step_that_is_not_due_is_cheap_to_read(tmp_path: Path) -> None:
 
     checkpointer.track(model=(capture, lambda state: None))
     checkpointer.restore()
-    captured.clear()  # It has tried whether the state can be stored.
+    captured.clear()  # `restore` has captured the state once, to check that it can be stored.
     before = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
     for step in range(1, 2000):
         checkpointer.step(step)

@@ -1,4 +1,4 @@
-"""The registry of named parts: what is tracked is captured and restored, by name."""
+"""The registry of tracked objects, whose states are captured and restored as named parts."""
 
 import random
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from mizzen.checkpoint.parts import decode, encode
 
 
 class Model:
-    """Has a state as torch's objects have."""
+    """A model with the state interface of torch."""
 
     def __init__(self) -> None:
         self.weights = np.zeros(3)
@@ -25,13 +25,13 @@ class Model:
 
 
 def stored(state: dict[str, Any]) -> dict[str, Any]:
-    """The state as it is after a save and a load."""
+    """Returns the state after encoding and decoding."""
     files = {name: encode(name, value) for name, value in state.items()}
     return {name: decode(kind, bytearray(b"".join(chunks))) for name, (kind, chunks) in files.items()}
 
 
 def test_what_is_tracked_comes_back() -> None:
-    """Objects, pairs of functions and dicts are as they were at the capture, dicts in place; so is the progress."""
+    """`restore` restores objects, pairs of functions, dicts (in place) and the progress."""
     model, table, box = Model(), {"seen": [1, 2]}, [5]
     tracked = Tracked(
         {"model": model, "table": table, "box": (lambda: box[0], lambda value: box.__setitem__(0, value))}
@@ -49,7 +49,7 @@ def test_what_is_tracked_comes_back() -> None:
 
 
 def test_the_user_may_bring_the_progress() -> None:
-    """A dict that is tracked as `progress` is the one that has the step."""
+    """A dict tracked as `progress` receives the step."""
     mine = {"epoch": 1}
     tracked = Tracked({"progress": mine})
     state = tracked.capture(3)
@@ -71,7 +71,7 @@ MAKERS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
 
 @pytest.mark.parametrize(("make", "draw"), MAKERS)
 def test_generators_go_on_where_they_were(make: Callable[[], Any], draw: Callable[[Any], Any]) -> None:
-    """A generator that is tracked draws the same after a restore as after the capture, in another process too."""
+    """A tracked generator draws the same numbers after a restore as after the capture, also in another object."""
     one, other = make(), make()
     draw(one)
     tracked, fresh = Tracked({"dice": one}), Tracked({"dice": other})
@@ -82,7 +82,7 @@ def test_generators_go_on_where_they_were(make: Callable[[], Any], draw: Callabl
 
 
 def test_the_shared_generators_are_tracked_by_themselves() -> None:
-    """Python's and numpy's own generators draw the same after a restore, whatever the objects drew when loading."""
+    """Python's and numpy's global generators are restored last, so draws of objects during a load have no effect."""
 
     class Wasteful(Model):
         def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -106,7 +106,7 @@ def test_the_shared_generators_are_tracked_by_themselves() -> None:
 
 
 def test_a_state_that_does_not_fit_changes_nothing() -> None:
-    """Missing parts and unknown ones are named, before anything is restored; extra ones can be allowed."""
+    """Missing and unknown parts are errors before anything is restored; `extra_ok=True` allows unknown ones."""
     model = Model()
     tracked = Tracked({"model": model, "scheduler": {}})
     state = tracked.capture(1)
@@ -121,7 +121,7 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
 
 
 def test_an_objects_own_error_names_the_part() -> None:
-    """What an object's own code raises is raised as it is, with a note of the part."""
+    """An exception of an object's own code is raised unchanged, with a note that names the part."""
     tracked = Tracked({"model": Model()})
     with pytest.raises(ValueError, match="broadcast") as caught:
         tracked.restore({**tracked.capture(1), "model": {"weights": np.ones(4)}})
@@ -140,7 +140,7 @@ def test_an_objects_own_error_names_the_part() -> None:
     ],
 )
 def test_what_cannot_be_tracked_is_refused(objects: dict[str, Any], message: str) -> None:
-    """A name or an object that will not do is refused by name, and nothing of the call is tracked."""
+    """An invalid name or object is an error that names it, and no object of the call is tracked."""
     tracked = Tracked({"table": {}})
     with pytest.raises(StateError, match=message):
         tracked.add({"good": {}, **objects})

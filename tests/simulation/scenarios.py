@@ -13,11 +13,14 @@ from simulation.workloads import Workload
 
 GIB = 1 << 30
 SURE = Settings(provisioning_p50_s=0, tick_spacing_s=1, eviction_s=10, checkpoint_interval_s=100, min_runtime_s=0)
-"""Nothing is provisioned, and passes follow changes within a second: arithmetic that can be done by hand."""
+"""Settings without randomness and without provisioning times; a pass follows each change within one second.
+
+Results can be computed by hand.
+"""
 
 
 def machines(region: str, count: int, gpu_type: str = "a100", cluster: str = "c1", gpus: int = 8) -> list[MachineState]:
-    """Free machines of one kind, each with 8 cores and 64 GiB for a GPU."""
+    """Returns free machines of one GPU type, each with 8 cores and 64 GiB per GPU."""
     cpus, memory = 8000 * gpus, 64 * GIB * gpus
     amounts = gpus, gpus, cpus, memory, cpus, memory
     return [
@@ -37,13 +40,13 @@ def workload(
     tasks: int = 1,
     regions: frozenset[str] | None = None,
 ) -> Workload:
-    """One job of equal tasks."""
+    """Returns a workload of one job with equal tasks."""
     job = JobRequest("main", tasks, gpus, types if gpus else (), 1000 * max(1, gpus), GIB)
     return Workload(name, tenant, level, submit_s, submit_s, duration_s, (job,), regions)
 
 
 def tenant(name: str, level: int = 1, **quota: int) -> TenantState:
-    """A tenant with a quota of slots by type and no limit on CPUs."""
+    """Returns a tenant with a quota of slots by GPU type and no limit on CPUs."""
     return TenantState(name, level, quota, None, 0.0)
 
 
@@ -54,7 +57,7 @@ def scenario(
     settings: Settings = SURE,
     **more: object,
 ) -> Scenario:
-    """A scenario; without tenants `vision` may use 1000 slots of everything."""
+    """Returns a scenario; the default tenant `vision` has a quota of 1000 slots of each GPU type."""
     by_region: dict[str, list[MachineState]] = {}
     for m in states:
         by_region.setdefault(m.id.split("/")[0], []).append(m)
@@ -69,7 +72,7 @@ def scenario(
 
 
 def happenings(scene: Scenario, policy: str = "global", plain: bool = False) -> tuple[Run, list[Happened]]:
-    """A run to its end, and all that happened."""
+    """Runs a scenario to its end, and returns the run and all of its events."""
     seen: list[Happened] = []
     run = Run(scene, POLICIES[policy], plain=plain, follow=seen.append)
     run.go()
@@ -79,17 +82,17 @@ def happenings(scene: Scenario, policy: str = "global", plain: bool = False) -> 
 
 
 def when(seen: list[Happened], what: str) -> dict[str, float]:
-    """Workload to the last time that something happened to it."""
+    """Returns the time of the last event of a kind, by workload."""
     return {one.workload: one.at_s for one in seen if one.what == what}
 
 
 def where(seen: list[Happened]) -> dict[str, str]:
-    """Workload to the region of its last award."""
+    """Returns the region of the last award, by workload."""
     return {one.workload: str(one.place) for one in seen if one.what == "awarded"}
 
 
 def random_scenario(seed: int, settings: Settings, count: int = 120) -> Scenario:
-    """Two or three uneven regions, three tenants short of quota, and more work than fits."""
+    """Returns two or three uneven regions, three tenants with small quotas, and more work than fits."""
     chance = random.Random(seed)
     states: list[MachineState] = []
     for region in ("east", "north", "west")[: chance.randint(2, 3)]:

@@ -1,4 +1,4 @@
-"""`mizzen simulate`: what it writes, that it is the same each time, what it refuses, and how it is interrupted."""
+"""`mizzen simulate`: its output, its reproducibility, its rejection of invalid input, and its interruption."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 
 from domain.units import format_duration
 from mizzen.cli.app import run as mizzen
-from tests.simulation.test_live import snapshot, workload
+from tests.simulation.live import snapshot, workload
 
 FLEET = """
 regions:
@@ -34,7 +34,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a fleet of three machines and a trace of 30 gangs in two hours, and a bad copy of it."""
+    """Creates a folder with a fleet of three machines, a trace of 30 gangs in two hours, and a trace with bad rows."""
     monkeypatch.chdir(tmp_path)
     _write_files(tmp_path)
     return tmp_path
@@ -51,7 +51,7 @@ def _write_files(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
-    """The outcomes of all policies and the page about them, which several tests read: drawing it takes seconds."""
+    """Returns the outcomes of all policies and their report; it is shared, because drawing it takes seconds."""
     folder = tmp_path_factory.mktemp("report")
     _write_files(folder)
     with pytest.MonkeyPatch.context() as patched:
@@ -63,7 +63,7 @@ BASE = ["simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv"]
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of a command: those of the server leave by `sys.exit`."""
+    """Returns the exit code of a command, also of a server command, which ends with `sys.exit`."""
     try:
         return mizzen(arguments)
     except SystemExit as left:
@@ -71,13 +71,13 @@ def run(arguments: list[str]) -> int:
 
 
 def outcome(*more: str, code: int = 0, base: list[str] = BASE) -> Any:
-    """What a command writes as JSON."""
+    """Returns the JSON that a command writes."""
     assert run([*base, *more, "--json", "out.json"]) == code
     return json.loads(Path("out.json").read_text())
 
 
 def test_one_policy_is_one_object(files: Path, capsys: Capture) -> None:
-    """With every figure that is promised, the hourly lists of the first ones, and a summary on stdout."""
+    """One policy gives one object with all documented figures, their hourly lists, and a summary on stdout."""
     found = outcome("--seed", "3")
     assert list(found)[: len(LISTED)] == LISTED
     assert (found["policy"], found["seed"], found["workloads"], found["finished"]) == ("global", 3, 30, 30)
@@ -94,7 +94,7 @@ def test_one_policy_is_one_object(files: Path, capsys: Capture) -> None:
 
 
 def test_the_same_command_writes_the_same(files: Path) -> None:
-    """Every byte but the decisions per second; another seed writes something else."""
+    """The output is equal except for the decisions per second; another seed gives another output."""
 
     def once(seed: str) -> str:
         outcome("--policy", "all", "--seed", seed)
@@ -104,7 +104,7 @@ def test_the_same_command_writes_the_same(files: Path) -> None:
 
 
 def test_several_policies_are_a_list(files: Path) -> None:
-    """In the order in which they are named, each once."""
+    """Several policies give a list in the order in which they are named, each once."""
     assert [one["policy"] for one in outcome("--policy", "fifo", "--policy", "global", "--policy", "fifo")] == [
         "fifo",
         "global",
@@ -113,7 +113,7 @@ def test_several_policies_are_a_list(files: Path) -> None:
 
 
 def test_bad_rows_are_refused_or_named_and_skipped(files: Path, capsys: Capture) -> None:
-    """By default nothing runs; skipped ones are on stderr and in the JSON."""
+    """By default, bad rows are an error; skipped rows are named on stderr and in the JSON."""
     base = ["simulate", "--fleet", "fleet.yaml", "--trace", "bad.csv"]
     assert run(base) == 2
     err = capsys.readouterr().err
@@ -125,7 +125,7 @@ def test_bad_rows_are_refused_or_named_and_skipped(files: Path, capsys: Capture)
 
 
 def test_scale_and_slices(files: Path) -> None:
-    """Twice the arrivals; a slice has what arrives in it and what runs into it, on the trace's clock."""
+    """`--scale 2` doubles the arrivals; a slice has its own arrivals and the workloads that run at its start."""
     assert outcome("--scale", "2")["workloads"] == 60
     sliced = outcome("--from", "1h", "--to", "5400", "--measure", "1h..90m", "--until", "90m")
     assert (sliced["run"]["started_s"], sliced["run"]["ended_s"]) == (3600, 5400)
@@ -135,7 +135,7 @@ def test_scale_and_slices(files: Path) -> None:
 
 
 def test_the_report_needs_nothing_else(report: tuple[Any, str]) -> None:
-    """One file with a picture for every figure, and every policy in its legend."""
+    """The report is one file without external resources, with a chart for every figure and a legend of all policies."""
     _, page = report
     assert not re.search(r'(src|href)="(?!#)', page) and "<script" not in page
     svgs = re.findall(r"<svg.*?</svg>", page, re.S)
@@ -147,11 +147,11 @@ def test_the_report_needs_nothing_else(report: tuple[Any, str]) -> None:
 
 
 def test_the_report_shows_policies_that_are_equal(report: tuple[Any, str]) -> None:
-    """Their lines alternate in their colours and the picture says so; each has its own colour, also in the legend."""
+    """Lines of policies with equal figures alternate in their colours, and the chart says that they are equal."""
     found, page = report
     (bound,) = (one for one in found if one["policy"] == "federated")
     alike = [one["policy"] for one in found if one["hourly"]["allocation_rate"] == bound["hourly"]["allocation_rate"]]
-    assert alike == ["federated", "cluster"], "each region has one cluster"
+    assert alike == ["federated", "cluster"], "with one cluster per region, these two policies must be equal"
     legend = dict(re.findall(r'background:(#\w+)"></span><b>([^<]+)</b>', page))
     assert sorted(legend.values()) == sorted(one["policy"] for one in found)
     figure = re.findall(r"<figure>.*?</figure>", page, re.S)[0]
@@ -162,7 +162,7 @@ def test_the_report_shows_policies_that_are_equal(report: tuple[Any, str]) -> No
 
 
 def test_ten_runs_have_ten_colours(files: Path) -> None:
-    """All policies, without and with a change."""
+    """All policies, without and with a change, have different colours."""
     Path("live.json").write_text(snapshot(workload("waits")).model_dump_json())
     outcome("--policy", "all", "--drain", "west", "--report", "out.html", base=["simulate", "--from-live", "live.json"])
     keys = re.findall(r'background:(#\w+)"></span><b>([^<]+)</b>', Path("out.html").read_text())
@@ -170,7 +170,7 @@ def test_ten_runs_have_ten_colours(files: Path) -> None:
 
 
 def test_the_report_says_waits_as_people_do_and_their_rule(files: Path) -> None:
-    """No wait in thousands of seconds; what counts as missed is beside the misses, with the settings of the run."""
+    """The report gives waits in hours and minutes, and shows the run's objectives next to the misses."""
     found = outcome("--param", "objective_s.2=5400", "--report", "out.html")
     assert found["run"]["objective_s"] == {"1": 300, "2": 5400, "3": 1800, "4": 1800}
     page = Path("out.html").read_text()
@@ -184,7 +184,7 @@ def test_the_report_says_waits_as_people_do_and_their_rule(files: Path) -> None:
 
 
 def test_tables_fit_a_narrow_screen(report: tuple[Any, str]) -> None:
-    """Nothing scrolls sideways: each cell carries its column's name, which a narrow screen shows beside it."""
+    """Tables never scroll sideways: each cell has its column's name, which a narrow screen shows next to it."""
     _, page = report
     assert "overflow-x" not in page and "content:attr(data-label)" in page
     tables = re.findall(r"<table.*?</table>", page, re.S)
@@ -197,7 +197,7 @@ def test_tables_fit_a_narrow_screen(report: tuple[Any, str]) -> None:
 
 
 def test_a_what_if_report_leads_with_the_difference(files: Path) -> None:
-    """Before all else: the figures without and with the change, and by how much they differ."""
+    """A what-if report begins with the figures without and with the change, and their difference."""
     live = snapshot(workload("runs", "east"), workload("waits"), workload("more"))
     Path("live.json").write_text(live.model_dump_json())
     base = ["simulate", "--from-live", "live.json"]
@@ -226,12 +226,12 @@ def test_a_what_if_report_leads_with_the_difference(files: Path) -> None:
     ],
 )
 def test_durations_are_said_in_two_units(seconds: float, says: str) -> None:
-    """The largest unit and the next; none that is 0."""
+    """A duration is written in its largest unit and the next one, without units that are 0."""
     assert format_duration(seconds) == says
 
 
 def test_a_snapshot_and_a_change_beside_it(files: Path) -> None:
-    """Two runs of each policy: unchanged and changed."""
+    """With a snapshot and a change, each policy has two runs: without and with the change."""
     live = snapshot(workload("runs", "east"), workload("waits"), workload("more"))
     Path("live.json").write_text(live.model_dump_json())
     base = ["simulate", "--from-live", "live.json"]
@@ -265,14 +265,14 @@ def test_a_snapshot_and_a_change_beside_it(files: Path) -> None:
     ],
 )
 def test_wrong_input_is_2_and_named(files: Path, capsys: Capture, arguments: list[str], says: str) -> None:
-    """One line on stderr that says what is wrong and what would be right; nothing on stdout."""
+    """Invalid input exits with code 2, nothing on stdout, and one line on stderr that says what would be right."""
     assert run(arguments) == 2
     out, err = capsys.readouterr()
     assert out == "" and says in err
 
 
 def test_a_fleet_with_pools(files: Path, capsys: Capture) -> None:
-    """It runs, says what machines cost and how they came and went, and names policies that have no pools."""
+    """With pools, the run reports machine costs and counts, and policies that do not support pools are rejected."""
     pools = """
 providers:
   sim:
@@ -292,7 +292,7 @@ pools: [{region: west, name: burst, max_size: 2, idle_s: 300}]
 
 
 def test_every_bad_field_of_a_fleet_file_is_named(files: Path, capsys: Capture) -> None:
-    """Three mistakes, three lines' worth, each with its path and value."""
+    """Each of three mistakes in a fleet file is reported with its path and value."""
     wrong = FLEET.replace("gpu_type: a100", "gpu_type: a100, size: 3", 1)
     (files / "wrong.yaml").write_text(wrong + "quotas: {of_supply: -1}\nsimulation: {eviction_s: soon}\n")
     assert run(["simulate", "--fleet", "wrong.yaml", "--trace", "trace.csv"]) == 2
@@ -307,12 +307,12 @@ def _long_trace(folder: Path) -> None:
 
 
 def test_an_interrupted_run_says_how_far_it_came(files: Path) -> None:
-    """Ctrl-C: exit code 130, the simulated time and workloads on stderr, and the partial outcome marked as such."""
+    """After Ctrl-C the exit code is 130, stderr has the simulated time, and the partial outcome is marked as such."""
     _long_trace(files)
     command = [sys.executable, "-m", "mizzen.cli.main", *BASE, "--json", "out.json", "--policy", "all"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        first = process.stderr.readline()  # Plain lines in a pipe.
+        first = process.stderr.readline()  # On a pipe, progress is plain lines.
         assert re.match(r"global: simulated .*, \d+ of 50,000 workloads finished, [\d,]+ queued", first)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=150)
@@ -326,7 +326,7 @@ def test_an_interrupted_run_says_how_far_it_came(files: Path) -> None:
 
 
 def test_a_terminal_gets_a_progress_bar(files: Path) -> None:
-    """On a terminal stderr has one bar for each policy that is drawn anew."""
+    """On a terminal, stderr has one progress bar per policy, which is redrawn."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "mizzen.cli.main", *BASE, "--policy", "fifo"]
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "140"}
@@ -343,5 +343,5 @@ def test_a_terminal_gets_a_progress_bar(files: Path) -> None:
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 4096)
-    except OSError:  # Its other end is closed.
+    except OSError:  # The other end of the terminal is closed.
         return b""

@@ -1,4 +1,4 @@
-"""A day of an instance's jobs on a placement: gangs, hardware, and workloads that are not colocated."""
+"""Simulation of a day of an instance's jobs on a placement: gangs, hardware, and non-colocated workloads."""
 
 import json
 from collections import Counter
@@ -29,16 +29,19 @@ APART = Instance(
         Job("report", "spark", ("x", "y"), 1),
     ),
 )
-"""`both` has its tables in two regions; no region has what `never` asks for."""
+"""`both` has its tables in two regions; no region has the GPU type that `never` requests."""
 
 
 def copy(table: str, region: str, *partitions: str) -> ReplicaEntry:
-    """A replica, of partitions or of the whole table."""
+    """Returns a replica of some partitions or of the whole table."""
     return ReplicaEntry(table=table, region=region, part=0.2 if partitions else 1.0, partitions=[*partitions] or None)
 
 
 def test_a_workload_whose_data_is_apart_is_counted_and_waits() -> None:
-    """Without a replica no region has both tables; what has no hardware anywhere is no matter of data."""
+    """Without a replica, no region has both tables of `both`, so it waits and counts as non-colocated.
+
+    A job whose GPU type exists in no region does not count as non-colocated.
+    """
     columns = Columns.of(APART)
     run, seen = happenings(day_of(columns, placement_of(columns, columns.home, None)))
     assert where(seen) == {"here": "r", "kept": "r"}
@@ -49,7 +52,7 @@ def test_a_workload_whose_data_is_apart_is_counted_and_waits() -> None:
 
 
 def test_a_replica_lets_it_run() -> None:
-    """With a copy of one table beside the other it runs there, also where the copy is of what it reads."""
+    """With a copy of one table next to the other, the job runs there; the partitions that it reads are enough."""
     columns = Columns.of(APART)
     reads = Reads({"y/1": 1.0, "y/2": 1.0, "z/1": 1.0}, {"both": ("y/1", "y/2"), "kept": ("z/1",)})
     needed = Needed.of(columns, reads)
@@ -65,7 +68,7 @@ def test_a_replica_lets_it_run() -> None:
 
 
 def test_replicas_replace_those_that_were() -> None:
-    """Replicas that are named are all that there are; a home that moves away leaves no copy."""
+    """The given replicas replace all others, and a home that moves away leaves no copy."""
     columns = Columns.of(APART)
     only = placement_of(columns, columns.home, [])
     assert only.held.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
@@ -74,7 +77,10 @@ def test_replicas_replace_those_that_were() -> None:
 
 
 def test_each_days_work_is_that_of_the_jobs() -> None:
-    """Every ML job on GPUs comes once a day with its hours, to work a day at most; regions have a day's supply."""
+    """Every ML job with GPUs arrives once a day with its GPU hours; each region has the supply of a day.
+
+    A workload runs for a day at most.
+    """
     columns = generate(60, 5, seed=2)
     scene = day_of(columns, placement_of(columns, columns.home, None), seed=4, days=2)
     mine = np.flatnonzero((columns.kind == ML) & (columns.gpu_type != NONE) & (columns.gpu_h > 0))
@@ -93,7 +99,10 @@ def test_each_days_work_is_that_of_the_jobs() -> None:
 
 
 def test_the_scheduler_finds_what_replicas_are_for() -> None:
-    """On MAST's shape all run with replicas, in regions that have data and hardware; without, jobs are left over."""
+    """On an instance like MAST's, replicas let all jobs run, in regions with their data and hardware.
+
+    Without replicas, some jobs have no region.
+    """
     columns = generate(30, 4, seed=1)
     columns.capacity_bytes[:] *= 4.0
     home = np.random.default_rng(1).integers(4, size=30).astype(np.int32)
@@ -110,13 +119,13 @@ def test_the_scheduler_finds_what_replicas_are_for() -> None:
         assert (found.held[columns.job_table[edges], columns.regions.index(region)] == 1).all()
     homes = placement_of(columns, home, [])
     without, unseen = happenings(day_of(columns, homes))
-    # A gang may also be too large for the region that has its data.
+    # Some gangs are also too large for the region that has their data.
     assert without.to_json()["run"]["non_colocated"]["all"] >= len(jobs_without_region(columns, homes.held)) > 0
     assert len(when(unseen, "started")) < len(when(seen, "started"))
 
 
 def test_simulate_takes_an_instance_with_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`mizzen simulate --instance` runs its day on the plan and the replicas, and refuses what does not go together."""
+    """`mizzen simulate --instance` runs a day on a plan and replicas, and rejects options that exclude each other."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "instance.json").write_text(json.dumps(instance_document(APART)))
     (tmp_path / "plan.json").write_text('{"version": 1, "homes": {"z": "s"}}')
@@ -150,7 +159,7 @@ def test_simulate_takes_an_instance_with_its_plan(tmp_path: Path, monkeypatch: p
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of a command."""
+    """Returns the exit code of a command."""
     try:
         return mizzen(arguments)
     except SystemExit as left:
@@ -158,7 +167,7 @@ def run(arguments: list[str]) -> int:
 
 
 def test_replicas_of_something_else_are_named() -> None:
-    """A document with a name that the instance does not have says which, and what there is."""
+    """An unknown name in a replicas document is reported together with the existing names."""
     known = {"table": ("x",), "region": ("r",), "job": ("j",)}
     text = '{"version": 1, "replicas": [{"table": "x", "region": "q"}, {"table": "w", "region": "r", "part": 2}]}'
     with pytest.raises(DocumentError, match=r"replicas\.1\.part: 2: .*must be at most 1"):

@@ -1,4 +1,4 @@
-"""The simulator on the decision packages does what it does on the plain references."""
+"""The simulator on the scheduler's own packages gives the same events as on the reference implementations."""
 
 from dataclasses import replace
 from math import inf
@@ -22,7 +22,7 @@ QUICK = Settings(
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"global-joint"}))
 @pytest.mark.parametrize("seed", SEEDS)
 def test_both_engines_do_the_same(policy: str, seed: int) -> None:
-    """Every event of a run, with its time, place and machines, is the same on columns and on the references."""
+    """Every event of a run, with its time, place and machines, is the same in both engines."""
     scene = random_scenario(seed, QUICK)
     fast, seen = happenings(scene, policy)
     plain, expected = happenings(scene, policy, plain=True)
@@ -33,7 +33,7 @@ def test_both_engines_do_the_same(policy: str, seed: int) -> None:
 
 
 def test_random_scenarios_evict_and_refuse() -> None:
-    """What the engines are compared on has evictions, over-quota workloads and ones that wait."""
+    """The random scenarios include evictions, over-quota workloads and waiting workloads."""
     outcomes = [happenings(random_scenario(seed, QUICK))[0] for seed in SEEDS]
     assert sum(run.meter.total.preemptions for run in outcomes) > 20
     assert any(over and count for run in outcomes for (_, over), count in run.meter.total.until["award"].judged.items())
@@ -43,7 +43,7 @@ def test_random_scenarios_evict_and_refuse() -> None:
 
 
 def test_a_synthetic_scenario_is_for_both_engines() -> None:
-    """Drawn by its seed, full of gangs, and the same events on columns and on the references; speed is measurable."""
+    """A synthetic scenario depends only on its seed, and gives the same events in both engines."""
     scene = synthetic(60, machines=6, load=4.0)
     assert scene == synthetic(60, machines=6, load=4.0) != synthetic(60, seed=1, machines=6, load=4.0)
     fast, seen = happenings(scene)
@@ -53,13 +53,13 @@ def test_a_synthetic_scenario_is_for_both_engines() -> None:
 
 
 def test_the_references_reserve_nothing() -> None:
-    """Asked to, they say so."""
+    """The reference engine rejects a setting that asks for reservations."""
     with pytest.raises(SimulationError, match="reserve_after_s: 3600: must be inf for the reference engine"):
         happenings(scenario(machines("east", 1), [workload("w")]), plain=True)
 
 
 def test_who_may_reserve_or_be_gone_in_time_is_asked_for_itself() -> None:
-    """What was refused to another says nothing to one that has waited longer, or that may run for less time."""
+    """A cached refusal does not apply to a workload that has waited longer or has a shorter maximum runtime."""
     keeper = replace(workload("keeper", duration_s=5000, level=1, tenant="old"), max_runtime_s=5000)
     late = workload("late", tasks=2, submit_s=10, level=2, tenant="old")
     early = workload("early", tasks=2, submit_s=400, level=2, tenant="new")

@@ -1,4 +1,4 @@
-"""Evictions never lead back to where they began, and nobody is immune for longer than that needs.
+"""Evictions never form a loop, and immunity ends as soon as it is no longer needed.
 
 `MIZZEN_LOOP_ROUNDS=10000 pytest tests/simulation/test_loops.py --timeout 0` is the long form; it takes some minutes.
 """
@@ -24,9 +24,9 @@ PATIENT = SURE.model_copy(update={"min_runtime_s": 100.0, "full_scan_s": 50.0})
 
 
 def _restless(seed: int) -> Scenario:
-    """Small machines, tenants short of quota, and work that comes within two minutes, the less important rather first.
+    """Returns small machines, small quotas, and workloads of two minutes, the less important ones mostly first.
 
-    Afterwards protection ends and evicted work comes back, so awards and ranks go on to change with nothing new.
+    Later, protection ends and evicted workloads return, so awards and ranks change without new submissions.
     """
     chance = random.Random(seed)
     states = [m for place in PLACES for m in machines(place, 1, gpus=chance.choice((2, 4, 8)))]
@@ -43,9 +43,9 @@ def _restless(seed: int) -> Scenario:
 
 
 def _loops(seen: list[Happened]) -> list[tuple[float, str, str]]:
-    """(when, evictor, victim) of evictions whose victim had brought about, itself or by a chain, one of the evictor.
+    """Returns (time, evictor, victim) of evictions whose victim had caused, directly or by a chain, one of the evictor.
 
-    What happened before a submission or an end does not count.
+    A submission or an end starts a new count.
     """
     victims: dict[str, set[str]] = defaultdict(set)
     out = []
@@ -65,7 +65,7 @@ def _loops(seen: list[Happened]) -> list[tuple[float, str, str]]:
 
 
 def test_no_preemption_loops() -> None:
-    """Over many random rounds no eviction is led back to its evictor with no submission and no end between."""
+    """In random rounds, no chain of evictions returns to its first evictor without a submission or an end between."""
     evictions = 0
     for seed in range(ROUNDS):
         seen = happenings(_restless(seed))[1]
@@ -75,7 +75,7 @@ def test_no_preemption_loops() -> None:
 
 
 def test_a_former_victim_outranks_its_evictor_in_the_end() -> None:
-    """Evicted as over-quota work, a workload evicts its evictor as soon as it is within quota and more important."""
+    """A workload that was evicted as over-quota evicts its evictor as soon as it is within quota and outranks it."""
     east, west = frozenset({"east"}), frozenset({"west"})
     work = [
         workload("uses-quota", level=1, duration_s=1000, regions=west),
@@ -89,9 +89,9 @@ def test_a_former_victim_outranks_its_evictor_in_the_end() -> None:
 
 
 def _unsettled(*more: Workload) -> Scenario:
-    """`a` evicts `b`; then `z`, which has waited for that, evicts `y`, and so `x` takes the quota that `a` was within.
+    """`a` evicts `b`; then `z`, which has waited for that, evicts `y`; so `x` takes the quota that `a` was within.
 
-    All of it after the last submission, because `b` and `y` are protected at first.
+    `b` and `y` are protected at first, so all of this happens after the last submission.
     """
     one, two, three = (frozenset({place}) for place in PLACES)
     work = [
@@ -108,7 +108,7 @@ def _unsettled(*more: Workload) -> Scenario:
 
 
 def test_a_loop_that_ranks_allow_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`b` outranks `a`, which evicted it, with nothing new: it waits for the next submission. Ranks alone would not."""
+    """`b` now outranks its evictor `a`, but does not evict it before the next submission; without immunity it would."""
     seen = happenings(_unsettled())[1]
     assert set(when(seen, "evicted")) == {"b", "y"} and _loops(seen) == []
     late = workload("late", 1, 1000, level=7, tenant="nlp", regions=frozenset({"east"}))

@@ -1,4 +1,4 @@
-"""The fleet of the Philly experiment is what its README says."""
+"""The fleet of the Philly experiment matches its README."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from simulation.workloads import Hardware
 
 GIB = 1 << 30
 GANGS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
-"""All that are in the trace."""
+"""All gang sizes of the trace, in GPUs."""
 
 
 def test_every_gang_fits_in_two_regions_at_least(checkout: Path) -> None:
-    """On each GPU type; and no two regions have the same."""
+    """On each GPU type, every gang fits in at least two regions; all regions have different machines."""
     states = load_simulated_fleet(checkout / "examples/philly/fleet.yaml").states()
     hardware = Hardware(states)
     assert len(states) == 5
@@ -30,6 +30,6 @@ def test_every_gang_fits_in_two_regions_at_least(checkout: Path) -> None:
 
 @pytest.mark.parametrize("gpus", GANGS)
 def test_tasks_are_of_one_size_and_fill_machines(gpus: int) -> None:
-    """A gang of n GPUs takes n, on as few machines as hold them."""
+    """A gang of n GPUs gets exactly n GPUs, in equal tasks on as few machines as possible."""
     tasks, each = tasks_of(gpus, 8)
     assert tasks * each == gpus and tasks == -(-gpus // 8)

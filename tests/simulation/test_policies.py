@@ -1,4 +1,4 @@
-"""Policies on fleets so small that the outcome is known by hand."""
+"""Policies on fleets so small that the outcome can be computed by hand."""
 
 from math import inf
 
@@ -12,7 +12,7 @@ from tests.simulation.scenarios import SURE, happenings, machines, scenario, ten
 
 
 def test_global_waits_nowhere_and_runs_where_there_is_room() -> None:
-    """Late binding: three gangs of a machine each run at once on three machines of two regions."""
+    """Late binding: three one-machine gangs run immediately on three machines of two regions."""
     scene = scenario(machines("east", 1) + machines("west", 2), [workload(f"w{k}") for k in range(3)])
     run, seen = happenings(scene)
     assert when(seen, "finished") == {"w0": 1000, "w1": 1000, "w2": 1000}
@@ -21,7 +21,7 @@ def test_global_waits_nowhere_and_runs_where_there_is_room() -> None:
 
 
 def test_federated_queues_behind_a_busy_region_while_another_is_idle() -> None:
-    """Early binding: two gangs that alternate between regions stay there, though one region is idle long before."""
+    """Early binding: a gang stays in its region although the other region is idle long before."""
     work = [
         workload("long", duration_s=9000),
         workload("short", duration_s=10, submit_s=1),
@@ -29,7 +29,7 @@ def test_federated_queues_behind_a_busy_region_while_another_is_idle() -> None:
     ]
     states = machines("east", 1) + machines("west", 1)
     early, late = happenings(scenario(states, work), "federated")[1], happenings(scenario(states, work), "global")[1]
-    # Bound by demand over supply: east 8/8 and west 8/8, so the first by name, which is busy for hours.
+    # Regions are bound by demand over supply: east has 8/8 and west 8/8, so the first by name, which is busy for hours.
     assert where(early) == {"long": "east", "short": "west", "third": "east"}
     assert when(early, "awarded")["third"] == 9000
     assert where(late)["third"] == "west"
@@ -44,7 +44,7 @@ def test_federated_looks_at_demand_over_supply() -> None:
 
 
 def test_federated_binds_to_places_that_could_hold_the_gang() -> None:
-    """A gang of two machines is never bound to a region that has one."""
+    """A gang of two machines is never bound to a region with one machine."""
     work = [workload("gang", tasks=2), workload("second", tasks=2, submit_s=5)]
     seen = happenings(scenario(machines("a-small", 1) + machines("b-large", 2), work), "federated")[1]
     assert where(seen) == {"gang": "b-large", "second": "b-large"}
@@ -52,7 +52,7 @@ def test_federated_binds_to_places_that_could_hold_the_gang() -> None:
 
 
 def test_a_preempted_workload_stays_bound() -> None:
-    """Evicted in its region it waits there, though another region is free."""
+    """A workload that was evicted in its region waits there, although another region is free."""
     low = workload("low", level=4, submit_s=0)
     filler = workload("filler", submit_s=1, duration_s=20)
     high = workload("high", level=1, submit_s=30, regions=frozenset({"east"}))
@@ -69,7 +69,7 @@ def test_a_preempted_workload_stays_bound() -> None:
 
 
 def test_cluster_binds_to_a_cluster() -> None:
-    """Two gangs of a machine are bound to the clusters of a region in turn, and the third waits in the first."""
+    """Two one-machine gangs are bound to the clusters of a region in turn, and the third waits in the first."""
     states = machines("east", 1, cluster="c1") + machines("east", 1, cluster="c2")
     work = [workload(f"w{k}", submit_s=k) for k in range(3)]
     seen = happenings(scenario(states, work), "cluster")[1]
@@ -77,7 +77,7 @@ def test_cluster_binds_to_a_cluster() -> None:
 
 
 def test_fifo_blocks_on_its_head_and_evicts_nobody() -> None:
-    """A small workload waits behind a large one that waits, whatever its priority; nobody is evicted."""
+    """A small workload waits behind a large one, whatever its priority, and no workload is evicted."""
     work = [
         workload("first", gpus=4, submit_s=0, duration_s=500, level=7),
         workload("large", gpus=8, submit_s=1, duration_s=100, level=7),
@@ -90,7 +90,7 @@ def test_fifo_blocks_on_its_head_and_evicts_nobody() -> None:
 
 
 def test_a_higher_priority_evicts_a_lower_one() -> None:
-    """The award comes at once; the victim keeps its slots for the eviction, then its evictor starts."""
+    """The award is immediate; the victim keeps its slots during its eviction, then the evictor starts."""
     work = [workload("low", level=4), workload("high", level=2, submit_s=100, duration_s=50)]
     seen = happenings(scenario(machines("east", 1), work))[1]
     assert when(seen, "awarded")["high"] == when(seen, "evicted")["low"] == 100
@@ -99,7 +99,7 @@ def test_a_higher_priority_evicts_a_lower_one() -> None:
 
 
 def test_over_quota_work_runs_and_gives_way() -> None:
-    """What is over its tenant's quota runs while there is room, and is evicted by what is within."""
+    """An over-quota workload runs while there is space, and is evicted by a workload within quota."""
     tenants = [tenant("nlp", a100=8), tenant("vision", a100=8)]
     work = [
         workload("in", tenant="vision", duration_s=5000),
@@ -112,7 +112,7 @@ def test_over_quota_work_runs_and_gives_way() -> None:
 
 
 def _sweep_and_urgent(owner: str) -> tuple[list[Workload], list[TenantState]]:
-    """A sweep of level 7 that uses the whole quota of its tenant, and an hour later an urgent workload of `owner`."""
+    """Returns a level 7 sweep that uses its tenant's whole quota, and an urgent workload of `owner` an hour later."""
     sweep = workload("sweep", level=7, duration_s=360_000)
     urgent = workload("urgent", level=1, submit_s=3600, duration_s=600, tenant=owner)
     return [sweep, urgent], [tenant("vision", a100=8), tenant("nlp", a100=8)]
@@ -120,7 +120,7 @@ def _sweep_and_urgent(owner: str) -> tuple[list[Workload], list[TenantState]]:
 
 @pytest.mark.parametrize("owner", ["vision", "nlp"])
 def test_urgent_work_evicts_its_own_tenants_sweep(owner: str) -> None:
-    """Quota goes to the most important level first: the tenant whose sweep it is makes no difference."""
+    """Quota goes to the most important level first, so an urgent workload evicts a sweep of any tenant."""
     run, seen = happenings(scenario(machines("east", 1), *_sweep_and_urgent(owner)))
     assert when(seen, "evicted") == {"sweep": 3600}
     assert when(seen, "awarded")["urgent"] == 3600
@@ -128,7 +128,7 @@ def test_urgent_work_evicts_its_own_tenants_sweep(owner: str) -> None:
 
 
 def test_an_award_takes_quota_from_its_own_tenant_only() -> None:
-    """Of two sweeps the urgent workload evicts that of its own tenant, though the other one has run for longer."""
+    """An urgent workload evicts the sweep of its own tenant, although another tenant's sweep has run for longer."""
     work, tenants = _sweep_and_urgent("vision")
     other = workload("other", level=7, duration_s=360_000, tenant="nlp")
     work[0] = workload("sweep", level=7, submit_s=100, duration_s=360_000)
@@ -137,7 +137,7 @@ def test_an_award_takes_quota_from_its_own_tenant_only() -> None:
 
 
 def test_what_an_award_made_over_quota_gives_way_at_once() -> None:
-    """An urgent workload found room of its own; its tenant's sweep is over-quota now, and evicted within seconds."""
+    """If an urgent workload gets a free machine, its tenant's sweep becomes over-quota and is evicted in seconds."""
     work, tenants = _sweep_and_urgent("vision")
     short = workload("short", level=7, submit_s=10, duration_s=3590, tenant="nlp")
     waits = workload("waits", level=7, submit_s=20, duration_s=600, tenant="third")
@@ -149,7 +149,7 @@ def test_what_an_award_made_over_quota_gives_way_at_once() -> None:
 
 
 def test_an_urgent_gang_that_cannot_be_placed_changes_no_rank() -> None:
-    """Until it is awarded its tenant's sweep keeps its rank: nobody of level 7 evicts it."""
+    """As long as an urgent gang is not awarded, its tenant's sweep keeps its rank and is not evicted."""
     work, tenants = _sweep_and_urgent("vision")
     gang = workload("urgent", level=1, submit_s=3600, duration_s=600, tasks=2)
     keeper = workload("keeper", level=1, duration_s=20_000, tenant="nlp")
@@ -161,7 +161,7 @@ def test_an_urgent_gang_that_cannot_be_placed_changes_no_rank() -> None:
 
 
 def test_joint_places_two_where_one_at_a_time_places_one() -> None:
-    """MAST 4.1: the first workload leaves to the second the only region that could have it."""
+    """MAST 4.1: a joint auction leaves the only possible region of the second workload to it."""
     states = machines("east", 1) + machines("west", 1)
     both = [workload("a-any"), workload("b-east", regions=frozenset({"east"}))]
     alone, joint = happenings(scenario(states, both))[1], happenings(scenario(states, both), "global-joint")[1]
@@ -181,9 +181,9 @@ def test_policies_by_name() -> None:
 
 @pytest.mark.parametrize("over_quota", [False, True])
 def test_a_large_gang_does_not_starve_behind_a_stream_of_small_work(over_quota: bool) -> None:
-    """By default a gang that has waited an hour keeps what frees up: it starts once what runs then has ended.
+    """By default, a gang that has waited an hour reserves freed slots and starts once running workloads have ended.
 
-    So does an over-quota gang among over-quota work, once it has waited for twice as long as it then may wait still.
+    An over-quota gang reserves among over-quota work after twice the time.
     """
     small = [workload(f"small{k:03d}", 1, 200.0 * k, 3600) for k in range(150)]
     gang = workload("gang", 8, 1000, 100, tasks=2)
@@ -196,7 +196,7 @@ def test_a_large_gang_does_not_starve_behind_a_stream_of_small_work(over_quota: 
 
 
 def test_an_over_quota_gang_reserves_after_all_within_quota() -> None:
-    """It keeps nothing from work within quota, however long it has waited."""
+    """An over-quota gang never reserves resources against work within quota, however long it has waited."""
     small = [workload(f"small{k:03d}", 1, 200.0 * k, 3600, tenant="nlp") for k in range(100)]
     gang = workload("gang", 8, 1000, 100, tasks=2)
     tenants = [tenant("nlp", a100=1000), tenant("vision", a100=0)]
@@ -208,7 +208,7 @@ def test_an_over_quota_gang_reserves_after_all_within_quota() -> None:
 
 
 def test_a_gang_that_fits_nowhere_waits_for_ever() -> None:
-    """It is bound to no place, judged when its objective runs out, and the run ends all the same."""
+    """A gang that fits nowhere is bound to no place and judged when its objective expires, and the run still ends."""
     for policy in ("global", "federated", "cluster"):
         run, seen = happenings(scenario(machines("east", 1), [workload("huge", tasks=2, level=1)]), policy)
         assert when(seen, "awarded") == {}

@@ -1,4 +1,4 @@
-"""Machines that come and go in the simulator: growth, notices, refusals, costs, and that both engines agree."""
+"""Pools in the simulator: growth, notices, refused launches, costs, and equality of both engines."""
 
 import random
 from dataclasses import replace
@@ -38,7 +38,7 @@ BURST = Pool("east", "burst", 0, max_size=2, idle_s=600.0)
 def cloud(
     start_s: float = 100.0, notice_s: float = 120.0, sigma: float = 0.0, **zones: dict[str, Any]
 ) -> TraceSettings:
-    """A cloud of one type of machine, all of whose launches take equally long unless `sigma` says otherwise."""
+    """Returns a trace provider with one machine type; all launches take equally long unless `sigma` is set."""
     body = {name: {"region": "east", **zone} for name, zone in zones.items()}
     return TraceSettings.model_validate(
         {
@@ -49,29 +49,32 @@ def cloud(
 
 
 def sources(of: TraceSettings, pool: Pool = BURST) -> Sources:
-    """One pool on one cloud."""
+    """Returns one pool on one provider."""
     return Sources({pool.key: pool}, {"sim": of})
 
 
 def two_gangs(of: TraceSettings, duration_s: float = 1000.0) -> Scenario:
-    """A static machine for the first; the second has to wait for it, or for another machine."""
+    """Returns two gangs and one static machine; the second gang waits for it or for a machine of the pool."""
     work = [workload("first", duration_s=3000.0), workload("second", submit_s=10.0, duration_s=duration_s)]
     return scenario(machines("east", 1), work, sources=sources(of))
 
 
 def test_a_pool_grows_for_what_waits_and_shrinks() -> None:
-    """The keeper sees the gang at its next look (20 s), the machine is there 100 s later, and is paid until it goes."""
+    """The pool launches a machine at its next check (20 s); it joins 100 s later and is paid until it is terminated."""
     run, seen = happenings(two_gangs(cloud(za={"most": 5})))
     assert when(seen, "started") == {"first": 0.0, "second": 120.0}
     assert when(seen, "finished") == {"first": 3000.0, "second": 1120.0}
     assert run.to_json()["run"]["pools"] == {"launched": 1, "refused": 0, "taken": 0, "ended": 1}
-    # It was idle from 1120 s on, and was ended 600 s later: launched at 20 s, it was there for 1700 s.
+    # The machine was idle from 1120 s on and was terminated 600 s later; launched at 20 s, it existed for 1700 s.
     assert run.meter.total.usd == pytest.approx({"reserved": 0.0, "spot": 36.0 * 1700 / 3600})
     assert run.meter.total.supply_gpu_s == 8 * 3000 + 8 * 1600
 
 
 def test_what_is_taken_with_notice_goes_on_elsewhere() -> None:
-    """The zone has a machine for 400 s, and none for 400 s. A refused launch is asked for again each 120 s."""
+    """A gang whose machine is interrupted with a notice continues on the next machine.
+
+    The zone has a machine for 400 s and none for 400 s; a refused launch is retried every 120 s.
+    """
     of = cloud(za={"counts": [1, 0], "gap_s": 400.0}, start_s=80.0)
     run, seen = happenings(two_gangs(of, duration_s=700.0))
     second = [(one.at_s, one.what) for one in seen if one.workload == "second"]
@@ -83,19 +86,22 @@ def test_what_is_taken_with_notice_goes_on_elsewhere() -> None:
     total = run.meter.total
     assert (total.interruptions, total.preemptions, total.lost_gpu_s["work"]) == (2, 0, 0.0)
     report = run.to_json()["run"]
-    assert report["pools"]["taken"] == 3  # The last one was idle.
+    assert report["pools"]["taken"] == 3  # The third machine was idle.
     assert report["usd"] == pytest.approx(sum(report["usd_by"].values()))
 
 
 def test_without_a_save_the_work_since_the_last_checkpoint_is_lost() -> None:
-    """100 s between checkpoints: of 300 s of work all is kept, of what is taken 30 s later 30 s are lost."""
+    """Without a save, the work since the last checkpoint is lost, with 100 s between checkpoints.
+
+    A machine that is interrupted at 300 s of work loses none; one that is interrupted 30 s later loses 30 s.
+    """
     of = cloud(za={"counts": [1, 0, 0, 0, 0, 0, 0, 0], "gap_s": 430.0}, start_s=80.0)
     run, _ = happenings(replace(two_gangs(of), settings=SURE.model_copy(update={"flush_succeeds": 0.0})))
     assert run.meter.total.lost_gpu_s["work"] == 8 * 30.0
 
 
 def test_a_full_zone_sends_the_pool_to_the_next() -> None:
-    """A refusal is noted, and the dearer zone is asked at the next look."""
+    """After a refused launch, the pool tries the more expensive zone at its next check."""
     of = cloud(za={"most": 0}, zb={"most": 1, "price_factor": 2.0, "kind": "on_demand"})
     run, seen = happenings(two_gangs(of))
     assert when(seen, "started")["second"] == 130.0
@@ -104,7 +110,10 @@ def test_a_full_zone_sends_the_pool_to_the_next() -> None:
 
 
 def test_a_size_and_a_buffer_are_kept_from_the_start() -> None:
-    """Two machines at once, and one more for each that works; nothing waits for a launch that the buffer covers."""
+    """The pool starts with its size and its buffer, and launches one more machine for each busy one.
+
+    No workload waits for a launch that the buffer covers.
+    """
     pool = Pool("east", "burst", 1, max_size=3, idle_s=600.0, buffer=1)
     work = [workload(f"w{n}", submit_s=200.0 * n + 150.0, duration_s=5000.0) for n in range(3)]
     scene = scenario([], work, sources=sources(cloud(za={"most": 9}), pool), until_s=5000.0)
@@ -114,7 +123,7 @@ def test_a_size_and_a_buffer_are_kept_from_the_start() -> None:
 
 
 def test_a_run_ends_where_nothing_can_come() -> None:
-    """A zone that never has a machine is asked until its trace has been through; then nothing more can happen."""
+    """The run ends when no event can occur any more: a zone without machines is retried until its trace ends."""
     scene = two_gangs(cloud(za={"counts": [0, 0, 0], "gap_s": 600.0}))
     work = [workload("never", gpus=8, tasks=2, duration_s=10.0)]
     run, seen = happenings(replace(scene, workloads=work))
@@ -125,7 +134,7 @@ def test_a_run_ends_where_nothing_can_come() -> None:
 
 
 def test_an_evictor_on_a_machine_that_goes_moves_on() -> None:
-    """It was promised the machine of its victim, which is taken while the victim leaves: it starts elsewhere later."""
+    """An evictor whose awaited machine is interrupted while the victim leaves is awarded again elsewhere."""
     low = workload("low", submit_s=0.0, duration_s=5000.0, level=7)
     home = workload("home", submit_s=0.0, duration_s=1000.0, level=1)
     high = workload("high", submit_s=395.0, duration_s=100.0, level=2)
@@ -146,7 +155,7 @@ QUICK = Settings(
 
 
 def random_pools(seed: int) -> Scenario:
-    """A random scenario with two pools on clouds whose zones come and go."""
+    """Returns a random scenario with two pools in zones whose number of machines changes."""
     chance = random.Random(seed)
     scene = random_scenario(seed, QUICK)
     counts = [[chance.randint(0, 4) for _ in range(9)] for _ in range(3)]
@@ -169,7 +178,7 @@ def random_pools(seed: int) -> Scenario:
 
 @pytest.mark.parametrize(("policy", "seed"), [*(("global", seed) for seed in SEEDS), ("fifo", 1)])
 def test_both_engines_do_the_same_with_pools(policy: str, seed: int) -> None:
-    """Every event, cost and count is the same on columns and on the references, and nobody holds what is not there."""
+    """Every event, cost and count is the same in both engines, and no workload holds a machine that does not exist."""
     scene = random_pools(seed)
     fast, seen = happenings(scene, policy)
     plain, expected = happenings(scene, policy, plain=True)
@@ -180,7 +189,7 @@ def test_both_engines_do_the_same_with_pools(policy: str, seed: int) -> None:
 
 
 def test_random_pools_take_refuse_and_end() -> None:
-    """What the engines are compared on has all that pools do, and interruptions of gangs."""
+    """The random scenarios include launches, refusals, interruptions and terminations, and interrupted gangs."""
     runs = [happenings(random_pools(seed))[0] for seed in SEEDS]
     counts = [run.simulator.keeper.counts for run in runs]
     assert min(sum(getattr(one, name) for one in counts) for name in ("launched", "refused", "taken", "ended")) > 10
@@ -189,7 +198,7 @@ def test_random_pools_take_refuse_and_end() -> None:
 
 
 def test_policies_that_bind_to_a_fleet_have_no_pools() -> None:
-    """Said before anything is run."""
+    """Policies that bind workloads to a fixed fleet reject pools before a run."""
     for policy in ("federated", "cluster", "slurm", "kueue"):
         with pytest.raises(ConfigurationError, match=f"--policy {policy}: must be one of global, global-joint, fifo"):
             happenings(two_gangs(cloud(za={"most": 1})), policy)
@@ -205,7 +214,7 @@ FILE: dict[str, Any] = {
 
 
 def test_a_fleet_file_has_pools(tmp_path: Path) -> None:
-    """As settings and `mizzen pools` have them; quotas may be of types that only pools have."""
+    """Fleet files have pools in the format of settings; quotas may name GPU types that only pools have."""
     path = tmp_path / "fleet.yaml"
     path.write_text(yaml.safe_dump(FILE))
     fleet = load_simulated_fleet(path)
@@ -229,7 +238,7 @@ def test_a_fleet_file_has_pools(tmp_path: Path) -> None:
     ],
 )
 def test_a_fleet_file_with_a_mistake_is_refused(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
-    """The field, and what would be right."""
+    """An invalid fleet file is rejected with the field and what would be right."""
     path = tmp_path / "fleet.yaml"
     path.write_text(yaml.safe_dump(FILE | change))
     with pytest.raises(ConfigurationError, match=complaint):

@@ -1,4 +1,4 @@
-"""Traces: our own format in CSV and Parquet, Philly, openb; bad rows are named by line, column and value."""
+"""Readers of traces: our own format in CSV and Parquet, Philly, and openb; bad rows are named by line and column."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def _write(folder: Path, *lines: str, name: str = "trace.csv") -> str:
 
 
 def test_every_column_is_read(tmp_path: Path) -> None:
-    """A full row: units, lists and sizes."""
+    """All columns of a full row are read, with units, lists and sizes."""
     (row,) = read_trace(_write(tmp_path, HEADER, FULL)).rows
     assert (row.workload_id, row.submit_s, row.tenant, row.priority, row.duration_s) == ("w1", 10, "vision", 2, 3600)
     assert (row.tasks, row.gpus_per_task, row.gpus, row.gpu_types) == (4, 8, 32, ("a100", "h100"))
@@ -30,7 +30,7 @@ def test_every_column_is_read(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_or_empty_is_left_to_be_drawn(tmp_path: Path) -> None:
-    """A missing column and an empty cell are the same; `-` says that there are no tables."""
+    """A missing column and an empty cell are equal; `-` means that there are no tables."""
     header = "workload_id,submit_s,tenant,duration_s,tasks,gpus_per_task,priority,tables"
     first, second = read_trace(_write(tmp_path, header, "a,0,t,1,1,1,,", "b,0,t,1,1,1,3,-")).rows
     assert (first.priority, first.tables, first.gpu_types, first.cpus_milli_per_task) == (None, None, None, None)
@@ -38,7 +38,7 @@ def test_what_is_missing_or_empty_is_left_to_be_drawn(tmp_path: Path) -> None:
 
 
 def test_rows_are_put_in_the_order_of_submission(tmp_path: Path) -> None:
-    """By time, then by id."""
+    """Rows are sorted by submission time, then by id."""
     header = "workload_id,submit_s,tenant,duration_s,tasks,gpus_per_task"
     found = read_trace(_write(tmp_path, header, "c,5,t,1,1,1", "b,5,t,1,1,1", "a,9,t,1,1,1")).rows
     assert [row.workload_id for row in found] == ["b", "c", "a"]
@@ -66,7 +66,7 @@ def test_rows_are_put_in_the_order_of_submission(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_value_is_named(tmp_path: Path, column: str, value: str, right: str) -> None:
-    """The line, the column, the value, and what would be right; the good row stays."""
+    """A bad row is reported with its line, column, value and what would be right; good rows stay."""
     cells = dict(zip(COLUMNS, FULL.split(","), strict=True)) | {column: value}
     trace = read_trace(_write(tmp_path, HEADER, FULL.replace("w1", "w0"), ",".join(cells.values())))
     assert trace.bad == [BadRow(3, column, value, right)]
@@ -74,21 +74,21 @@ def test_a_bad_value_is_named(tmp_path: Path, column: str, value: str, right: st
 
 
 def test_a_gpu_type_without_gpus_is_wrong(tmp_path: Path) -> None:
-    """As is a task that needs nothing at all."""
+    """A row with a GPU type but no GPUs is bad, and so is a row whose tasks need no resources."""
     lines = ("w1,0,t,1,5,1,0,a100,1,1,", "w2,0,t,1,5,1,0,,0,0,")
     trace = read_trace(_write(tmp_path, HEADER, *lines))
     assert [(row.line, row.column) for row in trace.bad] == [(2, "gpu_type"), (3, "cpus_per_task")]
 
 
 def test_an_id_is_there_once_and_a_row_is_not_too_long(tmp_path: Path) -> None:
-    """The second of two equal ids is bad, and says where the first is; so is a row with too many cells."""
+    """A row with a repeated id is bad, and the error names the first line; so is a row with too many cells."""
     trace = read_trace(_write(tmp_path, HEADER, FULL, FULL, FULL.replace("w1", "w2") + ",more"))
     assert str(trace.bad[0]) == "line 3: workload_id: 'w1': must be unique, but line 2 has the same id"
     assert trace.bad[1].column == "the end"
 
 
 def test_bad_rows_are_refused_with_their_number(tmp_path: Path) -> None:
-    """The first ten are shown, and how many more there are."""
+    """The error lists the first ten bad rows and the number of the others."""
     bad = [BadRow(k, "tasks", "0", "must be a number of at least 1") for k in range(2, 14)]
     with pytest.raises(TraceError) as refused:
         refuse_bad("t.csv", bad)
@@ -98,7 +98,7 @@ def test_bad_rows_are_refused_with_their_number(tmp_path: Path) -> None:
 
 
 def test_parquet_is_the_same_as_csv(tmp_path: Path) -> None:
-    """The same rows with real types in the columns."""
+    """A Parquet file with typed columns gives the same rows as a CSV file."""
     values = ("w1", 10.0, "vision", 2, 3600, 4, 8, "a100|h100", 6.5, 16 << 30, "clicks|pages")
     columns = {column: [value] for column, value in zip(COLUMNS, values, strict=True)}
     path = tmp_path / "trace.parquet"
@@ -112,7 +112,7 @@ def test_parquet_is_the_same_as_csv(tmp_path: Path) -> None:
 
 
 def test_philly_is_known_by_its_header(tmp_path: Path) -> None:
-    """Times are read as UTC, virtual clusters are tenants, and more than 8 GPUs are tasks of a machine."""
+    """In a Philly trace, times are UTC, virtual clusters are tenants, and more than 8 GPUs are several tasks."""
     lines = (
         "timestamp,duration,num_gpus,gpu_time,cluster",
         "2017-10-09 07:01:55,66.0,16,1,11cb48",
@@ -128,7 +128,7 @@ def test_philly_is_known_by_its_header(tmp_path: Path) -> None:
 
 
 def test_gangs_of_which_only_the_gpus_are_known() -> None:
-    """One task up to a machine; more is as few equal tasks as machines can hold."""
+    """A gang of up to one machine is one task; a larger one has as few equal tasks as possible."""
     assert [tasks_of(gpus, 8) for gpus in (1, 7, 8, 12, 16, 17, 128)] == [
         (1, 1), (1, 7), (1, 8), (2, 6), (2, 8), (3, 6), (16, 8),
     ]  # fmt: skip
@@ -138,7 +138,7 @@ OPENB = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,crea
 
 
 def test_openb_pods(tmp_path: Path) -> None:
-    """A share of a GPU is a slot; a pod ran from its scheduling, or its creation, to its deletion."""
+    """In an openb trace, a share of a GPU is a slot; a pod runs from its scheduling or creation to its deletion."""
     lines = (
         "openb-pod-0000,12000,16384,1,460,,LS,Running,0,12537496,0",
         "openb-pod-0001,6000,12288,8,1000,V100M16|V100M32,BE,Succeeded,100,500,150",
@@ -172,7 +172,7 @@ def test_openb_pods(tmp_path: Path) -> None:
 def test_a_trace_that_cannot_be_read_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, says: str
 ) -> None:
-    """A missing file, an unknown header, a format that it is not."""
+    """A missing file, an unknown header or a wrong format is named in the error."""
     monkeypatch.chdir(tmp_path)
     _write(tmp_path, "name,what", "a,b", name="a.csv")
     _write(tmp_path, HEADER + ",colour", FULL + ",red", name="b.csv")

@@ -1,6 +1,6 @@
-"""A gang within quota that nothing more important displaces starts within a known time, whatever small work comes.
+"""A gang within quota that no higher rank displaces starts within a known time, despite any stream of small work.
 
-MIZZEN_RESERVE_ROUNDS is the number of random queues; `make properties` tries a hundred.
+MIZZEN_RESERVE_ROUNDS is the number of random queues; `make properties` runs a hundred.
 """
 
 import os
@@ -24,10 +24,10 @@ ENDS_S = 27_000.0
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_gang_starts_once_what_ran_when_it_reserved_has_ended(known: bool) -> None:
-    """Within `reserve_after_s`, the longest of what ran then still runs, and a scan; also where ends are only guessed.
+    """A gang starts within `reserve_after_s`, plus the longest remaining runtime at that time, plus one scan.
 
-    Guesses change from pass to pass, and with them where it could start first. Older work comes before it: the region's
-    reservation is the gang's once none of it waits any more.
+    The bound also holds if runtimes are only estimated, although the earliest start changes from pass to pass. A region
+    has at most one reservation, given in queue order, so older workloads reserve first.
     """
     reserve_after_s, scan_s = SURE.reserve_after_s, SURE.full_scan_s
     waited = 0
@@ -48,10 +48,10 @@ def test_a_gang_starts_once_what_ran_when_it_reserved_has_ended(known: bool) -> 
 
 
 def test_columns_and_ledger_agree_where_something_is_reserved() -> None:
-    """After every pass the regions' columns have free what the simulator's own count has, and no plan needs more.
+    """After every pass, the free resources in the regions' columns equal those of the simulator's ledger.
 
-    A workload that evicts on a machine of which something is kept for another takes what is free there first, as the
-    award in the database does: columns that left it free promised it to a third one in the same pass.
+    An evictor on a machine with reserved resources takes the free resources first, as the award in the database does.
+    Columns without this rule would offer them again in the same pass.
     """
     compared = reserved = 0
     for seed in range(2, 2 + ROUNDS // 2):
@@ -77,7 +77,7 @@ def test_columns_and_ledger_agree_where_something_is_reserved() -> None:
 
 
 def _stream(seed: int, known: bool) -> tuple[list[MachineState], list[Workload], Workload]:
-    """One to three regions, small work that asks for more than they have, and one gang of whole machines."""
+    """Returns one to three regions, small workloads that exceed their supply, and one gang of whole machines."""
     chance = random.Random(seed)
     count = chance.randint(2, 4)
     states = [m for region in ("east", "north", "west")[: chance.randint(1, 3)] for m in machines(region, count)]

@@ -1,4 +1,4 @@
-"""Slurm and Kueue do what their documentation says, on small fleets by hand and on random ones."""
+"""The Slurm and Kueue policies behave as their documentation says, on small fleets by hand and on random ones."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ KUEUES = ["kueue", "kueue-best-effort"]
 @pytest.mark.parametrize("policy", RIVALS)
 @pytest.mark.parametrize("seed", range(6))
 def test_everything_that_fits_is_done_at_last(policy: str, seed: int) -> None:
-    """No slot is given out twice (the ledgers would refuse), and nothing is forgotten."""
+    """Every workload that fits is finished in the end, and no slot is allocated twice, which the ledgers check."""
     scene = random_scenario(seed, SURE)
     hardware = Hardware(scene.machines)
     possible = [
@@ -42,7 +42,7 @@ def test_everything_that_fits_is_done_at_last(policy: str, seed: int) -> None:
 
 @pytest.mark.parametrize("policy", RIVALS)
 def test_gangs_of_several_jobs_are_refused(policy: str) -> None:
-    """They know nothing of them."""
+    """The Slurm and Kueue policies reject workloads with several jobs."""
     one = workload("two-jobs")
     both = Workload(one.id, one.tenant, one.level, 0.0, 0.0, 10.0, one.jobs * 2, None)
     with pytest.raises(SimulationError, match="two-jobs: has several jobs"):
@@ -53,7 +53,7 @@ def test_gangs_of_several_jobs_are_refused(policy: str) -> None:
 
 
 def test_slurm_goes_by_level_first_and_preempts_nothing() -> None:
-    """The more important of two that wait starts first; what runs goes on."""
+    """The more important of two queued workloads starts first, and running workloads continue."""
     work = [
         workload("runs", 8, 0, 1000, level=7),
         workload("sweep", 8, 10, 100, level=7),
@@ -65,7 +65,10 @@ def test_slurm_goes_by_level_first_and_preempts_nothing() -> None:
 
 
 def test_slurm_fills_in_only_what_does_not_delay_the_first_that_waits() -> None:
-    """EASY: over by its start, or elsewhere. The limit is the duration and a long provisioning."""
+    """EASY backfill: a workload is started if it ends before the start of the first queued one, or uses other machines.
+
+    The time limit is the duration plus the P99 of provisioning.
+    """
     limit_s = SURE.provisioning_p99_s
     work = [
         workload("runs", 8, 0, 5000, level=4),
@@ -82,7 +85,7 @@ def test_slurm_fills_in_only_what_does_not_delay_the_first_that_waits() -> None:
 
 
 def test_slurm_prefers_tenants_that_used_less() -> None:
-    """Fair share: of equal workloads that of the tenant starts that has used less for its quota."""
+    """Fair share: of equal workloads, the one whose tenant has used less of its quota starts first."""
     work = [
         workload("first", 8, 0, 1000, tenant="greedy"),
         workload("again", 8, 10, 100, tenant="greedy"),
@@ -98,7 +101,7 @@ def test_slurm_prefers_tenants_that_used_less() -> None:
 
 @pytest.mark.parametrize("policy", KUEUES)
 def test_kueue_lends_and_reclaims(policy: str) -> None:
-    """A queue borrows what others do not use; its owner takes it back, from the least important and newest first."""
+    """A queue borrows unused quota; its owner reclaims it, first from the least important and newest workload."""
     work = [
         workload("own", 8, 0, 5000, level=4, tenant="borrower"),
         workload("lent1", 8, 10, 5000, level=4, tenant="borrower"),
@@ -107,14 +110,14 @@ def test_kueue_lends_and_reclaims(policy: str) -> None:
     ]
     tenants = [tenant("borrower", a100=8), tenant("owner", a100=16)]
     seen = happenings(scenario(machines("east", 3), work, tenants), policy)[1]
-    assert when(seen, "awarded")["lent2"] >= 30  # evicted, and back later
+    assert when(seen, "awarded")["lent2"] >= 30  # Evicted, and awarded again later.
     assert when(seen, "evicted") == {"lent2": 30}
     assert when(seen, "awarded")["back"] == 30
 
 
 @pytest.mark.parametrize("policy", KUEUES)
 def test_kueue_preempts_lower_priorities_of_its_own_queue_and_nobody_elses_nominal_quota(policy: str) -> None:
-    """What another queue runs within its nominal quota stays, whatever its priority."""
+    """A workload that runs within the nominal quota of another queue is not preempted, whatever its priority."""
     work = [
         workload("theirs", 8, 0, 2000, level=7, tenant="other"),
         workload("mine", 8, 0, 2000, level=5, tenant="mine"),
@@ -124,11 +127,14 @@ def test_kueue_preempts_lower_priorities_of_its_own_queue_and_nobody_elses_nomin
     tenants = [tenant("mine", a100=8), tenant("other", a100=8)]
     seen = happenings(scenario(machines("east", 2), work, tenants), policy)[1]
     assert when(seen, "evicted") == {"mine": 10}
-    assert when(seen, "awarded")["more"] == 120  # After `urgent`: they are of one priority.
+    assert when(seen, "awarded")["more"] == 120  # After `urgent`, because both have the same priority.
 
 
 def test_kueue_strict_heads_hold_up_their_queue() -> None:
-    """StrictFIFO: nothing of the queue passes a head that waits; BestEffortFIFO: what fits does. Other queues go on."""
+    """StrictFIFO: no workload of a queue passes its blocked head; BestEffortFIFO: one that fits does.
+
+    Other queues are not affected.
+    """
     work = [
         workload("runs", 8, 0, 1000, tenant="mine"),
         workload("large", 8, 10, 100, tenant="mine", tasks=2),

@@ -1,8 +1,8 @@
-"""Bursting into clouds, from end to end: `python -m tests.stack.bursting` tells it, `test_bursting.py` is the same.
+"""Bursting into clouds, end to end: `python -m tests.stack.bursting` runs it as a demo, `test_bursting.py` as a test.
 
-`mizzen up` with three regions: `home` with two machines of its own, `spot` of a cloud that follows traces, and `cloud`,
-EC2 behind moto. Three gangs of two machines each want to run. The pools grow, the spot machines are taken with notice,
-the gang moves on, all end, the pools shrink, and nothing is left.
+`mizzen up` runs with three regions: `home` with two static machines, `spot` on a simulated cloud, and `cloud` on EC2
+behind moto. Three gangs of two machines each are submitted. The pools grow, the spot machines are reclaimed with
+notice, their gang moves, all gangs end, the pools shrink, and no machine is left.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ SPOT: dict[str, Any] = {
 
 
 def settings(region: Ec2, temporal_port: int, agents: Path) -> str:
-    """The installation's, as YAML; `agents`: the file of settings of agents on EC2."""
+    """Returns the installation's settings as YAML; `agents` is the settings file of agents on EC2."""
     aws = {
         "kind": "ec2",
         "region": "cloud",
@@ -65,11 +65,11 @@ def settings(region: Ec2, temporal_port: int, agents: Path) -> str:
 
 @contextlib.contextmanager
 def installation(folder: Path) -> Iterator[tuple[Up, Ec2]]:
-    """The stack, not started yet, and its region of EC2, whose machines run."""
+    """Yields the stack, not started yet, and its EC2 region, whose machines run."""
     with ec2() as region:
         up = Up(folder, FLEET)
         config = folder / "config.yaml"
-        # As for the other machines of this computer, whose tasks look for the gate.
+        # As in the stack's own settings: tasks must be able to read the gate file in the folder of the test.
         (folder / "agents.yaml").write_text("tasks: {separate_tenants: false}\n")
         config.write_text(config.read_text() + settings(region, up.ports["temporal-port"], folder / "agents.yaml"))
         host = MotoHost(region, folder / "ec2")
@@ -82,14 +82,14 @@ def installation(folder: Path) -> Iterator[tuple[Up, Ec2]]:
 
 
 class Bursting:
-    """The story, step by step; each step says what it saw."""
+    """The demo; each step prints what happened."""
 
     def __init__(self, up: Up, region: Ec2, say: Callable[[str], None]) -> None:
         self.up, self.region, self.say = up, region, say
         self.cloud: Cloud | None = None
 
     def whereabouts(self, workload: str) -> str | None:
-        """The region in which all of a workload's tasks run; None: they do not."""
+        """Returns the region in which all of a workload's tasks run, or None."""
         row = self.up.client().workload(workload)
         return str(row["region"]) if row["phase"] == "running" else None
 
@@ -97,7 +97,11 @@ class Bursting:
         return all(self.whereabouts(gang) for gang in gangs)
 
     def tell(self) -> None:
-        """All of it; raises AssertionError where something does not come about."""
+        """Runs all steps.
+
+        Raises:
+            AssertionError: a step did not have its result in time.
+        """
         up, client = self.up, self.up.client()
         client.set_tenant("t", 3, {"a100": 6}, None)
         gate = up.folder / "gate"
@@ -105,28 +109,28 @@ class Bursting:
             client.set_pool(region, "burst", max_size=2, idle_s=4)
         gangs = [up.submit(f"gang-{n}", 40, 0.1, tasks=2, gate=gate) for n in range(3)]
         self.say("three gangs of two machines each are submitted; home has two machines")
-        wait_until(lambda: self.said(gangs), "why says that machines are launched")
+        wait_until(lambda: self.said(gangs), "`why` reports that machines are launched")
         wait_until(lambda: self._all_run(gangs), "all gangs run")
         where = {gang: self.whereabouts(gang) for gang in gangs}
-        self.say(f"all run: {', '.join(sorted(map(str, where.values())))}")
+        self.say(f"all gangs run, in the regions {', '.join(sorted(map(str, where.values())))}")
         assert sorted(map(str, where.values())) == ["cloud", "home", "spot"]
         (moved,) = (gang for gang, region in where.items() if region == "spot")
-        wait_until(lambda: up.saved_step(moved), "it has saved")
+        wait_until(lambda: up.saved_step(moved), "the gang on spot machines has saved a checkpoint")
         cloud = Cloud(TraceSettings.model_validate(SPOT), up.data / "providers" / "sim")
         taken = [machine for machine in cloud.there() if machine.instance.zone == "za"]
         for machine in taken:
             cloud.take(machine.instance.native_id)
-        self.say(f"the spot zone takes {len(taken)} machines, with notice")
-        wait_until(lambda: client.workload(moved)["attempt"] == 2 and self.whereabouts(moved), "it runs elsewhere")
-        self.say(f"the gang has saved and goes on: {', '.join(sorted(up.machines_of(moved)))}")
-        wait_until(lambda: self.resumed(moved) > 0, "its second attempt has gone on from a step that was saved")
+        self.say(f"the provider preempts {len(taken)} spot machines, with notice")
+        wait_until(lambda: client.workload(moved)["attempt"] == 2 and self.whereabouts(moved), "attempt 2 runs")
+        self.say(f"the gang has saved and runs again on {', '.join(sorted(up.machines_of(moved)))}")
+        wait_until(lambda: self.resumed(moved) > 0, "the second attempt has resumed from a checkpoint")
         gate.touch()
         wait_until(lambda: all(up.ended(gang) for gang in gangs), "all gangs end")
         self.say("all gangs have ended")
         wait_until(lambda: not list(client.instances()), "the pools have shrunk")
         assert self.region.live() == []
         assert cloud.there() == []
-        wait_until(lambda: [m["region"] for m in client.machines()] == ["home", "home"], "home's machines are left")
+        wait_until(lambda: [m["region"] for m in client.machines()] == ["home", "home"], "no pool machine is left")
         launched = [one for one in client.instances(gone=True) if one["launched_at"]]
         for one in launched:
             ended = one["reason"]["code"] if one["reason"] else ""
@@ -138,12 +142,12 @@ class Bursting:
         assert {cost["capacity"] for cost in costs if cost["usd"] > 0} == {"reserved", "spot", "on_demand"}
 
     def resumed(self, workload: str) -> int:
-        """The step from which its newest attempt went on, by its own word."""
+        """Returns the step from which the newest attempt resumed, as printed by its task."""
         (said,) = (line for line in self.up.client().logs(workload, task=0) if line.startswith(b"starting at step"))
         return int(said.split()[3])
 
     def said(self, gangs: list[str]) -> bool:
-        """Whether `why` says of one of the gangs that machines are coming."""
+        """Returns whether `mizzen why` says for one of the gangs that machines are coming."""
         for gang in gangs:
             for reason in self.up.client().why(gang)["reasons"]:
                 if reason["code"] == "waiting_for_capacity":
@@ -153,19 +157,19 @@ class Bursting:
 
 
 def main() -> None:
-    """Tells it on the terminal."""
+    """Runs the demo on the terminal."""
     began_s = time.monotonic()
 
     def say(line: str) -> None:
         print(f"{time.monotonic() - began_s:6.1f} s  {line}", flush=True)
 
     with tempfile.TemporaryDirectory() as folder, installation(Path(folder)) as (up, region):
-        say("starting mizzen, with a region of its own, one on spot and one on EC2")
+        say("starting mizzen with three regions: static machines, spot machines and EC2")
         up.start()
         Bursting(up, region, say).tell()
         code = up.interrupt()
         left = processes_of(up.data)
-        say(f"stopped with {code}; {len(left)} processes are left")
+        say(f"stopped with exit code {code}; {len(left)} processes are left")
         sys.exit(code or len(left))
 
 

@@ -1,4 +1,4 @@
-"""A stack for each test, or for all tests of this folder that leave it as it was."""
+"""Stacks for tests: a separate one, or one that all tests of this folder share and leave unchanged."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.stack.harness import Up, processes_of
 
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Up]:
-    """`mizzen up`, not started yet; nothing of it is left after the test."""
+    """`mizzen up`, not started yet; it is killed after the test."""
     stack = Up(tmp_path)
     yield stack
     stack.close()
@@ -18,8 +18,8 @@ def up(tmp_path: Path) -> Iterator[Up]:
 
 @pytest.fixture(scope="package")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A stack that is up; a test that stops it starts it again. Ctrl-C at the end leaves no process."""
-    # On a busy machine a start may take so long that agents which it brings back would count as lost.
+    """A running stack; a test that stops it must start it again. At the end Ctrl-C must leave no process."""
+    # On a busy machine a restart can take so long that, with the default, the machines would count as lost.
     stack = Up(tmp_path_factory.mktemp("shared"), lost_s=120)
     try:
         stack.start()

@@ -1,4 +1,4 @@
-"""`mizzen up` as a user runs it: a process on a data folder, with free ports, and a look at what it leaves behind."""
+"""Runs `mizzen up` in a process with its own data folder and free ports, and finds processes that it leaves behind."""
 
 import os
 import signal
@@ -34,13 +34,13 @@ regions:
 CONFIG = """
 scheduler: {{scan_interval_s: 5, min_runtime_s: 1, bid_timeout_s: 15}}
 lifecycle: {{heartbeat_timeout_s: 5, node_lost_after_s: {lost_s}, collect_interval_s: 1}}
-tasks: {{separate_tenants: false}}  # tests wait for files of tasks in pytest's folder, which only its owner may enter
+tasks: {{separate_tenants: false}}  # tasks use files in the folder of the test, which no other user can access
 temporal: {{keep_closed_s: 100000}}
 """
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 90.0) -> Any:
-    """The first true value of `condition`; what it raises counts as not yet."""
+    """Waits for a true value of `condition` and returns it; errors in `condition` are retried."""
     deadline = time.monotonic() + timeout_s
     error: Exception | None = None
     while time.monotonic() < deadline:
@@ -50,11 +50,11 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 90.0)
         except Exception as raised:
             error = raised
         time.sleep(0.1)
-    raise AssertionError(f"waited {timeout_s:.0f} s until {what}; last error: {error!r}")
+    raise AssertionError(f"this did not become true within {timeout_s:.0f} s: {what}; last error: {error!r}")
 
 
 def processes_of(folder: Path) -> dict[int, str]:
-    """Processes whose command line or environment names `folder`, by pid."""
+    """Returns the command lines of processes whose command line or environment contains `folder`, by pid."""
     needle, out = str(folder).encode(), {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -70,13 +70,14 @@ def processes_of(folder: Path) -> dict[int, str]:
 
 
 class Up:
-    """One `mizzen up` and those that follow it on the same folder."""
+    """One `mizzen up` and later ones on the same folder."""
 
     def __init__(
         self, folder: Path, fleet: str | None = FLEET, lost_s: int = 15, settings: str = "", **existing: str
     ) -> None:
-        """`fleet`: None is the default one; `lost_s`: when a machine that does not answer is lost; `settings`: more of
-        them, as YAML; `existing`: flags that name services there are.
+        """`fleet`: the fleet file's text; None: the default fleet. `lost_s`: timeout after which a machine is lost.
+
+        `settings`: additional settings as YAML. `existing`: flags that name existing services.
         """
         self.folder = folder
         folder.mkdir(exist_ok=True)
@@ -92,7 +93,7 @@ class Up:
         self._client: Client | None = None
 
     def command(self) -> list[str]:
-        """The command line."""
+        """Returns the command line."""
         out = [sys.executable, "-m", "server", "up", "--data-dir", str(self.data)]
         out += ["--fleet", str(self.folder / "fleet.yaml"), "--config", str(self.folder / "config.yaml")]
         for name, port in self.ports.items():
@@ -102,7 +103,7 @@ class Up:
         return out
 
     def start(self, machines: bool = True) -> None:
-        """Starts it and waits until it says that it is up, and for its `machines` to be ready."""
+        """Starts the stack and waits until it is up; with `machines`, also until its machines are ready."""
         log = self.folder / "up.log"
         with log.open("a") as file:
             offset = file.tell()
@@ -114,19 +115,19 @@ class Up:
         def up() -> bool:
             said = log.read_text()[offset:]
             if process.poll() is not None:
-                raise SystemExit(f"up ended with {process.returncode}: {said}")
+                raise SystemExit(f"`mizzen up` ended with exit code {process.returncode}: {said}")
             return "mizzen is up" in said
 
         wait_until(up, "mizzen is up")
         if machines:
-            wait_until(lambda: len(self.ready_machines()) >= self._machines, "machines are ready")
+            wait_until(lambda: len(self.ready_machines()) >= self._machines, "all machines are ready")
 
     def ready_machines(self) -> list[str]:
-        """Machines that take work, of everybody."""
+        """Returns the machines of the installation that are ready."""
         return [m["id"] for m in self.client().machines() if m["state"] == "ready"]
 
     def client(self) -> Client:
-        """A client with the operator's key."""
+        """Returns a client with the operator's key."""
         if self._client is None:
             key = (self.data / "operator.key").read_text().strip()
             self._client = Client(f"http://127.0.0.1:{self.ports['port']}", key)
@@ -135,7 +136,7 @@ class Up:
     def submit(
         self, name: str, steps: int, step_s: float, tasks: int = 1, key: str | None = None, gate: Path | None = None
     ) -> str:
-        """Submits a counting job of the tenant `t`, which does not end before `gate` is there; its id."""
+        """Submits a counting job of the tenant `t`, which ends only when `gate` exists; returns its id."""
         run = f'PYTHONPATH="{ROOT / "sdk"}" exec "$MIZZEN_PYTHON" "{JOB}" {steps} {step_s}'
         run += f' "{gate}"' if gate is not None else ""
         document = {
@@ -155,26 +156,26 @@ class Up:
         return str(self.client().submit(document, idempotency_key=key)["id"])
 
     def phase(self, workload: str) -> str:
-        """A workload's phase."""
+        """Returns a workload's phase."""
         return str(self.client().workload(workload)["phase"])
 
     def machines_of(self, workload: str) -> list[str]:
-        """The machines on which its newest attempt is."""
+        """Returns the machines of a workload's newest attempt."""
         held = self.client().allocations(workload)
         newest = max(one["attempt"] for one in held)
         return [one["machine"] for one in held if one["attempt"] == newest]
 
     def saved_step(self, workload: str) -> int | None:
-        """The step of a workload's newest checkpoint: with one, the task that saves knows what a SIGTERM asks for."""
+        """Returns the step of a workload's newest checkpoint, or None. A task that has saved also handles SIGTERM."""
         progress = self.client().workload(workload).get("progress") or {}
         step: int | None = progress.get("checkpoint_step")
         return step
 
     def ended(self, workload: str) -> bool:
-        """Whether it succeeded.
+        """Returns whether the workload has succeeded.
 
         Raises:
-            SystemExit: it ended otherwise.
+            SystemExit: the workload failed or was cancelled.
         """
         row = self.client().workload(workload)
         if row["phase"] in ("failed", "cancelled"):
@@ -182,13 +183,13 @@ class Up:
         return row["phase"] == "succeeded"
 
     def interrupt(self, timeout_s: float = 60.0) -> int:
-        """Ctrl-C, and the exit code."""
+        """Sends Ctrl-C; returns the exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGINT)
         return self.process.wait(timeout_s)
 
     def close(self) -> None:
-        """Kills whatever is left of it, at the end of a test that went wrong."""
+        """Kills all remaining processes, after a test that failed."""
         if self._client is not None:
             self._client.close()
         for pid in [*processes_of(self.data), *([self.process.pid] if self.process else [])]:

@@ -1,6 +1,6 @@
-"""A small resumable job for stack tests: counts to N, one step every so often, saving as it goes.
+"""A small resumable job for stack tests: counts to N with a pause before each step, and saves checkpoints.
 
-With a third argument it does its last step when that file is there.
+With a third argument, the last step waits until that file exists.
 """
 
 import sys

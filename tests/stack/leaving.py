@@ -1,6 +1,7 @@
-"""A job whose platform takes its machine in the first attempt, for stack tests: `leaving.py GATE`.
+"""A job whose platform reclaims its machine during the first attempt, for stack tests: `leaving.py GATE`.
 
-It says so, and saves when it is told to stop and GATE is there. The next attempt loads that, and ends.
+The first attempt reports the notice, and saves when it is told to stop and GATE exists. The next attempt loads that
+checkpoint and ends.
 """
 
 import sys
@@ -19,7 +20,7 @@ found = saver.load_latest()
 report.loaded(found.step if found else None)
 report.cadence(805.0, 30.0, 10800.0, 2.0, "platform")
 if found:
-    print(f"goes on after step {found.step}", flush=True)
+    print(f"resumed from step {found.step}", flush=True)
     sys.exit(0 if found.step == 7 else 1)
 saver.save(3, {"step": 3})
 mizzen.progress(7)

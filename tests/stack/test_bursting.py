@@ -1,4 +1,4 @@
-"""Machines from providers on a whole stack: real agents, a cloud of traces, and EC2 behind moto."""
+"""Machines from providers on a whole stack: real agents, a simulated cloud, and EC2 behind moto."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 
 
 def test_gangs_burst_into_clouds_and_nothing_is_left(tmp_path: Path) -> None:
-    """Pools grow, a spot zone is taken with notice, gangs move on, pools shrink; as `make demo-bursting` tells it."""
+    """Pools grow, a spot zone reclaims machines with notice, gangs move, pools shrink, as in `make demo-bursting`."""
     with installation(tmp_path) as (up, region):
         up.start()
         Bursting(up, region, print).tell()

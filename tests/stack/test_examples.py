@@ -1,4 +1,4 @@
-"""What the README and the examples tell a new user to type, typed on a stack with the default fleet."""
+"""The commands in the README and in the examples work on a stack with the default fleet."""
 
 import os
 import random
@@ -30,7 +30,7 @@ def write_philly(path: Path, days: int = 35, rows: int = 600) -> None:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A stack as `mizzen up` starts it in a folder that looks like a checkout."""
+    """A stack that `mizzen up` starts in a folder that looks like a checkout."""
     up = Up(tmp_path_factory.mktemp("checkout"), fleet=None, lost_s=120)
     up.data = up.folder / "mizzen-data"
     for name in (".venv", "sdk"):
@@ -46,7 +46,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 
 def _typed(stack: Up, commands: str) -> str:
-    """What a shell prints that runs the commands one after the other, each of which must succeed."""
+    """Runs commands in a shell, each of which must succeed; returns the output."""
     script = commands.replace(ADDRESS, f"http://127.0.0.1:{stack.ports['port']}")
     environment = {**os.environ, "HOME": str(stack.folder), "XDG_CONFIG_HOME": str(stack.folder / ".config")}
     done = subprocess.run(
@@ -63,7 +63,7 @@ def _typed(stack: Up, commands: str) -> str:
 
 
 def test_the_first_workload_of_the_readme(stack: Up) -> None:
-    """Log in, make a tenant, submit: both tasks say their rank, and the workload succeeds."""
+    """The README's commands log in, create a tenant and submit a workload, which succeeds with two ranks."""
     section = (ROOT / "README.md").read_text().split("\n## Your own workload\n")[1].split("\n## ")[0]
     blocks = re.findall(r"(?:^    .*\n|^\n(?=    ))+", section, re.MULTILINE)
     lines = [line[4:] for block in blocks for line in block.splitlines() if "mizzen up" not in line]
@@ -78,7 +78,7 @@ def _commands_of(example: Path) -> str:
 
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/README.md"))
 PRINTS = {
-    "checkpoints": ("started at step 0", "is whole", "resumed at step", "finished at step 600"),
+    "checkpoints": ("started at step 0", "is intact", "resumed at step", "finished at step 600"),
     "digits": ("succeeded", "accuracy"),
     "hello": ("hello from rank 0 of 2", "hello from rank 1 of 2", "succeeded"),
     "philly": ("global-joint", "MISSED IN QUOTA"),

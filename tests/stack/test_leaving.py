@@ -1,4 +1,4 @@
-"""On a whole stack: a platform that takes a machine, and checkpoints that cannot be loaded."""
+"""Platform notices and unloadable checkpoints on a whole stack."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ SDK = ROOT / "sdk"
 
 
 def submitted(up: Up, name: str, run: str) -> str:
-    """Submits a job of one task of the tenant `t`; its id."""
+    """Submits a job of one task of the tenant `t`; returns its id."""
     document = {
         "version": 1,
         "name": name,
@@ -31,7 +31,7 @@ def submitted(up: Up, name: str, run: str) -> str:
 
 
 def test_a_workload_is_placed_anew_while_its_task_saves(shared: Up, tmp_path: Path) -> None:
-    """The next attempt is awarded before the old one has saved, and goes on from what that one saved last."""
+    """The next attempt is awarded before the old one has saved, and resumes from the old one's last save."""
     gate = tmp_path / "gate"
     job = Path(__file__).with_name("leaving.py")
     run = f'test -z "${{MIZZEN_CHECKPOINT_INTERVAL_S-}}"; PYTHONPATH="{SDK}" exec "$MIZZEN_PYTHON" "{job}" "{gate}"'
@@ -40,12 +40,12 @@ def test_a_workload_is_placed_anew_while_its_task_saves(shared: Up, tmp_path: Pa
     def attempts() -> list[Any]:
         return list(shared.client().attempts(workload))
 
-    wait_until(lambda: len(attempts()) == 2, "the next attempt is awarded while the first one waits to save")
+    wait_until(lambda: len(attempts()) == 2, "the next attempt is awarded before the first one saves")
     first, second = attempts()
     assert (first["outcome"]["code"], second["started_at"]) == ("platform_notice", None)
     assert first["outcome"]["detail"]["words"] == "preempted is TRUE"
     gate.touch()
-    wait_until(lambda: shared.ended(workload), "it goes on and ends")
+    wait_until(lambda: shared.ended(workload), "the workload resumes and succeeds")
     first, second = attempts()
     assert (first["checkpoint_step"], second["resumed_step"]) == (7, 7)
     assert second["awarded_at"] < first["checkpoint_at"] < second["started_at"]
@@ -53,18 +53,18 @@ def test_a_workload_is_placed_anew_while_its_task_saves(shared: Up, tmp_path: Pa
     view = shared.client().workload(workload)
     assert (view["preemptions"], view["phase"], view["lost_s"]) == (1, "succeeded", 0.0)
     assert view["progress"]["cadence"]["interval_s"] == 805.0
-    wait_until(lambda: len(shared.ready_machines()) == 4, "its first machine takes work again")
+    wait_until(lambda: len(shared.ready_machines()) == 4, "the machine of the first attempt is ready again")
 
 
 def test_checkpoints_that_do_not_load_twice_stop_a_workload(shared: Up) -> None:
-    """After the second attempt in a row it is not restarted, and says in the error's words why."""
+    """After the second consecutive load failure the workload fails, with the error's text as its reason."""
     run = (
         f'PYTHONPATH="{SDK}" exec "$MIZZEN_PYTHON" -c "'
         "from mizzen import report; report.loading(); report.load_failed(ValueError('part model: bad checksum'), 2);"
         ' raise SystemExit(1)"'
     )
     workload = submitted(shared, "unloadable", run)
-    wait_until(lambda: shared.phase(workload) == "failed", "it is given up")
+    wait_until(lambda: shared.phase(workload) == "failed", "the workload fails")
     reason = shared.client().workload(workload)["reason"]
     assert reason is not None and reason["code"] == "checkpoint_unloadable"
     assert reason["detail"]["failures"] == 2

@@ -1,4 +1,4 @@
-"""Parts that are stopped by a signal: each is found, killed and started again, and work goes on."""
+"""Parts that are stopped by a signal are detected, killed and restarted, and work continues."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ LOGS = "logs: {max_bytes: 100, keep: 1, check_interval_s: 0.5}\n"
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A stack whose parts count as stuck after five seconds."""
+    """A stack that restarts parts that do not respond for five seconds."""
     up = Up(tmp_path_factory.mktemp("liveness"), lost_s=120)
     config = up.folder / "config.yaml"
     config.write_text(config.read_text() + LIVENESS + LOGS)
@@ -36,7 +36,7 @@ def _pids(up: Up, part: str) -> set[int]:
 
 
 def _told(pid: int, file: str) -> str:
-    """What the kernel tells of a process, or nothing of one that has just ended."""
+    """Returns the text of `/proc/PID/FILE`, or an empty string if the process has ended."""
     try:
         return Path(f"/proc/{pid}/{file}").read_text()
     except OSError:
@@ -49,14 +49,14 @@ def _parent(pid: int) -> int | None:
 
 
 def _process(up: Up, part: str) -> int:
-    """The process of a part, not one that it has forked: that may have a lower number, once the numbers start anew."""
+    """Returns the topmost process of a part. It need not have the lowest pid, because pids wrap around."""
     pids = _pids(up, part)
     (top,) = (pid for pid in pids if (parent := _parent(pid)) is not None and parent not in pids)
     return top
 
 
 def _machine_agent(up: Up) -> int:
-    """The agent of one machine: a child of the process of all of them."""
+    """Returns the agent of one machine: a child of the agents' host process."""
     agents = _pids(up, "server agents")
     return min(pid for pid in agents if _parent(pid) in agents)
 
@@ -66,7 +66,7 @@ def _gone(pid: int) -> bool:
 
 
 def _backend(up: Up) -> int:
-    """A process of Postgres that serves a connection of mizzen's."""
+    """Returns a Postgres process that serves one of mizzen's connections."""
     postmaster = _process(up, "/postgres -D")
     children = [int(pid) for pid in _told(postmaster, f"task/{postmaster}/children").split()]
     return min(pid for pid in children if _told(pid, "cmdline").startswith("postgres: mizzen mizzen"))
@@ -81,21 +81,21 @@ def _backend(up: Up) -> int:
     ids=["processes-and-backends", "servers-and-agents"],
 )
 def test_stopped_parts_are_started_again(stack: Up, stopped: dict[str, str | None], tmp_path: Path) -> None:
-    """A task that runs meanwhile goes on, new work is taken and done, and operators see what was restarted and why."""
+    """A running task continues, new work is done, and events and log name the restarted parts and the causes."""
     gate = tmp_path / "gate"
     before = stack.submit("before", steps=3, step_s=0.05, gate=gate)
-    wait_until(lambda: stack.phase(before) == "running", "it runs")
+    wait_until(lambda: stack.phase(before) == "running", "the first workload runs")
     pids = {name: _process(stack, part) for name, part in stopped.items() if part is not None}
     if "a machine's agent" in stopped:
         pids |= {"a machine's agent": _machine_agent(stack), "a backend of Postgres": _backend(stack)}
     for pid in pids.values():
         os.kill(pid, signal.SIGSTOP)
     for name, pid in pids.items():
-        wait_until(lambda pid=pid: _gone(pid), f"{name}, which is stopped, is killed")
+        wait_until(lambda pid=pid: _gone(pid), f"the stopped part is killed: {name}")
     gate.touch()
-    after = wait_until(lambda: stack.submit("after", 3, 0.05, key="+".join(stopped)), "a submission is taken")
+    after = wait_until(lambda: stack.submit("after", 3, 0.05, key="+".join(stopped)), "a submission is accepted")
     for workload in (before, after):
-        wait_until(lambda workload=workload: stack.ended(workload), "it ends")
+        wait_until(lambda workload=workload: stack.ended(workload), "both workloads succeed")
     assert [a["attempt"] for a in stack.client().attempts(before)] == [1]
     parts = {name for name, part in stopped.items() if part is not None}
 
@@ -103,20 +103,20 @@ def test_stopped_parts_are_started_again(stack: Up, stopped: dict[str, str | Non
         events = [e["detail"] for e in stack.client().events(follow=False) if e["kind"] == "stack.restarted"]
         return parts <= {e["part"] for e in events if "has failed for" in e["because"]}
 
-    wait_until(told, "events tell of the restarts")
+    wait_until(told, "there is an event for each restart")
     log = (stack.folder / "up.log").read_text()
     assert all(f"{name} is restarted" in log for name in parts)
 
 
 def test_logs_do_not_grow(stack: Up) -> None:
-    """Every part's log is cut while the stack runs, and parts go on writing to it."""
+    """Each part's log is rotated while the stack runs, and parts continue to write to it."""
     logs = stack.data / "run" / "log"
-    wait_until(lambda: list(logs.glob("*.log.1")), "a log was cut")
-    wait_until(lambda: all(log.stat().st_size <= 100 for log in logs.glob("*.log")), "all are short")
+    wait_until(lambda: list(logs.glob("*.log.1")), "a log was rotated")
+    wait_until(lambda: all(log.stat().st_size <= 100 for log in logs.glob("*.log")), "no log is longer than 100 bytes")
 
 
 def test_a_supervisor_that_was_stopped_restarts_nobody(stack: Up) -> None:
-    """Time in which it was itself stopped, as on a laptop that sleeps, is no part's: all go on as they are."""
+    """Time in which the supervisor itself was stopped, as on a sleeping laptop, does not count against the parts."""
     assert stack.process is not None
     parts = ("server worker", "server api", "server agents", "start-dev", "/postgres -D")
     before = {part: _pids(stack, part) for part in parts[:4]}
@@ -127,5 +127,5 @@ def test_a_supervisor_that_was_stopped_restarts_nobody(stack: Up) -> None:
     for pid in (*pids, stack.process.pid):
         os.kill(pid, signal.SIGCONT)
     workload = stack.submit("woken", steps=3, step_s=0.05)
-    wait_until(lambda: stack.ended(workload), "the stack works")
+    wait_until(lambda: stack.ended(workload), "a new workload succeeds")
     assert {part: _pids(stack, part) for part in parts[:4]} == before

@@ -1,4 +1,4 @@
-"""A region whose schedulers are gone, as after a start with another fleet file: named everywhere, in nobody's way."""
+"""A region without running schedulers, as after a start with another fleet file, is reported and blocks no other."""
 
 import urllib.request
 from pathlib import Path
@@ -21,7 +21,7 @@ regions:
 
 
 def test_a_region_of_an_earlier_fleet_file_is_named_and_can_be_removed(tmp_path: Path) -> None:
-    """Work starts in the new region, a higher level first; the old one is shown as silent until it is removed."""
+    """Work starts in the new region; the old one is reported as silent until it is removed."""
     old = Up(tmp_path, _FLEET.format(name="old"))
     try:
         old.start()
@@ -36,13 +36,13 @@ def test_a_region_of_an_earlier_fleet_file_is_named_and_can_be_removed(tmp_path:
         up.start()
         client, gate = up.client(), tmp_path / "gate"
         running = up.submit("first", steps=1, step_s=0.0, gate=gate)
-        wait_until(lambda: up.phase(running) == "running", "work starts in the new region")
+        wait_until(lambda: up.phase(running) == "running", "the first workload runs in the new region")
         waiting = up.submit("second", steps=1, step_s=0.0, gate=gate)
 
         def codes() -> dict[str, str]:
             return {r["detail"].get("region"): r["code"] for r in client.why(waiting)["reasons"]}
 
-        wait_until(lambda: codes() == {"old": "region_silent", "new": "insufficient_capacity"}, "`why` names it")
+        wait_until(lambda: codes() == {"old": "region_silent", "new": "insufficient_capacity"}, "`why` reports these")
         states = {region["name"]: region["state"] for region in client.regions()}
         assert states == {"new": "answering", "old": "silent"}
         with urllib.request.urlopen(f"http://127.0.0.1:{up.ports['port']}/metrics") as answer:
@@ -54,10 +54,10 @@ def test_a_region_of_an_earlier_fleet_file_is_named_and_can_be_removed(tmp_path:
         client.set_machine("old/a/m-1", "drain")
         client.remove_machine("old/a/m-1")
         client.remove_region("old")
-        wait_until(lambda: codes() == {"new": "insufficient_capacity"}, "nothing is said of it any more")
+        wait_until(lambda: codes() == {"new": "insufficient_capacity"}, "`why` no longer reports the old region")
         assert [region["name"] for region in client.regions()] == ["new"]
         gate.touch()
-        wait_until(lambda: up.ended(running) and up.ended(waiting), "both end")
+        wait_until(lambda: up.ended(running) and up.ended(waiting), "both workloads succeed")
         assert "region old has not answered within 2 s" in "".join(
             path.read_text() for path in (up.data / "run" / "log").glob("worker*.log")
         )

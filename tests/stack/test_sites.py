@@ -1,4 +1,4 @@
-"""Sites of one installation: they share a Postgres and a Temporal that are there already, and fail independently."""
+"""Sites of one installation share an existing Postgres and Temporal, and fail independently."""
 
 import os
 import signal
@@ -28,12 +28,12 @@ regions:
 BUCKETS = "buckets: {interval_s: 0.5, retry_s: 0.5, retry_max_s: 1}\n"
 _MEANWHILE = 4
 _SOON_S = 30.0
-"""Twice this is the time for all of them. A bid without a deadline would be waited for 15 seconds each time."""
+"""Half of the time limit for all submissions. A bid without a deadline would take 15 s each time."""
 
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterator[tuple[Up, Up]]:
-    """Two stacks with a region each, of one database and one Temporal service; the first one is up."""
+    """Two stacks, each with one region, on one database and one Temporal; the first stack is running."""
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("create database sites")
     database = postgres_url.rsplit("/", 1)[0] + "/sites"
@@ -56,7 +56,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterat
 
 
 class North:
-    """Another region: a worker and an agent of its own, which nothing starts again."""
+    """Another region with its own worker and agent, which are not restarted."""
 
     def __init__(self, up: Up) -> None:
         self._up = up
@@ -85,7 +85,7 @@ class North:
             return subprocess.Popen(whole, cwd=ROOT, stdout=log, stderr=log)
 
     def close(self) -> None:
-        """Ends both."""
+        """Kills worker and agent."""
         for process in (self.worker, self._agent):
             process.kill()
             process.wait()
@@ -93,25 +93,26 @@ class North:
 
 @pytest.fixture
 def north(sites: tuple[Up, Up]) -> Iterator[North]:
-    """A region beside those of the sites, whose machine is ready."""
+    """A third region, whose machine is ready."""
     region = North(sites[0])
     try:
-        wait_until(lambda: "north/a/m" in sites[0].ready_machines(), "the north's machine is ready")
+        wait_until(lambda: "north/a/m" in sites[0].ready_machines(), "the machine of the region north is ready")
         yield region
     finally:
         region.close()
 
 
 def _submitted(up: Up, mark: Path, **more: object) -> str:
-    """A workload whose task makes the file `mark`; its id."""
+    """Submits a workload whose task creates the file `mark`; returns its id."""
     resources = {"accelerators": "a100:1", "cpus": 0.1, "memory": "64MiB"}
     job = {"name": "mark", "tasks": 1, "resources": resources, "run": f'touch "{mark}"'}
     return str(up.client().submit({"version": 1, "name": mark.name, "tenant": "t", "jobs": [job], **more})["id"])
 
 
 def test_one_regions_failure_is_that_regions_alone(sites: tuple[Up, Up], north: North, tmp_path: Path) -> None:
-    """One region's worker stands still or dies, or its bucket goes away. What only that region may run waits for the
-    reason that is so, others start meanwhile, and the region comes back.
+    """If a region's worker or bucket fails, only workloads that need the region wait, with the reason.
+
+    Other workloads start meanwhile, and the region recovers.
     """
     up = sites[0]
     client = up.client()
@@ -122,21 +123,21 @@ def test_one_regions_failure_is_that_regions_alone(sites: tuple[Up, Up], north: 
 
         before = tmp_path / f"before-{what}"
         _submitted(up, before, regions={"allow": ["north"]})
-        wait_until(before.exists, f"the north works before: {what}")
-        wait_until(lambda: state() == "answering", f"the north answers before: {what}")
+        wait_until(before.exists, f"the region runs workloads before the failure: {what}")
+        wait_until(lambda: state() == "answering", f"the region answers before the failure: {what}")
         fail()
         if code == "bucket_unavailable":
-            wait_until(lambda: state() == code, "the check finds it")
+            wait_until(lambda: state() == code, "the check detects the missing bucket")
         waits = tmp_path / f"waits-{what}"
         waiting = _submitted(up, waits, regions={"allow": ["north"]})
         for number in range(_MEANWHILE):
             other = tmp_path / f"other-{what}-{number}"
             _submitted(up, other)
-            wait_until(other.exists, f"others start meanwhile: {what}", _SOON_S / _MEANWHILE * 2)
-        wait_until(lambda: code in {r["code"] for r in client.why(waiting)["reasons"]}, f"`why` gives {code}")
+            wait_until(other.exists, f"other workloads start during the failure: {what}", _SOON_S / _MEANWHILE * 2)
+        wait_until(lambda: code in {r["code"] for r in client.why(waiting)["reasons"]}, f"`mizzen why` gives {code}")
         assert state() == code.removeprefix("region_") and not waits.exists()
         repair()
-        wait_until(waits.exists, f"the north works again: {what}")
+        wait_until(waits.exists, f"the region runs workloads after the failure: {what}")
 
     def kill() -> None:
         north.worker.kill()
@@ -154,32 +155,32 @@ def test_one_regions_failure_is_that_regions_alone(sites: tuple[Up, Up], north: 
 
 
 def _back(away: Path, bucket: Path) -> None:
-    if bucket.exists():  # The agent may have shipped a log meanwhile.
+    if bucket.exists():  # The agent creates the folder again if it uploads a log in the meantime.
         bucket.rename(bucket.with_name("made-anew"))
     away.rename(bucket)
 
 
 def test_sites_share_services_and_disturb_nobody(sites: tuple[Up, Up]) -> None:
-    """Ctrl-C of one stops what runs on its machines, which goes on elsewhere; the other and the services stay.
+    """Ctrl-C at one site stops its tasks, which continue at the other site; the services keep running.
 
-    The one that was stopped starts again, and both are stopped at the end of the module.
+    The stopped site is started again, and both are stopped at the end of the module.
     """
     east, west = sites
     workloads = [east.submit("first", steps=3000, step_s=0.1, tasks=4)]
-    wait_until(lambda: east.phase(workloads[0]) == "running", "the first runs")
+    wait_until(lambda: east.phase(workloads[0]) == "running", "the first workload runs")
     west.start()
-    wait_until(lambda: len(east.ready_machines()) == 2, "both know both")
+    wait_until(lambda: len(east.ready_machines()) == 2, "the machines of both sites are ready")
     workloads.append(east.submit("second", steps=60, step_s=0.1, tasks=4))
-    wait_until(lambda: west.phase(workloads[1]) == "running" and east.saved_step(workloads[1]), "the second has saved")
+    wait_until(lambda: west.phase(workloads[1]) == "running" and east.saved_step(workloads[1]), "the second one saves")
     assert [a["region"] for w in workloads for a in east.client().attempts(w)] == ["east", "west"]
     began_s = time.monotonic()
     assert west.interrupt() == 0
-    assert time.monotonic() - began_s < 30, "it waited for what is not its own"
+    assert time.monotonic() - began_s < 30, "the stopped site waited for workloads of the other site"
     assert processes_of(west.data) == {}
     (first,) = east.client().attempts(workloads[0])
     assert (east.phase(workloads[0]), first["released_at"]) == ("running", None)
     east.client().cancel(workloads[0])
-    wait_until(lambda: east.ended(workloads[1]), "the second ends")
+    wait_until(lambda: east.ended(workloads[1]), "the second workload succeeds")
     saved, resumed = east.client().attempts(workloads[1])
     assert (saved["outcome"]["code"], resumed["region"]) == ("stack_stopped", "east")
     assert resumed["resumed_step"] >= saved["checkpoint_step"] > 0

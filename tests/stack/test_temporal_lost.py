@@ -1,7 +1,7 @@
-"""Temporal's state is lost, or rolled back by some seconds, under a running stack: everything ends, nothing repeats.
+"""Temporal's state is lost or rolled back by some seconds under a running stack: all workloads end, and none repeats.
 
-Judged by a file to which each task appends its start and its end, with its attempt. MIZZEN_CHAOS_ROUNDS (`make chaos`)
-asks for the long form.
+The test checks a file to which each task appends its start and its end, with its attempt. MIZZEN_CHAOS_ROUNDS (`make
+chaos`) selects the long form.
 """
 
 import os
@@ -30,14 +30,14 @@ tasks: {separate_tenants: false}
 
 
 class Journal:
-    """What tasks wrote: `start|end WORKLOAD.JOB.TASK ATTEMPT`."""
+    """The lines that tasks wrote: `start|end WORKLOAD.JOB.TASK ATTEMPT`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
 
     def run(self, sleep_s: float) -> str:
-        """A script that writes its start and its end; an end is an exit code of 0."""
+        """Returns a script that writes its start and its end; after writing its end, it exits with 0."""
         me = "$MIZZEN_WORKLOAD.$RANK $MIZZEN_ATTEMPT"
         return (
             f'echo "start {me}" >> {self.folder}/$MIZZEN_WORKLOAD.$RANK; sleep {sleep_s}; '
@@ -45,15 +45,15 @@ class Journal:
         )
 
     def lines(self) -> list[list[str]]:
-        """All that was written."""
+        """Returns all lines that were written."""
         return [line.split() for path in sorted(self.folder.iterdir()) for line in path.read_text().splitlines()]
 
     def started(self) -> set[str]:
-        """Tasks that were started: `workload.rank`."""
+        """Returns the tasks that have started, as `workload.rank`."""
         return {task for word, task, _ in self.lines() if word == "start"}
 
     def violations(self, tasks: dict[str, int]) -> list[str]:
-        """A gang's attempt that had ended with 0 everywhere and was followed by another; tasks started twice."""
+        """Returns attempts after a successful one, tasks that started twice, and workloads that never succeeded."""
         found = [f"{line}: twice" for line, n in Counter(map(" ".join, self.lines())).items() if n > 1]
         ends: dict[tuple[str, int], set[str]] = defaultdict(set)
         newest: dict[str, int] = defaultdict(int)
@@ -70,13 +70,13 @@ class Journal:
 
 
 def _copy(state: Path, to: Path) -> None:
-    """A backup of Temporal's database, as of one moment."""
+    """Writes a consistent backup of Temporal's database."""
     with sqlite3.connect(state) as source, sqlite3.connect(to) as target:
         source.backup(target)
 
 
 def _replace_state(up: Up, backup: Path | None) -> None:
-    """Temporal is killed and found again with the state of `backup`, or none. The supervisor is held meanwhile."""
+    """Kills Temporal and replaces its state with `backup`, or deletes it. The supervisor is stopped meanwhile."""
     assert up.process is not None
     up.process.send_signal(signal.SIGSTOP)
     try:
@@ -102,9 +102,9 @@ def _submit(up: Up, name: str, tasks: int, run: str) -> str:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
 def test_temporal_forgets_and_nothing_is_repeated(up: Up, tmp_path: Path, seed: int) -> None:
-    """All workloads end, also those cancelled just before; what had ended with 0, or went on, does not run again.
+    """All workloads end, including one cancelled just before; gangs that have succeeded do not run again.
 
-    First Temporal is rolled back to a moment some seconds ago, then it loses everything.
+    First Temporal is rolled back by some seconds, then it loses its whole state.
     """
     chance = random.Random(seed)
     (up.folder / "config.yaml").write_text(CONFIG)
@@ -117,12 +117,12 @@ def test_temporal_forgets_and_nothing_is_repeated(up: Up, tmp_path: Path, seed: 
 
 
 def _forgets(up: Up, journal: Journal, chance: random.Random, backup: Path | None) -> None:
-    """Workloads run, end and are cancelled around a moment after which Temporal has the state of `backup`, or none."""
+    """Runs and cancels workloads around the moment at which Temporal's state is replaced with `backup`, or deleted."""
     tasks: dict[str, int] = {}
     for number in range(WORKLOADS):
         count = chance.choice((1, 1, 2, 4))
         tasks[_submit(up, f"w-{number}", count, journal.run(chance.uniform(1.0, LONGEST_S)))] = count
-    waiting = _submit(up, "waiting", 17, "true")  # Its gang is larger than the fleet: it waits until it is cancelled.
+    waiting = _submit(up, "waiting", 17, "true")  # The gang is larger than the fleet: it is never placed.
     wait_until(lambda: len(journal.started()) >= WORKLOADS, "tasks run")
     if backup is not None:
         _copy(up.data / "temporal.db", backup)

@@ -1,4 +1,4 @@
-"""`mizzen up`: what a user can do to it, and what it leaves behind."""
+"""`mizzen up`: interruption, kill and restart, and the processes that it leaves."""
 
 import os
 import signal
@@ -28,17 +28,17 @@ def _task_pids(up: Up, workload: str) -> set[int]:
 
 
 async def test_closed_workflows_are_kept_as_configured(shared: Up) -> None:
-    """The embedded Temporal's namespace has the configured retention, not the server's default."""
+    """The embedded Temporal's namespace has the configured retention instead of the server's default."""
     client = await Client.connect(f"127.0.0.1:{shared.ports['temporal-port']}")
     described = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
     assert described.config.workflow_execution_retention_ttl.seconds == 100_000
 
 
 def test_killed_up_is_taken_over(shared: Up, tmp_path: Path) -> None:
-    """After kill -9 of `up` its tasks go on, and the next `up` finds them: the same processes, the same attempt."""
+    """After `kill -9` of `mizzen up` its tasks continue, and the next `mizzen up` takes over the same processes."""
     gate = tmp_path / "gate"
     workload = shared.submit("long", steps=3, step_s=0.2, gate=gate)
-    wait_until(lambda: shared.phase(workload) == "running" and _task_pids(shared, workload), "it runs")
+    wait_until(lambda: shared.phase(workload) == "running" and _task_pids(shared, workload), "the workload runs")
     before = _task_pids(shared, workload)
     assert shared.process is not None
     shared.process.send_signal(signal.SIGKILL)
@@ -46,27 +46,27 @@ def test_killed_up_is_taken_over(shared: Up, tmp_path: Path) -> None:
     shared.start()
     assert before <= _task_pids(shared, workload)
     gate.touch()
-    wait_until(lambda: shared.ended(workload), "it ends")
+    wait_until(lambda: shared.ended(workload), "the workload succeeds")
     assert [a["attempt"] for a in shared.client().attempts(workload)] == [1]
 
 
 def test_interrupt_saves_stops_and_goes_on(shared: Up, tmp_path: Path) -> None:
-    """Ctrl-C asks for a checkpoint and leaves no process; at the next start the workload goes on from there."""
+    """Ctrl-C makes tasks save and leaves no process; at the next start the workload resumes from there."""
     gate = tmp_path / "gate"
     workload = shared.submit("long", steps=60, step_s=0.2, tasks=2, gate=gate)
-    wait_until(lambda: shared.saved_step(workload), "it has saved")
+    wait_until(lambda: shared.saved_step(workload), "the workload has saved a checkpoint")
     assert shared.interrupt() == 0
     assert processes_of(shared.data) == {}
     gate.touch()
     shared.start()
-    wait_until(lambda: shared.ended(workload), "it goes on to its end")
+    wait_until(lambda: shared.ended(workload), "the workload resumes and succeeds")
     attempts = shared.client().attempts(workload)
     assert [a["attempt"] for a in attempts] == [1, 2]
     assert attempts[1]["resumed_step"] >= attempts[0]["checkpoint_step"] > 0
 
 
 def test_second_up_on_a_folder_is_refused(shared: Up) -> None:
-    """Two stacks never share a data folder: the second names the first's process."""
+    """A second stack on the same data folder is refused; the error names the first stack's process."""
     other = Up(shared.folder, lost_s=120)
     done = subprocess.run(other.command(), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 6
@@ -74,23 +74,23 @@ def test_second_up_on_a_folder_is_refused(shared: Up) -> None:
 
 
 def test_dead_children_are_restarted(shared: Up) -> None:
-    """Each part that is killed comes back, and the stack answers again."""
+    """Each killed part is restarted, and the stack works again."""
     log = shared.data / "run" / "log"
     for part in ("server worker", "server api", "server agents", "start-dev", "/postgres -D"):
         pids = {pid for pid, command in processes_of(shared.data).items() if part in command}
-        assert pids, f"{part} runs: {sorted(p.name for p in log.iterdir())}"
+        assert pids, f"no process of {part}; logs: {sorted(p.name for p in log.iterdir())}"
         os.kill(min(pids), signal.SIGKILL)
         wait_until(
             lambda part=part, pids=pids: {p for p, c in processes_of(shared.data).items() if part in c} - pids,
             f"{part} is started again",
         )
     workload = shared.submit("after", steps=3, step_s=0.05)
-    wait_until(lambda: shared.ended(workload), "the stack works")
+    wait_until(lambda: shared.ended(workload), "a new workload succeeds")
 
 
 @pytest.mark.parametrize("port", ["port", "database-port", "temporal-port", "temporal-ui-port"])
 def test_taken_port_is_named(up: Up, port: str) -> None:
-    """A port that is taken is an error of one line that names it, and nothing is left running."""
+    """A port in use gives an error of one line that names it, and no process is left."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,1 +1,1 @@
-"""Tests of the slow path."""
+"""Tests of Tetris, the slow path of scheduling."""

@@ -1,4 +1,4 @@
-"""Small random instances in which everything occurs: ties, replicas, tight limits, infeasible starts, zeros."""
+"""Small random instances with all special cases: ties, replicas, tight limits, infeasible starts, zeros."""
 
 import random
 from itertools import product
@@ -16,7 +16,7 @@ APPS = ("training", "spark", "etl")
 
 
 def small_instance(seed: int, tables: int = 6, regions: int = 3, jobs: int = 8) -> Instance:
-    """An instance by seed; sizes and hours are whole numbers, so that sums are exact."""
+    """Returns the instance of a seed; sizes and hours are whole numbers, so that sums are exact."""
     draw = random.Random(seed)
     names = [f"r{index}" for index in range(regions)]
     draw.shuffle(names)
@@ -72,7 +72,7 @@ def _job(draw: random.Random, index: int, tables: list[Table], types: tuple[str,
 
 
 def every_plan(instance: Instance) -> list[dict[str, str]]:
-    """All plans of an instance."""
+    """Returns all plans of an instance."""
     names = [r.name for r in instance.regions]
     return [
         dict(zip((t.name for t in instance.tables), homes, strict=True))
@@ -81,13 +81,13 @@ def every_plan(instance: Instance) -> list[dict[str, str]]:
 
 
 def allowed(instance: Instance, found: Score) -> bool:
-    """Whether a plan breaks no constraint that the start keeps, nor one that it breaks by more than it does."""
+    """Returns whether a plan violates only constraints that the start violates, each by no more than the start."""
     before = {(v.constraint, v.where): v.by for v in score(instance, {}).violations}
     return all(v.by <= before.get((v.constraint, v.where), 0.0) + 1e-9 * max(1.0, abs(v.by)) for v in found.violations)
 
 
 def excess_of(instance: Instance, found: Score) -> float:
-    """The relative excess of a plan by what the plain score says of it: each violation in parts of its scale."""
+    """Returns the relative excess of a plan from its plain score: each violation divided by the constraint's scale."""
     columns = Columns.of(instance)
     fixed = Problem(columns).fixed
     by = {

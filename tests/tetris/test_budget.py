@@ -1,4 +1,4 @@
-"""What a search may spend: effort first, the clock where that is slower, and a whole process within its promise."""
+"""The budget of a search: a number of evaluations, a time limit, and the deadline of the process."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from tetris.cooling import Cooling
 
 
 class Ticking:
-    """A clock that goes on by `tick_s` each time it is asked."""
+    """A clock that advances by `tick_s` at each call."""
 
     def __init__(self, tick_s: float) -> None:
         self.tick_s = tick_s
@@ -26,7 +26,7 @@ class Ticking:
 
 
 def test_effort_or_time_whichever_is_more() -> None:
-    """A budget is spent when its looks are, or when its time is over, by its own end or by an earlier one."""
+    """A budget is used up when its evaluations are used up or its time is over, whichever comes first."""
     still = Budget(2.0, lambda: 5.0)
     assert still.part(EVALUATIONS_PER_S) == pytest.approx(0.5) and still.part_of_time == 0.0
     assert still.part(2 * EVALUATIONS_PER_S) == 1.0 and still.left_s == pytest.approx(2.0 * OVERRUN)
@@ -43,8 +43,9 @@ def test_effort_or_time_whichever_is_more() -> None:
 
 @pytest.mark.parametrize("tables", [12, 200])
 def test_a_search_ends_by_the_clock(tables: int) -> None:
-    """However fast or slow the machine is: where each question for the time takes a tenth of a second, a search asks
-    few; it does so in its first passes too, and its plan is whole.
+    """A search with a slow clock still ends in time: it reads the clock rarely, and its plan is complete.
+
+    Each reading takes a tenth of a second here, also in the first passes of the search.
     """
     columns = Columns.of(small_instance(5, tables, 5, 3 * tables))
     clock = Ticking(0.1)
@@ -57,7 +58,7 @@ def test_a_search_ends_by_the_clock(tables: int) -> None:
 
 
 def test_a_process_that_has_just_begun_has_most_of_its_budget() -> None:
-    """The deadline is after the budget, and what is left of 1.5 budgets is for what follows the search."""
+    """The search's deadline is after its budget and early enough for the process to end within 1.5 budgets."""
     code = (
         "import time; from tetris.budget import process_deadline_s as d; "
         "n = time.monotonic(); print(d(1000.0) - n, d(0.01) - n)"
@@ -69,7 +70,7 @@ def test_a_process_that_has_just_begun_has_most_of_its_budget() -> None:
 
 
 def test_a_walk_cools_all_the_time() -> None:
-    """Temperatures fall from the first to far below where most of the walk ends, and go with what moves change."""
+    """Temperatures fall during the whole walk, to below 1/20 of `cold`, and are proportional to the mean change."""
     heats = Cooling.of_long_walk(0.05)
     at = [heats.at(part) for part in np.linspace(0.0, 1.0, 50)]
     assert at == sorted(at, reverse=True) and at[0] == heats.hot and at[-1] < heats.cold / 20

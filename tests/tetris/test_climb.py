@@ -1,4 +1,4 @@
-"""Climbing: the best plan of small instances, plans that break nothing, the same plan for the same seed."""
+"""Climb: optimal plans of small instances, plans without new violations, and the same plan for the same seed."""
 
 import numpy as np
 import pytest
@@ -15,13 +15,13 @@ from tetris.versions import v1
 
 
 def never() -> float:
-    """A clock by which no time passes: a search then ends by its effort, however busy the machine is."""
+    """A clock that does not advance, so that a search ends by its number of evaluations on any machine."""
     return 0.0
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_best_of_all_plans_is_found(seed: int) -> None:
-    """On instances of up to 243 plans, nothing that is allowed has less excess, or as little and a smaller total."""
+    """On instances of up to 243 plans, no allowed plan has less excess, or equal excess and a smaller total."""
     instance = small_instance(seed, 5 if seed % 2 else 7, 3 if seed % 2 else 2, 9)
     columns = Columns.of(instance)
     found = climb(columns, clock=never, time_s=0.3, seed=seed)
@@ -37,7 +37,7 @@ def test_the_best_of_all_plans_is_found(seed: int) -> None:
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:
-    """Effort is counted, not timed."""
+    """The same seed gives the same plan, because evaluations are counted instead of time."""
     columns = Columns.of(small_instance(5, 40, 5, 90))
     one, two = (climb(columns, clock=never, time_s=0.2, seed=3) for _ in range(2))
     assert np.array_equal(one.home, two.home)
@@ -45,7 +45,7 @@ def test_the_same_seed_gives_the_same_plan() -> None:
 
 
 def test_steps_only_improve_and_are_heard() -> None:
-    """Each step that is recorded has less excess or a smaller total than the one before."""
+    """Each recorded step has less excess or a smaller total than the one before, and the listener gets each step."""
     heard: list[Step] = []
     found = climb(Columns.of(small_instance(8, 60, 4, 120)), clock=never, time_s=0.3, listener=heard.append)
     assert len(found.steps) > 2
@@ -55,8 +55,9 @@ def test_steps_only_improve_and_are_heard() -> None:
 
 
 def test_the_long_walk_is_worth_its_budget() -> None:
-    """Where several jobs of both kinds share tables and quotas are tight: a fifth below what greedy passes reach. Short
-    walks and neighbourhoods alone save an eighth.
+    """On an instance with shared tables and tight quotas, the long walk ends a fifth below the greedy passes.
+
+    Short walks and neighbourhoods alone save an eighth.
     """
     columns = dense(1000, 6, 1)
     found = climb(columns, clock=never, time_s=1.5, proves=False)
@@ -65,7 +66,10 @@ def test_the_long_walk_is_worth_its_budget() -> None:
 
 @pytest.mark.parametrize(("time_s", "walks"), [(10.0, 1), (60.0, 5)])
 def test_long_walks_share_nearly_all_of_the_budget(time_s: float, walks: int) -> None:
-    """One of 10 seconds; with a minute for 300 tables several of about 12, for where one ends is partly chance."""
+    """A search of 10 seconds has one long walk; one of a minute has several, because a walk's result varies.
+
+    Together they use 93% of the budget.
+    """
     search = _Climb(dense(300, 6, 1), time_s, 0, None, lambda: False, False, never)
     walk = search.plan_long_walk(penalty=1.0)
     assert walk is not None
@@ -89,14 +93,14 @@ def test_it_ends_where_it_is_told_to() -> None:
     ],
 )
 def test_instances_of_almost_nothing(instance: Instance) -> None:
-    """No tables, no bytes, a single region: nothing to find, and nothing that fails."""
+    """Instances without tables, bytes or a second region are solved without an error."""
     found = climb(Columns.of(instance), clock=never, time_s=0.05)
     assert found.total == score(instance, {}).total
     assert found.proved
 
 
 def test_moves_add_up() -> None:
-    """The moves of a plan, one after the other, lead from the start's terms to the plan's, and name their jobs."""
+    """The moves of a plan, applied in order, change the start's terms into the plan's, and name the affected jobs."""
     instance = small_instance(11, 12, 4, 25)
     columns = Columns.of(instance)
     found = climb(columns, clock=never, time_s=0.2)
@@ -112,7 +116,7 @@ def test_moves_add_up() -> None:
 
 
 def test_moves_that_gain_the_most_come_first() -> None:
-    """A table whose move is worth while only after another's comes right after it, before what gains less."""
+    """A move that only pays after another one comes directly after it, before moves that gain less."""
     regions = (Region("r", 1e3), Region("s", 1e3))
     tables = (Table("e", 10.0, "r"), Table("b", 90.0, "r"), Table("a", 5.0, "r"), Table("d", 1.0, "s"))
     jobs = (
@@ -128,7 +132,7 @@ def test_moves_that_gain_the_most_come_first() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_order_of_moves_is_close_to_the_greedy_one(seed: int) -> None:
-    """The first move gains the most of all, and the first half of them about what the greedy choice gains."""
+    """The first move gains the most, and the first half gains about as much as the greedy order."""
     columns = Columns.of(small_instance(seed, 30, 4, 60))
     home = np.random.default_rng(seed).integers(0, 4, 30).astype(np.int32)
     totals = [m.total for m in explain(columns, home)]
@@ -144,7 +148,7 @@ def test_the_order_of_moves_is_close_to_the_greedy_one(seed: int) -> None:
 
 
 def test_v1_looks_at_neither_overload_nor_priority() -> None:
-    """V1 takes shares alone into account, and colocates as many jobs as it can; V2 what is important and overloaded."""
+    """V1 uses shares only and colocates as many jobs as it can; V2 also uses overload and priorities."""
     regions = (Region("r", 100.0, {"a": 10.0}), Region("s", 100.0, {"a": 30.0}))
     tables = (*(Table(f"t{i}", 1.0, "r") for i in range(4)), Table("x", 1.0, "s"))
     jobs = tuple(Job(f"j{i}", "ml", (f"t{i}",), 3, gpu_type="a", gpu_hours=10.0) for i in range(4))

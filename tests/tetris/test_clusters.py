@@ -10,7 +10,7 @@ from tetris.problem import Problem
 
 
 def _component(columns: Columns, table: int) -> set[int]:
-    """Tables that are joined to one by jobs, over tables of the same home only."""
+    """Returns the tables that jobs connect to a table, directly or by a chain, among tables of the same home."""
     found, new = {table}, [table]
     while new:
         one = new.pop()
@@ -25,7 +25,7 @@ def _component(columns: Columns, table: int) -> set[int]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_cluster_is_what_jobs_join_within_a_home(seed: int) -> None:
-    """All of it where there is room, else a joined part of it of just that size; each table once."""
+    """A cluster is the whole connected set of tables of one home, or a connected part of the maximum size."""
     columns = Columns.of(small_instance(seed, 30, 3, 40))
     problem = Problem(columns)
     members, marks = np.zeros(64, np.int32), np.zeros(31, np.int32)
@@ -46,7 +46,7 @@ def _neighbours(columns: Columns, table: int) -> set[int]:
 
 
 def test_a_home_nearby_is_one_of_a_neighbour() -> None:
-    """Where jobs read the table, a home of what they read; else its own."""
+    """A nearby home is a home of a table that the same job reads; for a table without jobs, its own home."""
     columns = Columns.of(small_instance(3, 20, 4, 20))
     problem = Problem(columns)
     for table in range(20):

@@ -20,20 +20,20 @@ MIZZEN = [str(Path(sys.executable).parent / "mizzen"), "tetris"]
 
 
 def run(*arguments: object, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    """The command's outcome."""
+    """Runs the command in a process and returns its result."""
     return subprocess.run([*MIZZEN, *map(str, arguments)], input=text, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
 def instance(tmp_path: Path) -> Path:
-    """A small instance's file."""
+    """Writes a small instance to a file and returns its path."""
     path = tmp_path / "instance.json"
     path.write_text(json.dumps(documents.instance_document(small_instance(8, 20, 4, 40))))
     return path
 
 
 def test_solve_then_score(instance: Path, tmp_path: Path) -> None:
-    """What solve writes scores better than the start, and its moves say what they gain."""
+    """The plan of `solve` scores better than the start, and its moves report their gains."""
     plan, moves, nothing = tmp_path / "plan.json", tmp_path / "moves.json", tmp_path / "none.json"
     solved = run("solve", instance, "--time-s", 0.3, "--out", plan, "--moves", moves)
     assert solved.returncode == 0, solved.stderr
@@ -48,12 +48,12 @@ def test_solve_then_score(instance: Path, tmp_path: Path) -> None:
 
 
 def here(*arguments: object, text: str | None = None) -> Result:
-    """The same within this process: starting one takes seconds."""
+    """Runs the command in this process, because starting a process takes seconds."""
     return CliRunner().invoke(tetris, [str(a) for a in arguments], input=text)
 
 
 def test_a_pipe_and_a_folder(instance: Path, tmp_path: Path) -> None:
-    """Documents may come from standard input and go to standard output; large ones are folders of Parquet."""
+    """Documents may come from standard input and go to standard output; large instances are folders of Parquet."""
     solved = here("solve", "-", "--method", "v0", text=instance.read_text())
     assert json.loads(solved.stdout) == {"version": 1, "homes": {}}
     made = here("generate", "--tables", 60, "--regions", 4, "--out", tmp_path / "large")
@@ -71,7 +71,7 @@ def test_a_pipe_and_a_folder(instance: Path, tmp_path: Path) -> None:
 
 
 def test_replicas_of_partitions(tmp_path: Path) -> None:
-    """Who reads which partitions is a document beside the instance; one of another instance is refused."""
+    """A document beside the instance has the partitions that jobs read; one of another instance is rejected."""
     plan, replicas, reads = (tmp_path / f"{name}.json" for name in ("plan", "replicas", "reads"))
     given, other = tmp_path / "given.json", tmp_path / "other.json"
     regions = [{"name": name, "storage_bytes": 100, "gpu_hours": hours} for name, hours in (("r", {}), ("s", {"a": 1}))]
@@ -91,7 +91,7 @@ def test_replicas_of_partitions(tmp_path: Path) -> None:
 
 
 def test_errors_are_one_line_and_change_nothing(instance: Path, tmp_path: Path) -> None:
-    """What cannot be used is named, with exit code 2; no plan is written."""
+    """Unusable input is an error of one line with exit code 2, and no file changes."""
     plan = tmp_path / "plan.json"
     body = json.loads(instance.read_text())
     body["tables"][3]["home"] = "nowhere"
@@ -128,7 +128,7 @@ def test_errors_are_one_line_and_change_nothing(instance: Path, tmp_path: Path) 
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
-    """A document appears as a whole, with the mode of the one before; what cannot be written leaves nothing behind."""
+    """A document is written atomically and keeps the mode of the previous file; a failed write leaves no file."""
     path, link = tmp_path / "plan.json", tmp_path / "link.json"
     path.write_text("before")
     path.chmod(0o640)
@@ -148,7 +148,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told(instance: Path, tmp_path: Path) -> None:
-    """What cannot be printed is an error of one line."""
+    """A failed write to standard output is an error of one line."""
     (tmp_path / "plan.json").write_text('{"version": 1, "homes": {}}')
     with Path("/dev/full").open("w") as full:
         command = [*MIZZEN, "score", str(instance), str(tmp_path / "plan.json")]
@@ -158,8 +158,8 @@ def test_a_full_disk_is_told(instance: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("searches", [True, False])
 def test_an_interrupt(tmp_path: Path, searches: bool) -> None:
-    """Ctrl-C ends with 130: the search with the best plan so far, and what is before it with nothing but a line."""
-    instance = tmp_path / "instance.json"  # Of too many tables to be proved before the interrupt.
+    """Ctrl-C exits with 130: during the search with the best plan so far, before it with one line of text."""
+    instance = tmp_path / "instance.json"  # Too many tables for a proof before the interrupt.
     instance.write_text(json.dumps(documents.instance_document(small_instance(8, 60, 4, 150))))
     plan = tmp_path / "plan.json"
     command = [*MIZZEN, "solve", str(instance), "--time-s", "600", "--out", str(plan)]
@@ -168,7 +168,7 @@ def test_an_interrupt(tmp_path: Path, searches: bool) -> None:
         said = it.stderr.readline()
         assert "loading the search" in said
         if searches:
-            # Its first line of how far it is comes once it searches.
+            # The first progress line is written when the search starts.
             said = it.stderr.readline()
         it.send_signal(signal.SIGINT)
         said += it.stderr.read()
@@ -182,6 +182,6 @@ def test_an_interrupt(tmp_path: Path, searches: bool) -> None:
 
 
 def test_placing_needs_no_solver() -> None:
-    """CP-SAT is imported by the search that uses it, and by nothing before."""
+    """CP-SAT is imported only by the search that uses it."""
     code = "import sys, tetris.climb, tetris.exact, tetris.night; sys.exit('ortools' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Instances and plans as JSON: what is written is read again, and what is wrong is named."""
+"""Instances and plans as JSON: round trips, and errors that name the wrong field."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from tetris import documents
 
 
 def body() -> dict[str, Any]:
-    """A small valid instance."""
+    """Returns a small valid instance."""
     return {
         "version": 1,
         "regions": [{"name": "r1", "storage_bytes": 10, "gpu_hours": {"a": 1}}, {"name": "r2", "storage_bytes": 10}],
@@ -22,13 +22,13 @@ def body() -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_round_trip(seed: int) -> None:
-    """An instance that is written is the same when it is read."""
+    """An instance is equal after writing and reading."""
     instance = small_instance(seed)
     assert documents.read_instance(json.dumps(documents.instance_document(instance))) == instance
 
 
 def test_reads_round_trip() -> None:
-    """Which partitions jobs read is the same when it is read again; what is wrong is named."""
+    """The reads of jobs are equal after writing and reading, and errors name the wrong field."""
     reads = Reads({"t/1": 1.0, "t/2": 0.0}, {"j": ("t/1", "t/2"), "k": ("t/2",)})
     assert documents.read_reads(json.dumps(reads_document(reads))) == reads
     for change, said in (
@@ -78,7 +78,7 @@ def test_reads_round_trip() -> None:
     ],
 )
 def test_errors_name_the_field(path: tuple[Any, ...], value: Any, said: str) -> None:
-    """An instance that cannot be used is refused with the field, the value and what would be right."""
+    """An unusable instance is rejected with the field, the value and what would be right."""
     given = body()
     at: Any = given
     for key in path[:-1]:
@@ -90,7 +90,7 @@ def test_errors_name_the_field(path: tuple[Any, ...], value: Any, said: str) -> 
 
 
 def test_what_is_missing_is_named() -> None:
-    """A field that is not there is named."""
+    """A missing field is named in the error, and malformed JSON is rejected."""
     given = body()
     del given["tables"][0]["home"]
     with pytest.raises(documents.DocumentError, match=r"tables\.0\.home: missing"):
@@ -104,7 +104,7 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_what_is_there_twice_is_named() -> None:
-    """A field of any object that is there twice is told with its path, in instances and in plans."""
+    """A duplicate field of any object is reported with its path, in instances and in plans."""
     text = json.dumps(body())
     for wrong, where in (
         (text.replace('"home": "r1"', '"home": "r1", "home": "r2"'), r"tables\.0\.home: duplicate field"),
@@ -118,7 +118,7 @@ def test_what_is_there_twice_is_named() -> None:
 
 
 def test_a_plan_names_what_is_there() -> None:
-    """A plan's tables and regions are the instance's."""
+    """A plan may name only tables and regions of the instance."""
     names = documents.names_of(documents.read_instance(json.dumps(body())))
     written = json.dumps(documents.plan_document({"t1": "r2"}))
     assert documents.read_plan(written, *names) == {"t1": "r2"}

@@ -1,4 +1,4 @@
-"""The exact method against all plans of small instances, judged by the plain score."""
+"""The exact method, compared with all plans of small instances by the plain score."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,7 @@ from tetris.score import score
 
 
 def best_by_enumeration(instance: Instance) -> tuple[float, float]:
-    """The least excess over allowed plans, and the least total of the plans that have it."""
+    """Returns the least excess of allowed plans, and the least total among the plans with that excess."""
     weights = []
     for plan in every_plan(instance):
         found = score(instance, plan)
@@ -45,13 +45,13 @@ def assert_is_best(instance: Instance) -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_it_finds_the_best_of_all_plans(seed: int) -> None:
-    """On random instances with ties, replicas, zeros, tight limits and infeasible starts."""
+    """The exact method finds the optimum of random instances with ties, replicas, zeros and infeasible starts."""
     tables, regions = ((5, 3), (4, 4), (6, 2), (4, 3), (3, 1))[seed % 5]
     assert_is_best(small_instance(seed, tables, regions, jobs=4 + seed % 7))
 
 
 def test_equal_tables_are_one_class() -> None:
-    """Tables that may be exchanged are not tried in every order, and the plan is as good."""
+    """Interchangeable tables form one class, whose orders are not all tried; the plan stays optimal."""
     names = ("a", "b", "c")
     regions = tuple(Region(n, 30.0 + 7 * i, {"g": 10.0 * i}) for i, n in enumerate(names))
     tables = tuple(Table(f"t{i}", 4.0, "a") for i in range(6))
@@ -63,7 +63,7 @@ def test_equal_tables_are_one_class() -> None:
 
 
 def test_tables_of_one_job_may_be_exchanged_if_its_order_does_not_matter() -> None:
-    """Two tables that a job reads together are alike; one that another job reads too is not."""
+    """Two tables that the same jobs read are interchangeable; a table that other jobs read too is not."""
     tables = tuple(Table(f"t{i}", 4.0, "a") for i in range(3))
     jobs = (Job("j", "ml", ("t0", "t1", "t2"), 1), Job("k", "ml", ("t2", "t1"), 1, weight=2.0))
     branching = Branching(Columns.of(Instance((Region("a", 99.0), Region("b", 99.0)), tables, jobs)))
@@ -86,12 +86,12 @@ def test_tables_of_one_job_may_be_exchanged_if_its_order_does_not_matter() -> No
     ids=["nothing", "no bytes", "a job without tables", "only replicas may be used"],
 )
 def test_corners(instance: Instance) -> None:
-    """Zero denominators, nothing to decide, and moves that copy nothing."""
+    """Zero denominators, instances without a choice, and moves that copy no bytes are handled."""
     assert_is_best(instance)
 
 
 def test_a_plan_to_begin_with_is_kept_unless_a_better_one_is_found() -> None:
-    """With no time at all the answer is the plan that was given, and its bound is below it."""
+    """Without time, the result is the given plan, with a bound at or below its total."""
     columns = Columns.of(small_instance(1000, 8, 3, 12))
     best = solve(columns, time_s=60)
     begun = solve(columns, time_s=0, upper=best.home)
@@ -102,7 +102,7 @@ def test_a_plan_to_begin_with_is_kept_unless_a_better_one_is_found() -> None:
 
 
 def test_a_plan_that_is_not_allowed_is_not_begun_with() -> None:
-    """A plan beyond the move quota is worse than the start, whatever it costs."""
+    """A given plan beyond the move quota is ignored, and the result is the start."""
     instance = replace(small_instance(7, 5, 3, 6), move_quota_bytes=0.0)
     columns = Columns.of(instance)
     away = next(
@@ -114,7 +114,7 @@ def test_a_plan_that_is_not_allowed_is_not_begun_with() -> None:
 
 
 def test_a_search_that_is_stopped_says_so() -> None:
-    """`stop` ends it at the next look; what is told of progress never worsens."""
+    """`stop` ends the search at its next check, and reported progress never gets worse."""
     columns = Columns.of(small_instance(1001, 14, 4, 30))
     told: list[ExactProgress] = []
     answer = solve(columns, time_s=60, progress=told.append, stop=lambda: len(told) > 1)
@@ -126,7 +126,7 @@ def test_a_search_that_is_stopped_says_so() -> None:
 
 @pytest.mark.parametrize("slices", [1, 3])
 def test_a_bound_before_the_end_is_below_every_plan(slices: int) -> None:
-    """What is told while the search is under way, and in the answer that time ended, is at most the optimum."""
+    """The bound of an unfinished search is at most the optimum, and below every plan."""
     columns = generate(24, 4, seed=2)
     clock = chain([0.0] * (1 + slices), repeat(100.0))
     answer = solve(columns, time_s=100, clock=clock.__next__)
@@ -135,7 +135,7 @@ def test_a_bound_before_the_end_is_below_every_plan(slices: int) -> None:
 
 
 def test_what_is_too_large_is_refused() -> None:
-    """The error names what there is too much of, and what to use."""
+    """An instance that is too large is rejected with the number, the limit and the method to use instead."""
     regions = tuple(Region(f"r{i:02}", 1.0) for i in range(63))
     with pytest.raises(ValueError, match="regions: 63: the exact method supports up to 62; use climb"):
         solve(Columns.of(Instance(regions, (), ())), time_s=1)
@@ -147,7 +147,7 @@ def test_what_is_too_large_is_refused() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_excess_is_what_the_score_finds_over_the_limits(seed: int) -> None:
-    """Both methods' excess is that of the plain score, for the start and for other plans."""
+    """The excess of both methods equals that of the plain score, for the start and for other plans."""
     instance = small_instance(seed)
     columns = Columns.of(instance)
     branching, draw = Branching(columns), np.random.default_rng(seed)

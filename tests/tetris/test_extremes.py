@@ -1,4 +1,4 @@
-"""Sizes, hours and weights at the ends of what is accepted: nothing overflows, and the plan is as good."""
+"""Sizes, hours and weights at the limits of the accepted range: no overflow, and plans of equal quality."""
 
 import math
 from dataclasses import replace
@@ -17,12 +17,12 @@ from tetris.score import score
 
 
 def never() -> float:
-    """A clock by which no time passes."""
+    """A clock that does not advance."""
     return 0.0
 
 
 def scaled(instance: Instance, size: float, weight: float, capacity: float) -> Instance:
-    """The same with sizes, weights of the terms, and capacities multiplied."""
+    """Returns the instance with its sizes, weights of terms, and capacities multiplied."""
     weights = instance.weights
     return replace(
         instance,
@@ -48,7 +48,7 @@ def scaled(instance: Instance, size: float, weight: float, capacity: float) -> I
     ],
 )
 def test_plans_do_not_depend_on_units(size: float, weight: float, capacity: float) -> None:
-    """Whatever the unit of bytes and of the objective, climbing works and its total is the plain score's."""
+    """Climb works for any unit of bytes and of the objective, and its total equals the plain score's."""
     given = scaled(small_instance(8, 20, 4, 40), size, weight, capacity)
     columns = Columns.of(given)
     found = climb(columns, clock=never, time_s=0.3, seed=1)
@@ -59,7 +59,7 @@ def test_plans_do_not_depend_on_units(size: float, weight: float, capacity: floa
 
 
 def test_the_magnitude_of_weights_does_not_change_what_is_found() -> None:
-    """Weights a billion times as large, or as small, lead to a plan as good, greedily and by the whole search."""
+    """Weights that are 2**30 times larger or smaller give an equally good plan, with and without the full search."""
     given = replace(small_instance(11, 20, 4, 40), move_quota_bytes=None)
     for time_s in (0.0, 0.3):
         totals = [
@@ -98,7 +98,7 @@ EXTREMES = Instance(
     Weights(0.0, 0.0, 0.0),
 ])  # fmt: skip
 def test_the_largest_beside_the_smallest(weights: Weights) -> None:
-    """With the ends of the range side by side each method ends, without a warning, at a plan that is no worse."""
+    """With the largest and smallest values together, each method ends without a warning and with no worse plan."""
     given = replace(EXTREMES, weights=weights)
     columns = Columns.of(given)
     before = score(given, {})

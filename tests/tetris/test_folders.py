@@ -1,4 +1,4 @@
-"""Large instances as Parquet: the same columns again, and what is wrong is named with its file, column and row."""
+"""Large instances as Parquet: round trips, and errors that name the file, column and row."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from tetris.folders import read_folder, write_folder
 
 @pytest.mark.parametrize("seed", range(4))
 def test_round_trip(seed: int, tmp_path: Path) -> None:
-    """What is written is read again, in every column."""
+    """All columns are equal after writing and reading."""
     columns = Columns.of(small_instance(seed, 9, 4, 12))
     write_folder(columns, tmp_path / "x")
     again = read_folder(tmp_path / "x")
@@ -53,7 +53,7 @@ def test_round_trip(seed: int, tmp_path: Path) -> None:
 def test_errors_name_file_column_and_row(
     tmp_path: Path, file: str, column: str, values: list[object] | None, said: str
 ) -> None:
-    """A folder that cannot be used is refused with what is wrong where."""
+    """An unusable folder is rejected with the file, column, row and value."""
     given = small_instance(1, 3, 2, 3)
     columns = Columns.of(replace(given, tables=tuple(replace(t, home="r1", replicas=()) for t in given.tables)))
     write_folder(columns, tmp_path)
@@ -70,7 +70,7 @@ def test_errors_name_file_column_and_row(
 
 
 def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:
-    """What is missing is named."""
+    """A missing or invalid file is named in the error."""
     with pytest.raises(DocumentError, match=r"^instance\.json: No such file"):
         read_folder(tmp_path)
     for text, said in (

@@ -1,4 +1,4 @@
-"""Generated instances have MAST's shape."""
+"""Generated instances have the statistics of MAST's instance."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tetris.problem import Problem
 
 
 def test_the_shape_is_masts() -> None:
-    """Sharing at three percentiles; high-priority demand over supply, over all and at worst; training at home."""
+    """Percentiles of sharing, high-priority demand over supply, and the share of training at home match MAST's."""
     columns = generate(6000, 10, seed=2)
     shared = np.bincount(columns.job_table, minlength=6000)
     assert np.percentile(shared, [50, 90, 99]) == pytest.approx([3, 17, 45], rel=0.35)
@@ -28,7 +28,7 @@ def test_the_shape_is_masts() -> None:
 
 
 def test_the_same_seed_gives_the_same_instance() -> None:
-    """An instance is made by its numbers alone."""
+    """An instance depends only on its numbers of tables and regions and its seed."""
     one, two, other = generate(500, 5, 1), generate(500, 5, 1), generate(500, 5, 2)
     assert np.array_equal(one.job_table, two.job_table) and np.array_equal(one.home, two.home)
     assert not np.array_equal(one.size_bytes, other.size_bytes)

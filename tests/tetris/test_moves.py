@@ -1,4 +1,4 @@
-"""The compiled, incremental objective equals the plain one after any moves, and what a move would change is exact."""
+"""The compiled incremental objective equals the plain score after any moves, and predicted changes are exact."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from tetris.score import score
 def test_incremental_equals_plain(
     seed: int, tables: int, regions: int, jobs: int, moves: list[tuple[int, int]]
 ) -> None:
-    """Before, between and after any moves the terms, the total and what is broken are those of the plain reference."""
+    """The terms, the total and the violations equal those of the plain score before, between and after any moves."""
     instance = small_instance(seed, tables, regions, jobs)
     columns = Columns.of(instance)
     problem = Problem(columns)
@@ -42,7 +42,7 @@ def test_incremental_equals_plain(
 
 
 def agrees(instance: Instance, columns: Columns, problem: Problem) -> None:
-    """Total and constraints are the plain reference's."""
+    """Asserts that total and violations equal those of the plain score."""
     plain = score(instance, columns.plan_of(problem.home))
     assert problem.total == pytest.approx(plain.total, rel=1e-9, abs=1e-9)
     mine = problem.score()

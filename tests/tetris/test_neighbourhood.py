@@ -1,4 +1,4 @@
-"""Neighbourhoods that CP-SAT solves: they are solved, keep what the plan keeps, and find what single moves do not."""
+"""Neighbourhoods that CP-SAT solves: they are feasible, keep the constraints, and improve on single moves."""
 
 from itertools import product
 
@@ -24,7 +24,7 @@ def _all(problem: Problem) -> HomesModel:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_what_is_found_breaks_no_more_than_the_plan(seed: int) -> None:
-    """Storage, CPU quotas, hours at home and moved bytes: whatever the model offers may be chosen."""
+    """Every solution of the model keeps storage, CPU quotas, training at home and the move quota as the plan does."""
     problem = Problem(Columns.of(small_instance(seed)))
     found, spent_s = _all(problem).solve(seed, EFFORT_S)
     assert found and spent_s <= EFFORT_S * 1.1
@@ -37,7 +37,7 @@ def test_what_is_found_breaks_no_more_than_the_plan(seed: int) -> None:
 
 @pytest.mark.parametrize("tables, regions", [(14, 4), (300, 8), (3000, 12)])
 def test_neighbourhoods_of_mast_shape_are_solved_in_their_effort(tables: int, regions: int) -> None:
-    """Each has an answer: what it begins with is one, and there is time for more."""
+    """CP-SAT solves each neighbourhood within its effort, at least with the current plan as the solution."""
     problem = Problem(generate(tables, regions, seed=1))
     one_pass(problem, np.zeros(search.N_TALLY))
     before = problem.excess[0], problem.total
@@ -52,7 +52,7 @@ def test_neighbourhoods_of_mast_shape_are_solved_in_their_effort(tables: int, re
 
 
 def _two_groups_change_places() -> Instance:
-    """Two jobs of two tables each in the other's region; there is room for one table more, and half the hours."""
+    """Returns two jobs of two tables each, each job in the other's region, with space for one more table per region."""
     regions = Region("a", 5.0, {"g": 9.0}), Region("b", 5.0, {"h": 9.0})
     tables = tuple(Table(f"{r}{n}", 2.0, r) for r, n in product("ab", range(2)))
     jobs = (
@@ -63,7 +63,7 @@ def _two_groups_change_places() -> Instance:
 
 
 def test_what_neither_moves_nor_swaps_find() -> None:
-    """No table and no job has room to move, and swaps of two tables take both jobs apart: four tables move at once."""
+    """No single move and no swap of two tables improves the plan; a neighbourhood moves four tables at once."""
     columns = Columns.of(_two_groups_change_places())
     problem = Problem(columns)
     assert one_pass(problem, np.zeros(search.N_TALLY)) == 0
@@ -72,7 +72,7 @@ def test_what_neither_moves_nor_swaps_find() -> None:
 
 
 def test_what_is_no_better_is_not_taken() -> None:
-    """At the optimum the plan stays as it is."""
+    """At the optimum, the plan does not change."""
     columns = Columns.of(_two_groups_change_places())
     problem = Problem(columns, np.array([1, 1, 0, 0], np.int32))
     total = problem.total

@@ -1,4 +1,4 @@
-"""Extra replicas: outside the home for disasters, where jobs without a region can run, and hot tables by supply."""
+"""Extra replicas: for disaster recovery, for jobs without a region, and for hot tables."""
 
 import dataclasses
 import itertools
@@ -23,12 +23,12 @@ ONLY_RECOVERY = Policy(hot_jobs=1 << 30)
 
 
 def regions(*names: str, room: float = 100.0) -> tuple[Region, ...]:
-    """Regions with 10 GPU hours of type a each."""
+    """Returns regions with 10 GPU hours of type `a` each."""
     return tuple(Region(name, room, {"a": 10.0}) for name in names)
 
 
 def test_a_disaster_takes_one_copy_at_most() -> None:
-    """The replica is where a failure with the home is least likely, then where the load can be taken."""
+    """The recovery replica is in a region unlikely to fail with the home, and then in one that can take the load."""
     given = Instance(
         (*regions("r", "s"), Region("t", 100.0, {"a": 40.0}), Region("u", 100.0)),
         (Table("x", 10.0, "r"),),
@@ -43,7 +43,7 @@ def test_a_disaster_takes_one_copy_at_most() -> None:
 
 
 def test_a_job_of_two_kinds_of_hardware_gets_a_replica() -> None:
-    """Where no region has both types of GPU that a table's jobs need, a replica goes to the highest supply of one."""
+    """If no region has both GPU types of a table's jobs, a replica goes to the region with the most supply of one."""
     given = Instance(
         (Region("r", 100.0, {"a": 10.0}), Region("s", 100.0, {"b": 5.0}), Region("t", 100.0, {"b": 50.0})),
         (Table("x", 10.0, "r"),),
@@ -61,7 +61,7 @@ def test_a_job_of_two_kinds_of_hardware_gets_a_replica() -> None:
 
 
 def test_only_the_partitions_that_are_needed_are_copied() -> None:
-    """A job that reads a tenth of a table takes a tenth of its bytes, and fits where the whole would not."""
+    """A job that reads a tenth of a table gets a replica of a tenth of its bytes, where the whole would not fit."""
     given = Instance(
         (Region("r", 100.0, {"a": 10.0}), Region("s", 30.0, {"a": 20.0})),
         (Table("x", 60.0, "r"), Table("y", 10.0, "s")),
@@ -83,7 +83,7 @@ def test_only_the_partitions_that_are_needed_are_copied() -> None:
 
 
 def test_each_job_needs_its_own_partitions() -> None:
-    """As many bytes of other days serve nobody; what an earlier job got is not copied again; the whole has it all."""
+    """Each job needs exactly its own partitions; partitions that are already there are not copied again."""
     jobs = {"i": ("x/1",), "j": ("x/2",), "k": ("x/1", "x/2", "x/3"), "l": ()}
     given = Instance(
         (Region("r", 100.0), Region("s", 80.0, {"a": 20.0})),
@@ -114,7 +114,7 @@ def test_each_job_needs_its_own_partitions() -> None:
     ],
 )
 def test_reads_of_another_instance(reads: Reads, message: str) -> None:
-    """Reads that are not of the instance's jobs and tables are refused, with what does not fit."""
+    """Reads of unknown jobs, tables or partitions are rejected with an error that names them."""
     given = Instance(regions("r"), (Table("x", 2.0, "r"), Table("y", 2.0, "r")), (Job("j", "ml", ("x",), 1),))
     with pytest.raises(ValueError, match=re.escape(message)):
         Needed.of(Columns.of(given), reads)
@@ -123,7 +123,7 @@ def test_reads_of_another_instance(reads: Reads, message: str) -> None:
 @hypothesis.given(seed=st.integers(0, 10_000), data=st.data())
 @hypothesis.settings(deadline=None, max_examples=40)
 def test_partial_replicas_add_up(seed: int, data: st.DataObject) -> None:
-    """Told partition by partition, replicas have the bytes that are stored, and serve the jobs that count as placed."""
+    """Summed by partition, replicas have the reported stored bytes and serve exactly the jobs that count as placed."""
     columns = Columns.of(small_instance(seed, 8, 3, 12))
     days = {name: [f"{name}/{day}" for day in range(3)] for name in columns.table_names}
     sizes = dict(zip(columns.table_names, columns.size_bytes.tolist(), strict=True))
@@ -140,7 +140,7 @@ def test_partial_replicas_add_up(seed: int, data: st.DataObject) -> None:
     needed = Needed.of(columns, reads)
     found = replicate(columns, columns.home, Policy(hot_jobs=3), needed)
     there: dict[str, set[str]] = {region: set() for region in columns.regions}
-    # A quarter of each table is read by nobody.
+    # No job reads a quarter of each table.
     whole = {name: {*days[name], f"{name}/rest"} for name in columns.table_names}
     for table, home in zip(columns.table_names, columns.home, strict=True):
         there[columns.regions[home]] |= whole[table]
@@ -160,7 +160,7 @@ def test_partial_replicas_add_up(seed: int, data: st.DataObject) -> None:
 
 
 def test_what_does_not_fit_is_told() -> None:
-    """A job for whose tables no region has room stays without one, with what is missing."""
+    """A job whose tables fit in no region stays unplaced, and the missing bytes are reported."""
     given = Instance(
         regions("r", "s", room=50.0),
         (Table("x", 40.0, "r"), Table("y", 45.0, "s")),
@@ -173,7 +173,7 @@ def test_what_does_not_fit_is_told() -> None:
 
 
 def test_high_priority_data_comes_first() -> None:
-    """Where storage is short, the tables of the higher level get their replica."""
+    """If storage is short, the tables of the higher level get their replicas."""
     given = Instance(
         (Region("r", 100.0, {"a": 1.0}), Region("s", 10.0, {"a": 1.0})),
         (Table("x", 8.0, "r"), Table("y", 8.0, "r")),
@@ -185,7 +185,7 @@ def test_high_priority_data_comes_first() -> None:
 
 
 def test_hot_tables_are_spread_by_supply() -> None:
-    """The hottest tables of a type go to the regions that have it, within each one's budget by supply."""
+    """The hottest tables of a GPU type go to the regions that have it, within each region's budget by supply."""
     jobs = tuple(Job(f"j{i}", "ml", ("x",), 3, gpu_type="a", gpu_hours=1.0) for i in range(3))
     jobs += tuple(Job(f"k{i}", "ml", ("y",), 3, gpu_type="a", gpu_hours=1.0) for i in range(2))
     given = Instance(
@@ -195,12 +195,12 @@ def test_hot_tables_are_spread_by_supply() -> None:
     )
     columns = Columns.of(given)
     found = replicate(columns, columns.home, Policy(disaster_recovery_level=0, hot_jobs=2))
-    # 20 bytes, half of them for hot tables, three quarters of that for type a: room for the hottest alone.
+    # Of 20 bytes, half are for hot tables and three quarters of that for type a: enough for the hottest table only.
     assert [(r.table, columns.regions[r.region], r.reason) for r in found.replicas] == [(0, "s", "hot")]
 
 
 def test_jobs_come_before_recovery_and_serve_it() -> None:
-    """With room for one copy a job without a region gets it; with more, that copy is its table's for a disaster too."""
+    """With space for one copy, a job without a region gets it; the copy also counts as the table's recovery replica."""
     given = Instance(
         (Region("r", 100.0, {"a": 10.0}), Region("s", 20.0, {"b": 10.0}), Region("t", 0.0)),
         (Table("x", 15.0, "r"), Table("y", 15.0, "r")),
@@ -220,7 +220,7 @@ def test_jobs_come_before_recovery_and_serve_it() -> None:
 
 
 def test_hot_data_of_high_priority_comes_first() -> None:
-    """A hot table of priority 1 has the budget before one of priority 7 that more jobs read."""
+    """A hot table of priority 1 gets the budget before one of priority 7 that more jobs read."""
     jobs = tuple(Job(f"j{i}", "ml", ("x",), 7, gpu_type="a", gpu_hours=1.0) for i in range(12))
     jobs += tuple(Job(f"k{i}", "ml", ("y",), 1, gpu_type="a", gpu_hours=1.0) for i in range(10))
     given = Instance(regions("r", "s", room=30.0), (Table("x", 10.0, "r"), Table("y", 10.0, "r")), jobs)
@@ -230,7 +230,7 @@ def test_hot_data_of_high_priority_comes_first() -> None:
 
 
 def test_analytics_reads_from_afar() -> None:
-    """Spark runs where most of its tables are, so it gets no replicas; an ML job with the same tables does."""
+    """Spark jobs may read remote tables, so they get no replicas; an ML job with the same tables does."""
     tables = (Table("x", 10.0, "r"), Table("y", 10.0, "r"), Table("z", 10.0, "s"))
     kinds = (("spark", None, []), ("spark", "a", [("z", "r")]), ("ml", None, [("z", "r")]))
     for kind, gpu_type, wanted in kinds:
@@ -243,7 +243,7 @@ def test_analytics_reads_from_afar() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_capacity_is_kept_and_all_is_accounted_for(seed: int) -> None:
-    """Replicas never exceed storage, held parts and bytes agree, and jobs that find no region are told."""
+    """Replicas never exceed storage, held parts and bytes agree, and jobs without a region are reported."""
     columns = Columns.of(small_instance(seed, 12, 4, 25))
     found = replicate(columns, columns.home, Policy(hot_jobs=2))
     stored = (found.held * columns.size_bytes[:, None]).sum(axis=0)
@@ -255,7 +255,7 @@ def test_capacity_is_kept_and_all_is_accounted_for(seed: int) -> None:
 
 
 def test_hardly_any_job_is_left_without_a_region() -> None:
-    """On MAST's shape, with room for replicas, at most one job in a thousand finds its data and hardware nowhere."""
+    """On an instance like MAST's with space for replicas, at most one job in a thousand has no region."""
     columns = generate(2000, 8, seed=1)
     columns.capacity_bytes[:] *= 3.0
     before = candidate_regions(columns, replicate(columns, columns.home, ONLY_JOBS).held)

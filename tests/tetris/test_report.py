@@ -1,4 +1,4 @@
-"""What an operator sees of a plan: storage and demand over supply of each region, before and after."""
+"""The report of a plan: storage and demand over supply of each region, before and after."""
 
 import json
 
@@ -8,7 +8,7 @@ from tetris.report import Summary, lines, summarise
 
 
 def test_regions_before_and_after() -> None:
-    """Demand goes where its table goes; high priority is told apart; demand without supply is told as such."""
+    """Demand follows its table; high-priority demand and demand without supply are shown separately."""
     given = Instance(
         (Region("r", 100.0, {"a": 10.0}), Region("s", 50.0, {"a": 40.0, "b": 5.0})),
         (Table("x", 25.0, "r"), Table("y", 5.0, "s")),
@@ -37,7 +37,7 @@ def test_regions_before_and_after() -> None:
 
 
 def test_parts_of_next_to_nothing() -> None:
-    """Demand on a supply that hardly is there is told by its magnitude, so that columns stay narrow."""
+    """A ratio to a very small supply is shown as a power of ten, so that columns stay narrow."""
     given = Instance(
         (Region("r", 100.0, {"a": 1e-9}), Region("s", 0.0, {"a": 1.0})),
         (Table("x", 25.0, "r"),),

@@ -1,4 +1,4 @@
-"""The plain score, by hand: each expression on instances that are small enough to be worked out on paper."""
+"""The plain score: each term on instances that can be computed by hand."""
 
 import math
 from dataclasses import replace
@@ -12,13 +12,16 @@ TWO = (Region("r1", 100.0, {"a": 30.0}), Region("r2", 300.0, {"a": 10.0}))
 
 
 def instance(*jobs: Job, **more: object) -> Instance:
-    """Two regions, two tables of 25 and 75 bytes in the first and the second."""
+    """Returns an instance of two regions with a table of 25 bytes in the first and one of 75 bytes in the second."""
     tables = (Table("t1", 25.0, "r1"), Table("t2", 75.0, "r2"))
     return Instance(TWO, tables, jobs, **more)  # type: ignore[arg-type]
 
 
 def test_read_counts_what_is_not_at_home() -> None:
-    """A job without a region reads all its tables from afar, another those whose home is elsewhere; by weight."""
+    """The read term counts, by job weight, the tables that a job reads outside of its region.
+
+    A job without a region reads all of its tables remotely.
+    """
     apart = Job("j", "ml", ("t1", "t2"), 3, weight=2.0)
     assert score(instance(apart), {}).read == 2.0
     assert score(instance(apart), {"t1": "r2"}).read == 0.0
@@ -28,7 +31,10 @@ def test_read_counts_what_is_not_at_home() -> None:
 
 
 def test_gpu_compares_shares_and_adds_overload() -> None:
-    """Demand's share less supply's, squared, and the sigmoid of what is over the supply, by the level's weight."""
+    """The GPU term is the squared difference of the shares of demand and supply, plus a sigmoid of the overload.
+
+    Overload is weighted by level.
+    """
     job = Job("j", "ml", ("t2",), 1, gpu_type="a", gpu_hours=20.0)
     weights = Weights(by_priority={1: 3.0})
     apart = (0 - 0.75) ** 2 + (1 - 0.25) ** 2
@@ -37,21 +43,21 @@ def test_gpu_compares_shares_and_adds_overload() -> None:
 
 
 def test_any_demand_overloads_where_no_supply_is() -> None:
-    """With no supply anywhere the sigmoid is 1 for any demand, and shares of nothing are zero."""
+    """Without any supply, the sigmoid is 1 for any demand, and shares of a zero total are 0."""
     job = Job("j", "ml", ("t2",), 1, gpu_type="b", gpu_hours=1e-6)
     idle = score(instance(Job("j", "ml", ("t2",), 1)), {}).gpu
     assert score(instance(job), {}).gpu == pytest.approx(idle + 1.0 + 4 * 0.5)
 
 
 def test_storage_compares_shares() -> None:
-    """A region's share of the bytes less its share of the capacity, squared; zero where there are none."""
+    """The storage term is the squared difference of a region's shares of bytes and capacity; a zero total gives 0."""
     assert score(instance(), {}).storage == pytest.approx(0.0)
     assert score(instance(), {"t1": "r2"}).storage == pytest.approx(0.25**2 * 2)
     assert score(Instance((Region("r", 0.0),), (), ()), {}).total == 0.0
 
 
 def test_a_replica_is_used_up() -> None:
-    """A move to a replica copies nothing, and the table is in one place less."""
+    """A move to a replica copies no bytes, and the table has one copy less afterwards."""
     start = replace(instance(), tables=(Table("t1", 25.0, "r1", ("r2",)),), move_quota_bytes=0.0)
     assert score(start, {"t1": "r2"}).violations == ()
     assert score(start, {}).storage == pytest.approx(0.25**2 * 2)
@@ -61,7 +67,7 @@ def test_a_replica_is_used_up() -> None:
 
 
 def test_where_a_job_runs() -> None:
-    """ML where all its tables are; others where most are, then most bytes, then the first name."""
+    """An ML job runs where all its tables are; others where most are, then by bytes, then by name."""
     tables = {t.name: t for t in (Table("a", 1.0, ""), Table("b", 2.0, ""), Table("c", 1.0, ""))}
     home = {"a": "x", "b": "y", "c": "x"}
     assert job_region(Job("j", "ml", ("a", "c"), 1), tables, home) == "x"
@@ -72,7 +78,7 @@ def test_where_a_job_runs() -> None:
 
 
 def test_constraints_say_where_and_by_how_much() -> None:
-    """Storage, an app's quota, and training away from home are told with what is over or missing."""
+    """Violations of storage, CPU quota and home threshold have the place and the amount."""
     regions = (Region("r1", 50.0, {"a": 30.0}, {"spark": 10.0}), Region("r2", 300.0))
     jobs = (
         Job("j", "ml", ("t1",), 1, gpu_type="a", gpu_hours=10.0),
@@ -89,7 +95,7 @@ def test_constraints_say_where_and_by_how_much() -> None:
 
 
 def test_a_plan_of_something_else_is_refused() -> None:
-    """A plan may name only what the instance has."""
+    """A plan that names an unknown table or region is rejected."""
     with pytest.raises(ValueError, match="no table 'x'"):
         score(instance(), {"x": "r1"})
     with pytest.raises(ValueError, match=r"homes\.t1: the instance has no region 'x'"):

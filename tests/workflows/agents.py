@@ -1,4 +1,4 @@
-"""Node agents as workflows see them: real Temporal workers on agents' queues whose tasks do what a test says."""
+"""Node agents for workflow tests: real Temporal workers on the agents' queues; the test decides what their tasks do."""
 
 import asyncio
 from collections import defaultdict
@@ -32,7 +32,7 @@ _LOOK_S = 0.02
 
 
 async def until(holds: Callable[[], Any], what: str, patience_s: float = 20.0) -> None:
-    """Waits until `holds`; fails with `what` where it never does."""
+    """Waits until `holds`; fails with `what` on timeout."""
     give_up_s = asyncio.get_running_loop().time() + patience_s
     while not holds():
         assert asyncio.get_running_loop().time() < give_up_s, f"it never came true: {what}"
@@ -40,32 +40,32 @@ async def until(holds: Callable[[], Any], what: str, patience_s: float = 20.0) -
 
 
 class _Attempt:
-    """What runs here of one attempt of a workload: a single task."""
+    """One attempt's single task on this machine."""
 
     def __init__(self) -> None:
         self.started = False
         self.watched = False
         self.told = False
         self.outcome: NodeOutcome | None = None
-        """How it ended by itself."""
+        """The outcome if the task ended by itself."""
         self.progress: list[TaskProgress] = []
 
 
 class Agent:
-    """One machine's agent. Unscripted, its tasks run until they are stopped and then end by SIGTERM."""
+    """The agent of one machine. By default its tasks run until they are stopped, and then end by SIGTERM."""
 
     def __init__(self, client: Client, machine: str, task: int = 0) -> None:
         self.machine = machine
         self.asked: list[tuple[Activity, Any]] = []
-        """Every try of an activity that reached this agent."""
+        """Every activity try that reached this agent, with its request."""
         self.errors: dict[Activity, list[ApplicationError | RuntimeError]] = defaultdict(list)
-        """Raised by the next tries of an activity, one each, before it does anything."""
+        """Errors for the next tries of an activity, one for each try, raised before the try has an effect."""
         self.refusals: dict[Activity, str] = {}
-        """What activities that are held, or begin, end with from now on, for good."""
+        """Non-retryable errors with which current and later tries of an activity end."""
         self.held: set[Activity] = set()
-        """Activities that heartbeat and do not go on."""
+        """Activities that send heartbeats but make no progress."""
         self.silent: set[Activity] = set()
-        """Activities that neither heartbeat nor answer: what happens to them is not known to anybody."""
+        """Activities that send neither heartbeats nor results."""
         self.gone = False
         self._client = client
         self._task = task
@@ -75,23 +75,23 @@ class Agent:
         self._worker: Worker | None = None
         self._running: asyncio.Task[None] | None = None
 
-    # -------------------------------------------------------------------------------------------------- what tests ask
+    # ---------------------------------------------------------------------------------------------- control by tests
 
     def requests(self, kind: Activity) -> list[Any]:
-        """The requests of one kind, retries included."""
+        """Returns the requests of one kind, including retries."""
         return [request for asked, request in self.asked if asked is kind]
 
     def reports(self, **progress: Any) -> None:
-        """The newest attempt's task has reported this."""
+        """Sets the progress that the newest attempt's task has reported."""
         self._attempts[self._newest].progress = [TaskProgress("main", self._task, **progress)]
 
     def has_started(self, attempt: int) -> None:
-        """Its task of an attempt was started by a workflow that was gone before it could write that down."""
+        """Marks an attempt's task as started by a workflow that was lost before it recorded the start."""
         self._newest = attempt
         self._attempts[attempt].started = True
 
     def was_told_to_stop(self) -> None:
-        """The newest attempt's task was told to stop, by a workflow that is gone."""
+        """Marks the newest attempt's task as stopped by a workflow that was lost."""
         self._attempts[self._newest].told = True
 
     def ends(
@@ -104,17 +104,17 @@ class Agent:
         stopped: bool = False,
         notice: NoticeReport | None = None,
     ) -> None:
-        """The newest attempt's task ends by itself."""
+        """Ends the newest attempt's task by itself."""
         run = self._attempts[self._newest]
         task = TaskExit("main", self._task, exit_code, signal, log_tail)
         if memory is not None:
             task.memory_limit_bytes, task.memory_peak_bytes = memory
         run.outcome = NodeOutcome(self.machine, [task], run.progress, stopped, notice)
 
-    # ------------------------------------------------------------------------------------------------- coming and going
+    # ------------------------------------------------------------------------------------------------- start and stop
 
     async def comes(self) -> None:
-        """Polls its queue from now on."""
+        """Starts to poll the agent's queue."""
         self.gone = False
         self._worker = Worker(
             self._client,
@@ -128,11 +128,11 @@ class Agent:
         self._running = asyncio.create_task(self._worker.run())
 
     async def goes(self) -> None:
-        """Is gone as if the machine were unplugged: no answer, no heartbeat, no poll."""
+        """Stops without results, heartbeats or polls, as if the machine were unplugged."""
         await self.close()
 
     async def loses_touch(self) -> None:
-        """What it does now goes unheard, and its next tries are heard again: an agent that was restarted."""
+        """Drops all running activities without a result, then takes new tries, like an agent that was restarted."""
         self.gone = True
         await until(lambda: self._busy == 0, "the agent's activities fell silent")
         self.gone = False
@@ -143,13 +143,13 @@ class Agent:
         await until(lambda: self._busy == 0, "the agent's activities fell silent")
         if self._worker is not None and self._running is not None:
             stopping = asyncio.create_task(self._worker.shutdown())
-            # A worker one of whose activities falls silent while it is shut down may never end by itself.
+            # A worker does not end by itself if one of its activities stops responding during shutdown.
             await asyncio.wait({self._running}, timeout=5.0)
             self._running.cancel()
             await asyncio.wait({stopping}, timeout=5.0)
         self._worker = self._running = None
 
-    # --------------------------------------------------------------------------------------------------- its activities
+    # ------------------------------------------------------------------------------------------------------- activities
 
     @activity.defn(name=Activity.PREPARE_NODE.value)
     async def prepare(self, request: PrepareNode) -> NodePrepared:
@@ -175,7 +175,7 @@ class Agent:
         await self._begin(Activity.STOP_NODE, request)
         run = self._attempts[request.attempt]
         run.told = True
-        # Heard last: the test server refuses to cancel an activity whose end is on its way, unlike a real one.
+        # The stop completes after the run: unlike a real server, the test server cannot cancel a completing activity.
         await self._beat_until(Activity.STOP_NODE, lambda: not run.watched)
         await asyncio.sleep(_LOOK_S)
         return run.outcome or self._told(run)
@@ -199,7 +199,7 @@ class Agent:
             raise ApplicationError(self.refusals[kind], type="MachineFault", non_retryable=True)
 
     async def _beat_until(self, kind: Activity, done: Callable[[], bool], run: _Attempt | None = None) -> None:
-        """Heartbeats until `done`. Once this agent is gone or the activity is silent, nothing is ever heard of it."""
+        """Sends heartbeats until `done`. If the agent is gone or the activity is silent, it never completes."""
         self._busy += 1
         try:
             while True:

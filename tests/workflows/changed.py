@@ -1,4 +1,4 @@
-"""A workload's workflow with a change that breaks those that are running: for the test that replays find such."""
+"""A workload workflow with an incompatible change; a test checks that replays detect it."""
 
 from datetime import timedelta
 
@@ -12,7 +12,7 @@ from workflows.workload import WorkloadWorkflow
 
 @workflow.defn(name="WorkloadWorkflow")
 class ImpatientWorkflow(WorkloadWorkflow):
-    """Pauses before its first award, as no workflow did whose history was recorded."""
+    """A workflow that sleeps before its first award, unlike all recorded workflows."""
 
     @workflow.run
     async def run(self, state: WorkloadInput) -> str:

@@ -1,4 +1,4 @@
-"""Fixtures of the workflows' tests. All run in one event loop, on one test server and, where needed, one dev server."""
+"""Fixtures of the workflow tests. All share one event loop, one test server and, where needed, one dev server."""
 
 from collections.abc import AsyncIterator
 
@@ -12,7 +12,7 @@ from tests.workflows.servers import dev_server, settled, skipping_server
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Temporal's clients and workers belong to the loop in which they were made: tests share the session's."""
+    """Runs all tests in the session's event loop, to which Temporal's clients and workers belong."""
     for item in items:
         if "tests/workflows/" in item.path.as_posix() and pytest_asyncio.is_async_test(item):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def client() -> AsyncIterator[Client]:
-    """A client of a time-skipping test server on which no time is skipped."""
+    """A client of a time-skipping test server; these tests skip no time."""
     async with skipping_server() as (_, connected):
         yield connected
     await settled()
@@ -35,21 +35,21 @@ async def dev_client() -> AsyncIterator[Client]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def lab(client: Client) -> AsyncIterator[Lab]:
-    """Control workers on the test server."""
+    """Control and region workers on the test server."""
     async with Lab.open(client) as opened:
         yield opened
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def dev_lab(dev_client: Client) -> AsyncIterator[Lab]:
-    """Control workers on the dev server."""
+    """Control and region workers on the dev server."""
     async with Lab.open(dev_client) as opened:
         yield opened
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def unborn(lab: Lab) -> AsyncIterator[Life]:
-    """A workload whose workflow is not started yet. Whatever it lives through must replay."""
+    """A workload whose workflow is not started yet. At the end of the test its history must replay."""
     life = lab.life()
     try:
         yield life
@@ -60,14 +60,14 @@ async def unborn(lab: Lab) -> AsyncIterator[Life]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def life(unborn: Life) -> Life:
-    """A workload in the queue, and two machines."""
+    """A queued workload with two machines."""
     await unborn.begins()
     return unborn
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def lone(lab: Lab) -> AsyncIterator[Life]:
-    """The same with one machine, which starts its task at once."""
+    """A queued workload with one machine, which starts its task immediately after the award."""
     life = lab.life(1)
     life.plan.starts_at_once = True
     try:
@@ -80,7 +80,7 @@ async def lone(lab: Lab) -> AsyncIterator[Life]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def real_life(dev_lab: Lab) -> AsyncIterator[Life]:
-    """The same on the dev server."""
+    """A queued workload with two machines, on the dev server."""
     life = dev_lab.life()
     try:
         await life.begins()
@@ -91,6 +91,6 @@ async def real_life(dev_lab: Lab) -> AsyncIterator[Life]:
 
 
 async def check(life: Life) -> None:
-    """What holds for every life: each attempt released once, and a history that replays."""
+    """Checks that each attempt was released once and that the history replays."""
     life.check_releases()
     await replay(await life.handle.fetch_history())

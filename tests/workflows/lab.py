@@ -1,7 +1,7 @@
-"""A workload's life under test: its workflow on a Temporal server, its facts in memory, its machines scripted.
+"""A workload under test: a real workflow on a Temporal server, state in memory instead of Postgres, scripted agents.
 
-Only the effects behind activities are stood in for. `Facts` keeps the rules of the real ones: the same phases may
-follow each other, an older attempt changes nothing, a repetition changes nothing.
+Only the effects of activities are replaced. `Facts` has the same rules as the real ones: the same phase changes are
+legal, and calls for an older attempt and repeated calls change nothing.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from tests.workflows.agents import Agent, until
 from workflows.workload import WorkloadWorkflow
 
 HOME, AWAY = "east", "west"
-"""Where gangs are placed, and where the checkpoints of those that move are."""
+"""Region in which gangs are placed, and region of the checkpoint of gangs that move."""
 _WORKFLOW_TASKS = {
     EventType.EVENT_TYPE_WORKFLOW_TASK_SCHEDULED,
     EventType.EVENT_TYPE_WORKFLOW_TASK_STARTED,
@@ -52,16 +52,16 @@ _WORKFLOW_TASKS = {
 
 @dataclass
 class Facts:
-    """What is known of one workload, and all that its workflow asked for."""
+    """State of one workload, and all requests of its workflow."""
 
     workload_id: str
     plan: LaunchPlan
     attempt: int = 0
     phase: Phase = Phase.PENDING
     path: list[str] = field(default_factory=lambda: ["pending"])
-    """Each phase with the code of its reason, in order."""
+    """Each phase with its reason code, in order."""
     details: list[dict[str, Any]] = field(default_factory=lambda: [{}])
-    """The numbers of these reasons."""
+    """The detail of each of these reasons."""
     staged: list[StageRequest] = field(default_factory=list)
     is_ready: bool = False
     """The attempt holds all its slots."""
@@ -72,9 +72,9 @@ class Facts:
     releases: list[ReleaseRequest] = field(default_factory=list)
     flushed: list[FlushedRequest] = field(default_factory=list)
     errors: dict[Activity, list[Exception]] = field(default_factory=lambda: defaultdict(list))
-    """Raised by the next tries of an activity, one each."""
+    """Errors for the next tries of an activity, one for each try."""
     held: set[Activity] = field(default_factory=set)
-    """Activities that do not go on."""
+    """Activities that make no progress."""
     _done: set[tuple[int, str]] = field(default_factory=set)
 
     def change(self, phase: Phase, code: str, detail: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ class Facts:
         self.details.append(detail)
 
     def award(self, *, ready: bool) -> None:
-        """As the award's transaction does it: a new attempt, placed."""
+        """Starts a new attempt and places it, as the award's transaction does."""
         self.attempt += 1
         self.is_ready = ready
         self.change(Phase.PLACING, "awarded" if ready else "waiting_for_victims", {})
@@ -109,7 +109,7 @@ class Facts:
             return
         after_asking = self.phase in (Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING)
         if request.unstarted and (after_asking or (self.is_ready and len(self.plan.nodes) == 1)):
-            raise ApplicationError("its tasks may run", type=TASKS_MAY_RUN, non_retryable=True)
+            raise ApplicationError("the tasks of the attempt may run", type=TASKS_MAY_RUN, non_retryable=True)
         self.releases.append(request)
         self.change(Phase(request.next_phase), request.reason["code"], request.reason["detail"])
 
@@ -118,7 +118,7 @@ class Facts:
         return self.plan
 
     async def fail_or_wait(self, kind: Activity) -> None:
-        """What a test told this activity to do first."""
+        """Raises the next error of an activity, or waits while the activity is held."""
         if self.errors[kind]:
             raise self.errors[kind].pop(0)
         while kind in self.held:
@@ -128,15 +128,15 @@ class Facts:
 
 
 async def handled(handle: WorkflowHandle[Any, Any]) -> list[HistoryEvent]:
-    """Waits until a workflow has dealt with all that happened to it so far; its history."""
+    """Waits until a workflow has processed everything that has happened so far; returns its history."""
     give_up_s = asyncio.get_running_loop().time() + 20.0
     while True:
         events = list((await handle.fetch_history()).events)
-        # What came in meanwhile, a signal or an activity's end, is followed by a new workflow task.
+        # A new signal or activity result schedules another workflow task.
         last = max(e.event_id for e in events if e.event_type in _WORKFLOW_TASKS)
         if events[last - 1].event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED:
             return events
-        assert asyncio.get_running_loop().time() < give_up_s, f"the workflow is at {events[-1]}"
+        assert asyncio.get_running_loop().time() < give_up_s, f"the workflow's last event is {events[-1]}"
         await asyncio.sleep(0.02)
 
 
@@ -147,7 +147,7 @@ def serving(
     activities: Sequence[Callable[..., Any]],
     runner: WorkflowRunner | None = None,
 ) -> Worker:
-    """A worker to be entered; like all that tests start, it says nothing of the machine on which it runs."""
+    """Returns a worker whose identity does not depend on this machine."""
     return Worker(
         client,
         task_queue=queue,
@@ -156,12 +156,12 @@ def serving(
         workflow_runner=runner or SandboxedWorkflowRunner(),
         identity="worker",
         build_id="worker",
-        max_heartbeat_throttle_interval=timedelta(seconds=0.2),  # cancellations come with answers to heartbeats
+        max_heartbeat_throttle_interval=timedelta(seconds=0.2),  # cancellations arrive in responses to heartbeats
     )
 
 
 class Lab:
-    """A control worker and a region's worker on a server, for many lives."""
+    """A control worker and a region worker on a server, for many workloads."""
 
     def __init__(self, client: Client, queue: str) -> None:
         self.client = client
@@ -174,7 +174,7 @@ class Lab:
     async def open(
         cls, client: Client, runner: WorkflowRunner | None = None, queue: str = CONTROL_QUEUE
     ) -> AsyncIterator["Lab"]:
-        """The workers run while the context lasts."""
+        """Runs the workers while the context is open."""
         lab = cls(client, queue)
         effects = [lab.transition, lab.release, lab.flushed, lab.stage, lab.staged_here]
         async with contextlib.AsyncExitStack() as stack:
@@ -184,7 +184,7 @@ class Lab:
             yield lab
 
     def life(self, machines: int = 2, name: str | None = None) -> "Life":
-        """A new workload for as many machines, each with one task."""
+        """Creates a new workload with this many machines, each with one task."""
         id_ = name or f"wl-{next(self._numbers)}"
         life = Life(self, id_, machines)
         self._facts[id_] = life.facts
@@ -210,7 +210,7 @@ class Lab:
         facts = self._facts[request.workload_id]
         await facts.fail_or_wait(Activity.STAGE)
         if facts.is_released and not request.winds_up:
-            raise ApplicationError("it is released", type="ReleasedAttempt", non_retryable=True)
+            raise ApplicationError("the attempt is released", type="ReleasedAttempt", non_retryable=True)
         return facts.stage(request)
 
     @activity.defn(name=Activity.STAGED_HERE.value)
@@ -227,7 +227,7 @@ class Lab:
 
 
 class Life:
-    """One workload: what a test does to it, and what it sees of it."""
+    """One workload with its agents; tests act on it and observe it."""
 
     def __init__(self, lab: Lab, workload_id: str, machines: int) -> None:
         self.id = workload_id
@@ -252,17 +252,17 @@ class Life:
         self._mails = itertools.count(1)
         self._handle: WorkflowHandle[Any, str] | None = None
 
-    # ---------------------------------------------------------------------------------------------------- begin and end
+    # ---------------------------------------------------------------------------------------------------- start and end
 
     async def begins(self, state: WorkloadInput | None = None) -> None:
-        """Starts its workflow, and the agents of its machines."""
+        """Starts the workflow and the agents of its machines."""
         for agent in self.agents:
             await agent.comes()
         await self.workflow_starts(state or WorkloadInput(self.id))
 
     async def workflow_starts(self, state: WorkloadInput, mail: Mail | None = None) -> None:
-        """Starts its workflow: the first, or one that replaces one that is gone; with mail that is there already."""
-        # Short, so that a local activity that is retried for long lets the workflow hear its mail soon.
+        """Starts the first workflow, or the replacement of a lost one; with `mail`, the mail arrives with the start."""
+        # A short timeout, so that the workflow soon receives mail although a local activity is being retried.
         self._handle = await self._lab.client.start_workflow(
             WorkloadWorkflow.run,
             state,
@@ -274,11 +274,11 @@ class Life:
         )
 
     async def result(self) -> str:
-        """Its final phase, once the workflow has ended."""
+        """Waits until the workflow has ended; returns the workload's final phase."""
         return await asyncio.wait_for(self.handle.result(), 20.0)
 
     async def close(self) -> None:
-        """Ends what is left of it."""
+        """Terminates the workflow, if it still runs, and stops the agents."""
         if self._handle is not None and self.facts.phase not in TERMINAL_PHASES:
             with contextlib.suppress(Exception):
                 await self._handle.terminate()
@@ -287,34 +287,34 @@ class Life:
 
     @property
     def handle(self) -> WorkflowHandle[Any, str]:
-        """Its workflow."""
-        assert self._handle is not None, "its workflow was not started"
+        """Handle of the workload's workflow."""
+        assert self._handle is not None, "the workload's workflow was not started"
         return self._handle
 
-    # ----------------------------------------------------------------------------------------------------- what happens
+    # ------------------------------------------------------------------------------------------------- mail and waiting
 
     async def mail(self, kind: MailKind, attempt: int | None = None, id_: int | None = None, **detail: Any) -> Mail:
-        """Delivers mail, by default about the present attempt."""
+        """Delivers mail, by default about the current attempt."""
         about = self.facts.attempt if attempt is None else attempt
         mail = Mail(next(self._mails) if id_ is None else id_, kind.value, about, detail)
         await self.handle.signal("mail", mail)
         return mail
 
     async def award(self, *, ready: bool = True) -> None:
-        """Wins its place in an auction, and is told."""
+        """Awards the workload and delivers the mail of the award."""
         self.facts.award(ready=ready)
         await self.told_of_award(ready=ready)
 
     async def told_of_award(self, *, ready: bool = True) -> None:
-        """The award's mail, alone."""
+        """Delivers only the mail of the award."""
         await self.mail(MailKind.AWARDED, ready=ready, region=self.plan.region, rank=3)
 
     async def reaches(self, phase: Phase) -> None:
-        """Waits until it is in a phase."""
-        await until(lambda: self.facts.phase is phase, f"{phase.value}; it went {self.facts.path}")
+        """Waits until the workload is in a phase."""
+        await until(lambda: self.facts.phase is phase, f"the phase is {phase.value}; path so far: {self.facts.path}")
 
     async def runs(self) -> None:
-        """Waits until it is running and every agent that is there has been asked to run its tasks."""
+        """Waits until the workload is running and every present agent has received the run of its tasks."""
         await self.reaches(Phase.RUNNING)
         for agent in self.agents:
             if not agent.gone:
@@ -324,35 +324,37 @@ class Life:
                 )
 
     async def asks(self, agent: Agent, kind: Activity, times: int = 1) -> None:
-        """Waits until an agent has been asked for something so often."""
-        await until(lambda: len(agent.requests(kind)) >= times, f"{kind.value} of {agent.machine}, {times} times")
+        """Waits until an agent has received this many requests of a kind."""
+        await until(
+            lambda: len(agent.requests(kind)) >= times, f"{agent.machine} has received {kind.value} {times} times"
+        )
 
     async def pending(self, kind: Activity, count: int) -> None:
-        """Waits until Temporal knows of so many unfinished activities of a kind."""
+        """Waits until Temporal has this many unfinished activities of a kind."""
         give_up_s = asyncio.get_running_loop().time() + 20.0
         while True:
             described = (await self.handle.describe()).raw_description
             found = sum(p.activity_type.name == kind.value for p in described.pending_activities)
             if found == count:
                 return
-            assert asyncio.get_running_loop().time() < give_up_s, f"{found} {kind.value} unfinished, not {count}"
+            assert asyncio.get_running_loop().time() < give_up_s, f"unfinished {kind.value}: {found}, should be {count}"
             await asyncio.sleep(0.02)
 
     async def handled(self) -> list[HistoryEvent]:
-        """Waits until its workflow has dealt with all that happened so far; its history."""
+        """Waits until the workflow has processed everything that has happened so far; returns its history."""
         return await handled(self.handle)
 
-    # ----------------------------------------------------------------------------------------------------- what is seen
+    # ------------------------------------------------------------------------------------------------------ observation
 
     def reason(self, index: int = -1) -> dict[str, Any]:
-        """The numbers of a reason on its path."""
+        """Returns the detail of a reason on the path, by default the last."""
         return self.facts.details[index]
 
     def stopped(self) -> list[list[tuple[int, float]]]:
-        """Each machine's stop requests: attempt and grace."""
+        """Returns attempt and grace of the stop requests of each machine."""
         return [[(r.attempt, r.grace_s) for r in a.requests(Activity.STOP_NODE)] for a in self.agents]
 
     def check_releases(self) -> None:
-        """Every attempt that is over was released, in order, and the present one was not."""
+        """Checks that every ended attempt was released once, in order, and that the current one was not."""
         over = self.facts.attempt - (1 if self.facts.phase in PLACED_PHASES else 0)
         assert [r.attempt for r in self.facts.releases] == list(range(1, over + 1))

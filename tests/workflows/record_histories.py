@@ -1,15 +1,15 @@
-"""Records histories of representative lives: `python -m tests.workflows.record_histories [NAME ...]`.
+"""Records histories of representative workflows: `python -m tests.workflows.record_histories [NAME ...]`.
 
-A deployment meets workflows that began under the code before it. The suite replays these histories, so a change that
-such a workflow would not survive fails there and not in production.
+A deployment meets workflows that began with older code. The test suite replays these histories, so that an incompatible
+change fails there and not in production.
 
-Names of lives to record are those in `LIVES` and `OTHERS`; without any, those of which nothing is recorded yet. Each is
-lived through on a dev server and added to `histories/` as `<name>.<n>.json`, with the next free number.
+NAME is a key of `LIVES` or `OTHERS`; without names, everything without a recorded history is recorded. Each workflow
+runs on a dev server, and its history is added to `histories/` as `<name>.<n>.json` with the next free number.
 
-When to record anew: when a workflow does something that no recorded history shows, and after a change behind
-`workflow.patched`, which makes new histories differ from old ones. A recorded history is never edited. It stays for as
-long as workflows may run that began when it was recorded; when a history and the code disagree, it is the code's change
-that belongs behind `workflow.patched`, with a named constant, and the patch goes together with the last such history.
+Record again when a workflow does something that no recorded history contains, and after a change behind
+`workflow.patched`, which makes new histories differ from old ones. Recorded histories are never edited. Each is kept
+for as long as workflows of its age may run. If the code no longer replays a history, put the change behind
+`workflow.patched` with a named constant; remove the patch together with the last such history.
 """
 
 import asyncio
@@ -86,7 +86,10 @@ async def _life(client: Client, story: Story) -> WorkflowHistory:
 
 
 async def _scheduler(client: Client) -> WorkflowHistory:
-    """Three ticks of two batches, the last two woken. One region misses the deadline, another one is probed."""
+    """Records three ticks of two batches, the last two after a wake.
+
+    One region misses the deadline, and another one is probed.
+    """
     ticket = ScanTicket(7, [], ["east", "nowhere"], 2, 1.0, 300.0, queued=3, probed=["away"], silent=["away"])
     auction = Auction(ticket)
     async with (
@@ -95,10 +98,10 @@ async def _scheduler(client: Client) -> WorkflowHistory:
     ):
         handle = await client.start_workflow(SchedulerWorkflow.run, id="scheduler", task_queue="recorded")
         for awards in (2, 4):
-            await until(lambda n=awards: auction.names().count("queue.award") == n, f"{awards} awards")
+            await until(lambda n=awards: auction.names().count("queue.award") == n, f"{awards} awards are made")
             await handled(handle)
             await handle.signal(SchedulerWorkflow.wake)
-        await until(lambda: auction.names().count("queue.award") == 6, "6 awards")
+        await until(lambda: auction.names().count("queue.award") == 6, "6 awards are made")
         history = await _fetched(client, "scheduler")
         await handle.terminate()
     return history
@@ -114,7 +117,7 @@ async def _dry_run(client: Client) -> WorkflowHistory:
 
 
 async def _machine(client: Client) -> WorkflowHistory:
-    """Two stale runs are stopped; its agent leaves, is late and is lost; back, it stops a third."""
+    """Records a machine that stops stale runs, whose agent restarts, is late, is lost and returns."""
     machine = Registered(client, "recorded")
     machine.registry.welcome.stop = ["wl-1.3", "wl-2.1"]
     async with serving(client, "recorded", [MachineWorkflow], machine.registry.all()):
@@ -125,32 +128,32 @@ async def _machine(client: Client) -> WorkflowHistory:
             await machine.agent.loses_touch()
             await machine.attended(3)
             await machine.agent.goes()
-            await until(lambda: "machine.lost" in machine.registry.names(), "lost")
+            await until(lambda: "machine.lost" in machine.registry.names(), "the machine is lost")
             machine.registry.welcome.stop = []
             await machine.says_hello("boot-2")
             await machine.attended(4)
             await machine.announces("boot-2")
             await machine.attended(5)
             await machine.handle.signal("unconfirmed", "wl-3.1")
-            await until(lambda: machine.registry.names().count("machine.ready") == 4, "confirmed")
+            await until(lambda: machine.registry.names().count("machine.ready") == 4, "the first stop is confirmed")
             await machine.handle.signal("unconfirmed", args=["wl-4.1", 5.0])
             await machine.handle.signal("noticed", said(machine))
-            await until(lambda: machine.registry.names().count("machine.ready") == 5, "confirmed again")
-            await until(lambda: "machine.noticed" in machine.registry.names(), "passed on")
+            await until(lambda: machine.registry.names().count("machine.ready") == 5, "the second stop is confirmed")
+            await until(lambda: "machine.noticed" in machine.registry.names(), "the notice is recorded")
             return await _fetched(client, machine.handle.id)
         finally:
             await machine.close()
 
 
 async def _house(client: Client) -> WorkflowHistory:
-    """Two rounds, in one of which deleting is given up."""
+    """Records two rounds; expiry fails in one of them."""
     workflows.housekeeping.REST_S = 1.0
     house = House()
     house.rest_s = 0.01
     house.errors[Activity.EXPIRE] = [ApplicationError("no such table", non_retryable=True)]
     async with serving(client, "recorded", [HousekeepingWorkflow], house.all(), UnsandboxedWorkflowRunner()):
         handle = await client.start_workflow(HousekeepingWorkflow.run, id="house", task_queue="recorded")
-        await until(lambda: house.names().count("house.remove_replicas") == 2, "two rounds")
+        await until(lambda: house.names().count("house.remove_replicas") == 2, "two rounds are done")
         history = await _fetched(client, "house")
         await handle.terminate()
     return history
@@ -170,7 +173,7 @@ async def _replica(client: Client) -> WorkflowHistory:
 
 
 async def _scrub(client: Client) -> WorkflowHistory:
-    """Two rounds: the rest after the first ends because something is due."""
+    """Records two rounds; a signal ends the pause after the first."""
     house = House()
     async with (
         serving(client, "recorded", [ScrubWorkflow], []),
@@ -179,10 +182,10 @@ async def _scrub(client: Client) -> WorkflowHistory:
         handle = await client.start_workflow(
             ScrubWorkflow.run, Scrub("north"), id="scrub", task_queue="recorded", start_signal="look"
         )
-        await until(lambda: house.names().count("region.scrub") == 1, "a round")
+        await until(lambda: house.names().count("region.scrub") == 1, "one round is done")
         await handled(handle)
         await handle.signal(ScrubWorkflow.look)
-        await until(lambda: house.names().count("region.scrub") == 2, "another round")
+        await until(lambda: house.names().count("region.scrub") == 2, "a second round is done")
         history = await _fetched(client, "scrub")
         await handle.terminate()
     return history
@@ -213,14 +216,14 @@ async def _fetched(client: Client, id_: str) -> WorkflowHistory:
 
 
 def _without_traces(body: Any) -> Any:
-    """Without stack traces, which name files of this machine."""
+    """Removes stack traces, which contain file names of this machine."""
     if isinstance(body, dict):
         return {name: _without_traces(value) for name, value in body.items() if name != "stackTrace"}
     return [_without_traces(value) for value in body] if isinstance(body, list) else body
 
 
 def _write(name: str, history: WorkflowHistory) -> None:
-    """One event a line, so that a history can be read."""
+    """Writes a history with one event on each line."""
     number = 1 + len(list(HISTORIES.glob(f"{name}.*.json")))
     events = _without_traces(json.loads(history.to_json()))["events"]
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
@@ -231,12 +234,12 @@ def _write(name: str, history: WorkflowHistory) -> None:
 
 
 async def record(names: list[str]) -> None:
-    """Records the named lives, or those of which nothing is recorded yet."""
+    """Records the named workflows, or all without a recorded history."""
     unknown = sorted(set(names) - set(LIVES) - set(OTHERS))
     if unknown:
-        raise SystemExit(f"no such life: {', '.join(unknown)}; there are {', '.join([*LIVES, *OTHERS])}")
+        raise SystemExit(f"unknown name: {', '.join(unknown)}; valid names: {', '.join([*LIVES, *OTHERS])}")
     for name in names or [n for n in (*LIVES, *OTHERS) if not list(HISTORIES.glob(f"{n}.*.json"))]:
-        # A server for each, so that ids can be the same in every history.
+        # A separate server for each, so that ids are the same in every history.
         async with dev_server() as client:
             _write(name, await (_life(client, LIVES[name]) if name in LIVES else OTHERS[name](client)))
 

@@ -1,4 +1,4 @@
-"""Replaying histories against the workflows as they are now."""
+"""Replays histories on the current workflow code."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,12 +27,12 @@ WORKFLOWS: Mapping[str, type] = {
 
 
 async def replay(history: WorkflowHistory, changed: type | None = None) -> None:
-    """Replays a history on its workflow as it is now, or `changed`: in the sandbox, with the live system's converter.
+    """Replays a history on its current workflow class, or on `changed`, in the sandbox with the production converter.
 
     Raises:
-        NondeterminismError: the workflow does not do what the history says that it did.
+        NondeterminismError: the workflow's commands differ from the history.
     """
     began = history.events[0].workflow_execution_started_event_attributes
     workflow = changed or WORKFLOWS[began.workflow_type.name]
-    # That one alone: a replayer imports every workflow that it is given.
+    # Only this workflow, because a replayer imports every workflow that it gets.
     await Replayer(workflows=[workflow], data_converter=DATA_CONVERTER).replay_workflow(history)

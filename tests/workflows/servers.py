@@ -1,4 +1,4 @@
-"""Temporal servers for tests: the time-skipping test server, and the dev server where that one is not faithful."""
+"""Temporal servers for tests: the time-skipping test server, and the dev server where the first is inaccurate."""
 
 import asyncio
 import contextlib
@@ -23,10 +23,10 @@ def _binary(name: str) -> str:
 
 @contextlib.asynccontextmanager
 async def skipping_server() -> AsyncIterator[tuple[WorkflowEnvironment, Client]]:
-    """A time-skipping test server, and a client whose waiting does not skip time: `environment.sleep` does.
+    """Yields a time-skipping test server and a client whose waiting does not skip time; `environment.sleep` does.
 
-    It skips no time while an activity runs, or once a workflow was terminated while one did. And it never times out a
-    retry that no worker takes: what becomes of a machine that does not come back is to be tested on the dev server.
+    The server skips no time while an activity runs, or after a workflow was terminated during an activity. It never
+    times out a retry that no worker takes, so tests of machines that do not return need the dev server.
     """
     environment = await WorkflowEnvironment.start_time_skipping(
         test_server_existing_path=_binary("temporal-test-server"), data_converter=DATA_CONVERTER
@@ -43,7 +43,7 @@ async def skipping_server() -> AsyncIterator[tuple[WorkflowEnvironment, Client]]
 
 @contextlib.asynccontextmanager
 async def dev_server() -> AsyncIterator[Client]:
-    """The server that the embedded stack runs, in memory."""
+    """Yields a client of the dev server that the embedded stack runs, with its state in memory."""
     environment = await WorkflowEnvironment.start_local(
         dev_server_existing_path=_binary("temporal"),
         data_converter=DATA_CONVERTER,
@@ -58,7 +58,7 @@ async def dev_server() -> AsyncIterator[Client]:
 
 
 async def settled() -> None:
-    """Lets calls that ended with their server be heard: a process that ends while the SDK hears one is aborted."""
+    """Waits for calls that the server's end interrupted: the SDK aborts a process that exits before they return."""
     await asyncio.sleep(0.3)
 
 

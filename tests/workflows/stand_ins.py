@@ -1,4 +1,4 @@
-"""Effects of the other workflows, in memory: what they were asked, in order, and what a test lets them answer."""
+"""Activities of the other workflows in memory: they record their requests and return what the test sets."""
 
 import asyncio
 from collections import defaultdict
@@ -28,21 +28,21 @@ from domain.protocol import (
 
 
 class StandIns:
-    """Remembers each call; fails or waits where told to."""
+    """Records each call; raises errors or waits as the test sets."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Activity, Any]] = []
         self.errors: dict[Activity, list[Exception]] = defaultdict(list)
-        """Raised by the next tries of an activity, one each."""
+        """Errors for the next tries of an activity, one for each try."""
         self.held: set[Activity] = set()
-        """Activities that do not go on."""
+        """Activities that make no progress."""
 
     def names(self) -> list[str]:
-        """The activities that were called, tries that failed included."""
+        """Returns the names of the called activities, including failed tries."""
         return [kind.value for kind, _ in self.calls]
 
     def requests(self, kind: Activity) -> list[Any]:
-        """What one activity was asked."""
+        """Returns the requests of one activity."""
         return [request for called, request in self.calls if called is kind]
 
     async def _called(self, kind: Activity, request: Any = None) -> None:
@@ -54,7 +54,7 @@ class StandIns:
 
 
 class Auction(StandIns):
-    """The queue, and the regions that bid."""
+    """Activities of the queue and of the regions that bid."""
 
     def __init__(self, ticket: ScanTicket) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Auction(StandIns):
         self.result = AwardResult(awarded=1, waiting=0, rebids=0)
 
     def of_queue(self) -> list[Callable[..., Any]]:
-        """The control queue's activities."""
+        """Returns the activities of the control queue."""
         return [self.scan, self.award, self.dry_run]
 
     @activity.defn(name=Activity.SCAN.value)
@@ -87,16 +87,16 @@ class Auction(StandIns):
 
 
 class Registry(StandIns):
-    """The fleet: what is known of machines."""
+    """Activities of the fleet's registry."""
 
     def __init__(self) -> None:
         super().__init__()
         self.welcome = Welcome(stop=[], heartbeat_timeout_s=1.0, lost_after_s=1.0)
         self.after_proof: Welcome | None = None
-        """What a hello with a proof gets."""
+        """The response to a registration with a key proof."""
 
     def all(self) -> list[Callable[..., Any]]:
-        """The control queue's activities."""
+        """Returns the activities of the control queue."""
         return [self.register, self.ready, self.lost, self.noticed]
 
     @activity.defn(name=Activity.REGISTER_MACHINE.value)
@@ -118,22 +118,22 @@ class Registry(StandIns):
 
 
 class Ledger(StandIns):
-    """One instance: what the ledger says of it, and its provider."""
+    """Activities of one instance: its ledger and its provider."""
 
     def __init__(self) -> None:
         super().__init__()
         self.facts = InstanceFacts(told=False, lost=False, ready=False, held=False)
         self.launched = True
-        """What the provider answers to a launch; False: it refuses."""
+        """The provider's response to a launch; False: it refuses."""
         self.ends_after = 1
-        """Asked so often to end it, the provider does not have it any more."""
+        """The number of terminate requests after which the provider reports the instance as gone."""
 
     def all(self) -> list[Callable[..., Any]]:
-        """The control queue's activities."""
+        """Returns the activities of the control queue."""
         return [self.launch, self.look, self.move, self.drain, self.terminate]
 
     def phases(self) -> list[str]:
-        """The phases that it went through, each with the event that led there."""
+        """Returns the phases of the instance, each with the event that led to it."""
         return [f"{move.phase} {move.because}".strip() for move in self.requests(Activity.MOVE_INSTANCE)]
 
     @activity.defn(name=Activity.LAUNCH_INSTANCE.value)
@@ -161,12 +161,12 @@ class Ledger(StandIns):
 
 
 class House(StandIns):
-    """Housekeeping, and copies of tables."""
+    """Activities of housekeeping, and copies of tables."""
 
     rest_s = 2.0
 
     def all(self) -> list[Callable[..., Any]]:
-        """The control queue's activities."""
+        """Returns the activities of the control queue."""
         return [self.expire, self.remove]
 
     @activity.defn(name=Activity.EXPIRE.value)

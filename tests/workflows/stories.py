@@ -1,4 +1,4 @@
-"""Lives told by tests: each says beforehand which phases it goes through, for which reasons."""
+"""Tests of workloads that declare the exact path of phases and reasons."""
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
@@ -8,14 +8,14 @@ from tests.workflows.lab import Life
 Story = Callable[..., Awaitable[None]]
 
 PATHS: dict[str, tuple[str, ...]] = {}
-"""The path of every story, by its name."""
+"""The declared path of every test, by its name."""
 
 
 def goes(*path: str) -> Callable[[Story], Story]:
-    """Declares a test's path, `phase reason_code` for each step, which its life must then have gone exactly."""
+    """Declares a test's exact path, with `phase reason_code` for each step; the path is checked at the end."""
 
     def declare(story: Story) -> Story:
-        assert story.__name__ not in PATHS, f"two stories are named {story.__name__}"
+        assert story.__name__ not in PATHS, f"two tests are named {story.__name__}"
         PATHS[story.__name__] = path
 
         @wraps(story)

@@ -1,4 +1,4 @@
-"""Housekeeping's rounds, and the copy of a table."""
+"""The rounds of housekeeping, and copies of tables."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ async def server() -> AsyncIterator[Server]:
 
 
 async def test_rounds_rest_and_delete(server: Server) -> None:
-    """Each round rests, for as long as the one before said, and then deletes."""
+    """Each round first waits for the time that the previous round returned, and then deletes."""
     environment, client = server
     house = House()
     async with serving(client, CONTROL_QUEUE, [HousekeepingWorkflow], house.all()):
@@ -40,14 +40,14 @@ async def test_rounds_rest_and_delete(server: Server) -> None:
         await environment.sleep(timedelta(seconds=290))
         assert house.names() == []
         await environment.sleep(timedelta(seconds=11))
-        await until(lambda: len(house.calls) >= 2, "the first round")
+        await until(lambda: len(house.calls) >= 2, "the first round is done")
         while len(house.calls) < 6:
             await environment.sleep(timedelta(seconds=2))
     assert house.names()[:6] == 3 * ["house.expire", "house.remove_replicas"]
 
 
 async def test_what_fails_is_left_for_the_next_round(server: Server) -> None:
-    """Deleting that fails time and again does not end the rounds, nor keep others from theirs: the next one tries."""
+    """If an activity keeps failing, the round continues with the next activity, and the next round tries again."""
     environment, client = server
     house = House()
     house.errors[Activity.EXPIRE] = [RuntimeError("no such table") for _ in range(3)]
@@ -63,8 +63,8 @@ async def test_what_fails_is_left_for_the_next_round(server: Server) -> None:
 
 
 async def test_housekeeping_goes_on_in_a_new_history(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After many rounds housekeeping continues in a new history."""
-    # Not sandboxed, for there each workflow has modules of its own, which cannot be patched.
+    """After `ROUNDS` rounds housekeeping continues as new."""
+    # No sandbox: sandboxed workflows have their own copies of modules, which cannot be patched.
     monkeypatch.setattr(workflows.housekeeping, "ROUNDS", 2)
     environment, client = server
     house = House()
@@ -78,7 +78,7 @@ async def test_housekeeping_goes_on_in_a_new_history(server: Server, monkeypatch
 
 
 async def test_a_table_is_copied_by_the_region_that_gets_it(client: Client) -> None:
-    """The target region's workers copy the table, again where they fail; the result is its bytes."""
+    """The target region's worker copies the table, retries on failure, and the workflow returns the copied bytes."""
     house = House()
     house.errors[Activity.COPY_TABLE] = [RuntimeError("broken pipe")]
     request = ReplicateTable("digits", "east", "north")
@@ -94,7 +94,7 @@ async def test_a_table_is_copied_by_the_region_that_gets_it(client: Client) -> N
 
 
 async def test_a_replica_that_is_wanted_again_meanwhile_is_looked_at_again(client: Client) -> None:
-    """Asked for while it is being copied, a replica is looked at once more afterwards; asked for early, it is not."""
+    """A request during the copy causes one more copy afterwards; a request before its start does not."""
     tries: list[ReplicateTable] = []
     goes_on = asyncio.Event()
 
@@ -112,7 +112,7 @@ async def test_a_replica_that_is_wanted_again_meanwhile_is_looked_at_again(clien
         handle = await client.start_workflow(
             ReplicaWorkflow.run, request, id="replica/digits/south", task_queue="again", start_signal="asked"
         )
-        await until(lambda: len(tries) == 1, "the first try")
+        await until(lambda: len(tries) == 1, "the first try has started")
         await handle.signal(ReplicaWorkflow.asked)
         goes_on.set()
         assert await asyncio.wait_for(handle.result(), 20.0) == 2
@@ -120,7 +120,7 @@ async def test_a_replica_that_is_wanted_again_meanwhile_is_looked_at_again(clien
 
 
 async def test_a_cancelled_copy_ends_when_nobody_copies_any_more(client: Client) -> None:
-    """Cancelled, the workflow ends after its activity, which has heard of it with a heartbeat."""
+    """A cancelled workflow ends after its activity, which gets the cancellation with a heartbeat."""
     lived: list[str] = []
 
     @activity.defn(name=Activity.COPY_TABLE.value)
@@ -142,7 +142,7 @@ async def test_a_cancelled_copy_ends_when_nobody_copies_any_more(client: Client)
         handle = await client.start_workflow(
             ReplicaWorkflow.run, request, id="replica/digits/moon", task_queue="cancelled"
         )
-        await until(lambda: lived == ["began"], "a copy")
+        await until(lambda: lived == ["began"], "the copy has started")
         await handle.cancel()
         with pytest.raises(WorkflowFailureError):
             await asyncio.wait_for(handle.result(), 40.0)

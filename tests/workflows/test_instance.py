@@ -1,4 +1,4 @@
-"""The life of an instance: which steps follow each other on a Temporal server. What they do is tests/capacity's."""
+"""The life of an instance: the order of its steps on a Temporal server. `tests/capacity` tests their effects."""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ _NUMBERS = itertools.count(1)
 
 
 class Instance:
-    """One instance's workflow, and its ledger."""
+    """One instance's workflow and its ledger."""
 
     def __init__(self, client: Client, id_: str) -> None:
         self.id = id_
@@ -29,7 +29,7 @@ class Instance:
         self._client = client
 
     async def begins(self, phase: str = "requested", **more: float) -> None:
-        """Its workflow starts as the dispatcher starts it."""
+        """Starts the workflow as the dispatcher does."""
         times = {"join_s": 60.0, "drain_s": 60.0, **more}
         self.handle: WorkflowHandle[InstanceWorkflow, None] = await self._client.start_workflow(
             InstanceWorkflow.run,
@@ -40,26 +40,32 @@ class Instance:
         )
 
     async def told(self, **facts: bool) -> None:
-        """The ledger says something else from now on, and the workflow is told to look."""
+        """Changes the facts in the ledger and signals the workflow to read them."""
         self.ledger.facts = replace(self.ledger.facts, **facts)
         await self.handle.signal(InstanceWorkflow.look)
 
     async def comes_to(self, *phases: str) -> None:
-        """Waits until it went through exactly these phases, and has nothing left to do."""
-        await until(lambda: len(self.ledger.phases()) >= len(phases), f"{phases}, it is {self.ledger.phases()}")
+        """Waits until the instance has gone through exactly these phases and its workflow is idle."""
+        await until(
+            lambda: len(self.ledger.phases()) >= len(phases),
+            f"the phases are {phases}; phases so far: {self.ledger.phases()}",
+        )
         await handled(self.handle)
         assert self.ledger.phases() == list(phases)
 
 
 async def whole_life(instance: Instance) -> None:
-    """It is launched, joins, is told to end while something runs there, and ends at the second asking."""
+    """An instance is launched, joins, drains while a workload is there, and is gone after two terminate requests."""
     instance.ledger.ends_after = 2
     await instance.begins()
     await instance.comes_to("launching", "joining done")
     await instance.told(ready=True)
     await instance.comes_to("launching", "joining done", "ready done")
     await instance.told(told=True, held=True)
-    await until(lambda: len(instance.ledger.requests(Activity.LOOK_AT_INSTANCE)) >= 7, "it waits for what runs there")
+    await until(
+        lambda: len(instance.ledger.requests(Activity.LOOK_AT_INSTANCE)) >= 7,
+        "the workflow has polled the held machine",
+    )
     await instance.told(held=False)
     await instance.handle.result()
     assert instance.ledger.phases()[3:] == ["draining told to end", "gone done"]
@@ -68,7 +74,7 @@ async def whole_life(instance: Instance) -> None:
 
 
 async def refused(instance: Instance) -> None:
-    """A provider that refuses has nothing to end."""
+    """If the provider refuses the launch, nothing is terminated."""
     instance.ledger.launched = False
     await instance.begins()
     await instance.handle.result()
@@ -77,7 +83,7 @@ async def refused(instance: Instance) -> None:
 
 
 async def lost(instance: Instance) -> None:
-    """What is lost is not drained, but its provider is asked to end it all the same."""
+    """A lost machine is not drained, but its instance is terminated."""
     instance.ledger.facts = replace(instance.ledger.facts, ready=True)
     await instance.begins()
     await instance.comes_to("launching", "joining done", "ready done")
@@ -88,24 +94,24 @@ async def lost(instance: Instance) -> None:
 
 
 async def told_in_launch(instance: Instance) -> None:
-    """A launch that nobody wants any more is not waited for; the provider is asked to end what it may have."""
+    """If the instance is no longer wanted during its launch, the launch is abandoned and the instance is terminated."""
     instance.ledger.errors[Activity.LAUNCH_INSTANCE] = [ApplicationError("no answer") for _ in range(20)]
     await instance.begins()
-    await until(lambda: "instance.launch" in instance.ledger.names(), "it is asked")
+    await until(lambda: "instance.launch" in instance.ledger.names(), "the launch has been requested")
     await instance.told(told=True)
     await instance.handle.result()
     assert instance.ledger.phases() == ["launching", "draining told to end", "gone done"]
 
 
 async def never_joins(instance: Instance) -> None:
-    """After its time it is ended, without having been ready."""
+    """An instance that does not join in time is terminated."""
     await instance.begins(join_s=0.3)
     await instance.handle.result()
     assert instance.ledger.phases() == ["launching", "joining done", "draining timed out", "gone done"]
 
 
 async def drained_for_long(instance: Instance) -> None:
-    """What does not leave in time is not waited for."""
+    """If the machine is not empty at the end of the drain time, the instance is terminated."""
     instance.ledger.facts = replace(instance.ledger.facts, told=True, held=True, ready=True)
     await instance.begins("ready", drain_s=0.7)
     await instance.handle.result()
@@ -117,7 +123,7 @@ LIVES = [whole_life, refused, lost, told_in_launch, never_joins, drained_for_lon
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def instance(dev_client: Client) -> AsyncIterator[Instance]:
-    """One that nobody has asked for yet. Whatever it lives through must replay."""
+    """An instance whose workflow is not started yet. At the end of the test its history must replay."""
     number = next(_NUMBERS)
     one = Instance(dev_client, f"in-{number}")
     async with serving(dev_client, one.id, [InstanceWorkflow], one.ledger.all()):
@@ -127,7 +133,7 @@ async def instance(dev_client: Client) -> AsyncIterator[Instance]:
 
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.__name__)
 async def test_a_life(instance: Instance, life) -> None:  # type: ignore[no-untyped-def]
-    """Each as its own words say."""
+    """Each function in `LIVES` goes through its phases."""
     await life(instance)
 
 
@@ -140,7 +146,7 @@ async def test_a_life(instance: Instance, life) -> None:  # type: ignore[no-unty
     ],
 )
 async def test_a_successor_goes_on_where_the_ledger_is(instance: Instance, phase: str, then: list[str]) -> None:
-    """A workflow that takes the place of one that is gone begins with the step of the phase."""
+    """A replacement workflow continues with the step of the phase in the ledger."""
     instance.ledger.facts = replace(instance.ledger.facts, ready=True)
     await instance.begins(phase)
     await instance.comes_to(*then)
@@ -149,7 +155,7 @@ async def test_a_successor_goes_on_where_the_ledger_is(instance: Instance, phase
 
 
 async def test_a_successor_drains_on(instance: Instance) -> None:
-    """Also while its machine is being drained."""
+    """A replacement workflow continues a drain."""
     instance.ledger.facts = replace(instance.ledger.facts, told=True, ready=True)
     await instance.begins("draining")
     await instance.handle.result()

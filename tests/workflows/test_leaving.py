@@ -1,4 +1,4 @@
-"""A platform takes a machine: the workload is placed anew while its tasks save."""
+"""When a platform reclaims a machine, the workload is placed again while its tasks are still saving."""
 
 from typing import Any
 
@@ -15,26 +15,26 @@ TERMINATE = NoticeReport("aws", "preempt", True, 100.0, 220.0, "terminate")
 
 
 async def noticed(life: Life, **detail: Any) -> None:
-    """The platform of its first machine takes it, and the server has heard."""
+    """Delivers the mail that the platform reclaims the first machine."""
     told = {"machine": life.agents[0].machine, **TERMINATE.numbers(), "code": "platform_notice", **detail}
     await life.mail(MailKind.PREEMPT, **told)
 
 
 def holds_stops(life: Life) -> None:
-    """The tasks save for as long as the test wants."""
+    """Keeps the tasks saving until `saved`."""
     for agent in life.agents:
         agent.held.add(Activity.STOP_NODE)
 
 
 def saved(life: Life) -> None:
-    """The tasks have saved, and end."""
+    """Lets the tasks finish saving and end."""
     for agent in life.agents:
         agent.held.clear()
 
 
 @goes(*RUNNING, *NOTICED, *AGAIN, "succeeded completed")
 async def test_a_workload_is_placed_anew_while_its_tasks_save(life: Life) -> None:
-    """It is in the queue at once, its next attempt is staged, and prepared only when the tasks have saved."""
+    """The workload is queued immediately; its next attempt is prepared only after the old tasks have saved."""
     await running(life)
     holds_stops(life)
     await noticed(life)
@@ -64,7 +64,7 @@ async def test_a_workload_is_placed_anew_while_its_tasks_save(life: Life) -> Non
 
 @goes(*RUNNING, *NOTICED, "placing awarded", "migrating copying_checkpoint", *AGAIN[1:])
 async def test_no_checkpoint_is_fenced_while_tasks_save(life: Life) -> None:
-    """Bringing the checkpoint elsewhere would refuse the save that is under way: it waits for that."""
+    """The checkpoint is copied only after the tasks have saved, because the copy fences the save."""
     await running(life)
     holds_stops(life)
     await noticed(life)
@@ -81,7 +81,7 @@ async def test_no_checkpoint_is_fenced_while_tasks_save(life: Life) -> None:
 
 @goes(*RUNNING, *NOTICED, *AGAIN)
 async def test_tasks_that_never_end_are_not_waited_for_beyond_their_grace(life: Life) -> None:
-    """A machine that goes in silence holds nobody up: after the grace the next attempt fences what may still run."""
+    """After the grace the next attempt starts without waiting for a silent machine, and fences its tasks."""
     life.plan.grace_s = 0.0
     await running(life)
     holds_stops(life)
@@ -97,7 +97,7 @@ async def test_tasks_that_never_end_are_not_waited_for_beyond_their_grace(life: 
 
 @goes(*RUNNING, *NOTICED, "cancelled cancelled_by_user")
 async def test_a_workload_that_is_cancelled_while_its_tasks_save_ends_after_them(life: Life) -> None:
-    """Nothing of a workload runs on when its workflow has ended."""
+    """A cancelled workload's workflow ends only after all its tasks have ended."""
     await running(life)
     holds_stops(life)
     await noticed(life)
@@ -111,7 +111,7 @@ async def test_a_workload_that_is_cancelled_while_its_tasks_save_ends_after_them
 
 @goes(*RUNNING, *NOTICED)
 async def test_tasks_that_end_by_the_notice_before_the_server_heard_are_preempted(life: Life) -> None:
-    """The agent tells its tasks at once: their exit, with any code, is no failure, and the peers have their grace."""
+    """Tasks that end after a notice, with any exit code, are preempted, not failed; the other tasks get their grace."""
     life.plan.retries = 0
     await running(life)
     life.agents[0].ends(1, notice=TERMINATE)
@@ -124,7 +124,7 @@ async def test_tasks_that_end_by_the_notice_before_the_server_heard_are_preempte
 
 @goes(*RUNNING, "preempted platform_notice")
 async def test_a_gang_all_of_whose_tasks_ended_by_a_notice_is_preempted(life: Life) -> None:
-    """Where nothing runs any more there is nothing to wait for, and a later word of the server is about the past."""
+    """If all tasks have ended after a notice, the attempt is released; a later mail about the notice is ignored."""
     life.plan.retries = 0
     await running(life)
     life.agents[1].ends()
@@ -137,7 +137,7 @@ async def test_a_gang_all_of_whose_tasks_ended_by_a_notice_is_preempted(life: Li
 
 @goes(*RUNNING, "succeeded completed")
 async def test_a_gang_that_ended_well_in_spite_of_a_notice_has_succeeded(life: Life) -> None:
-    """A notice is of no interest to work that is done."""
+    """A gang whose tasks all exit with 0 has succeeded, even after a notice."""
     await running(life)
     for agent in life.agents:
         agent.ends(notice=TERMINATE)
@@ -146,7 +146,7 @@ async def test_a_gang_that_ended_well_in_spite_of_a_notice_has_succeeded(life: L
 
 @goes("pending", "placing awarded", "provisioning starting_tasks", "preempted platform_notice")
 async def test_a_notice_before_the_start_gives_the_place_up(life: Life) -> None:
-    """No task is started on a machine that goes."""
+    """After a notice during preparation the attempt is released, and no task starts."""
     for agent in life.agents:
         agent.held.add(Activity.PREPARE_NODE)
     await life.award()
@@ -159,7 +159,7 @@ async def test_a_notice_before_the_start_gives_the_place_up(life: Life) -> None:
 
 @goes(*RUNNING, *NOTICED, *AGAIN, *NOTICED, *AGAIN)
 async def test_notices_may_follow_each_other(life: Life) -> None:
-    """An attempt that is told while an earlier one's tasks have just saved gives its place up as well."""
+    """A second notice, right after the tasks of the first attempt have saved, is handled like the first."""
     await running(life)
     await noticed(life)
     await life.reaches(Phase.PREEMPTED)

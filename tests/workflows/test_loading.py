@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be loaded: tried again once, and then the workload is stopped."""
+"""If a checkpoint cannot be loaded, the workload is tried once more and then fails."""
 
 import pytest
 
@@ -15,7 +15,7 @@ STOPPED = "failed checkpoint_unloadable"
 
 
 async def fails_to_load(life: Life, load: LoadReport, exit_code: int = 1) -> None:
-    """Runs, and ends by an error after such a report of its first task."""
+    """Runs the workload; its first task reports `load` and then exits with an error."""
     await running(life)
     life.agents[0].reports(load=load)
     life.agents[1].reports(load=LoadReport("loaded"))
@@ -24,7 +24,7 @@ async def fails_to_load(life: Life, load: LoadReport, exit_code: int = 1) -> Non
 
 @goes(*RUNNING, UNLOADABLE, *AGAIN, STOPPED)
 async def test_a_workload_whose_checkpoint_does_not_load_twice_is_stopped(life: Life) -> None:
-    """The second failure in a row ends it, with the words of the error; the first one costs none of its retries."""
+    """The second consecutive load failure ends the workload with the error's text; the first uses up no retry."""
     life.plan.retries = 0
     broken = LoadReport("failed", "ValueError: part model: bad checksum", 2)
     await fails_to_load(life, broken)
@@ -43,7 +43,7 @@ async def test_a_workload_whose_checkpoint_does_not_load_twice_is_stopped(life: 
 
 @goes(*RUNNING, UNLOADABLE, *AGAIN, STOPPED)
 async def test_an_error_in_the_middle_of_a_load_is_a_load_that_failed(life: Life) -> None:
-    """A task that began to load and ended by an error, such as memory that ran out, could not load."""
+    """A task that ends by an error during its load, for example out of memory, counts as a failed load."""
     await fails_to_load(life, LoadReport("started"))
     await life.reaches(Phase.PENDING)
     await fails_to_load(life, LoadReport("started"), 137)
@@ -53,7 +53,7 @@ async def test_an_error_in_the_middle_of_a_load_is_a_load_that_failed(life: Life
 
 @goes(*RUNNING, UNLOADABLE, *AGAIN, "pending task_failed", *AGAIN, UNLOADABLE, *AGAIN, STOPPED)
 async def test_a_load_that_succeeds_begins_the_row_anew(life: Life) -> None:
-    """Two failures count only in a row."""
+    """Only consecutive load failures count; a successful load resets the count."""
     await fails_to_load(life, LoadReport("failed", "OSError: timed out"))
     await life.reaches(Phase.PENDING)
     await fails_to_load(life, LoadReport("loaded"))
@@ -67,7 +67,7 @@ async def test_a_load_that_succeeds_begins_the_row_anew(life: Life) -> None:
 
 @goes(*RUNNING, UNLOADABLE, *AGAIN, *EVICTED, *AGAIN, STOPPED)
 async def test_a_preemption_during_a_load_does_not_count(life: Life) -> None:
-    """An attempt that was stopped while it loaded neither fails nor ends the row."""
+    """An attempt that was stopped during its load neither counts as a load failure nor resets the count."""
     await fails_to_load(life, LoadReport("failed", "OSError: timed out"))
     await life.reaches(Phase.PENDING)
     await running(life)
@@ -80,7 +80,7 @@ async def test_a_preemption_during_a_load_does_not_count(life: Life) -> None:
 
 @goes(*RUNNING, "preempted platform_notice", *AGAIN, UNLOADABLE)
 async def test_a_platform_that_takes_the_machine_during_a_load_does_not_count(life: Life) -> None:
-    """Tasks that ended by their platform's notice while they loaded did not fail to load."""
+    """Tasks that end by a platform notice during their load do not count as a load failure."""
     life.plan.retries = 0
     await running(life)
     life.agents[1].reports(load=LoadReport("loaded"))
@@ -107,7 +107,7 @@ async def test_a_platform_that_takes_the_machine_during_a_load_does_not_count(li
     ],
 )
 def test_whose_load_failed(reports: list[LoadReport | None], failed: str | None, culprit: str | None) -> None:
-    """The first task whose load failed is named; one that was stopped for a peer's failure is not."""
+    """The first task whose load failed is named; a task that was stopped because of another task is not."""
     progress = [TaskProgress("main", task, load=load) for task, load in enumerate(reports)]
     found = failed_load(reversed(progress), failed, "exit code 1")
     assert (found.task if found else None) == culprit

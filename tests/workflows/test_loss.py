@@ -1,4 +1,4 @@
-"""Machines that are lost under a running gang, agents that come back, and activities that fail for unknown reasons."""
+"""Lost machines under a running gang, returning agents, unexpected errors of activities, and replaced workflows."""
 
 import pytest
 from temporalio.client import WorkflowFailureError
@@ -15,20 +15,20 @@ LEFTOVER = "preempted stack_stopped"
 
 
 async def running(life: Life) -> None:
-    """Takes it from the queue to where its tasks run."""
+    """Awards the workload and waits until its tasks run."""
     await life.award()
     await life.runs()
 
 
 async def ends_well(life: Life) -> None:
-    """All tasks end well, and so does the workload."""
+    """Ends all tasks with exit code 0; the workload must succeed."""
     for agent in life.agents:
         agent.ends()
     assert await life.result() == "succeeded"
 
 
 async def shown(life: Life) -> dict[str, object]:
-    """Its search attributes of ours."""
+    """Returns the workflow's search attributes whose names begin with `Mizzen`."""
     found = (await life.handle.describe()).typed_search_attributes
     return {p.key.name: p.value for p in found if p.key.name.startswith("Mizzen")}
 
@@ -38,7 +38,7 @@ async def shown(life: Life) -> dict[str, object]:
 
 @goes(*RUNNING, "checkpointing machine_lost", "pending machine_lost", *AGAIN, "succeeded completed")
 async def test_a_gang_whose_machine_is_said_to_be_lost_is_stopped_on_the_others(life: Life) -> None:
-    """Mail about a lost machine stops the gang on every other one, blames the lost one and is no failure."""
+    """Mail about a lost machine stops the gang on the other machines, blames the lost one, and uses up no retry."""
     life.plan.retries = 0
     await running(life)
     await life.mail(MailKind.MACHINE_LOST, machine=life.agents[1].machine)
@@ -53,7 +53,7 @@ async def test_a_gang_whose_machine_is_said_to_be_lost_is_stopped_on_the_others(
 
 @goes(*RUNNING, "pending machine_lost", *AGAIN, "succeeded completed")
 async def test_a_failure_caused_by_a_lost_machine_does_not_count(life: Life) -> None:
-    """A task that fails because a peer's machine is gone is not the user's failure: asked, it is not there."""
+    """If a task fails because another task's machine is lost, the loss is the reason and no retry is used up."""
     life.plan.retries = 0
     life.plan.node_lost_after_s = 0.5
     await running(life)
@@ -68,7 +68,7 @@ async def test_a_failure_caused_by_a_lost_machine_does_not_count(life: Life) -> 
 
 @goes(*RUNNING, "pending machine_lost")
 async def test_a_task_whose_end_nobody_saw_was_lost_with_its_machine(life: Life) -> None:
-    """After a reboot an agent knows no exit status of its tasks: the machine is blamed, not the user."""
+    """If a task's exit status is unknown, as after a reboot, the machine is blamed and no retry is used up."""
     life.plan.retries = 0
     await running(life)
     life.agents[0].ends(1)
@@ -80,7 +80,7 @@ async def test_a_task_whose_end_nobody_saw_was_lost_with_its_machine(life: Life)
 
 @goes(*RUNNING, "pending machine_lost", *AGAIN, "succeeded completed")
 async def test_a_machine_whose_agent_stays_silent_is_lost(real_life: Life) -> None:
-    """Heartbeats stop and the agent does not come back in time: the gang is stopped elsewhere and placed again."""
+    """If heartbeats stop and the agent does not return in time, the gang is stopped elsewhere and placed again."""
     life = real_life
     life.plan.retries = 0
     life.plan.heartbeat_timeout_s = life.plan.node_lost_after_s = 1.0
@@ -99,7 +99,7 @@ async def test_a_machine_whose_agent_stays_silent_is_lost(real_life: Life) -> No
 
 @goes(*RUNNING, "succeeded completed")
 async def test_an_agent_that_comes_back_takes_hold_of_its_tasks_again(real_life: Life) -> None:
-    """Heartbeats stop, the agent comes back: the same attempt is asked of it again and goes on to its end."""
+    """If heartbeats stop but the agent returns in time, the same attempt continues."""
     life = real_life
     life.plan.heartbeat_timeout_s = 1.0
     await running(life)
@@ -112,7 +112,7 @@ async def test_an_agent_that_comes_back_takes_hold_of_its_tasks_again(real_life:
 
 @goes(*RUNNING, "checkpointing evicted", "pending machine_lost")
 async def test_a_machine_that_is_lost_while_it_stops_is_blamed(life: Life) -> None:
-    """An eviction during which a machine turns out to be gone ends as its loss."""
+    """If a machine is found lost during an eviction, the attempt ends with the machine's loss."""
     life.plan.node_lost_after_s = 0.5
     await running(life)
     await life.agents[1].goes()
@@ -123,7 +123,7 @@ async def test_a_machine_that_is_lost_while_it_stops_is_blamed(life: Life) -> No
 
 @goes(*RUNNING, "succeeded completed")
 async def test_operators_find_a_workload_by_what_it_goes_through(real_life: Life) -> None:
-    """Phase, reason, region, rank and attempt show as search attributes."""
+    """Phase, reason, region, rank and attempt are search attributes."""
     life = real_life
     placed = {"MizzenRegion": "east", "MizzenPriority": 3, "MizzenAttempt": 1}
     await running(life)
@@ -137,7 +137,7 @@ async def test_operators_find_a_workload_by_what_it_goes_through(real_life: Life
 
 @goes(*RUNNING, "pending launch_failed", *AGAIN, "succeeded completed")
 async def test_a_machine_that_refuses_to_run_tasks_is_blamed_and_the_user_is_not(life: Life) -> None:
-    """An agent's own refusal ends the attempt as a failed launch."""
+    """If an agent refuses to run tasks, the attempt ends as a failed launch, and no retry is used up."""
     life.plan.retries = 0
     life.agents[1].held.add(Activity.RUN_NODE)
     await running(life)
@@ -153,7 +153,7 @@ async def test_a_machine_that_refuses_to_run_tasks_is_blamed_and_the_user_is_not
 
 @goes(*RUNNING, "failed retries_exhausted")
 async def test_a_tasks_failure_is_shown_although_a_peer_was_refused_too(life: Life) -> None:
-    """Where a task failed while another machine refused to start its own, the task's failure is the cause."""
+    """If one task failed and another machine refused its task, the failed task is the reason."""
     life.plan.retries = 0
     life.agents[0].held.add(Activity.STOP_NODE)
     life.agents[1].held.add(Activity.RUN_NODE)
@@ -169,7 +169,7 @@ async def test_a_tasks_failure_is_shown_although_a_peer_was_refused_too(life: Li
 
 @goes(*RUNNING, "checkpointing evicted", "preempted evicted")
 async def test_errors_that_pass_end_nothing(life: Life) -> None:
-    """Unknown errors of running, stopping, staging and of the database are tried again until they pass."""
+    """Unexpected errors of running, stopping, staging and the database are retried until they pass."""
     for kind in (Activity.STAGE, Activity.TRANSITION, Activity.RELEASE):
         life.facts.errors[kind] = [RuntimeError("connection refused")]
     for agent in life.agents:
@@ -185,7 +185,7 @@ async def test_errors_that_pass_end_nothing(life: Life) -> None:
 
 @goes(*RUNNING, "succeeded completed")
 async def test_an_error_that_does_not_pass_ends_the_workflow_and_the_next_one_goes_on(life: Life) -> None:
-    """A refused effect fails the workflow for all to see, instead of hanging; its replacement tries again."""
+    """A non-retryable error fails the workflow instead of blocking it; its replacement tries again."""
     life.facts.errors[Activity.STAGE] = [ApplicationError("holds nothing", non_retryable=True)]
     await life.award()
     with pytest.raises(WorkflowFailureError):
@@ -199,14 +199,14 @@ async def test_an_error_that_does_not_pass_ends_the_workflow_and_the_next_one_go
 
 
 async def replaced(life: Life, *, ready: bool = True, stopping: bool = False, mail: MailKind | None = None) -> None:
-    """A new workflow is started with the state that Postgres has; `mail` is there from the start."""
+    """Starts a new workflow with the state in Postgres; `mail` arrives with the start."""
     state = WorkloadInput(life.id, attempt=1, placed=True, ready=ready, stopping=stopping)
     await life.workflow_starts(state, None if mail is None else Mail(1001, mail.value, 1))
 
 
 @goes(*RUNNING, "succeeded completed")
 async def test_a_workflow_that_replaces_one_that_is_gone_goes_on_with_what_runs(life: Life) -> None:
-    """Started for a running workload whose workflow is gone, it takes hold of the tasks, and stops none."""
+    """A replacement workflow of a running workload continues with the running tasks and stops none."""
     await running(life)
     await life.handle.terminate()
     await replaced(life)
@@ -219,7 +219,7 @@ async def test_a_workflow_that_replaces_one_that_is_gone_goes_on_with_what_runs(
 
 @goes(*RUNNING, "succeeded completed")
 async def test_tasks_that_ended_while_the_workflow_was_gone_do_not_run_again(life: Life) -> None:
-    """A gang all of whose tasks ended well while nobody watched has succeeded."""
+    """If all tasks ended with 0 while no workflow ran, the workload has succeeded."""
     await gone_in_the_end(life)
     await replaced(life)
     assert await life.result() == "succeeded"
@@ -227,7 +227,7 @@ async def test_tasks_that_ended_while_the_workflow_was_gone_do_not_run_again(lif
 
 @goes(*RUNNING, "failed retries_exhausted")
 async def test_a_failure_while_the_workflow_was_gone_counts(life: Life) -> None:
-    """A task that failed while nobody watched counts as a failure, as it would have counted live."""
+    """A task's failure while no workflow ran counts like any other failure."""
     life.plan.retries = 0
     await gone_in_the_end(life, 3)
     await replaced(life)
@@ -235,7 +235,7 @@ async def test_a_failure_while_the_workflow_was_gone_counts(life: Life) -> None:
 
 
 async def ends_unseen(life: Life, exit_code: int) -> None:
-    """The tasks end after the agents have let go of the workflow's activities."""
+    """Ends the tasks after the agents have dropped the workflow's activities."""
     for agent in life.agents:
         await agent.loses_touch()
         agent.ends(exit_code)
@@ -243,19 +243,19 @@ async def ends_unseen(life: Life, exit_code: int) -> None:
 
 @goes(*RUNNING, LEFTOVER, *AGAIN, "succeeded completed")
 async def test_an_attempt_that_was_told_to_stop_is_wound_up(life: Life) -> None:
-    """What Postgres says was told to stop is stopped, and runs again."""
+    """If Postgres says that the attempt was being stopped, the replacement stops it, and the workload runs again."""
     await wound_up(life, stopping=True)
 
 
 @goes(*RUNNING, LEFTOVER, *AGAIN, "succeeded completed")
 async def test_an_attempt_that_agents_refuse_as_stopped_is_wound_up(life: Life) -> None:
-    """What agents say was told to stop is stopped, and runs again; no machine is blamed."""
+    """If agents refuse the attempt as stopped, the replacement stops and requeues it; no machine is blamed."""
     await wound_up(life, stopping=False)
 
 
 @goes(*RUNNING, LEFTOVER)
 async def test_a_released_attempt_is_stopped_without_staging_it(life: Life) -> None:
-    """A successor that comes after the release cannot stage the attempt again, and stops what is left of it."""
+    """A replacement of a released attempt cannot stage it, and stops its remaining tasks."""
     await running(life)
     await life.handle.terminate()
     life.facts.is_released = True
@@ -265,7 +265,7 @@ async def test_a_released_attempt_is_stopped_without_staging_it(life: Life) -> N
 
 
 async def wound_up(life: Life, *, stopping: bool) -> None:
-    """A gang that was told to stop before its workflow was gone."""
+    """Runs a gang whose stop was lost with its workflow; the replacement must stop it and run it again."""
     await running(life)
     for agent in life.agents:
         agent.reports(step=7, checkpoint_step=5)
@@ -282,7 +282,7 @@ async def wound_up(life: Life, *, stopping: bool) -> None:
 
 @goes(*RUNNING, "succeeded completed")
 async def test_an_attempt_that_ended_before_its_stop_has_succeeded(life: Life) -> None:
-    """Tasks that had all ended well when their stop was lost with its workflow do not run again."""
+    """If all tasks ended with 0 before a lost stop, the workload has succeeded."""
     await gone_in_the_end(life)
     for agent in life.agents:
         agent.was_told_to_stop()
@@ -292,7 +292,7 @@ async def test_an_attempt_that_ended_before_its_stop_has_succeeded(life: Life) -
 
 @goes(*RUNNING, "preempted evicted")
 async def test_a_replacement_that_is_evicted_at_once_stops_what_runs(life: Life) -> None:
-    """Told to go before it has asked for anything, it stops what the workflow before it has started."""
+    """A replacement that is evicted before its first request stops the tasks of the workflow before it."""
     await running(life)
     await life.handle.terminate()
     await replaced(life, mail=MailKind.EVICT)
@@ -303,7 +303,7 @@ async def test_a_replacement_that_is_evicted_at_once_stops_what_runs(life: Life)
 
 @goes(*RUNNING, "cancelled cancelled_by_user")
 async def test_a_replacement_that_is_cancelled_at_once_stops_what_runs(life: Life) -> None:
-    """The same with a cancellation: what runs ends first."""
+    """A replacement that is cancelled before its first request stops the tasks of the workflow before it."""
     await running(life)
     await life.handle.terminate()
     await replaced(life, mail=MailKind.CANCEL)
@@ -313,7 +313,7 @@ async def test_a_replacement_that_is_cancelled_at_once_stops_what_runs(life: Lif
 
 @goes(*RUNNING, "succeeded completed")
 async def test_a_replacement_that_is_evicted_while_it_prepares_finds_that_it_has_succeeded(life: Life) -> None:
-    """Its tasks had all ended well before it was told to stop them: they do not run again."""
+    """If all tasks ended with 0 before an eviction during preparation, the workload has succeeded."""
     await gone_in_the_end(life)
     for agent in life.agents:
         agent.held.add(Activity.PREPARE_NODE)
@@ -326,7 +326,7 @@ async def test_a_replacement_that_is_evicted_while_it_prepares_finds_that_it_has
 
 @goes(*RUNNING, "preempted evicted")
 async def test_a_replacement_that_is_evicted_while_it_prepares_lets_tasks_save(life: Life) -> None:
-    """Tasks of the workflow before it run: they get their grace."""
+    """If a replacement is evicted during preparation, running tasks get their grace to save."""
     await running(life)
     for agent in life.agents:
         agent.reports(step=7, checkpoint_step=5)
@@ -344,7 +344,7 @@ async def test_a_replacement_that_is_evicted_while_it_prepares_lets_tasks_save(l
 
 @goes(*RUNNING, "succeeded completed")
 async def test_a_replacement_that_is_refused_finds_that_it_has_succeeded(life: Life) -> None:
-    """A machine cannot prepare the tasks any more, which have ended well already: they do not run elsewhere."""
+    """If a machine refuses to prepare tasks that have already ended with 0, the workload has succeeded."""
     await gone_in_the_end(life)
     life.agents[1].errors[Activity.PREPARE_NODE] = [ApplicationError("?", type="ChangedLaunch", non_retryable=True)]
     await replaced(life)
@@ -353,7 +353,7 @@ async def test_a_replacement_that_is_refused_finds_that_it_has_succeeded(life: L
 
 @goes(*RUNNING, "failed retries_exhausted")
 async def test_a_replacement_that_is_refused_finds_that_it_has_failed(life: Life) -> None:
-    """A machine cannot prepare the tasks any more, of which one has failed: that counts."""
+    """If a machine refuses to prepare tasks of which one has failed, the failure counts."""
     life.plan.retries = 0
     await gone_in_the_end(life, 3)
     life.agents[1].errors[Activity.PREPARE_NODE] = [ApplicationError("?", type="ChangedLaunch", non_retryable=True)]
@@ -362,7 +362,7 @@ async def test_a_replacement_that_is_refused_finds_that_it_has_failed(life: Life
 
 
 async def gone_in_the_end(life: Life, exit_code: int = 0) -> None:
-    """Its tasks end while its workflow is gone."""
+    """Ends all tasks while no workflow runs."""
     await running(life)
     await life.handle.terminate()
     await ends_unseen(life, exit_code)
@@ -370,7 +370,7 @@ async def gone_in_the_end(life: Life, exit_code: int = 0) -> None:
 
 @goes(*RUNNING, "preempted evicted")
 async def test_a_workflow_rolled_back_to_before_its_award_stops_what_it_has_started(life: Life) -> None:
-    """Temporal has lost the award and the start. The mail of the award is delivered again, then an eviction."""
+    """If a rollback loses award and start, redelivered mail restores the attempt, and an eviction stops its tasks."""
     await running(life)
     await rolled_back(life, MailKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
@@ -379,7 +379,7 @@ async def test_a_workflow_rolled_back_to_before_its_award_stops_what_it_has_star
 
 @goes(*RUNNING, "succeeded completed")
 async def test_a_workflow_rolled_back_to_before_its_award_finds_that_it_has_succeeded(life: Life) -> None:
-    """Cancelled in the same way after its tasks had all ended well, it has succeeded."""
+    """If a rolled-back workflow is cancelled after all tasks ended with 0, the workload has succeeded."""
     await running(life)
     for agent in life.agents:
         await agent.loses_touch()
@@ -389,7 +389,7 @@ async def test_a_workflow_rolled_back_to_before_its_award_finds_that_it_has_succ
 
 
 async def rolled_back(life: Life, kind: MailKind) -> None:
-    """Its workflow is as it was before the award, and finds the award's mail and another one."""
+    """Replaces the workflow with one from before the award; it receives the award's mail and a second mail."""
     await life.handle.terminate()
     await life.workflow_starts(
         WorkloadInput(
@@ -400,24 +400,24 @@ async def rolled_back(life: Life, kind: MailKind) -> None:
 
 @goes("pending", "placing awarded", "provisioning starting_tasks", "succeeded completed")
 async def test_a_replacement_finds_what_was_started_before_that_was_written(life: Life) -> None:
-    """Temporal was lost between the order to start and the note that tasks run. They ended, then it is evicted."""
+    """If Temporal is lost before it recorded started tasks, an evicted replacement finds that they succeeded."""
     await started_unnoted(life, Phase.PROVISIONING)
 
 
 @goes("pending", "placing awarded", "succeeded completed")
 async def test_a_replacement_finds_what_a_single_machine_has_started(lone: Life) -> None:
-    """The same where one machine starts at once, before anything is written after the award."""
+    """The same holds for one machine, which starts before anything is recorded after the award."""
     await started_unnoted(lone)
 
 
 @goes("pending", "placing awarded", "migrating copying_checkpoint", "succeeded completed")
 async def test_a_replacement_finds_what_a_single_machine_has_started_after_a_move(lone: Life) -> None:
-    """The same after its checkpoint was copied."""
+    """The same holds after the checkpoint was copied."""
     await started_unnoted(lone, Phase.MIGRATING)
 
 
 async def started_unnoted(life: Life, *phases: Phase) -> None:
-    """Its tasks are started and end, and the row says no more than `phases`; the next workflow finds an eviction."""
+    """Starts and ends the tasks while the row is only at `phases`; the replacement workflow then gets an eviction."""
     await life.handle.terminate()
     life.facts.award(ready=True)
     codes = {Phase.PROVISIONING: "starting_tasks", Phase.MIGRATING: "copying_checkpoint"}
@@ -432,7 +432,7 @@ async def started_unnoted(life: Life, *phases: Phase) -> None:
 
 @goes("pending", "placing waiting_for_victims", "cancelled cancelled_by_user")
 async def test_a_replacement_waits_for_what_the_attempt_waited_for(life: Life) -> None:
-    """What was only placed waits for its slots, and hears mail meanwhile."""
+    """A replacement of a placed attempt waits for its slots, and handles mail meanwhile."""
     await life.award(ready=False)
     await life.handled()
     await life.handle.terminate()

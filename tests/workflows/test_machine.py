@@ -1,4 +1,4 @@
-"""A machine's registration: hello, what is stopped before work may come, attendance, loss and return."""
+"""The machine workflow: registration, stop of stale runs, attendance, loss and return."""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -22,13 +22,13 @@ _NUMBERS = itertools.count(1)
 
 
 def hello(machine: str, incarnation: str = "boot-1") -> Hello:
-    """What an agent says at its start."""
+    """Returns the registration that an agent sends at its start."""
     region, cluster, _ = machine.split("/")
     return Hello(machine, region, cluster, "rack-1", "a100", 8, 64000, 1 << 38, "10.0.0.1", incarnation, "key")
 
 
 class Registered:
-    """One machine's workflow on the dev server, its agent, and what is known of it."""
+    """One machine's workflow on the dev server, its agent, and a registry in memory."""
 
     def __init__(self, client: Client, queue: str) -> None:
         self.machine = f"east/c1/m{next(_NUMBERS)}"
@@ -44,12 +44,12 @@ class Registered:
         return self._handle
 
     async def says_hello(self, incarnation: str = "boot-1") -> None:
-        """The agent starts: it comes, and announces itself as it does in the live system."""
+        """Starts the agent and registers it, as in production."""
         await self.agent.comes()
         await self.announces(incarnation)
 
     async def announces(self, incarnation: str = "boot-1") -> None:
-        """A hello alone."""
+        """Sends only the registration."""
         self._handle = await self._client.start_workflow(
             MachineWorkflow.run,
             args=[self.machine],
@@ -60,12 +60,12 @@ class Registered:
         )
 
     async def attended(self, times: int = 1) -> None:
-        """Waits until its agent was asked to attend so often."""
-        await until(lambda: len(self.agent.requests(Activity.ATTEND)) >= times, f"attended {times} times")
+        """Waits until the agent has received this many attend requests."""
+        await until(lambda: len(self.agent.requests(Activity.ATTEND)) >= times, f"the agent is attended {times} times")
 
     async def known(self, *names: str) -> None:
-        """Waits until exactly this was done in the registry, in this order."""
-        await until(lambda: len(self.registry.names()) >= len(names), f"{names}")
+        """Waits until the registry has exactly these calls, in this order."""
+        await until(lambda: len(self.registry.names()) >= len(names), f"the registry's calls are {names}")
         assert self.registry.names() == list(names)
 
     async def close(self) -> None:
@@ -76,7 +76,7 @@ class Registered:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def machine(dev_client: Client) -> AsyncIterator[Registered]:
-    """A machine that nobody has heard of yet. On the dev server: it times out retries that no agent takes."""
+    """A machine that is not registered yet, on the dev server: only that times out retries that no agent takes."""
     registered = Registered(dev_client, "machines")
     async with serving(dev_client, "machines", [MachineWorkflow], registered.registry.all()):
         try:
@@ -86,7 +86,7 @@ async def machine(dev_client: Client) -> AsyncIterator[Registered]:
 
 
 async def test_a_new_machine_is_ready_and_attended(machine: Registered) -> None:
-    """A hello registers the machine; with nothing to stop there it is ready at once and its agent attends."""
+    """A machine without runs to stop is ready right after its registration, and its agent attends."""
     await machine.says_hello()
     await machine.attended()
     await machine.known("machine.register", "machine.ready")
@@ -94,11 +94,11 @@ async def test_a_new_machine_is_ready_and_attended(machine: Registered) -> None:
 
 
 async def test_stale_runs_are_stopped_before_work_may_come(machine: Registered) -> None:
-    """What was given up while the machine was away is stopped, one after another, before it is ready."""
+    """Runs that were released while the machine was away are stopped one by one before the machine is ready."""
     machine.registry.welcome.stop = ["wl-1.3", "wl-2.1"]
     machine.agent.held.add(Activity.STOP_NODE)
     await machine.says_hello()
-    await until(lambda: machine.agent.requests(Activity.STOP_NODE), "the first stop")
+    await until(lambda: machine.agent.requests(Activity.STOP_NODE), "the agent has the first stop request")
     assert machine.registry.names() == ["machine.register"]
     machine.agent.held.clear()
     await machine.known("machine.register", "machine.ready")
@@ -106,7 +106,7 @@ async def test_stale_runs_are_stopped_before_work_may_come(machine: Registered) 
 
 
 async def test_a_machine_whose_agent_stays_silent_is_lost(machine: Registered) -> None:
-    """Heartbeats stop and nobody takes hold again in time: the machine is lost, until its next hello."""
+    """If heartbeats stop and no agent takes the retry in time, the machine is lost until its next registration."""
     await machine.says_hello()
     await machine.attended()
     await machine.agent.goes()
@@ -117,7 +117,7 @@ async def test_a_machine_whose_agent_stays_silent_is_lost(machine: Registered) -
 
 
 async def test_an_agent_that_comes_back_in_time_is_not_lost(machine: Registered) -> None:
-    """A missed heartbeat alone loses nothing: the agent is asked to attend again."""
+    """After a missed heartbeat the agent gets another attend request; the machine is not lost."""
     machine.registry.welcome.lost_after_s = 4.0
     await machine.says_hello()
     await machine.attended()
@@ -127,7 +127,7 @@ async def test_an_agent_that_comes_back_in_time_is_not_lost(machine: Registered)
 
 
 async def _patience(machine: Registered) -> list[tuple[float, float]]:
-    """Of each attendance that was asked for: how long it may take to begin, and how long be silent, in seconds."""
+    """Returns schedule-to-start and heartbeat timeout of each attend request, in seconds."""
     events = [event.activity_task_scheduled_event_attributes for event in await handled(machine.handle)]
     return [
         (
@@ -140,7 +140,7 @@ async def _patience(machine: Registered) -> list[tuple[float, float]]:
 
 
 async def test_a_silent_machine_has_a_last_chance(machine: Registered) -> None:
-    """Its agent may be silent for most of the time after which it is lost, and is asked once more for the rest."""
+    """A silent agent gets one more attend request, with a shorter timeout, before its machine is lost."""
     machine.registry.welcome.lost_after_s = 2.0
     await machine.says_hello()
     await machine.attended()
@@ -152,7 +152,7 @@ async def test_a_silent_machine_has_a_last_chance(machine: Registered) -> None:
 
 
 async def test_an_agent_that_leaves_may_take_longer(machine: Registered) -> None:
-    """One that says that it stops is not silent: its successor has all the time of `lost_after_s` to begin."""
+    """After an agent that announces its stop, the next agent has the whole `lost_after_s` to begin."""
     machine.registry.welcome.lost_after_s = 2.0
     machine.agent.errors[Activity.ATTEND] = [ApplicationError("it stops", type=DETACHED)]
     await machine.says_hello()
@@ -165,7 +165,7 @@ async def test_an_agent_that_leaves_may_take_longer(machine: Registered) -> None
 
 
 async def test_what_fails_otherwise_is_tried_again_by_the_service(machine: Registered) -> None:
-    """An agent that cannot attend for now costs its machine's history nothing."""
+    """Other errors of the attendance are retried by Temporal and add nothing to the workflow's history."""
     machine.agent.errors[Activity.ATTEND] = [RuntimeError("a full disk")] * 2
     await machine.says_hello()
     await machine.attended(3)
@@ -174,7 +174,7 @@ async def test_what_fails_otherwise_is_tried_again_by_the_service(machine: Regis
 
 
 async def test_a_hello_of_an_attended_machine_begins_anew(machine: Registered) -> None:
-    """An agent that was restarted is registered and attended again, and was never lost."""
+    """A restarted agent is registered and attended again without a loss."""
     await machine.says_hello()
     await machine.attended()
     await machine.announces("boot-1")
@@ -183,34 +183,34 @@ async def test_a_hello_of_an_attended_machine_begins_anew(machine: Registered) -
 
 
 async def test_of_several_hellos_the_newest_counts(machine: Registered) -> None:
-    """Hellos that came while the machine was being registered are answered once, by the newest."""
+    """If several registrations arrive during one, only the newest is handled next."""
     machine.registry.held.add(Activity.REGISTER_MACHINE)
     await machine.says_hello()
     await machine.known("machine.register")
     await machine.announces("boot-2")
     await machine.announces("boot-3")
     machine.registry.held.clear()
-    await until(lambda: machine.registry.names().count("machine.ready") >= 2, "ready again")
+    await until(lambda: machine.registry.names().count("machine.ready") >= 2, "the machine is ready again")
     heard = [h.incarnation for h in machine.registry.requests(Activity.REGISTER_MACHINE)]
     assert heard == ["boot-1", "boot-3"]
 
 
 async def test_an_agent_that_goes_while_stale_runs_are_stopped_is_lost(machine: Registered) -> None:
-    """A machine whose old runs could not be stopped is not ready; it is lost again."""
+    """A machine whose stale runs cannot be stopped is lost instead of ready."""
     machine.registry.welcome.stop = ["wl-1.3"]
     await machine.announces()
     await machine.known("machine.register", "machine.lost")
 
 
 async def test_a_hello_that_came_while_stale_runs_were_stopped_is_heard(machine: Registered) -> None:
-    """A machine whose agent was away while its old runs were to be stopped, and is back, is not lost."""
+    """A machine whose agent returns while its stale runs are being stopped is registered again, not lost."""
     machine.registry.welcome.stop = ["wl-1.3"]
     machine.agent.silent.add(Activity.STOP_NODE)
     await machine.says_hello()
-    await until(lambda: machine.agent.requests(Activity.STOP_NODE), "the stop")
+    await until(lambda: machine.agent.requests(Activity.STOP_NODE), "the agent has the stop request")
     await machine.agent.goes()
     await machine.announces("boot-2")
-    await until(lambda: machine.registry.names().count("machine.register") == 2, "registered again")
+    await until(lambda: machine.registry.names().count("machine.register") == 2, "the machine is registered again")
     machine.agent.silent.clear()
     await machine.agent.comes()
     await machine.attended()
@@ -219,20 +219,20 @@ async def test_a_hello_that_came_while_stale_runs_were_stopped_is_heard(machine:
 
 
 async def test_what_was_given_up_there_is_stopped_while_it_is_attended(machine: Registered) -> None:
-    """A gang that could not ask the agent leaves its tasks to the machine's workflow; the attendance goes on."""
+    """Runs that a workload's workflow could not confirm as stopped are stopped during the attendance."""
     await machine.says_hello()
     await machine.attended()
     for run in ("wl-1.3", "wl-2.1"):
         await machine.handle.signal("unconfirmed", run)
-    await until(lambda: len(machine.agent.requests(Activity.STOP_NODE)) == 2, "both stops")
+    await until(lambda: len(machine.agent.requests(Activity.STOP_NODE)) == 2, "the agent has both stop requests")
     assert machine.agent.requests(Activity.STOP_NODE) == [StopNode("wl-1", 3, 0.0), StopNode("wl-2", 1, 0.0)]
-    await until(lambda: _confirmed(machine) == ["wl-1.3", "wl-2.1"], "both confirmed")
+    await until(lambda: _confirmed(machine) == ["wl-1.3", "wl-2.1"], "both stops are confirmed")
     assert len(machine.agent.requests(Activity.ATTEND)) == 1
     assert set(machine.registry.names()) == {"machine.register", "machine.ready"}
 
 
 async def test_what_was_given_up_on_a_machine_that_is_gone_waits_for_its_return(machine: Registered) -> None:
-    """An agent that does not answer is not confirmed to have stopped: it is lost, and asked at its next hello."""
+    """If the agent does not respond to a stop, the machine is lost, and the run is stopped at its next registration."""
     await machine.says_hello()
     await machine.attended()
     await machine.agent.goes()
@@ -241,13 +241,13 @@ async def test_what_was_given_up_on_a_machine_that_is_gone_waits_for_its_return(
     machine.registry.welcome.stop = ["wl-1.3"]
     await machine.says_hello()
     await machine.known("machine.register", "machine.ready", "machine.lost", "machine.register", "machine.ready")
-    # The request that nobody took may still reach an agent that is back before it was withdrawn.
+    # An agent that returns early may still take the first request before it times out.
     stops = machine.agent.requests(Activity.STOP_NODE)
     assert stops and all(stop == StopNode("wl-1", 3, 0.0) for stop in stops)
 
 
 async def test_what_was_given_up_before_a_hello_is_left_to_the_registration(machine: Registered) -> None:
-    """Registering asks Postgres what is to be stopped: a signal that came before, to a lost machine, adds nothing."""
+    """The registration reads from Postgres what is to be stopped; an earlier signal to a lost machine adds nothing."""
     await machine.says_hello()
     await machine.attended()
     await machine.agent.goes()
@@ -256,31 +256,31 @@ async def test_what_was_given_up_before_a_hello_is_left_to_the_registration(mach
     await machine.says_hello()
     await machine.attended(2)
     asked = [e.activity_task_scheduled_event_attributes.activity_type.name for e in await handled(machine.handle)]
-    # The second is the last chance that nobody took.
+    # The second attend request is the last chance, which no agent took.
     assert asked.count(Activity.ATTEND.value) == 3 and Activity.STOP_NODE.value not in asked
 
 
 async def test_what_is_given_up_during_a_registration_is_stopped_after_it(machine: Registered) -> None:
-    """A signal that comes when Postgres has been asked already is acted on, once, when the machine is attended."""
+    """A stop signal during a registration is handled once, when the machine is attended."""
     machine.registry.held.add(Activity.REGISTER_MACHINE)
     await machine.says_hello()
     await machine.known("machine.register")
     await machine.handle.signal("unconfirmed", "wl-1.3")
     machine.registry.held.clear()
-    await until(lambda: _confirmed(machine) == ["wl-1.3"], "stopped once it is attended")
+    await until(lambda: _confirmed(machine) == ["wl-1.3"], "the stop is confirmed")
     await machine.announces()
     await machine.attended(2)
     assert len(machine.agent.requests(Activity.STOP_NODE)) == 1
 
 
 def _confirmed(machine: Registered) -> list[str]:
-    """What the registry was told to have been stopped, in order."""
+    """Returns the runs that were reported as stopped to the registry, in order."""
     return [run for attend in machine.registry.requests(Activity.MACHINE_READY) for run in attend.stop]
 
 
 async def test_a_hello_is_not_lost_with_a_history(dev_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hello that makes the workflow continue in a new history is answered in that one."""
-    # Not sandboxed, for there each workflow has modules of its own, which cannot be patched.
+    """A registration that makes the workflow continue as new is handled by the new run."""
+    # No sandbox: sandboxed workflows have their own copies of modules, which cannot be patched.
     monkeypatch.setattr(workflows.machine, "LONG_HISTORY_EVENTS", 10)
     registered = Registered(dev_client, "short")
     runner = UnsandboxedWorkflowRunner()
@@ -299,7 +299,7 @@ async def test_a_hello_is_not_lost_with_a_history(dev_client: Client, monkeypatc
 
 
 async def test_a_history_of_silences_ends(dev_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that is late again and again stays attended, and its machine's history does not grow for ever."""
+    """A repeatedly late agent stays attended, and the workflow continues as new before its history grows too long."""
     monkeypatch.setattr(workflows.machine, "LONG_HISTORY_EVENTS", 10)
     registered = Registered(dev_client, "silences")
     registered.registry.welcome = Welcome([], heartbeat_timeout_s=0.5, lost_after_s=1.0)
@@ -320,13 +320,13 @@ async def test_a_history_of_silences_ends(dev_client: Client, monkeypatch: pytes
 
 
 def said(machine: Registered, run: str | None = None) -> MachineNotice:
-    """The agent's word that its machine is taken, or a task's."""
+    """Returns a notice of the agent about its machine, or of the task of `run`."""
     notice = NoticeReport("aws", "preempt", True, 100.0, 220.0, "terminate")
     return MachineNotice(machine.machine, "boot-1", notice, run)
 
 
 async def test_a_notice_is_passed_on_at_once(machine: Registered) -> None:
-    """A platform's word about an attended machine is recorded, each time that the agent says it."""
+    """Each notice about an attended machine is recorded immediately."""
     await machine.says_hello()
     await machine.attended()
     await machine.handle.signal("noticed", said(machine))
@@ -336,12 +336,12 @@ async def test_a_notice_is_passed_on_at_once(machine: Registered) -> None:
 
 
 async def test_a_notice_does_not_wait_for_tasks_that_save(machine: Registered) -> None:
-    """Tasks of a gang that was given up have their grace, and what is said meanwhile is passed on meanwhile."""
+    """A notice is recorded while tasks of a released attempt use their grace to save."""
     await machine.says_hello()
     await machine.attended()
     machine.agent.held.add(Activity.STOP_NODE)
     await machine.handle.signal("unconfirmed", args=["wl-1.3", 120.0])
-    await until(lambda: machine.agent.requests(Activity.STOP_NODE), "the stop")
+    await until(lambda: machine.agent.requests(Activity.STOP_NODE), "the agent has the stop request")
     await machine.handle.signal("noticed", said(machine))
     await machine.known("machine.register", "machine.ready", "machine.noticed")
     machine.agent.held.clear()
@@ -351,7 +351,7 @@ async def test_a_notice_does_not_wait_for_tasks_that_save(machine: Registered) -
 
 
 async def test_another_key_is_not_attended_to_until_it_is_proven(machine: Registered) -> None:
-    """A hello that is refused leads to no attendance; the agent is asked for a proof, which is registered."""
+    """A refused registration leads to no attendance; the agent is asked for a proof, which is registered."""
     machine.registry.welcome.refused = True
     await machine.says_hello()
     await machine.known("machine.register")

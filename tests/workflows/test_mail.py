@@ -1,4 +1,4 @@
-"""Mail comes late, twice, out of order, or while the workflow is between two histories."""
+"""Mail that arrives late, twice, out of order, or while the workflow continues as new."""
 
 from collections.abc import AsyncIterator
 
@@ -20,14 +20,14 @@ BY_OPERATOR = ("checkpointing preempted_by_operator", "preempted preempted_by_op
 
 
 async def running(life: Life) -> None:
-    """Takes it from the queue to where its tasks run."""
+    """Awards the workload and waits until its tasks run."""
     await life.award()
     await life.runs()
 
 
 @goes(*RUNNING, *BY_OPERATOR, *AGAIN, "succeeded completed")
 async def test_mail_that_is_delivered_twice_counts_once(life: Life) -> None:
-    """A preemption that is delivered again during the next attempt leaves that one alone."""
+    """A preemption that is delivered again during the next attempt has no effect."""
     await running(life)
     mail = await life.mail(MailKind.PREEMPT, 0, by="ada")
     await life.reaches(Phase.PREEMPTED)
@@ -40,7 +40,7 @@ async def test_mail_that_is_delivered_twice_counts_once(life: Life) -> None:
 
 @goes("pending")
 async def test_a_repetition_that_comes_before_the_workflow_is_known_as_one(unborn: Life) -> None:
-    """Mail that an earlier run of the workflow had seen is dropped, though it is there before this run begins."""
+    """Mail that an earlier run of the workflow has seen is dropped, even if it arrives with the start."""
     repeated = Mail(7, MailKind.CANCEL.value, 0, {})
     await unborn.workflow_starts(WorkloadInput(unborn.id, seen_mail=[7]), repeated)
     history = await unborn.handled()
@@ -49,7 +49,7 @@ async def test_a_repetition_that_comes_before_the_workflow_is_known_as_one(unbor
 
 @goes(*WAITING, "preempted evicted", *WAITING[1:], *AGAIN[1:], "succeeded completed")
 async def test_mail_about_an_earlier_attempt_is_ignored(life: Life) -> None:
-    """Neither old slots, nor an old award, nor an old eviction, nor an old loss touches the present attempt."""
+    """Slots, awards, evictions and losses of an earlier attempt do not affect the current one."""
     await life.award(ready=False)
     await life.mail(MailKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
@@ -70,7 +70,7 @@ async def test_mail_about_an_earlier_attempt_is_ignored(life: Life) -> None:
 
 @goes("pending", "placing awarded", "provisioning starting_tasks", "cancelled cancelled_by_user")
 async def test_a_cancellation_comes_before_older_mail(life: Life) -> None:
-    """Of an eviction and a later cancellation that wait together, the cancellation is heard."""
+    """If an eviction and a later cancellation are pending, the cancellation takes precedence."""
     life.facts.held.add(Activity.STAGED_HERE)
     for agent in life.agents:
         agent.held.add(Activity.PREPARE_NODE)
@@ -84,14 +84,14 @@ async def test_a_cancellation_comes_before_older_mail(life: Life) -> None:
 
 @goes("pending", "failed pending_expired")
 async def test_a_workload_that_waits_for_too_long_fails(life: Life) -> None:
-    """Mail of an expiry ends a workload that is in the queue, with the expiry as its reason."""
+    """Mail of an expiry fails a queued workload, with the expiry as its reason."""
     await life.mail(MailKind.CANCEL, 0, code="pending_expired", waited_s=61, limit_s=60)
     assert await life.result() == "failed"
 
 
 @goes(*RUNNING, "succeeded completed")
 async def test_an_expiry_that_comes_after_the_award_is_ignored(life: Life) -> None:
-    """An expiry is about one wait in the queue: an attempt that was awarded meanwhile runs to its end."""
+    """An expiry that arrives after the award is ignored, and the attempt runs to its end."""
     life.facts.held.add(Activity.STAGE)
     await life.award()
     await life.mail(MailKind.CANCEL, 0, code="pending_expired", waited_s=61, limit_s=60)
@@ -104,8 +104,8 @@ async def test_an_expiry_that_comes_after_the_award_is_ignored(life: Life) -> No
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def restless(dev_client: Client, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Life]:
-    """A life whose workflow continues as new after every attempt."""
-    # Not sandboxed, for there each workflow has modules of its own, which cannot be patched.
+    """A workload whose workflow continues as new after every attempt."""
+    # No sandbox: sandboxed workflows have their own copies of modules, which cannot be patched.
     monkeypatch.setattr(workflows.workload, "LONG_HISTORY_EVENTS", 1)
     async with Lab.open(dev_client, UnsandboxedWorkflowRunner(), "restless") as lab:
         life = lab.life()
@@ -115,14 +115,14 @@ async def restless(dev_client: Client, monkeypatch: pytest.MonkeyPatch) -> Async
             life.check_releases()
             history = await life.handle.fetch_history()
             began = history.events[0].workflow_execution_started_event_attributes
-            assert began.continued_execution_run_id, "it never continued as new"
+            assert began.continued_execution_run_id, "the workflow never continued as new"
         finally:
             await life.close()
 
 
 @goes(*RUNNING, *BY_OPERATOR, *AGAIN, "pending task_failed", *AGAIN, "failed retries_exhausted")
 async def test_a_history_continued_in_a_new_one_forgets_nothing(restless: Life) -> None:
-    """Over a change of histories attempts go on counting, failures still count, and a repetition stays one."""
+    """Attempt numbers, failures and seen mail are kept when the workflow continues as new."""
     await running(restless)
     mail = await restless.mail(MailKind.PREEMPT, 0)
     await restless.reaches(Phase.PREEMPTED)
@@ -137,7 +137,7 @@ async def test_a_history_continued_in_a_new_one_forgets_nothing(restless: Life) 
 
 @goes(*RUNNING, *BY_OPERATOR, "cancelled cancelled_by_user")
 async def test_mail_that_comes_while_a_history_is_continued_is_read_in_the_next(restless: Life) -> None:
-    """A cancellation that arrives while the last attempt is being released is not lost with its history."""
+    """A cancellation that arrives during the release is handled by the continued run."""
     restless.facts.held.add(Activity.RELEASE)
     await running(restless)
     await restless.mail(MailKind.PREEMPT, 0)

@@ -1,4 +1,4 @@
-"""From the queue to running tasks: awards, victims, staging, moves between regions, preparation, and every way out."""
+"""From the queue to running tasks: awards, victims, staging, moves between regions, preparation, and early ends."""
 
 from temporalio.exceptions import ApplicationError
 
@@ -13,7 +13,7 @@ MIGRATING = ("pending", "placing awarded", "migrating copying_checkpoint")
 
 
 async def in_migration(life: Life) -> None:
-    """Takes it to where its checkpoint is being copied, and keeps it there."""
+    """Awards the workload and holds it while its checkpoint is being copied."""
     life.plan.checkpoint_region = AWAY
     life.facts.held.add(Activity.COPY_CHECKPOINT)
     await life.award()
@@ -22,10 +22,10 @@ async def in_migration(life: Life) -> None:
 
 
 async def in_preparation(life: Life) -> None:
-    """Takes it to where its machines are being prepared, and keeps it there.
+    """Awards the workload and holds all its machines in preparation.
 
-    All of them: the test server refuses the cancellation of an activity that is just being completed, and the workflow
-    then goes on only after its task's time limit.
+    All machines are held, because the test server refuses to cancel an activity that is just completing, and the
+    workflow would then wait for the time limit of its workflow task.
     """
     for agent in life.agents:
         agent.held.add(Activity.PREPARE_NODE)
@@ -39,7 +39,7 @@ async def in_preparation(life: Life) -> None:
 
 @goes("pending", "cancelled cancelled_by_user")
 async def test_a_queued_workload_is_cancelled_at_once(life: Life) -> None:
-    """A cancellation in the queue ends a workload that holds nothing, with the numbers of its mail."""
+    """A cancellation ends a queued workload immediately, with the detail of the mail."""
     await life.mail(MailKind.CANCEL, 0, by="ada")
     assert await life.result() == "cancelled"
     assert life.reason() == {"by": "ada"}
@@ -48,7 +48,7 @@ async def test_a_queued_workload_is_cancelled_at_once(life: Life) -> None:
 
 @goes("pending", "placing awarded", "cancelled cancelled_by_user")
 async def test_a_cancellation_that_comes_after_an_award_cancels_the_attempt(life: Life) -> None:
-    """Refused as too late by the facts, a cancellation waits for the award's mail and then ends the attempt."""
+    """A cancellation that loses the race with an award waits for the award's mail and then ends the attempt."""
     life.facts.award(ready=True)
     await life.mail(MailKind.CANCEL, 0, by="ada")
     await life.told_of_award()
@@ -58,7 +58,7 @@ async def test_a_cancellation_that_comes_after_an_award_cancels_the_attempt(life
 
 @goes("pending", "placing waiting_for_victims", "cancelled cancelled_by_user")
 async def test_a_cancellation_about_the_last_attempt_cancels_the_next_too(life: Life) -> None:
-    """A cancellation is meant for the workload: one that names the attempt before a race with an award still counts."""
+    """A cancellation that names the attempt before a concurrent award still cancels the workload."""
     life.facts.award(ready=False)
     await life.mail(MailKind.CANCEL, 0)
     await life.told_of_award(ready=False)
@@ -67,7 +67,7 @@ async def test_a_cancellation_about_the_last_attempt_cancels_the_next_too(life: 
 
 @goes("pending", "placing waiting_for_victims", "preempted evicted", "cancelled cancelled_by_user")
 async def test_a_preempted_workload_is_cancelled_in_the_queue(life: Life) -> None:
-    """Back in the queue after an eviction, a workload is cancelled as at first."""
+    """A workload that is queued again after an eviction can be cancelled."""
     await life.award(ready=False)
     await life.mail(MailKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
@@ -83,7 +83,7 @@ async def test_a_preempted_workload_is_cancelled_in_the_queue(life: Life) -> Non
     "succeeded completed",
 )  # fmt: skip
 async def test_nothing_is_staged_before_the_victims_gave_up_their_slots(life: Life) -> None:
-    """An attempt that waits for its victims is staged once it holds all its slots, not before."""
+    """An attempt that waits for its victims is staged only when it holds all its slots."""
     await life.award(ready=False)
     await life.pending(Activity.PREPARE_NODE, 0)
     assert life.facts.staged == []
@@ -100,7 +100,7 @@ async def test_nothing_is_staged_before_the_victims_gave_up_their_slots(life: Li
     "running running", "succeeded completed",
 )  # fmt: skip
 async def test_evicted_while_it_waits_for_victims_it_runs_at_its_next_award(life: Life) -> None:
-    """An eviction before any task started gives the slots up without asking an agent, and the next attempt runs."""
+    """An eviction before any task has started releases the slots without asking agents, and the next attempt runs."""
     await life.award(ready=False)
     await life.mail(MailKind.EVICT, evictor="wl-9", evictor_rank=1, rank=7)
     await life.reaches(Phase.PREEMPTED)
@@ -116,7 +116,7 @@ async def test_evicted_while_it_waits_for_victims_it_runs_at_its_next_award(life
 
 @goes("pending", "placing waiting_for_victims", "pending machine_lost")
 async def test_a_machine_lost_before_anything_ran_there_is_blamed(life: Life) -> None:
-    """A machine that is lost while an attempt waits for victims ends the attempt and is named in its release."""
+    """If a machine is lost while the attempt waits for victims, the attempt ends and the machine is blamed."""
     await life.award(ready=False)
     await life.mail(MailKind.MACHINE_LOST, machine=life.agents[1].machine)
     await life.reaches(Phase.PENDING)
@@ -125,7 +125,7 @@ async def test_a_machine_lost_before_anything_ran_there_is_blamed(life: Life) ->
 
 @goes("pending", "placing waiting_for_victims", "cancelled cancelled_by_user")
 async def test_a_cancellation_while_it_waits_for_victims_gives_its_slots_up(life: Life) -> None:
-    """Cancelled while it waits for victims, an attempt is released as cancelled."""
+    """An attempt that is cancelled while it waits for victims is released as cancelled."""
     await life.award(ready=False)
     await life.mail(MailKind.CANCEL, 0)
     assert await life.result() == "cancelled"
@@ -134,7 +134,7 @@ async def test_a_cancellation_while_it_waits_for_victims_gives_its_slots_up(life
 
 @goes("pending", "placing waiting_for_victims", "preempted machine_drained")
 async def test_a_preemption_may_say_more_exactly_why(life: Life) -> None:
-    """A code in the mail's detail, as a drain sends it, becomes the reason."""
+    """A reason code in the mail's detail, as a drain sends it, becomes the reason."""
     await life.award(ready=False)
     await life.mail(MailKind.PREEMPT, code="machine_drained", machine=life.agents[0].machine)
     await life.reaches(Phase.PREEMPTED)
@@ -143,7 +143,7 @@ async def test_a_preemption_may_say_more_exactly_why(life: Life) -> None:
 
 @goes("pending", "placing awarded", "cancelled cancelled_by_user")
 async def test_a_launch_that_cannot_be_written_does_not_keep_its_slots_from_a_cancellation(life: Life) -> None:
-    """While the launch description cannot be written, again and again, a cancellation is still heard."""
+    """A cancellation takes effect while writing the launch description keeps failing."""
     life.facts.errors[Activity.STAGE] = [RuntimeError("no such bucket") for _ in range(1000)]
     await life.award()
     await life.mail(MailKind.CANCEL, 0)
@@ -156,7 +156,7 @@ async def test_a_launch_that_cannot_be_written_does_not_keep_its_slots_from_a_ca
 
 @goes(*MIGRATING, "provisioning starting_tasks", "running running", "succeeded completed")
 async def test_a_checkpoint_in_another_region_is_there_before_its_tasks_start(life: Life) -> None:
-    """A gang placed away from its checkpoint is prepared only after the copy, which is then its checkpoint's region."""
+    """A gang placed away from its checkpoint is prepared only after the copy; then its region has the checkpoint."""
     await in_migration(life)
     assert [a.requests(Activity.PREPARE_NODE) for a in life.agents] == [[], []]
     assert life.facts.staged_here == []
@@ -171,7 +171,7 @@ async def test_a_checkpoint_in_another_region_is_there_before_its_tasks_start(li
 
 @goes(*RUNNING, "succeeded completed")
 async def test_a_checkpoint_in_the_same_region_is_not_copied(life: Life) -> None:
-    """A gang placed where its checkpoint is starts without a copy."""
+    """A gang placed in the region of its checkpoint starts without a copy."""
     life.plan.checkpoint_region = HOME
     await life.award()
     await life.runs()
@@ -183,7 +183,7 @@ async def test_a_checkpoint_in_the_same_region_is_not_copied(life: Life) -> None
 
 @goes(*MIGRATING, "preempted evicted")
 async def test_evicted_during_a_move_its_checkpoint_stays_where_it_was(life: Life) -> None:
-    """An eviction during the copy ends the attempt; the other region is not said to have the checkpoint."""
+    """An eviction during the copy ends the attempt, and the checkpoint's region stays the old one."""
     await in_migration(life)
     await life.mail(MailKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
@@ -193,7 +193,7 @@ async def test_evicted_during_a_move_its_checkpoint_stays_where_it_was(life: Lif
 
 @goes(*MIGRATING, "pending machine_lost")
 async def test_a_machine_lost_during_a_move_ends_the_attempt(life: Life) -> None:
-    """A machine that is lost during the copy ends the attempt and is blamed."""
+    """If a machine is lost during the copy, the attempt ends and the machine is blamed."""
     await in_migration(life)
     await life.mail(MailKind.MACHINE_LOST, machine=life.agents[0].machine)
     await life.reaches(Phase.PENDING)
@@ -202,7 +202,7 @@ async def test_a_machine_lost_during_a_move_ends_the_attempt(life: Life) -> None
 
 @goes(*MIGRATING, "cancelled cancelled_by_user")
 async def test_cancelled_during_a_move_it_ends(life: Life) -> None:
-    """A cancellation during the copy ends the workload, without waiting for the copy."""
+    """A cancellation during the copy ends the workload without waiting for the copy."""
     await in_migration(life)
     await life.mail(MailKind.CANCEL, 0)
     assert await life.result() == "cancelled"
@@ -213,7 +213,7 @@ async def test_cancelled_during_a_move_it_ends(life: Life) -> None:
 
 @goes(*PROVISIONED, "preempted evicted")
 async def test_evicted_during_preparation_no_task_is_ever_started(life: Life) -> None:
-    """An eviction does not wait for a machine's preparation: every machine is told to stop, and none to run."""
+    """An eviction does not wait for preparation: every machine gets a stop request, and none gets a run request."""
     await in_preparation(life)
     await life.mail(MailKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
@@ -223,7 +223,7 @@ async def test_evicted_during_preparation_no_task_is_ever_started(life: Life) ->
 
 @goes(*PROVISIONED, "cancelled cancelled_by_user")
 async def test_cancelled_during_preparation_it_ends(life: Life) -> None:
-    """A cancellation does not wait for a machine's preparation."""
+    """A cancellation does not wait for preparation."""
     await in_preparation(life)
     await life.mail(MailKind.CANCEL, 0)
     assert await life.result() == "cancelled"
@@ -232,7 +232,7 @@ async def test_cancelled_during_preparation_it_ends(life: Life) -> None:
 
 @goes(*PROVISIONED, "pending machine_lost")
 async def test_a_machine_lost_during_preparation_is_not_asked_to_stop(life: Life) -> None:
-    """A machine known to be lost is blamed, and only the others are told to stop."""
+    """A machine that is lost during preparation is blamed, and only the others get a stop request."""
     await in_preparation(life)
     await life.mail(MailKind.MACHINE_LOST, machine=life.agents[1].machine)
     await life.reaches(Phase.PENDING)
@@ -242,7 +242,7 @@ async def test_a_machine_lost_during_preparation_is_not_asked_to_stop(life: Life
 
 @goes(*PROVISIONED, "pending launch_failed", "placing awarded", *RUNNING[2:], "succeeded completed")
 async def test_a_machine_that_refuses_to_prepare_is_blamed_and_the_user_is_not(life: Life) -> None:
-    """A refusal ends the attempt on every machine without counting as the user's failure."""
+    """If an agent refuses to prepare, the attempt ends on every machine and no retry is used up."""
     life.plan.retries = 0
     error = ApplicationError("no port is free", type="NoFreePort", non_retryable=True)
     life.agents[1].errors[Activity.PREPARE_NODE] = [error]
@@ -260,7 +260,7 @@ async def test_a_machine_that_refuses_to_prepare_is_blamed_and_the_user_is_not(l
 
 @goes(*PROVISIONED, "failed cannot_start")
 async def test_what_is_wrong_with_a_workload_fails_it_and_blames_no_machine(life: Life) -> None:
-    """An archive that no machine can unpack ends the workload with the fault's name, whatever retries it has."""
+    """An archive that cannot be unpacked fails the workload with the error's text, however many retries it has."""
     life.plan.retries = 3
     life.agents[0].errors[Activity.PREPARE_NODE] = [ApplicationError("port", type="NoFreePort", non_retryable=True)]
     error = ApplicationError("'d': a folder of this path exists", type="BadArchive", non_retryable=True)
@@ -273,7 +273,7 @@ async def test_what_is_wrong_with_a_workload_fails_it_and_blames_no_machine(life
 
 @goes(*PROVISIONED, "pending launch_failed", "placing awarded", *PROVISIONED[2:], "pending launch_failed")
 async def test_a_full_disk_blames_nobody(life: Life) -> None:
-    """A machine whose disk is full is not blamed, nor is the workload; it is placed again."""
+    """If a machine's disk is full, neither machine nor workload is blamed, and the workload is placed again."""
     life.plan.retries = 0
     error = ApplicationError("No space left on device", type="DiskFull", non_retryable=True)
     for attempt in (1, 2):
@@ -285,7 +285,7 @@ async def test_a_full_disk_blames_nobody(life: Life) -> None:
 
 @goes(*PROVISIONED, "pending machine_lost")
 async def test_a_machine_without_an_agent_is_lost(life: Life) -> None:
-    """A machine whose agent takes no work for as long as it may be away is lost and blamed."""
+    """A machine whose agent takes no request within `node_lost_after_s` is lost and blamed."""
     life.plan.node_lost_after_s = 0.5
     await life.agents[1].goes()
     await life.award()
@@ -297,7 +297,7 @@ async def test_a_machine_without_an_agent_is_lost(life: Life) -> None:
 
 @goes(*RUNNING, "succeeded completed")
 async def test_a_preparation_that_fails_once_is_tried_again(life: Life) -> None:
-    """An error that may pass does not end the attempt; the tasks then learn where their rendezvous is."""
+    """A retryable error does not end the attempt; afterwards the tasks get the address of their master."""
     life.agents[0].errors[Activity.PREPARE_NODE] = [RuntimeError("connection reset")]
     await life.award()
     await life.runs()

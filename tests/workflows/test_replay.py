@@ -1,4 +1,4 @@
-"""Recorded histories replay on the workflows as they are: a deployment breaks none that runs."""
+"""Recorded histories replay on the current workflows, so a deployment breaks no running workflow."""
 
 import base64
 import json
@@ -19,12 +19,12 @@ FILES = sorted(HISTORIES.glob("*.json"))
 
 
 def history(path: Path) -> WorkflowHistory:
-    """A recorded history."""
+    """Returns a recorded history."""
     return WorkflowHistory.from_json(path.stem, path.read_text())
 
 
 def values(body: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """All texts of a JSON body with the keys under which they are; payloads decoded."""
+    """Yields all strings of a JSON body with their keys; payloads are decoded."""
     if isinstance(body, dict):
         for name, value in body.items():
             yield from values(value, name)
@@ -37,12 +37,12 @@ def values(body: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 async def test_a_recorded_history_replays(path: Path) -> None:
-    """A workflow that got this far before a deployment goes on after it."""
+    """A workflow with this history continues after a deployment."""
     await replay(history(path))
 
 
 def test_every_workflow_has_a_recorded_history() -> None:
-    """A workflow of which nothing is recorded would not be noticed when it breaks."""
+    """Every workflow type has a recorded history."""
     recorded = {
         history(path).events[0].workflow_execution_started_event_attributes.workflow_type.name for path in FILES
     }
@@ -50,14 +50,14 @@ def test_every_workflow_has_a_recorded_history() -> None:
 
 
 async def test_a_change_that_breaks_running_workflows_is_found() -> None:
-    """A workflow that does something else first does not replay what was recorded."""
+    """A workflow with different first commands does not replay a recorded history."""
     (path,) = HISTORIES.glob("workload-succeeds.1.json")
     with pytest.raises(NondeterminismError):
         await replay(history(path), ImpatientWorkflow)
 
 
 def edited(table: Table) -> Table:
-    """Another table: what was prepared is stopped, and does not run."""
+    """Returns a changed table in which prepared tasks are stopped instead of run."""
     row = table[Step.PREPARE]
     return {**table, Step.PREPARE: replace(row, after={**row.after, Event.DONE: Step.WIND_UP})}
 
@@ -66,13 +66,13 @@ def edited(table: Table) -> Table:
 async def test_a_new_table_of_steps_breaks_no_workflow_that_follows_an_older_one(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each follows the version with which it began, however the newest one differs."""
+    """Each workflow keeps the version of the step table with which it began, even if a newer one differs."""
     monkeypatch.setitem(cast(dict[int, Table], TABLES), LATEST + 1, edited(TABLES[LATEST]))
     await replay(history(path))
 
 
 async def test_a_table_of_steps_that_is_edited_in_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version that running workflows follow must stay as it is."""
+    """A change to a version of the step table that running workflows follow is detected."""
     monkeypatch.setitem(cast(dict[int, Table], TABLES), LATEST, edited(TABLES[LATEST]))
     (path,) = HISTORIES.glob("workload-succeeds.1.json")
     with pytest.raises(NondeterminismError):
@@ -81,7 +81,7 @@ async def test_a_table_of_steps_that_is_edited_in_place_is_found(monkeypatch: py
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_a_recorded_history_tells_nothing_of_where_it_was_recorded(path: Path, checkout: Path) -> None:
-    """No process, machine or folder of whoever recorded a history is in it."""
+    """A recorded history contains no process, machine or folder of the computer on which it was recorded."""
     for key, text in values(json.loads(path.read_text())):
         assert key != "stackTrace"
         assert key != "identity" or text in ("agent", "client", "worker")

@@ -1,4 +1,4 @@
-"""How a running gang is stopped, and what follows from how it ended."""
+"""How a running gang is stopped, and what follows from its end."""
 
 from domain.phases import Phase
 from domain.protocol import Activity, MailKind, WorkloadInput
@@ -14,13 +14,13 @@ HUNG = ("checkpointing no_progress", "pending no_progress")
 
 
 async def running(life: Life) -> None:
-    """Takes it from the queue to where its tasks run."""
+    """Awards the workload and waits until its tasks run."""
     await life.award()
     await life.runs()
 
 
 async def hangs(life: Life) -> None:
-    """Runs, and is found without progress."""
+    """Runs the workload until it is found hung and stopped."""
     await running(life)
     await life.mail(MailKind.HUNG, silent_s=61.0, limit_s=60.0)
     await until(lambda: life.facts.phase in (Phase.PENDING, Phase.FAILED), "the hung gang was stopped")
@@ -31,7 +31,7 @@ async def hangs(life: Life) -> None:
 
 @goes(*RUNNING, "succeeded completed")
 async def test_a_gang_that_ends_well_succeeds(life: Life) -> None:
-    """A gang all of whose tasks end well has succeeded; its last progress is recorded and nobody is told to stop."""
+    """A gang whose tasks all exit with 0 has succeeded; its last progress is recorded, and no stop request is sent."""
     await running(life)
     for agent in life.agents:
         agent.reports(step=100, checkpoint_step=90)
@@ -45,7 +45,10 @@ async def test_a_gang_that_ends_well_succeeds(life: Life) -> None:
 
 @goes(*RUNNING, "succeeded completed")
 async def test_one_machine_with_nothing_to_fetch_starts_at_once(life: Life) -> None:
-    """The first award starts its workflow. Its machine is asked once, and reserves the port of the rendezvous then."""
+    """A gang on one machine without a checkpoint to fetch starts with a single request to its agent.
+
+    The same request reserves the master port.
+    """
     await life.handle.terminate()
     life.plan.starts_at_once, life.plan.tasks, life.plan.nodes = True, 1, life.plan.nodes[:1]
     life.facts.award(ready=True)
@@ -55,16 +58,16 @@ async def test_one_machine_with_nothing_to_fetch_starts_at_once(life: Life) -> N
     life.agents[0].ends()
     assert await life.result() == "succeeded"
     assert life.agents[0].requests(Activity.PREPARE_NODE) == []
-    assert life.facts.staged_here == [1], "its checkpoints are here from now on"
+    assert life.facts.staged_here == [1], "the region of the checkpoint is recorded"
     events = await life.handled()
     assert sum(e.HasField("workflow_task_completed_event_attributes") for e in events) == 2
 
 
 @goes(*RUNNING, "pending task_failed", *AGAIN, "failed retries_exhausted")
 async def test_a_failure_is_retried_within_its_limit_and_then_shown_with_its_last_words(life: Life) -> None:
-    """The user's own failures are retried as often as allowed; the last one's status is the reason.
+    """A task's failures are retried up to the limit; the status of the last one is the reason.
 
-    It refers to the log, and does not quote it: an agent of an earlier version may still send its end.
+    The reason names the log's location without quoting the log, although an older agent may still send the log's end.
     """
     life.plan.retries = 1
     await running(life)
@@ -92,7 +95,7 @@ async def test_a_failure_is_retried_within_its_limit_and_then_shown_with_its_las
 
 @goes(*RUNNING, "failed retries_exhausted")
 async def test_the_first_failure_is_shown_and_not_those_that_were_stopped_for_it(life: Life) -> None:
-    """A task that ended by an exit code of its own is the reason, though a peer's end by SIGTERM was heard earlier."""
+    """A task that exited by itself is the reason, even if a peer's end by SIGTERM was reported earlier."""
     life.plan.retries = 0
     await running(life)
     life.agents[0].ends(143)
@@ -103,7 +106,7 @@ async def test_the_first_failure_is_shown_and_not_those_that_were_stopped_for_it
 
 @goes(*RUNNING, "pending out_of_memory", *RUNNING[1:], "failed out_of_memory")
 async def test_a_task_whose_memory_ran_out_is_told_as_such(life: Life) -> None:
-    """The reason is the limit and the peak, though a peer failed first; it counts as the user's failure."""
+    """If a task ran out of memory, the reason has limit and peak, even if a peer failed first; it uses up a retry."""
     life.plan.retries = 1
     for limit in (64 << 20, 65 << 20):
         await running(life)
@@ -118,7 +121,7 @@ async def test_a_task_whose_memory_ran_out_is_told_as_such(life: Life) -> None:
 
 @goes(*RUNNING, "failed retries_exhausted")
 async def test_a_gang_that_others_stopped_has_not_succeeded(life: Life) -> None:
-    """Exit codes of 0 of tasks that were told to stop by nobody of ours are no success."""
+    """Tasks that exit with 0 after a stop that mizzen did not request have not succeeded."""
     life.plan.retries = 0
     await running(life)
     for agent in life.agents:
@@ -132,7 +135,7 @@ async def test_a_gang_that_others_stopped_has_not_succeeded(life: Life) -> None:
 
 @goes(*RUNNING, *EVICTED, *AGAIN, "succeeded completed")
 async def test_an_evicted_gang_saves_within_its_grace_and_runs_again(life: Life) -> None:
-    """An eviction stops every machine once, with the workload's grace; the next attempt has the next number."""
+    """An eviction stops every machine once with the workload's grace; the next attempt has the next number."""
     await running(life)
     for agent in life.agents:
         agent.reports(step=50, checkpoint_step=50, resumed_step=None)
@@ -149,7 +152,7 @@ async def test_an_evicted_gang_saves_within_its_grace_and_runs_again(life: Life)
 
 @goes(*RUNNING, "checkpointing preempted_by_operator", "preempted preempted_by_operator")
 async def test_an_operator_preempts(life: Life) -> None:
-    """An operator's preemption stops a gang as an eviction does, with who did it."""
+    """An operator's preemption stops a gang like an eviction, with the operator in the reason."""
     await running(life)
     await life.mail(MailKind.PREEMPT, by="ada")
     await life.reaches(Phase.PREEMPTED)
@@ -158,7 +161,7 @@ async def test_an_operator_preempts(life: Life) -> None:
 
 @goes(*RUNNING, "checkpointing stack_stopped", "preempted stack_stopped")
 async def test_a_stopping_stack_preempts(life: Life) -> None:
-    """A stack that stops preempts its gangs with a reason of its own."""
+    """A stack that stops preempts its gangs with the reason `stack_stopped`."""
     await running(life)
     await life.mail(MailKind.PREEMPT, code="stack_stopped")
     await life.reaches(Phase.PREEMPTED)
@@ -175,7 +178,7 @@ async def test_a_running_workload_is_cancelled(life: Life) -> None:
 
 @goes(*RUNNING, *EVICTED, "cancelled cancelled_by_user")
 async def test_a_cancellation_while_it_saves_takes_effect_after(life: Life) -> None:
-    """A gang that is being evicted saves its work first; then the cancellation finds it in the queue."""
+    """A gang that is being evicted finishes saving before it is cancelled."""
     await running(life)
     life.agents[0].held.add(Activity.STOP_NODE)
     await life.mail(MailKind.EVICT)
@@ -187,7 +190,7 @@ async def test_a_cancellation_while_it_saves_takes_effect_after(life: Life) -> N
 
 @goes(*RUNNING, "checkpointing evicted", "succeeded completed")
 async def test_a_gang_that_ended_by_itself_although_told_to_stop_has_succeeded(life: Life) -> None:
-    """Where all tasks ended well before the stop reached them, the workload is done."""
+    """If all tasks exited with 0 before the stop reached them, the workload has succeeded."""
     await running(life)
     for agent in life.agents:
         agent.held.add(Activity.STOP_NODE)
@@ -203,7 +206,7 @@ async def test_a_gang_that_ended_by_itself_although_told_to_stop_has_succeeded(l
 
 @goes(*RUNNING, *EVICTED)
 async def test_a_gang_of_which_a_part_had_ended_when_it_was_stopped_has_not_succeeded(life: Life) -> None:
-    """A machine whose tasks ended well does not make up for another whose tasks were stopped."""
+    """If only some tasks exited with 0 before the stop, the gang has not succeeded."""
     await running(life)
     life.agents[0].ends()
     await life.pending(Activity.RUN_NODE, 1)
@@ -216,7 +219,7 @@ async def test_a_gang_of_which_a_part_had_ended_when_it_was_stopped_has_not_succ
 
 @goes(*RUNNING, "checkpointing max_runtime", "failed max_runtime")
 async def test_a_workload_that_ran_for_too_long_over_all_attempts_fails(unborn: Life) -> None:
-    """Seconds of running add up over attempts; at the limit the gang saves, stops and has failed."""
+    """Running time is summed over all attempts; at the limit the gang saves, stops and fails."""
     unborn.plan.max_runtime_s = 3600.0
     await unborn.begins(WorkloadInput(unborn.id, ran_s=3599.9))
     await running(unborn)
@@ -228,7 +231,7 @@ async def test_a_workload_that_ran_for_too_long_over_all_attempts_fails(unborn: 
 
 @goes(*RUNNING, *EVICTED, *AGAIN, "succeeded completed")
 async def test_an_attempt_may_run_for_what_earlier_ones_left(life: Life) -> None:
-    """The second attempt's limit is the first one's less what that one ran."""
+    """The second attempt's limit is the first one's minus the time that the first attempt ran."""
     life.plan.max_runtime_s = 3600.0
     await running(life)
     await life.mail(MailKind.EVICT)
@@ -249,7 +252,7 @@ async def test_an_attempt_may_run_for_what_earlier_ones_left(life: Life) -> None
 
 @goes(*RUNNING, *HUNG, *AGAIN, *HUNG, *AGAIN, "checkpointing no_progress", "failed no_progress")
 async def test_a_gang_that_hangs_again_and_again_fails(life: Life) -> None:
-    """A hung gang is stopped and restarted; without a step in between it fails the third time."""
+    """A hung gang is stopped and restarted; after the third consecutive hang without a step it fails."""
     life.plan.retries = 0
     for _ in range(3):
         await hangs(life)
@@ -259,7 +262,7 @@ async def test_a_gang_that_hangs_again_and_again_fails(life: Life) -> None:
 
 @goes(*RUNNING, *HUNG, *AGAIN, *HUNG, *AGAIN, *EVICTED, *AGAIN, *HUNG, *AGAIN, *HUNG)
 async def test_hangs_count_only_in_a_row(life: Life) -> None:
-    """An attempt that was evicted, not hung, begins the row anew."""
+    """An attempt that ends by an eviction resets the count of consecutive hangs."""
     await hangs(life)
     await hangs(life)
     await running(life)
@@ -271,7 +274,7 @@ async def test_hangs_count_only_in_a_row(life: Life) -> None:
 
 @goes(*RUNNING, *HUNG, *AGAIN, *HUNG, *AGAIN, "pending task_failed", *AGAIN, *HUNG)
 async def test_a_step_forward_ends_a_row_of_hangs(life: Life) -> None:
-    """Two hangs, then an attempt that got further before it failed: the next hang is a first one."""
+    """An attempt that makes progress before it fails resets the count of consecutive hangs."""
     await hangs(life)
     await hangs(life)
     await running(life)

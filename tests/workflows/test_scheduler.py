@@ -1,4 +1,4 @@
-"""The scheduling loop: what it asks in which order, how often, and what it survives."""
+"""The scheduling loop: the order and frequency of its activities, and its handling of failures."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ INTERVAL_S = 300.0
 
 
 class Loop:
-    """A scheduler on a server of its own, whose time can be skipped."""
+    """A scheduler on its own server, whose time can be skipped."""
 
     def __init__(self, environment: WorkflowEnvironment, client: Client, auction: Auction) -> None:
         self.auction = auction
@@ -45,30 +45,30 @@ class Loop:
         )
 
     async def wakes(self) -> None:
-        """Something changed."""
+        """Signals a change to the loop."""
         await self.handle.signal(SchedulerWorkflow.wake)
 
     async def passes(self, seconds: float) -> None:
-        """Time goes by."""
+        """Skips time."""
         await self._environment.sleep(timedelta(seconds=seconds))
 
     async def called(self, kind: Activity, times: int) -> None:
-        """Waits until an activity was called so often."""
-        await until(lambda: len(self.auction.requests(kind)) >= times, f"{kind.value} {times} times")
+        """Waits until an activity was called this many times."""
+        await until(lambda: len(self.auction.requests(kind)) >= times, f"{kind.value} is called {times} times")
 
     async def rests(self) -> None:
-        """Waits until the loop waits for its timer alone."""
+        """Waits until the loop waits only for its timer."""
         give_up_s = asyncio.get_running_loop().time() + 20.0
         while True:
             events = await handled(self.handle)
             task = max(e.event_id for e in events if e.HasField("workflow_task_completed_event_attributes"))
             if any(e.HasField("timer_started_event_attributes") for e in events[task:]):
                 return
-            assert asyncio.get_running_loop().time() < give_up_s, f"the loop is at {events[-1]}"
+            assert asyncio.get_running_loop().time() < give_up_s, f"the loop's last event is {events[-1]}"
             await asyncio.sleep(0.02)
 
     async def asked(self, request: DryRunRequest) -> DryRunResult:
-        """The answer to a dry run."""
+        """Returns the result of a dry run."""
         return await self._client.execute_workflow(DryRunWorkflow.run, request, id="dry", task_queue=CONTROL_QUEUE)
 
 
@@ -86,7 +86,7 @@ async def loop() -> AsyncIterator[Loop]:
 
 
 async def test_a_tick_scans_then_hears_all_regions_then_awards_batch_by_batch(loop: Loop) -> None:
-    """Each batch, in the queue's order, is bid on by every region before it is awarded, and awarded before the next."""
+    """Batches are handled in queue order: all regions bid on a batch, and it is awarded before the next begins."""
     await loop.begins()
     await loop.rests()
     batches = [0, 2, 4]
@@ -97,7 +97,7 @@ async def test_a_tick_scans_then_hears_all_regions_then_awards_batch_by_batch(lo
 
 
 async def test_an_empty_queue_asks_nobody(loop: Loop) -> None:
-    """Without queued workloads a tick is a scan and nothing more."""
+    """With an empty queue a tick is only a scan."""
     loop.auction.ticket.queued = 0
     await loop.begins()
     await loop.rests()
@@ -105,7 +105,7 @@ async def test_an_empty_queue_asks_nobody(loop: Loop) -> None:
 
 
 async def test_a_region_that_does_not_answer_is_named_and_the_others_go_on(loop: Loop) -> None:
-    """A region whose bid is not there in time is reported as unreachable; the award is made with the others' bids."""
+    """A region that misses the bid deadline is reported as unreachable; the award uses the other regions' bids."""
     loop.auction.ticket.queued = 1
     loop.auction.ticket.regions = ["east", "nowhere", "west"]
     loop.auction.ticket.bid_timeout_s = 2.0
@@ -115,7 +115,7 @@ async def test_a_region_that_does_not_answer_is_named_and_the_others_go_on(loop:
 
 
 async def test_a_region_that_missed_the_deadline_is_left_out_of_the_pass(loop: Loop) -> None:
-    """One batch waits for a region that does not answer; the next ones do not ask it, and name it as unreachable."""
+    """A region that misses one deadline is not asked in later batches of the pass, but reported as unreachable."""
     loop.auction.ticket.regions = ["east", "nowhere", "west"]
     loop.auction.ticket.bid_timeout_s = 2.0
     await loop.begins()
@@ -127,7 +127,7 @@ async def test_a_region_that_missed_the_deadline_is_left_out_of_the_pass(loop: L
 
 
 async def test_a_silent_region_is_probed_and_not_waited_for(loop: Loop) -> None:
-    """A pass goes on while a silent region is asked; awards name it as unreachable."""
+    """A pass does not wait for the probe of a silent region; its awards report the region as unreachable."""
     loop.auction.ticket.regions, loop.auction.ticket.queued = [], 1
     loop.auction.ticket.probed, loop.auction.ticket.silent = ["west"], ["west"]
     loop.auction.held.add(Activity.BID)
@@ -139,7 +139,7 @@ async def test_a_silent_region_is_probed_and_not_waited_for(loop: Loop) -> None:
 
 
 async def test_a_silent_region_that_answers_wakes_the_loop(loop: Loop) -> None:
-    """As soon as a silent region has answered, the queue is scanned again."""
+    """The answer of a silent region triggers a scan immediately."""
     loop.auction.ticket.queued, loop.auction.ticket.probed = 0, ["west"]
     loop.auction.held.add(Activity.BID)
     await loop.begins()
@@ -152,7 +152,7 @@ async def test_a_silent_region_that_answers_wakes_the_loop(loop: Loop) -> None:
 
 
 async def test_a_bid_that_fails_is_tried_again_in_time(loop: Loop) -> None:
-    """A region whose bid fails for a moment is not unreachable."""
+    """A failed bid is retried within the deadline; its region is not unreachable."""
     loop.auction.ticket.queued = 1
     loop.auction.errors[Activity.BID] = [RuntimeError("snapshot is behind")]
     await loop.begins()
@@ -162,7 +162,7 @@ async def test_a_bid_that_fails_is_tried_again_in_time(loop: Loop) -> None:
 
 
 async def test_the_queue_is_scanned_at_every_interval(loop: Loop) -> None:
-    """Where nothing happens the queue is scanned once in each interval."""
+    """Without changes the queue is scanned once in each interval."""
     loop.auction.ticket.queued = 0
     await loop.begins()
     await loop.rests()
@@ -174,7 +174,7 @@ async def test_the_queue_is_scanned_at_every_interval(loop: Loop) -> None:
 
 
 async def test_a_tick_ends_where_its_order_is_lost(loop: Loop) -> None:
-    """Where the process that scanned is gone, the tick ends after the batch that regions had bid on."""
+    """If the process that scanned has restarted, the tick ends after the batch that was bid on."""
     loop.auction.result.over = True
     await loop.begins()
     await loop.rests()
@@ -182,7 +182,7 @@ async def test_a_tick_ends_where_its_order_is_lost(loop: Loop) -> None:
 
 
 async def test_a_tick_that_is_due_sooner_comes_sooner(loop: Loop) -> None:
-    """An award may ask for the next tick before the interval is over."""
+    """An award may request the next tick before the interval is over."""
     loop.auction.result.rest_s = 10.0
     await loop.begins()
     await loop.rests()
@@ -191,7 +191,7 @@ async def test_a_tick_that_is_due_sooner_comes_sooner(loop: Loop) -> None:
 
 
 async def test_wakes_are_coalesced(loop: Loop) -> None:
-    """However many changes come during a tick, one more tick answers them all; one that comes later gets its own."""
+    """All wakes during a tick cause one more tick; a later wake causes another one."""
     loop.auction.ticket.queued = 0
     loop.auction.held.add(Activity.SCAN)
     await loop.begins()
@@ -208,7 +208,7 @@ async def test_wakes_are_coalesced(loop: Loop) -> None:
 
 @pytest.mark.parametrize("kind", [Activity.SCAN, Activity.AWARD])
 async def test_a_tick_that_fails_is_followed_by_another_soon(loop: Loop, kind: Activity) -> None:
-    """A tick whose scan or award fails time and again is given up; the next one comes before the interval ends."""
+    """A tick whose scan or award keeps failing is abandoned; the next one comes before the interval ends."""
     loop.auction.errors[kind] = [RuntimeError("deadlock detected") for _ in range(3)]
     await loop.begins()
     await loop.called(kind, 3)
@@ -219,8 +219,8 @@ async def test_a_tick_that_fails_is_followed_by_another_soon(loop: Loop, kind: A
 
 
 async def test_the_loop_goes_on_in_a_new_history(dev_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When its history is long the loop continues in a new one, which begins with a scan."""
-    # Not sandboxed, for there each workflow has modules of its own, which cannot be patched.
+    """When its history is long, the loop continues as new, beginning with a scan."""
+    # No sandbox: sandboxed workflows have their own copies of modules, which cannot be patched.
     monkeypatch.setattr(workflows.scheduler, "LONG_HISTORY_EVENTS", 4)
     auction = Auction(ScanTicket(7, [], [], 2, 5.0, INTERVAL_S))
     runner = UnsandboxedWorkflowRunner()
@@ -228,7 +228,7 @@ async def test_the_loop_goes_on_in_a_new_history(dev_client: Client, monkeypatch
         handle = await dev_client.start_workflow(SchedulerWorkflow.run, id="ticks", task_queue="ticks")
         try:
             for scans in (1, 2, 3):
-                await until(lambda n=scans: len(auction.requests(Activity.SCAN)) >= n, f"scan {scans}")
+                await until(lambda n=scans: len(auction.requests(Activity.SCAN)) >= n, f"scan {scans} is done")
                 await handle.signal(SchedulerWorkflow.wake)
             described = await handle.describe()
             assert described.run_id != handle.first_execution_run_id
@@ -240,7 +240,7 @@ async def test_the_loop_goes_on_in_a_new_history(dev_client: Client, monkeypatch
 
 
 async def test_a_dry_run_answers_and_changes_nothing(loop: Loop) -> None:
-    """A dry run asks once what would happen."""
+    """A dry run calls its activity once and no other."""
     spec = {"name": "trial"}
     answer = await loop.asked(DryRunRequest(spec))
     assert answer == DryRunResult(True, 3, False, "east", ["east/c1/m1"])
@@ -248,7 +248,7 @@ async def test_a_dry_run_answers_and_changes_nothing(loop: Loop) -> None:
 
 
 async def test_a_dry_run_that_cannot_be_answered_fails(loop: Loop) -> None:
-    """Whoever asks for a dry run that is refused is told so at once."""
+    """A refused dry run fails immediately."""
     loop.auction.errors[Activity.DRY_RUN] = [ApplicationError("no such tenant", non_retryable=True)]
     with pytest.raises(WorkflowFailureError):
         await loop.asked(DryRunRequest({}))

@@ -69,7 +69,7 @@ class Choice:
             "young": f"Young: sqrt(2 * {_s(mu_s)} * {_s(c_s)}) = {_s(self.interval_s)} of work between two saves.",
             "daly": f"Daly, because that is {c_s / mu_s:.1%} of the mean time between interruptions: "
             f"{_s(self.interval_s)} of work between two saves.",
-            "mtbf": "A save takes longer than two mean times between interruptions, so the interval is one of them: "
+            "mtbf": "A save takes longer than two mean times between interruptions, so the interval is one mean time: "
             f"{_s(self.interval_s)}.",
             "end": f"{_saves(self.saves)} until the end in {_s(self.ends_in_s or 0)}: "
             f"{_s(self.interval_s)} of work for each.",

@@ -45,7 +45,7 @@ class _Application(LazyGroup):
             "regions": Lazy("mizzen.cli.fleet:regions", "List regions; set their storage limits and CPU quotas."),
             "clusters": Lazy("mizzen.cli.fleet:clusters", "List clusters; set their zones, capacity kinds and prices."),
             "machines": Lazy("mizzen.cli.fleet:machines", "List machines; cordon or drain them."),
-            "pools": Lazy("mizzen.cli.pools:pools", "List pools; set how many machines they have."),
+            "pools": Lazy("mizzen.cli.pools:pools", "List pools; create, resize and remove them."),
             "instances": Lazy("mizzen.cli.pools:instances", "List the machines requested from providers; end them."),
             "costs": Lazy("mizzen.cli.fleet:costs", "Show the costs of workloads."),
             "export": Lazy("mizzen.cli.fleet:export", "Write a snapshot of the fleet for the simulator."),

@@ -148,7 +148,7 @@ def _amounts(must_be: str) -> Callable[[click.Context, click.Parameter, tuple[st
     "--storage",
     metavar="SIZE",
     callback=_size,
-    help="Most bytes of tables that the region's bucket may hold, such as 5PB.",
+    help="Maximum total size of tables in the region's bucket, such as 5PB.",
 )
 @click.option(
     "--cpu-hours",

@@ -63,7 +63,7 @@ _INSTANCE_COLUMNS = (
 
 @click.group(cls=Commands)
 def pools() -> None:
-    """List pools; set how many machines they have."""
+    """List pools; create, resize and remove them."""
 
 
 @pools.command("list")
@@ -88,7 +88,7 @@ def _split(pool: str) -> tuple[str, str]:
 @_POOL
 @click.option("--size", type=click.IntRange(min=0), help="Number of machines; with --max-size, the minimum.")
 @click.option(
-    "--max-size", type=click.IntRange(min=0), help="Most machines to which the pool grows for waiting workloads."
+    "--max-size", type=click.IntRange(min=0), help="Maximum number of machines; the pool grows for waiting workloads."
 )
 @click.option("--fixed", is_flag=True, help="Keep --size machines: no growth, no buffer.")
 @click.option(

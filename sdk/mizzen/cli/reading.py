@@ -61,7 +61,12 @@ _QUEUE_COLUMNS = (
 )
 @click.option("--name", help="List only the workloads with this name.")
 @click.option(
-    "-n", "--limit", type=click.IntRange(min=0), default=100, show_default=True, help="Most workloads to list; 0: all."
+    "-n",
+    "--limit",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    help="Maximum number of workloads to list; 0: all.",
 )
 @click.pass_obj
 def ls(
@@ -107,7 +112,12 @@ def why(session: Session, workload: str) -> None:
 
 @click.command(cls=Command)
 @click.option(
-    "-n", "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Most workloads to show."
+    "-n",
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    help="Maximum number of workloads to show.",
 )
 @click.pass_obj
 def queue(session: Session, limit: int) -> None:

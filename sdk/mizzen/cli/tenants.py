@@ -203,7 +203,14 @@ def revoke_key(session: Session, key_id: str) -> None:
 
 
 @click.command(cls=Command)
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Most entries to show.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Maximum number of entries to show.",
+)
 @click.pass_obj
 def audit(session: Session, limit: int) -> None:
     """Show the audit log: who changed what."""
