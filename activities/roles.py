@@ -16,7 +16,7 @@ from temporalio.client import Client
 from temporalio.worker import PollerBehaviorSimpleMaximum, UnsandboxedWorkflowRunner, Worker
 
 from activities.capacity.instances import InstanceActivities
-from activities.capacity.keeper import Keeper
+from activities.capacity.keeper import PoolKeeper
 from activities.data.buckets import BucketCheck
 from activities.data.copies import CopyActivities
 from activities.data.moves import MoveActivities
@@ -25,7 +25,7 @@ from activities.data.nights import NightActivities
 from activities.data.removal import RemovalActivities
 from activities.data.scrub import ScrubActivities
 from activities.lifecycle.dispatch import Dispatcher
-from activities.lifecycle.housekeeping import HouseActivities
+from activities.lifecycle.housekeeping import HousekeepingActivities
 from activities.lifecycle.launch import LaunchActivities
 from activities.lifecycle.machines import MachineActivities
 from activities.lifecycle.progress import Progress
@@ -71,7 +71,7 @@ def control_activities(
     launch = LaunchActivities(engine, settings)
     auction = AuctionActivities(engine, settings, state or SchedulerState(engine, settings.scheduler), here)
     machines = MachineActivities(engine, settings)
-    house = HouseActivities(engine, settings)
+    house = HousekeepingActivities(engine, settings)
     instances = InstanceActivities(engine, settings, providers)
     nights, moves = NightActivities(engine, settings), MoveActivities(engine, settings)
     return [
@@ -203,7 +203,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
                 keep_singletons(client, settings.tetris.nightly, settings.reconcile.singletons_s),
                 Reconciler(engine, settings, client).run(),
                 Progress(engine, settings, client).run(),
-                Keeper(engine, settings, client, providers).run(),
+                PoolKeeper(engine, settings, client, providers).run(),
             )
             for loop in loops:
                 stack.callback(asyncio.create_task(loop).cancel)

@@ -16,7 +16,7 @@ from api.metrics import Metrics
 from api.refusals import Recorder
 from api.streams.hub import Hub
 from api.threads import Threads
-from api.workloads.room import Room
+from api.workloads.queue_limit import QueueLimit
 from infra.config import Settings
 from infra.db import published
 from infra.db.session import open_engine, transaction
@@ -44,7 +44,7 @@ class State:
         self.threads = Threads()
         self.refusals = Recorder(self.authentication_engine, self.threads.authentication, settings.api.audited_refusals)
         self.uploads = Uploads(settings)
-        self.room = Room(settings.limits.queued_per_tenant, settings.limits.full_queue_retry_s)
+        self.queue_limit = QueueLimit(settings.limits.queued_per_tenant, settings.limits.full_queue_retry_s)
         self.hub = Hub(self.engine, settings.limits)
         self.metrics = Metrics(self.engine, self.hub)
         self.store: Callable[[str], ObjectStore] = lru_cache(maxsize=256)(open_store)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from math import inf
 
 from auction.candidate import Candidate, Outcome, Stats
-from auction.joint import Choice, Head, Plans, is_better, is_hopeful, proposals
+from auction.joint import JointChoice, Head, Plans, is_better, may_improve, proposals
 from auction.region_bidder import RegionBidder
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
@@ -243,7 +243,7 @@ class Auction:
         refused = {name: bidder.cache.copy() for name, bidder in self._bidders.items()}
         alone = self._run(candidates, bids, {})
         plans = _plans(alone)
-        if not is_hopeful(bids, plans):
+        if not may_improve(bids, plans):
             return alone
         self.stats.joint_heads += 1
         self._take_back(alone, refused)
@@ -261,7 +261,7 @@ class Auction:
             self._take_back(together, refused)
         return self._run(candidates, bids, {})
 
-    def _run(self, candidates: Sequence[Candidate], bids: Sequence[Bids], choice: Choice) -> list[Result]:
+    def _run(self, candidates: Sequence[Candidate], bids: Sequence[Bids], choice: JointChoice) -> list[Result]:
         """Awards plans in queue order, each in the chosen region if that still has a plan, else in the best region."""
         out: list[Result] = []
         for i, (candidate, first) in enumerate(zip(candidates, bids, strict=True)):

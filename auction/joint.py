@@ -28,7 +28,7 @@ _PROPOSALS = 6
 _VICTIMS = OVER_QUOTA_RANK - 1
 """Index of the total number of victims in a cost vector (`_cost`)."""
 _LOSSES = tuple(name for name in names(About.VICTIMS, adding=True) if name != "victims_by_rank")
-Choice = dict[int, str]
+JointChoice = dict[int, str]
 """Maps positions in the head to region names."""
 At = tuple[int, str]
 """Position in the head, and region name."""
@@ -48,7 +48,7 @@ class Head:
     """The supply that a workload of each rank may use, by rank."""
 
 
-def is_hopeful(bids: Sequence[Mapping[str, Bid]], alone: Plans) -> bool:
+def may_improve(bids: Sequence[Mapping[str, Bid]], alone: Plans) -> bool:
     """Returns whether a joint choice could improve on greedy placement (`alone`).
 
     That is so if a workload with a plan in its bids was not placed, or if one has more victims than its best bid.
@@ -59,7 +59,7 @@ def is_hopeful(bids: Sequence[Mapping[str, Bid]], alone: Plans) -> bool:
     return any(_victims(plan) > min(map(_victims, offers[i]), default=0) for i, plan in alone.items())
 
 
-def proposals(head: Head, tried: Sequence[Plans], budget: float) -> Iterator[Choice]:
+def proposals(head: Head, tried: Sequence[Plans], budget: float) -> Iterator[JointChoice]:
     """Yields up to `_PROPOSALS` distinct choices of regions that may be better than greedy placement, the best first.
 
     The objective is lexicographic: the number of placed workloads by priority, then fewer victims, then plans that the

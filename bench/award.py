@@ -20,7 +20,7 @@ import psycopg
 from sqlalchemy import Engine, insert
 
 from activities.scheduling.awards import Awarded, PlannedAward, Verdict, award, connected
-from bench.harness import Bench, Figure, Line, Measured, Suite, Unfit, interleave, medians
+from bench.harness import Bench, Figure, Line, Measured, Suite, InvalidBenchmark, interleave, medians
 from bench.postgres import postgres
 from domain.criteria import PlanQuality
 from domain.reasons import Reason, ReasonCode
@@ -38,7 +38,7 @@ _RESOURCES = ResourceSpec(gpus=1, gpu_types=("a100",), cpus_milli=4000, memory_b
 _JOB = JobSpec(name="main", role="main", tasks=TASKS, resources=_RESOURCES, argv=("true",))
 _SPEC = WorkloadSpec(name="bench", tenant="t", jobs=(_JOB,))
 STALE_NOW = Awarded(0, Verdict.STALE)
-Round = list[list[Plan]]
+AwardPlans = list[list[Plan]]
 """The plans of a round, by region."""
 
 
@@ -76,7 +76,7 @@ def at_once(works: Sequence[Callable[[], None]]) -> float:
     return took_s
 
 
-class House:
+class Installation:
     """An installation with 8 regions, to which every round adds workloads and machines."""
 
     def __init__(self, url: str) -> None:
@@ -94,11 +94,11 @@ class House:
         """Closes the connections."""
         self.engine.dispose()
 
-    def next_round(self) -> Round:
+    def next_round(self) -> AwardPlans:
         """Inserts new machines and workloads, and returns a plan for each workload."""
         self._rounds += 1
         machines, workloads = [], []
-        plans: Round = [[] for _ in range(REGIONS)]
+        plans: AwardPlans = [[] for _ in range(REGIONS)]
         reason = Reason(ReasonCode.SCAN_PENDING).to_json()
         spec = _SPEC.model_dump(mode="json")
         for r in range(REGIONS):
@@ -124,9 +124,9 @@ class House:
         with connected(self.engine) as connection:
             for late, plan in _tried(plans):
                 if late is not None and _award(connection, [late]) != STALE_NOW:
-                    raise Unfit(f"{late.workload} was awarded machines that another workload holds")
+                    raise InvalidBenchmark(f"{late.workload} was awarded machines that another workload holds")
                 if _award(connection, [plan]) != Awarded(1):
-                    raise Unfit(f"{plan.workload} was not awarded")
+                    raise InvalidBenchmark(f"{plan.workload} was not awarded")
 
     def batched(self, plans: Sequence[Plan]) -> None:
         """Awards one region's plans in batches as the auction does: all that are left, up to the first stale one.
@@ -144,7 +144,7 @@ class House:
                     continue
                 late, plan = tried[at]
                 if late is None or done.verdict is not Verdict.STALE:
-                    raise Unfit(f"{plan.workload} was not awarded: {done.verdict}")
+                    raise InvalidBenchmark(f"{plan.workload} was not awarded: {done.verdict}")
                 tried[at] = (None, plan)
 
 
@@ -199,7 +199,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     """Runs the suite, and yields its two figures."""
     bench.say("starting Postgres")
     with postgres() as url:
-        house, commits = House(url), Commits(url)
+        house, commits = Installation(url), Commits(url)
 
         def awards(how: Callable[[Sequence[Plan]], None]) -> float:
             plans = house.next_round()

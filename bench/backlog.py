@@ -37,7 +37,7 @@ from sqlalchemy import func, select
 from temporalio.client import Client as Temporal
 
 from bench import bare
-from bench.harness import Bench, Figure, Line, Suite, Unfit
+from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark
 from infra.config import TemporalSettings
 from infra.db.logs import Outbox
 from infra.db.models import Machine, Workload
@@ -171,7 +171,7 @@ class Stack:
         while not holds():
             if time.monotonic() > give_up_s or self.process.poll() is not None:
                 self._log.seek(0)
-                raise Unfit(f"mizzen up has ended, or {patience_s:.0f} s have passed; log: {self._log.read()[-500:]}")
+                raise InvalidBenchmark(f"mizzen up has ended, or {patience_s:.0f} s have passed; log: {self._log.read()[-500:]}")
             time.sleep(0.1)
 
     def in_threads(self, work: Callable[[Client, int], object], count: int) -> None:
@@ -265,7 +265,7 @@ def measure(sizes: Sizes, say: Callable[[str], None]) -> Iterator[Figure]:
         say("idle, workloads pending")
         full = stack.idle(sizes)
         if stack.count(waiting.where(Workload.phase == "pending")) != sizes.pending:
-            raise Unfit("not all workloads are pending")
+            raise InvalidBenchmark("not all workloads are pending")
         both = {"pending_s": full["all"], "empty_s": empty["all"]} | {f"pending_{p}_s": s for p, s in full.items()}
         yield figure(0, full["all"] / empty["all"], both)
         with stack.client() as client:

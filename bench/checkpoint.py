@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from bench.harness import Bench, Figure, Line, Suite, Unfit
+from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark
 
 MEGABYTES = 1024
 INTEGRATIONS = Path(".venv-integrations/bin/python")
@@ -87,7 +87,7 @@ def python() -> str:
         return sys.executable
     if INTEGRATIONS.exists():
         return str(INTEGRATIONS)
-    raise Unfit(f"torch is not installed: run `make {INTEGRATIONS.parts[0]}/.ready` to install it")
+    raise InvalidBenchmark(f"torch is not installed: run `make {INTEGRATIONS.parts[0]}/.ready` to install it")
 
 
 def run(bench: Bench) -> Iterator[Figure]:
@@ -105,7 +105,7 @@ def run(bench: Bench) -> Iterator[Figure]:
                 rounds.append(json.loads(said) | {"live_most_bytes": 64 << 20})
                 bench.say(f"round {len(rounds)} of {bench.rounds}")
         if process.returncode or len(rounds) != bench.rounds:
-            raise Unfit(f"the measuring process ended with code {process.returncode} after {len(rounds)} rounds")
+            raise InvalidBenchmark(f"the measuring process ended with code {process.returncode} after {len(rounds)} rounds")
     for line in LINES:
         above, below = _OF[line.name]
         ratios = sorted(found[above] / found[below] for found in rounds)

@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench.harness import ROUNDS, Bench, Figure, Suite, Unfit, missing
+from bench.harness import ROUNDS, Bench, Figure, Suite, InvalidBenchmark, missing
 
 EXIT_SHORT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 SUITES = {
@@ -119,7 +119,7 @@ def run(suites: Sequence[Suite], rounds: int, outputs: Sequence[IO[str]]) -> int
         except KeyboardInterrupt:
             interrupted = True
             break
-        except Unfit as error:
+        except InvalidBenchmark as error:
             progress.clear()
             print(f"{suite.name}: {error}", file=sys.stderr)
         except Exception:

@@ -28,7 +28,7 @@ from uuid import uuid4
 import httpx
 import numpy as np
 
-from bench.harness import Bench, Figure, Line, Suite, Unfit, interleave, medians, seconds
+from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark, interleave, medians, seconds
 from mizzen.objects import open_store
 from mizzen.objects.copying import copy_prefix
 
@@ -54,7 +54,7 @@ def _s3() -> Iterator[str]:
                 break
             except httpx.TransportError as error:
                 if process.poll() is not None or time.monotonic() > give_up_s:
-                    raise Unfit("the S3 server did not start") from error
+                    raise InvalidBenchmark("the S3 server did not start") from error
                 time.sleep(0.1)
         yield url
     finally:
@@ -158,7 +158,7 @@ class _Rounds:
         """Checks the copies and returns `took_s`; removes the copies, so that all rounds have an equally full disk."""
         wrong = [p for p in target.iterdir() if p.read_bytes() != (self.source / "t" / p.name).read_bytes()]
         if wrong or len(list(target.iterdir())) != count:
-            raise Unfit(f"{target}: not all of the {count} objects were copied correctly")
+            raise InvalidBenchmark(f"{target}: not all of the {count} objects were copied correctly")
         shutil.rmtree(target.parent)
         return took_s
 

@@ -26,7 +26,7 @@ from sqlalchemy import Engine, func, select
 from temporalio.client import Client as Temporal
 
 from bench import bare
-from bench.harness import Bench, Figure, Line, Suite, Unfit, interleave, medians
+from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark, interleave, medians
 from infra.config import ApiSettings, Settings, TemporalSettings
 from infra.db.models import Attempt, Machine, Workload
 from infra.db.session import open_engine, transaction
@@ -99,7 +99,7 @@ class Stack:
         give_up_s = time.monotonic() + _PATIENCE_S
         while not await asyncio.to_thread(holds):
             if time.monotonic() > give_up_s:
-                raise Unfit(f"a condition was not met within {_PATIENCE_S:.0f} s")
+                raise InvalidBenchmark(f"a condition was not met within {_PATIENCE_S:.0f} s")
             await asyncio.sleep(0.05)
 
     async def workloads(self) -> float:
@@ -124,7 +124,7 @@ class Stack:
         took_s = time.perf_counter() - start_s
         succeeded = self._count(mine.where(Workload.phase == "succeeded"))
         if succeeded != WORKLOADS:
-            raise Unfit(f"{succeeded} of {WORKLOADS} workloads succeeded")
+            raise InvalidBenchmark(f"{succeeded} of {WORKLOADS} workloads succeeded")
         return WORKLOADS / took_s
 
     async def bare(self) -> float:
@@ -160,7 +160,7 @@ class Stack:
                 .where(Workload.name.startswith(batch), Attempt.attempt == 1)
             ).all()
         if len(started) != RATES[rate] or any(at is None for _, at in started):
-            raise Unfit(f"not all {RATES[rate]} workloads ran")
+            raise InvalidBenchmark(f"not all {RATES[rate]} workloads ran")
         return sorted(at.timestamp() - began_s[name] for name, at in started if at is not None)
 
     async def bare_after_s(self, rate: int) -> list[float]:

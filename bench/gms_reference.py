@@ -8,7 +8,7 @@ workload, as the reference does. The queue is from `bench.queues`, and both must
 from collections.abc import Iterator
 
 from bench import queues
-from bench.harness import Bench, Figure, Line, Suite, Unfit, interleave, medians, timed
+from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark, interleave, medians, timed
 from gms import reference
 from gms.columns import QueueColumns
 from gms.scan import scan_queue
@@ -21,7 +21,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     snapshot = queues.queue(WORKLOADS, TENANTS)
     queue = QueueColumns.of(snapshot)
     if scan_queue(queue, snapshot.now_s, snapshot.weights).result() != reference.scan(snapshot):
-        raise Unfit("the results of the columns and of the reference differ")
+        raise InvalidBenchmark("the results of the columns and of the reference differ")
     found = medians(
         interleave(
             bench,

@@ -26,7 +26,7 @@ from activities.scheduling.bids import RegionActivities
 from activities.scheduling.reading import Reader
 from activities.scheduling.scheduler_state import SchedulerState
 from bench import queues
-from bench.harness import Bench, Figure, Line, Suite, Unfit, interleave, medians, seconds
+from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark, interleave, medians, seconds
 from bench.postgres import postgres
 from domain.protocol import AwardRequest, BidRequest
 from domain.spec import JobSpec, ResourceSpec, WorkloadSpec
@@ -70,10 +70,10 @@ class Schedulers:
             self._region.bid(BidRequest(region, ticket.scan, 0))
         result = self._auction.award(AwardRequest(ticket.scan, 0, [], 30.0))
         if result.awarded != AWARDS:
-            raise Unfit(f"{result.awarded} of {AWARDS} workloads were awarded, must be all")
+            raise InvalidBenchmark(f"{result.awarded} of {AWARDS} workloads were awarded, must be all")
 
 
-class House:
+class Installation:
     """An installation whose queue changes from tick to tick."""
 
     def __init__(self, url: str) -> None:
@@ -152,7 +152,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     """Runs the suite, and yields its two figures."""
     bench.say(f"starting Postgres, and inserting {PENDING:,} workloads")
     with postgres() as url:
-        house = House(url)
+        house = Installation(url)
         following = Schedulers(house.engine)
 
         def changed(what: Callable[[Schedulers], None], schedulers: Schedulers) -> float:

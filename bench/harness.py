@@ -90,7 +90,7 @@ class Suite:
         return next(line for line in self.lines if line.name == name)
 
 
-class Unfit(Exception):
+class InvalidBenchmark(Exception):
     """The instance does not have the properties that the suite requires, or a run did not have the expected result."""
 
 

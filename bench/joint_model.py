@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from bench.replica_objective import ReplicaWeights, Worth, is_read, supply_share, worth
+from bench.replica_objective import ReplicaWeights, ReplicaCost, is_read, supply_share, worth
 from tetris.climb import climb
 from tetris.columns import ML, NONE, Columns, Floats, Ints
 from tetris.homes_model import HomesModel, least_unit, one_worker
@@ -36,7 +36,7 @@ class Decided:
     """[T] Home of each table."""
     held: Parts
     """[T, R] Copies, including the homes."""
-    worth: Worth
+    worth: ReplicaCost
 
 
 def two_step(columns: Columns, *, time_s: float, seed: int = 0, weights: ReplicaWeights = USUAL) -> Decided:

@@ -36,9 +36,9 @@ if __name__ == "__main__" and not __package__:
 
 import click
 
-from bench.kill_process import Hangs
+from bench.kill_process import ProcessTimeout
 from bench.kill_runs import VARIANTS, Arena, Run, Tally, Variant, Violation, place_name
-from bench.kill_training import WORDS, Place
+from bench.kill_training import WORDS, SaveStage
 from bench.kill_watch import look
 from bench.power_loss import LostWork
 from bench.power_loss import sweeps as power_loss_sweeps
@@ -46,7 +46,7 @@ from bench.power_loss import sweeps as power_loss_sweeps
 EXIT_VIOLATED, EXIT_INTERRUPTED = 1, 130
 ENOUGH = 200
 """Number of kills from which on every stage must have been hit."""
-_NEVER = {Place.STARTING, Place.ENDED}
+_NEVER = {SaveStage.STARTING, SaveStage.ENDED}
 """Activities that are too short to require a kill."""
 MOST_VIOLATIONS = 10
 
@@ -69,7 +69,7 @@ def loop(arena: Arena, kills: int, say: Callable[[str], None], variants: Sequenc
         number += 1
         try:
             run.finish()
-        except (Violation, Hangs) as error:
+        except (Violation, ProcessTimeout) as error:
             text = f"{run.variant.name}, seed {run.base.seed}: {error}"
             tally.violations.append(text)
             arena.tell({"violation": text})
@@ -141,7 +141,7 @@ def arena(store: str, seed: int, tell: Callable[[dict[str, Any]], None], parent:
 def unhit(tally: Tally) -> list[str]:
     """Returns the stages in which a kill is required but none has happened."""
     hit = {place for place, _ in tally.places}
-    return [WORDS[place] for place in Place if place not in hit | _NEVER]
+    return [WORDS[place] for place in SaveStage if place not in hit | _NEVER]
 
 
 def show(store: str, tally: Tally, passed_s: float, out: IO[str]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from bench.kill_training import Channel, Job, Place, train
+from bench.kill_training import Channel, Job, SaveStage, train
 from bench.ptrace import WALL, Trace
 
 WAIT_S = 60.0
@@ -23,7 +23,7 @@ WAIT_S = 60.0
 _PDEATHSIG = 1
 
 
-class Hangs(Exception):
+class ProcessTimeout(Exception):
     """A process did not make progress within the timeout."""
 
 
@@ -54,9 +54,9 @@ class Process:
         os.set_blocking(self._read, False)
 
     @property
-    def stage(self) -> tuple[Place, bool]:
+    def stage(self) -> tuple[SaveStage, bool]:
         """The last reported stage of the process, and whether it concerns the local root."""
-        return Place(self._place[0]), bool(self._place[1])
+        return SaveStage(self._place[0]), bool(self._place[1])
 
     @property
     def ended(self) -> bool:
@@ -105,7 +105,7 @@ class Process:
                 self.hear()
                 return len(self.told(word)) >= times
             if time.monotonic() > end_s:
-                raise Hangs(f"{self.job}: no {word!r} in {WAIT_S:g} s; at {self.place}; last lines: {self.lines[-5:]}")
+                raise ProcessTimeout(f"{self.job}: no {word!r} in {WAIT_S:g} s; at {self.stage}; last lines: {self.lines[-5:]}")
             select.select([self._read], [], [], 0.2)
 
     def poll(self) -> bool:
@@ -128,7 +128,7 @@ class Process:
             if len(self.lines) > told:
                 told, end_s = len(self.lines), time.monotonic() + WAIT_S
             if time.monotonic() > end_s:
-                raise Hangs(f"{self.job}: no line and no end of the process in {WAIT_S:g} s; at {self.place}")
+                raise ProcessTimeout(f"{self.job}: no line and no end of the process in {WAIT_S:g} s; at {self.stage}")
             select.select([self._read], [], [], 0.05)
         self.hear()
 
@@ -209,14 +209,14 @@ def _tasks(pid: int) -> list[int]:
 
 
 class _Deadline:
-    """A context that raises `Hangs` in a call that blocks for longer than the timeout."""
+    """A context that raises `ProcessTimeout` in a call that blocks for longer than the timeout."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     def __enter__(self) -> None:
         def late(*_: object) -> None:
-            raise Hangs(f"{self._process.job}: traced for more than {WAIT_S:g} s; at {self._process.place}")
+            raise ProcessTimeout(f"{self._process.job}: traced for more than {WAIT_S:g} s; at {self._process.stage}")
 
         self._before = signal.signal(signal.SIGALRM, late)
         signal.setitimer(signal.ITIMER_REAL, WAIT_S)

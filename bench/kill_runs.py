@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.kill_process import Process
-from bench.kill_training import WORDS, Job, Place, Table, expected, ranks
+from bench.kill_training import WORDS, Job, SaveStage, Table, expected, ranks
 from bench.kill_watch import Seen, look
 
 FREEZES = 6
@@ -64,8 +64,8 @@ class Tally:
     refused: int = 0
     trainings: int = 0
     restarts: int = 0
-    places: Counter[tuple[Place, bool]] = field(default_factory=Counter)
-    frozen: Counter[tuple[Place, bool]] = field(default_factory=Counter)
+    places: Counter[tuple[SaveStage, bool]] = field(default_factory=Counter)
+    frozen: Counter[tuple[SaveStage, bool]] = field(default_factory=Counter)
     hows: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
     most_empty_folders: int = 0
@@ -285,17 +285,17 @@ class Run:
             tally.processes += len(killed)
             tally.hows[how] += 1
             for process in killed:
-                tally.places[process.place] += 1
+                tally.places[process.stage] += 1
             # A process reports a stage shortly before it begins.
-            late = (Place.RECORD, Place.COMMITTED, Place.REMOVAL, Place.ENDED, Place.TRAINING, Place.MEETING)
-            self.unpruned += any(process.place[0] in late for process in killed)
+            late = (SaveStage.RECORD, SaveStage.COMMITTED, SaveStage.REMOVAL, SaveStage.ENDED, SaveStage.TRAINING, SaveStage.MEETING)
+            self.unpruned += any(process.stage[0] in late for process in killed)
             self.arena.tell(
                 {
                     "kill": tally.kills,
                     "variant": self.variant.name,
                     "seed": self.base.seed,
                     "how": how,
-                    "places": [place_name(*process.place) for process in killed],
+                    "places": [place_name(*process.stage) for process in killed],
                     "resumed_step": step,
                     "acknowledged_step": self.acknowledged,
                 }
@@ -318,7 +318,7 @@ class Run:
             others = [process for process in processes if process is not one]
             known = self.arena.calls.get(key)
             calls = rng.randint(1, known) if known else ALL_CALLS
-            made = one.kill_at(calls, others, lambda: known is None and one.place[0] is Place.TRAINING)
+            made = one.kill_at(calls, others, lambda: known is None and one.stage[0] is SaveStage.TRAINING)
             self.arena.calls.setdefault(key, made)
             until_s = 0.5 * self.arena.seconds[key]
         self._kill_all(processes, until_s, began_s)
@@ -337,7 +337,7 @@ class Run:
             known = self.arena.calls.get(key)
             if known is None:
                 started_s = time.monotonic()
-                made = one.kill_at(ALL_CALLS, others, lambda: one.place[0] is Place.TRAINING)
+                made = one.kill_at(ALL_CALLS, others, lambda: one.stage[0] is SaveStage.TRAINING)
                 self.arena.calls[key] = made
                 self.arena.seconds[key] = time.monotonic() - started_s
             else:
@@ -386,7 +386,7 @@ class Freeze:
                 os.kill(old.pid, signal.SIGCONT)
                 old.wait()
                 return run._counted([old], "none", self.step)
-            where = old.place
+            where = old.stage
             committed = {commit.step for _, seen in run.look() for commit in seen.commits}
             (successor,) = run.jobs(arm=rng.choice((1, 2, 3)), settle=True)
             with children([Process(successor)]) as (new,):
@@ -435,6 +435,6 @@ class Freeze:
                 raise Violation(f"{root}: a frozen process has removed the records {gone}; newest is {now.newest}")
 
 
-def place_name(place: Place, local: bool) -> str:
+def place_name(place: SaveStage, local: bool) -> str:
     """Returns the description of a stage for the table."""
     return f"{WORDS[place]}{' (local root)' if local else ''}"

@@ -2,7 +2,7 @@
 
 Its state changes at every step, with random values from its own generator and from the global generators of the
 process, and with a shuffled order of the data. One part of the state is constant, so it is stored only once. The
-process keeps its present stage (`Place`) in shared memory, which needs no system call and survives a kill.
+process keeps its present stage (`SaveStage`) in shared memory, which needs no system call and survives a kill.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ from mizzen.checkpoint.background import Saving
 from mizzen.checkpoint.roots import open_root
 from mizzen.objects.store import Body, Content, Fetch, ObjectInfo, ObjectStat, ObjectStore
 from mizzen.objects.uploads import Plan, Upload
-from mizzen.objects.vouched import Vouched
+from mizzen.objects.store_digest import StoreDigest
 
 SIDE, SLICE, SAMPLES, FIXED_BYTES = 160, 3000, 17, 64 << 10
 
 
-class Place(IntEnum):
+class SaveStage(IntEnum):
     """The stage of the training in which a process is."""
 
     STARTING = 0
@@ -49,20 +49,20 @@ class Place(IntEnum):
 
 
 WORDS = {
-    Place.STARTING: "before the claim",
-    Place.CLAIM: "claim, before its record",
-    Place.CLAIM_RECORD: "writing the claim's record",
-    Place.SWEEP: "claimed, sweeping",
-    Place.LOADING: "loading",
-    Place.TRAINING: "training, no save",
-    Place.SAVE_BEGUN: "save, before any write",
-    Place.PARTS: "writing parts",
-    Place.SHARD: "writing a rank's shard record",
-    Place.MEETING: "waiting for the other ranks",
-    Place.RECORD: "writing the checkpoint's record",
-    Place.COMMITTED: "committed, before removal",
-    Place.REMOVAL: "removing old checkpoints",
-    Place.ENDED: "after the training",
+    SaveStage.STARTING: "before the claim",
+    SaveStage.CLAIM: "claim, before its record",
+    SaveStage.CLAIM_RECORD: "writing the claim's record",
+    SaveStage.SWEEP: "claimed, sweeping",
+    SaveStage.LOADING: "loading",
+    SaveStage.TRAINING: "training, no save",
+    SaveStage.SAVE_BEGUN: "save, before any write",
+    SaveStage.PARTS: "writing parts",
+    SaveStage.SHARD: "writing a rank's shard record",
+    SaveStage.MEETING: "waiting for the other ranks",
+    SaveStage.RECORD: "writing the checkpoint's record",
+    SaveStage.COMMITTED: "committed, before removal",
+    SaveStage.REMOVAL: "removing old checkpoints",
+    SaveStage.ENDED: "after the training",
 }
 
 
@@ -167,7 +167,7 @@ class Channel:
     out: int
     back: int
     place: mmap.mmap
-    """First byte: the `Place`; second byte: 1 while the stage concerns the local root."""
+    """First byte: the `SaveStage`; second byte: 1 while the stage concerns the local root."""
 
     def say(self, line: str) -> None:
         """Sends one line, which the supervisor receives even if the process is killed afterwards."""
@@ -178,7 +178,7 @@ class Channel:
         self.say(line)
         os.read(self.back, 1)
 
-    def at(self, place: Place, local: bool = False) -> None:
+    def at(self, place: SaveStage, local: bool = False) -> None:
         """Records the present stage."""
         self.place[:2] = bytes((place, local))
 
@@ -192,31 +192,31 @@ class Watched:
     local: bool
     saving: Callable[[], bool]
     """Returns whether the present operation belongs to a save; otherwise it belongs to a claim or a load."""
-    _done: set[Place] = field(default_factory=set)
+    _done: set[SaveStage] = field(default_factory=set)
 
-    def _at(self, claiming: Place, saving: Place) -> None:
+    def _at(self, claiming: SaveStage, saving: SaveStage) -> None:
         self.channel.at(saving if self.saving() else claiming, self.local)
 
     def put(self, key: str, body: Body) -> None:
         """See `ObjectStore.put`."""
         shard = key.startswith("shards/")
-        self._at(Place.LOADING, Place.SHARD if shard else Place.PARTS)
+        self._at(SaveStage.LOADING, SaveStage.SHARD if shard else SaveStage.PARTS)
         self.inner.put(key, body)
         if shard:
-            self._at(Place.LOADING, Place.MEETING)
+            self._at(SaveStage.LOADING, SaveStage.MEETING)
 
     def create(self, key: str, body: bytes) -> bool:
         """See `ObjectStore.create`."""
-        self._at(Place.CLAIM_RECORD, Place.RECORD)
+        self._at(SaveStage.CLAIM_RECORD, SaveStage.RECORD)
         made = self.inner.create(key, body)
         if made:
-            self._at(Place.SWEEP, Place.COMMITTED)
+            self._at(SaveStage.SWEEP, SaveStage.COMMITTED)
         return made
 
     def get(self, key: str) -> bytes:
         """See `ObjectStore.get`."""
         if key.startswith("shards/"):
-            self._at(Place.LOADING, Place.MEETING)
+            self._at(SaveStage.LOADING, SaveStage.MEETING)
         return self.inner.get(key)
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
@@ -231,9 +231,9 @@ class Watched:
         """See `ObjectStore.content`."""
         return self.inner.content(info)
 
-    def vouched(self, info: ObjectInfo) -> Vouched | None:
+    def store_digest(self, info: ObjectInfo) -> StoreDigest | None:
         """See `ObjectStore.vouched`."""
-        return self.inner.vouched(info)
+        return self.inner.store_digest(info)
 
     def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
         """See `ObjectStore.look`."""
@@ -265,7 +265,7 @@ class Watched:
 
     def delete(self, key: str) -> None:
         """See `ObjectStore.delete`."""
-        self._at(Place.SWEEP, Place.REMOVAL)
+        self._at(SaveStage.SWEEP, SaveStage.REMOVAL)
         self.inner.delete(key)
 
     def forget(self, key: str) -> None:
@@ -318,7 +318,7 @@ class _Trainer:
             channel.meet("began")
         else:
             channel.say("began")
-        channel.at(Place.CLAIM)
+        channel.at(SaveStage.CLAIM)
         setattr(checkpointer, "open_root", self._open)  # noqa: B010  # That module only imports the name.
         kept = Checkpointer(
             job.root,
@@ -335,13 +335,13 @@ class _Trainer:
             # If the attempt has no number, the claim would otherwise happen in the first save.
             kept.claim()
         channel.say(f"claimed {kept.attempt}")
-        channel.at(Place.LOADING)
+        channel.at(SaveStage.LOADING)
         own = ("slice",) if job.world_size > 1 else ()
         kept.track(own=own, **self.training.tracked)
         step = kept.restore()
         if kept.skipped:
             channel.say(f"violation skipped checkpoints: {kept.skipped}")
-        channel.at(Place.TRAINING)
+        channel.at(SaveStage.TRAINING)
         channel.meet(f"restored {step}")
         tracked = Tracked(self.training.tracked)
         while step < job.steps:
@@ -352,7 +352,7 @@ class _Trainer:
                 self._save(kept, tracked, step)
         kept.wait()
         self._acknowledge(ended=True)
-        channel.at(Place.ENDED)
+        channel.at(SaveStage.ENDED)
         channel.say(f"finished {self.training.digest()}")
 
     def _save(self, kept: Checkpointer, tracked: Tracked, step: int) -> None:
@@ -367,7 +367,7 @@ class _Trainer:
         job, channel = self.job, self.channel
         waited = self.handle is None and self.unsettled is None
         if waited:
-            channel.at(Place.SAVE_BEGUN)
+            channel.at(SaveStage.SAVE_BEGUN)
         if job.arm == self.saves:
             channel.meet(f"save {step}")
         else:
@@ -395,7 +395,7 @@ class _Trainer:
             ended = self.handle.manifest is not None
             self.handle = None
         if ended and self.unsettled is not None:
-            self.channel.at(Place.TRAINING)
+            self.channel.at(SaveStage.TRAINING)
             self.channel.say(f"done {self.unsettled}")
             self.unsettled = None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psycopg
 
-from bench.harness import Unfit
+from bench.harness import InvalidBenchmark
 from infra.stack.ports import free_port
 from infra.stack.postgres import EmbeddedPostgres
 
@@ -48,4 +48,4 @@ def _check(url: str) -> None:
         for name in ("fsync", "synchronous_commit"):
             found = connection.execute("select current_setting(%s)", (name,)).fetchone()
             if found != ("on",):
-                raise Unfit(f"{name} is {found}, must be on")
+                raise InvalidBenchmark(f"{name} is {found}, must be on")

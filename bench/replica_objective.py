@@ -30,7 +30,7 @@ class ReplicaWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class ReplicaCost:
     """The cost of homes and replicas: the unweighted terms, and their weighted sum."""
 
     read: float
@@ -44,7 +44,7 @@ class Worth:
     """Bytes beyond the capacity, summed over regions."""
 
 
-def worth(columns: Columns, home: Ints, held: Parts, weights: ReplicaWeights = ReplicaWeights()) -> Worth:
+def worth(columns: Columns, home: Ints, held: Parts, weights: ReplicaWeights = ReplicaWeights()) -> ReplicaCost:
     """Returns the cost of homes [T] with their copies; `held`: [T, R] as in `tetris.replicas.Replicated`."""
     read, gpu, _ = Problem(columns, home).terms
     stored = held.astype(np.float64).T @ columns.size_bytes
@@ -62,7 +62,7 @@ def worth(columns: Columns, home: Ints, held: Parts, weights: ReplicaWeights = R
     total = read * w.read + gpu * w.gpu + storage * w.storage
     total += weights.nowhere * nowhere + weights.recovery * recovery + weights.reach * reach
     over = float(np.maximum(stored - capacity, 0.0).sum())
-    return Worth(read, gpu, storage, nowhere, recovery, reach, total, over)
+    return ReplicaCost(read, gpu, storage, nowhere, recovery, reach, total, over)
 
 
 def is_read(columns: Columns) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":

@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 
 from bench import regions
-from bench.harness import Bench, Figure, Line, Suite, Unfit, collector_off, interleave, medians
+from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark, collector_off, interleave, medians
 from domain.scheduling import PlacementRequest
 from rms.bid import bid_in
 from rms.gang import Planner
@@ -55,7 +55,7 @@ def placed_share(planner: Planner, requests: Sequence[PlacementRequest]) -> floa
     """
     share = sum(bid_in(planner, request).plan is not None for request in requests) / len(requests)
     if share < AT_LEAST_PLACED:
-        raise Unfit(f"{share:.0%} of the bids succeed, must be at least {AT_LEAST_PLACED:.0%}")
+        raise InvalidBenchmark(f"{share:.0%} of the bids succeed, must be at least {AT_LEAST_PLACED:.0%}")
     return share
 
 
@@ -75,7 +75,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     sizes = {"machines": regions.MACHINES, "workloads": WORKLOADS, "placed": placed_share(planner, requests)}
     lacking = with_too_many_readers(requests)
     if any(bid_in(planner, request).plan for request in lacking):
-        raise Unfit("the requests with too many readers fit in a cluster, must be refused")
+        raise InvalidBenchmark("the requests with too many readers fit in a cluster, must be refused")
 
     def second() -> Mapping[str, float]:
         found = bids(planner, lacking, table)

@@ -12,7 +12,7 @@ from statistics import median
 from time import thread_time
 
 from bench.annealing import anneal
-from bench.harness import Bench, Figure, Line, Suite, Unfit
+from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark
 from bench.tetris_dense import dense
 from tetris.climb import climb, load
 from tetris.columns import Columns, Ints
@@ -37,7 +37,7 @@ def compare(columns: Columns, time_s: float, seed: int) -> tuple[float, float]:
     """
     (total, lack), (other, lack_of_other) = (_judged(columns, home) for home in _plans(columns, time_s, seed))
     if abs(lack - lack_of_other) > _SAME_EXCESS:
-        raise Unfit(
+        raise InvalidBenchmark(
             f"seed {seed}: climb's plan exceeds the limits by {lack:.3g}, the annealing's by {lack_of_other:.3g}"
         )
     return total, other
@@ -55,7 +55,7 @@ def _judged(columns: Columns, home: Ints) -> tuple[float, float]:
     problem = Problem(columns, home)
     lack, broken = problem.excess
     if broken > _SAME_EXCESS:
-        raise Unfit(f"a plan exceeds limits that the start keeps by {broken:.3g}")
+        raise InvalidBenchmark(f"a plan exceeds limits that the start keeps by {broken:.3g}")
     return problem.total, lack
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.harness import Bench, Figure, Line, Suite
 from bench.joint_model import together, two_step
-from bench.replica_objective import Worth
+from bench.replica_objective import ReplicaCost
 from tetris.columns import Columns
 from tetris.generate import generate
 
@@ -40,7 +40,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     for part in FILLED:
         gaps: list[float] = []
         kept: list[float] = []
-        ways: dict[str, list[Worth]] = {"two": [], "together": []}
+        ways: dict[str, list[ReplicaCost]] = {"two": [], "together": []}
         for seed in range(SEEDS):
             bench.say(f"{part:.0%} filled: {seed} of {SEEDS} instances")
             columns = filled(generate(TABLES, REGIONS, seed), part)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bench.harness import Bench, Figure, Line, Suite, Unfit, interleave, medians, timed
+from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark, interleave, medians, timed
 from bench.tetris_numpy import Numpy
 from tetris.climb import LACKING, Step, climb, one_pass
 from tetris.generate import generate
@@ -40,7 +40,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     for table in tables[:_CHECKED]:
         weighed = problem.weigh(int(table)).total
         if abs(plain.best(int(table))[1] - weighed.min()) > 1e-9:
-            raise Unfit(f"table {table}: numpy and the compiled moves have different results")
+            raise InvalidBenchmark(f"table {table}: numpy and the compiled moves have different results")
 
     def compiled() -> None:
         search.rank(*parts, tables, LACKING * problem.magnitude, spent, gain)

@@ -17,7 +17,7 @@ class LedgerEntry:
 
 
 @dataclass(frozen=True)
-class Differences:
+class LedgerDifferences:
     """The differences between the ledger and a provider's list."""
 
     strays: dict[str, str] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Differences:
 
 def compare(
     entries: Mapping[str, LedgerEntry], found: Sequence[Found], now_s: float, lists_late_s: float
-) -> Differences:
+) -> LedgerDifferences:
     """Returns the differences between the ledger and a provider's list.
 
     The list must be fetched before the ledger is read: each machine in the list was in the ledger before its launch. A
@@ -42,7 +42,7 @@ def compare(
         now_s: the time when the list was requested, in seconds since the epoch.
         lists_late_s: the time after its launch for which a machine may be missing from the list.
     """
-    out = Differences()
+    out = LedgerDifferences()
     for machine in found:
         entry = entries.get(machine.instance)
         if entry is None:

@@ -22,7 +22,7 @@ class Launch:
 
 
 @dataclass
-class Round:
+class PoolRound:
     """The decisions of one sizing round."""
 
     launch: dict[PoolKey, list[Launch]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ def plan_round(
     shortages: Sequence[Shortage],
     offers: Sequence[Offer],
     refused: Collection[OfferKey] = (),
-) -> Round:
+) -> PoolRound:
     """Returns the launches and ends of all pools.
 
     Args:
@@ -50,7 +50,7 @@ def plan_round(
         offers: the offers of all providers.
         refused: keys of offers that were refused recently; they are not used now.
     """
-    out = Round()
+    out = PoolRound()
     every = dict(pools) | {key: Pool(*key, 0) for key in instances.keys() - pools.keys()}
     kept: dict[PoolKey, list[Instance]] = {}
     had: dict[PoolKey, int] = {}
@@ -79,7 +79,7 @@ def plan_round(
     return out
 
 
-def _launch(out: Round, key: PoolKey, wanted: Changes) -> None:
+def _launch(out: PoolRound, key: PoolKey, wanted: Changes) -> None:
     if wanted.launch:
         out.launch.setdefault(key, []).extend(map(Launch, wanted.launch))
     if wanted.missing:
@@ -87,7 +87,7 @@ def _launch(out: Round, key: PoolKey, wanted: Changes) -> None:
 
 
 def _grow(
-    out: Round,
+    out: PoolRound,
     pools: Mapping[PoolKey, Pool],
     kept: Mapping[PoolKey, Sequence[Instance]],
     had: dict[PoolKey, int],

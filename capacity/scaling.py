@@ -12,7 +12,7 @@ from capacity.offers import Offer, OfferKey, Shape
 from capacity.pools import Pool, PoolKey
 from domain.scheduling import JobRequest
 
-Room = tuple[int, int, int]
+Headroom = tuple[int, int, int]
 """GPUs, thousandths of a core, bytes of memory."""
 MOST_SHORTAGES = 1000
 """The maximum number of waiting workloads, from the head of the queue, that one round considers."""
@@ -53,7 +53,7 @@ class Growth:
     """For each idle or starting instance that is claimed, the workloads that claim it."""
 
 
-def tasks_on(job: JobRequest, gpu_type: str | None, room: Room) -> int:
+def tasks_on(job: JobRequest, gpu_type: str | None, room: Headroom) -> int:
     """Returns how many of a job's tasks fit into free GPUs of a type, thousandths of a core and bytes of memory."""
     if job.gpus_per_task and gpu_type not in job.gpu_types:
         return 0
@@ -189,7 +189,7 @@ class _Served:
         self.launch_usd_per_h = self.usd_per_h = 0.0
         """The price of the launched machines, and the price of all machines used."""
 
-    def room(self, machine: _Machine) -> Room:
+    def room(self, machine: _Machine) -> Headroom:
         """Returns the free room of a machine."""
         for one, tasks in self.taken:
             if one is machine:
@@ -243,7 +243,7 @@ def _serve(
 
 
 def _fill(
-    job: JobRequest, pool: PoolKey, offer: Offer, machines: Sequence[tuple[_Machine, Room]]
+    job: JobRequest, pool: PoolKey, offer: Offer, machines: Sequence[tuple[_Machine, Headroom]]
 ) -> tuple[list[tuple[_Machine, int]], list[_Machine]] | None:
     """Assigns a job's tasks to machines of an offer, and to new machines as needed.
 
@@ -266,12 +266,12 @@ def _fill(
     return filled, launched
 
 
-def room_of(shape: Shape) -> Room:
+def room_of(shape: Shape) -> Headroom:
     """Returns the room of an empty machine."""
     return shape.gpus, shape.cpus_milli, shape.memory_bytes
 
 
-def _left(room: Room, tasks: Iterable[tuple[JobRequest, int]]) -> Room:
+def _left(room: Headroom, tasks: Iterable[tuple[JobRequest, int]]) -> Headroom:
     """Returns the room that is left after the given numbers of tasks are placed."""
     gpus, cpus_milli, memory_bytes = room
     for job, count in tasks:

@@ -26,7 +26,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoredPartition:
     """A partition that is stored in the region."""
 
     table: str
@@ -42,7 +42,7 @@ def datacenter_name(region: str, datacenter: str) -> str:
 
 
 def region_instance(
-    placed: Placed, homes: Homes, region: str, datacenters: Sequence[Region], held: Sequence[Held]
+    placed: Placed, homes: Homes, region: str, datacenters: Sequence[Region], held: Sequence[StoredPartition]
 ) -> Instance:
     """Returns the placement instance of one region after the plan `homes`; tables that are not in `homes` stay.
 
@@ -110,9 +110,9 @@ def _partitions(job: Job, reads: Reads, by_table: Mapping[str, Sequence[str]]) -
     return tuple(name for name in there if split_read(name)[0] not in partly or name in own)
 
 
-def _start(held: Sequence[Held], region: str, datacenters: Sequence[Region]) -> list[Table]:
+def _start(held: Sequence[StoredPartition], region: str, datacenters: Sequence[Region]) -> list[Table]:
     room = {datacenter.name: datacenter.storage_bytes for datacenter in datacenters}
-    home: dict[Held, str] = {}
+    home: dict[StoredPartition, str] = {}
     # Partitions with a datacenter come first; the unassigned ones get the storage that is left.
     for partition in sorted(held, key=lambda p: (p.datacenter is None, -p.size_bytes, p.table, p.name)):
         if partition.datacenter is None:

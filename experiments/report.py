@@ -20,7 +20,7 @@ from experiments.cases import (
 )
 from experiments.documents import table, write_between
 from experiments.pictures import draw
-from experiments.summary import Misses, Outcome, bound_gpu_h, load, misses, wait_figures
+from experiments.summary import Misses, CaseResult, bound_gpu_h, load, misses, wait_figures
 
 BEGIN, END = "<!-- tables: written by `make experiment` -->", "<!-- end of the tables -->"
 LEVELS = {"1 and 2": (1, 2), "3 and 4": (3, 4), "5 to 7": (5, 6, 7)}
@@ -46,7 +46,7 @@ def write_report(out: Path, report: Path) -> None:
     write_between(report, BEGIN, END, "\n\n".join(_tables(out, found, pictures)))
 
 
-def _tables(out: Path, found: Sequence[Outcome], pictures: Sequence[str]) -> Iterable[str]:
+def _tables(out: Path, found: Sequence[CaseResult], pictures: Sequence[str]) -> Iterable[str]:
     yield _seeds(found)
     yield from (f"![{name}](experiments/{name}.svg)" for name in pictures)
     yield "### Before and after\n\nMissed objectives of levels 1 and 2, in %:"
@@ -65,7 +65,7 @@ def _tables(out: Path, found: Sequence[Outcome], pictures: Sequence[str]) -> Ite
                 yield _hours(out, here)
 
 
-def _seeds(found: Sequence[Outcome]) -> str:
+def _seeds(found: Sequence[CaseResult]) -> str:
     """Returns the table with the number of seeds for which all policies of a case were run."""
     rows = []
     for trace in TRACES:
@@ -78,7 +78,7 @@ def _seeds(found: Sequence[Outcome]) -> str:
     return "Number of seeds that were run:\n\n" + table(("case", *(f"load {load_:g}" for load_ in LOADS)), rows)
 
 
-def _before(found: Sequence[Outcome]) -> str:
+def _before(found: Sequence[CaseResult]) -> str:
     rows = []
     for trace in TRACES:
         for variant in (MIXED, BY_TENANT):
@@ -110,7 +110,7 @@ def _before(found: Sequence[Outcome]) -> str:
     )
 
 
-def _joint(found: Sequence[Outcome]) -> str:
+def _joint(found: Sequence[CaseResult]) -> str:
     rows = []
     for trace in TRACES:
         for variant in (MIXED, BY_TENANT, FEW_REGIONS):
@@ -140,8 +140,8 @@ def _joint(found: Sequence[Outcome]) -> str:
     )
 
 
-def _misses(here: Sequence[Outcome]) -> str:
-    def cell(of: Sequence[Outcome]) -> list[str]:
+def _misses(here: Sequence[CaseResult]) -> str:
+    def cell(of: Sequence[CaseResult]) -> list[str]:
         return [
             _spread(of, lambda o: misses(o, "award")),
             _percent(misses(of, "award", within=True)),
@@ -156,7 +156,7 @@ def _misses(here: Sequence[Outcome]) -> str:
     )
 
 
-def _waits(here: Sequence[Outcome], until: str, groups: Mapping[str, Sequence[int]]) -> str:
+def _waits(here: Sequence[CaseResult], until: str, groups: Mapping[str, Sequence[int]]) -> str:
     by_size = groups is SIZES
     rows = []
     for load_, name, of in _rows(here):
@@ -172,7 +172,7 @@ def _waits(here: Sequence[Outcome], until: str, groups: Mapping[str, Sequence[in
     return f"Waits {until} by {by}, mean / P50 / P95 / P99:\n\n" + table(("policy", "load", *groups), rows)
 
 
-def _hours(out: Path, here: Sequence[Outcome]) -> str:
+def _hours(out: Path, here: Sequence[CaseResult]) -> str:
     rows = []
     for load_, name, of in _rows(here):
         high = sum(bound_gpu_h(out, o.case, HIGH_LEVELS) for o in of)
@@ -196,33 +196,33 @@ def _hours(out: Path, here: Sequence[Outcome]) -> str:
 # ------------------------------------------------------------------------------------------------------------- details
 
 
-def _missed_of_all(of: Sequence[Outcome]) -> str:
+def _missed_of_all(of: Sequence[CaseResult]) -> str:
     return _percent(misses(of, "award", _EVERY_LEVEL))
 
 
-def _mean_wait_s(of: Sequence[Outcome]) -> float:
+def _mean_wait_s(of: Sequence[CaseResult]) -> float:
     return (wait_figures(of, "start", _EVERY_LEVEL, _EVERY_SIZE) or [inf])[0]
 
 
-def _mean_wait(of: Sequence[Outcome]) -> str:
+def _mean_wait(of: Sequence[CaseResult]) -> str:
     return _seconds(_mean_wait_s(of))
 
 
-def _preemptions(of: Sequence[Outcome]) -> str:
+def _preemptions(of: Sequence[CaseResult]) -> str:
     return f"{sum(o.body['preemptions'] for o in of):,}"
 
 
-def _worked(of: Sequence[Outcome]) -> str:
+def _worked(of: Sequence[CaseResult]) -> str:
     return f"{sum(o.worked_gpu_h() for o in of):,.0f}"
 
 
-def _at(found: Sequence[Outcome], policy: str, trace: str, variant: str, load_: float) -> list[Outcome]:
+def _at(found: Sequence[CaseResult], policy: str, trace: str, variant: str, load_: float) -> list[CaseResult]:
     return [
         o for o in found if (o.policy, o.case.trace, o.case.variant, o.case.load) == (policy, trace, variant, load_)
     ]
 
 
-def _rows(here: Sequence[Outcome]) -> Iterable[tuple[float, str, list[Outcome]]]:
+def _rows(here: Sequence[CaseResult]) -> Iterable[tuple[float, str, list[CaseResult]]]:
     for load_ in LOADS:
         for policy in _ALL:
             of = [o for o in here if o.policy == policy and o.case.load == load_]
@@ -234,7 +234,7 @@ def _percent(of: Misses) -> str:
     return "-" if isnan(of.percent) else f"{of.percent:.1f}"
 
 
-def _spread(of: Sequence[Outcome], figure: Callable[[Sequence[Outcome]], Misses]) -> str:
+def _spread(of: Sequence[CaseResult], figure: Callable[[Sequence[CaseResult]], Misses]) -> str:
     each = [figure([o]).percent for o in of]
     return f"{_percent(figure(of))} ({min(each):.1f} to {max(each):.1f})" if len(of) > 1 else _percent(figure(of))
 

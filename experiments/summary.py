@@ -54,7 +54,7 @@ class Misses:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseResult:
     """The outcome of one policy on one case."""
 
     case: Case
@@ -73,19 +73,19 @@ class Outcome:
         return float(sum(self.body["worked_gpu_h"].get(str(level), 0.0) for level in levels))
 
 
-def load(out: Path, cases: Iterable[Case], policies: Sequence[str]) -> list[Outcome]:
+def load(out: Path, cases: Iterable[Case], policies: Sequence[str]) -> list[CaseResult]:
     """Returns the outcomes of the cases and policies that were run."""
     found = []
     for case in cases:
         for policy in policies:
             path = case.folder(out) / f"{policy}.json"
             if path.exists():
-                found.append(Outcome(case, policy, json.loads(path.read_text())))
+                found.append(CaseResult(case, policy, json.loads(path.read_text())))
     return found
 
 
 def misses(
-    outcomes: Iterable[Outcome], until: str, levels: Sequence[int] = HIGH_LEVELS, *, within: bool = False,
+    outcomes: Iterable[CaseResult], until: str, levels: Sequence[int] = HIGH_LEVELS, *, within: bool = False,
     avoidable: bool = False,
 ) -> Misses:  # fmt: skip
     """Counts the misses of some levels; `within`: only waits within quota; `avoidable`: only avoidable misses."""
@@ -99,7 +99,7 @@ def misses(
 
 
 def wait_figures(
-    outcomes: Iterable[Outcome], until: str, levels: Sequence[int], gpus: Sequence[int]
+    outcomes: Iterable[CaseResult], until: str, levels: Sequence[int], gpus: Sequence[int]
 ) -> list[float] | None:
     """Returns mean, P50, P95 and P99 in seconds; None: no waits. Unfinished waits count up to the end of the run."""
     waits = [

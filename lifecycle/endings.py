@@ -69,14 +69,14 @@ class Case:
     """The mail that stopped the attempt, if any."""
     timed_out: bool = False
     """Whether the maximum runtime is used up."""
-    minds_reports: Callable[[], bool] = lambda: True
+    uses_reports: Callable[[], bool] = lambda: True
     """Returns whether the tasks' reports of notices and loads are used. It may evaluate a workflow patch, so it is
     called only where the result matters."""
 
     @cached_property
     def noticed(self) -> Reason | None:
         """The platform's notice that it reclaims a machine; None: there is none, or mail stopped the gang."""
-        return self.end.noticed if self.told is None and self.end.noticed is not None and self.minds_reports() else None
+        return self.end.noticed if self.told is None and self.end.noticed is not None and self.uses_reports() else None
 
     @cached_property
     def own(self) -> bool:
@@ -97,7 +97,7 @@ class Case:
             counts = replace(counts, hangs=0)
         if self.end.all_succeeded or self.is_told(MailKind.CANCEL) or self.timed_out:
             return counts
-        return count_loads(counts, self.end, self.own, self.minds_reports)
+        return count_loads(counts, self.end, self.own, self.uses_reports)
 
     def is_told(self, kind: MailKind) -> bool:
         """Returns whether mail of this kind stopped the attempt."""
@@ -106,7 +106,7 @@ class Case:
     @cached_property
     def is_unloadable(self) -> bool:
         """Whether a checkpoint could not be loaded, and either that ended the attempt or the limit is reached."""
-        if self.failed_load is None or not self.minds_reports():
+        if self.failed_load is None or not self.uses_reports():
             return False
         return self.own or self.counts_after.unloadable >= UNLOADABLE_IN_A_ROW
 
@@ -127,14 +127,14 @@ def _failed_load(end: GangEnd, own: bool) -> FailedLoad | None:
     return failed_load(end.progress, end.first_failure.name if own else None, end.first_failure.status)
 
 
-def count_loads(counts: Counts, end: GangEnd, own: bool, minds_reports: Callable[[], bool]) -> Counts:
+def count_loads(counts: Counts, end: GangEnd, own: bool, uses_reports: Callable[[], bool]) -> Counts:
     """Returns the counts after an attempt, with its failed or successful load applied.
 
     A failed load does not count as a failure of the user's tasks: a store that did not answer may answer next time. A
     successful load resets the count of consecutive failed loads. `own`: the attempt ended by itself (`Case.own`).
     """
     if _failed_load(end, own) is not None:
-        return replace(counts, unloadable=counts.unloadable + 1) if minds_reports() else counts
+        return replace(counts, unloadable=counts.unloadable + 1) if uses_reports() else counts
     return replace(counts, unloadable=0) if loaded(end.progress) else counts
 
 

@@ -99,7 +99,7 @@ def revoke(region: Region, given: Award) -> None:
     for victim in given.victims:
         del region.promises[victim.id]
         region.put_running(victim)
-        region.spare_no_more(victim.id)
+        region.update_evictable(victim.id)
 
 
 def leave(region: Region, workload: str) -> None:

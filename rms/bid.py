@@ -3,7 +3,7 @@
 from domain.scheduling import Bid, JobPlacement, PlacementRequest, Plan, RegionSnapshot
 from rms.criteria import quality
 from rms.gang import Planner, undoing
-from rms.plans import SEVERAL, JobPlan, Stuck
+from rms.plans import SEVERAL, JobPlan, PlanFailure
 from rms.refusal import refusal
 from rms.region import Region
 from rms.surplus import without_surplus
@@ -34,7 +34,7 @@ def _bid(planner: Planner, request: PlacementRequest) -> Bid:
     protected = planner.begin(request)
     with undoing(region) as undo:
         planned = planner.gang(request, protected, undo)
-        if isinstance(planned, Stuck):
+        if isinstance(planned, PlanFailure):
             return Bid(request.workload, region.name, None, tuple(refusal(planner, request, planned, protected)))
     final = without_surplus(planner, planned)
     plan = Plan(

@@ -18,7 +18,7 @@ _REMEMBERED = 32
 """Maximum number of victims of a cached choice."""
 
 
-class Choice(NamedTuple):
+class VictimSearch(NamedTuple):
     """Scratch arrays for victims: `best` for the best option so far, `victims` for the current option."""
 
     victims: I4
@@ -27,7 +27,7 @@ class Choice(NamedTuple):
     """(2, WIDTH): ratings of the current option and of the best option."""
 
     @classmethod
-    def of(cls, holders: int) -> "Choice":
+    def of(cls, holders: int) -> "VictimSearch":
         """Allocates scratch arrays for the given number of holders."""
         return cls(
             np.empty(holders, np.int32),
@@ -36,7 +36,7 @@ class Choice(NamedTuple):
         )
 
 
-class Memo(NamedTuple):
+class VictimCache(NamedTuple):
     """Cache of victim choices for one job request, by preference class and cluster.
 
     A choice depends only on the job, its rank and the cluster, so it is valid while the version of the cluster is the
@@ -52,7 +52,7 @@ class Memo(NamedTuple):
     """(classes, clusters, positions): numbers of the victims."""
 
     @classmethod
-    def of(cls, classes: int, clusters: int) -> "Memo":
+    def of(cls, classes: int, clusters: int) -> "VictimCache":
         """Creates an empty cache."""
         shape = classes, clusters
         return cls(np.full(shape, -1), np.zeros(shape, np.int32), np.empty((*shape, _REMEMBERED), np.int32))
@@ -212,7 +212,7 @@ def _could_fit(machines: Machines, holders: Holders, need: Need, rank: int, firs
 @compiled
 def plan_evicting(
     machines: Machines, holders: Holders, protected: B1, rank: int, need: Need, choices: Choices, out: Spread,
-    choice: Choice, memo: Memo,
+    choice: VictimSearch, memo: VictimCache,
 ) -> tuple[int, int, int, int, int]:  # fmt: skip
     """Finds the best plan over all preference classes and clusters; each has its own choice of victims.
 

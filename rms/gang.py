@@ -10,10 +10,10 @@ from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1, I4, I8
 from rms.choices import spanning
 from rms.criteria import OF_VICTIMS, rating_of
-from rms.eviction import Choice, Memo, free_all, most_placeable, plan_evicting
+from rms.eviction import VictimSearch, VictimCache, free_all, most_placeable, plan_evicting
 from rms.packing import Spread
 from rms.planning import NO_PLAN, most_ever, plan_free, take
-from rms.plans import SEVERAL, GangPlan, JobPlan, Stuck, need_of
+from rms.plans import SEVERAL, GangPlan, JobPlan, PlanFailure, need_of
 from rms.region import Region
 from rms.spanning import merged
 
@@ -28,13 +28,13 @@ class Planner:
         self.region = region
         self._size = (-1, -1, -1)
         self._out: Spread
-        self._choice: Choice
+        self._choice: VictimSearch
         self._work: I8
         self._stuck: JobRequest | None = None
         self.evictable = 0
         """Number of workloads that the current request may evict."""
         self._has_enemies = False
-        self._memos: dict[tuple[object, ...], Memo] = {}
+        self._memos: dict[tuple[object, ...], VictimCache] = {}
         self._most_ever: dict[tuple[object, ...], int] = {}
         self._lacking: dict[tuple[JobRequest, ...], tuple[JobRequest, ...]] = {}
 
@@ -55,14 +55,14 @@ class Planner:
         self._stuck = None
         self.evictable = int(np.count_nonzero((holders.rank > request.rank) & ~protected))
         if self.evictable:
-            self.region.judge_losses()
+            self.region.compute_lost_work()
         return protected
 
     def _fit(self) -> None:
         """Allocates scratch arrays and clears the caches if the region's size or hardware has changed."""
         size = len(self.region.ids), len(self.region.holders.rank), self.region.hardware
         if size != self._size:
-            self._out, self._choice = Spread.of(size[0]), Choice.of(size[1])
+            self._out, self._choice = Spread.of(size[0]), VictimSearch.of(size[1])
             self._work = np.empty((3, size[0]), np.int64)
             self._most_ever.clear()
             self._lacking.clear()
@@ -80,7 +80,7 @@ class Planner:
             return job
         return None
 
-    def gang(self, request: PlacementRequest, protected: B1, undo: "Undo") -> GangPlan | Stuck:
+    def gang(self, request: PlacementRequest, protected: B1, undo: "Undo") -> GangPlan | PlanFailure:
         """Plans each job with as few evictions as possible. Later jobs can use the resources of earlier jobs' victims.
 
         All jobs but the last are applied to the region's columns, together with their victims, until `undo` is called.
@@ -90,7 +90,7 @@ class Planner:
             plan = self.free(job) or self._evicting(job, request.rank, protected)
             if plan is None:
                 self._stuck = job
-                return Stuck(job)
+                return PlanFailure(job)
             plans.append(plan)
             if number < len(request.jobs):
                 for victim in plan.victims:
@@ -171,7 +171,7 @@ class Planner:
         machines, holders, rows = merged(region, choices.anywhere)
         one = spanning(region.type_numbers(job))
         best, _, count, racks, victims = plan_evicting(
-            machines, holders, protected, rank, need, one, self._out, self._choice, Memo.of(len(one.type), 1)
+            machines, holders, protected, rank, need, one, self._out, self._choice, VictimCache.of(len(one.type), 1)
         )
         if best == NO_PLAN:
             return alone
@@ -181,16 +181,16 @@ class Planner:
         ratings = [rating_of(region.holders, plan.victims)[:OF_VICTIMS].tolist() for plan in (alone, several)]
         return alone if ratings[0] <= ratings[1] else several
 
-    def _memo(self, job: JobRequest, rank: int, classes: int) -> Memo:
+    def _memo(self, job: JobRequest, rank: int, classes: int) -> VictimCache:
         """Returns the cached victim choices of identical jobs. The cache is bypassed if the request has enemies.
 
         Enemies are holders in the region that the request may not evict.
         """
         shape = classes, len(self.region.clusters)
         if self._has_enemies:
-            return Memo.of(*shape)
+            return VictimCache.of(*shape)
         key = need_of(job), job.gpu_types, job.capacity, rank
-        memo = self._memos.pop(key, None) or Memo.of(*shape)
+        memo = self._memos.pop(key, None) or VictimCache.of(*shape)
         self._memos[key] = memo  # Moved to the end: the cache is LRU.
         if len(self._memos) > _MEMOS:
             del self._memos[next(iter(self._memos))]

@@ -196,7 +196,7 @@ class HolderTable:
         self.columns.evictable[:] = evictable
         self._judged = False
 
-    def judge_losses(self, now_s: float) -> None:
+    def compute_lost_work(self, now_s: float) -> None:
         """Computes the lost work of each eviction at the time `now_s`, once per refresh."""
         if not self._judged:
             columns = self.columns

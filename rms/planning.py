@@ -194,7 +194,7 @@ def most_ever(machines: Machines, need: Need, choices: Choices, span: bool) -> i
 
 
 @compiled
-def hopeful_groups(machines: Machines, need: Need, choices: Choices) -> list[tuple[int, int]]:
+def candidate_groups(machines: Machines, need: Need, choices: Choices) -> list[tuple[int, int]]:
     """Returns the row ranges of the groups whose total free resources suffice for the job (`group_bound`)."""
     out = [(0, 0) for _ in range(0)]
     for number, wanted in enumerate(choices.type):

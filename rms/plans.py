@@ -41,7 +41,7 @@ class GangPlan:
 
 
 @dataclass(frozen=True)
-class Stuck:
+class PlanFailure:
     """Planning failed: the first job for which there is no plan."""
 
     job: JobRequest

@@ -7,7 +7,7 @@ from domain.reasons import Reason, ReasonCode
 from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1
 from rms.gang import Planner
-from rms.plans import Stuck
+from rms.plans import PlanFailure
 
 
 def needs(job: JobRequest) -> str:
@@ -33,7 +33,7 @@ def no_hardware(planner: Planner, request: PlacementRequest) -> tuple[Reason, ..
     )
 
 
-def refusal(planner: Planner, request: PlacementRequest, stuck: Stuck, protected: B1) -> Sequence[Reason]:
+def refusal(planner: Planner, request: PlacementRequest, stuck: PlanFailure, protected: B1) -> Sequence[Reason]:
     """Returns the reasons of a refusal: jobs that would not fit even into an empty region, else the first stuck job.
 
     The reason for a stuck job contains `placeable`, the most of its tasks that one GPU type of one cluster could take

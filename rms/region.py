@@ -92,7 +92,7 @@ class Region:
         self._holders.drop(workload)
         self.promises.pop(workload, None)
 
-    def spare_no_more(self, workload: str) -> None:
+    def update_evictable(self, workload: str) -> None:
         """Updates whether a holder is evictable now, without waiting for the next refresh."""
         self._holders.refresh_one(workload, self.now_s)
 
@@ -119,9 +119,9 @@ class Region:
                 self._holders.rerank(number, rank)
             self.machines.version[:] = version  # The content is the same as before, so cached results stay valid.
 
-    def judge_losses(self) -> None:
+    def compute_lost_work(self) -> None:
         """Computes the holders' `lost_gpu_ms` for the current time. Only requests that may evict need it."""
-        self._holders.judge_losses(self.now_s)
+        self._holders.compute_lost_work(self.now_s)
 
     def _lay_out(self, machines: Iterable[MachineState], running: Iterable[RunningWorkload]) -> None:
         self._layout = Layout(machines)

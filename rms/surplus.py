@@ -11,7 +11,7 @@ from rms.gang import Planner, Undo, undoing
 from rms.holders import Holders
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES
 from rms.packing import Need, capacity
-from rms.planning import hopeful_groups
+from rms.planning import candidate_groups
 from rms.plans import GangPlan, JobPlan, need_of
 from rms.region import Region
 
@@ -34,7 +34,7 @@ def without_surplus(planner: Planner, plan: GangPlan) -> GangPlan:
         for victim in victims:
             undo.release(victim)
         jobs = planner.all_free(requests) or plan.jobs
-        hopes = _Hopes(region, requests)
+        hopes = _FitCheck(region, requests)
         dropped = True
         while dropped:
             dropped = False
@@ -52,7 +52,7 @@ def without_surplus(planner: Planner, plan: GangPlan) -> GangPlan:
     return GangPlan(jobs, tuple(victims))
 
 
-class _Hopes:
+class _FitCheck:
     """A cheap necessary condition for dropping a victim: each job, on its own, still fits into a group of machines.
 
     The check does not change the result: if all jobs fit together, each fits on its own. It avoids nearly all planning
@@ -65,7 +65,7 @@ class _Hopes:
         groups = [
             (number, *rows)
             for number, job in enumerate(jobs)
-            for rows in hopeful_groups(region.machines, need_of(job), region.choices(job))
+            for rows in candidate_groups(region.machines, need_of(job), region.choices(job))
         ]
         # For a job that may span clusters, the whole region is one more group.
         groups += [(number, 0, len(region.ids)) for number, job in enumerate(jobs) if job.span_clusters]

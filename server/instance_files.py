@@ -12,7 +12,7 @@ from tetris.score import score
 
 if TYPE_CHECKING:
     from tetris.columns import Columns
-    from tetris.needed import Needed
+    from tetris.needed import RequiredPieces
 
 T = TypeVar("T")
 
@@ -79,19 +79,19 @@ def read_any(path: Path) -> "Columns":
     return read_columns(path) if path.is_dir() else Columns.of(read_document(path, documents.read_instance))
 
 
-def read_needed(columns: "Columns", path: Path | None) -> "Needed":
+def read_needed(columns: "Columns", path: Path | None) -> "RequiredPieces":
     """Reads which partitions jobs need from the document at `path`; without a path, jobs need their whole tables.
 
     Raises:
         ConfigurationError: the document cannot be read, is invalid, or belongs to another instance.
     """
-    from tetris.needed import Needed
+    from tetris.needed import RequiredPieces
 
     if path is None:
-        return Needed.of(columns)
+        return RequiredPieces.of(columns)
     reads = read_document(path, documents.read_reads)
     try:
-        return Needed.of(columns, reads)
+        return RequiredPieces.of(columns, reads)
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from None
 

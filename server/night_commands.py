@@ -135,7 +135,7 @@ def _newest(session: Session) -> str:
 
 def _page(client: "Client", night: "NightReport") -> Iterator[str]:
     """Yields the lines of a night's report: its state, regions before and after, moves, and unplaced jobs."""
-    from tetris.report import Summary, cannot_hold, lines
+    from tetris.report import Summary, violation_lines, lines
 
     yield f"{night['id']}: {night['state']}" + (", a dry run" if night["dry_run"] else "")
     if night["problem"] is not None:
@@ -145,7 +145,7 @@ def _page(client: "Client", night: "NightReport") -> Iterator[str]:
     summary = Summary.of(night["report"]["summary"])
     yield ""
     yield from lines(summary)
-    yield from cannot_hold(summary)
+    yield from violation_lines(summary)
     yield ""
     yield f"moves: {_moves_said(night) or 'none'}"
     total = sum(night["moves"].values())

@@ -20,7 +20,7 @@ from tetris.climb import Step, climb, load, may_prove
 from tetris.columns import Columns, Ints
 from tetris.exact import ExactProgress
 from tetris.explain import Move, explain
-from tetris.needed import Needed
+from tetris.needed import RequiredPieces
 from tetris.replicas import Policy, Replicated, jobs_without_region, replicas_document, replicate
 from tetris.versions import v1
 
@@ -162,10 +162,10 @@ def _summary(columns: Columns, home: Ints, first: list[Move]) -> list[str]:
         lines.append(f"  {move.table}: {move.source} -> {move.target}, total {move.total:+.4g}{_jobs(move)}")
     if summary.moved_tables > len(first):
         lines.append(f"  and {summary.moved_tables - len(first):,} more; `--moves FILE` writes all")
-    return lines + report.cannot_hold(summary)
+    return lines + report.violation_lines(summary)
 
 
-def _said(columns: Columns, found: Replicated, needed: Needed) -> str:
+def _said(columns: Columns, found: Replicated, needed: RequiredPieces) -> str:
     count = Counter(replica.reason for replica in found.replicas)
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in sorted(count.items())) or "none"
     nowhere = len(jobs_without_region(columns, found.pieces, needed))

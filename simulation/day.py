@@ -19,7 +19,7 @@ from simulation.synthetic import GANG_GPUS, lognormal_at
 from simulation.workloads import DAY_S, Workload
 from tetris.columns import ML, NONE, Columns, Ints
 from tetris.documents import ReplicaEntry
-from tetris.needed import Needed
+from tetris.needed import RequiredPieces
 from tetris.replicas import Flags, Parts, candidate_regions
 
 TENANT = "jobs"
@@ -37,19 +37,19 @@ class Placement:
 
     held: Parts | Flags
     """[T, R] fraction of each table that a region holds; with `needed`, [T + P, R] whether a region holds a piece."""
-    needed: Needed | None = None
+    needed: RequiredPieces | None = None
     """The partitions that jobs read; None: jobs read whole tables."""
 
 
 def placement_of(
-    columns: Columns, home: Ints, replicas: Sequence[ReplicaEntry] | None, needed: Needed | None = None
+    columns: Columns, home: Ints, replicas: Sequence[ReplicaEntry] | None, needed: RequiredPieces | None = None
 ) -> Placement:
     """Returns the placement of the homes [T] and the replicas; `replicas` None: the replicas of the instance.
 
     Raises:
         ValueError: a replica lists a partition that no job reads.
     """
-    needed = Needed.of(columns) if needed is None else needed
+    needed = RequiredPieces.of(columns) if needed is None else needed
     whole = np.zeros((len(home), len(columns.regions)), np.bool_)
     if replicas is None:
         owner = np.repeat(np.arange(len(home)), np.diff(columns.replica_start))

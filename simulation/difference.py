@@ -7,7 +7,7 @@ from typing import Any
 from simulation.meter import UNTIL
 from simulation.result import until_key
 from simulation.settings import LEVELS
-from simulation.words import NONE, Outcome, number, percent, span
+from simulation.words import NONE, PolicyRow, number, percent, span
 
 QUOTAS = {"within_quota": "within quota", "over_quota": "over quota"}
 DONE = {"award": "awarded", "start": "started"}
@@ -25,20 +25,20 @@ class Difference:
     by: str
 
 
-def pairs(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
+def pairs(outcomes: Sequence[PolicyRow]) -> list[tuple[PolicyRow, PolicyRow]]:
     """Returns each policy's (unchanged run, changed run); policies with only one of them are left out."""
     unchanged = {one["policy"]: one for one in outcomes if not one["run"]["change"]}
     return [(unchanged[one["policy"]], one) for one in outcomes if one["run"]["change"] and one["policy"] in unchanged]
 
 
-def differences(before: Outcome, after: Outcome) -> list[Difference]:
+def differences(before: PolicyRow, after: PolicyRow) -> list[Difference]:
     """Returns the main figures of a policy, and the figures by priority that differ."""
     rows = [_difference(after["policy"], *figure, before, after) for figure in _main()]
     by_priority = (_difference(after["policy"], *figure, before, after) for figure in _by_priority())
     return rows + [row for row in by_priority if row.by]
 
 
-_Figure = tuple[str, Callable[[Outcome], Any], Callable[[float | None], str]]
+_Figure = tuple[str, Callable[[PolicyRow], Any], Callable[[float | None], str]]
 
 
 def _main() -> Iterator[_Figure]:
@@ -64,16 +64,16 @@ def _by_priority() -> Iterator[_Figure]:
                 yield f"P95 wait until {DONE[until]}, {of}", _wait(until, quota, level), span
 
 
-def _cell(table: str, until: str, quota: str, level: str) -> Callable[[Outcome], Any]:
+def _cell(table: str, until: str, quota: str, level: str) -> Callable[[PolicyRow], Any]:
     return lambda o: o[until_key(table, until)][quota][level]
 
 
-def _wait(until: str, quota: str, level: str) -> Callable[[Outcome], Any]:
+def _wait(until: str, quota: str, level: str) -> Callable[[PolicyRow], Any]:
     return lambda o: o[until_key("waits", until)][quota][level]["p95"]
 
 
 def _difference(
-    policy: str, figure: str, of: Callable[[Outcome], Any], shown: Callable[[Any], str], before: Outcome, after: Outcome
+    policy: str, figure: str, of: Callable[[PolicyRow], Any], shown: Callable[[Any], str], before: PolicyRow, after: PolicyRow
 ) -> Difference:
     old, new = of(before), of(after)
     if shown(old) == shown(new):

@@ -33,7 +33,7 @@ def id_of(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ScanOrder:
     """The result of a scan: the queue's order, and the ranks of pending and placed workloads."""
 
     order: Ints
@@ -71,7 +71,7 @@ class Engine(Protocol):
     ) -> None:
         """Applies changes of the pending and the placed workloads."""
 
-    def scan(self, now_s: float) -> Standing:
+    def scan(self, now_s: float) -> ScanOrder:
         """Ranks all pending and placed workloads."""
 
     def open(self, now_s: float) -> None:
@@ -113,11 +113,11 @@ class Ranks:
         """Applies changes of the pending and the placed workloads."""
         self._queue.apply(pending, placed)
 
-    def scan(self, now_s: float) -> Standing:
+    def scan(self, now_s: float) -> ScanOrder:
         """Ranks all pending and placed workloads."""
         scan = scan_queue(self._queue, now_s, self._weights)
         rows = scan.order
-        return Standing(
+        return ScanOrder(
             _numbers(self._queue.pending.id)[rows],
             scan.rank[rows].astype(np.int64),
             self._queue.pending.columns["wants"][rows].astype(np.int64),

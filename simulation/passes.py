@@ -12,7 +12,7 @@ from auction.immunity import immune_to
 from capacity.scaling import MOST_SHORTAGES, Shortage
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest
-from simulation.engine import Standing
+from simulation.engine import ScanOrder
 from simulation.rivals.rival import Rival
 from simulation.transitions import Transitions
 from simulation.workload_columns import Ints
@@ -40,7 +40,7 @@ class Passes:
         """Whether something changed since the last pass."""
         self._last_s = -inf
         self._shares_s = -inf
-        self._standing: Standing | None = None
+        self._standing: ScanOrder | None = None
         """Scan result of the last pass."""
 
     def due_s(self) -> float:
@@ -80,7 +80,7 @@ class Passes:
             for state in islice(states, MOST_SHORTAGES)
         ]
 
-    def _scan(self, now_s: float) -> Standing:
+    def _scan(self, now_s: float) -> ScanOrder:
         transitions = self._transitions
         transitions.engine.change(transitions.pending, transitions.placed)
         transitions.pending, transitions.placed = [], []
@@ -88,7 +88,7 @@ class Passes:
         transitions.columns.over_quota[standing.order] = standing.rank == OVER_QUOTA_RANK
         return standing
 
-    def _renew(self, now_s: float, standing: Standing) -> None:
+    def _renew(self, now_s: float, standing: ScanOrder) -> None:
         """Sends changed ranks and checkpoint counts of placed workloads to the regions."""
         columns, numbers = self._transitions.columns, standing.placed
         made = columns.checkpoints_at(numbers, now_s, self._settings.checkpoint_interval_s)
@@ -98,7 +98,7 @@ class Passes:
         for number in numbers[new].tolist():
             self._transitions.tell(self._transitions.states[number])
 
-    def _by_rank(self, now_s: float, standing: Standing) -> None:
+    def _by_rank(self, now_s: float, standing: ScanOrder) -> None:
         waited_s = self._waited_s(now_s, standing)
         may_reserve = waited_s > self._settings.reserve_after_s
         left = np.arange(len(standing.order))
@@ -116,19 +116,19 @@ class Passes:
             as_hopeless = self._ask_no_less(standing, left, hopeless, waited_s)
             left = left[~more | (may_reserve[left] & ~as_hopeless)]
 
-    def _in_order(self, now_s: float, standing: Standing) -> None:
+    def _in_order(self, now_s: float, standing: ScanOrder) -> None:
         for place in np.argsort(standing.order):
             if self._ask(now_s, standing, place[None])[0]:
                 return
 
-    def _waited_s(self, now_s: float, standing: Standing) -> npt.NDArray[np.float64]:
+    def _waited_s(self, now_s: float, standing: ScanOrder) -> npt.NDArray[np.float64]:
         """Returns the waiting time by position in the queue; zeros if reservations are disabled."""
         if self._settings.reserve_after_s == inf:
             return np.zeros(len(standing.order))
         return now_s - np.array([self._transitions.states[number].waits_since_s for number in standing.order.tolist()])
 
     def _ask_no_less(
-        self, standing: Standing, left: Ints, than: list[int], waited_s: npt.NDArray[np.float64]
+        self, standing: ScanOrder, left: Ints, than: list[int], waited_s: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.bool_]:
         """Returns which positions of `left` request at least as much as one of `than`, and have not waited longer."""
         if not (than and len(left)):
@@ -136,14 +136,14 @@ class Passes:
         asks = [(standing.order[places], standing.rank[places], waited_s[places]) for places in (left, than)]
         return self._transitions.columns.ask_no_less(*asks[0], *asks[1])
 
-    def _withdraw(self, standing: Standing, may_reserve: npt.NDArray[np.bool_], left: Ints, taken: set[str]) -> None:
+    def _withdraw(self, standing: ScanOrder, may_reserve: npt.NDArray[np.bool_], left: Ints, taken: set[str]) -> None:
         """Clears `may_reserve` for the positions of `left` whose allowed regions are all reserved."""
         states, everywhere = self._transitions.states, frozenset(self._transitions.ledgers)
         for place in left[may_reserve[left]].tolist():
             only = states[int(standing.order[place])].only
             may_reserve[place] = not (everywhere if only is None else only) <= taken
 
-    def _ask(self, now_s: float, standing: Standing, batch: Ints) -> tuple[list[int], dict[int, str]]:
+    def _ask(self, now_s: float, standing: ScanOrder, batch: Ints) -> tuple[list[int], dict[int, str]]:
         """Offers a batch to the regions, and awards their bids.
 
         Returns:

@@ -16,7 +16,7 @@ from simulation.difference import DONE, QUOTAS
 from simulation.meter import ALL
 from simulation.result import until_key
 from simulation.settings import LEVELS
-from simulation.words import Outcome, listed, name_of
+from simulation.words import PolicyRow, listed, name_of
 
 COLOURS = (
     "#0072b2",
@@ -69,12 +69,12 @@ class Picture:
     svg: str
 
 
-def colours(outcomes: Sequence[Outcome]) -> dict[str, str]:
+def colours(outcomes: Sequence[PolicyRow]) -> dict[str, str]:
     """Returns the colour of each run, by the run's name."""
     return {name_of(one): COLOURS[k % len(COLOURS)] for k, one in enumerate(outcomes)}
 
 
-def pictures(outcomes: Sequence[Outcome]) -> list[Picture]:
+def pictures(outcomes: Sequence[PolicyRow]) -> list[Picture]:
     """Returns all charts of the report."""
     return [
         _hourly("GPUs allocated", "GPU hours held divided by GPU hours available, per hour.", "allocated",
@@ -142,7 +142,7 @@ def _hourly(
     title: str,
     says: str,
     unit: str,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[PolicyRow],
     of: Callable[[Mapping[str, Any]], Sequence[float | None]],
     *,
     percent: bool = False,
@@ -196,8 +196,8 @@ def _alone(values: Sequence[float], k: int) -> bool:
 
 
 def _in_units(
-    outcomes: Sequence[Outcome], until: str
-) -> tuple[str, Sequence[Outcome], Callable[[Mapping[str, Any]], Sequence[float | None]]]:
+    outcomes: Sequence[PolicyRow], until: str
+) -> tuple[str, Sequence[PolicyRow], Callable[[Mapping[str, Any]], Sequence[float | None]]]:
     """Returns (unit's name, runs, P95 waits in that unit); the unit suits the longest wait."""
 
     def waits_s(hours: Mapping[str, Any]) -> Sequence[float | None]:
@@ -209,7 +209,7 @@ def _in_units(
     return unit, outcomes, lambda hours: [None if wait is None else wait / unit_s for wait in waits_s(hours)]
 
 
-def _shade(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+def _shade(axes: Axes, outcomes: Sequence[PolicyRow]) -> None:
     """Shades the measured span, unless it is the whole run."""
     run = outcomes[0]["run"]
     first_h, last_h = run["measured_from_s"] / 3600, run["measured_to_s"] / 3600
@@ -239,7 +239,7 @@ def _value_axis(axes: Axes, percent: bool, least: float = 0.0) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
 
 
-def _groups(outcomes: Sequence[Outcome]) -> list[tuple[str, str, float, float]]:
+def _groups(outcomes: Sequence[PolicyRow]) -> list[tuple[str, str, float, float]]:
     """Returns (name, colour, offset within a group, width) of each run's bar."""
     width = 0.8 / len(outcomes)
     return [
@@ -248,7 +248,7 @@ def _groups(outcomes: Sequence[Outcome]) -> list[tuple[str, str, float, float]]:
     ]
 
 
-def _bars(title: str, says: str, outcomes: Sequence[Outcome], until: str, quota: str) -> Picture:
+def _bars(title: str, says: str, outcomes: Sequence[PolicyRow], until: str, quota: str) -> Picture:
     judged = until_key("objectives_judged", until)
     levels = [level for level in map(str, LEVELS) if any(o["run"][judged][quota][level] for o in outcomes)]
 
@@ -265,8 +265,8 @@ def _bars(title: str, says: str, outcomes: Sequence[Outcome], until: str, quota:
     return _drawn(title, says, draw)
 
 
-def _waits(title: str, says: str, outcomes: Sequence[Outcome], until: str, quota: str) -> Picture:
-    def waited(outcome: Outcome, level: str) -> Mapping[str, float | None]:
+def _waits(title: str, says: str, outcomes: Sequence[PolicyRow], until: str, quota: str) -> Picture:
+    def waited(outcome: PolicyRow, level: str) -> Mapping[str, float | None]:
         found: Mapping[str, float | None] = outcome[until_key("waits", until)][quota][level]
         return found
 
@@ -303,7 +303,7 @@ def _level_axis(axes: Axes, levels: Sequence[str]) -> None:
     axes.grid(False, axis="x")
 
 
-def _losses(title: str, says: str, outcomes: Sequence[Outcome]) -> Picture:
+def _losses(title: str, says: str, outcomes: Sequence[PolicyRow]) -> Picture:
     kinds = {"work": 1.0, "eviction": 0.6, "restart": 0.25}
 
     def draw(axes: Axes) -> None:
@@ -325,8 +325,8 @@ def _single(
     title: str,
     says: str,
     unit: str,
-    outcomes: Sequence[Outcome],
-    of: Callable[[Outcome], float | None],
+    outcomes: Sequence[PolicyRow],
+    of: Callable[[PolicyRow], float | None],
     *,
     percent: bool = False,
 ) -> Picture:
@@ -346,7 +346,7 @@ def _single(
     return _drawn(title, says, draw)
 
 
-def _run_axis(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+def _run_axis(axes: Axes, outcomes: Sequence[PolicyRow]) -> None:
     labels = [name_of(one).replace(" (", "\n(").replace("-", "-\n", 1) for one in outcomes]
     axes.set_xticks(range(len(outcomes)), labels, fontsize=8)
     axes.set_xlim(-0.6, max(len(outcomes), 2) - 0.4)

@@ -20,11 +20,11 @@ from domain.scheduling import (
     TenantState,
 )
 from gms.columns import QueueChange, W
-from simulation.engine import Counts, Standing
+from simulation.engine import Counts, ScanOrder
 from simulation.ledger import Ledger
 
 
-class Plain:
+class ReferenceEngine:
     """An engine that scans snapshots of the queue, and places one workload at a time on snapshots of the regions."""
 
     def __init__(
@@ -53,13 +53,13 @@ class Plain:
         for news in placed:
             _put(self._placed, news)
 
-    def scan(self, now_s: float) -> Standing:
+    def scan(self, now_s: float) -> ScanOrder:
         """Ranks all pending and placed workloads."""
         pending, placed = tuple(self._pending.values()), tuple(self._placed.values())
         result = gms.reference.scan(QueueSnapshot(now_s, self._tenants, pending, placed, self._weights))
         gangs = [self._gangs.setdefault(self._pending[r.id].jobs, len(self._gangs)) for r in result.queue]
         ranks = result.placed_ranks
-        return Standing(
+        return ScanOrder(
             np.array([int(r.id) for r in result.queue], np.int64),
             np.array([r.rank for r in result.queue], np.int64),
             np.array(gangs, np.int64),

@@ -8,7 +8,7 @@ from simulation.meter import UNTIL
 from simulation.pictures import Picture, colours, pictures
 from simulation.result import until_key
 from simulation.settings import LEVELS
-from simulation.words import NONE, Outcome, listed, name_of, number, percent, span
+from simulation.words import NONE, PolicyRow, listed, name_of, number, percent, span
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1240px;padding:1.2rem 1rem 3rem;color:#1c2733;
@@ -30,7 +30,7 @@ padding:.1rem 0;border:0}td::before{content:attr(data-label);color:#51606f;text-
 """
 
 
-def render(outcomes: Sequence[Outcome]) -> str:
+def render(outcomes: Sequence[PolicyRow]) -> str:
     """Returns the HTML page for the JSON objects of one or more runs."""
     keys = "".join(
         f'<span><span class="key" style="background:{colour}"></span><b>{escape(name)}</b></span>'
@@ -54,7 +54,7 @@ def render(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def _changes(outcomes: Sequence[Outcome]) -> str:
+def _changes(outcomes: Sequence[PolicyRow]) -> str:
     """Returns the section on the effect of the change; empty if no run has a change."""
     found = pairs(outcomes)
     if not found:
@@ -67,7 +67,7 @@ def _changes(outcomes: Sequence[Outcome]) -> str:
 _CHANGE = ("policy", "figure", "unchanged", "changed", "difference")
 
 
-def _about(outcomes: Sequence[Outcome]) -> str:
+def _about(outcomes: Sequence[PolicyRow]) -> str:
     run, first = outcomes[0]["run"], outcomes[0]
     supply = ", ".join(f"{slots:,} {escape(gpu_type)}" for gpu_type, slots in run["supply"].items()) or "none"
     longest_s = max(one["run"]["simulated_s"] for one in outcomes)
@@ -85,11 +85,11 @@ def _about(outcomes: Sequence[Outcome]) -> str:
     return f'<p class="muted">{" ".join(parts)}</p>'
 
 
-def _unchanged(outcomes: Sequence[Outcome]) -> str:
+def _unchanged(outcomes: Sequence[PolicyRow]) -> str:
     return " before the change" if pairs(outcomes) else ""
 
 
-def _interrupted(outcomes: Sequence[Outcome]) -> str:
+def _interrupted(outcomes: Sequence[PolicyRow]) -> str:
     cut = [
         f"{escape(name_of(one))} after {span(one['run']['simulated_s'])}"
         for one in outcomes
@@ -104,7 +104,7 @@ _SUMMARY = (
 )  # fmt: skip
 
 
-def _summary(one: Outcome) -> list[str]:
+def _summary(one: PolicyRow) -> list[str]:
     return [
         escape(name_of(one)),
         f"{one['finished']:,} of {one['workloads']:,}",
@@ -123,7 +123,7 @@ _CAPACITY = (
 )  # fmt: skip
 
 
-def _capacity(outcomes: Sequence[Outcome]) -> str:
+def _capacity(outcomes: Sequence[PolicyRow]) -> str:
     """Returns the section on costs, launches and terminations of machines; empty without pools and prices."""
     if not any(one["run"]["usd"] or one["run"]["pools"]["launched"] for one in outcomes):
         return ""
@@ -139,7 +139,7 @@ def _capacity(outcomes: Sequence[Outcome]) -> str:
 _EFFORT = ("policy", "decisions", "decisions per s", "negative cache hits")
 
 
-def _effort(one: Outcome) -> list[str]:
+def _effort(one: PolicyRow) -> list[str]:
     return [
         escape(name_of(one)),
         number(one["decisions"]),
@@ -174,7 +174,7 @@ _DETAIL = (
 )  # fmt: skip
 
 
-def _details(one: Outcome) -> Iterable[list[str]]:
+def _details(one: PolicyRow) -> Iterable[list[str]]:
     for quota, title in QUOTAS.items():
         for level in (*map(str, LEVELS), "all"):
             for until in UNTIL:

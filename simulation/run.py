@@ -14,7 +14,7 @@ from simulation.engine import Engine, Production
 from simulation.errors import SimulationError
 from simulation.initial_state import InitialHolder, InitialState
 from simulation.meter import Meter, ratio
-from simulation.plain import Plain
+from simulation.plain import ReferenceEngine
 from simulation.policies import POLICIES, Policy, split_by_cluster
 from simulation.rivals.kueue import Kueue
 from simulation.rivals.slurm import Slurm
@@ -78,7 +78,7 @@ def engine_for(scenario: Scenario, policy: Policy, plain: bool = False) -> Engin
     if plain:
         if s.reserve_after_s < inf:
             raise SimulationError(f"reserve_after_s: {s.reserve_after_s:g}: must be inf for the reference engine")
-        return Plain(machines, weights, policy.may_evict)
+        return ReferenceEngine(machines, weights, policy.may_evict)
     options = Options(explain=False, joint=policy.joint, reserve_after_s=s.reserve_after_s, may_evict=policy.may_evict)
     return Production(machines, weights, options)
 

@@ -5,12 +5,12 @@ from typing import Any
 
 from domain.units import format_duration
 
-Outcome = Mapping[str, Any]
+PolicyRow = Mapping[str, Any]
 """The JSON object of one run (`simulation.run.Run.to_json`)."""
 NONE = "–"
 
 
-def name_of(outcome: Outcome) -> str:
+def name_of(outcome: PolicyRow) -> str:
     """Returns the name of a run: its policy, with the change in parentheses if there is one."""
     change = outcome["run"]["change"]
     return f"{outcome['policy']} ({change})" if change else str(outcome["policy"])

@@ -21,7 +21,7 @@ from tetris.climb import Step, climb, load, may_prove
 from tetris.columns import Columns
 from tetris.documents import plan_document, read_reads
 from tetris.folders import read_folder
-from tetris.needed import Needed
+from tetris.needed import RequiredPieces
 from tetris.night import plan_night
 from tetris.replicas import Policy
 
@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     if request["policy"] is None:
         _write(folder / "plan.json", plan_document(columns.plan_of(climb(columns, **how).home)))
         return
-    needed = Needed.of(columns, read_reads((folder / "reads.json").read_bytes()))
+    needed = RequiredPieces.of(columns, read_reads((folder / "reads.json").read_bytes()))
     stay = _staying(columns, {(table, region) for table, region in request.get("droppable", [])})
     plan = plan_night(columns, _policy(request["policy"]), needed=needed, stay=stay, **how)
     _write(folder / "plan.json", plan_document(plan.homes))

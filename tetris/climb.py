@@ -32,7 +32,7 @@ from tetris.cooling import Cooling
 from tetris.exact.answer import TooLarge
 from tetris.exact.branch import Branching
 from tetris.kernels import search
-from tetris.kernels.layout import Room
+from tetris.kernels.layout import StepScratch
 from tetris.problem import Problem
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class _Climb:
 
     def _search(self) -> None:
         self.jobs = search.joined_jobs(self.problem.fixed, _MOST_TABLES)
-        self.room = Room(
+        self.room = StepScratch(
             np.zeros(_MOST_TABLES, np.int32), np.zeros(_MOST_TABLES, np.int32), np.zeros(len(self.tables) + 1, np.int32)
         )
         penalty = _PENALTIES[1] * float(self.spent[search.BEST_TOTAL])

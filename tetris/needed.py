@@ -15,7 +15,7 @@ from tetris.columns import Columns, Floats, Ints, Longs
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
+class RequiredPieces:
     """The pieces of E edges of `Columns.job_table`.
 
     There are T tables, and P partitions that a job reads without reading the whole table.
@@ -35,7 +35,7 @@ class Needed:
     """[E] fraction of the table's bytes that the job reads."""
 
     @classmethod
-    def of(cls, columns: Columns, reads: Reads | None = None) -> "Needed":
+    def of(cls, columns: Columns, reads: Reads | None = None) -> "RequiredPieces":
         """Builds the pieces. A job reads its whole tables, except for the partitions given in `reads`.
 
         Raises:

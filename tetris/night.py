@@ -11,7 +11,7 @@ from domain.instance import Homes
 from tetris.climb import Listener, climb
 from tetris.columns import Columns, Ints
 from tetris.explain import explain
-from tetris.needed import Needed
+from tetris.needed import RequiredPieces
 from tetris.replicas import Policy, Replica, Replicated, jobs_without_region, replicas_document, replicate
 from tetris.report import Summary, summarise
 
@@ -58,7 +58,7 @@ def plan_night(
     *,
     time_s: float,
     seed: int,
-    needed: Needed | None = None,
+    needed: RequiredPieces | None = None,
     stay: npt.NDArray[np.bool_] | None = None,
     listener: Listener | None = None,
     ends_s: float | None = None,
@@ -74,7 +74,7 @@ def plan_night(
     """
     kept = columns if stay is None else columns.keeping(stay)
     home = climb(kept, time_s=time_s, seed=seed, listener=listener, ends_s=ends_s).home
-    needed = Needed.of(columns) if needed is None else needed
+    needed = RequiredPieces.of(columns) if needed is None else needed
     found = replicate(columns, home, policy, needed, stay)
     return NightPlan(
         homes=columns.plan_of(home),
@@ -98,7 +98,7 @@ def _homes(columns: Columns, home: Ints) -> list[NightMove]:
     return out
 
 
-def _replicas(columns: Columns, home: Ints, found: Replicated, needed: Needed) -> list[NightMove]:
+def _replicas(columns: Columns, home: Ints, found: Replicated, needed: RequiredPieces) -> list[NightMove]:
     """Returns the moves for missing replicas, one per table and region. A copy at the old home is not missing."""
     together: dict[tuple[int, int], list[Replica]] = {}
     for replica in found.replicas:

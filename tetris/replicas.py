@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from domain.instance import DOCUMENT_VERSION
 from tetris.columns import ML, NONE, Columns, Floats, Ints, Longs
-from tetris.needed import Needed
+from tetris.needed import RequiredPieces
 from tetris.problem import Problem
 
 Reason = Literal["disaster_recovery", "no_region", "hot"]
@@ -47,7 +47,7 @@ class Replica:
     region: int
     reason: Reason
     part: float
-    """Fraction of the table's bytes: 1 for the whole table, less for the partitions of a job (`Needed.names`)."""
+    """Fraction of the table's bytes: 1 for the whole table, less for the partitions of a job (`RequiredPieces.names`)."""
     job: int = NONE
     """The job for which the replica was added, or NONE."""
     edge: int = NONE
@@ -73,27 +73,27 @@ class Replicated:
     held: Parts
     """[T, R] fraction of each table that is stored in a region, including its home."""
     pieces: Flags
-    """[T + P, R] whether each piece (`Needed`) is stored in a region."""
+    """[T + P, R] whether each piece (`RequiredPieces`) is stored in a region."""
     stored_bytes: Floats
     """[R] stored bytes."""
 
 
 def replicate(
-    columns: Columns, home: Ints, policy: Policy, needed: Needed | None = None, stay: Flags | None = None
+    columns: Columns, home: Ints, policy: Policy, needed: RequiredPieces | None = None, stay: Flags | None = None
 ) -> Replicated:
     """Plans the replicas for the homes `home` [T].
 
     `needed` has the partitions that jobs read if they do not read whole tables. `stay` is a mask of the entries of
     `columns.replica` that are kept in any case (None: none). They use storage and serve jobs, but are not returned.
     """
-    step = _Step(columns, home, policy, Needed.of(columns) if needed is None else needed, stay)
+    step = _Step(columns, home, policy, RequiredPieces.of(columns) if needed is None else needed, stay)
     step.place_jobs()
     step.recover()
     step.spread_hot()
     return Replicated(tuple(step.replicas), tuple(step.unplaced), step.held, step.pieces, step.stored)
 
 
-def candidate_regions(columns: Columns, held: Parts | Flags, needed: Needed | None = None) -> Flags:
+def candidate_regions(columns: Columns, held: Parts | Flags, needed: RequiredPieces | None = None) -> Flags:
     """Returns a mask [J, R] of the regions that have all the data and the hardware that a job needs.
 
     `held` is `Replicated.held` [T, R] or, with `needed`, `Replicated.pieces`. A job without tables needs no data.
@@ -109,7 +109,7 @@ def candidate_regions(columns: Columns, held: Parts | Flags, needed: Needed | No
     return out
 
 
-def jobs_without_region(columns: Columns, held: Parts | Flags, needed: Needed | None = None) -> Longs:
+def jobs_without_region(columns: Columns, held: Parts | Flags, needed: RequiredPieces | None = None) -> Longs:
     """Returns the jobs that no region can run, in order. The arguments are those of `candidate_regions`.
 
     Spark and Presto jobs without GPUs are never included: they run at the home of most of their tables, and read the
@@ -119,7 +119,7 @@ def jobs_without_region(columns: Columns, held: Parts | Flags, needed: Needed | 
     return np.flatnonzero(~candidate_regions(columns, held, needed).any(axis=1) & ~afar)
 
 
-def replicas_document(columns: Columns, found: Replicated, needed: Needed | None = None) -> dict[str, Any]:
+def replicas_document(columns: Columns, found: Replicated, needed: RequiredPieces | None = None) -> dict[str, Any]:
     """Returns a document of the replicas and of the jobs that no region can run, with names."""
 
     def partitions(replica: Replica) -> list[str] | None:
@@ -148,7 +148,7 @@ class _Step:
     """State of the planning: the replicas so far, and the stored bytes."""
 
     def __init__(
-        self, columns: Columns, home: Ints, policy: Policy, needed: Needed, stay: Flags | None
+        self, columns: Columns, home: Ints, policy: Policy, needed: RequiredPieces, stay: Flags | None
     ) -> None:  # fmt: skip
         self.c, self.home, self.policy, self.needed = columns, home, policy, needed
         tables, regions = len(home), len(columns.regions)

@@ -89,7 +89,7 @@ def lines(summary: Summary) -> list[str]:
     return [*out, moved]
 
 
-def cannot_hold(summary: Summary) -> list[str]:
+def violation_lines(summary: Summary) -> list[str]:
     """Returns a line for each constraint that the plan violates."""
     return [f"constraint violated: {v.constraint} {v.where}, by {v.by:.6g}" for v in summary.after.violations]
 

@@ -34,10 +34,10 @@ with workflow.unsafe.imports_passed_through():
     )
     from lifecycle.gangs import GangEnd, LaunchFailure
     from workflows.effects import on_region, record, show_in_temporal
-    from workflows.flushes import Flushes
+    from workflows.flushes import PendingSaves
     from workflows.gang import Gang
     from workflows.mailbox import Mailbox
-    from workflows.verdicts import Verdicts, minds_reports
+    from workflows.verdicts import Verdicts, uses_reports
 
 JUDGES_LAUNCHES = "judges-launches"
 """Patch: a launch that fails because of the workload fails the workload. Other failed launches are retried with
@@ -59,7 +59,7 @@ class Attempt:
     """The current attempt of a workload. `follow` runs it to its end."""
 
     def __init__(
-        self, state: WorkloadInput, mailbox: Mailbox, flushes: Flushes, verdicts: Verdicts, *, ready: bool
+        self, state: WorkloadInput, mailbox: Mailbox, flushes: PendingSaves, verdicts: Verdicts, *, ready: bool
     ) -> None:
         """`ready`: the attempt holds all of its slots. `flushes`: earlier attempts whose tasks still save."""
         self._state = state
@@ -231,7 +231,7 @@ class Attempt:
         if not gang.still_running:
             return None
         if self._told is None:
-            return gang.noticed if gang.noticed is not None and minds_reports() else None
+            return gang.noticed if gang.noticed is not None and uses_reports() else None
         # After an eviction or a cancellation, the end of the tasks is awaited.
         if code_of(self._told) != ReasonCode.PLATFORM_NOTICE or self._mailbox.has({MailKind.EVICT, MailKind.CANCEL}):
             return None
@@ -246,7 +246,7 @@ class Attempt:
            of the tasks is confirmed (`ReleaseRequest.silent_machines`), so no other attempt can hold their slots.
         2. The attempt is released without waiting for the tasks. Meanwhile the next attempt is awarded, evicts its
            victims and writes its launch description, which are the long steps.
-        3. The next attempt waits for the end of the tasks or of their grace (`Flushes`) before it does anything that
+        3. The next attempt waits for the end of the tasks or of their grace (`PendingSaves`) before it does anything that
            would disturb the save. Copying the checkpoint to another region fences the source, and the first action of
            the new tasks is to claim the checkpoints. Either would reject the running save and lose its work.
         4. Then the next attempt claims the checkpoints. If an old task still runs because its machine is partitioned,

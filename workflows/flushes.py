@@ -9,7 +9,7 @@ _SLACK_S = 5.0
 """Extra time after the grace of the tasks. Tasks that still run afterwards are fenced."""
 
 
-class Flushes:
+class PendingSaves:
     """The released attempts whose tasks are still saving; usually empty. True while it is not empty."""
 
     def __init__(self) -> None:

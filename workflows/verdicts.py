@@ -7,16 +7,16 @@ with workflow.unsafe.imports_passed_through():
     from lifecycle.endings import Case, Counts, Ending, count_loads, judge
     from lifecycle.gangs import GangEnd
 
-MINDS_REPORTS = "minds-notices-and-loads"
+USES_REPORTS = "minds-notices-and-loads"
 """Patch: the tasks' reports of notices and of loading also decide what follows from the end of an attempt."""
 
 
-def minds_reports() -> bool:
+def uses_reports() -> bool:
     """Returns whether this workflow uses the tasks' reports of notices and loads.
 
     Call it only if the result matters, because evaluating a patch adds an event to the history.
     """
-    return workflow.patched(MINDS_REPORTS)
+    return workflow.patched(USES_REPORTS)
 
 
 class Verdicts:
@@ -29,7 +29,7 @@ class Verdicts:
         """Returns what follows from the end of a gang and the mail `told`. `state.ran_s` must include its runtime."""
         state = self._state
         case = Case(
-            end, plan, self._counts(), state.workload_id, state.attempt, state.ran_s, told, timed_out, minds_reports
+            end, plan, self._counts(), state.workload_id, state.attempt, state.ran_s, told, timed_out, uses_reports
         )
         ending, counts = judge(case)
         self._keep(counts)
@@ -37,7 +37,7 @@ class Verdicts:
 
     def count_loads(self, end: GangEnd) -> None:
         """Updates the counts after the end of an attempt that was released while its tasks saved."""
-        self._keep(count_loads(self._counts(), end, False, minds_reports))
+        self._keep(count_loads(self._counts(), end, False, uses_reports))
 
     def _counts(self) -> Counts:
         return Counts(self._state.failures, self._state.hangs, self._state.unloadable)

@@ -11,7 +11,7 @@ with workflow.unsafe.imports_passed_through():
     from lifecycle.endings import Ending, code_of, unless_completed
     from workflows.attempt import Attempt, transition
     from workflows.effects import record, show_in_temporal, type_of
-    from workflows.flushes import Flushes
+    from workflows.flushes import PendingSaves
     from workflows.mailbox import Mailbox
     from workflows.verdicts import Verdicts
 
@@ -30,7 +30,7 @@ class WorkloadWorkflow:
         # Runs before the first signal, so that mail which an earlier run received is dropped as a duplicate.
         self._state = state
         self._mailbox = Mailbox(state)
-        self._flushes = Flushes()
+        self._flushes = PendingSaves()
         self._verdicts = Verdicts(state)
 
     @workflow.signal

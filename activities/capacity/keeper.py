@@ -18,7 +18,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.capacity.pools import Pools
 from activities.leader import Leader, lead
 from activities.lifecycle.suspects import Suspects
-from capacity.auditing import Differences, LedgerEntry, compare
+from capacity.auditing import LedgerDifferences, LedgerEntry, compare
 from capacity.offers import Offer
 from capacity.providers import Found, Provider, ProviderUnavailable
 from domain import ids
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 _RUNNING = "WorkflowType = 'InstanceWorkflow' AND ExecutionStatus = 'Running'"
 
 
-class Keeper:
+class PoolKeeper:
     """Runs the rounds. In an installation, one process runs them; the others are on standby."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Keeper:
 
     # ------------------------------------------------------------------------------------------ ledger and providers
 
-    def _compare(self, provider: Provider, found: Sequence[Found], now_s: float) -> Differences:
+    def _compare(self, provider: Provider, found: Sequence[Found], now_s: float) -> LedgerDifferences:
         with transaction(self._engine) as session:
             rows = session.execute(
                 select(InstanceRow.id, InstanceRow.native_id, func.extract("epoch", InstanceRow.launched_at)).where(
@@ -104,7 +104,7 @@ class Keeper:
             entries = {id_: LedgerEntry(native, None if at is None else float(at)) for id_, native, at in rows}
         return compare(entries, found, now_s, provider.lists_late_s)
 
-    def _settle(self, name: str, provider: Provider, differences: Differences) -> None:
+    def _settle(self, name: str, provider: Provider, differences: LedgerDifferences) -> None:
         """Terminates machines without an owner, and marks missing instances as lost, if the previous round agreed."""
         owned: dict[str, Hashable] = {**differences.strays, **differences.seconds}
         for native_id in self._without_owner[name].due(owned):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from infra.db.tables import Partition
 from mizzen.objects.bandwidth import Share
 from mizzen.objects.copying import Progress, Wanted, copy_objects
-from mizzen.objects.manifest import Manifest
+from mizzen.objects.manifest import FolderManifest
 from mizzen.objects.store import ObjectStore
 
 
@@ -25,7 +25,7 @@ def bring(
     source: Bucket,
     target: Bucket,
     partition: Partition,
-    manifest: Manifest,
+    manifest: FolderManifest,
     *,
     new: bool,
     share: Share | None,

@@ -21,7 +21,7 @@ from infra.db.session import transaction
 from infra.db.tables import Partition, ReplicaPartition
 from mizzen.objects import checksums, manifest
 from mizzen.objects.bandwidth import Share
-from mizzen.objects.manifest import Manifest
+from mizzen.objects.manifest import FolderManifest
 from mizzen.objects.store import MissingObject, open_store
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Verifier:
         with transaction(self._engine) as session:
             return bucket_of(session, region)
 
-    def manifest(self, partition: Partition, reference: str, reading: Reading) -> Manifest:
+    def manifest(self, partition: Partition, reference: str, reading: Reading) -> FolderManifest:
         """Returns the partition's complete manifest. Missing checksums are computed from the copy in `reference`.
 
         Raises:
@@ -82,7 +82,7 @@ class Verifier:
             self._wrong((partition.data_table, partition.name, reference), str(error))
             raise
 
-    def _made(self, partition: Partition, known: Manifest | None, reference: str, reading: Reading) -> Manifest:
+    def _made(self, partition: Partition, known: FolderManifest | None, reference: str, reading: Reading) -> FolderManifest:
         bucket, location = self.bucket(reference), partition.location
         what = f"table {partition.data_table}, partition {partition.name}"
         found = manifest.listed(bucket.store, location) if known is None else known
@@ -93,7 +93,7 @@ class Verifier:
         if known is not None and (wrong := manifest.listing_difference(bucket.store, location, known)) is not None:
             raise WrongPartition(f"{what}: in {reference} {wrong}")
         algorithm = "sha256" if partition.checksum is not None else checksums.fastest()
-        pace = _Pace[Manifest](partial(self._save, partition, complete=False), reading)
+        pace = _Pace[FolderManifest](partial(self._save, partition, complete=False), reading)
         try:
             found = manifest.checksummed(
                 bucket.store, location, found, algorithm, share=reading.share, at_batch=pace.take
@@ -105,7 +105,7 @@ class Verifier:
         self._save(partition, found, complete=True)
         return found
 
-    def _save(self, partition: Partition, found: Manifest, *, complete: bool) -> None:
+    def _save(self, partition: Partition, found: FolderManifest, *, complete: bool) -> None:
         key = partition.data_table, partition.name
         with transaction(self._engine) as session:
             integrity.save_manifest(session, *key, manifest.pack(found), len(found), complete=complete)

@@ -29,7 +29,7 @@ _KEEP_CHANGES_S = 3600.0
 """The retention time of the change log. A scheduler process whose last read is older does a full read."""
 
 
-class HouseActivities:
+class HousekeepingActivities:
     """The activities of the housekeeping workflow."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:

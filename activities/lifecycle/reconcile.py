@@ -60,19 +60,19 @@ _AT_ONCE = 500
 """The maximum number of suspects handled in one round, and of workflows started in one transaction."""
 
 
-class Belief(NamedTuple):
+class ShownState(NamedTuple):
     """The phase and attempt of a workload, as shown by its workflow or as stored in its row."""
 
     phase: str | None
     attempt: int | None
 
 
-def _belief(found: WorkflowExecution) -> Belief:
+def _shown_state(found: WorkflowExecution) -> ShownState:
     shown = found.typed_search_attributes
-    return Belief(shown.get(_PHASE), shown.get(_ATTEMPT))
+    return ShownState(shown.get(_PHASE), shown.get(_ATTEMPT))
 
 
-def _agree(fact: Belief, belief: Belief | None) -> bool:
+def _agree(fact: ShownState, belief: ShownState | None) -> bool:
     """Returns whether a workflow shows the phase and attempt of the row. Old workflows show only the phase."""
     return belief is not None and belief.phase == fact.phase and belief.attempt in (None, fact.attempt)
 
@@ -129,7 +129,7 @@ class Reconciler:
 
     async def _compare_placed(self) -> None:
         """Compares phase and attempt of all workloads that are placed according to their row or their workflow."""
-        believed = {_workload_of(e): _belief(e) async for e in self._list(_PLACED)}
+        believed = {_workload_of(e): _shown_state(e) async for e in self._list(_PLACED)}
         facts = await in_thread(self._facts, list(believed))
         disagree: dict[str, Hashable] = {}
         outlived: dict[str, Hashable] = {}
@@ -144,15 +144,15 @@ class Reconciler:
         for workload in self._outlived.due(outlived)[:_AT_ONCE]:
             await self._end_outlived(workload)
 
-    def _facts(self, workloads: list[str]) -> dict[str, Belief]:
+    def _facts(self, workloads: list[str]) -> dict[str, ShownState]:
         with transaction(self._engine) as session:
             found = rows.placed_or_named(session, workloads)
-        return {workload: Belief(*fact) for workload, fact in found.items()}
+        return {workload: ShownState(*fact) for workload, fact in found.items()}
 
-    async def _confirm(self, workload: str, fact: Belief) -> None:
+    async def _confirm(self, workload: str, fact: ShownState) -> None:
         """Describes a suspected workflow. If the disagreement is real, redelivers its mail or, later, replaces it."""
         found = await self._describe(ids.workload_workflow_id(workload))
-        if found is not None and _agree(fact, _belief(found)):
+        if found is not None and _agree(fact, _shown_state(found)):
             self._workloads.clear(workload)
             return
         if not await in_thread(self._is_still, workload, fact):
@@ -162,12 +162,12 @@ class Reconciler:
             await in_thread(self._all_mail_again, workload)
             return
         if found is not None:
-            _log.warning("workload %s is %s, its workflow shows %s: replacing it", workload, fact, _belief(found))
+            _log.warning("workload %s is %s, its workflow shows %s: replacing it", workload, fact, _shown_state(found))
             await self._terminate(found, "its state differs from Postgres")
         await in_thread(self._start_again, [workload])
         self._workloads.clear(workload)
 
-    def _is_still(self, workload: str, fact: Belief) -> bool:
+    def _is_still(self, workload: str, fact: ShownState) -> bool:
         """Returns whether the row is unchanged, no mail to the workflow is pending, and no recent event exists."""
         with transaction(self._engine) as session:
             return rows.is_quiet(session, workload, fact.phase, fact.attempt, self._settings.disagree_s)
@@ -186,7 +186,7 @@ class Reconciler:
         found = await self._describe(ids.workload_workflow_id(workload))
         if found is None or found.raw_description.pending_activities:
             return
-        _log.warning("workload %s has ended, its workflow shows %s: terminating it", workload, _belief(found))
+        _log.warning("workload %s has ended, its workflow shows %s: terminating it", workload, _shown_state(found))
         await self._terminate(found, "its workload has ended")
         self._outlived.clear(workload)
 

@@ -14,7 +14,7 @@ from activities.scheduling.dry_run import dry_run
 from activities.scheduling.pace import Share
 from activities.scheduling.scan_result import ScannedQueue, batch, put_batch
 from activities.scheduling.scheduler_state import SchedulerState
-from activities.scheduling.silence import Listening
+from activities.scheduling.silence import SilenceTracker
 from activities.scheduling.waiting import explain_batch
 from auction.candidate import Stats
 from domain.protocol import Activity, AwardRequest, AwardResult, DryRunRequest, DryRunResult, ScanTicket
@@ -43,7 +43,7 @@ class AuctionActivities:
         self._settings = settings.scheduler
         self._state = state
         self._here = frozenset(here)
-        self._listening = Listening(engine, self._settings)
+        self._listening = SilenceTracker(engine, self._settings)
         self._scanned: ScannedQueue | None = None
         """The queue of the newest scan, if this process made the scan."""
         self._publish_from_s = 0.0

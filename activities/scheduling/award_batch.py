@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Engine
 
 from activities.scheduling import awards
-from activities.scheduling.bids import Asked
+from activities.scheduling.bids import BidSubject
 from activities.scheduling.candidates import candidates, closed_to, with_bids
 from activities.scheduling.scheduler_state import SchedulerState
 from auction.candidate import Outcome, Stats
@@ -49,7 +49,7 @@ class BatchAward:
         engine: Engine,
         state: SchedulerState,
         scan: int,
-        batch: Sequence[Asked],
+        batch: Sequence[BidSubject],
         left_out: Mapping[str, Reason],
         bids: Mapping[str, Sequence[Bid]],
     ) -> None:
@@ -65,7 +65,7 @@ class BatchAward:
         self.awarded = 0
         self.rebids = 0
         """Bids that were repeated because they were stale."""
-        self.waiting: list[Asked] = []
+        self.waiting: list[BidSubject] = []
         self.outcomes: dict[str, Outcome] = {}
         """The last outcome of each workload, by id."""
         self.conflicts: dict[str, Reason] = {}
@@ -150,7 +150,7 @@ class BatchAward:
 
 
 def _planned(
-    left: Sequence[Asked], placing: Iterable[Outcome], outcomes: list[Outcome]
+    left: Sequence[BidSubject], placing: Iterable[Outcome], outcomes: list[Outcome]
 ) -> Iterator[awards.PlannedAward]:
     """Yields the awards to commit, one for each plan. Appends every outcome to `outcomes`."""
     for a, outcome in zip(left, placing, strict=True):
@@ -159,7 +159,7 @@ def _planned(
             yield awards.PlannedAward(outcome.bid.plan, a.queued.rank, a.demand.jobs, outcome.bid.victim_attempts)
 
 
-def _lets_others_evict(a: Asked, outcome: Outcome) -> bool:
+def _lets_others_evict(a: BidSubject, outcome: Outcome) -> bool:
     """Returns whether the award makes other workloads over-quota without evicting them.
 
     In that case the next scan must lower their rank, so that other workloads may evict them.

@@ -41,7 +41,7 @@ _EVICTIONS = text("select victim, evictor from eviction where change = newest_ou
 
 
 @dataclass(frozen=True)
-class Asked:
+class BidSubject:
     """One workload of a batch, with the facts that regions need for their bids."""
 
     queued: ScannedWorkload
@@ -59,7 +59,7 @@ class Asked:
         return demand.allows_region(region) and can_read(self.replicas, demand.tables, region, level=self.level)
 
 
-def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[Asked]:
+def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubject]:
     """Returns the workloads that are still queued and not on hold, in queue order, with their demand from Postgres."""
     if not queued:
         return []
@@ -70,7 +70,7 @@ def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[Asked]:
     evictors = newest_evictors(session)
     replicas = ready_replicas(session, {t for demand in demands.values() for t in demand.tables})
     return [
-        Asked(
+        BidSubject(
             e,
             demands[e.workload],
             placement_request(e, demands[e.workload], immune_to(e.workload, evictors)),
@@ -103,8 +103,8 @@ def newest_evictors(session: Session) -> dict[str, set[str]]:
     return out
 
 
-def closed(planner: Planner, asked: Asked) -> Bid:
-    """Returns the answer of a region in which a workload may not run (`Asked.may_run_in`), without a bid of the RMS."""
+def closed(planner: Planner, asked: BidSubject) -> Bid:
+    """Returns the answer of a region in which a workload may not run (`BidSubject.may_run_in`), without a bid of the RMS."""
     name, workload = planner.region.name, asked.request.workload
     if not asked.demand.allows_region(name):
         return Bid(workload, name, None, (Reason(ReasonCode.REGION_EXCLUDED, {"region": name}),))
@@ -112,7 +112,7 @@ def closed(planner: Planner, asked: Asked) -> Bid:
     return Bid(workload, name, None, (*no_hardware(planner, asked.request), *_unreadable(asked, name)))
 
 
-def _unreadable(asked: Asked, region: str) -> Iterator[Reason]:
+def _unreadable(asked: BidSubject, region: str) -> Iterator[Reason]:
     """Yields a reason for each table that has no replica in the region, or only a stale one that it may not read."""
     for table in sorted(asked.demand.tables):
         if can_read(asked.replicas, [table], region, level=asked.level):
@@ -126,7 +126,7 @@ def _unreadable(asked: Asked, region: str) -> Iterator[Reason]:
             yield Reason(ReasonCode.DATA_STALE, {**detail, "stale_since": at})
 
 
-def region_bid(planner: Planner, asked: Asked, *, ignore_data: bool = False) -> Bid:
+def region_bid(planner: Planner, asked: BidSubject, *, ignore_data: bool = False) -> Bid:
     """Returns a region's answer for one workload outside of an auction (MAST 4.3): a plan, or why there is none.
 
     `ignore_data`: the workload's tables are assumed to be there.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from activities.scheduling.bids import Asked, closed
+from activities.scheduling.bids import BidSubject, closed
 from activities.scheduling.scheduler_state import SchedulerState
 from auction.candidate import Candidate
 from domain.reasons import Reason
@@ -12,8 +12,8 @@ Answers = dict[str, Bid]
 """The bids of the regions, by region."""
 
 
-def candidates(batch: Iterable[Asked], regions: Set[str], now_s: float) -> list[Candidate]:
-    """Returns the auction candidates of a batch. Each may run in the `regions` that allow it (`Asked.may_run_in`)."""
+def candidates(batch: Iterable[BidSubject], regions: Set[str], now_s: float) -> list[Candidate]:
+    """Returns the auction candidates of a batch. Each may run in the `regions` that allow it (`BidSubject.may_run_in`)."""
     return [
         Candidate(
             a.request,
@@ -25,7 +25,7 @@ def candidates(batch: Iterable[Asked], regions: Set[str], now_s: float) -> list[
     ]
 
 
-def closed_to(state: SchedulerState, batch: Sequence[Asked], left_out: Mapping[str, Reason]) -> dict[str, Answers]:
+def closed_to(state: SchedulerState, batch: Sequence[BidSubject], left_out: Mapping[str, Reason]) -> dict[str, Answers]:
     """Returns, for each workload, the answers of regions that cannot run it, independent of their free resources.
 
     These are the regions in which it may not run, and the regions in `left_out`, which take no part in the auction.

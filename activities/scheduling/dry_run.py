@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from sqlalchemy import Engine, text
 
-from activities.scheduling.bids import Asked, placement_request
+from activities.scheduling.bids import BidSubject, placement_request
 from activities.scheduling.candidates import candidates, closed_to
 from activities.scheduling.reading import QueuedRow
 from activities.scheduling.scan_result import ScannedWorkload
@@ -52,7 +52,7 @@ def dry_run(
         finally:
             state.queue.put_workloads([own._replace(ask=None)])
         queued = ScannedWorkload(DRY_RUN_ID, ranked.rank, ranked.gpu_types, ranked.reason, ranked.displaces)
-        asked = Asked(queued, demand, placement_request(queued, demand), replicas, state.now_s, level)
+        asked = BidSubject(queued, demand, placement_request(queued, demand), replicas, state.now_s, level)
         shut = closed_to(state, [asked], left_out)[DRY_RUN_ID]
         (wanted,) = candidates([asked], state.regions.keys() - left_out.keys(), state.now_s)
         with state.ranks(ranks):

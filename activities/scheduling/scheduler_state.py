@@ -149,7 +149,7 @@ class SchedulerState:
         self._only = None if only is None else frozenset(only)
         self._lock = threading.RLock()
         self._seen: changes.Position | None = None
-        self._doubted: set[changes.Change] = set()
+        self._doubted: set[changes.ChangedRow] = set()
         self.now_s = 0.0
         """The database's clock at the last read."""
         self.full_reads = 0
@@ -235,9 +235,9 @@ class SchedulerState:
         """Marks a plan that was awarded in a region's columns but not in Postgres: what it changed is read again."""
         region = self.regions[plan.region]
         region.drop_running(plan.workload)
-        self._doubted |= {changes.Change("machine", m, None) for job in plan.jobs for m, _ in job.machines}
+        self._doubted |= {changes.ChangedRow("machine", m, None) for job in plan.jobs for m, _ in job.machines}
         placed = [self._live[w] for w in (plan.workload, *plan.victims) if w in self._live]
-        self._doubted |= {changes.Change("attempt", a.workload, a.attempt) for a in placed}
+        self._doubted |= {changes.ChangedRow("attempt", a.workload, a.attempt) for a in placed}
 
     @contextmanager
     def ranks(self, ranks: Mapping[str, int]) -> Iterator[None]:
@@ -301,7 +301,7 @@ class SchedulerState:
 
     # --------------------------------------------------------------------------------------------------- following
 
-    def _follow(self, reader: Reader, news: Collection[changes.Change]) -> None:
+    def _follow(self, reader: Reader, news: Collection[changes.ChangedRow]) -> None:
         keys: dict[str, set[str]] = defaultdict(set)
         attempts = set()
         for kind, key, attempt in news:

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 _REMEMBERED_SCANS = 100
 
 
-class Listening:
+class SilenceTracker:
     """Updates `auction.silence` from the regions' bids, and publishes its state for other processes."""
 
     def __init__(self, engine: Engine, settings: SchedulerSettings) -> None:

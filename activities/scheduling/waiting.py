@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Engine, select, text
 
 from activities.data import on_demand
-from activities.scheduling.bids import Asked, region_bid
+from activities.scheduling.bids import BidSubject, region_bid
 from activities.scheduling.scheduler_state import SchedulerState
 from auction.candidate import Outcome
 from domain.phases import QUEUED_PHASES, Phase
@@ -47,7 +47,7 @@ def explain(engine: Engine, waiting: Mapping[str, Sequence[Reason]]) -> None:
 def explain_batch(
     engine: Engine,
     state: SchedulerState,
-    waiting: Sequence[Asked],
+    waiting: Sequence[BidSubject],
     outcomes: Mapping[str, Outcome],
     conflicts: Mapping[str, Reason],
     unreachable: Sequence[str],
@@ -72,7 +72,7 @@ def explain_batch(
 
 
 def _bring_data(
-    engine: Engine, state: SchedulerState, a: Asked, reachable: Sequence[str], unreachable: Sequence[str]
+    engine: Engine, state: SchedulerState, a: BidSubject, reachable: Sequence[str], unreachable: Sequence[str]
 ) -> list[Reason]:
     """Starts copies of a workload's tables, if it is still queued and a copy helps; returns the reasons to show."""
     offers: list[Bid] = []

@@ -75,7 +75,7 @@ async def put_archive(
     media = request.headers.get("content-type", MEDIA_TYPE).partition(";")[0].strip().lower()
     if media not in (MEDIA_TYPE, "application/x-gzip", "application/octet-stream"):
         raise Problem(Kind.UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {MEDIA_TYPE}, not {shown(media)}")
-    with state.uploads.place(caller):
+    with state.uploads.reserve_upload(caller):
         body = await request.body()
         if not await state.threads.archives.run(partial(_is_new, state, owner, sha256, body)):
             return ArchiveView(sha256=sha256, tenant=owner, size_bytes=len(body))

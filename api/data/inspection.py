@@ -28,7 +28,7 @@ class Uploads:
         self._inspecting: asyncio.Semaphore | None = None
 
     @contextmanager
-    def place(self, caller: Caller) -> Iterator[None]:
+    def reserve_upload(self, caller: Caller) -> Iterator[None]:
         """Returns a context manager that counts one upload. It is entered before the body is read.
 
         Raises:

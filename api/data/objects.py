@@ -15,7 +15,7 @@ from domain.ids import PARTITION_RULE, is_partition_name, partition_prefix, tabl
 from infra.db import integrity, outbox
 from infra.db.models import Region
 from mizzen.objects import checksums
-from mizzen.objects.manifest import Manifest, checksummed, is_complete, manifest_of, pack, size_bytes
+from mizzen.objects.manifest import FolderManifest, checksummed, is_complete, manifest_of, pack, size_bytes
 from mizzen.objects.store import MissingObject, ObjectInfo
 
 WHOLE = "all"
@@ -29,7 +29,7 @@ class Found:
 
     name: str
     location: str
-    manifest: Manifest
+    manifest: FolderManifest
 
     @property
     def size_bytes(self) -> int:

@@ -38,7 +38,7 @@ router = Router(prefix="/v1/workloads", tags=["following"])
 
 
 @dataclass(frozen=True)
-class Standing:
+class LogPosition:
     """The state of a workload, as far as it is needed to follow its logs."""
 
     newest: int
@@ -121,12 +121,12 @@ def _select(
     return found, newest
 
 
-def _look(state: State, workload: str, attempt: int) -> Standing:
+def _look(state: State, workload: str, attempt: int) -> LogPosition:
     with state.transaction() as session:
         row = session.get(Workload, workload)
         own = session.get(Attempt, (workload, attempt))
         region = session.get(Region, own.region) if own is not None else None
-        return Standing(
+        return LogPosition(
             newest=row.attempt if row is not None else attempt,
             ended=row is None or Phase(row.phase) in TERMINAL_PHASES,
             released=own is None or own.released_at is not None,
@@ -136,7 +136,7 @@ def _look(state: State, workload: str, attempt: int) -> Standing:
 
 
 def _open(
-    state: State, standing: Standing, workload: str, attempt: int, tasks: list[tuple[str, int]]
+    state: State, standing: LogPosition, workload: str, attempt: int, tasks: list[tuple[str, int]]
 ) -> Iterator[TaskLog]:
     if standing.bucket_url is None:
         return

@@ -39,7 +39,7 @@ class CancelByLabel(Body):
     tenant: Name | None = None
 
 
-class Change(Body):
+class LevelChange(Body):
     """A new, lower priority of a workload."""
 
     level: int = Field(ge=HIGHEST_LEVEL, le=LOWEST_LEVEL, strict=True, examples=[6])
@@ -111,7 +111,7 @@ def preempt(id: str, state: StateOf, caller: Operator) -> WorkloadView:
 
 
 @router.patch("/{id}", summary="Lower a workload's priority", responses=refusals(404, 409))
-def change(id: str, body: Change, state: StateOf, caller: Submitter) -> WorkloadView:
+def change(id: str, body: LevelChange, state: StateOf, caller: Submitter) -> WorkloadView:
     """Sets a level below (numerically above) the workload's current level. The same level changes nothing."""
     with state.transaction() as session:
         row = find(session, caller, id, lock=True)

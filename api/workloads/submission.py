@@ -130,7 +130,7 @@ def _insert(
     key: str | None,
     digest: str,
 ) -> SubmittedView:
-    state.room.require(session, spec.tenant)
+    state.queue_limit.require(session, spec.tenant)
     reason = Reason(ReasonCode.SCAN_PENDING)
     row = Workload(
         id=new_workload_id(),

@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 from infra.db.session import transaction
 
 
-class Change(NamedTuple):
-    """One changed row. The kinds are listed in `infra.db.logs.Change`."""
+class ChangedRow(NamedTuple):
+    """One changed row. The kinds are listed in `infra.db.logs.ChangedRow`."""
 
     kind: str
     key: str
@@ -68,7 +68,7 @@ def begin_epoch(engine: Engine) -> None:
 
 def between(
     session: Session, seen: Position, now: Position, regions: Collection[str] | None = None
-) -> set[Change] | None:
+) -> set[ChangedRow] | None:
     """Returns the rows that have changed between `seen` and the session's position `now`.
 
     With `regions`, returns only changes that may affect these regions. Returns None if changes since `seen` were
@@ -91,7 +91,7 @@ def between(
             "regions": None if regions is None else sorted(regions),
         },
     )
-    return {Change(*row) for row in found}
+    return {ChangedRow(*row) for row in found}
 
 
 def forget(session: Session, keep: timedelta) -> None:

@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from domain.datacenters import Held, Placed, datacenter_name, region_instance
+from domain.datacenters import StoredPartition, Placed, datacenter_name, region_instance
 from domain.ids import partition_read, split_read
 from domain.instance import Homes, Instance, Region
 from infra.config import TetrisSettings
@@ -124,7 +124,7 @@ def _datacenters(session: Session, region: str) -> tuple[Region, ...]:
     )
 
 
-def _held(session: Session, region: str) -> list[Held]:
+def _held(session: Session, region: str) -> list[StoredPartition]:
     held, partition, replica = tables.ReplicaPartition, tables.Partition, tables.Replica
     statement = (
         select(held.data_table, held.partition, partition.size_bytes, held.datacenter)
@@ -133,7 +133,7 @@ def _held(session: Session, region: str) -> list[Held]:
         .where(held.region == region, held.ready_at.is_not(None), replica.state == "ready")
         .order_by(held.data_table.collate("C"), held.partition.collate("C"))
     )
-    return [Held(table, name, float(size), where) for table, name, size, where in session.execute(statement)]
+    return [StoredPartition(table, name, float(size), where) for table, name, size, where in session.execute(statement)]
 
 
 def _parts(session: Session) -> dict[tuple[str, str], frozenset[str]]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from auction.candidate import Candidate
 from domain.scheduling import CreditWeights, JobRequest, MachineState, Plan, RunningWorkload, TenantState
-from simulation.engine import Standing, id_of
+from simulation.engine import ScanOrder, id_of
 from simulation.fleet import supply
 from simulation.rivals.rival import Rival
 from simulation.rivals.rooms import Ints, Pool
@@ -57,7 +57,7 @@ class Kueue(Rival):
         """Cache of `_preemptible_in`, cleared at each change of the placed workloads."""
         self._won = False
 
-    def turns(self, standing: Standing) -> Iterator[int]:
+    def turns(self, standing: ScanOrder) -> Iterator[int]:
         """Yields queue positions in cycles, each with the heads of all queues, until no head may be admitted."""
         where = {place: self.workloads[id_of(int(n))] for place, n in enumerate(standing.order.tolist())}
         queues: dict[str, deque[int]] = defaultdict(deque)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from auction.candidate import Candidate, Outcome
 from domain.scheduling import Bid, CreditWeights, JobRequest, MachineState, Plan, RunningWorkload
-from simulation.engine import Counts, Ranks, Standing
+from simulation.engine import Counts, Ranks, ScanOrder
 from simulation.errors import SimulationError
 from simulation.ledger import Ledger
 from simulation.rivals.rooms import Pool, pools_of
@@ -84,7 +84,7 @@ class Rival(Ranks, ABC):
         return self._counts
 
     @abstractmethod
-    def turns(self, standing: Standing) -> Iterator[int]:
+    def turns(self, standing: ScanOrder) -> Iterator[int]:
         """Yields queue positions in the order in which the workloads are to be decided on."""
 
     @abstractmethod

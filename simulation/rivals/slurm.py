@@ -15,7 +15,7 @@ import numpy as np
 
 from auction.candidate import Candidate
 from domain.scheduling import CreditWeights, MachineState, Plan, TenantState
-from simulation.engine import Standing, id_of
+from simulation.engine import ScanOrder, id_of
 from simulation.rivals.rival import Rival
 from simulation.rivals.rooms import Ints, Pool
 from simulation.settings import Settings
@@ -35,7 +35,7 @@ TESTED = 500
 
 
 @dataclass(frozen=True)
-class Shadow:
+class SlurmReservation:
     """The reservation for the first workload that cannot start."""
 
     pool: Pool
@@ -68,7 +68,7 @@ class Slurm(Rival):
         self._used_until_s = 0.0
         self._overhead_s = settings.provisioning_p99_s
         self._ends_s: dict[str, float] = {}
-        self._shadow: Shadow | None = None
+        self._shadow: SlurmReservation | None = None
         self._has_room = False
 
     def priority(self, numbers: Ints, now_s: float) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
@@ -85,7 +85,7 @@ class Slurm(Rival):
         )
         return out
 
-    def turns(self, standing: Standing) -> Iterator[int]:
+    def turns(self, standing: ScanOrder) -> Iterator[int]:
         """Yields the first `TESTED` queue positions by priority; skips requests equal to one that did not fit."""
         self._shadow = None
         numbers = standing.order
@@ -136,12 +136,12 @@ class Slurm(Rival):
         span_s, self._used_until_s = now_s - self._used_until_s, now_s
         self._used_gpu_s = self._used_gpu_s * 0.5 ** (span_s / HALF_LIFE_S) + self._held_gpus * span_s
 
-    def _reserve(self, candidate: Candidate) -> Shadow | None:
+    def _reserve(self, candidate: Candidate) -> SlurmReservation | None:
         """Returns the reservation with the earliest start over all pools; ties are broken by the order of pools."""
         found = [shadow for pool in self.pools_for(candidate) for shadow in self._soonest(pool, candidate)]
         return min(found, key=lambda shadow: shadow.starts_at_s, default=None)
 
-    def _soonest(self, pool: Pool, candidate: Candidate) -> Iterator[Shadow]:
+    def _soonest(self, pool: Pool, candidate: Candidate) -> Iterator[SlurmReservation]:
         job, free = candidate.request.jobs[0], pool.free.copy()
         holders = [name for name, where in self.placed.items() if where is pool]
         for name in sorted(holders, key=lambda name: (self._ends_s[name], name)):
@@ -152,5 +152,5 @@ class Slurm(Rival):
                 for machine, tasks in pool.plan(name, job, free).jobs[0].machines:
                     needs[:, pool.row[machine]] = [tasks * amount for amount in want]
                 kept = np.clip(needs - (free - pool.free), 0, None)
-                yield Shadow(pool, max(self.now_s, self._ends_s[name]), kept)
+                yield SlurmReservation(pool, max(self.now_s, self._ends_s[name]), kept)
                 return

@@ -21,7 +21,7 @@ _TABLE = INSTANCE_TABLES[LATEST_INSTANCES]
 
 
 @dataclass
-class Bought:
+class PoolInstance:
     """One machine that was requested from a cloud. Times are seconds on the simulation's clock."""
 
     id: str
@@ -38,7 +38,7 @@ class Bought:
     """Since when the machine has been idle; infinity: it is busy or not ready."""
 
     @property
-    def place(self) -> tuple[str, str]:
+    def location(self) -> tuple[str, str]:
         """The region and the machine id of the instance."""
         return self.pool[0], self.machine.id
 

@@ -12,7 +12,7 @@ from lifecycle.instances import InstanceEvent, InstanceStep
 from providers.trace.market import Instance, Market
 from providers.trace.settings import TraceSettings
 from simulation.meter import Meter
-from simulation.supply.instances import Bought
+from simulation.supply.instances import PoolInstance
 from simulation.supply.sources import Sources, machine_of
 from simulation.transitions import Transitions
 
@@ -30,7 +30,7 @@ class Counts:
     """Machines that pools terminated."""
 
 
-class Keeper:
+class SimulatedKeeper:
     """The pools with their instances and clouds.
 
     The live loop runs a round every `interval_s`. The simulation runs a round, at the next multiple of `interval_s`,
@@ -46,7 +46,7 @@ class Keeper:
         self._offers = sources.offers()
         self._markets = {name: Market(settings, 0.0) for name, settings in sources.clouds.items()}
         self._period_s = max(map(_period_s, sources.clouds.values()), default=0.0) + sources.keeper.refused_pause_s
-        self._bought: dict[str, Bought] = {}
+        self._bought: dict[str, PoolInstance] = {}
         """Instances by id, without those that are gone."""
         self._refused_s: dict[OfferKey, float] = {}
         self._last_round_s = -inf
@@ -91,7 +91,7 @@ class Keeper:
                 self.counts.taken += 1
                 if one.step is InstanceStep.SERVE:
                     one.go_on(InstanceEvent.TOLD)
-                    self._transitions.interrupt(at_s, *one.place)
+                    self._transitions.interrupt(at_s, *one.location)
                 changed = True
         if changed:
             self._look_again(at_s)
@@ -102,13 +102,13 @@ class Keeper:
             one.launched for one in self._bought.values() if one.offer.provider == name and one.launched is not None
         ]
 
-    def _advance(self, at_s: float, one: Bought) -> bool:
+    def _advance(self, at_s: float, one: PoolInstance) -> bool:
         """Advances an instance that is ready, lost, or drained by now; returns whether it changed."""
         assert one.launched is not None
         if one.launched.ends_at_s <= at_s:
             one.go_on(InstanceEvent.LOST)
             self._gone(at_s, one)
-        elif one.step is InstanceStep.DRAIN and self._transitions.is_idle(*one.place):
+        elif one.step is InstanceStep.DRAIN and self._transitions.is_idle(*one.location):
             one.go_on(InstanceEvent.DONE)
             self._gone(at_s, one)
         elif one.step is InstanceStep.AWAIT_AGENT and one.launched.starts_at_s <= at_s and not one.is_noticed:
@@ -119,7 +119,7 @@ class Keeper:
             return False
         return True
 
-    def _gone(self, at_s: float, one: Bought) -> None:
+    def _gone(self, at_s: float, one: PoolInstance) -> None:
         """Removes an instance that has ended, and its cost."""
         one.go_on(InstanceEvent.DONE)
         del self._bought[one.id]
@@ -135,9 +135,9 @@ class Keeper:
 
     def _round(self, at_s: float) -> None:
         self._last_round_s, self._round_s = at_s, inf
-        seen: dict[PoolKey, list[Bought]] = {}
+        seen: dict[PoolKey, list[PoolInstance]] = {}
         for one in self._bought.values():
-            is_idle = one.step is InstanceStep.SERVE and self._transitions.is_idle(*one.place)
+            is_idle = one.step is InstanceStep.SERVE and self._transitions.is_idle(*one.location)
             one.idle_since_s = min(one.idle_since_s, at_s) if is_idle else inf
             if one.is_counted:
                 seen.setdefault(one.pool, []).append(one)
@@ -165,7 +165,7 @@ class Keeper:
         market = self._markets[offer.provider]
         self._number += 1
         id_ = f"in-{self._seed}-{self._number:07d}"
-        one = Bought(id_, pool, offer, machine_of(id_, pool[1], offer), claims=launch.claims)
+        one = PoolInstance(id_, pool, offer, machine_of(id_, pool[1], offer), claims=launch.claims)
         if not market.has_room(offer.zone, self._of_cloud(offer.provider), at_s):
             one.go_on(InstanceEvent.REFUSED)
             self.counts.refused += 1
@@ -178,14 +178,14 @@ class Keeper:
         self.counts.launched += 1
         self._meter.usd_per_h[offer.kind.value] += offer.usd_per_h
 
-    def _end(self, at_s: float, one: Bought) -> None:
+    def _end(self, at_s: float, one: PoolInstance) -> None:
         """Ends a surplus instance of a pool: drains the machine, and terminates it once it is empty."""
         was_ready = one.step is InstanceStep.SERVE
         one.go_on(InstanceEvent.TOLD)
         self.counts.ended += 1
         if was_ready:
-            self._transitions.interrupt(at_s, *one.place)
-        if not was_ready or self._transitions.is_idle(*one.place):
+            self._transitions.interrupt(at_s, *one.location)
+        if not was_ready or self._transitions.is_idle(*one.location):
             one.go_on(InstanceEvent.DONE)
             self._gone(at_s, one)
 

@@ -18,7 +18,7 @@ from simulation.trace.rows import (
     Cells,
     Trace,
     TraceRow,
-    Wrong,
+    InvalidCell,
     collect,
     level,
     maybe,
@@ -117,7 +117,7 @@ def _cells(table: pyarrow.Table) -> Iterable[Cells]:
 
 def _own(line: int, cells: Cells) -> TraceRow:
     if None in cells:  # `csv.DictReader` stores the cells beyond the last column under the key None.
-        raise Wrong("the end", cells[None], f"a row must have {len(cells) - 1} cells")  # type: ignore[index]
+        raise InvalidCell("the end", cells[None], f"a row must have {len(cells) - 1} cells")  # type: ignore[index]
     cpus = maybe(number, cells, "cpus_per_task")
     row = TraceRow(
         text(cells, "workload_id"),
@@ -134,11 +134,11 @@ def _own(line: int, cells: Cells) -> TraceRow:
         line,
     )
     if row.gpus == 0 and row.gpu_types:
-        raise Wrong("gpu_type", cells["gpu_type"], "must be empty where gpus_per_task is 0")
+        raise InvalidCell("gpu_type", cells["gpu_type"], "must be empty where gpus_per_task is 0")
     if row.gpus and row.gpu_types == ():
-        raise Wrong("gpu_type", cells["gpu_type"], "must name a GPU type, or be empty for a random one")
+        raise InvalidCell("gpu_type", cells["gpu_type"], "must name a GPU type, or be empty for a random one")
     if row.gpus == 0 and row.cpus_milli_per_task == 0 and row.memory_bytes_per_task == 0:
-        raise Wrong("cpus_per_task", cells["cpus_per_task"], "a task must need GPUs, CPUs or memory")
+        raise InvalidCell("cpus_per_task", cells["cpus_per_task"], "a task must need GPUs, CPUs or memory")
     return row
 
 
@@ -148,7 +148,7 @@ def _philly(line: int, cells: Cells, gpus_per_machine: int) -> TraceRow:
     try:
         submit_s = datetime.fromisoformat(stamp + "+00:00").timestamp()
     except ValueError:
-        raise Wrong("timestamp", stamp, "must be a time such as 2017-10-09 07:01:55") from None
+        raise InvalidCell("timestamp", stamp, "must be a time such as 2017-10-09 07:01:55") from None
     tasks, gpus = tasks_of(whole(cells, "num_gpus", 1, 1 << 20), gpus_per_machine)
     tenant, duration_s = text(cells, "cluster"), number(cells, "duration")
     return TraceRow(f"philly-{line:06d}", submit_s, tenant, None, duration_s, tasks, gpus, None, None, None, None, line)
@@ -163,10 +163,10 @@ def _openb(line: int, cells: Cells) -> TraceRow:
     scheduled_s = maybe(number, cells, "scheduled_time")
     began_s = created_s if scheduled_s is None else scheduled_s
     if deleted_s < began_s:
-        raise Wrong("deletion_time", cells["deletion_time"], f"must not be before the pod's start at {began_s:g}")
+        raise InvalidCell("deletion_time", cells["deletion_time"], f"must not be before the pod's start at {began_s:g}")
     gpus, share = whole(cells, "num_gpu", 0, 1024), maybe(number, cells, "gpu_milli") or 0.0
     if share > 1000:
-        raise Wrong("gpu_milli", cells["gpu_milli"], "must be from 0 to 1000")
+        raise InvalidCell("gpu_milli", cells["gpu_milli"], "must be from 0 to 1000")
     if gpus == 0 and share:
         gpus = 1
     return TraceRow(

@@ -61,7 +61,7 @@ class Trace:
     bad: list[BadRow] = field(default_factory=list)
 
 
-class Wrong(Exception):
+class InvalidCell(Exception):
     """A value of a row is invalid."""
 
     def __init__(self, column: str, value: object, right: str) -> None:
@@ -81,8 +81,8 @@ def collect(lines: Iterable[tuple[int, Cells]], read: Callable[[int, Cells], Tra
             row = read(number, cells)
             if row.workload_id in seen:
                 before = seen[row.workload_id]
-                raise Wrong("workload_id", row.workload_id, f"must be unique, but line {before} has the same id")
-        except Wrong as wrong:
+                raise InvalidCell("workload_id", row.workload_id, f"must be unique, but line {before} has the same id")
+        except InvalidCell as wrong:
             trace.bad.append(BadRow(number, wrong.column, str(wrong.value), wrong.right))
             continue
         seen[row.workload_id] = number
@@ -110,7 +110,7 @@ def text(cells: Cells, column: str) -> str:
     """Returns a text that is not empty."""
     value = cells.get(column)
     if value is None or not str(value).strip():
-        raise Wrong(column, "" if value is None else value, "must not be empty")
+        raise InvalidCell(column, "" if value is None else value, "must not be empty")
     return str(value).strip()
 
 
@@ -120,9 +120,9 @@ def number(cells: Cells, column: str, least: float = 0.0) -> float:
     try:
         value = float(text(cells, column))
     except ValueError:
-        raise Wrong(column, cells[column], right) from None
+        raise InvalidCell(column, cells[column], right) from None
     if not isfinite(value) or value < least:
-        raise Wrong(column, cells[column], right)
+        raise InvalidCell(column, cells[column], right)
     return value
 
 
@@ -130,7 +130,7 @@ def whole(cells: Cells, column: str, least: int = 0, most: int = 1 << 40) -> int
     """Returns an integer from `least` to `most`; `2.0` is accepted."""
     value = number(cells, column, least)
     if value != int(value) or value > most:
-        raise Wrong(column, cells[column], f"must be a whole number from {least} to {most}")
+        raise InvalidCell(column, cells[column], f"must be a whole number from {least} to {most}")
     return int(value)
 
 
@@ -146,7 +146,7 @@ def names(cells: Cells, column: str) -> tuple[str, ...]:
     if parts == ("-",):
         return ()
     if not all(parts) or len(set(parts)) != len(parts):
-        raise Wrong(column, cells[column], "must be different names separated by |")
+        raise InvalidCell(column, cells[column], "must be different names separated by |")
     return parts
 
 
@@ -156,7 +156,7 @@ def size_bytes(cells: Cells, column: str) -> int:
     try:
         return parse_size_bytes(value.removesuffix(".0"))
     except ValueError as error:
-        raise Wrong(column, value, str(error)) from None
+        raise InvalidCell(column, value, str(error)) from None
 
 
 def level(cells: Cells, column: str) -> int:

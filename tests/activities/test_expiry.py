@@ -11,7 +11,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.capacity.pools import request_instance
 from activities.capacity.refusals import record_refusal
-from activities.lifecycle.housekeeping import HouseActivities
+from activities.lifecycle.housekeeping import HousekeepingActivities
 from capacity.offers import Offer, Shape
 from capacity.pools import Pool
 from capacity.providers import LaunchRefused, Refusal
@@ -29,9 +29,9 @@ M = "r/c/m"
 
 
 @pytest.fixture
-def house(town: World) -> HouseActivities:
+def house(town: World) -> HousekeepingActivities:
     """Housekeeping activities that need no Temporal server."""
-    return HouseActivities(town.engine, town.settings)
+    return HousekeepingActivities(town.engine, town.settings)
 
 
 def _finished(world: World, workload: str, days: float) -> None:
@@ -65,7 +65,7 @@ def _counts(engine: Engine) -> dict[str, int]:
         }
 
 
-def test_what_was_kept_long_enough_goes(town: World, house: HouseActivities) -> None:
+def test_what_was_kept_long_enough_goes(town: World, house: HousekeepingActivities) -> None:
     """Objects are deleted after two weeks and records after three months, except those of live workloads."""
     town.tenant("high", level=1)
     old, weeks, young = (town.running(job(gpus=1)) for _ in range(3))
@@ -99,7 +99,7 @@ def test_what_was_kept_long_enough_goes(town: World, house: HouseActivities) -> 
     assert town.dump() == before
 
 
-def test_a_workload_goes_with_all_that_names_it(town: World, house: HouseActivities) -> None:
+def test_a_workload_goes_with_all_that_names_it(town: World, house: HousekeepingActivities) -> None:
     """Deleting a workload deletes its attempts, allocations, evictions and idempotency keys, and changes no mask."""
     town.tenant("high", level=1)
     victim = town.running(job(gpus=4))
@@ -126,7 +126,7 @@ def test_a_workload_goes_with_all_that_names_it(town: World, house: HouseActivit
     check_machines(town)
 
 
-def test_deleting_history_locks_no_machine(town: World, house: HouseActivities) -> None:
+def test_deleting_history_locks_no_machine(town: World, house: HousekeepingActivities) -> None:
     """Old allocations are deleted without locks on their machines' rows."""
     workload = town.running(job(gpus=4))
     town.release(workload, Phase.SUCCEEDED)
@@ -138,7 +138,7 @@ def test_deleting_history_locks_no_machine(town: World, house: HouseActivities) 
         assert session.scalars(select(Allocation)).all() == []
 
 
-def test_objects_that_cannot_be_deleted_now(town: World, house: HouseActivities) -> None:
+def test_objects_that_cannot_be_deleted_now(town: World, house: HousekeepingActivities) -> None:
     """A workload whose objects cannot be deleted is kept until the next run; other workloads are deleted."""
     first, second = town.running(job(gpus=1)), town.running(job(gpus=1))
     _objects(town, first, second)
@@ -164,7 +164,7 @@ def test_objects_that_cannot_be_deleted_now(town: World, house: HouseActivities)
     assert _keys(town) == set()
 
 
-def test_what_interrupted_copies_left_goes(town: World, house: HouseActivities) -> None:
+def test_what_interrupted_copies_left_goes(town: World, house: HousekeepingActivities) -> None:
     """Old partial uploads and files of dead writers are deleted; recent ones and files that are being written stay.
 
     An unreachable bucket does not delay the others.
@@ -185,7 +185,7 @@ def test_what_interrupted_copies_left_goes(town: World, house: HouseActivities) 
     assert {path.name for path in staging.iterdir()} == {"young.upload", "being-written"}
 
 
-def test_archives_go_that_no_unfinished_workload_names(town: World, house: HouseActivities) -> None:
+def test_archives_go_that_no_unfinished_workload_names(town: World, house: HousekeepingActivities) -> None:
     """An old archive is deleted from database and bucket, unless an unfinished workload or another tenant uses it."""
     town.tenant("other")
     used, old, young, shared = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
@@ -211,7 +211,7 @@ def test_archives_go_that_no_unfinished_workload_names(town: World, house: House
     assert town.bucket("r").size(ids.archive_key(used)) is None
 
 
-def test_instances_that_have_been_gone_for_long_go(town: World, house: HouseActivities) -> None:
+def test_instances_that_have_been_gone_for_long_go(town: World, house: HousekeepingActivities) -> None:
     """Instances that have been gone for three months are deleted with their refusals; live instances stay."""
     offer = Offer("sim", "r", "za", CapacityKind.SPOT, Shape("small", 4, "a100", 1000, 1), 4.0, 30.0)
     with town.session() as session:

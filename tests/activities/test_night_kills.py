@@ -10,7 +10,7 @@ from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
 from activities.data.removal import RemovalActivities
-from activities.lifecycle.housekeeping import HouseActivities
+from activities.lifecycle.housekeeping import HousekeepingActivities
 from infra.config import CopySettings
 from infra.db import outbox
 from infra.db.nights import Night, begin_night
@@ -109,7 +109,7 @@ async def test_moves_that_are_killed_lose_nothing_and_leave_nothing(
             outbox.night(session, "next")
         run(None, lambda: _over(nights, "next"))
         _judge(nights, days)
-    house = HouseActivities(nights.world.engine, nights.world.settings)
+    house = HousekeepingActivities(nights.world.engine, nights.world.settings)
     ActivityEnvironment().run(house.expire)
     removal = RemovalActivities(nights.world.engine, client)
     for _ in range(2):  # the first round may end a workflow that is still copying

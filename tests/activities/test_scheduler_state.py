@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, delete, select, text
 
 import gms.scan
-from activities.scheduling.bids import Asked, placement_request, region_bid
+from activities.scheduling.bids import BidSubject, placement_request, region_bid
 from activities.scheduling.scan_result import ScannedWorkload
 from activities.scheduling.scheduler_state import SchedulerState
 from domain.capacity import CapacityKind
@@ -65,12 +65,12 @@ def _same_scan(state: SchedulerState, plain: ScanResult) -> None:
     assert found.placed_ranks == plain.placed_ranks
 
 
-def _requests() -> Iterator[Asked]:
+def _requests() -> Iterator[BidSubject]:
     for number, jobs in enumerate(PROBES):
         for rank in (1, 4, 8):
             demand = WorkloadDemand(tuple(j.request(ANYWHERE) if number % 2 else j.request() for j in jobs))
             queued = ScannedWorkload("~probe", rank, None, None)
-            yield Asked(queued, demand, placement_request(queued, demand), {}, 0.0, rank)
+            yield BidSubject(queued, demand, placement_request(queued, demand), {}, 0.0, rank)
 
 
 def _bids(state: SchedulerState, region: str) -> list[Bid]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.joint_model import MOST_PAIRS, Decided, together, two_step
-from bench.replica_objective import ReplicaWeights, Worth, worth
+from bench.replica_objective import ReplicaWeights, ReplicaCost, worth
 from domain.instance import Instance, Job, Region, Table
 from tests.tetris.small import small_instance
 from tetris.columns import Columns, Ints
@@ -129,12 +129,12 @@ def test_replicas_alone_leave_homes() -> None:
     assert both.worth.total < alone.worth.total and both.home.tolist() != begin.home.tolist()
     again = together(columns, begin, effort_s=1.0, moves=False)
     assert again.held.tolist() == alone.held.tolist()
-    assert isinstance(again.worth, Worth) and again.worth.over_bytes == 0.0
+    assert isinstance(again.worth, ReplicaCost) and again.worth.over_bytes == 0.0
 
 
 def test_large_instances_are_refused() -> None:
     """An instance that is too large is rejected with its size and the limit."""
     columns = generate(MOST_PAIRS, 4, seed=0)
-    begin = Decided(columns.home, np.zeros((MOST_PAIRS, 4), np.float32), Worth(*([0.0] * 8)))
+    begin = Decided(columns.home, np.zeros((MOST_PAIRS, 4), np.float32), ReplicaCost(*([0.0] * 8)))
     with pytest.raises(ValueError, match=f"tables times regions: {4 * MOST_PAIRS}: .* at most {MOST_PAIRS}"):
         together(columns, begin, effort_s=1.0)

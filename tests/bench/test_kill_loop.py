@@ -16,7 +16,7 @@ import pytest
 
 from bench import kill_loop
 from bench.kill_loop import VARIANTS, Tally, Variant, arena, loop
-from bench.kill_training import Job, Place, Training, expected
+from bench.kill_training import Job, SaveStage, Training, expected
 from bench.kill_watch import look
 from mizzen.checkpoint import Checkpointer
 from mizzen.objects.files import FileStore
@@ -99,7 +99,7 @@ def test_the_observer_sees_damage_and_other_content(tmp_path: Path) -> None:
 
 def test_every_place_has_words() -> None:
     """`WORDS` has a text for every place of a kill."""
-    assert set(kill_loop.WORDS) == set(Place)
+    assert set(kill_loop.WORDS) == set(SaveStage)
 
 
 @pytest.mark.parametrize("how", [["-m", "bench.kill_loop"], ["bench/kill_loop.py"]])

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Engine, select
 from temporalio.client import Client
 
-from activities.capacity.keeper import Keeper
+from activities.capacity.keeper import PoolKeeper
 from activities.lifecycle.dispatch import Dispatcher
 from activities.roles import control_worker
 from domain.protocol import Attend
@@ -123,9 +123,9 @@ class Site:
                 dispatching.cancel()
                 await asyncio.wait([dispatching])
 
-    def keeper(self) -> Keeper:
+    def keeper(self) -> PoolKeeper:
         """Returns a new keeper without state."""
-        return Keeper(self.world.engine, self.settings, self.client, {"sim": self.provider})
+        return PoolKeeper(self.world.engine, self.settings, self.client, {"sim": self.provider})
 
     # --------------------------------------------------------------------------------------------------- operations
 
@@ -137,7 +137,7 @@ class Site:
             for field, value in {"size": size, **rules}.items():
                 setattr(row, field, value)
 
-    async def rounds_until(self, holds: Any, what: str, keeper: Keeper | None = None) -> Any:
+    async def rounds_until(self, holds: Any, what: str, keeper: PoolKeeper | None = None) -> Any:
         """Runs rounds of a keeper until `holds` returns a true value; returns that value."""
         keeping = asyncio.create_task(self._keep(keeper or self.keeper()))
         try:
@@ -146,7 +146,7 @@ class Site:
             keeping.cancel()
             await asyncio.wait([keeping])
 
-    async def _keep(self, keeper: Keeper) -> None:
+    async def _keep(self, keeper: PoolKeeper) -> None:
         while True:
             await keeper.round()
             await asyncio.sleep(self.settings.capacity.interval_s)

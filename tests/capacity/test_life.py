@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy import Engine, func, select
 from temporalio.client import Client
 
-from activities.capacity.keeper import Keeper
+from activities.capacity.keeper import PoolKeeper
 from activities.capacity.pools import Pools, request_instance
 from activities.lifecycle.suspects import Suspects
 from capacity.offers import Offer, Shape
@@ -303,7 +303,7 @@ def test_the_dearest_machine_makes_a_clusters_price(database: Engine, tmp_path: 
 
 async def test_a_pool_without_any_provider_says_so(site: Site) -> None:
     """Without a provider that launches machines, a pool gets the reason `no_offer`."""
-    keeper = Keeper(site.world.engine, site.settings, site.client, {STATIC: StaticProvider(STATIC)})
+    keeper = PoolKeeper(site.world.engine, site.settings, site.client, {STATIC: StaticProvider(STATIC)})
     await keeper.round()
     site.pool(1)
     await site.rounds_until(lambda: site.why_short() == "no_offer", "the pool gives its reason", keeper)

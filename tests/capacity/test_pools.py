@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from capacity.auditing import Differences, LedgerEntry, compare
+from capacity.auditing import LedgerDifferences, LedgerEntry, compare
 from capacity.offers import Offer, Shape
 from capacity.pools import Changes, Instance, Pool, changes, cluster_of
 from capacity.providers import Found
@@ -98,7 +98,7 @@ def test_the_ledger_is_compared_with_what_a_provider_has() -> None:
         "in-5": LedgerEntry("e", 0.0),
     }
     found = [Found("a", "in-1", 0), Found("x", "in-1", 0), Found("d", "in-4", 0), Found("z", "in-9", 0)]
-    assert compare(entries, found, 100.0, 10.0) == Differences(
+    assert compare(entries, found, 100.0, 10.0) == LedgerDifferences(
         strays={"z": "in-9"}, seconds={"x": "in-1"}, missing=["in-2", "in-5"]
     )
     assert compare(entries, found, 100.0, 1000.0).missing == []

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from capacity.offers import Offer
 from capacity.pools import Instance, Pool
-from capacity.rounds import Launch, Round, plan_round
+from capacity.rounds import Launch, PoolRound, plan_round
 from domain.reasons import ReasonCode
 from lifecycle.instances import InstancePhase
 from tests.capacity.test_scaling import CHEAP, DEAR, KEY, POOL, job, shortage
@@ -45,7 +45,7 @@ def joining(number: int, offer: Offer = CHEAP) -> Instance:
 def test_a_buffer_is_kept(there: list[Instance], launched: int) -> None:
     """A pool keeps its buffer of usable idle machines, within its maximum size."""
     pool = replace(POOL, buffer=2)
-    assert plan_round({KEY: pool}, {KEY: there}, [], OFFERS) == Round(
+    assert plan_round({KEY: pool}, {KEY: there}, [], OFFERS) == PoolRound(
         launch={KEY: [Launch(CHEAP)] * launched} if launched else {}
     )
 
@@ -54,9 +54,9 @@ def test_what_waits_takes_the_buffer_and_the_buffer_comes_back() -> None:
     """A waiting workload claims the idle machine of the buffer, and another machine is launched for the buffer."""
     pool = replace(POOL, buffer=1)
     planned = plan_round({KEY: pool}, {KEY: [idle(1)]}, [shortage("w")], OFFERS)
-    assert planned == Round(launch={KEY: [Launch(CHEAP)]}, claims={"in-1": {"w": (1,)}})
+    assert planned == PoolRound(launch={KEY: [Launch(CHEAP)]}, claims={"in-1": {"w": (1,)}})
     full = replace(pool, max_size=1)
-    assert plan_round({KEY: full}, {KEY: [idle(1)]}, [shortage("w")], OFFERS) == Round(claims={"in-1": {"w": (1,)}})
+    assert plan_round({KEY: full}, {KEY: [idle(1)]}, [shortage("w")], OFFERS) == PoolRound(claims={"in-1": {"w": (1,)}})
 
 
 def test_a_buffer_stays_when_a_pool_shrinks() -> None:

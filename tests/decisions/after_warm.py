@@ -55,7 +55,7 @@ def _decide(seed: int) -> None:
         if rng.random() < 0.5:
             revoke(region, awarded)
     region.refresh(snapshot.now_s + 60)
-    region.judge_losses()
+    region.compute_lost_work()
     candidates = [Candidate(replace(crowded(seed + n)[1], workload=f"new{n}"), waited_s=7200.0) for n in range(4)]
     auction = Auction([region], Options(reserve_after_s=3600.0, joint=seed % 10 == 0))
     auction.open(snapshot.now_s + 60)

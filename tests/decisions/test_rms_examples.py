@@ -266,7 +266,7 @@ def test_lost_work(victim: RunningWorkload, lost_gpu_ms: int) -> None:
     """Lost work is the GPU seconds since the last checkpoint; without one, the age is its cluster's median."""
     usual = _usual()
     there = Region.of(replace(usual, running=(*usual.running, victim)))
-    there.judge_losses()
+    there.compute_lost_work()
     assert there.holders.lost_gpu_ms[len(usual.running)] == lost_gpu_ms
 
 
@@ -274,7 +274,7 @@ def test_nothing_is_lost_where_nobody_reports() -> None:
     """Without any checkpoint in the region, lost work is 0."""
     silent = _silent(("m", 8))
     there = Region.of(region([machine("m")], [silent]))
-    there.judge_losses()
+    there.compute_lost_work()
     assert there.holders.lost_gpu_ms[0] == 0
 
 

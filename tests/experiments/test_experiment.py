@@ -15,7 +15,7 @@ from experiments.cases import BY_TENANT, DATA, FEW_REGIONS, HOUR_S, MIXED, POLIC
 from experiments.replay import replay
 from experiments.report import BEGIN, END, write_report
 from experiments.scenes import build, windows
-from experiments.summary import Outcome, Wait, misses
+from experiments.summary import CaseResult, Wait, misses
 from simulation.trace.reading import read_trace
 from tests.experiments.conftest import BURST_H, SHORT
 
@@ -72,7 +72,7 @@ def test_every_policy_keeps_within_the_bound(outcomes: Path) -> None:
     parts = []
     for policy in POLICIES:
         body = json.loads((case.folder(outcomes) / f"{policy}.json").read_text())
-        done = Outcome(case, policy, body)
+        done = CaseResult(case, policy, body)
         for level, gpu_h in most.items():
             assert done.worked_gpu_h(range(1, level + 1)) <= gpu_h * 1.001, (policy, level)
         parts.append(done.worked_gpu_h() / most[max(most)])
@@ -114,7 +114,7 @@ def test_priorities_count(outcomes: Path) -> None:
     case = Case("openb", 1.3, 0, MIXED)
     found = {
         policy: misses(
-            [Outcome(case, policy, json.loads((case.folder(outcomes) / f"{policy}.json").read_text()))], "award"
+            [CaseResult(case, policy, json.loads((case.folder(outcomes) / f"{policy}.json").read_text()))], "award"
         )
         for policy in ("global", "fifo")
     }

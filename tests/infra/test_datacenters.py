@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, delete, select
 
-from domain.datacenters import Held, Placed, region_instance, running_regions
+from domain.datacenters import StoredPartition, Placed, region_instance, running_regions
 from domain.instance import Instance, Job, Region, Table
 from domain.reads import Reads
 from infra.db import models, tables
@@ -164,7 +164,7 @@ def test_a_start_of_equal_rooms() -> None:
 
     A partition that fits nowhere also goes to the datacenter with the most free space.
     """
-    held = [Held("t", name, 6.0, at) for name, at in (("a", None), ("b", None), ("c", "y"), ("d", None))]
+    held = [StoredPartition("t", name, 6.0, at) for name, at in (("a", None), ("b", None), ("c", "y"), ("d", None))]
     found = region_instance(
         Placed((Table("t", 24.0, "r"),), (), Reads(), {"r": {}}),
         {},

@@ -154,9 +154,9 @@ def test_workflows_of_before_reports_counted_do_not_mind_them() -> None:
         asked.append(True)
         return False
 
-    assert judge(case(minds_reports=no))[0].reason.code is ReasonCode.TASK_FAILED and not asked
+    assert judge(case(uses_reports=no))[0].reason.code is ReasonCode.TASK_FAILED and not asked
     end = replace(FAILED, noticed=NOTICE, progress=(UNLOADED,))
-    ending, counts = judge(case(end, minds_reports=no))
+    ending, counts = judge(case(end, uses_reports=no))
     assert (ending.reason.code, counts) == (ReasonCode.TASK_FAILED, Counts(1, 0, 0)) and asked
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mizzen.cadence import PLATFORMS as PRIORS
 from mizzen.notices import FileWatcher, Kind, MetadataError, Notice, detect
-from mizzen.notices.detection import OF_PRIORS, PLATFORMS
+from mizzen.notices.detection import PLATFORM_OF_PRIOR, PLATFORMS
 from tests.sdk.clouds import (
     Aws,
     Azure,
@@ -90,7 +90,7 @@ def test_the_user_can_name_the_platform(at: Where, platform: str) -> None:
 
 def test_a_name_of_how_often_a_platform_interrupts_says_who_gives_notices() -> None:
     """`aws-spot` selects AWS, `spot` leads to detection, and in a task of mizzen's agent the agent's notices apply."""
-    assert set(OF_PRIORS) <= set(PRIORS) <= {*OF_PRIORS, *PLATFORMS}
+    assert set(PLATFORM_OF_PRIOR) <= set(PRIORS) <= {*PLATFORM_OF_PRIOR, *PLATFORMS}
     assert detect({"MIZZEN_PLATFORM": "aws-spot"}).platform == "aws"
     assert detect({"MIZZEN_PLATFORM": "spot", "SLURM_JOB_ID": "7"}).platform == "slurm"
     assert detect({"MIZZEN_PLATFORM": "aws-spot", "MIZZEN_GRACE_S": "5"}).platform == "mizzen"

@@ -15,7 +15,7 @@ from tests.simulation.scenarios import happenings, when, where
 from tetris.columns import ML, NONE, Columns
 from tetris.documents import DocumentError, ReplicaEntry, instance_document, read_replicas
 from tetris.generate import generate
-from tetris.needed import Needed
+from tetris.needed import RequiredPieces
 from tetris.replicas import Policy, jobs_without_region, replicas_document, replicate
 
 APART = Instance(
@@ -55,7 +55,7 @@ def test_a_replica_lets_it_run() -> None:
     """With a copy of one table next to the other, the job runs there; the partitions that it reads are enough."""
     columns = Columns.of(APART)
     reads = Reads({"y/1": 1.0, "y/2": 1.0, "z/1": 1.0}, {"both": ("y/1", "y/2"), "kept": ("z/1",)})
-    needed = Needed.of(columns, reads)
+    needed = RequiredPieces.of(columns, reads)
     for replica in (copy("y", "r"), copy("y", "r", "y/1", "y/2")):
         placement = placement_of(columns, columns.home, [replica, copy("z", "r")], needed)
         run, seen = happenings(day_of(columns, placement))

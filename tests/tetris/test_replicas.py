@@ -15,7 +15,7 @@ from domain.reads import Reads
 from tests.tetris.small import small_instance
 from tetris.columns import NONE, Columns
 from tetris.generate import generate
-from tetris.needed import Needed
+from tetris.needed import RequiredPieces
 from tetris.replicas import Policy, candidate_regions, jobs_without_region, replicas_document, replicate
 
 ONLY_JOBS = Policy(disaster_recovery_level=0, hot_jobs=1 << 30)
@@ -70,7 +70,7 @@ def test_only_the_partitions_that_are_needed_are_copied() -> None:
     columns = Columns.of(given)
     whole = replicate(columns, columns.home, ONLY_JOBS)
     assert [(r.table, r.region, r.part) for r in whole.replicas] == [(1, 0, 1.0)]
-    needed = Needed.of(columns, Reads({"x/2": 4.0, "x/1": 2.0}, {"j": ("x/2", "x/1")}))
+    needed = RequiredPieces.of(columns, Reads({"x/2": 4.0, "x/1": 2.0}, {"j": ("x/2", "x/1")}))
     assert needed.part.tolist() == pytest.approx([0.1, 1.0])
     part = replicate(columns, columns.home, ONLY_JOBS, needed)
     assert [(r.table, r.region) for r in part.replicas] == [(0, 1)]
@@ -92,7 +92,7 @@ def test_each_job_needs_its_own_partitions() -> None:
     )
     columns = Columns.of(given)
     reads = Reads({"x/1": 10.0, "x/2": 10.0, "x/3": 10.0}, {job: names for job, names in jobs.items() if names})
-    needed = Needed.of(columns, reads)
+    needed = RequiredPieces.of(columns, reads)
     found = replicate(columns, columns.home, ONLY_JOBS, needed)
     assert [r.job for r in found.replicas] == [0, 1, 2, 3]
     assert [r.part for r in found.replicas] == pytest.approx([1 / 6, 1 / 6, 0.5, 1.0])
@@ -117,7 +117,7 @@ def test_reads_of_another_instance(reads: Reads, message: str) -> None:
     """Reads of unknown jobs, tables or partitions are rejected with an error that names them."""
     given = Instance(regions("r"), (Table("x", 2.0, "r"), Table("y", 2.0, "r")), (Job("j", "ml", ("x",), 1),))
     with pytest.raises(ValueError, match=re.escape(message)):
-        Needed.of(Columns.of(given), reads)
+        RequiredPieces.of(Columns.of(given), reads)
 
 
 @hypothesis.given(seed=st.integers(0, 10_000), data=st.data())
@@ -137,7 +137,7 @@ def test_partial_replicas_add_up(seed: int, data: st.DataObject) -> None:
         for j, name in enumerate(columns.job_names)
     }
     reads = Reads({day: sizes[name] / 4 for name in days for day in days[name]}, by_job)
-    needed = Needed.of(columns, reads)
+    needed = RequiredPieces.of(columns, reads)
     found = replicate(columns, columns.home, Policy(hot_jobs=3), needed)
     there: dict[str, set[str]] = {region: set() for region in columns.regions}
     # No job reads a quarter of each table.

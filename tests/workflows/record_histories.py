@@ -31,7 +31,7 @@ from tests.workflows.agents import until
 from tests.workflows.lab import Lab, handled, serving
 from tests.workflows.replays import HISTORIES
 from tests.workflows.servers import dev_server
-from tests.workflows.stand_ins import Auction, House
+from tests.workflows.stand_ins import Auction, Housekeeping
 from tests.workflows.stories import Story
 from tests.workflows.test_instance import Instance
 from tests.workflows.test_machine import Registered, said
@@ -148,7 +148,7 @@ async def _machine(client: Client) -> WorkflowHistory:
 async def _house(client: Client) -> WorkflowHistory:
     """Records two rounds; expiry fails in one of them."""
     workflows.housekeeping.REST_S = 1.0
-    house = House()
+    house = Housekeeping()
     house.rest_s = 0.01
     house.errors[Activity.EXPIRE] = [ApplicationError("no such table", non_retryable=True)]
     async with serving(client, "recorded", [HousekeepingWorkflow], house.all(), UnsandboxedWorkflowRunner()):
@@ -160,7 +160,7 @@ async def _house(client: Client) -> WorkflowHistory:
 
 
 async def _replica(client: Client) -> WorkflowHistory:
-    house = House()
+    house = Housekeeping()
     async with (
         serving(client, "recorded", [ReplicaWorkflow], []),
         serving(client, region_queue("north"), [], [house.copy_table]),
@@ -174,7 +174,7 @@ async def _replica(client: Client) -> WorkflowHistory:
 
 async def _scrub(client: Client) -> WorkflowHistory:
     """Records two rounds; a signal ends the pause after the first."""
-    house = House()
+    house = Housekeeping()
     async with (
         serving(client, "recorded", [ScrubWorkflow], []),
         serving(client, region_queue("north"), [], [house.scrub]),

@@ -160,7 +160,7 @@ class Ledger(StandIns):
         return len(self.requests(Activity.TERMINATE_INSTANCE)) >= self.ends_after
 
 
-class House(StandIns):
+class Housekeeping(StandIns):
     """Activities of housekeeping, and copies of tables."""
 
     rest_s = 2.0

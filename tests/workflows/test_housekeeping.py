@@ -17,7 +17,7 @@ from domain.protocol import Activity, ReplicateTable
 from tests.workflows.agents import until
 from tests.workflows.lab import serving
 from tests.workflows.servers import skipping_server
-from tests.workflows.stand_ins import House
+from tests.workflows.stand_ins import Housekeeping
 from workflows.housekeeping import HousekeepingWorkflow
 from workflows.replica import ReplicaWorkflow
 
@@ -34,7 +34,7 @@ async def server() -> AsyncIterator[Server]:
 async def test_rounds_rest_and_delete(server: Server) -> None:
     """Each round first waits for the time that the previous round returned, and then deletes."""
     environment, client = server
-    house = House()
+    house = Housekeeping()
     async with serving(client, CONTROL_QUEUE, [HousekeepingWorkflow], house.all()):
         await client.start_workflow(HousekeepingWorkflow.run, id="house", task_queue=CONTROL_QUEUE)
         await environment.sleep(timedelta(seconds=290))
@@ -49,7 +49,7 @@ async def test_rounds_rest_and_delete(server: Server) -> None:
 async def test_what_fails_is_left_for_the_next_round(server: Server) -> None:
     """If an activity keeps failing, the round continues with the next activity, and the next round tries again."""
     environment, client = server
-    house = House()
+    house = Housekeeping()
     house.errors[Activity.EXPIRE] = [RuntimeError("no such table") for _ in range(3)]
     async with serving(client, CONTROL_QUEUE, [HousekeepingWorkflow], house.all()):
         await client.start_workflow(HousekeepingWorkflow.run, id="house", task_queue=CONTROL_QUEUE)
@@ -67,7 +67,7 @@ async def test_housekeeping_goes_on_in_a_new_history(server: Server, monkeypatch
     # No sandbox: sandboxed workflows have their own copies of modules, which cannot be patched.
     monkeypatch.setattr(workflows.housekeeping, "ROUNDS", 2)
     environment, client = server
-    house = House()
+    house = Housekeeping()
     runner = UnsandboxedWorkflowRunner()
     async with serving(client, CONTROL_QUEUE, [HousekeepingWorkflow], house.all(), runner):
         handle = await client.start_workflow(HousekeepingWorkflow.run, id="house", task_queue=CONTROL_QUEUE)
@@ -79,7 +79,7 @@ async def test_housekeeping_goes_on_in_a_new_history(server: Server, monkeypatch
 
 async def test_a_table_is_copied_by_the_region_that_gets_it(client: Client) -> None:
     """The target region's worker copies the table, retries on failure, and the workflow returns the copied bytes."""
-    house = House()
+    house = Housekeeping()
     house.errors[Activity.COPY_TABLE] = [RuntimeError("broken pipe")]
     request = ReplicateTable("digits", "east", "north")
     async with (

@@ -8,7 +8,7 @@ import numpy as np
 from tetris.columns import NONE, Columns, Ints, Longs
 from tetris.exact.answer import TooLarge
 from tetris.exact.kernels.layout import BOUND, DEPTH, DONE, LACK, MOST_REGIONS, NODES, ROUNDING, Fixed
-from tetris.exact.kernels.place import place, weigh
+from tetris.exact.kernels.decide_home import decide_home, weigh
 from tetris.exact.kernels.search import search
 from tetris.exact.prepare import cells_of, fixed_of, groups_of, levels_of, tree_of
 from tetris.problem import Problem
@@ -86,7 +86,7 @@ class Branching:
         levels, tree = levels_of(self.fixed, 1), tree_of(self.fixed, 1)
         weigh(self.fixed, levels, 0, 0, math.inf)
         for table, region in enumerate(home):
-            place(self.fixed, levels, tree, 0, table, int(region), math.inf)
+            decide_home(self.fixed, levels, tree, 0, table, int(region), math.inf)
             levels.floats[0], levels.ints[0] = levels.floats[1], levels.ints[1]
         return Weight(float(levels.now[0, LACK]), float(levels.now[0, BOUND]))
 

@@ -155,7 +155,7 @@ class Work(NamedTuple):
     """float64[R]: bytes of a job's tables at home in each region."""
 
 
-class Room(NamedTuple):
+class StepScratch(NamedTuple):
     """Scratch arrays for walk steps that move several tables."""
 
     undo: I4

@@ -10,7 +10,7 @@ import numpy as np
 
 from domain.compiled import compiled
 from tetris.kernels.clusters import cluster, home_nearby
-from tetris.kernels.layout import COUNT, F8, I4, KIND, MAGNITUDE, Fixed, Room, State, Work
+from tetris.kernels.layout import COUNT, F8, I4, KIND, MAGNITUDE, Fixed, StepScratch, State, Work
 from tetris.kernels.moves import apply, settle
 from tetris.kernels.terms import excess, objective
 from tetris.kernels.weigh import weigh
@@ -180,7 +180,7 @@ def _accepts(more: float, heat: float) -> bool:
 @compiled
 def walk(
     fixed: Fixed, state: State, work: Work, tables: I4, jobs: I4, budget: float, hot: float, cold: float,
-    penalty: float, best: I4, spent: F8, room: Room,
+    penalty: float, best: I4, spent: F8, room: StepScratch,
 ) -> None:  # fmt: skip
     """Simulated annealing from the current plan, from temperature `hot` to `cold`, for `budget` evaluations.
 

@@ -14,7 +14,7 @@ from mizzen.client.capacity import Capacity
 from mizzen.client.contexts import active_context
 from mizzen.client.data import Data
 from mizzen.client.errors import Invalid, UnknownReference
-from mizzen.client.transport import Pauses, Transport
+from mizzen.client.transport import Backoff, Transport
 
 if TYPE_CHECKING:
     from mizzen.client.archives import Archive
@@ -292,7 +292,7 @@ class Client(Capacity, Data):
         answer = self._transport.request("GET", path_of("workloads", workload_id), patience_s=self._follow_patience_s)
         return cast(views.WorkloadDetail, answer)
 
-    def _pauses(self, follow: bool) -> Pauses:
+    def _pauses(self, follow: bool) -> Backoff:
         return self._transport.pauses(self._follow_patience_s if follow else None)
 
     # --------------------------------------------------------------------------------------- queue, tenants and keys

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
 from mizzen.client.errors import Unreachable
-from mizzen.client.transport import Lost, Params, Pauses, Transport, decode
+from mizzen.client.transport import StreamBroken, Params, Backoff, Transport, decode
 from mizzen.client.views import Event
 
 _KEPT = 50
@@ -17,7 +17,7 @@ _SILENCE_S = 900.0
 def events(
     transport: Transport,
     path: str,
-    pauses: Pauses,
+    pauses: Backoff,
     after: str | None,
     follow: bool,
     ended: Callable[[], bool] | None,
@@ -44,7 +44,7 @@ def events(
             over = ended is not None and ended()
             if over:
                 continue
-        except Lost as error:
+        except StreamBroken as error:
             problem = str(error)
         pauses.pause(Unreachable(problem))
 
@@ -72,7 +72,7 @@ class Logs:
     were yielded before.
     """
 
-    def __init__(self, transport: Transport, path: str, params: Params, pauses: Pauses) -> None:
+    def __init__(self, transport: Transport, path: str, params: Params, pauses: Backoff) -> None:
         self._transport = transport
         self._path = path
         self._params = params
@@ -94,7 +94,7 @@ class Logs:
                     yield line
                 if released():
                     return
-            except Lost as error:
+            except StreamBroken as error:
                 self._pauses.pause(Unreachable(str(error)))
             seen = self._positions(attempt, last)
         while True:
@@ -115,7 +115,7 @@ class Logs:
                         seen[task] += 1
                         yield line
                 return
-            except Lost as error:
+            except StreamBroken as error:
                 self._pauses.pause(Unreachable(str(error)))
 
     def _read(self, params: Params) -> Iterator[bytes]:

@@ -29,11 +29,11 @@ _LONGEST_PAUSE_S = 5.0
 _CONNECT_S = 5.0
 
 
-class Lost(Exception):
+class StreamBroken(Exception):
     """A stream broke off. The caller decides where to resume it."""
 
 
-class Pauses:
+class Backoff:
     """Exponential backoff between retries, until `patience_s` has passed since the first failure after a response."""
 
     def __init__(self, patience_s: float, on_retry: Callable[[str, float], None]) -> None:
@@ -103,9 +103,9 @@ class Transport:
         """Close the connections."""
         self._http.close()
 
-    def pauses(self, patience_s: float | None = None) -> Pauses:
+    def pauses(self, patience_s: float | None = None) -> Backoff:
         """Return a backoff for the caller's own retry loop."""
-        return Pauses(self.patience_s if patience_s is None else patience_s, self._on_retry)
+        return Backoff(self.patience_s if patience_s is None else patience_s, self._on_retry)
 
     def request(
         self,
@@ -197,9 +197,9 @@ class Transport:
                     return
                 response.read()
                 problem = _problem(response)
-                raise Lost(str(problem)) if response.status_code in _PASSING else problem
+                raise StreamBroken(str(problem)) if response.status_code in _PASSING else problem
         except httpx.HTTPError as error:
-            raise Lost(str(self._unreachable(error))) from None
+            raise StreamBroken(str(self._unreachable(error))) from None
 
     def _look_at_expiry(self, response: httpx.Response) -> None:
         expires_at = response.headers.get("mizzen-key-expires")
@@ -268,4 +268,4 @@ def decode(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        raise Lost("an event was truncated") from None
+        raise StreamBroken("an event was truncated") from None

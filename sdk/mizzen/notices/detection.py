@@ -25,7 +25,7 @@ DETECT_S = 1.0
 PLATFORMS = ("mizzen", "slurm", "runpod", "vast", "kubernetes", "aws", "gcp", "azure", "file", "sigterm")
 """Platforms in the order of detection: launchers of the process before the clouds it runs on."""
 
-OF_PRIORS: Mapping[str, str | None] = {
+PLATFORM_OF_PRIOR: Mapping[str, str | None] = {
     "on-demand": None,
     "spot": None,
     "aws-spot": "aws",
@@ -43,12 +43,12 @@ def from_environment(environ: Mapping[str, str]) -> Watcher | None:
     """Return the watcher of the platform that the environment names; None if it names none. Sends no requests.
 
     Raises:
-        ValueError: `MIZZEN_PLATFORM` is not in `PLATFORMS` or `OF_PRIORS`, or another variable of mizzen is invalid.
+        ValueError: `MIZZEN_PLATFORM` is not in `PLATFORMS` or `PLATFORM_OF_PRIOR`, or another variable of mizzen is invalid.
     """
     named = environ.get("MIZZEN_PLATFORM")
-    if named is not None and named in OF_PRIORS:
+    if named is not None and named in PLATFORM_OF_PRIOR:
         # An agent passes the interruption prior to its tasks, and receives the platform's notices itself.
-        named = None if environ.get("MIZZEN_GRACE_S") else OF_PRIORS[named]
+        named = None if environ.get("MIZZEN_GRACE_S") else PLATFORM_OF_PRIOR[named]
     if named and named not in PLATFORMS:
         raise ValueError(f"MIZZEN_PLATFORM={named!r}: must be one of {', '.join(PLATFORMS)}")
     platform = named or _guess(environ)

@@ -57,7 +57,7 @@ def in_memory(descriptor: int, start: int) -> bool:
     return True
 
 
-class Turns:
+class FairLock:
     """A fair lock: threads get it in the order of their requests. `threading.Lock` guarantees no order."""
 
     def __init__(self) -> None:

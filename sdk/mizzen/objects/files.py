@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from mizzen.objects.disk import Turns, abandoned, advise, idle, in_memory, lock, make_folders, sync_folder, write
+from mizzen.objects.disk import FairLock, abandoned, advise, idle, in_memory, lock, make_folders, sync_folder, write
 from mizzen.objects.file_upload import SUFFIX, FileUpload, WholeFile, mark_of, open_staged
 from mizzen.objects.store import (
     STAGING,
@@ -26,7 +26,7 @@ from mizzen.objects.store import (
     holds,
 )
 from mizzen.objects.uploads import Plan, Upload
-from mizzen.objects.vouched import Vouched
+from mizzen.objects.store_digest import StoreDigest
 
 _NO_OBJECT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR}
 """Errors of paths that are no objects: missing, below a file, a symbolic link, a socket, a folder."""
@@ -129,7 +129,7 @@ class FileStore:
             stack.callback(os.close, probe)
             advise(descriptor, "POSIX_FADV_SEQUENTIAL")
             advise(probe, "POSIX_FADV_RANDOM")  # A probe must not cause readahead.
-            turns, cold = Turns(), threading.Event()
+            turns, cold = FairLock(), threading.Event()
 
             def fetch(into: memoryview, start: int) -> int:
                 if not cold.is_set() and not in_memory(probe, start):
@@ -159,7 +159,7 @@ class FileStore:
             os.close(descriptor)
         return Content(body, None)
 
-    def vouched(self, info: ObjectInfo) -> Vouched | None:
+    def store_digest(self, info: ObjectInfo) -> StoreDigest | None:
         """Return None: a file system stores no digest. See `ObjectStore.vouched`."""
         return None
 

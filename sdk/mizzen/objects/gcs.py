@@ -30,7 +30,7 @@ from mizzen.objects.store import (
     holds,
 )
 from mizzen.objects.uploads import Plan, Upload
-from mizzen.objects.vouched import Vouched, algorithms
+from mizzen.objects.store_digest import StoreDigest, algorithms
 
 _EMULATOR = "STORAGE_EMULATOR_HOST"
 
@@ -116,7 +116,7 @@ class GCSStore:
             raise ChangedObject(self.uri(info.key))
         return Content(body, _vouched(blob))
 
-    def vouched(self, info: ObjectInfo) -> Vouched | None:
+    def store_digest(self, info: ObjectInfo) -> StoreDigest | None:
         """Return the store's digest of an object; see `ObjectStore.vouched`."""
         try:
             return _vouched(self._version(info))
@@ -204,8 +204,8 @@ class GCSStore:
         return MissingObject(f"no object {key!r} in gs://{self._bucket.name}/{self._prefix}")
 
 
-def _vouched(blob: Any) -> Vouched | None:
+def _vouched(blob: Any) -> StoreDigest | None:
     """Return the MD5; for a composed object, which has none, the CRC-32C."""
     known = {"md5": blob.md5_hash, "crc32c": blob.crc32c}
-    found = (Vouched(name, b64decode(value).hex()) for name, value in known.items() if value and name in algorithms())
+    found = (StoreDigest(name, b64decode(value).hex()) for name, value in known.items() if value and name in algorithms())
     return next(found, None)

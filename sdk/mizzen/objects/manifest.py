@@ -38,12 +38,12 @@ class ManifestEntry:
     """`algorithm:hex` of the content; None if it has not been computed yet."""
 
 
-Manifest: TypeAlias = tuple[ManifestEntry, ...]
+FolderManifest: TypeAlias = tuple[ManifestEntry, ...]
 """The objects of a folder, sorted by the UTF-8 bytes of their paths."""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ObjectDifference:
     """The first object that differs from the manifest."""
 
     key: str
@@ -54,34 +54,34 @@ class Difference:
         return f"{self.key} is {self.found}, expected {self.expected}"
 
 
-def listed(store: ObjectStore, folder: str) -> Manifest:
+def listed(store: ObjectStore, folder: str) -> FolderManifest:
     """List the objects below `folder` (a prefix that ends in `/`) as a manifest without checksums."""
     return manifest_of(folder, store.list(folder))
 
 
-def manifest_of(folder: str, listing: Iterable[ObjectInfo]) -> Manifest:
+def manifest_of(folder: str, listing: Iterable[ObjectInfo]) -> FolderManifest:
     """Convert a listing of `folder` to a manifest without checksums."""
     found = [ManifestEntry(info.key.removeprefix(folder), info.size_bytes) for info in listing]
     return tuple(sorted(found, key=lambda entry: entry.path.encode(errors="surrogateescape")))
 
 
-def size_bytes(manifest: Manifest) -> int:
+def size_bytes(manifest: FolderManifest) -> int:
     """Return the total size of all objects of a manifest, in bytes."""
     return sum(entry.size_bytes for entry in manifest)
 
 
-def is_complete(manifest: Manifest) -> bool:
+def is_complete(manifest: FolderManifest) -> bool:
     """Return whether every object of a manifest has a checksum."""
     return all(entry.checksum is not None for entry in manifest)
 
 
-def pack(manifest: Manifest) -> bytes:
+def pack(manifest: FolderManifest) -> bytes:
     """Encode a manifest as compressed lines of JSON, for `unpack`."""
     lines = (json.dumps([e.path, e.size_bytes, e.checksum], separators=(",", ":")) for e in manifest)
     return zlib.compress("\n".join(lines).encode(), level=1)
 
 
-def unpack(packed: bytes) -> Manifest:
+def unpack(packed: bytes) -> FolderManifest:
     """Decode a manifest that `pack` encoded.
 
     Raises:
@@ -91,7 +91,7 @@ def unpack(packed: bytes) -> Manifest:
     return tuple(ManifestEntry(*json.loads(line)) for line in lines if line)
 
 
-def declared_checksum(manifest: Manifest) -> str:
+def declared_checksum(manifest: FolderManifest) -> str:
     """Return the SHA-256 (`sha256:hex`) of the lines that `sha256sum` prints for the objects, sorted by path.
 
     Raises:
@@ -107,7 +107,7 @@ def declared_checksum(manifest: Manifest) -> str:
     return f"sha256:{lines.hexdigest()}"
 
 
-def listing_difference(store: ObjectStore, folder: str, manifest: Manifest) -> Difference | None:
+def listing_difference(store: ObjectStore, folder: str, manifest: FolderManifest) -> ObjectDifference | None:
     """Return the first object that is missing below `folder` or has another size; None if there is no difference.
 
     Objects that the manifest does not name are ignored.
@@ -116,22 +116,22 @@ def listing_difference(store: ObjectStore, folder: str, manifest: Manifest) -> D
     for info in store.list(folder):
         expected = left.pop(info.key, None)
         if expected is not None and expected != info.size_bytes:
-            return Difference(info.key, f"{expected} bytes", f"{info.size_bytes} bytes")
+            return ObjectDifference(info.key, f"{expected} bytes", f"{info.size_bytes} bytes")
     if left:
         key = min(left)
-        return Difference(key, f"{left[key]} bytes", "missing")
+        return ObjectDifference(key, f"{left[key]} bytes", "missing")
     return None
 
 
 def content_difference(
     store: ObjectStore,
     folder: str,
-    manifest: Manifest,
+    manifest: FolderManifest,
     *,
     after: str = "",
     share: Share | None = None,
     at_batch: Callable[[str], None] = lambda path: None,
-) -> Difference | None:
+) -> ObjectDifference | None:
     """Read all objects, and return the first that does not match its checksum; None if there is no difference.
 
     Entries without a checksum are skipped, and so are entries up to the path `after`. `at_batch` is called with the
@@ -152,7 +152,7 @@ def content_difference(
                 except MissingObject:
                     found = "missing"
                 if found != entry.checksum:
-                    return Difference(folder + entry.path, str(entry.checksum), found)
+                    return ObjectDifference(folder + entry.path, str(entry.checksum), found)
             at_batch(batch[-1].path)
     return None
 
@@ -160,12 +160,12 @@ def content_difference(
 def checksummed(
     store: ObjectStore,
     folder: str,
-    manifest: Manifest,
+    manifest: FolderManifest,
     algorithm: str,
     *,
     share: Share | None = None,
-    at_batch: Callable[[Manifest], None] = lambda manifest: None,
-) -> Manifest:
+    at_batch: Callable[[FolderManifest], None] = lambda manifest: None,
+) -> FolderManifest:
     """Compute the missing checksums, and return the complete manifest. Objects with a checksum are not read again.
 
     `at_batch` is called with the manifest so far after each batch; an exception from it ends the reading.

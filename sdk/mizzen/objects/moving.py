@@ -12,7 +12,7 @@ from mizzen.objects import checksums
 from mizzen.objects.bandwidth import Share
 from mizzen.objects.store import ChangedObject, Fetch, ObjectInfo, ObjectStore
 from mizzen.objects.uploads import CopyFailed, DamagedSource, Plan, Upload
-from mizzen.objects.vouched import InOrder, Vouched, check, digest_of
+from mizzen.objects.store_digest import InOrder, StoreDigest, check, digest_of
 from mizzen.objects.workers import AT_ONCE, Workers
 
 _MOST_PARTS = 10_000
@@ -70,8 +70,8 @@ class Moving:
         """Return the algorithm that verified an existing copy when it was made; empty if there was none."""
         if checksum is not None:
             return checksum.partition(":")[0]
-        vouched = self.source.vouched(_version(plan))
-        return vouched.algorithm if vouched else ""
+        store_digest = self.source.store_digest(_version(plan))
+        return store_digest.algorithm if store_digest else ""
 
     def move(self, plan: Plan, checksum: str | None, progress: Progress | None) -> tuple[int, str]:
         """Transfer the missing parts and assemble the object.
@@ -90,14 +90,14 @@ class Moving:
                     moved_bytes = self._bring_parts(upload, proof, progress)
                 if upload.copies_itself and plan.parts > 1:
                     self._check_unchanged(plan)
-                vouched = upload.finish()
+                store_digest = upload.finish()
             except ChangedObject:
                 upload.drop()
                 raise _changed(plan) from None
             except DamagedSource:
                 upload.drop()
                 raise
-        difference = None if vouched else self._difference(plan)
+        difference = None if store_digest else self._difference(plan)
         if difference is None and checksum is not None and not proof.has_checksum:
             found = self._checksum(plan, checksum)
             difference = None if found == checksum else f"{found} at the target, expected {checksum}"
@@ -111,8 +111,8 @@ class Moving:
         plan = upload.plan
 
         def read() -> bytearray:
-            body, vouched = self.source.content(_version(plan))
-            proof.judge(body, vouched, plan)
+            body, store_digest = self.source.content(_version(plan))
+            proof.judge(body, store_digest, plan)
             return body
 
         if not plan.parts:
@@ -126,8 +126,8 @@ class Moving:
     def _bring_parts(self, upload: Upload, proof: "_Proof", progress: Progress | None) -> int:
         plan = upload.plan
         missing = set(upload.missing())
-        vouched = None if upload.copies_itself else self.source.vouched(_version(plan))
-        order = InOrder(vouched) if vouched else None
+        store_digest = None if upload.copies_itself else self.source.store_digest(_version(plan))
+        order = InOrder(store_digest) if store_digest else None
         moved_bytes = sum(_size(plan, number) for number in missing)
         done_bytes = plan.size_bytes - moved_bytes
         under_way: deque[tuple[int, Future[None]]] = deque()
@@ -175,8 +175,8 @@ class Moving:
                 raise
         self._check_unchanged(plan)
         if order is not None:
-            check(order.vouched, order.digest, self.source.uri(plan.source_key))
-            proof.algorithm = order.vouched.algorithm
+            check(order.store_digest, order.digest, self.source.uri(plan.source_key))
+            proof.algorithm = order.store_digest.algorithm
         return moved_bytes
 
     def _give_up(self, order: InOrder | None, under_way: list[Future[None]]) -> None:
@@ -215,8 +215,8 @@ class Moving:
         if found is None or found.size_bytes != plan.size_bytes:
             return f"{found and found.size_bytes} bytes at the target, {plan.size_bytes} in the source"
         algorithm = checksums.fastest()
-        vouched = self.source.vouched(_version(plan))
-        digest = digest_of(vouched) if vouched else None
+        store_digest = self.source.store_digest(_version(plan))
+        digest = digest_of(store_digest) if store_digest else None
         with self.source.opened(plan.source_key) as fetch, self.target.opened(plan.key) as fetch_back:
             for number in range(plan.parts):
                 self._draw(_size(plan, number))
@@ -228,8 +228,8 @@ class Moving:
                 got = checksums.checksum(algorithm, [body[: fetch_back(body, plan.span(number)[0])]])
                 if got != expected:
                     return f"part {number + 1} of {plan.parts} is {got} at the target, {expected} in the source"
-        if vouched and digest is not None:
-            check(vouched, digest, self.source.uri(plan.source_key))
+        if store_digest and digest is not None:
+            check(store_digest, digest, self.source.uri(plan.source_key))
         return None
 
     def _checksum(self, plan: Plan, like: str) -> str:
@@ -255,17 +255,17 @@ class _Proof:
         """Whether the bytes match the caller's checksum."""
         self._checksum = checksum
 
-    def judge(self, body: bytearray, vouched: Vouched | None, plan: Plan) -> None:
+    def judge(self, body: bytearray, store_digest: StoreDigest | None, plan: Plan) -> None:
         """Compare a complete object with the store's digest and the caller's checksum.
 
         Raises:
             DamagedSource: one of them does not match.
         """
-        if vouched is not None:
-            digest = digest_of(vouched)
+        if store_digest is not None:
+            digest = digest_of(store_digest)
             digest.update(body)
-            check(vouched, digest, plan.source.uri(plan.source_key))
-            self.algorithm = vouched.algorithm
+            check(store_digest, digest, plan.source.uri(plan.source_key))
+            self.algorithm = store_digest.algorithm
         if self._checksum is not None:
             found = checksums.checksum(self._checksum.partition(":")[0], [body])
             if found != self._checksum:

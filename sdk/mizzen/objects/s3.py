@@ -17,8 +17,8 @@ from botocore.exceptions import ClientError, NoCredentialsError
 from mizzen.objects.buffers import Buffers
 from mizzen.objects.looking import listed
 from mizzen.objects.randomness import detach
-from mizzen.objects.s3_reading import ABSENT, Fetching, Object, content, vouched
-from mizzen.objects.s3_upload import MARK, Place, S3Upload, tidy_uploads
+from mizzen.objects.s3_reading import ABSENT, Fetching, Object, content, store_digest
+from mizzen.objects.s3_upload import MARK, ObjectRef, S3Upload, tidy_uploads
 from mizzen.objects.store import (
     STAGING,
     Body,
@@ -33,7 +33,7 @@ from mizzen.objects.store import (
     holds,
 )
 from mizzen.objects.uploads import Plan
-from mizzen.objects.vouched import Vouched
+from mizzen.objects.store_digest import StoreDigest
 from mizzen.objects.workers import AT_ONCE, ending
 
 _THERE = {"PreconditionFailed", "412"}
@@ -145,11 +145,11 @@ class S3Store:
         """Read one version of a small object; see `ObjectStore.content`."""
         return content(self._object(info.key), info.size_bytes, info.tag)
 
-    def vouched(self, info: ObjectInfo) -> Vouched | None:
+    def store_digest(self, info: ObjectInfo) -> StoreDigest | None:
         """Return the store's digest of an object; see `ObjectStore.vouched`."""
         of = self._object(info.key)
         said = self._client.head_object(**of.asked, ChecksumMode="ENABLED")
-        return vouched(of, info.size_bytes, said) if said["ETag"].strip('"') == info.tag else None
+        return store_digest(of, info.size_bytes, said) if said["ETag"].strip('"') == info.tag else None
 
     def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
         """Look up several keys; see `ObjectStore.look`."""
@@ -193,9 +193,9 @@ class S3Store:
         """
         origin = None
         if isinstance(plan.source, S3Store) and plan.source._cloud() == self._cloud():
-            origin = Place(plan.source._client, plan.source._bucket, plan.source._name(plan.source_key))
+            origin = ObjectRef(plan.source._client, plan.source._bucket, plan.source._name(plan.source_key))
         staged = f"{self._prefix}{STAGING}/{plan.mark}"
-        yield S3Upload(Place(self._client, self._bucket, self._name(plan.key)), staged, plan, origin)
+        yield S3Upload(ObjectRef(self._client, self._bucket, self._name(plan.key)), staged, plan, origin)
 
     def settle(self, keys: Iterable[str]) -> None:
         """Do nothing: an object is durable when S3 has acknowledged it. See `ObjectStore.settle`."""

@@ -20,7 +20,7 @@ from botocore.exceptions import (
 from mizzen.objects.retries import CutBody, Readable, fill
 from mizzen.objects.store import ChangedObject, Content, MissingObject
 from mizzen.objects.uploads import CopyFailed
-from mizzen.objects.vouched import Vouched, algorithms
+from mizzen.objects.store_digest import StoreDigest, algorithms
 
 ABSENT = {"404", "NoSuchKey", "NotFound"}
 _CHANGED = {"412", "PreconditionFailed"}
@@ -136,24 +136,24 @@ def content(of: Object, size_bytes: int, tag: str) -> Content:
             yield _Exactly(whole, size_bytes)
 
     fill(memoryview(body), request, _CUTS)
-    return Content(body, vouched(of, size_bytes, headers))
+    return Content(body, store_digest(of, size_bytes, headers))
 
 
-def vouched(of: Object, size_bytes: int, said: dict[str, Any]) -> Vouched | None:
+def store_digest(of: Object, size_bytes: int, said: dict[str, Any]) -> StoreDigest | None:
     """Return the strongest digest in the response `said` of S3 that this process can compute; None if there is none."""
-    found: dict[str, Vouched] = {}
+    found: dict[str, StoreDigest] = {}
     kind = said.get("ChecksumType", "COMPOSITE" if "-" in said["ETag"] else "FULL_OBJECT")
     for name in algorithms():
         value = str(said.get(f"Checksum{name.upper()}", ""))
         if value and kind == "FULL_OBJECT":
-            found[name] = Vouched(name, b64decode(value).hex())
+            found[name] = StoreDigest(name, b64decode(value).hex())
     etag = str(said["ETag"]).strip('"')
     if has_md5(said):
         value, _, parts = etag.partition("-")
         if not parts:
-            found["md5"] = Vouched("md5", value)
+            found["md5"] = StoreDigest("md5", value)
         elif part_bytes := _part_bytes(of, size_bytes, int(parts)):
-            found["md5"] = Vouched("md5", value, part_bytes)
+            found["md5"] = StoreDigest("md5", value, part_bytes)
     return next((found[name] for name in algorithms() if name in found), None)
 
 

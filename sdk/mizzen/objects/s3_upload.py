@@ -22,7 +22,7 @@ _WHOLE = ("CRC64NVME", "CRC32C", "CRC32")
 """Algorithms for which S3 computes the checksum of the whole object from those of its parts."""
 
 
-class Place(NamedTuple):
+class ObjectRef(NamedTuple):
     """Location of an object: client, bucket and name."""
 
     client: Any
@@ -57,7 +57,7 @@ class Place(NamedTuple):
 class S3Upload:
     """An `Upload` to S3. An object of one part is uploaded in one request, by `finish`."""
 
-    def __init__(self, target: Place, staged: str, plan: Plan, origin: Place | None) -> None:
+    def __init__(self, target: ObjectRef, staged: str, plan: Plan, origin: ObjectRef | None) -> None:
         """Create the upload.
 
         Args:
@@ -141,7 +141,7 @@ class S3Upload:
             self._client.delete_object(**self._object)
             raise damaged
 
-    def _copied_whole(self, origin: Place) -> bool:
+    def _copied_whole(self, origin: ObjectRef) -> bool:
         """Copy an object of one part server-side, and compare the MD5 in the ETag.
 
         Return False if the copy has no MD5 that matches. Then read the source into `_body`, for an ordinary upload.
@@ -175,7 +175,7 @@ class S3Upload:
             raise damaged
         return said
 
-    def _copied(self, number: int, origin: Place) -> dict[str, Any]:
+    def _copied(self, number: int, origin: ObjectRef) -> dict[str, Any]:
         start, end = self.plan.span(number)
         asked = {
             "CopySource": {"Bucket": origin.bucket, "Key": origin.name},

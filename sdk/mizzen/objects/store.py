@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from mizzen.objects.uploads import Plan, Upload
-from mizzen.objects.vouched import Vouched
+from mizzen.objects.store_digest import StoreDigest
 
 STAGING = ".staging"
 """Key prefix that is reserved for the stores' unfinished uploads."""
@@ -51,7 +51,7 @@ class Content(NamedTuple):
     """The complete content of one version of an object."""
 
     body: bytearray
-    vouched: Vouched | None
+    store_digest: StoreDigest | None
     """The store's digest, not yet compared with `body`; None if there is none that this process can compute."""
 
 
@@ -96,7 +96,7 @@ class ObjectStore(Protocol):
             ChangedObject: the object was replaced or removed.
         """
 
-    def vouched(self, info: ObjectInfo) -> Vouched | None:
+    def store_digest(self, info: ObjectInfo) -> StoreDigest | None:
         """Return the store's own digest of this version; None if there is none that this process can compute."""
 
     def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:

@@ -18,7 +18,7 @@ from tetris.exact.kernels.layout import (
     Levels,
     Tree,
 )
-from tetris.exact.kernels.place import place
+from tetris.exact.kernels.decide_home import decide_home
 
 
 @compiled
@@ -48,7 +48,7 @@ def search(fixed: Fixed, levels: Levels, tree: Tree, order: I8, lack_only: bool,
             tree.next[depth] = tree.children[depth]
             continue
         table = tree.table[depth]
-        place(fixed, levels, tree, depth, table, tree.child[depth, index], math.inf)
+        decide_home(fixed, levels, tree, depth, table, tree.child[depth, index], math.inf)
         number[WORK] += 1
         if depth + 1 == tables:
             tree.best[0] = tree.bound[depth, index]
@@ -107,7 +107,7 @@ def _try(
         tree.tried[region] = math.inf
         if not (tree.domain[depth, table] >> region) & 1 or region < first or region > last:
             continue
-        place(fixed, levels, tree, depth, table, region, enough)
+        decide_home(fixed, levels, tree, depth, table, region, enough)
         tree.number[WORK] += 1
         now = levels.now[depth + 1]
         bound = now[LACK] if lack_only else now[BOUND]

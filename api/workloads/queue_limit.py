@@ -23,7 +23,7 @@ class _Count:
     at_s: float
 
 
-class Room:
+class QueueLimit:
     """Refuses submissions of tenants that have `most` or more workloads in the queue.
 
     Counting thousands of rows costs as much as a submission, so a count far below the limit is cached for `_FRESH_S`.

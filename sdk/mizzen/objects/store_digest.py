@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from mizzen.objects.uploads import CopyFailed, DamagedSource
 
 
-class Vouched(NamedTuple):
+class StoreDigest(NamedTuple):
     """The digest of an object's content that its store publishes."""
 
     algorithm: str
@@ -103,23 +103,23 @@ def algorithms() -> dict[str, Callable[[], Any]]:
     return known
 
 
-def digest_of(vouched: Vouched) -> Digest:
+def digest_of(store_digest: StoreDigest) -> Digest:
     """Return a new digest object that is computed in the same way as the store's digest."""
-    if vouched.part_bytes:
-        return _Composite(vouched.algorithm, vouched.part_bytes)
-    digest: Digest = algorithms()[vouched.algorithm]()
+    if store_digest.part_bytes:
+        return _Composite(store_digest.algorithm, store_digest.part_bytes)
+    digest: Digest = algorithms()[store_digest.algorithm]()
     return digest
 
 
-def check(vouched: Vouched, found: Digest, where: str) -> None:
+def check(store_digest: StoreDigest, found: Digest, where: str) -> None:
     """Compare the digest of the bytes read from the object `where` with the store's digest.
 
     Raises:
         DamagedSource: they differ. The message gives both.
     """
-    if found.hexdigest() != vouched.value:
-        read = Vouched(vouched.algorithm, found.hexdigest())
-        raise DamagedSource(f"{where}: damaged in transit or in the store: read {read}, the store has {vouched}")
+    if found.hexdigest() != store_digest.value:
+        read = StoreDigest(store_digest.algorithm, found.hexdigest())
+        raise DamagedSource(f"{where}: damaged in transit or in the store: read {read}, the store has {store_digest}")
 
 
 class InOrder:
@@ -128,9 +128,9 @@ class InOrder:
     Threads must start the parts in order, each part in one thread; otherwise the threads deadlock.
     """
 
-    def __init__(self, vouched: Vouched) -> None:
-        self.vouched = vouched
-        self.digest = digest_of(vouched)
+    def __init__(self, store_digest: StoreDigest) -> None:
+        self.store_digest = store_digest
+        self.digest = digest_of(store_digest)
         self._next = 0
         self._ended = False
         self._changed = threading.Condition()

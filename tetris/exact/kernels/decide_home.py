@@ -26,7 +26,7 @@ from tetris.exact.kernels.layout import (
 
 
 @compiled
-def place(fixed: Fixed, levels: Levels, tree: Tree, level: int, table: int, region: int, enough: float) -> None:
+def decide_home(fixed: Fixed, levels: Levels, tree: Tree, level: int, table: int, region: int, enough: float) -> None:
     """Computes level `level` + 1 by deciding the table's home; sets `tree.home`. `enough` is as in `weigh`."""
     after = level + 1
     for entry in range(levels.floats.shape[1]):
