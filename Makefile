@@ -72,7 +72,7 @@ $(LIBRARIES)/.ready: requirements-integrations.lock requirements-torch-cpu.lock 
 chaos: setup $(VENV)/.compiled
 	@$(BIN)/python -m tests.chaos --seeds 10 $(ARGS)
 
-# Copies and nights killed at random instants; damaged tables; 500 damaged checkpoints.
+# Copies and placement runs killed at random instants; damaged tables; 500 damaged checkpoints.
 chaos-copies: setup $(VENV)/.compiled
 	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -m chaos tests/objects tests/activities tests/sdk $(ARGS)
 

@@ -20,8 +20,8 @@ from activities.capacity.keeper import PoolKeeper
 from activities.data.buckets import BucketCheck
 from activities.data.copies import CopyActivities
 from activities.data.moves import MoveActivities
-from activities.data.night_schedule import set_schedule
-from activities.data.nights import NightActivities
+from activities.data.placement_runs import PlacementRunActivities
+from activities.data.placement_schedule import set_schedule
 from activities.data.removal import RemovalActivities
 from activities.data.scrub import ScrubActivities
 from activities.lifecycle.dispatch import Dispatcher
@@ -73,14 +73,15 @@ def control_activities(
     machines = MachineActivities(engine, settings)
     house = HousekeepingActivities(engine, settings)
     instances = InstanceActivities(engine, settings, providers)
-    nights, moves = NightActivities(engine, settings), MoveActivities(engine, settings)
+    placement_runs, moves = PlacementRunActivities(engine, settings), MoveActivities(engine, settings)
     return [
         workloads.transition, workloads.release, workloads.flushed, launch.stage, launch.staged_here, auction.scan,
         auction.award, auction.dry_run, machines.register, machines.ready, machines.lost, machines.noticed,
         instances.launch, instances.look, instances.move, instances.drain, instances.terminate,
-        house.collect, house.reconcile, house.expire, RemovalActivities(engine, client).remove, nights.open_night,
-        nights.plan_night, nights.nights_paused, nights.assign_partitions,
-        nights.end_night, moves.next_move, moves.finish_move,
+        house.collect, house.reconcile, house.expire, RemovalActivities(engine, client).remove,
+        placement_runs.open_placement_run,
+        placement_runs.plan_placement_run, placement_runs.placement_paused, placement_runs.assign_partitions,
+        placement_runs.end_placement_run, moves.next_move, moves.finish_move,
     ]  # fmt: skip
 
 
@@ -94,7 +95,7 @@ def _workflows() -> list[type]:
     from workflows.housekeeping import HousekeepingWorkflow
     from workflows.instance import InstanceWorkflow
     from workflows.machine import MachineWorkflow
-    from workflows.night import NightWorkflow
+    from workflows.placement_run import PlacementRunWorkflow
     from workflows.replica import ReplicaWorkflow
     from workflows.scheduler import DryRunWorkflow, SchedulerWorkflow
     from workflows.scrub import ScrubWorkflow
@@ -102,7 +103,7 @@ def _workflows() -> list[type]:
 
     return [
         WorkloadWorkflow, SchedulerWorkflow, DryRunWorkflow, MachineWorkflow, HousekeepingWorkflow, ReplicaWorkflow,
-        NightWorkflow, ScrubWorkflow, InstanceWorkflow,
+        PlacementRunWorkflow, ScrubWorkflow, InstanceWorkflow,
     ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from api import auth, bodies, health, limits, metrics, openapi, problems, reference, refusals
-from api.data import archives, instance, nights, partitions, tables, usage
+from api.data import archives, instance, partitions, placement_runs, tables, usage
 from api.fleet import clusters, costs, instances, machines, pools, regions, removal, snapshot
 from api.people import audit, keys, secrets, tenants
 from api.state import State
@@ -19,7 +19,8 @@ _ROUTERS = (
     routes.router, actions.router, queue.router, events.router, logs.router, tenants.router, secrets.router,
     keys.router, audit.router, regions.router, clusters.router, costs.router, machines.router, removal.router,
     pools.router, instances.router,
-    snapshot.router, tables.router, partitions.router, usage.router, instance.router, nights.router, archives.router,
+    snapshot.router, tables.router, partitions.router, usage.router, instance.router, placement_runs.router,
+    archives.router,
     health.router, reference.router,
 )  # fmt: skip
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from math import inf
 
 from auction.candidate import Candidate, Outcome, Stats
-from auction.joint import JointChoice, Head, Plans, is_better, may_improve, proposals
+from auction.joint import Head, JointChoice, Plans, is_better, may_improve, proposals
 from auction.region_bidder import RegionBidder
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode

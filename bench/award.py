@@ -20,7 +20,7 @@ import psycopg
 from sqlalchemy import Engine, insert
 
 from activities.scheduling.awards import Awarded, PlannedAward, Verdict, award, connected
-from bench.harness import Bench, Figure, Line, Measured, Suite, InvalidBenchmark, interleave, medians
+from bench.harness import Bench, Figure, InvalidBenchmark, Line, Measured, Suite, interleave, medians
 from bench.postgres import postgres
 from domain.criteria import PlanQuality
 from domain.reasons import Reason, ReasonCode

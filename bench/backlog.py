@@ -37,7 +37,7 @@ from sqlalchemy import func, select
 from temporalio.client import Client as Temporal
 
 from bench import bare
-from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark
+from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite
 from infra.config import TemporalSettings
 from infra.db.logs import Outbox
 from infra.db.models import Machine, Workload
@@ -171,7 +171,9 @@ class Stack:
         while not holds():
             if time.monotonic() > give_up_s or self.process.poll() is not None:
                 self._log.seek(0)
-                raise InvalidBenchmark(f"mizzen up has ended, or {patience_s:.0f} s have passed; log: {self._log.read()[-500:]}")
+                raise InvalidBenchmark(
+                    f"mizzen up has ended, or {patience_s:.0f} s have passed; log: {self._log.read()[-500:]}"
+                )
             time.sleep(0.1)
 
     def in_threads(self, work: Callable[[Client, int], object], count: int) -> None:

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark
+from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite
 
 MEGABYTES = 1024
 INTEGRATIONS = Path(".venv-integrations/bin/python")
@@ -105,7 +105,9 @@ def run(bench: Bench) -> Iterator[Figure]:
                 rounds.append(json.loads(said) | {"live_most_bytes": 64 << 20})
                 bench.say(f"round {len(rounds)} of {bench.rounds}")
         if process.returncode or len(rounds) != bench.rounds:
-            raise InvalidBenchmark(f"the measuring process ended with code {process.returncode} after {len(rounds)} rounds")
+            raise InvalidBenchmark(
+                f"the measuring process ended with code {process.returncode} after {len(rounds)} rounds"
+            )
     for line in LINES:
         above, below = _OF[line.name]
         ratios = sorted(found[above] / found[below] for found in rounds)

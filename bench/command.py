@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench.harness import ROUNDS, Bench, Figure, Suite, InvalidBenchmark, missing
+from bench.harness import ROUNDS, Bench, Figure, InvalidBenchmark, Suite, missing
 
 EXIT_SHORT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 SUITES = {

@@ -28,7 +28,7 @@ from uuid import uuid4
 import httpx
 import numpy as np
 
-from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark, interleave, medians, seconds
+from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, interleave, medians, seconds
 from mizzen.objects import open_store
 from mizzen.objects.copying import copy_prefix
 

@@ -26,7 +26,7 @@ from sqlalchemy import Engine, func, select
 from temporalio.client import Client as Temporal
 
 from bench import bare
-from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark, interleave, medians
+from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, interleave, medians
 from infra.config import ApiSettings, Settings, TemporalSettings
 from infra.db.models import Attempt, Machine, Workload
 from infra.db.session import open_engine, transaction

@@ -8,7 +8,7 @@ workload, as the reference does. The queue is from `bench.queues`, and both must
 from collections.abc import Iterator
 
 from bench import queues
-from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark, interleave, medians, timed
+from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, interleave, medians, timed
 from gms import reference
 from gms.columns import QueueColumns
 from gms.scan import scan_queue

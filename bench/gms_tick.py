@@ -26,7 +26,7 @@ from activities.scheduling.bids import RegionActivities
 from activities.scheduling.reading import Reader
 from activities.scheduling.scheduler_state import SchedulerState
 from bench import queues
-from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark, interleave, medians, seconds
+from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, interleave, medians, seconds
 from bench.postgres import postgres
 from domain.protocol import AwardRequest, BidRequest
 from domain.spec import JobSpec, ResourceSpec, WorkloadSpec

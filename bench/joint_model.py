@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from bench.replica_objective import ReplicaWeights, ReplicaCost, is_read, supply_share, worth
+from bench.replica_objective import ReplicaCost, ReplicaWeights, is_read, supply_share, worth
 from tetris.climb import climb
 from tetris.columns import ML, NONE, Columns, Floats, Ints
 from tetris.homes_model import HomesModel, least_unit, one_worker

@@ -105,7 +105,9 @@ class Process:
                 self.hear()
                 return len(self.told(word)) >= times
             if time.monotonic() > end_s:
-                raise ProcessTimeout(f"{self.job}: no {word!r} in {WAIT_S:g} s; at {self.stage}; last lines: {self.lines[-5:]}")
+                raise ProcessTimeout(
+                    f"{self.job}: no {word!r} in {WAIT_S:g} s; at {self.stage}; last lines: {self.lines[-5:]}"
+                )
             select.select([self._read], [], [], 0.2)
 
     def poll(self) -> bool:

@@ -287,7 +287,14 @@ class Run:
             for process in killed:
                 tally.places[process.stage] += 1
             # A process reports a stage shortly before it begins.
-            late = (SaveStage.RECORD, SaveStage.COMMITTED, SaveStage.REMOVAL, SaveStage.ENDED, SaveStage.TRAINING, SaveStage.MEETING)
+            late = (
+                SaveStage.RECORD,
+                SaveStage.COMMITTED,
+                SaveStage.REMOVAL,
+                SaveStage.ENDED,
+                SaveStage.TRAINING,
+                SaveStage.MEETING,
+            )
             self.unpruned += any(process.stage[0] in late for process in killed)
             self.arena.tell(
                 {

@@ -23,8 +23,8 @@ from mizzen.checkpoint import Checkpointer, CheckpointWarning, StaleAttemptError
 from mizzen.checkpoint.background import Saving
 from mizzen.checkpoint.roots import open_root
 from mizzen.objects.store import Body, Content, Fetch, ObjectInfo, ObjectStat, ObjectStore
-from mizzen.objects.uploads import Plan, Upload
 from mizzen.objects.store_digest import StoreDigest
+from mizzen.objects.uploads import Plan, Upload
 
 SIDE, SLICE, SAMPLES, FIXED_BYTES = 160, 3000, 17, 64 << 10
 

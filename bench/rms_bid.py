@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 
 from bench import regions
-from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark, collector_off, interleave, medians
+from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, collector_off, interleave, medians
 from domain.scheduling import PlacementRequest
 from rms.bid import bid_in
 from rms.gang import Planner

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from bench import regions
-from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark, exponent, interleave, medians, seconds
+from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, exponent, interleave, medians, seconds
 from rms.award import award
 from rms.bid import bid_in
 from rms.gang import Planner
@@ -43,7 +43,9 @@ def schedule(region: Region, workloads: int) -> float:
 
     took_s = seconds(work)
     if refused:
-        raise InvalidBenchmark(f"{len(refused)} of {workloads} workloads were refused, first {refused[0]}; all must fit")
+        raise InvalidBenchmark(
+            f"{len(refused)} of {workloads} workloads were refused, first {refused[0]}; all must fit"
+        )
     return took_s
 
 

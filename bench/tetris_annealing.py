@@ -12,7 +12,7 @@ from statistics import median
 from time import thread_time
 
 from bench.annealing import anneal
-from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark
+from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite
 from bench.tetris_dense import dense
 from tetris.climb import climb, load
 from tetris.columns import Columns, Ints

@@ -8,7 +8,7 @@ size; the gap of its search without the proof is a separate line.
 from collections.abc import Iterator
 from statistics import median
 
-from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark
+from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite
 from tetris import exact
 from tetris.climb import climb
 from tetris.columns import Columns
@@ -37,7 +37,9 @@ def run(bench: Bench) -> Iterator[Figure]:
         searched = climb(columns, time_s=_SEARCH_S, seed=seed, proves=False)
         answer = exact.solve(columns, time_s=_EXACT_S, upper=searched.home)
         if not answer.proved:
-            raise InvalidBenchmark(f"seed {seed}: {TABLES} tables on {REGIONS} regions: optimum not proved in {_EXACT_S:.0f} s")
+            raise InvalidBenchmark(
+                f"seed {seed}: {TABLES} tables on {REGIONS} regions: optimum not proved in {_EXACT_S:.0f} s"
+            )
         if max(found.lack, searched.lack) > answer.excess + 1e-9:
             raise InvalidBenchmark(f"seed {seed}: climb's plan exceeds the limits by more than the optimum does")
         gaps.append(_gap(found.total, answer.total, columns))

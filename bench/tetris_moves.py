@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bench.harness import Bench, Figure, Line, Suite, InvalidBenchmark, interleave, medians, timed
+from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, interleave, medians, timed
 from bench.tetris_numpy import Numpy
 from tetris.climb import LACKING, Step, climb, one_pass
 from tetris.generate import generate

@@ -111,10 +111,10 @@ def scrub_workflow_id(region: str) -> str:
     return f"scrub/{region}"
 
 
-NIGHT_SCHEDULE_ID = "tetris"
+PLACEMENT_SCHEDULE_ID = "tetris"
 """Id of the Temporal schedule of the nightly placement of tables."""
-NIGHT_WORKFLOW_ID = "tetris-night"
-"""Id of the workflow of a night. Temporal appends the start time; the result is the night's id."""
+PLACEMENT_RUN_WORKFLOW_ID = "tetris-night"
+"""Id of the workflow of a placement run. Temporal appends the start time; the result is the placement run's id."""
 CONTROL_QUEUE = "control"
 SCHEDULER_WORKFLOW_ID = "scheduler"
 HOUSEKEEPING_WORKFLOW_ID = "housekeeping"
@@ -174,9 +174,9 @@ def partition_prefix(table: str, partition: str) -> str:
     return f"{table_prefix(table)}{partition}/"
 
 
-def night_prefix(night: str) -> str:
-    """Returns the prefix of a night's stored documents: its instance, plan, replicas and moves."""
-    return f"tetris/nights/{night}/"
+def placement_run_prefix(placement_run: str) -> str:
+    """Returns the prefix of a placement run's stored documents: its instance, plan, replicas and moves."""
+    return f"tetris/nights/{placement_run}/"
 
 
 def archive_key(sha256: str) -> str:

@@ -20,7 +20,7 @@ from experiments.cases import (
 )
 from experiments.documents import table, write_between
 from experiments.pictures import draw
-from experiments.summary import Misses, CaseResult, bound_gpu_h, load, misses, wait_figures
+from experiments.summary import CaseResult, Misses, bound_gpu_h, load, misses, wait_figures
 
 BEGIN, END = "<!-- tables: written by `make experiment` -->", "<!-- end of the tables -->"
 LEVELS = {"1 and 2": (1, 2), "3 and 4": (3, 4), "5 to 7": (5, 6, 7)}

@@ -10,7 +10,7 @@ from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1, I4, I8
 from rms.choices import spanning
 from rms.criteria import OF_VICTIMS, rating_of
-from rms.eviction import VictimSearch, VictimCache, free_all, most_placeable, plan_evicting
+from rms.eviction import VictimCache, VictimSearch, free_all, most_placeable, plan_evicting
 from rms.packing import Spread
 from rms.planning import NO_PLAN, most_ever, plan_free, take
 from rms.plans import SEVERAL, GangPlan, JobPlan, PlanFailure, need_of

@@ -10,7 +10,7 @@ from infra.errors import ConfigurationError
 from mizzen.cli.output import dump, emit_one
 from mizzen.cli.session import Commands, Session, finish, say
 from server.commands import EXIT_USAGE, run_command
-from server.night_commands import COMMANDS as NIGHT_COMMANDS
+from server.placement_commands import COMMANDS as PLACEMENT_COMMANDS
 from server.usage_commands import usage
 
 _PATH = click.Path(path_type=Path)
@@ -38,7 +38,7 @@ def tetris() -> None:
     """Place tables near the jobs that read them."""
 
 
-for command in (usage, *NIGHT_COMMANDS):
+for command in (usage, *PLACEMENT_COMMANDS):
     tetris.add_command(command)
 
 

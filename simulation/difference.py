@@ -73,7 +73,12 @@ def _wait(until: str, quota: str, level: str) -> Callable[[PolicyRow], Any]:
 
 
 def _difference(
-    policy: str, figure: str, of: Callable[[PolicyRow], Any], shown: Callable[[Any], str], before: PolicyRow, after: PolicyRow
+    policy: str,
+    figure: str,
+    of: Callable[[PolicyRow], Any],
+    shown: Callable[[Any], str],
+    before: PolicyRow,
+    after: PolicyRow,
 ) -> Difference:
     old, new = of(before), of(after)
     if shown(old) == shown(new):

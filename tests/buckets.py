@@ -9,14 +9,14 @@ from bench import buckets
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[buckets.Endpoint]:
-    """An S3 server."""
+    """The endpoint of a simulated S3 server."""
     with buckets.s3() as endpoint:
         yield endpoint
 
 
 @pytest.fixture(scope="session")
 def gcs_endpoint() -> Iterator[buckets.Endpoint]:
-    """A Google Cloud Storage server."""
+    """The endpoint of a simulated Google Cloud Storage server."""
     with buckets.gcs() as endpoint:
         yield endpoint
 
@@ -29,11 +29,11 @@ def _bucket(endpoint: buckets.Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def s3_url(s3_endpoint: buckets.Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
-    """URL of an empty prefix in an S3 bucket."""
+    """The URL of an empty prefix in a new S3 bucket."""
     return _bucket(s3_endpoint, monkeypatch)
 
 
 @pytest.fixture
 def gcs_url(gcs_endpoint: buckets.Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
-    """URL of an empty prefix in a Google Cloud Storage bucket."""
+    """The URL of an empty prefix in a new Google Cloud Storage bucket."""
     return _bucket(gcs_endpoint, monkeypatch)

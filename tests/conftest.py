@@ -1,4 +1,4 @@
-"""Fixtures that several folders share: a real Postgres, and databases on it."""
+"""Fixtures for all test folders (Postgres and its databases), and the order in which the test files run."""
 
 import faulthandler
 import gc
@@ -45,7 +45,10 @@ _STACKS = ("tests/stack/", "tests/chaos/test_chaos.py")
 
 
 class Stacks(LoadFileScheduling):
-    """Keeps the tests of a file on one worker, and all tests of whole stacks too, because two cores run only one."""
+    """Runs the tests of one file on one worker, and all tests of whole stacks on one worker.
+
+    Two stacks at a time are too much for two cores.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return "tests/stack" if nodeid.startswith(_STACKS) else super()._split_scope(nodeid)
@@ -89,7 +92,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 _LONG = (
     "tests/netns/test_netns.py",
     "tests/bench/test_kill_loop.py",
-    "tests/activities/test_nights.py",
+    "tests/activities/test_placement_runs.py",
     "tests/activities/test_scheduler_state.py",
     "tests/sdk/test_sdk_kill.py",
     "tests/agent/test_fleet.py",

@@ -3,8 +3,8 @@
 A separate process is used because compiled searches block the interpreter and large instances need much memory. The
 input in the folder is the instance (`instance/`), the partitions that jobs read (`reads.json`), and `request.json`:
 `time_s`, `seed`, `policy` (the replica policy; null to plan homes only) and `droppable` (the replicas, as [table,
-region], that the night may drop). The results are written to the same folder. Each line on stdout reports progress: a
-fraction from 0 to 1, the phase, and the total.
+region], that the placement run may drop). The results are written to the same folder. Each line on stdout reports
+progress: a fraction from 0 to 1, the phase, and the total.
 """
 
 import json
@@ -22,7 +22,7 @@ from tetris.columns import Columns
 from tetris.documents import plan_document, read_reads
 from tetris.folders import read_folder
 from tetris.needed import RequiredPieces
-from tetris.night import plan_night
+from tetris.placement_run import plan_placement_run
 from tetris.replicas import Policy
 
 
@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
         return
     needed = RequiredPieces.of(columns, read_reads((folder / "reads.json").read_bytes()))
     stay = _staying(columns, {(table, region) for table, region in request.get("droppable", [])})
-    plan = plan_night(columns, _policy(request["policy"]), needed=needed, stay=stay, **how)
+    plan = plan_placement_run(columns, _policy(request["policy"]), needed=needed, stay=stay, **how)
     _write(folder / "plan.json", plan_document(plan.homes))
     _write(folder / "replicas.json", plan.replicas)
     with (folder / "moves.jsonl").open("w") as lines:

@@ -47,7 +47,8 @@ class Replica:
     region: int
     reason: Reason
     part: float
-    """Fraction of the table's bytes: 1 for the whole table, less for the partitions of a job (`RequiredPieces.names`)."""
+    """Fraction of the table's bytes: 1 for the whole table, less for the partitions of a job (`RequiredPieces.names`).
+    """
     job: int = NONE
     """The job for which the replica was added, or NONE."""
     edge: int = NONE

@@ -246,7 +246,8 @@ class Attempt:
            of the tasks is confirmed (`ReleaseRequest.silent_machines`), so no other attempt can hold their slots.
         2. The attempt is released without waiting for the tasks. Meanwhile the next attempt is awarded, evicts its
            victims and writes its launch description, which are the long steps.
-        3. The next attempt waits for the end of the tasks or of their grace (`PendingSaves`) before it does anything that
+        3. The next attempt waits for the end of the tasks or of their grace (`PendingSaves`) before it does anything
+           that
            would disturb the save. Copying the checkpoint to another region fences the source, and the first action of
            the new tasks is to claim the checkpoints. Either would reject the running save and lose its work.
         4. Then the next attempt claims the checkpoints. If an old task still runs because its machine is partitioned,

@@ -1,1 +1,1 @@
-"""Activities on tables and checkpoints: copies, replicas, nights, and checks of buckets and their content."""
+"""Activities on tables and checkpoints: copies, replicas, placement runs, and checks of buckets and their content."""

@@ -1,23 +1,25 @@
-"""The moves of a night: selects and begins the next move, and switches a table's home when its copy is complete."""
+"""The moves of a placement run: selects and begins the next move, and switches a table's home when its copy is
+complete.
+"""
 
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 from temporalio import activity
 
-from activities.data.night_moves import give_up
-from domain.nights import MoveOrder, MoveRef, NextMove
+from activities.data.placement_moves import give_up
+from domain.placement_runs import MoveOrder, MoveRef, NextMove
 from domain.protocol import Activity
 from infra.config import Settings
 from infra.db import events, integrity, outbox
 from infra.db.catalogue import StorageFull, drop_replica, lacking, no_room, want_partitions, want_replica
 from infra.db.models import Region
-from infra.db.nights import Night, NightMove, NightPause
+from infra.db.placement_runs import PlacementMove, PlacementPause, PlacementRun
 from infra.db.session import transaction
 from infra.db.tables import Replica, Table
 
 
 class MoveActivities:
-    """The activities of a night's workflow that begin and finish moves."""
+    """The activities of a placement run's workflow that begin and finish moves."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
@@ -30,19 +32,26 @@ class MoveActivities:
         A lane that has not finished its move gets the same move again.
         """
         with transaction(self._engine) as session:
-            # The lock serializes the lanes of a night.
-            night = session.get(Night, ask.night, with_for_update=True)
-            if night is None or night.state != "moving" or night.dry_run:
+            # The lock serializes the lanes of a placement run.
+            placement_run = session.get(PlacementRun, ask.night, with_for_update=True)
+            if placement_run is None or placement_run.state != "moving" or placement_run.dry_run:
                 return MoveOrder(over=True)
-            own = NightMove.night == ask.night
-            mine = session.scalars(select(NightMove).where(own, NightMove.lane == ask.lane, _COPYING)).one_or_none()
-            if session.get(NightPause, True) is not None:
+            own = PlacementMove.night == ask.night
+            mine = session.scalars(
+                select(PlacementMove).where(own, PlacementMove.lane == ask.lane, _COPYING)
+            ).one_or_none()
+            if session.get(PlacementPause, True) is not None:
                 return MoveOrder(paused=True)
             if mine is not None:
                 return _order(mine)
-            if session.execute(select(func.clock_timestamp() > night.deadline_at)).scalar_one():
+            if session.execute(select(func.clock_timestamp() > placement_run.deadline_at)).scalar_one():
                 return MoveOrder(over=True)
-            waiting = select(NightMove).where(own, NightMove.state == "waiting").order_by(NightMove.number).limit(1)
+            waiting = (
+                select(PlacementMove)
+                .where(own, PlacementMove.state == "waiting")
+                .order_by(PlacementMove.number)
+                .limit(1)
+            )
             while (move := session.scalars(waiting).one_or_none()) is not None:
                 if self._begun(session, move):
                     move.lane = ask.lane
@@ -59,7 +68,7 @@ class MoveActivities:
         has been verified since the move began.
         """
         with transaction(self._engine) as session:
-            move = session.get(NightMove, (ref.night, ref.number), with_for_update=True)
+            move = session.get(PlacementMove, (ref.night, ref.number), with_for_update=True)
             if move is None or move.state != "copying":
                 return True
             table = session.get(Table, move.data_table, with_for_update=True)
@@ -85,7 +94,7 @@ class MoveActivities:
             _done(move)
             return True
 
-    def _begun(self, session: Session, move: NightMove) -> bool:
+    def _begun(self, session: Session, move: PlacementMove) -> bool:
         """Begins a move; returns whether it is to be copied now. Otherwise the move is done or left out."""
         target = session.get(Region, move.target_region, with_for_update={"key_share": True})
         table = session.get(Table, move.data_table, with_for_update=True)
@@ -105,7 +114,7 @@ class MoveActivities:
         where = move.data_table, move.target_region
         try:
             if move.partitions is None:
-                copy = want_replica(session, *where, fresh=True, night=move.night)
+                copy = want_replica(session, *where, fresh=True, placement_run=move.night)
             else:
                 copy = want_partitions(session, *where, move.partitions, move.night)
         except StorageFull as full:
@@ -116,16 +125,16 @@ class MoveActivities:
         session.flush()
         return True
 
-    def _dropped(self, session: Session, move: NightMove, table: Table, there: Replica | None) -> bool:
+    def _dropped(self, session: Session, move: PlacementMove, table: Table, there: Replica | None) -> bool:
         if there is None or there.state != "ready" or table.home_region == move.target_region:
             return _leave(move, "the replica to drop does not exist any more")
         if (wrong := integrity.wrong_region(session, table.name)) is not None:
             return _leave(move, f"the copy in {wrong} was found wrong; no replica is dropped until it is repaired")
-        drop_replica(session, table.name, there.region, grace_s=self._nightly.grace_s, night=move.night)
+        drop_replica(session, table.name, there.region, grace_s=self._nightly.grace_s, placement_run=move.night)
         move.begun_at = func.clock_timestamp()
         return _done(move)
 
-    def _switched(self, session: Session, move: NightMove, table: Table) -> bool:
+    def _switched(self, session: Session, move: PlacementMove, table: Table) -> bool:
         if table.home_region != move.source_region:
             return _leave(move, f"the table's home is now {table.home_region}")
         table.home_region = move.target_region
@@ -134,33 +143,35 @@ class MoveActivities:
         if old is not None and move.keeps_source and old.state == "ready":
             old.made_by = "night"
         else:
-            drop_replica(session, table.name, move.source_region, grace_s=self._nightly.grace_s, night=move.night)
+            drop_replica(
+                session, table.name, move.source_region, grace_s=self._nightly.grace_s, placement_run=move.night
+            )
         detail = {"table": table.name, "source": move.source_region, "night": move.night}
         events.record(session, "table.moved", region=move.target_region, detail=detail)
         outbox.wake_scheduler(session)
         return True
 
 
-def _verified(session: Session, move: NightMove) -> bool:
+def _verified(session: Session, move: PlacementMove) -> bool:
     """Returns whether the whole copy at the target was read and found right after the move began."""
     since = move.begun_at or integrity.clock(session)
     return not integrity.unverified(session, move.data_table, move.target_region, since=since)
 
 
-_COPYING = NightMove.state == "copying"
+_COPYING = PlacementMove.state == "copying"
 
 
-def _order(move: NightMove) -> MoveOrder:
+def _order(move: PlacementMove) -> MoveOrder:
     return MoveOrder(
         number=move.number, table=move.data_table, source_region=move.source_region, target_region=move.target_region
     )
 
 
-def _leave(move: NightMove, because: str) -> bool:
+def _leave(move: PlacementMove, because: str) -> bool:
     move.state, move.left_because, move.ended_at = "left", because, func.clock_timestamp()
     return False
 
 
-def _done(move: NightMove) -> bool:
+def _done(move: PlacementMove) -> bool:
     move.state, move.ended_at = "done", func.clock_timestamp()
     return False

@@ -22,7 +22,7 @@ from domain import ids
 from domain.protocol import Activity
 from infra.db import events, integrity, outbox
 from infra.db.models import Attempt, Region, Workload
-from infra.db.nights import Night, NightMove
+from infra.db.placement_runs import PlacementMove, PlacementRun
 from infra.db.session import in_thread, transaction
 from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from mizzen.objects.store import ObjectStore, open_store
@@ -168,7 +168,8 @@ class RemovalActivities:
 
 
 def _unused(session: Session, table: str, region: str) -> Replica | None:
-    """Returns the locked row of a replica whose grace is over, if no live attempt reads it and no night copies it.
+    """Returns the locked row of a replica whose grace is over, if no live attempt reads it and no placement run copies
+    it.
 
     The row lock prevents that the replica is taken into use again before this transaction ends.
     """
@@ -183,10 +184,10 @@ def _unused(session: Session, table: str, region: str) -> Replica | None:
         .limit(1)
     )
     copies = (
-        select(NightMove.number)
-        .join(Night, Night.id == NightMove.night)
-        .where(Night.state == "moving", NightMove.state == "copying")
-        .where(NightMove.data_table == table, NightMove.target_region == region)
+        select(PlacementMove.number)
+        .join(PlacementRun, PlacementRun.id == PlacementMove.night)
+        .where(PlacementRun.state == "moving", PlacementMove.state == "copying")
+        .where(PlacementMove.data_table == table, PlacementMove.target_region == region)
         .limit(1)
     )
     return row if session.scalar(readers) is None and session.scalar(copies) is None else None

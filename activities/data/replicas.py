@@ -22,7 +22,7 @@ from domain.protocol import NIGHTLY, ReplicateTable
 from infra.config import Settings
 from infra.db import events, integrity, outbox
 from infra.db.catalogue import held_bytes, lacking
-from infra.db.nights import home_move_began
+from infra.db.placement_runs import home_move_began
 from infra.db.session import transaction
 from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from mizzen.objects.store import MissingObject
@@ -163,7 +163,7 @@ class Completion:
                 outbox.wake_scheduler(session)
 
     def _verify_new_home(self) -> None:
-        """If a night moves the table's home here, reads the whole copy once after the move began."""
+        """If a placement run moves the table's home here, reads the whole copy once after the move began."""
         while True:
             with transaction(self._engine) as session:
                 self._wanted(session)

@@ -82,7 +82,9 @@ class Verifier:
             self._wrong((partition.data_table, partition.name, reference), str(error))
             raise
 
-    def _made(self, partition: Partition, known: FolderManifest | None, reference: str, reading: Reading) -> FolderManifest:
+    def _made(
+        self, partition: Partition, known: FolderManifest | None, reference: str, reading: Reading
+    ) -> FolderManifest:
         bucket, location = self.bucket(reference), partition.location
         what = f"table {partition.data_table}, partition {partition.name}"
         found = manifest.listed(bucket.store, location) if known is None else known

@@ -222,7 +222,7 @@ class Dispatcher:
                 asked = ReplicateTable(body["table"], body["source"], body["target"], body.get("share", ON_DEMAND))
                 deliver = self._replicate(asked)
             elif row.kind == "night":
-                deliver = self._night(str(body["night"]))
+                deliver = self._placement_run(str(body["night"]))
             elif row.kind == "scrub":
                 deliver = start_scrub(self._client, str(body["region"]))
             elif row.kind == "instance":
@@ -271,10 +271,10 @@ class Dispatcher:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
 
-    async def _night(self, night: str) -> None:
+    async def _placement_run(self, placement_run: str) -> None:
         await self._client.start_workflow(
             "NightWorkflow",
-            id=night,
+            id=placement_run,
             task_queue=ids.CONTROL_QUEUE,
             start_signal="look",
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, delete, exists, func, select, text, update
 from temporalio import activity
 
 from activities.data.archives import forget_archives
-from activities.data.nights import forget_nights
+from activities.data.placement_runs import forget_placement_runs
 from domain import ids
 from domain.protocol import Activity, NodeHeartbeat
 from infra.config import Settings
@@ -82,7 +82,7 @@ class HousekeepingActivities:
             except Exception as error:
                 _log.warning("remains of interrupted writers in %s cannot be removed now: %s", url, error)
         forget_archives(self._engine, buckets, lifecycle.keep_archives_s)
-        forget_nights(self._engine, lifecycle.keep_records_s)
+        forget_placement_runs(self._engine, lifecycle.keep_records_s)
         with transaction(self._engine) as session:
             long_ago = _ago(lifecycle.keep_records_s)
             session.execute(delete(Workload).where(Workload.expired_at.is_not(None), Workload.finished_at < long_ago))

@@ -261,7 +261,7 @@ class Reconciler:
     # --------------------------------------------------------------------------------------------- copies and machines
 
     async def _compare_copies(self) -> None:
-        """Starts the missing workflows of table copies and of an open night."""
+        """Starts the missing workflows of table copies and of an open placement run."""
         wanted = await in_thread(self._wanted_copies)
         running = {e.id async for e in self._list(_COPIES)} if wanted else set()
         due = self._copies.due({id_: None for id_ in wanted if id_ not in running})

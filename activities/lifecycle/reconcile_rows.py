@@ -12,7 +12,7 @@ from domain.phases import PLACED_PHASES
 from domain.protocol import MailKind
 from infra.db import outbox
 from infra.db.models import Attempt, Machine, Workload
-from infra.db.nights import open_night
+from infra.db.placement_runs import open_placement_run
 from infra.db.tables import Replica, Table
 
 _PLACED = sorted(p.value for p in PLACED_PHASES)
@@ -136,18 +136,18 @@ def present_machines(session: Session) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A table copy or a night that needs a running workflow."""
+    """A table copy or a placement run that needs a running workflow."""
 
-    night: str | None = None
+    placement_run: str | None = None
     table: str = ""
     source: str = ""
     target: str = ""
 
 
 def wanted_copies(session: Session) -> dict[str, Wanted]:
-    """Returns the table copies and the open night that need a workflow, by workflow id.
+    """Returns the table copies and the open placement run that need a workflow, by workflow id.
 
-    Copies that are part of a night need no workflow of their own.
+    Copies that are part of a placement run need no workflow of their own.
     """
     own = or_(Replica.made_by != "night", Replica.requested_by.is_not(None))
     rows = session.execute(
@@ -156,14 +156,14 @@ def wanted_copies(session: Session) -> dict[str, Wanted]:
         .where(or_(and_(Replica.state == "copying", own), Replica.topping_up))
     )
     out = {ids.replica_workflow_id(t, target): Wanted(None, t, source, target) for t, source, target in rows}
-    night = open_night(session)
-    return out if night is None else out | {night.id: Wanted(night.id)}
+    placement_run = open_placement_run(session)
+    return out if placement_run is None else out | {placement_run.id: Wanted(placement_run.id)}
 
 
 def put(session: Session, wanted: Wanted) -> None:
     """Requests the start of the workflow."""
-    if wanted.night is not None:
-        outbox.night(session, wanted.night)
+    if wanted.placement_run is not None:
+        outbox.placement_run(session, wanted.placement_run)
     else:
         outbox.replicate(session, wanted.table, wanted.source, wanted.target)
 

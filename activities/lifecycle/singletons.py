@@ -1,4 +1,4 @@
-"""Ensures that the singletons of an installation exist in Temporal: search attributes, workflows, the nights' schedule.
+"""Ensures that the singletons of an installation exist in Temporal: search attributes, workflows and the schedule.
 
 Temporal's state may be lost, or restored from a backup, while workers run. If nothing is missing, a round consists of
 two calls that only read.
@@ -12,7 +12,7 @@ from temporalio.client import Client, ScheduleAlreadyRunningError, WorkflowExecu
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.data.night_schedule import night_schedule
+from activities.data.placement_schedule import placement_schedule
 from domain import ids
 from infra.config import NightlySettings
 from infra.search_attributes import register
@@ -35,7 +35,7 @@ async def assert_singletons(client: Client, nightly: NightlySettings) -> None:
     await register(client)
     await _start(client)
     try:
-        await client.create_schedule(ids.NIGHT_SCHEDULE_ID, night_schedule(nightly))
+        await client.create_schedule(ids.PLACEMENT_SCHEDULE_ID, placement_schedule(nightly))
     except ScheduleAlreadyRunningError:
         return
 

@@ -104,7 +104,9 @@ def newest_evictors(session: Session) -> dict[str, set[str]]:
 
 
 def closed(planner: Planner, asked: BidSubject) -> Bid:
-    """Returns the answer of a region in which a workload may not run (`BidSubject.may_run_in`), without a bid of the RMS."""
+    """Returns the answer of a region in which a workload may not run (`BidSubject.may_run_in`), without a bid of the
+    RMS.
+    """
     name, workload = planner.region.name, asked.request.workload
     if not asked.demand.allows_region(name):
         return Bid(workload, name, None, (Reason(ReasonCode.REGION_EXCLUDED, {"region": name}),))

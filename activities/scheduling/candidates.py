@@ -13,7 +13,7 @@ Answers = dict[str, Bid]
 
 
 def candidates(batch: Iterable[BidSubject], regions: Set[str], now_s: float) -> list[Candidate]:
-    """Returns the auction candidates of a batch. Each may run in the `regions` that allow it (`BidSubject.may_run_in`)."""
+    """Returns the auction candidates of a batch, each with those of `regions` that may run it."""
     return [
         Candidate(
             a.request,

@@ -21,7 +21,7 @@ from domain.reads import reads_document
 from infra.db.datacenters import AssignmentError, assign_partitions, gather_datacenters
 from infra.db.gathering import gather, transaction_time
 from infra.db.models import Region
-from infra.db.nights import quota_left_bytes
+from infra.db.placement_runs import quota_left_bytes
 from infra.db.reads import partial_reads
 from infra.db.session import transaction
 from infra.errors import CatalogueError

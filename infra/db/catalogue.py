@@ -145,7 +145,7 @@ def want_replica(
     *,
     fresh: bool = False,
     workload: Workload | None = None,
-    night: str | None = None,
+    placement_run: str | None = None,
     **detail: object,
 ) -> Replica | None:
     """Returns the replica of a whole table in a region, and starts its copy from the home if it is missing.
@@ -161,7 +161,7 @@ def want_replica(
         fresh: whether a stale replica must be topped up.
         workload: the workload that needs the replica, if any. If a nightly run is copying the replica, the copy is also
             started on demand, so that the workload does not wait for the run.
-        night: the nightly run that requests the replica and copies it itself, if any.
+        placement_run: the nightly run that requests the replica and copies it itself, if any.
         **detail: more values for the event of the copy.
 
     Returns:
@@ -185,7 +185,7 @@ def want_replica(
     row = session.get(Replica, (table, region), with_for_update=True, populate_existing=True)
     if row is not None and row.state == "deleting" and not _taken_back(session, row, **detail):
         return row
-    if row is not None and (_is_enough(row, fresh) or (night is not None and row.stale_since is not None)):
+    if row is not None and (_is_enough(row, fresh) or (placement_run is not None and row.stale_since is not None)):
         return row
     if row is None:
         row = Replica(data_table=table, region=region)
@@ -194,13 +194,13 @@ def want_replica(
     if row.stale_since is None:
         row.whole, row.state, row.ready_at = True, "copying", None
         row.requested_by = wanted_by
-        row.made_by = "night" if night is not None else "operator" if workload is None else "workload"
+        row.made_by = "night" if placement_run is not None else "operator" if workload is None else "workload"
     else:
         row.topping_up, row.topped_up_for = True, wanted_by
     row.source_region = known.home_region
     session.flush()
     session.refresh(row)
-    if night is None:
+    if placement_run is None:
         outbox.replicate(session, table, known.home_region, region)
     events.record(
         session,
@@ -214,7 +214,7 @@ def want_replica(
 
 
 def want_partitions(
-    session: Session, table: str, region: str, partitions: Collection[str], night: str
+    session: Session, table: str, region: str, partitions: Collection[str], placement_run: str
 ) -> Replica | None:
     """Returns a region's replica, with these partitions added to it. The nightly run `night` copies them.
 
@@ -226,7 +226,7 @@ def want_partitions(
         return None
     row = session.get(Replica, (table, region), with_for_update=True, populate_existing=True)
     if row is not None and row.state == "deleting":
-        if not _taken_back(session, row, night=night):
+        if not _taken_back(session, row, placement_run=placement_run):
             return row
         if row.ready_at is None:
             row.state = "copying"
@@ -236,7 +236,7 @@ def want_partitions(
         row = Replica(data_table=table, region=region, whole=False, state="copying", made_by="night")
         row.source_region = known.home_region
         session.add(row)
-        events.record(session, "replica.copying", region=region, detail={"table": table, "night": night})
+        events.record(session, "replica.copying", region=region, detail={"table": table, "night": placement_run})
     session.flush()
     held = ReplicaPartition.data_table == table, ReplicaPartition.region == region
     there = set(session.scalars(select(ReplicaPartition.partition).where(*held)))

@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from domain.datacenters import StoredPartition, Placed, datacenter_name, region_instance
+from domain.datacenters import Placed, StoredPartition, datacenter_name, region_instance
 from domain.ids import partition_read, split_read
 from domain.instance import Homes, Instance, Region
 from infra.config import TetrisSettings

@@ -63,9 +63,9 @@ def replicate(session: Session, table: str, source_region: str, target_region: s
     _put(session, "replicate", None, body)
 
 
-def night(session: Session, night_: str) -> None:
+def placement_run(session: Session, placement_run_: str) -> None:
     """Starts the workflow of a nightly run, or signals the running one to check whether moves are paused."""
-    _put(session, "night", None, {"night": night_})
+    _put(session, "night", None, {"night": placement_run_})
 
 
 def scrub(session: Session, region: str) -> None:

@@ -3,7 +3,7 @@
 from infra.db import capacity as capacity
 from infra.db import logs as logs
 from infra.db import models as models
-from infra.db import nights as nights
+from infra.db import placement_runs as placement_runs
 from infra.db import tables as tables
 from infra.db.base import Base
 

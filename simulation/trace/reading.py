@@ -16,9 +16,9 @@ import pyarrow.parquet
 from simulation.errors import TraceError
 from simulation.trace.rows import (
     Cells,
+    InvalidCell,
     Trace,
     TraceRow,
-    InvalidCell,
     collect,
     level,
     maybe,

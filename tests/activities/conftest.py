@@ -20,7 +20,7 @@ from infra.db.session import open_engine
 from infra.stack.ports import free_port
 from infra.stack.temporal import command, find_binary
 from infra.temporal_client import connect
-from tests.activities.nights import NightWorld
+from tests.activities.placement_runs import PlacementWorld
 from tests.activities.temporal import dispatching, end_all
 from tests.activities.world import World
 from tests.buckets import s3_endpoint, s3_url
@@ -143,9 +143,9 @@ def town(database: Engine, tmp_path: Path) -> World:
 
 
 @pytest_asyncio.fixture
-async def running(nights: NightWorld, client: Client, database_url: str) -> AsyncIterator[Client]:
+async def running(placement_runs: PlacementWorld, client: Client, database_url: str) -> AsyncIterator[Client]:
     """Runs workers of all roles for the module's `nights`, with the regions east and west, and a dispatcher."""
-    world = nights.world
+    world = placement_runs.world
     async with AsyncExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(8))
         await stack.enter_async_context(

@@ -1,8 +1,9 @@
-"""Random damage around a night, judged by the buckets: the last good copy is never deleted, and every home is repaired.
+"""Random damage around a placement run, judged by the buckets: the last good copy is never deleted, and every home is
+repaired.
 
 One campaign has tables with random homes and replicas, all verified. Objects are deleted, truncated and flipped before,
-during and after a night of random moves; every partition always keeps one good copy. A complete scrub, repairs, a
-second night and the judgement follow. `make chaos-copies` runs 20 campaigns of 10 damages each.
+during and after a placement run of random moves; every partition always keeps one good copy. A complete scrub, repairs,
+a second placement run and the judgement follow. `make chaos-copies` runs 20 campaigns of 10 damages each.
 """
 
 import os
@@ -18,15 +19,15 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.data.removal import RemovalActivities
 from activities.data.scrub import ScrubActivities
-from domain.nights import MoveOrder, NextMove
 from domain.phases import Phase
+from domain.placement_runs import MoveOrder, NextMove
 from domain.protocol import ReplicateTable, Scrub, StageRequest
 from infra.db import integrity
 from infra.db.logs import Outbox
-from infra.db.nights import Night
+from infra.db.placement_runs import PlacementRun
 from infra.db.tables import Replica, Table
 from tests.activities.damages import DAMAGES
-from tests.activities.nights import DAYS, NightWorld, body, home
+from tests.activities.placement_runs import DAYS, PlacementWorld, body, home
 from tests.activities.world import World, job
 
 ROUNDS = int(os.environ.get("MIZZEN_CHAOS_ROUNDS", "0"))
@@ -39,19 +40,19 @@ REGIONS = ("east", "north", "west")
 class Campaign:
     """One installation, its damages, and the checks after each step."""
 
-    def __init__(self, nights: NightWorld, client: Client, seed: int) -> None:
-        self.nights, self.world, self.client = nights, nights.world, client
+    def __init__(self, placement_runs: PlacementWorld, client: Client, seed: int) -> None:
+        self.placement_runs, self.world, self.client = placement_runs, placement_runs.world, client
         self.rng = random.Random(seed)
         self.done: Counter[str] = Counter()
         self.violations: list[str] = []
         self._known_wrong: set[tuple[str, str]] = set()
         """Copies that were damaged when the last scrub read them, and have not been repaired since."""
         for region in REGIONS:
-            nights.region(region)
+            placement_runs.region(region)
             self.world.machine(f"{region}/c/m", 62)
         for number in range(TABLES):
             order = self.rng.sample(REGIONS, 3)
-            nights.table(f"t{number}", *order[: self.rng.randint(2, 3)])
+            placement_runs.table(f"t{number}", *order[: self.rng.randint(2, 3)])
         with self.world.session() as session:
             session.execute(update(Replica).values(made_by="night"))
         self.scrub()
@@ -94,7 +95,7 @@ class Campaign:
         return sorted(self.homes())
 
     def homes(self) -> dict[str, str]:
-        return self.nights.homes()
+        return self.placement_runs.homes()
 
     def scrub(self) -> None:
         """Runs a complete scrub of all regions."""
@@ -127,7 +128,7 @@ class Campaign:
 
         environment.on_heartbeat = beat
         try:
-            environment.run(self.nights.copies.copy_table, request)
+            environment.run(self.placement_runs.copies.copy_table, request)
         except ApplicationError as error:
             return error.message
         finally:
@@ -139,29 +140,29 @@ class Campaign:
         await ActivityEnvironment().run(RemovalActivities(self.world.engine, self.client).remove)
         self.judge("a round of deletions")
 
-    def night(self, name: str, damaged: bool) -> None:
-        """Runs a night of random moves, one after the other."""
+    def placement_run(self, name: str, damaged: bool) -> None:
+        """Runs a placement run of random moves, one after the other."""
         moves = []
         for table, at in sorted(self.homes().items()):
             kind = self.rng.choice(["home", "home", "drop", "replica", None])
             target = self.rng.choice([region for region in REGIONS if region != at])
             if kind is not None:
                 moves.append({**home(table, at, target), "kind": kind})
-        self.nights.night(*moves, night=name)
-        while not (order := self.nights.moves.next_move(NextMove(name, 0))).over:
+        self.placement_runs.placement_run(*moves, placement_run=name)
+        while not (order := self.placement_runs.moves.next_move(NextMove(name, 0))).over:
             self._move(name, order, damaged)
         with self.world.session() as session:
-            session.get_one(Night, name).state = "ended"
+            session.get_one(PlacementRun, name).state = "ended"
 
     def _move(self, name: str, order: MoveOrder, damaged: bool) -> None:
         for _ in range(20):
             if damaged:
-                self.damage("in a night")
+                self.damage("in a placement run")
             request = ReplicateTable(order.table, order.source_region, order.target_region, "nightly")
             problem = self.copy(request, "a move's copy", damaged)
             if damaged and self.rng.random() < 0.3:
                 self.damage("before a switch")
-            finished = self.nights.finish(order, problem, night=name)
+            finished = self.placement_runs.finish(order, problem, placement_run=name)
             self.judge("a switch")
             if finished:
                 return
@@ -185,18 +186,20 @@ class Campaign:
 
 @pytest.fixture
 def campaign(world: World, client: Client, seed: int) -> Iterator[Campaign]:
-    yield Campaign(NightWorld(world, grace_s=0.0), client, seed)
+    yield Campaign(PlacementWorld(world, grace_s=0.0), client, seed)
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", range(CAMPAIGNS))
 async def test_damage_never_costs_the_last_good_copy(campaign: Campaign, seed: int) -> None:
-    """Random damage around a night never deletes the last good copy, and after two nights all homes are good."""
+    """Random damage around a placement run never deletes the last good copy, and after two placement runs all homes are
+    good.
+    """
     while campaign.done.total() < DAMAGES_EACH // 3:
-        campaign.damage("before a night")
-    campaign.night("night-1", damaged=True)
+        campaign.damage("before a placement run")
+    campaign.placement_run("night-1", damaged=True)
     for _ in range(40):
-        campaign.damage("after a night")
+        campaign.damage("after a placement run")
     await campaign.remove()
     campaign.scrub()
     campaign.start_jobs()
@@ -204,7 +207,7 @@ async def test_damage_never_costs_the_last_good_copy(campaign: Campaign, seed: i
         campaign.repair()
         await campaign.remove()
     campaign.start_jobs()
-    campaign.night("night-2", damaged=False)
+    campaign.placement_run("night-2", damaged=False)
     campaign.repair()
     await campaign.remove()
     print(f"seed {seed}: {dict(sorted(campaign.done.items()))}")
@@ -214,5 +217,7 @@ async def test_damage_never_costs_the_last_good_copy(campaign: Campaign, seed: i
             replica = session.get_one(Replica, (row.name, row.home_region))
             wrong = [day for day in DAYS if not campaign.good(row.name, day, row.home_region)]
             if wrong or replica.wrong_since is not None:
-                campaign.violations.append(f"{row.name}: its home {row.home_region} is wrong after two nights: {wrong}")
+                campaign.violations.append(
+                    f"{row.name}: its home {row.home_region} is wrong after two placement runs: {wrong}"
+                )
     assert campaign.violations == []

@@ -27,7 +27,7 @@ from infra.config import Settings
 from infra.db import outbox
 from infra.db.logs import Outbox
 from infra.db.models import Attempt, Workload
-from infra.db.nights import begin_night
+from infra.db.placement_runs import begin_placement_run
 from infra.db.tables import Replica
 from tests.activities.temporal import told_workload, until
 from tests.activities.world import World
@@ -314,15 +314,15 @@ async def test_mail_without_effect_is_delivered_again_less_and_less_often(
     assert _due(town, "mail") == []
 
 
-async def test_copies_and_a_night_that_are_gone_go_on(town: World, reconciler: Reconciler) -> None:
-    """A copy or an open night without a workflow gets a new one, except copies that belong to a night."""
+async def test_missing_workflows_of_copies_and_placement_runs_are_started(town: World, reconciler: Reconciler) -> None:
+    """A copy or an open placement run without a workflow gets a new one, except copies of placement runs."""
     town.region("s")
     for table, made_by, state in (("a", "operator", "copying"), ("b", "night", "copying"), ("c", "workload", "ready")):
         town.table(table, 10, "r")
         with town.session() as session:
             session.add(Replica(data_table=table, region="s", state=state, made_by=made_by))
     with town.session() as session:
-        begin_night(session, f"{town.prefix}-night", 3600.0, dry_run=False)
+        begin_placement_run(session, f"{town.prefix}-night", 3600.0, dry_run=False)
     town.delivered()
     await reconciler.round()
     with town.session() as session:
@@ -435,7 +435,7 @@ async def test_singletons_are_asserted(town: World, client: Client) -> None:
     nightly = town.settings.tetris.nightly
     await assert_singletons(client, nightly)
     handles = [client.get_workflow_handle(id_) for id_, _ in SINGLETONS.values()]
-    schedule = client.get_schedule_handle(ids.NIGHT_SCHEDULE_ID)
+    schedule = client.get_schedule_handle(ids.PLACEMENT_SCHEDULE_ID)
     first = [(await h.describe()).run_id for h in handles]
     await assert_singletons(client, nightly)
     assert [(await h.describe()).run_id for h in handles] == first

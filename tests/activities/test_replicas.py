@@ -249,7 +249,7 @@ def test_a_declared_checksum_is_compared_with_what_is_there(fleet: World) -> Non
 
 
 def test_what_stays_wrong_is_shown_to_operators(fleet: World) -> None:
-    """From the third failure on there is an event, and the next try is delayed; a night's copy fails for good."""
+    """From the third failure on there is an event and the next try is delayed; a placement run gives its copy up."""
     (_folder(fleet, "east", "ds=2") / "a").unlink()
     delays = []
     for attempt in (1, 2, 3):
@@ -260,7 +260,7 @@ def test_what_stays_wrong_is_shown_to_operators(fleet: World) -> None:
     (event,) = fleet.events(kind="replica.failed")
     with pytest.raises(ApplicationError) as given_up:
         complete(fleet, replace(REQUEST, share=NIGHTLY), attempt=3)
-    assert given_up.value.non_retryable, "the night continues without this table"
+    assert given_up.value.non_retryable, "the placement run continues without this table"
     assert (event["region"], event["detail"]["partition"], event["detail"]["source"]) == ("west", "ds=2", "east")
     assert event["detail"]["error"] == str(caught.value.message)
     assert held(fleet) == ["ds=1", "ds=3"], "other partitions are copied"

@@ -13,12 +13,12 @@ from api.app import create_app
 from api.auth import Role
 from domain.phases import Phase
 from infra.config import Settings
-from infra.db.nights import begin_night
+from infra.db.placement_runs import begin_placement_run
 from tests.api.world import ARCHIVE, ARCHIVE_SHA256, INSTANCE, World, document
 
 VALUES = {
     "name": "vision", "secret": "hf-token", "region": "north", "cluster": "alpha", "machine": "m1", "datacenter": "dc1",
-    "sha256": ARCHIVE_SHA256, "night": "tetris-night-1", "instance": INSTANCE,
+    "sha256": ARCHIVE_SHA256, "placement_run": "tetris-night-1", "instance": INSTANCE,
 }  # fmt: skip
 OPEN = {"/healthz", "/readyz", "/metrics"}
 SHARED = {
@@ -102,11 +102,11 @@ def _everything(world: World) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def lived_in(shared_world: World) -> World:
-    """Returns a world with a running workload of tenant vision, an open night and an instance."""
+    """Returns a world with a running workload of tenant vision, an open placement run and an instance."""
     id_ = shared_world.add_workload(Phase.RUNNING, labels={"team": "demo"})
     shared_world.add_attempt(id_, 1, "north/alpha/m1", 0b1)
     with shared_world.session() as session:
-        begin_night(session, VALUES["night"], 3600.0, dry_run=True)
+        begin_placement_run(session, VALUES["placement_run"], 3600.0, dry_run=True)
     shared_world.add_instance()
     return shared_world
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.joint_model import MOST_PAIRS, Decided, together, two_step
-from bench.replica_objective import ReplicaWeights, ReplicaCost, worth
+from bench.replica_objective import ReplicaCost, ReplicaWeights, worth
 from domain.instance import Instance, Job, Region, Table
 from tests.tetris.small import small_instance
 from tetris.columns import Columns, Ints

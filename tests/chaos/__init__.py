@@ -1,4 +1,4 @@
-"""Chaos tests: a whole stack under faults and hostile users, judged from outside (`python -m tests.chaos --help`).
+"""Chaos tests: a whole stack under injected faults and random requests, checked from outside (docs/chaos.md).
 
 Tasks write their own journals outside of the stack's folders, stamped with the machine's boot clock (`task`). The judge
 reads the journals and the responses that users got, but no row or file of mizzen (`judge`). Faults and requests are

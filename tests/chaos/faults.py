@@ -19,7 +19,7 @@ from tests.stack.harness import Up, processes_of
 
 End = Callable[[], None]
 BLACKOUT_S = 8.0
-"""An agent or Temporal that is stopped for longer may cost the machines, because heartbeat timeouts are short here."""
+"""If an agent or Temporal is stopped for longer, machines may count as lost: the heartbeat timeouts are short here."""
 _TASK = "chaos/task.py"
 _DATABASE = ("temporal.db", "temporal.db-wal", "temporal.db-shm")
 
@@ -30,7 +30,7 @@ def now_s() -> float:
 
 
 class Faults:
-    """Carries out faults on one stack; writes what the judge must know of them to `seen`."""
+    """Injects faults into one stack, and records in `seen` the facts about them that the judge needs."""
 
     def __init__(self, up: Up, scratch: Path, seen: Observed, restart: Callable[[], None]) -> None:
         """`restart` restarts the stack after its supervisor was killed. `scratch` is outside of the stack's folders."""
@@ -40,12 +40,15 @@ class Faults:
         self._restart = restart
         self._replacing = threading.Lock()
         self.filled = 0
-        """How often the file system of the stack's folder was filled."""
+        """The number of times the file system of the stack's folder was filled."""
         self.done: list[str] = []
         """Kinds of the faults that took effect."""
 
     def begin(self, fault: Fault) -> End | None:
-        """Carries out a fault; returns the function that ends it after `fault.lasts_s`, or None."""
+        """Begins a fault.
+
+        Returns a function that ends the fault, to be called `fault.lasts_s` later, or None if nothing must be ended.
+        """
         what, _, part = fault.kind.partition("-")
         if what == "kill":
             return self._kill(part, fault)
@@ -62,7 +65,7 @@ class Faults:
         return act[fault.kind](fault)
 
     def is_full(self) -> bool:
-        """Returns whether the file system of the stack's folder is full now."""
+        """Returns whether the file system of the stack's folder is full because of a fault."""
         return any(self._up.data.parent.glob("filler.*"))
 
     # -------------------------------------------------------------------------------------------------- processes
@@ -94,7 +97,7 @@ class Faults:
         return found[int(draw * len(found))] if found else None
 
     def _note(self, part: str, pid: int) -> None:
-        """Records that a task's exit status may be unknown from now on."""
+        """Records that mizzen may not learn the exit status of a task, because the task or its shim is hit."""
         if part in ("shim", "task"):
             task = pid if part == "task" else next(iter(_children(pid)), 0)
             self._seen.killed.append(Killed(now_s(), pid, _environment(task).get("MIZZEN_RUN_ID", "")))

@@ -1,4 +1,4 @@
-"""The judge: pure functions that check the guarantees against what was seen from outside."""
+"""The judge: pure functions that derive the violations from the observations."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from itertools import combinations
 from tests.chaos.observed import Observed, TaskRun
 
 STATUS_WRITTEN_S = 2.0
-"""Time after the end of a task at which its exit status is on disk, even if its shim is killed then."""
+"""The time after the end of a task by which the shim has written its exit status to disk."""
 CANCEL_S = 120.0
-"""Time after an acknowledged cancellation from which on no attempt of the workload may start."""
+"""A task that starts later than this after the acknowledged cancellation of its workload is a violation."""
 
 
 @dataclass(frozen=True)
 class Violation:
-    """A guarantee that did not hold."""
+    """A failed check: its kind, a key of `KINDS`, and the details."""
 
     kind: str
     detail: str
@@ -94,7 +94,7 @@ def _checkpoints(seen: Observed) -> Iterator[Violation]:
 
 
 def _finished(seen: Observed, workload: str) -> Iterator[tuple[int, list[TaskRun]]]:
-    """Yields the attempts of a workload whose tasks were all about to exit with 0."""
+    """Yields the attempts of a workload whose tasks all recorded exit code 0, each with its task runs."""
     attempts: dict[int, list[TaskRun]] = defaultdict(list)
     for run in seen.runs:
         if run.workload == workload:

@@ -16,20 +16,20 @@ class TaskRun:
     machine: str
     slots: tuple[int, ...]
     tasks: int
-    """Number of tasks of its job."""
+    """The number of tasks of the job."""
     pid: int
     started_s: float
     last_s: float
     """Time of the last journal entry: the process was still alive then."""
     loaded: tuple[float, int] | None = None
-    """Time at which it had loaded, and the step from which it resumes; None: it ended before that."""
+    """The time when loading had ended, and the step that was loaded; None if loading did not end."""
     saved: tuple[tuple[float, int], ...] = ()
-    """Time at which each save had returned, and its step."""
+    """For each save: the time when it had returned, and its step."""
     preempted: bool = False
     exit_code: int | None = None
-    """Exit code with which it was about to exit; None: it was killed or preempted."""
+    """The exit code, recorded just before the exit; None if the task was killed or exited because of a preemption."""
     told: bool = False
-    """Whether it received a stop before it exited, so that it may have exited because of the stop."""
+    """Whether the task was asked to stop before it exited; the stop may then be the reason of the exit."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Order:
     key: str
     exit_code: int
     ids: set[str] = field(default_factory=set)
-    """All ids in responses; more than one is a violation."""
+    """All ids that responses returned; more than one is a violation."""
     refused: str | None = None
     """A response that rejected the request."""
     cancel_sent_s: float | None = None
@@ -59,14 +59,14 @@ class Killed:
 
 @dataclass
 class Observed:
-    """All inputs of the judgement."""
+    """All observations of a run, the input of the judge."""
 
     runs: list[TaskRun] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)
     phases: dict[str, str] = field(default_factory=dict)
     """Phase of each workload at the end, as reported by the API, including workloads that no user requested."""
     names: dict[str, str] = field(default_factory=dict)
-    """Name of each of these workloads."""
+    """The name of every workload at the end, by id."""
     reasons: dict[str, str] = field(default_factory=dict)
     killed: list[Killed] = field(default_factory=list)
     """Shims and tasks that the harness killed or stopped, so that their exit status may be unknown."""
@@ -75,13 +75,13 @@ class Observed:
     left_behind: list[str] = field(default_factory=list)
     """Processes that remained after the stack was stopped."""
     withheld: list[str] = field(default_factory=list)
-    """Machines that take no work at the end although no user requested that."""
+    """Machines that take no work or still hold slots at the end, although all faults and drains are over."""
     stack_failures: list[str] = field(default_factory=list)
-    """Descriptions of failed starts and unexpected ends of the stack."""
+    """Descriptions of the cases in which the stack did not start again, or ended by itself."""
 
     @property
     def live(self) -> list[str]:
-        """Workloads that had not ended at the end."""
+        """The ids of the workloads that did not end."""
         return [id_ for id_, phase in self.phases.items() if phase not in ("succeeded", "failed", "cancelled")]
 
 

@@ -1,4 +1,4 @@
-"""Runs one seed: a stack with users and faults for a while, then a quiet period, then the judgement."""
+"""Runs one seed: a stack under faults and requests, then a phase without faults, then the checks."""
 
 import contextlib
 import heapq
@@ -63,7 +63,7 @@ def disk(folder: Path) -> Iterator[Path]:
 
 
 class _Agenda:
-    """Runs scheduled actions on one thread."""
+    """Actions with a start time each, which `run` executes one after the other on the calling thread."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -80,7 +80,7 @@ class _Agenda:
 
 
 def run_seed(seed: int, schedule: Schedule, folder: Path, say: Callable[[str], None]) -> Outcome:
-    """Runs one schedule on a new stack in `folder`; its journals, logs and last state stay there."""
+    """Runs one schedule on a new stack in `folder`, and keeps the journals, logs and events there."""
     journals, scratch = folder / "journals", folder / "scratch"
     folder.mkdir(parents=True, exist_ok=True)
     for path in (journals, scratch):
@@ -119,10 +119,10 @@ def run_seed(seed: int, schedule: Schedule, folder: Path, say: Callable[[str], N
 
 
 def _act(up: Up, scratch: Path, seen: Observed, users: Users, schedule: Schedule, say: Callable[[str], None]) -> Faults:
-    """Carries out the whole schedule. Requests, faults and the end of each fault run on separate threads.
+    """Executes the whole schedule, with separate threads for the requests, the faults and the end of each fault.
 
-    Otherwise a restart that needs disk space, or a stopped process, could wait for the end of a fault that waits for
-    the restart.
+    With one thread there would be deadlocks: a restart can need space on a full disk, or a process that is stopped,
+    and the end of that fault would wait for the restart.
     """
     restarting = threading.Lock()
 

@@ -17,7 +17,7 @@ def _run(attempt: int, begin_s: float, end_s: float, **changes: object) -> TaskR
 
 
 def _sound() -> Observed:
-    """Returns a workload that was preempted once and resumed from its last save."""
+    """Returns the observations of a correct run: one workload, preempted once and resumed from its checkpoint."""
     first = _run(1, 10.0, 20.0, saved=((15.0, 50), (19.0, 90)), preempted=True)
     second = _run(2, 25.0, 30.0, loaded=(25.5, 90), saved=((29.0, 120),), exit_code=0)
     order = Order("w", "key", 0, {"w1"})

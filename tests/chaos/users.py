@@ -16,7 +16,7 @@ from tests.stack.harness import ROOT, Up
 _TASK = Path(__file__).with_name("task.py")
 _STEP_S = 0.1
 _PATIENCE_S = 240.0
-"""How long a user retries, through outages of any kind."""
+"""The time for which a user retries a request during an outage."""
 _ENDED = ("succeeded", "failed", "cancelled")
 
 
@@ -36,10 +36,10 @@ class Users:
         base = f"http://127.0.0.1:{up.ports['port']}/v1"
         self._http = httpx.Client(base_url=base, headers={"authorization": f"Bearer {key}"}, limits=limits)
         self.asked: list[str] = []
-        """Kinds of the requests that were answered."""
+        """The kind of each completed request."""
 
     def close_requests(self) -> None:
-        """Waits until every request has its response."""
+        """Waits until all requests are completed."""
         for pending in self._pending:
             pending.result()
 
@@ -189,9 +189,10 @@ class Users:
     # ------------------------------------------------------------------------------------------------------- the end
 
     def wait_for_ends(self, patience_s: float, at_most_s: float) -> None:
-        """Waits until every workload has ended, and records the API's final state of each.
+        """Waits until all workloads have ended, and records the phase, name and reason of each.
 
-        Gives up when no workload has changed for `patience_s`. How long an active queue takes depends on the machine.
+        Stops waiting when no workload has changed for `patience_s`, or after `at_most_s`. There is no shorter limit,
+        because the duration of a queue that moves depends on the speed of the machine.
         """
         ends_s, before = time.monotonic() + at_most_s, None
         while True:
@@ -224,13 +225,16 @@ class Users:
             cursor = f"&cursor={page['next_cursor']}"
 
     def save_events(self, path: Path) -> None:
-        """Writes all events to a file, to help find causes."""
+        """Writes all events to a file, which helps to find the cause of a violation."""
         with self._http.stream("GET", "/events?follow=false", timeout=60.0) as answer, path.open("wb") as file:
             for block in answer.iter_bytes():
                 file.write(block)
 
     def withheld_machines(self, timeout_s: float) -> list[str]:
-        """Waits for all machines to be usable; returns those that are not, or that still hold slots."""
+        """Waits until all machines are ready, uncordoned, not draining and without slots held.
+
+        Returns descriptions of the machines for which this was not so after `timeout_s`.
+        """
         deadline_s = time.monotonic() + timeout_s
         while True:
             machines = self._patiently("GET", "/machines").json()["items"]

@@ -18,7 +18,7 @@ from sqlalchemy import delete, select, update
 from domain.reads import Reads
 from infra.db.logs import UsageRun
 from infra.db.models import Datacenter
-from infra.db.nights import Night, open_night
+from infra.db.placement_runs import PlacementRun, open_placement_run
 from infra.db.session import transaction
 from infra.db.tables import ReplicaPartition, Table
 from infra.db.usage import recurring_jobs
@@ -285,17 +285,17 @@ def test_long_files_go_in_batches(logs: Service, write: Write, capsys: Capture) 
 
 
 @pytest.mark.parametrize(("state", "code"), [("failed", 5), ("ended", 0)])
-def test_plan_ends_as_the_night_does(as_operator: Service, capsys: Capture, state: str, code: int) -> None:
+def test_plan_ends_as_the_placement_run_does(as_operator: Service, capsys: Capture, state: str, code: int) -> None:
     """`tetris plan` exits with 5 and the reason if the plan fails, and with 0 if it succeeds."""
     problem = "no region has storage set" if state == "failed" else None
 
     def decide() -> None:
-        """Ends the night as the worker would; these tests run no worker."""
+        """Ends the placement run as the worker would; these tests run no worker."""
         while True:
             with transaction(as_operator.engine) as session:
-                night = open_night(session)
-                if night is not None:
-                    night.state, night.problem = state, problem
+                placement_run = open_placement_run(session)
+                if placement_run is not None:
+                    placement_run.state, placement_run.problem = state, problem
                     return
             time.sleep(0.05)
 
@@ -305,4 +305,4 @@ def test_plan_ends_as_the_night_does(as_operator: Service, capsys: Capture, stat
         decided.result()
     assert (problem or "a dry run") in capsys.readouterr().out
     with transaction(as_operator.engine) as session:
-        session.execute(delete(Night))
+        session.execute(delete(PlacementRun))

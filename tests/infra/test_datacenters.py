@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, delete, select
 
-from domain.datacenters import StoredPartition, Placed, region_instance, running_regions
+from domain.datacenters import Placed, StoredPartition, region_instance, running_regions
 from domain.instance import Instance, Job, Region, Table
 from domain.reads import Reads
 from infra.db import models, tables

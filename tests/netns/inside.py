@@ -1,7 +1,8 @@
-"""Runs in a namespace and executes the test's requests: one line of JSON for each request and each response.
+"""A helper process that executes requests of a test inside a network namespace.
 
-python -m tests.netns.inside                     answers requests until its input ends python -m tests.netns.inside gate
-ADDRESS PORT   forwards ADDRESS:PORT to the same port on loopback
+`python -m tests.netns.inside` reads a request from each line of its input (JSON), writes a response for each (JSON),
+and exits at the end of its input. `python -m tests.netns.inside gate ADDRESS PORT` forwards ADDRESS:PORT to the same
+port on loopback.
 """
 
 import asyncio

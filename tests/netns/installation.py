@@ -1,7 +1,7 @@
 """An installation of several machines: Postgres, Temporal, a worker and the API in `core`, an agent on each machine.
 
-Postgres and Temporal exist before mizzen, which gets their addresses. Every process of mizzen is started by its
-command.
+Postgres and Temporal are started separately, as services that exist before mizzen is installed. Each process of mizzen
+is started with its own command.
 """
 
 import json
@@ -39,7 +39,7 @@ def machine(name: str) -> str:
 
 
 class Inside:
-    """A process in a namespace that executes requests (`tests.netns.inside`)."""
+    """A client of one helper process (`tests.netns.inside`), which executes requests in a namespace."""
 
     def __init__(self, command: list[str], log: IO[bytes]) -> None:
         self._process = subprocess.Popen(
@@ -52,7 +52,11 @@ class Inside:
         )
 
     def __call__(self, deed: str, *arguments: Any, **named: Any) -> Any:
-        """Returns the result of a request; an error there is raised as RuntimeError."""
+        """Executes the request `deed` and returns its result.
+
+        Raises:
+            RuntimeError: the request failed, or the helper process has ended.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps([deed, arguments, named]) + "\n")
         self._process.stdin.flush()
@@ -73,7 +77,7 @@ class Inside:
 
 
 class Installation:
-    """An installation in `folder` and in the namespaces of `network`."""
+    """An installation whose files are in `folder` and whose processes run in the namespaces of `network`."""
 
     def __init__(self, folder: Path, network: Network) -> None:
         self.network = network
@@ -155,7 +159,7 @@ class Installation:
         return self._helpers[namespace](deed, *arguments, **named)
 
     def api(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Calls a client method of the REST API from within `core`."""
+        """Calls a method of the REST client inside `core`."""
         return self.ask("core", "api", method, *arguments, **named)
 
     def state_of(self, name: str) -> str:
@@ -175,7 +179,7 @@ class Installation:
         return {pid for pid in self.network.processes(name) if mark in _environment(pid)}
 
     def leftover(self, name: str) -> set[int]:
-        """Returns the pids on a machine, except its agent, its zygote and the helper of `ask`."""
+        """Returns the pids of all processes on a machine except the agent, its zygotes and the helper process."""
         helper = {self._helpers[name].pid} if name in self._helpers else set()
         agent = self._processes[f"agent-{name}"].pid
         return self.network.processes(name) - helper - {agent} - zygotes(agent)

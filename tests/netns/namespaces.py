@@ -16,7 +16,7 @@ _PATIENCE_S = 20.0
 
 
 def why_not() -> str | None:
-    """Returns why namespaces cannot be created here; None: they can."""
+    """Returns the reason why namespaces cannot be created on this host, or None if they can."""
     if os.geteuid() != 0:
         return "only root can create network namespaces: run the tests as root"
     if shutil.which("ip") is None:
@@ -29,7 +29,10 @@ def why_not() -> str | None:
 
 
 class Network:
-    """A namespace `core` with a bridge, and one for each machine, with its `eth0` attached. No route leads out."""
+    """A namespace `core` with a bridge, and a namespace for each machine, whose `eth0` is connected to the bridge.
+
+    No route leads out of this network.
+    """
 
     def __init__(self, machines: Sequence[str]) -> None:
         self._prefix = f"mz-{secrets.token_hex(3)}"
@@ -58,7 +61,7 @@ class Network:
             _ip("-n", there, "link", "set", "eth0", "up")
 
     def namespace(self, name: str) -> str:
-        """Returns the namespace of `core` or of a machine."""
+        """Returns the name of the namespace of `core` or of a machine."""
         return f"{self._prefix}-{name}"
 
     def address(self, name: str) -> str:
@@ -66,7 +69,7 @@ class Network:
         return f"{SUBNET}.{1 + ('core', *self._machines).index(name)}"
 
     def enter(self, name: str) -> list[str]:
-        """Returns the command prefix that runs a command in a namespace; the command ends with this process."""
+        """Returns the prefix with which a command runs in a namespace; the command is killed when this process ends."""
         return ["ip", "netns", "exec", self.namespace(name), *dies_with_parent("KILL")]
 
     def cut(self, name: str) -> None:
@@ -74,7 +77,7 @@ class Network:
         _ip("-n", self.namespace("core"), "link", "set", f"port-{name}", "down")
 
     def join(self, name: str) -> None:
-        """Connects the machine again."""
+        """Connects a machine to the bridge again."""
         _ip("-n", self.namespace("core"), "link", "set", f"port-{name}", "up")
 
     def listening(self, name: str) -> set[tuple[str, int]]:

@@ -60,7 +60,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """The last output line and the weights' checksum of the training without mizzen, both ranks on loopback."""
+    """The last output line and the checksum of the weights of the same training without mizzen, over loopback."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     _make_table(folder / "table")
     told = {

@@ -1,4 +1,4 @@
-"""Registration of a machine: which runs may continue there according to Postgres."""
+"""Registration of a machine: which attempts on it may continue, according to Postgres."""
 
 import pytest
 from sqlalchemy import Engine
@@ -16,7 +16,7 @@ ATTEND = Attend(MACHINE, HELLO.incarnation, [])
 
 @pytest.fixture
 def machines(database: Engine) -> MachineActivities:
-    """The machine is ready and runs the first attempt of a workload, which holds its slot."""
+    """The machine activities; one machine is ready, and the first attempt of a workload holds its slot."""
     with transaction(database) as session:
         session.add_all([Region(name="east", bucket_url="file:///nowhere"), Tenant(name="vision", level=3)])
         session.flush()
@@ -34,14 +34,14 @@ def machines(database: Engine) -> MachineActivities:
 
 
 def test_restarted_agent_keeps_its_tasks(machines: MachineActivities) -> None:
-    """A restarted agent on a machine that was never away keeps its runs."""
+    """An agent that restarts on a machine that was not lost stops no attempt."""
     assert machines.register(HELLO).stop == []
 
 
 def test_lost_machine_gives_up_all_it_ran(machines: MachineActivities, database: Engine) -> None:
-    """A machine that was lost stops all its runs before it is ready, including those that still hold slots.
+    """A lost machine stops all its attempts before it is ready again, even attempts that still hold slots there.
 
-    That holds however often its agent restarts meanwhile.
+    The list of attempts to stop stays the same if the agent restarts in between.
     """
     machines.lost(ATTEND)
     for _ in range(2):

@@ -65,7 +65,7 @@ def settings(region: Ec2, temporal_port: int, agents: Path) -> str:
 
 @contextlib.contextmanager
 def installation(folder: Path) -> Iterator[tuple[Up, Ec2]]:
-    """Yields the stack, not started yet, and its EC2 region, whose machines run."""
+    """Yields the stack, not started yet, and the simulated EC2 region, whose instances run as local processes."""
     with ec2() as region:
         up = Up(folder, FLEET)
         config = folder / "config.yaml"
@@ -89,7 +89,7 @@ class Bursting:
         self.cloud: Cloud | None = None
 
     def whereabouts(self, workload: str) -> str | None:
-        """Returns the region in which all of a workload's tasks run, or None."""
+        """Returns the region of a running workload, or None if the workload is not in phase `running`."""
         row = self.up.client().workload(workload)
         return str(row["region"]) if row["phase"] == "running" else None
 
@@ -147,7 +147,7 @@ class Bursting:
         return int(said.split()[3])
 
     def said(self, gangs: list[str]) -> bool:
-        """Returns whether `mizzen why` says for one of the gangs that machines are coming."""
+        """Returns whether `mizzen why` reports for one of the gangs that machines are being launched."""
         for gang in gangs:
             for reason in self.up.client().why(gang)["reasons"]:
                 if reason["code"] == "waiting_for_capacity":

@@ -1,4 +1,4 @@
-"""Stacks for tests: a separate one, or one that all tests of this folder share and leave unchanged."""
+"""Fixtures: a stack for one test, and a stack that the tests of this folder share."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.stack.harness import Up, processes_of
 
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Up]:
-    """`mizzen up`, not started yet; it is killed after the test."""
+    """A stack for one test, not started yet; its processes are killed after the test."""
     stack = Up(tmp_path)
     yield stack
     stack.close()

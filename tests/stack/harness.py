@@ -40,7 +40,11 @@ temporal: {{keep_closed_s: 100000}}
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 90.0) -> Any:
-    """Waits for a true value of `condition` and returns it; errors in `condition` are retried."""
+    """Calls `condition` until its result is true, and returns that result; an exception counts as a false result.
+
+    Raises:
+        AssertionError: the result was not true within `timeout_s`.
+    """
     deadline = time.monotonic() + timeout_s
     error: Exception | None = None
     while time.monotonic() < deadline:
@@ -70,14 +74,19 @@ def processes_of(folder: Path) -> dict[int, str]:
 
 
 class Up:
-    """One `mizzen up` and later ones on the same folder."""
+    """A stack: one `mizzen up` process at a time, on one data folder."""
 
     def __init__(
         self, folder: Path, fleet: str | None = FLEET, lost_s: int = 15, settings: str = "", **existing: str
     ) -> None:
-        """`fleet`: the fleet file's text; None: the default fleet. `lost_s`: timeout after which a machine is lost.
+        """Writes the fleet file and the settings, and starts nothing.
 
-        `settings`: additional settings as YAML. `existing`: flags that name existing services.
+        Args:
+            folder: gets the data folder, the settings and the log.
+            fleet: the fleet file as YAML; None stands for the default fleet.
+            lost_s: the time after which a machine that does not answer is lost.
+            settings: additional settings, as YAML.
+            existing: values of the flags `--database` and `--temporal`, if these services already exist.
         """
         self.folder = folder
         folder.mkdir(exist_ok=True)
@@ -93,7 +102,7 @@ class Up:
         self._client: Client | None = None
 
     def command(self) -> list[str]:
-        """Returns the command line."""
+        """Returns the command line of `mizzen up`."""
         out = [sys.executable, "-m", "server", "up", "--data-dir", str(self.data)]
         out += ["--fleet", str(self.folder / "fleet.yaml"), "--config", str(self.folder / "config.yaml")]
         for name, port in self.ports.items():

@@ -1,6 +1,7 @@
-"""A small resumable job for stack tests: counts to N with a pause before each step, and saves checkpoints.
+"""A small resumable job for stack tests: `job.py STEPS STEP_S [GATE]`.
 
-With a third argument, the last step waits until that file exists.
+It counts to STEPS, takes STEP_S seconds per step, and saves checkpoints. If GATE is given, it waits for that file
+before its last step.
 """
 
 import sys

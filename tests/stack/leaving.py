@@ -1,7 +1,7 @@
-"""A job whose platform reclaims its machine during the first attempt, for stack tests: `leaving.py GATE`.
+"""A job for stack tests whose first attempt receives a preemption notice from the platform: `leaving.py GATE`.
 
-The first attempt reports the notice, and saves when it is told to stop and GATE exists. The next attempt loads that
-checkpoint and ends.
+The first attempt reports the notice, waits until it has been stopped and GATE exists, and saves. The next attempt
+loads that checkpoint and ends.
 """
 
 import sys

@@ -12,7 +12,7 @@ SDK = ROOT / "sdk"
 
 
 def submitted(up: Up, name: str, run: str) -> str:
-    """Submits a job of one task of the tenant `t`; returns its id."""
+    """Submits a workload of one task for the tenant `t`, and returns its id."""
     document = {
         "version": 1,
         "name": name,
@@ -57,7 +57,7 @@ def test_a_workload_is_placed_anew_while_its_task_saves(shared: Up, tmp_path: Pa
 
 
 def test_checkpoints_that_do_not_load_twice_stop_a_workload(shared: Up) -> None:
-    """After the second consecutive load failure the workload fails, with the error's text as its reason."""
+    """If two attempts in a row cannot load a checkpoint, the workload fails; its reason quotes the error."""
     run = (
         f'PYTHONPATH="{SDK}" exec "$MIZZEN_PYTHON" -c "'
         "from mizzen import report; report.loading(); report.load_failed(ValueError('part model: bad checksum'), 2);"

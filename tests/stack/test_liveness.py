@@ -1,4 +1,4 @@
-"""Parts that are stopped by a signal are detected, killed and restarted, and work continues."""
+"""Parts of the stack that hang (SIGSTOP) are detected, killed and started again, and workloads continue."""
 
 import os
 import signal
@@ -49,14 +49,14 @@ def _parent(pid: int) -> int | None:
 
 
 def _process(up: Up, part: str) -> int:
-    """Returns the topmost process of a part. It need not have the lowest pid, because pids wrap around."""
+    """Returns the pid of a part's top process, which need not be its lowest pid, because pids wrap around."""
     pids = _pids(up, part)
     (top,) = (pid for pid in pids if (parent := _parent(pid)) is not None and parent not in pids)
     return top
 
 
 def _machine_agent(up: Up) -> int:
-    """Returns the agent of one machine: a child of the agents' host process."""
+    """Returns the pid of the agent of one machine, a child of the process that hosts all agents."""
     agents = _pids(up, "server agents")
     return min(pid for pid in agents if _parent(pid) in agents)
 
@@ -66,7 +66,7 @@ def _gone(pid: int) -> bool:
 
 
 def _backend(up: Up) -> int:
-    """Returns a Postgres process that serves one of mizzen's connections."""
+    """Returns the pid of a Postgres backend that serves a connection of mizzen."""
     postmaster = _process(up, "/postgres -D")
     children = [int(pid) for pid in _told(postmaster, f"task/{postmaster}/children").split()]
     return min(pid for pid in children if _told(pid, "cmdline").startswith("postgres: mizzen mizzen"))
@@ -81,7 +81,7 @@ def _backend(up: Up) -> int:
     ids=["processes-and-backends", "servers-and-agents"],
 )
 def test_stopped_parts_are_started_again(stack: Up, stopped: dict[str, str | None], tmp_path: Path) -> None:
-    """A running task continues, new work is done, and events and log name the restarted parts and the causes."""
+    """A running task survives the restarts, new workloads run, and events name each restarted part and the reason."""
     gate = tmp_path / "gate"
     before = stack.submit("before", steps=3, step_s=0.05, gate=gate)
     wait_until(lambda: stack.phase(before) == "running", "the first workload runs")
@@ -116,7 +116,7 @@ def test_logs_do_not_grow(stack: Up) -> None:
 
 
 def test_a_supervisor_that_was_stopped_restarts_nobody(stack: Up) -> None:
-    """Time in which the supervisor itself was stopped, as on a sleeping laptop, does not count against the parts."""
+    """After the supervisor and all parts were suspended together, as on a laptop that sleeps, no part is restarted."""
     assert stack.process is not None
     parts = ("server worker", "server api", "server agents", "start-dev", "/postgres -D")
     before = {part: _pids(stack, part) for part in parts[:4]}

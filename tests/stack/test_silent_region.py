@@ -1,4 +1,4 @@
-"""A region without running schedulers, as after a start with another fleet file, is reported and blocks no other."""
+"""A region without schedulers, as after a start with another fleet file, is shown as silent and blocks no workload."""
 
 import urllib.request
 from pathlib import Path
@@ -21,7 +21,7 @@ regions:
 
 
 def test_a_region_of_an_earlier_fleet_file_is_named_and_can_be_removed(tmp_path: Path) -> None:
-    """Work starts in the new region; the old one is reported as silent until it is removed."""
+    """Workloads start in the new region; the old region is shown as silent until it is removed."""
     old = Up(tmp_path, _FLEET.format(name="old"))
     try:
         old.start()

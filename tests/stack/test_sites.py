@@ -56,7 +56,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterat
 
 
 class North:
-    """Another region with its own worker and agent, which are not restarted."""
+    """A third region, `north`, with its own worker and agent; no supervisor restarts them."""
 
     def __init__(self, up: Up) -> None:
         self._up = up
@@ -93,7 +93,7 @@ class North:
 
 @pytest.fixture
 def north(sites: tuple[Up, Up]) -> Iterator[North]:
-    """A third region, whose machine is ready."""
+    """The region `north`, whose machine is ready."""
     region = North(sites[0])
     try:
         wait_until(lambda: "north/a/m" in sites[0].ready_machines(), "the machine of the region north is ready")
@@ -110,9 +110,9 @@ def _submitted(up: Up, mark: Path, **more: object) -> str:
 
 
 def test_one_regions_failure_is_that_regions_alone(sites: tuple[Up, Up], north: North, tmp_path: Path) -> None:
-    """If a region's worker or bucket fails, only workloads that need the region wait, with the reason.
+    """If the worker of a region hangs or dies, or its bucket disappears, only workloads that need that region wait.
 
-    Other workloads start meanwhile, and the region recovers.
+    `mizzen why` gives the cause for them, other workloads start in the meantime, and the region recovers.
     """
     up = sites[0]
     client = up.client()
@@ -161,7 +161,7 @@ def _back(away: Path, bucket: Path) -> None:
 
 
 def test_sites_share_services_and_disturb_nobody(sites: tuple[Up, Up]) -> None:
-    """Ctrl-C at one site stops its tasks, which continue at the other site; the services keep running.
+    """When one site is stopped, its workload moves to the other site; the other site and the services keep running.
 
     The stopped site is started again, and both are stopped at the end of the module.
     """

@@ -30,7 +30,7 @@ tasks: {separate_tenants: false}
 
 
 class Journal:
-    """The lines that tasks wrote: `start|end WORKLOAD.JOB.TASK ATTEMPT`."""
+    """A folder of files in which tasks write lines `start|end WORKLOAD.RANK ATTEMPT`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -117,7 +117,7 @@ def test_temporal_forgets_and_nothing_is_repeated(up: Up, tmp_path: Path, seed: 
 
 
 def _forgets(up: Up, journal: Journal, chance: random.Random, backup: Path | None) -> None:
-    """Runs and cancels workloads around the moment at which Temporal's state is replaced with `backup`, or deleted."""
+    """Replaces Temporal's database with `backup`, or deletes it, while workloads start, run, end and are cancelled."""
     tasks: dict[str, int] = {}
     for number in range(WORKLOADS):
         count = chance.choice((1, 1, 2, 4))

@@ -1,4 +1,4 @@
-"""`mizzen up`: interruption, kill and restart, and the processes that it leaves."""
+"""`mizzen up`: starting, stopping, killing and restarting it, and its errors."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def test_killed_up_is_taken_over(shared: Up, tmp_path: Path) -> None:
 
 
 def test_interrupt_saves_stops_and_goes_on(shared: Up, tmp_path: Path) -> None:
-    """Ctrl-C makes tasks save and leaves no process; at the next start the workload resumes from there."""
+    """On Ctrl-C the tasks save a checkpoint and no process is left; after the next start the workload resumes there."""
     gate = tmp_path / "gate"
     workload = shared.submit("long", steps=60, step_s=0.2, tasks=2, gate=gate)
     wait_until(lambda: shared.saved_step(workload), "the workload has saved a checkpoint")
@@ -74,7 +74,7 @@ def test_second_up_on_a_folder_is_refused(shared: Up) -> None:
 
 
 def test_dead_children_are_restarted(shared: Up) -> None:
-    """Each killed part is restarted, and the stack works again."""
+    """Each killed part is started again, and the stack runs a new workload."""
     log = shared.data / "run" / "log"
     for part in ("server worker", "server api", "server agents", "start-dev", "/postgres -D"):
         pids = {pid for pid, command in processes_of(shared.data).items() if part in command}
@@ -90,7 +90,7 @@ def test_dead_children_are_restarted(shared: Up) -> None:
 
 @pytest.mark.parametrize("port", ["port", "database-port", "temporal-port", "temporal-ui-port"])
 def test_taken_port_is_named(up: Up, port: str) -> None:
-    """A port in use gives an error of one line that names it, and no process is left."""
+    """If a port is in use, `mizzen up` exits with a one-line error that names it, and leaves no process."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -7,8 +7,8 @@ import numpy as np
 
 from tetris.columns import NONE, Columns, Ints, Longs
 from tetris.exact.answer import TooLarge
-from tetris.exact.kernels.layout import BOUND, DEPTH, DONE, LACK, MOST_REGIONS, NODES, ROUNDING, Fixed
 from tetris.exact.kernels.decide_home import decide_home, weigh
+from tetris.exact.kernels.layout import BOUND, DEPTH, DONE, LACK, MOST_REGIONS, NODES, ROUNDING, Fixed
 from tetris.exact.kernels.search import search
 from tetris.exact.prepare import cells_of, fixed_of, groups_of, levels_of, tree_of
 from tetris.problem import Problem

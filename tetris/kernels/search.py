@@ -10,7 +10,7 @@ import numpy as np
 
 from domain.compiled import compiled
 from tetris.kernels.clusters import cluster, home_nearby
-from tetris.kernels.layout import COUNT, F8, I4, KIND, MAGNITUDE, Fixed, StepScratch, State, Work
+from tetris.kernels.layout import COUNT, F8, I4, KIND, MAGNITUDE, Fixed, State, StepScratch, Work
 from tetris.kernels.moves import apply, settle
 from tetris.kernels.terms import excess, objective
 from tetris.kernels.weigh import weigh

@@ -84,21 +84,21 @@ class Data(Calls):
         body = {"version": 1, "homes": dict(homes)}
         return cast(views.Assigned, self._call("PUT", "tetris", "datacenters", body=body))
 
-    def nights(self, limit: int = 30) -> views.NightList:
-        """Return the newest nights of the placement of tables as `items`, and `paused` (None: moves are not paused)."""
-        return cast(views.NightList, self._call("GET", "tetris", "nights", params={"limit": limit}))
+    def placement_runs(self, limit: int = 30) -> views.PlacementRunList:
+        """Return the newest placement runs as `items`, and `paused` (None: moves are not paused)."""
+        return cast(views.PlacementRunList, self._call("GET", "tetris", "placement-runs", params={"limit": limit}))
 
-    def night(self, night: str) -> views.NightReport:
-        """Return a night with its report."""
-        return cast(views.NightReport, self._call("GET", "tetris", "nights", night))
+    def placement_run(self, placement_run: str) -> views.PlacementRunReport:
+        """Return a placement run with its report."""
+        return cast(views.PlacementRunReport, self._call("GET", "tetris", "placement-runs", placement_run))
 
-    def begin_night(self, *, dry_run: bool = False) -> views.Night:
+    def begin_placement_run(self, *, dry_run: bool = False) -> views.PlacementRun:
         """Plan the placement of tables now and, unless `dry_run` is set, start the moves (operators)."""
-        return cast(views.Night, self._call("POST", "tetris", "nights", body={"dry_run": dry_run}))
+        return cast(views.PlacementRun, self._call("POST", "tetris", "placement-runs", body={"dry_run": dry_run}))
 
-    def moves(self, night: str, state: str | None = None, limit: int | None = None) -> Iterator[views.Move]:
-        """Yield a night's moves, or those in `state`, in the order in which they begin."""
-        return self._pages(f"tetris/nights/{night}/moves", {"state": state}, limit)
+    def moves(self, placement_run: str, state: str | None = None, limit: int | None = None) -> Iterator[views.Move]:
+        """Yield a placement run's moves, or those in `state`, in the order in which they begin."""
+        return self._pages(f"tetris/placement-runs/{placement_run}/moves", {"state": state}, limit)
 
     def pause_moves(self, note: str = "") -> views.Pause:
         """Pause nightly moves (operators)."""

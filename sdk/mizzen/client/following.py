@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
 from mizzen.client.errors import Unreachable
-from mizzen.client.transport import StreamBroken, Params, Backoff, Transport, decode
+from mizzen.client.transport import Backoff, Params, StreamBroken, Transport, decode
 from mizzen.client.views import Event
 
 _KEPT = 50

@@ -658,8 +658,8 @@ class Assigned(TypedDict):
     """Partitions that were already in their datacenter."""
 
 
-class Night(TypedDict):
-    """The state and progress of a night."""
+class PlacementRun(TypedDict):
+    """The state and progress of a placement run."""
 
     id: str
     dry_run: bool
@@ -675,7 +675,7 @@ class Night(TypedDict):
     moved_bytes: int
     """Planned bytes of the completed moves."""
     artifact_url: str | None
-    """Folder with the night's instance, plan, replicas and moves."""
+    """Folder with the placement run's instance, plan, replicas and moves."""
     problem: str | None
 
 
@@ -687,16 +687,16 @@ class Pause(TypedDict):
     note: str
 
 
-class NightList(TypedDict):
+class PlacementRunList(TypedDict):
     """Nights, the newest first."""
 
-    items: list[Night]
+    items: list[PlacementRun]
     paused: Pause | None
     """None: moves are not paused."""
 
 
-class NightReport(Night):
-    """A night with its report."""
+class PlacementRunReport(PlacementRun):
+    """A placement run with its report."""
 
     report: dict[str, Any] | None
     """`summary` contains the terms of the objective and each region's storage, supply and demand, before and after;
@@ -704,7 +704,7 @@ class NightReport(Night):
 
 
 class Move(TypedDict):
-    """A move of a night."""
+    """A move of a placement run."""
 
     number: int
     """Moves start in this order."""

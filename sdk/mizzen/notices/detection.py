@@ -43,7 +43,8 @@ def from_environment(environ: Mapping[str, str]) -> Watcher | None:
     """Return the watcher of the platform that the environment names; None if it names none. Sends no requests.
 
     Raises:
-        ValueError: `MIZZEN_PLATFORM` is not in `PLATFORMS` or `PLATFORM_OF_PRIOR`, or another variable of mizzen is invalid.
+        ValueError: `MIZZEN_PLATFORM` is not in `PLATFORMS` or `PLATFORM_OF_PRIOR`, or another variable of mizzen is
+        invalid.
     """
     named = environ.get("MIZZEN_PLATFORM")
     if named is not None and named in PLATFORM_OF_PRIOR:

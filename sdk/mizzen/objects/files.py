@@ -25,8 +25,8 @@ from mizzen.objects.store import (
     check_prefix,
     holds,
 )
-from mizzen.objects.uploads import Plan, Upload
 from mizzen.objects.store_digest import StoreDigest
+from mizzen.objects.uploads import Plan, Upload
 
 _NO_OBJECT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR}
 """Errors of paths that are no objects: missing, below a file, a symbolic link, a socket, a folder."""

@@ -29,8 +29,8 @@ from mizzen.objects.store import (
     chunks_of,
     holds,
 )
-from mizzen.objects.uploads import Plan, Upload
 from mizzen.objects.store_digest import StoreDigest, algorithms
+from mizzen.objects.uploads import Plan, Upload
 
 _EMULATOR = "STORAGE_EMULATOR_HOST"
 
@@ -207,5 +207,7 @@ class GCSStore:
 def _vouched(blob: Any) -> StoreDigest | None:
     """Return the MD5; for a composed object, which has none, the CRC-32C."""
     known = {"md5": blob.md5_hash, "crc32c": blob.crc32c}
-    found = (StoreDigest(name, b64decode(value).hex()) for name, value in known.items() if value and name in algorithms())
+    found = (
+        StoreDigest(name, b64decode(value).hex()) for name, value in known.items() if value and name in algorithms()
+    )
     return next(found, None)

@@ -11,8 +11,8 @@ from typing import TypeAlias
 from mizzen.objects import checksums
 from mizzen.objects.bandwidth import Share
 from mizzen.objects.store import ChangedObject, Fetch, ObjectInfo, ObjectStore
-from mizzen.objects.uploads import CopyFailed, DamagedSource, Plan, Upload
 from mizzen.objects.store_digest import InOrder, StoreDigest, check, digest_of
+from mizzen.objects.uploads import CopyFailed, DamagedSource, Plan, Upload
 from mizzen.objects.workers import AT_ONCE, Workers
 
 _MOST_PARTS = 10_000

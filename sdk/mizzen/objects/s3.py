@@ -32,8 +32,8 @@ from mizzen.objects.store import (
     chunks_of,
     holds,
 )
-from mizzen.objects.uploads import Plan
 from mizzen.objects.store_digest import StoreDigest
+from mizzen.objects.uploads import Plan
 from mizzen.objects.workers import AT_ONCE, ending
 
 _THERE = {"PreconditionFailed", "412"}

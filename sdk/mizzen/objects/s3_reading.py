@@ -19,8 +19,8 @@ from botocore.exceptions import (
 
 from mizzen.objects.retries import CutBody, Readable, fill
 from mizzen.objects.store import ChangedObject, Content, MissingObject
-from mizzen.objects.uploads import CopyFailed
 from mizzen.objects.store_digest import StoreDigest, algorithms
+from mizzen.objects.uploads import CopyFailed
 
 ABSENT = {"404", "NoSuchKey", "NotFound"}
 _CHANGED = {"412", "PreconditionFailed"}

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from mizzen.objects.uploads import Plan, Upload
 from mizzen.objects.store_digest import StoreDigest
+from mizzen.objects.uploads import Plan, Upload
 
 STAGING = ".staging"
 """Key prefix that is reserved for the stores' unfinished uploads."""

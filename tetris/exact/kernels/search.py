@@ -3,6 +3,7 @@
 import math
 
 from domain.compiled import compiled
+from tetris.exact.kernels.decide_home import decide_home
 from tetris.exact.kernels.layout import (
     BOUND,
     CLOSE,
@@ -18,7 +19,6 @@ from tetris.exact.kernels.layout import (
     Levels,
     Tree,
 )
-from tetris.exact.kernels.decide_home import decide_home
 
 
 @compiled

@@ -1,6 +1,6 @@
-"""Endpoints for nights: starting a night, its plan, the progress of its moves, and pausing the moves.
+"""Endpoints for placement runs: starting a placement run, its plan, the progress of its moves, and pausing the moves.
 
-Only operators can use them, because nights contain job names of all tenants.
+Only operators can use them, because placement runs contain job names of all tenants.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,21 @@ from api.state import StateOf
 from api.views import View, write_audit
 from domain import ids
 from infra.db import events, outbox
-from infra.db.nights import Night, NightMove, NightPause, begin_night, moves_by_state, open_night
+from infra.db.placement_runs import (
+    PlacementMove,
+    PlacementPause,
+    PlacementRun,
+    begin_placement_run,
+    moves_by_state,
+    open_placement_run,
+)
 
 router = Router(prefix="/v1/tetris", tags=["data"], dependencies=[JsonOnly])
 _MOVE_STATES = Literal["waiting", "copying", "done", "left"]
 
 
-class NightBody(Body):
-    """Options of a night that starts now."""
+class PlacementRunBody(Body):
+    """Options of a placement run that starts now."""
 
     dry_run: bool = Field(False, description="Only plan and report; move nothing")
 
@@ -39,8 +46,8 @@ class PauseBody(Body):
     note: Annotated[Line, StringConstraints(max_length=500)] = ""
 
 
-class NightView(View):
-    """The state and progress of a night."""
+class PlacementRunView(View):
+    """The state and progress of a placement run."""
 
     id: str
     dry_run: bool
@@ -51,12 +58,12 @@ class NightView(View):
     ended_at: datetime | None
     moves: dict[str, int] = Field(description="Number of moves by state: `waiting`, `copying`, `done`, `left`")
     moved_bytes: int = Field(description="Planned bytes of the completed moves")
-    artifact_url: str | None = Field(description="Folder with the night's instance, plan, replicas and moves")
+    artifact_url: str | None = Field(description="Folder with the placement run's instance, plan, replicas and moves")
     problem: str | None
 
 
-class NightReport(NightView):
-    """A night with its report."""
+class PlacementRunReport(PlacementRunView):
+    """A placement run with its report."""
 
     report: dict[str, Any] | None = Field(
         description="`summary` contains the terms of the objective and each region's storage, supply and demand,"
@@ -72,15 +79,15 @@ class PauseView(View):
     note: str
 
 
-class NightList(View):
+class PlacementRunList(View):
     """Nights, the newest first."""
 
-    items: list[NightView]
+    items: list[PlacementRunView]
     paused: PauseView | None = Field(description="Null: moves are not paused")
 
 
 class MoveView(View):
-    """A move of a night."""
+    """A move of a placement run."""
 
     number: int = Field(description="Moves start in this order")
     kind: str = Field(
@@ -104,59 +111,69 @@ class MoveList(View):
     next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
-@router.get("/nights", summary="List nights")
-def list_nights(state: StateOf, _: Operator, limit: Annotated[int, Query(ge=1, le=500)] = 30) -> NightList:
-    """Lists the newest nights, and whether moves are paused."""
+@router.get("/placement-runs", summary="List placement runs")
+@router.get("/nights", include_in_schema=False)
+def list_placement_runs(
+    state: StateOf, _: Operator, limit: Annotated[int, Query(ge=1, le=500)] = 30
+) -> PlacementRunList:
+    """Lists the newest placement runs, and whether moves are paused."""
     with state.transaction() as session:
-        rows = session.scalars(select(Night).order_by(Night.started_at.desc(), Night.id).limit(limit)).all()
-        pause = session.get(NightPause, True)
-        return NightList(
+        rows = session.scalars(
+            select(PlacementRun).order_by(PlacementRun.started_at.desc(), PlacementRun.id).limit(limit)
+        ).all()
+        pause = session.get(PlacementPause, True)
+        return PlacementRunList(
             items=_views(session, rows),
             paused=None if pause is None else PauseView(since=pause.since, by=pause.by, note=pause.note),
         )
 
 
-@router.post("/nights", status_code=202, summary="Start a night", responses=refusals(409))
-def create_night(body: NightBody, response: Response, state: StateOf, caller: Operator) -> NightView:
-    """Starts a night now: builds the instance, solves it and, unless it is a dry run, moves tables."""
+@router.post("/placement-runs", status_code=202, summary="Start a placement run", responses=refusals(409))
+@router.post("/nights", status_code=202, include_in_schema=False)
+def create_placement_run(
+    body: PlacementRunBody, response: Response, state: StateOf, caller: Operator
+) -> PlacementRunView:
+    """Starts a placement run now: builds the instance, solves it and, unless it is a dry run, moves tables."""
     with state.transaction() as session:
-        name = f"{ids.NIGHT_WORKFLOW_ID}-{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        name = f"{ids.PLACEMENT_RUN_WORKFLOW_ID}-{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
         deadline_s = state.settings.tetris.nightly.deadline_s
-        row = begin_night(session, name, deadline_s, dry_run=body.dry_run)
+        row = begin_placement_run(session, name, deadline_s, dry_run=body.dry_run)
         if row is None:
-            found = open_night(session)
+            found = open_placement_run(session)
             said = "another one has just started" if found is None else f"{found.id} is {found.state}"
-            raise Problem(Kind.CONFLICT, f"only one night can run at a time: {said}")
-        outbox.night(session, row.id)
+            raise Problem(Kind.CONFLICT, f"only one placement run can run at a time: {said}")
+        outbox.placement_run(session, row.id)
         write_audit(session, caller, "night.create", row.id, dry_run=body.dry_run)
-        response.headers["Location"] = f"/v1/tetris/nights/{row.id}"
+        response.headers["Location"] = f"/v1/tetris/placement-runs/{row.id}"
         return _view(session, row)
 
 
-@router.get("/nights/{night}", summary="Get a night", responses=refusals(404))
-def get_night(night: str, state: StateOf, _: Operator) -> NightReport:
-    """Returns a night with its report."""
+@router.get("/placement-runs/{placement_run}", summary="Get a placement run", responses=refusals(404))
+@router.get("/nights/{placement_run}", include_in_schema=False)
+def get_placement_run(placement_run: str, state: StateOf, _: Operator) -> PlacementRunReport:
+    """Returns a placement run with its report."""
     with state.transaction() as session:
-        row = _find(session, night)
-        return NightReport(**_view(session, row).model_dump(), report=row.report)
+        row = _find(session, placement_run)
+        return PlacementRunReport(**_view(session, row).model_dump(), report=row.report)
 
 
-@router.get("/nights/{night}/moves", summary="List a night's moves", responses=refusals(404))
+@router.get("/placement-runs/{placement_run}/moves", summary="List a placement run's moves", responses=refusals(404))
+@router.get("/nights/{placement_run}/moves", include_in_schema=False)
 def list_moves(
-    night: str,
+    placement_run: str,
     state: StateOf,
     _: Operator,
     state_: Annotated[_MOVE_STATES | None, Query(alias="state", description="Only moves in this state")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
     cursor: Annotated[int, Query(ge=0, description="Return moves after this number")] = 0,
 ) -> MoveList:
-    """Lists the moves of a night in the order in which they start."""
-    statement = select(NightMove).where(NightMove.night == night, NightMove.number > cursor)
+    """Lists the moves of a placement run in the order in which they start."""
+    statement = select(PlacementMove).where(PlacementMove.night == placement_run, PlacementMove.number > cursor)
     if state_ is not None:
-        statement = statement.where(NightMove.state == state_)
+        statement = statement.where(PlacementMove.state == state_)
     with state.transaction() as session:
-        _find(session, night)
-        rows = session.scalars(statement.order_by(NightMove.number).limit(limit + 1)).all()
+        _find(session, placement_run)
+        rows = session.scalars(statement.order_by(PlacementMove.number).limit(limit + 1)).all()
         return MoveList(
             items=[
                 MoveView(
@@ -174,9 +191,9 @@ def list_moves(
 def pause(body: PauseBody, state: StateOf, caller: Operator) -> PauseView:
     """Pauses nightly moves when the current part of each copy is complete. Copied data is kept."""
     with state.transaction() as session:
-        row = session.get(NightPause, True)
+        row = session.get(PlacementPause, True)
         if row is None:
-            row = NightPause(by=caller.id, note=body.note)
+            row = PlacementPause(by=caller.id, note=body.note)
             session.add(row)
             session.flush()
             _tell(session, "night.paused", note=body.note)
@@ -186,9 +203,9 @@ def pause(body: PauseBody, state: StateOf, caller: Operator) -> PauseView:
 
 @router.delete("/pause", status_code=204, summary="Resume nightly moves")
 def resume(state: StateOf, caller: Operator) -> Response:
-    """Resumes nightly moves where they stopped, unless the night's deadline has passed."""
+    """Resumes nightly moves where they stopped, unless the placement run's deadline has passed."""
     with state.transaction() as session:
-        row = session.get(NightPause, True)
+        row = session.get(PlacementPause, True)
         if row is not None:
             session.delete(row)
             _tell(session, "night.resumed")
@@ -197,27 +214,27 @@ def resume(state: StateOf, caller: Operator) -> Response:
 
 
 def _tell(session: Session, kind: str, **detail: object) -> None:
-    night = open_night(session)
-    events.record(session, kind, detail={**detail, "night": None if night is None else night.id})
-    if night is not None:
-        outbox.night(session, night.id)
+    placement_run = open_placement_run(session)
+    events.record(session, kind, detail={**detail, "night": None if placement_run is None else placement_run.id})
+    if placement_run is not None:
+        outbox.placement_run(session, placement_run.id)
 
 
-def _find(session: Session, night: str) -> Night:
-    row = session.get(Night, night)
+def _find(session: Session, placement_run: str) -> PlacementRun:
+    row = session.get(PlacementRun, placement_run)
     if row is None:
-        raise not_found("night", night)
+        raise not_found("placement run", placement_run)
     return row
 
 
-def _view(session: Session, row: Night) -> NightView:
+def _view(session: Session, row: PlacementRun) -> PlacementRunView:
     return _views(session, [row])[0]
 
 
-def _views(session: Session, rows: Sequence[Night]) -> list[NightView]:
+def _views(session: Session, rows: Sequence[PlacementRun]) -> list[PlacementRunView]:
     moves = moves_by_state(session, [row.id for row in rows])
     return [
-        NightView(
+        PlacementRunView(
             id=row.id, dry_run=row.dry_run, state=row.state, started_at=row.started_at, planned_at=row.planned_at,
             deadline_at=row.deadline_at, ended_at=row.ended_at, moves={s: n for s, (n, _) in moves[row.id].items()},
             moved_bytes=moves[row.id].get("done", (0, 0))[1], artifact_url=row.artifact_url, problem=row.problem,

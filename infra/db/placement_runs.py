@@ -12,7 +12,7 @@ from infra.config import NightlySettings
 from infra.db.base import NOW, Base, Json
 
 
-class Night(Base):
+class PlacementRun(Base):
     """One nightly run of Tetris. At most one is open."""
 
     __tablename__ = "night"
@@ -40,7 +40,7 @@ class Night(Base):
     )
 
 
-class NightMove(Base):
+class PlacementMove(Base):
     """One move of a nightly run. Moves start in the order of `number`."""
 
     __tablename__ = "night_move"
@@ -76,7 +76,7 @@ class NightMove(Base):
     )
 
 
-class NightPause(Base):
+class PlacementPause(Base):
     """The pause of nightly moves. The table has one row while they are paused, else none."""
 
     __tablename__ = "night_pause"
@@ -93,30 +93,34 @@ OPEN = ("planning", "moving")
 """States of an open nightly run."""
 
 
-def begin_night(session: Session, night: str, deadline_s: float, *, dry_run: bool) -> Night | None:
+def begin_placement_run(
+    session: Session, placement_run: str, deadline_s: float, *, dry_run: bool
+) -> PlacementRun | None:
     """Creates a nightly run whose moves may start for `deadline_s` from now. Returns None if another one is open."""
     statement = (
-        insert(Night)
+        insert(PlacementRun)
         .values(
-            id=night, dry_run=dry_run, state="planning", deadline_at=func.now() + timedelta(seconds=deadline_s)
+            id=placement_run, dry_run=dry_run, state="planning", deadline_at=func.now() + timedelta(seconds=deadline_s)
         )
         .on_conflict_do_nothing()
-        .returning(Night)
+        .returning(PlacementRun)
     )  # fmt: skip
     return session.scalars(statement).one_or_none()
 
 
-def open_night(session: Session) -> Night | None:
+def open_placement_run(session: Session) -> PlacementRun | None:
     """Returns the open nightly run, or None."""
-    return session.scalars(select(Night).where(Night.state.in_(OPEN))).one_or_none()
+    return session.scalars(select(PlacementRun).where(PlacementRun.state.in_(OPEN))).one_or_none()
 
 
 def home_move_began(session: Session, table: str, region: str) -> datetime | None:
     """Returns when the running move of a table's home to `region` began, or None if no such move is running."""
-    own = NightMove.data_table == table, NightMove.target_region == region
-    moving = NightMove.kind == "home", NightMove.state == "copying", Night.state == "moving"
-    statement = select(NightMove.begun_at).join(Night, Night.id == NightMove.night).where(*own, *moving)
-    return session.scalars(statement.order_by(NightMove.begun_at.desc()).limit(1)).one_or_none()
+    own = PlacementMove.data_table == table, PlacementMove.target_region == region
+    moving = PlacementMove.kind == "home", PlacementMove.state == "copying", PlacementRun.state == "moving"
+    statement = (
+        select(PlacementMove.begun_at).join(PlacementRun, PlacementRun.id == PlacementMove.night).where(*own, *moving)
+    )
+    return session.scalars(statement.order_by(PlacementMove.begun_at.desc()).limit(1)).one_or_none()
 
 
 def quota_left_bytes(session: Session, nightly: NightlySettings) -> float | None:
@@ -126,18 +130,18 @@ def quota_left_bytes(session: Session, nightly: NightlySettings) -> float | None
         return None
     now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
     midnight = now.astimezone(ZoneInfo(nightly.time_zone)).replace(hour=0, minute=0, second=0, microsecond=0)
-    moved = select(func.coalesce(func.sum(NightMove.size_bytes), 0)).where(NightMove.begun_at >= midnight)
+    moved = select(func.coalesce(func.sum(PlacementMove.size_bytes), 0)).where(PlacementMove.begun_at >= midnight)
     return max(quota - float(session.execute(moved).scalar_one()), 0.0)
 
 
-def moves_by_state(session: Session, nights: Collection[str]) -> dict[str, dict[str, tuple[int, int]]]:
+def moves_by_state(session: Session, placement_runs: Collection[str]) -> dict[str, dict[str, tuple[int, int]]]:
     """Returns for each nightly run the number and the planned bytes of its moves, by state."""
-    out: dict[str, dict[str, tuple[int, int]]] = {night: {} for night in nights}
+    out: dict[str, dict[str, tuple[int, int]]] = {placement_run: {} for placement_run in placement_runs}
     counted = (
-        select(NightMove.night, NightMove.state, func.count(), func.sum(NightMove.size_bytes))
-        .where(NightMove.night.in_(sorted(out)))
-        .group_by(NightMove.night, NightMove.state)
+        select(PlacementMove.night, PlacementMove.state, func.count(), func.sum(PlacementMove.size_bytes))
+        .where(PlacementMove.night.in_(sorted(out)))
+        .group_by(PlacementMove.night, PlacementMove.state)
     )
-    for night, state, count, size_bytes in session.execute(counted):
-        out[night][state] = int(count), int(size_bytes)
+    for placement_run, state, count, size_bytes in session.execute(counted):
+        out[placement_run][state] = int(count), int(size_bytes)
     return out

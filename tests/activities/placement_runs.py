@@ -1,4 +1,4 @@
-"""Installations with tables in two regions, and nights with given moves."""
+"""Installations with tables in two regions, and placement runs with given moves."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -9,17 +9,17 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.data.copies import CopyActivities
 from activities.data.moves import MoveActivities
-from activities.data.nights import NightActivities
-from domain.nights import MoveOrder, MoveRef, NextMove
+from activities.data.placement_runs import PlacementRunActivities
+from domain.placement_runs import MoveOrder, MoveRef, NextMove
 from domain.protocol import ReplicateTable
 from infra.config import NightlySettings, TetrisSettings
 from infra.db.logs import UsageRun
 from infra.db.models import Region
-from infra.db.nights import Night, NightMove
+from infra.db.placement_runs import PlacementMove, PlacementRun
 from infra.db.tables import Partition, Replica, Table
 from tests.activities.world import World
 
-NIGHT = "night-1"
+PLACEMENT_RUN = "night-1"
 DAYS = ("ds=1", "ds=2")
 
 
@@ -28,14 +28,14 @@ def body(table: str, day: str) -> bytes:
     return f"{table} {day} ".encode() * 40
 
 
-class NightWorld:
+class PlacementWorld:
     """An installation whose regions have storage, with the activities of the nightly run."""
 
     def __init__(self, world: World, **nightly: Any) -> None:
         self.world = world
         settings = TetrisSettings(nightly=NightlySettings(**{"solve_s": 0.0, "grace_s": 3600.0, **nightly}))
         world.settings = world.settings.model_copy(update={"tetris": settings})
-        self.nights = NightActivities(world.engine, world.settings)
+        self.placement_runs = PlacementRunActivities(world.engine, world.settings)
         self.moves = MoveActivities(world.engine, world.settings)
         self.copies = CopyActivities(world.engine, world.settings)
 
@@ -79,32 +79,36 @@ class NightWorld:
                 )
             )  # fmt: skip
 
-    def night(self, *moves: Mapping[str, Any], deadline_s: float = 3600.0, night: str = NIGHT) -> None:
-        """Adds a planned night with these moves, in order."""
+    def placement_run(
+        self, *moves: Mapping[str, Any], deadline_s: float = 3600.0, placement_run: str = PLACEMENT_RUN
+    ) -> None:
+        """Adds a planned placement run with these moves, in order."""
         with self.world.session() as session:
             deadline = func.now() + timedelta(seconds=deadline_s)
-            session.add(Night(id=night, dry_run=False, state="moving", deadline_at=deadline))
+            session.add(PlacementRun(id=placement_run, dry_run=False, state="moving", deadline_at=deadline))
             session.flush()
             for number, move in enumerate(moves, 1):
-                session.add(NightMove(night=night, number=number, **move))
+                session.add(PlacementMove(night=placement_run, number=number, **move))
 
-    def next(self, lane: int = 0, night: str = NIGHT) -> MoveOrder:
+    def next(self, lane: int = 0, placement_run: str = PLACEMENT_RUN) -> MoveOrder:
         """Returns the next move of a lane."""
-        return self.moves.next_move(NextMove(night, lane))
+        return self.moves.next_move(NextMove(placement_run, lane))
 
     def copy(self, order: MoveOrder) -> int:
         """Runs the copy of a move; returns the bytes copied."""
         request = ReplicateTable(order.table, order.source_region, order.target_region, "nightly")
         return int(ActivityEnvironment().run(self.copies.copy_table, request))
 
-    def finish(self, order: MoveOrder, problem: str | None = None, night: str = NIGHT) -> bool:
+    def finish(self, order: MoveOrder, problem: str | None = None, placement_run: str = PLACEMENT_RUN) -> bool:
         """Finishes a move; returns whether it is complete."""
-        return self.moves.finish_move(MoveRef(night, order.number, problem))
+        return self.moves.finish_move(MoveRef(placement_run, order.number, problem))
 
-    def states(self, night: str = NIGHT) -> list[str]:
+    def states(self, placement_run: str = PLACEMENT_RUN) -> list[str]:
         """Returns the state of each move, with the reason if it was left out."""
         with self.world.session() as session:
-            rows = session.scalars(select(NightMove).where(NightMove.night == night).order_by(NightMove.number))
+            rows = session.scalars(
+                select(PlacementMove).where(PlacementMove.night == placement_run).order_by(PlacementMove.number)
+            )
             return [row.state if row.left_because is None else f"{row.state}: {row.left_because}" for row in rows]
 
     def homes(self) -> dict[str, str]:

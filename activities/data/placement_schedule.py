@@ -20,8 +20,8 @@ from domain import ids
 from infra.config import NightlySettings
 
 
-def night_schedule(nightly: NightlySettings) -> Schedule:
-    """Returns a schedule with one start a day, in the time zone of the settings. It skips starts while a night runs."""
+def placement_schedule(nightly: NightlySettings) -> Schedule:
+    """Returns a schedule with one start a day, in the time zone of the settings. It skips starts during a run."""
     calendars = []
     if nightly.start is not None:
         hour, minute = (int(part) for part in nightly.start.split(":"))
@@ -29,7 +29,7 @@ def night_schedule(nightly: NightlySettings) -> Schedule:
     return Schedule(
         action=ScheduleActionStartWorkflow(
             "NightWorkflow",
-            id=ids.NIGHT_WORKFLOW_ID,
+            id=ids.PLACEMENT_RUN_WORKFLOW_ID,
             task_queue=ids.CONTROL_QUEUE,
             static_summary="plans the placement of tables and moves them",
         ),
@@ -46,13 +46,13 @@ def night_schedule(nightly: NightlySettings) -> Schedule:
 
 async def set_schedule(client: Client, nightly: NightlySettings) -> None:
     """Creates the schedule, or updates the existing one. Whether it is paused in Temporal does not change."""
-    wanted = night_schedule(nightly)
+    wanted = placement_schedule(nightly)
     try:
-        await client.create_schedule(ids.NIGHT_SCHEDULE_ID, wanted)
+        await client.create_schedule(ids.PLACEMENT_SCHEDULE_ID, wanted)
     except ScheduleAlreadyRunningError:
 
         def change(found: ScheduleUpdateInput) -> ScheduleUpdate:
             wanted.state = found.description.schedule.state
             return ScheduleUpdate(wanted)
 
-        await client.get_schedule_handle(ids.NIGHT_SCHEDULE_ID).update(change)
+        await client.get_schedule_handle(ids.PLACEMENT_SCHEDULE_ID).update(change)

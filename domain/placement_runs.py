@@ -1,19 +1,19 @@
-"""Messages between the workflow of a night (the nightly run of Tetris) and its activities."""
+"""Messages between the workflow of a placement run (the nightly run of Tetris) and its activities."""
 
 from dataclasses import dataclass
 
 
 @dataclass
-class NightRef:
-    """The id of a night, and the error if the night failed."""
+class PlacementRunRef:
+    """The id of a placement run, and the error if the placement run failed."""
 
     night: str
     problem: str | None = None
 
 
 @dataclass
-class NightTicket:
-    """The state of a night, which says what its workflow has to do."""
+class PlacementRunTicket:
+    """The state of a placement run, which says what its workflow has to do."""
 
     state: str
     """`planning` or `moving`; in every other state there is nothing to do."""
@@ -35,7 +35,7 @@ class MoveOrder:
     """The move that a lane has to carry out, or the reason why there is none now."""
 
     over: bool = False
-    """The lane is done: no move is left, or the night's deadline has passed."""
+    """The lane is done: no move is left, or the placement run's deadline has passed."""
     paused: bool = False
     number: int = 0
     table: str = ""

@@ -1,4 +1,4 @@
-"""`mizzen tetris plan`, `nights`, `report`, `moves`, `pause`, `resume`: the nightly placement of an installation."""
+"""`mizzen tetris plan`, `runs`, `report`, `moves`, `pause`, `resume`: the nightly placement of an installation."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from mizzen.cli.session import Session, finish, say
 
 if TYPE_CHECKING:
     from mizzen.client.client import Client
-    from mizzen.client.views import NightReport
+    from mizzen.client.views import PlacementRunReport
 
 _MOVES_SHOWN = 20
 _UNPLACED_SHOWN = 10
@@ -23,12 +23,12 @@ _SAY_EVERY_S = 5.0
 _STATES = ("done", "copying", "waiting", "left")
 
 
-def _moves_said(night: Mapping[str, Any]) -> str:
-    counts = night["moves"]
+def _moves_said(placement_run: Mapping[str, Any]) -> str:
+    counts = placement_run["moves"]
     return ", ".join(f"{counts[state]:,} {state}" for state in _STATES if state in counts)
 
 
-_NIGHT_COLUMNS = (
+_PLACEMENT_RUN_COLUMNS = (
     Column("ID", lambda n: n["id"]),
     Column("STATE", lambda n: n["state"]),
     Column("STARTED", lambda n: words.ago(n["started_at"]), drop=1),
@@ -60,48 +60,54 @@ def _why(why: Mapping[str, Any]) -> str:
 @click.option("--dry-run", is_flag=True, help="Only plan and report; move nothing.")
 @click.pass_obj
 def plan(session: Session, dry_run: bool) -> None:
-    """Start a night now: plan the homes and replicas of tables, show the plan, and start the moves (operators)."""
-    begun = session.client.begin_night(dry_run=dry_run)
+    """Start a placement run now: plan homes and replicas, show the plan, and start the moves (operators)."""
+    begun = session.client.begin_placement_run(dry_run=dry_run)
     began_s = said_s = time.monotonic()
-    while (night := session.client.night(begun["id"]))["state"] == "planning":
+    while (placement_run := session.client.placement_run(begun["id"]))["state"] == "planning":
         time.sleep(_ASK_EVERY_S)
         if time.monotonic() - said_s >= _SAY_EVERY_S:
             said_s = time.monotonic()
-            say(f"{night['id']}: planning for {said_s - began_s:.0f} s")
-    emit_one(session, night, lambda: "\n".join(_page(session.client, night)))
-    if night["state"] == "failed":
+            say(f"{placement_run['id']}: planning for {said_s - began_s:.0f} s")
+    emit_one(session, placement_run, lambda: "\n".join(_page(session.client, placement_run)))
+    if placement_run["state"] == "failed":
         finish(Exit.CONFLICT)
 
 
-@click.command()
+@click.command("runs")
 @click.option("--limit", type=click.IntRange(1, 500), default=30, show_default=True)
 @click.pass_obj
-def nights(session: Session, limit: int) -> None:
-    """List nights, the newest first, with the numbers of their moves."""
-    answer = session.client.nights(limit)
-    emit_list(session, answer["items"], _NIGHT_COLUMNS)
+def placement_runs(session: Session, limit: int) -> None:
+    """List placement runs, the newest first, with the numbers of their moves."""
+    answer = session.client.placement_runs(limit)
+    emit_list(session, answer["items"], _PLACEMENT_RUN_COLUMNS)
     if answer["paused"] is not None:
         paused = answer["paused"]
         note = f": {paused['note']}" if paused["note"] else ""
         say(f"moves have been paused since {words.clock(paused['since'])} by {paused['by']}{note}")
 
 
+_NIGHTS = click.Command(
+    "nights", callback=placement_runs.callback, params=placement_runs.params, hidden=True, help=placement_runs.help
+)
+"""The name of `runs` in earlier versions."""
+
+
 @click.command()
-@click.argument("night", required=False)
+@click.argument("placement_run", metavar="RUN", required=False)
 @click.pass_obj
-def report(session: Session, night: str | None) -> None:
-    """Show the plan of NIGHT (default: the newest): regions before and after, moves by gain, and unplaced jobs."""
-    found = session.client.night(night or _newest(session))
+def report(session: Session, placement_run: str | None) -> None:
+    """Show the plan of RUN (default: the newest): regions before and after, moves by gain, and unplaced jobs."""
+    found = session.client.placement_run(placement_run or _newest(session))
     emit_one(session, found, lambda: "\n".join(_page(session.client, found)))
 
 
 @click.command()
-@click.argument("night", required=False)
+@click.argument("placement_run", metavar="RUN", required=False)
 @click.option("--state", type=click.Choice(["waiting", "copying", "done", "left"]), help="Only moves in this state.")
 @click.pass_obj
-def moves(session: Session, night: str | None, state: str | None) -> None:
-    """List the moves of NIGHT (default: the newest) in the order of their start, and why some were not made."""
-    listed = list(session.client.moves(night or _newest(session), state))
+def moves(session: Session, placement_run: str | None, state: str | None) -> None:
+    """List the moves of RUN (default: the newest) in the order of their start, and why some were not made."""
+    listed = list(session.client.moves(placement_run or _newest(session), state))
     emit_list(session, listed, _MOVE_COLUMNS, name=lambda m: str(m["table"]))
 
 
@@ -122,45 +128,45 @@ def resume(session: Session) -> None:
     emit_one(session, {"paused": None}, lambda: "resumed", name="resumed")
 
 
-COMMANDS = (plan, nights, report, moves, pause, resume)
+COMMANDS = (plan, placement_runs, _NIGHTS, report, moves, pause, resume)
 
 
 def _newest(session: Session) -> str:
-    items = session.client.nights(1)["items"]
+    items = session.client.placement_runs(1)["items"]
     if not items:
-        say("there are no nights yet; `mizzen tetris plan --dry-run` plans one")
+        say("there are no placement runs yet; `mizzen tetris plan --dry-run` plans one")
         finish(Exit.NOT_FOUND)
     return str(items[0]["id"])
 
 
-def _page(client: "Client", night: "NightReport") -> Iterator[str]:
-    """Yields the lines of a night's report: its state, regions before and after, moves, and unplaced jobs."""
-    from tetris.report import Summary, violation_lines, lines
+def _page(client: "Client", placement_run: "PlacementRunReport") -> Iterator[str]:
+    """Yields the lines of a placement run's report: its state, regions before and after, moves, and unplaced jobs."""
+    from tetris.report import Summary, lines, violation_lines
 
-    yield f"{night['id']}: {night['state']}" + (", a dry run" if night["dry_run"] else "")
-    if night["problem"] is not None:
-        yield f"error: {night['problem']}"
-    if night["report"] is None:
+    yield f"{placement_run['id']}: {placement_run['state']}" + (", a dry run" if placement_run["dry_run"] else "")
+    if placement_run["problem"] is not None:
+        yield f"error: {placement_run['problem']}"
+    if placement_run["report"] is None:
         return
-    summary = Summary.of(night["report"]["summary"])
+    summary = Summary.of(placement_run["report"]["summary"])
     yield ""
     yield from lines(summary)
     yield from violation_lines(summary)
     yield ""
-    yield f"moves: {_moves_said(night) or 'none'}"
-    total = sum(night["moves"].values())
-    for move in islice(client.moves(night["id"], limit=_MOVES_SHOWN), _MOVES_SHOWN):
-        yield f"  {_move_said(move, left=not night['dry_run'])}"
+    yield f"moves: {_moves_said(placement_run) or 'none'}"
+    total = sum(placement_run["moves"].values())
+    for move in islice(client.moves(placement_run["id"], limit=_MOVES_SHOWN), _MOVES_SHOWN):
+        yield f"  {_move_said(move, left=not placement_run['dry_run'])}"
     if total > _MOVES_SHOWN:
-        yield f"  and {total - _MOVES_SHOWN:,} more: mizzen tetris moves {night['id']}"
-    unplaced, count = night["report"]["unplaced"], night["report"]["unplaced_jobs"]
+        yield f"  and {total - _MOVES_SHOWN:,} more: mizzen tetris moves {placement_run['id']}"
+    unplaced, count = placement_run["report"]["unplaced"], placement_run["report"]["unplaced_jobs"]
     if count:
         yield f"{count:,} {'job finds' if count == 1 else 'jobs find'} no region with their data and hardware:"
     for job in unplaced[:_UNPLACED_SHOWN]:
         short = f", {words.size(job['short_bytes'])} short" if job["short_bytes"] else ""
         yield f"  {job['job']} (priority {job['level']}): {job['reason'].replace('_', ' ')}{short}"
     if len(unplaced) > _UNPLACED_SHOWN:
-        yield f"  and {count - _UNPLACED_SHOWN:,} more; see report.json in {night['artifact_url']}"
+        yield f"  and {count - _UNPLACED_SHOWN:,} more; see report.json in {placement_run['artifact_url']}"
 
 
 def _move_said(move: Mapping[str, Any], *, left: bool) -> str:

@@ -1,4 +1,6 @@
-"""The plan of a night: gathers the catalogue, solves in a separate process, and stores the result and the moves."""
+"""The plan of a placement run: gathers the catalogue, solves in a separate process, and stores the result and the
+moves.
+"""
 
 import json
 import logging
@@ -13,11 +15,11 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.data.night_moves import droppable_replicas, moves_of, tidy
+from activities.data.placement_moves import droppable_replicas, moves_of, tidy
 from activities.data.searching import searched
 from activities.heartbeat import heartbeating
 from domain import ids
-from domain.nights import NightRef, NightTicket
+from domain.placement_runs import PlacementRunRef, PlacementRunTicket
 from domain.protocol import Activity
 from domain.reads import Reads
 from infra.config import Settings
@@ -25,7 +27,15 @@ from infra.db import events
 from infra.db.datacenters import assign_partitions, gather_datacenters
 from infra.db.gathering import gather, transaction_time
 from infra.db.models import Datacenter, Region
-from infra.db.nights import OPEN, Night, NightMove, NightPause, begin_night, moves_by_state, quota_left_bytes
+from infra.db.placement_runs import (
+    OPEN,
+    PlacementMove,
+    PlacementPause,
+    PlacementRun,
+    begin_placement_run,
+    moves_by_state,
+    quota_left_bytes,
+)
 from infra.db.reads import partial_reads
 from infra.db.session import transaction
 from infra.errors import CatalogueError
@@ -38,37 +48,37 @@ _LAST_LINES = 20
 _SAID_CHARACTERS = 2000
 
 
-class NightActivities:
-    """The activities of a night's workflow, except its moves (`activities.data.moves`)."""
+class PlacementRunActivities:
+    """The activities of a placement run's workflow, except its moves (`activities.data.moves`)."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
         self._settings = settings
 
-    @activity.defn(name=Activity.OPEN_NIGHT.value)
-    def open_night(self, ref: NightRef) -> NightTicket:
-        """Opens the night, if no other night is open; returns its state and settings."""
+    @activity.defn(name=Activity.OPEN_PLACEMENT_RUN.value)
+    def open_placement_run(self, ref: PlacementRunRef) -> PlacementRunTicket:
+        """Opens the placement run, if no other placement run is open; returns its state and settings."""
         nightly = self._settings.tetris.nightly
         with transaction(self._engine) as session:
-            row = session.get(Night, ref.night, with_for_update=True)
+            row = session.get(PlacementRun, ref.night, with_for_update=True)
             if row is None:
-                row = begin_night(session, ref.night, nightly.deadline_s, dry_run=False)
+                row = begin_placement_run(session, ref.night, nightly.deadline_s, dry_run=False)
             if row is None:
-                _log.warning("night %s is skipped: another night is open", ref.night)
-                return NightTicket("skipped")
-            return NightTicket(row.state, nightly.at_once, nightly.solve_s)
+                _log.warning("placement run %s is skipped: another placement run is open", ref.night)
+                return PlacementRunTicket("skipped")
+            return PlacementRunTicket(row.state, nightly.at_once, nightly.solve_s)
 
-    @activity.defn(name=Activity.PLAN_NIGHT.value)
-    def plan_night(self, ref: NightRef) -> None:
-        """Computes and writes the moves of the night, unless they are already written.
+    @activity.defn(name=Activity.PLAN_PLACEMENT_RUN.value)
+    def plan_placement_run(self, ref: PlacementRunRef) -> None:
+        """Computes and writes the moves of the placement run, unless they are already written.
 
         Raises:
             ApplicationError: the catalogue is incomplete; the message says what is missing.
         """
         tetris = self._settings.tetris
         with transaction(self._engine) as session:
-            night = session.get_one(Night, ref.night)
-            if night.state != "planning":
+            placement_run = session.get_one(PlacementRun, ref.night)
+            if placement_run.state != "planning":
                 return
         with heartbeating() as heartbeat:
             try:
@@ -84,47 +94,47 @@ class NightActivities:
                 "time_s": tetris.nightly.solve_s, "seed": 0, "policy": tetris.replicas.model_dump(mode="json"),
                 "droppable": droppable,
             }  # fmt: skip
-            with searched(instance, reads, request, store, ids.night_prefix(ref.night), heartbeat) as folder:
+            with searched(instance, reads, request, store, ids.placement_run_prefix(ref.night), heartbeat) as folder:
                 report = json.loads((folder / "report.json").read_text())
                 with transaction(self._engine) as session:
                     self._write(session, ref.night, folder, report, url)
 
     def _write(self, session: Session, ref: str, folder: Path, report: dict[str, Any], url: str) -> None:
-        night = session.get_one(Night, ref, with_for_update=True)
-        if night.state != "planning":
+        placement_run = session.get_one(PlacementRun, ref, with_for_update=True)
+        if placement_run.state != "planning":
             return
-        session.execute(delete(NightMove).where(NightMove.night == ref))
+        session.execute(delete(PlacementMove).where(PlacementMove.night == ref))
         moves = enumerate(moves_of(session, folder, quota_left_bytes(session, self._settings.tetris.nightly)), 1)
         while rows := list(islice(moves, _ROWS)):
-            session.execute(insert(NightMove), [{"night": ref, "number": number, **move} for number, move in rows])
-        if not night.dry_run:
+            session.execute(insert(PlacementMove), [{"night": ref, "number": number, **move} for number, move in rows])
+        if not placement_run.dry_run:
             tidy(session, ref, self._settings.tetris.nightly.grace_s)
-        night.report, night.artifact_url, night.planned_at = report, url, func.clock_timestamp()
-        night.state = "moving"
+        placement_run.report, placement_run.artifact_url, placement_run.planned_at = report, url, func.clock_timestamp()
+        placement_run.state = "moving"
         events.record(session, "night.planned", detail={"night": ref, "moves": _count(session, ref)})
 
-    @activity.defn(name=Activity.NIGHTS_PAUSED.value)
-    def nights_paused(self, _: None = None) -> bool:
+    @activity.defn(name=Activity.PLACEMENT_PAUSED.value)
+    def placement_paused(self, _: None = None) -> bool:
         """Returns whether an operator has paused moves."""
         with transaction(self._engine) as session:
-            return session.get(NightPause, True) is not None
+            return session.get(PlacementPause, True) is not None
 
     @activity.defn(name=Activity.ASSIGN_PARTITIONS.value)
-    def assign_partitions(self, ref: NightRef) -> None:
+    def assign_partitions(self, ref: PlacementRunRef) -> None:
         """Assigns the partitions of each region with datacenters to these datacenters (MAST 3.5), after the moves.
 
         If the catalogue lacks data about a region, an event reports it and its assignment does not change.
         """
         tetris = self._settings.tetris
         with transaction(self._engine) as session:
-            night = session.get(Night, ref.night)
-            if night is None or night.state != "moving" or night.dry_run:
+            placement_run = session.get(PlacementRun, ref.night)
+            if placement_run is None or placement_run.state != "moving" or placement_run.dry_run:
                 return
             regions = session.scalars(select(Datacenter.region).distinct().order_by(Datacenter.region)).all()
             store, _ = _bucket(session, ref.night)
         with heartbeating() as heartbeat:
             for region in regions:
-                prefix = f"{ids.night_prefix(ref.night)}datacenters/{region}/"
+                prefix = f"{ids.placement_run_prefix(ref.night)}datacenters/{region}/"
                 self._assign(region, store, prefix, tetris.nightly.solve_s / len(regions), heartbeat)
 
     def _assign(
@@ -144,42 +154,48 @@ class NightActivities:
             with transaction(self._engine) as session:
                 events.record(session, "datacenters.left", region=region, detail={"problem": str(error)})
 
-    @activity.defn(name=Activity.END_NIGHT.value)
-    def end_night(self, ref: NightRef) -> None:
-        """Ends the night. Waiting moves are left out; the next night makes a new plan."""
+    @activity.defn(name=Activity.END_PLACEMENT_RUN.value)
+    def end_placement_run(self, ref: PlacementRunRef) -> None:
+        """Ends the placement run. Waiting moves are left out; the next placement run makes a new plan."""
         with transaction(self._engine) as session:
-            night = session.get(Night, ref.night, with_for_update=True)
-            if night is None or night.state not in OPEN:
+            placement_run = session.get(PlacementRun, ref.night, with_for_update=True)
+            if placement_run is None or placement_run.state not in OPEN:
                 return
-            because = "the night was a dry run" if night.dry_run else "the deadline passed before the move began"
-            waiting = NightMove.night == ref.night, NightMove.state == "waiting"
-            session.execute(update(NightMove).where(*waiting).values(state="left", left_because=because))
-            night.state, night.problem = ("ended", None) if ref.problem is None else ("failed", ref.problem)
-            night.ended_at = func.clock_timestamp()
+            because = (
+                "the placement run was a dry run"
+                if placement_run.dry_run
+                else "the deadline passed before the move began"
+            )
+            waiting = PlacementMove.night == ref.night, PlacementMove.state == "waiting"
+            session.execute(update(PlacementMove).where(*waiting).values(state="left", left_because=because))
+            placement_run.state, placement_run.problem = (
+                ("ended", None) if ref.problem is None else ("failed", ref.problem)
+            )
+            placement_run.ended_at = func.clock_timestamp()
             detail = {"night": ref.night, "problem": ref.problem, "moves": _count(session, ref.night)}
-            events.record(session, f"night.{night.state}", detail=detail)
+            events.record(session, f"night.{placement_run.state}", detail=detail)
 
 
-def _count(session: Session, night: str) -> dict[str, int]:
-    return {state: count for state, (count, _) in moves_by_state(session, [night])[night].items()}
+def _count(session: Session, placement_run: str) -> dict[str, int]:
+    return {state: count for state, (count, _) in moves_by_state(session, [placement_run])[placement_run].items()}
 
 
-def _bucket(session: Session, night: str) -> tuple[ObjectStore, str]:
+def _bucket(session: Session, placement_run: str) -> tuple[ObjectStore, str]:
     url = session.scalars(select(Region.bucket_url).order_by(Region.name)).first()
     if url is None:
         raise CatalogueError("regions: there is no region; add one with a bucket first")
-    return open_store(url), f"{url.rstrip('/')}/{ids.night_prefix(night)}"
+    return open_store(url), f"{url.rstrip('/')}/{ids.placement_run_prefix(placement_run)}"
 
 
-def forget_nights(engine: Engine, keep_s: float) -> None:
-    """Deletes the records and objects of nights that ended more than `keep_s` seconds ago."""
-    old = Night.ended_at < func.now() - timedelta(seconds=keep_s)
+def forget_placement_runs(engine: Engine, keep_s: float) -> None:
+    """Deletes the records and objects of placement runs that ended more than `keep_s` seconds ago."""
+    old = PlacementRun.ended_at < func.now() - timedelta(seconds=keep_s)
     with transaction(engine) as session:
-        nights = {row.id: row.artifact_url for row in session.scalars(select(Night).where(old))}
-    for night, url in nights.items():
+        placement_runs = {row.id: row.artifact_url for row in session.scalars(select(PlacementRun).where(old))}
+    for placement_run, url in placement_runs.items():
         if url is not None:
-            store = open_store(url.removesuffix("/" + ids.night_prefix(night)))
-            for info in list(store.list(ids.night_prefix(night))):
+            store = open_store(url.removesuffix("/" + ids.placement_run_prefix(placement_run)))
+            for info in list(store.list(ids.placement_run_prefix(placement_run))):
                 store.delete(info.key)
         with transaction(engine) as session:
-            session.execute(delete(Night).where(Night.id == night))
+            session.execute(delete(PlacementRun).where(PlacementRun.id == placement_run))

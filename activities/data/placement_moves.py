@@ -1,4 +1,6 @@
-"""The moves of a night: the differences between its plan and the current replicas, within the daily quota of bytes."""
+"""The moves of a placement run: the differences between its plan and the current replicas, within the daily quota of
+bytes.
+"""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +11,7 @@ from sqlalchemy import and_, exists, func, select
 from sqlalchemy.orm import Session
 
 from infra.db.catalogue import drop_replica
-from infra.db.nights import NightMove
+from infra.db.placement_runs import PlacementMove
 from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 
 _GIVEN_UP_S = 60.0
@@ -17,7 +19,7 @@ _OVER_QUOTA = "the daily quota of moved bytes is used up"
 
 
 def moves_of(session: Session, folder: Path, quota_bytes: float | None) -> Iterator[dict[str, Any]]:
-    """Yields rows of `NightMove` without night and number, in the order in which the moves begin.
+    """Yields rows of `PlacementMove` without placement run and number, in the order in which the moves begin.
 
     First, unwanted replicas are dropped. Then tables move to their new homes, stale replicas are refreshed, and new
     replicas are made. Moves beyond the quota are left out: each of the other moves is an improvement without them.
@@ -46,25 +48,27 @@ def moves_of(session: Session, folder: Path, quota_bytes: float | None) -> Itera
             }  # fmt: skip
 
 
-def tidy(session: Session, night: str, grace_s: float) -> None:
-    """Drops incomplete copies that earlier nights began and this night does not continue."""
+def tidy(session: Session, placement_run: str, grace_s: float) -> None:
+    """Drops incomplete copies that earlier placement runs began and this placement run does not continue."""
     goes_on = exists().where(
-        NightMove.night == night,
-        NightMove.state == "waiting",
-        NightMove.data_table == Replica.data_table,
-        NightMove.target_region == Replica.region,
+        PlacementMove.night == placement_run,
+        PlacementMove.state == "waiting",
+        PlacementMove.data_table == Replica.data_table,
+        PlacementMove.target_region == Replica.region,
     )
     for copy in session.scalars(select(Replica).where(Replica.state == "copying", ~goes_on)):
-        give_up(session, copy, night, grace_s)
+        give_up(session, copy, placement_run, grace_s)
 
 
-def give_up(session: Session, copy: Replica, night: str, grace_s: float) -> None:
-    """Drops an incomplete copy of a night that no workload requested.
+def give_up(session: Session, copy: Replica, placement_run: str, grace_s: float) -> None:
+    """Drops an incomplete copy of a placement run that no workload requested.
 
     A short grace remains, in which a copy activity that still runs finds out that the replica is being deleted.
     """
     if copy.state == "copying" and copy.made_by == "night" and copy.requested_by is None:
-        drop_replica(session, copy.data_table, copy.region, grace_s=min(grace_s, _GIVEN_UP_S), night=night)
+        drop_replica(
+            session, copy.data_table, copy.region, grace_s=min(grace_s, _GIVEN_UP_S), placement_run=placement_run
+        )
 
 
 def _planned(folder: Path) -> Iterator[dict[str, Any]]:
@@ -74,7 +78,9 @@ def _planned(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def droppable_replicas(session: Session) -> Iterator[tuple[str, str]]:
-    """Yields table and region of the replicas that a night may drop: made by a night or a workload, not an operator."""
+    """Yields table and region of the replicas that a placement run may drop: made by a placement run or a workload, not
+    an operator.
+    """
     for table, region, _ in session.execute(_DROPPABLE):
         yield table, region
 
@@ -100,7 +106,7 @@ def _drops(session: Session, wanted: set[tuple[str, str]]) -> Iterator[dict[str,
 def _refreshes(session: Session, wanted: set[tuple[str, str]], coming: set[tuple[str, str]]) -> list[dict[str, Any]]:
     """Returns moves that refresh stale replicas of whole tables, the stalest first.
 
-    Replicas that another move of the night copies or drops are left out.
+    Replicas that another move of the placement run copies or drops are left out.
     """
     held = ReplicaPartition.data_table == Partition.data_table, ReplicaPartition.partition == Partition.name
     statement = (

@@ -8,7 +8,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 with workflow.unsafe.imports_passed_through():
-    from domain.nights import MoveOrder, MoveRef, NextMove, NightRef, NightTicket
+    from domain.placement_runs import MoveOrder, MoveRef, NextMove, PlacementRunRef, PlacementRunTicket
     from domain.protocol import NIGHTLY, Activity, ReplicateTable
     from workflows.effects import give_up, on_region, record
 
@@ -21,8 +21,8 @@ _GATHERING_S = 2 * 3600.0
 
 
 @workflow.defn(name="NightWorkflow")
-class NightWorkflow:
-    """The workflow of one night. Its plan and moves are in Postgres, so a replacement workflow continues the night."""
+class PlacementRunWorkflow:
+    """The workflow of one placement run. Its plan and moves are in Postgres, so a replacement workflow continues it."""
 
     def __init__(self) -> None:
         self._paused = False
@@ -36,25 +36,29 @@ class NightWorkflow:
     @workflow.run
     async def run(self) -> None:
         """Plans if there is no plan yet, then moves tables until all moves are done or the deadline has passed."""
-        night = workflow.info().workflow_id
-        ticket = await record(Activity.OPEN_NIGHT, NightRef(night), NightTicket)
-        problem = await _in_peace(Activity.PLAN_NIGHT, NightRef(night), ticket) if ticket.state == "planning" else None
+        placement_run = workflow.info().workflow_id
+        ticket = await record(Activity.OPEN_PLACEMENT_RUN, PlacementRunRef(placement_run), PlacementRunTicket)
+        problem = (
+            await _in_peace(Activity.PLAN_PLACEMENT_RUN, PlacementRunRef(placement_run), ticket)
+            if ticket.state == "planning"
+            else None
+        )
         if ticket.state not in ("planning", "moving"):
             return
         if problem is None:
             watching = asyncio.create_task(self._watch())
-            await asyncio.gather(*(self._lane(NextMove(night, lane)) for lane in range(ticket.lanes)))
+            await asyncio.gather(*(self._lane(NextMove(placement_run, lane)) for lane in range(ticket.lanes)))
             give_up(watching)
             if _is_long():
                 workflow.continue_as_new()
-            await _in_peace(Activity.ASSIGN_PARTITIONS, NightRef(night), ticket)
-        await record(Activity.END_NIGHT, NightRef(night, problem))
+            await _in_peace(Activity.ASSIGN_PARTITIONS, PlacementRunRef(placement_run), ticket)
+        await record(Activity.END_PLACEMENT_RUN, PlacementRunRef(placement_run, problem))
 
     async def _watch(self) -> None:
         while True:
             await workflow.wait_condition(lambda: self._told)
             self._told = False
-            self._paused = await record(Activity.NIGHTS_PAUSED, None, bool)
+            self._paused = await record(Activity.PLACEMENT_PAUSED, None, bool)
 
     async def _lane(self, ask: NextMove) -> None:
         while not _is_long():
@@ -67,7 +71,7 @@ class NightWorkflow:
                 continue
             await self._move(ask.night, order)
 
-    async def _move(self, night: str, order: MoveOrder) -> None:
+    async def _move(self, placement_run: str, order: MoveOrder) -> None:
         """Copies a table and finishes its move. Copies again if the table was appended to meanwhile.
 
         Returns without finishing the move if moves are paused.
@@ -80,7 +84,7 @@ class NightWorkflow:
                     return
             except ActivityError as error:
                 problem = str(error.cause or error)
-            finished = await record(Activity.FINISH_MOVE, MoveRef(night, order.number, problem), bool)
+            finished = await record(Activity.FINISH_MOVE, MoveRef(placement_run, order.number, problem), bool)
 
     async def _copied(self, order: MoveOrder) -> bool:
         """Copies the table of a move; returns False if moves were paused, which cancels the copy."""
@@ -98,7 +102,7 @@ class NightWorkflow:
         return True
 
 
-async def _in_peace(activity: Activity, ref: NightRef, ticket: NightTicket) -> str | None:
+async def _in_peace(activity: Activity, ref: PlacementRunRef, ticket: PlacementRunTicket) -> str | None:
     """Runs an activity that gathers and searches, possibly for hours; returns its error message, or None on success."""
     try:
         await workflow.execute_activity(

@@ -1,4 +1,4 @@
-"""The plan of one night: new homes, replicas, and the moves in the order in which they are executed."""
+"""The plan of one placement run: new homes, replicas, and the moves in the order in which they are executed."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -20,7 +20,7 @@ _UNPLACED_TOLD = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class NightMove:
+class PlannedMove:
     """One move: data of a table is copied to a region, or a region becomes its home."""
 
     kind: Literal["home", "replica"]
@@ -37,11 +37,11 @@ class NightMove:
 
 
 @dataclass(frozen=True, slots=True)
-class NightPlan:
-    """The result of planning one night."""
+class PlacementRunPlan:
+    """The result of planning one placement run."""
 
     homes: Homes
-    moves: tuple[NightMove, ...]
+    moves: tuple[PlannedMove, ...]
     """Home moves, largest gain first (each after the earlier moves), then replicas, most important first."""
     replicas: dict[str, Any]
     """Document of all wanted replicas, including those that exist already."""
@@ -52,7 +52,7 @@ class NightPlan:
     """Number of all jobs that no region can run."""
 
 
-def plan_night(
+def plan_placement_run(
     columns: Columns,
     policy: Policy,
     *,
@@ -62,13 +62,13 @@ def plan_night(
     stay: npt.NDArray[np.bool_] | None = None,
     listener: Listener | None = None,
     ends_s: float | None = None,
-) -> NightPlan:
+) -> PlacementRunPlan:
     """Plans homes (MAST 3.4), then replicas (3.5), and orders the moves.
 
     `needed` has the partitions that jobs read if they do not read whole tables. `stay` is a mask of the entries of
     `columns.replica` that may not be dropped (None: all). Only these replicas and the homes count as stored bytes: a
-    replica that the night may drop must not influence the homes. `ends_s` is the deadline of the search for homes on
-    `time.monotonic()`.
+    replica that the placement run may drop must not influence the homes. `ends_s` is the deadline of the search for
+    homes on `time.monotonic()`.
 
     The instance's quota of moved bytes applies to the home moves only. The caller applies the rest of it to replicas.
     """
@@ -76,7 +76,7 @@ def plan_night(
     home = climb(kept, time_s=time_s, seed=seed, listener=listener, ends_s=ends_s).home
     needed = RequiredPieces.of(columns) if needed is None else needed
     found = replicate(columns, home, policy, needed, stay)
-    return NightPlan(
+    return PlacementRunPlan(
         homes=columns.plan_of(home),
         moves=(*_homes(columns, home), *_replicas(columns, home, found, needed)),
         replicas=replicas_document(columns, found, needed),
@@ -89,16 +89,16 @@ def plan_night(
     )
 
 
-def _homes(columns: Columns, home: Ints) -> list[NightMove]:
+def _homes(columns: Columns, home: Ints) -> list[PlannedMove]:
     out = []
     for move in explain(columns, home):
         why = asdict(move)
         table, source, target = (why.pop(name) for name in ("table", "source", "target"))
-        out.append(NightMove("home", table, source, target, why.pop("copied_bytes"), None, why))
+        out.append(PlannedMove("home", table, source, target, why.pop("copied_bytes"), None, why))
     return out
 
 
-def _replicas(columns: Columns, home: Ints, found: Replicated, needed: RequiredPieces) -> list[NightMove]:
+def _replicas(columns: Columns, home: Ints, found: Replicated, needed: RequiredPieces) -> list[PlannedMove]:
     """Returns the moves for missing replicas, one per table and region. A copy at the old home is not missing."""
     together: dict[tuple[int, int], list[Replica]] = {}
     for replica in found.replicas:
@@ -118,5 +118,5 @@ def _replicas(columns: Columns, home: Ints, found: Replicated, needed: RequiredP
             size = float(needed.size_bytes[pieces].sum())
             partitions = tuple(sorted({str(split_read(n)[1]) for r in replicas for n in needed.names(r.edge)}))
         way = columns.table_names[table], columns.regions[int(home[table])], columns.regions[region]
-        out.append(NightMove("replica", *way, size, partitions, why))
+        out.append(PlannedMove("replica", *way, size, partitions, why))
     return out
