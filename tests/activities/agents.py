@@ -12,7 +12,7 @@ from domain.protocol import Activity, NodeHeartbeat, NodeOutcome, NodePrepared, 
 from domain.reported import TaskProgress
 
 
-class Agent:
+class OpenEndedAgent:
     """The agent of one machine. It leaves each run open in Temporal; the test sends its heartbeats and completes it."""
 
     def __init__(self, client: Client, machine: str) -> None:

@@ -13,13 +13,13 @@ from nacl.public import PrivateKey, SealedBox
 from temporalio.exceptions import ApplicationError
 
 from domain import ids
-from domain.launch import LaunchDescription
 from domain.phases import Phase
-from domain.protocol import LaunchPlan, StageRequest
+from domain.protocol import StageRequest
 from domain.spec import CheckpointSpec, LimitsSpec
 from infra.db.models import Archive, Secret, Workload
 from infra.db.tables import Partition, Replica
 from infra.keys import encrypt_secret, load_master_key
+from tests.activities.staging import stage_launch
 from tests.activities.world import World, job
 
 PLAIN = "s3cret-value-that-nobody-may-see"
@@ -34,11 +34,6 @@ def keys(world: World) -> dict[str, PrivateKey]:
         world.machine(machine, 2, rack=rack, public_key=base64.b64encode(bytes(key.public_key)).decode())
     load_master_key(world.settings.master_key_path, create=True)
     return keys
-
-
-def _stage(world: World, workload: str, attempt: int = 1) -> tuple[LaunchPlan, LaunchDescription]:
-    plan = world.launch.stage(StageRequest(workload, attempt))
-    return plan, LaunchDescription.model_validate_json(world.bucket(plan.region).get(plan.launch_key))
 
 
 def _secret(world: World, name: str, value: str) -> None:
@@ -57,14 +52,14 @@ def test_stale_tables_are_told(world: World) -> None:
         with world.session() as session:
             session.add(Partition(data_table=table, name="new", location=f"tables/{table}/new/", size_bytes=1))
     workload = world.running(job(), tables=("words", "images"))
-    _, launch = _stage(world, workload)
+    _, launch = stage_launch(world, workload)
     with world.session() as session:
         since = session.get_one(Replica, ("words", "r")).stale_since
     assert launch.stale_tables == {"words": since}
     told = world.attempt(workload).stale_tables
     assert told is not None and {t: datetime.fromisoformat(at) for t, at in told.items()} == {"words": since}
     world.alter(Replica, ("words", "r"), stale_since=None)
-    assert _stage(world, workload)[1].stale_tables == {}
+    assert stage_launch(world, workload)[1].stale_tables == {}
     assert world.attempt(workload).stale_tables is None
 
 
@@ -81,7 +76,7 @@ def test_who_runs_where(world: World) -> None:
         checkpoint=CheckpointSpec(interval_s=5, grace_s=7, keep=3),
         limits=LimitsSpec(max_runtime_s=99, retries=3),
     )
-    plan, launch = _stage(world, workload)
+    plan, launch = stage_launch(world, workload)
     assert launch.workload_id == workload and (launch.tenant, launch.attempt, launch.region) == ("t", 1, "r")
     by_job = defaultdict(list)
     taken: dict[str, list[int]] = defaultdict(list)
@@ -118,13 +113,13 @@ def test_who_runs_where(world: World) -> None:
 def test_staging_again_writes_the_same(world: World) -> None:
     """Staging twice gives the same plan and the same description, byte for byte except for the sealed secrets."""
     plain = world.running(job(tasks=3))
-    plan, _ = _stage(world, plain)
+    plan, _ = stage_launch(world, plain)
     first = world.bucket("r").get(plan.launch_key)
-    assert _stage(world, plain)[0] == plan
+    assert stage_launch(world, plain)[0] == plan
     assert world.bucket("r").get(plan.launch_key) == first
     _secret(world, "token", PLAIN)
     secret = world.running(job(tasks=3, secrets={"TOKEN": "token"}))
-    (early, one), (late, other) = (_stage(world, secret) for _ in range(2))
+    (early, one), (late, other) = (stage_launch(world, secret) for _ in range(2))
     assert one != other
     # Both descriptions stay stored, so an agent finds the one that its plan names.
     for plan in (early, late):
@@ -140,7 +135,7 @@ def test_secrets_are_only_ever_sealed(world: World, keys: dict[str, PrivateKey],
         job("b", tasks=1, gpus=2, secrets={"PASS": "token", "TOKEN": "token"}),
         job("c", tasks=1, gpus=2),
     )
-    _, launch = _stage(world, workload)
+    _, launch = stage_launch(world, workload)
     where = {task.job: task.machine for task in launch.tasks}
     opened = {
         machine: json.loads(SealedBox(keys[machine]).decrypt(base64.b64decode(box)))
@@ -160,11 +155,11 @@ def test_a_secret_that_is_gone(world: World) -> None:
     """A launch without one of its secrets fails with its name, and succeeds once the secret exists again."""
     workload = world.running(job(secrets={"TOKEN": "token"}))
     with pytest.raises(ApplicationError, match="tenant t has no secret token any more") as caught:
-        _stage(world, workload)
+        stage_launch(world, workload)
     assert caught.value.type == "MissingSecret" and not caught.value.non_retryable
     assert list(world.bucket("r").list(f"launches/{workload}/")) == []
     _secret(world, "token", PLAIN)
-    _stage(world, workload)
+    stage_launch(world, workload)
 
 
 @pytest.mark.usefixtures("keys")
@@ -173,35 +168,35 @@ def test_the_archive_is_staged_once(world: World, tmp_path: Path) -> None:
     sha256 = "ab" * 32
     workload = world.running(workdir=sha256)
     with pytest.raises(ApplicationError, match=f"archive {sha256} does not exist any more"):
-        _stage(world, workload)
+        stage_launch(world, workload)
     with world.session() as session:
         session.add(Archive(tenant="t", sha256=sha256, body=b"archive"))
-    _, launch = _stage(world, workload)
+    _, launch = stage_launch(world, workload)
     assert launch.workdir == sha256
     (path,) = tmp_path.rglob(f"{sha256}.tar.gz")
     assert path.read_bytes() == b"archive"
     before = path.stat()
-    _stage(world, workload)
+    stage_launch(world, workload)
     assert path.stat().st_mtime_ns == before.st_mtime_ns and path.stat().st_ino == before.st_ino
     path.write_bytes(b"half")
-    _stage(world, workload)
+    stage_launch(world, workload)
     assert path.read_bytes() == b"archive"
     with world.session() as session:
         session.delete(session.get_one(Archive, ("t", sha256)))
-    _stage(world, workload)
+    stage_launch(world, workload)
 
 
 @pytest.mark.usefixtures("keys")
 def test_a_released_attempt_is_not_staged_but_can_be_stopped(world: World) -> None:
     """A new workflow of a released attempt gets the machines where tasks may still run, without staging again."""
     workload = world.running(job("train", tasks=2), job("log", tasks=1, gpus=0))
-    plan, _ = _stage(world, workload)
+    plan, _ = stage_launch(world, workload)
     world.bucket("r").delete(plan.launch_key)
     for released in (False, True):
         if released:
             world.release(workload, Phase.PREEMPTED)
             with pytest.raises(ApplicationError, match=f"attempt 1 of {workload} is released") as caught:
-                _stage(world, workload)
+                stage_launch(world, workload)
             assert caught.value.non_retryable
         found = world.launch.stage(StageRequest(workload, 1, winds_up=True))
         assert replace(found, launch_key=plan.launch_key, launch_sha256=plan.launch_sha256) == plan
@@ -216,7 +211,7 @@ def test_a_released_attempt_is_not_staged_but_can_be_stopped(world: World) -> No
 def test_where_the_checkpoint_is(world: World) -> None:
     """Staging an attempt sets the region of the newest checkpoint; a late call of an older attempt changes nothing."""
     workload = world.running(job(gpus=2))
-    assert _stage(world, workload)[0].checkpoint_region is None
+    assert stage_launch(world, workload)[0].checkpoint_region is None
     world.launch.staged_here(StageRequest(workload, 1))
     assert world.workload(workload).checkpoint_region == "r"
     world.release(workload, Phase.PREEMPTED)
@@ -226,6 +221,6 @@ def test_where_the_checkpoint_is(world: World) -> None:
     world.tick()
     world.launch.staged_here(StageRequest(workload, 1))
     assert world.workload(workload).checkpoint_region == "elsewhere"
-    assert _stage(world, workload, 2)[0].checkpoint_region == "elsewhere"
+    assert stage_launch(world, workload, 2)[0].checkpoint_region == "elsewhere"
     world.launch.staged_here(StageRequest(workload, 2))
     assert world.workload(workload).checkpoint_region == "r"

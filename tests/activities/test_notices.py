@@ -12,7 +12,7 @@ from domain.reported import CadenceReport, LoadReport, NoticeReport, TaskProgres
 from infra.db.logs import Outbox
 from infra.db.models import Machine
 from tests.activities.invariants import check
-from tests.activities.test_launch import _stage
+from tests.activities.staging import stage_launch
 from tests.activities.world import World, job
 
 M, OTHER = "r/c/m", "r/c/other"
@@ -199,14 +199,14 @@ def test_a_launch_tells_its_tasks_the_hazard_of_their_cluster(fleet: World) -> N
     for number, phase in enumerate([Phase.PENDING] * 3 + [Phase.PREEMPTED]):
         workload = fleet.running(job(gpus=2), ago_s=3600.0)
         if number == 0:
-            assert _stage(fleet, workload)[1].checkpoint.machine_hazard_per_h is None
+            assert stage_launch(fleet, workload)[1].checkpoint.machine_hazard_per_h is None
         fleet.release(workload, phase)
         fleet.change(workload, Phase.CANCELLED)
     fleet.configure()  # hazards are cached for a minute
     workload = fleet.running(job(gpus=2), ago_s=0.0)
-    launch = _stage(fleet, workload)[1]
+    launch = stage_launch(fleet, workload)[1]
     hazard = launch.checkpoint.machine_hazard_per_h
     assert hazard is not None and abs(hazard - 3.5 / 4) < 0.01
     assert launch.checkpoint.interval_s is None
     elsewhere = fleet.running(job(gpus=2, types=("h100",)), ago_s=0.0)
-    assert _stage(fleet, elsewhere)[1].checkpoint.machine_hazard_per_h is None
+    assert stage_launch(fleet, elsewhere)[1].checkpoint.machine_hazard_per_h is None

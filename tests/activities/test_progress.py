@@ -17,7 +17,7 @@ from domain.phases import Phase
 from domain.search_attributes import PHASE, PRIORITY, REGION, TENANT
 from domain.spec import LimitsSpec
 from infra.db.models import Attempt
-from tests.activities.agents import Agent
+from tests.activities.agents import OpenEndedAgent
 from tests.activities.temporal import dispatching, end_all, until
 from tests.activities.world import World, job
 
@@ -32,7 +32,7 @@ class Site:
         self.client = client
         self._database_url = database_url
         self.mail = AsyncExitStack()
-        self.agents = {M: Agent(client, M), M2: Agent(client, M2)}
+        self.agents = {M: OpenEndedAgent(client, M), M2: OpenEndedAgent(client, M2)}
         self.progress = Progress(town.engine, town.settings, client)
 
     async def placed(self, *, limits: LimitsSpec | None = None) -> str:
@@ -48,7 +48,7 @@ class Site:
         (machine,) = self.town.holdings(workload)
         return machine
 
-    def agent(self, workload: str) -> Agent:
+    def agent(self, workload: str) -> OpenEndedAgent:
         """Returns the agent of a workload's machine."""
         return self.agents[self.machine(workload)]
 

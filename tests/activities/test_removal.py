@@ -16,7 +16,7 @@ from domain.protocol import ReplicateTable, Scrub
 from infra.db.tables import Replica, ReplicaPartition, Table
 from mizzen.objects.files import FileStore
 from mizzen.objects.store import ObjectStore
-from tests.activities.test_replicas import append, complete, held, keys
+from tests.activities.replicas import append, complete, held, keys
 from tests.activities.world import World, job
 
 DAYS = ("ds=1", "ds=2")

@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import text
 from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.testing import ActivityEnvironment
 
@@ -22,9 +21,9 @@ from mizzen.environment import local_path
 from mizzen.objects import copying
 from mizzen.objects.manifest import checksummed, declared_checksum, listed, pack, unpack
 from mizzen.objects.store import open_store
+from tests.activities.replicas import REQUEST, append, complete, held, keys
 from tests.activities.world import World
 
-REQUEST = ReplicateTable("words", "east", "west")
 DAYS = ("ds=1", "ds=2", "ds=3")
 
 
@@ -44,43 +43,10 @@ def fleet(world: World) -> World:
     return world
 
 
-def append(world: World, day: str, size_bytes: int = 100, checksum: str | None = None, home: str = "east") -> None:
-    """Appends a partition of two objects at the home."""
-    location = f"tables/words/{day}/"
-    for part in "ab":
-        world.bucket(home).put(f"{location}{part}", part.encode() * (size_bytes // 2))
-    with world.session() as session:
-        session.add(
-            Partition(data_table="words", name=day, location=location, size_bytes=size_bytes, checksum=checksum)
-        )
-
-
-def held(world: World, region: str = "west") -> list[str]:
-    """Returns the partitions that a replica has completely."""
-    with world.session() as session:
-        own = ReplicaPartition.region == region, ReplicaPartition.ready_at.is_not(None)
-        return sorted(session.scalars(select(ReplicaPartition.partition).where(*own)))
-
-
 def replica(world: World, region: str = "west") -> Replica:
     """Returns a replica's row."""
     with world.session() as session:
         return session.get_one(Replica, ("words", region))
-
-
-def keys(world: World, region: str = "west") -> set[str]:
-    """Returns the keys of all objects in a region's bucket."""
-    return {info.key for info in world.bucket(region).list("")}
-
-
-def complete(
-    world: World, request: ReplicateTable = REQUEST, attempt: int = 1, at_beat: Callable[..., None] | None = None
-) -> int:
-    """Runs the copy once; returns the bytes of the replica."""
-    environment = ActivityEnvironment()
-    environment.info = replace(environment.info, attempt=attempt)
-    environment.on_heartbeat = at_beat or environment.on_heartbeat
-    return environment.run(CopyActivities(world.engine, world.settings).copy_table, request)
 
 
 def test_a_replica_is_completed_and_published_once(fleet: World) -> None:

@@ -6,24 +6,24 @@ from typing import Any
 from sqlalchemy import select
 
 from infra.db.logs import Outbox
-from tests.api.world import World
+from tests.api.world import ApiWorld
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-async def get(world: World, path: str, key: str = "operator", **params: Any) -> Any:
+async def get(world: ApiWorld, path: str, key: str = "operator", **params: Any) -> Any:
     async with world.client(key) as client:
         answer = await client.get(path, params=params)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-async def act(world: World, path: str, key: str = "operator", body: object = None, method: str = "POST") -> Any:
+async def act(world: ApiWorld, path: str, key: str = "operator", body: object = None, method: str = "POST") -> Any:
     async with world.client(key) as client:
         return await client.request(method, path, json=body)
 
 
-def mail(world: World, workload: str | None = None) -> list[tuple[str, str | None, Any]]:
+def mail(world: ApiWorld, workload: str | None = None) -> list[tuple[str, str | None, Any]]:
     """Returns the messages in the outbox, all or of one workload."""
     with world.session() as session:
         found = session.scalars(select(Outbox).order_by(Outbox.id)).all()

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from api.serve import Server, config_of, listen
-from tests.api.world import World, make_world
+from tests.api.world import ApiWorld, make_world
 from tests.conftest import empty
 
 
@@ -45,7 +45,7 @@ def database_url(emptied_url: str) -> str:
 
 
 @pytest.fixture
-def world(database_url: str, tmp_path: Path) -> Iterator[World]:
+def world(database_url: str, tmp_path: Path) -> Iterator[ApiWorld]:
     """Yields a new installation."""
     with make_world(database_url, tmp_path) as made:
         yield made
@@ -54,14 +54,14 @@ def world(database_url: str, tmp_path: Path) -> Iterator[World]:
 @pytest.fixture(scope="module")
 def shared_world(
     postgres_url: str, template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[World]:
+) -> Iterator[ApiWorld]:
     """Yields an installation that the tests of a module share, for tests that do not depend on its state."""
     with _fresh(postgres_url, template_database) as url, make_world(url, tmp_path_factory.mktemp("world")) as made:
         yield made
 
 
 @contextmanager
-def api_process(world: World, folder: Path, checkout: Path) -> Iterator[str]:
+def api_process(world: ApiWorld, folder: Path, checkout: Path) -> Iterator[str]:
     """Runs the API of a world in a separate process on a free loopback port; yields its URL."""
     with listen("127.0.0.1", 0) as probe:
         port = probe.getsockname()[1]
@@ -86,11 +86,11 @@ def api_process(world: World, folder: Path, checkout: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[World], str]]:
+def serve() -> Iterator[Callable[[ApiWorld], str]]:
     """Returns a function that serves a world with uvicorn on a free loopback port and returns its URL."""
     running: list[tuple[Server, threading.Thread]] = []
 
-    def start(world: World) -> str:
+    def start(world: ApiWorld) -> str:
         listener = listen("127.0.0.1", 0)
         port = listener.getsockname()[1]
         server = Server(config_of(world.app, world.settings))

@@ -6,7 +6,7 @@ from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from infra.db import published
 from tests.api.calls import T0
-from tests.api.world import World
+from tests.api.world import ApiWorld
 
 FULL = Reason(
     ReasonCode.INSUFFICIENT_CAPACITY,
@@ -16,7 +16,7 @@ FULL = Reason(
 EVICTED = Reason(ReasonCode.EVICTED, {"evictor": "wl-x", "evictor_rank": 1, "rank": 3})
 
 
-def publish(world: World, *items: tuple[str, int, float] | tuple[str, int, float, str]) -> None:
+def publish(world: ApiWorld, *items: tuple[str, int, float] | tuple[str, int, float, str]) -> None:
     """Publishes a scan: workloads in queue order, each with rank, credit and tenant (default: `vision`)."""
     ids, ranks, credit, *_ = zip(*(item[:3] for item in items), strict=True)
     tenant = np.array([item[3:] == ("speech",) for item in items], np.int32)

@@ -14,7 +14,7 @@ from api.auth import Role
 from domain.phases import Phase
 from infra.config import Settings
 from infra.db.placement_runs import begin_placement_run
-from tests.api.world import ARCHIVE, ARCHIVE_SHA256, INSTANCE, World, document
+from tests.api.world import ARCHIVE, ARCHIVE_SHA256, INSTANCE, ApiWorld, document
 
 VALUES = {
     "name": "vision", "secret": "hf-token", "region": "north", "cluster": "alpha", "machine": "m1", "datacenter": "dc1",
@@ -73,14 +73,14 @@ def _id(operation: tuple[str, str, Role | None]) -> str:
     return f"{operation[0]} {operation[1]}"
 
 
-def _url(path: str, world: World) -> str:
+def _url(path: str, world: ApiWorld) -> str:
     values = VALUES | ({"name": "digits"} if path.startswith("/v1/tables") else {})
     values |= {"name": "north"} if path.startswith("/v1/regions") else {}
     values["id"] = "key-vision" if path.startswith("/v1/keys") else "wl-0000000000000001"
     return path.format(**values)
 
 
-async def _send(world: World, method: str, path: str, headers: Mapping[str, str | bytes], query: str = "") -> Any:
+async def _send(world: ApiWorld, method: str, path: str, headers: Mapping[str, str | bytes], query: str = "") -> Any:
     options: dict[str, Any] = {"json": BODIES[method, path]} if (method, path) in BODIES else {}
     if path == "/v1/archives/{sha256}" and method == "put":
         options = {"content": ARCHIVE, "headers": {"content-type": "application/gzip"}}
@@ -89,7 +89,7 @@ async def _send(world: World, method: str, path: str, headers: Mapping[str, str 
         return await client.request(method, _url(path, world) + query, **options)
 
 
-def _everything(world: World) -> dict[str, list[str]]:
+def _everything(world: ApiWorld) -> dict[str, list[str]]:
     """Returns all rows of all tables, except audit entries of refused requests and failed logins."""
     refusals = "where action not in ('request.refused', 'login.failed')"
     with world.session() as session:
@@ -101,7 +101,7 @@ def _everything(world: World) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def lived_in(shared_world: World) -> World:
+def lived_in(shared_world: ApiWorld) -> ApiWorld:
     """Returns a world with a running workload of tenant vision, an open placement run and an instance."""
     id_ = shared_world.add_workload(Phase.RUNNING, labels={"team": "demo"})
     shared_world.add_attempt(id_, 1, "north/alpha/m1", 0b1)
@@ -119,7 +119,7 @@ def test_only_the_service_itself_is_open() -> None:
 
 
 @pytest.mark.parametrize("operation", GUARDED, ids=_id)
-async def test_without_a_key(lived_in: World, operation: tuple[str, str, Role]) -> None:
+async def test_without_a_key(lived_in: ApiWorld, operation: tuple[str, str, Role]) -> None:
     """Without a valid key every operation returns 401 and changes nothing."""
     method, path, _ = operation
     before = _everything(lived_in)
@@ -142,7 +142,7 @@ async def test_without_a_key(lived_in: World, operation: tuple[str, str, Role]) 
 
 
 @pytest.mark.parametrize("operation", [o for o in GUARDED if o[2] is not Role.VIEWER], ids=_id)
-async def test_with_too_small_a_role(lived_in: World, operation: tuple[str, str, Role]) -> None:
+async def test_with_too_small_a_role(lived_in: ApiWorld, operation: tuple[str, str, Role]) -> None:
     """With a lower role an operation returns 403, also for the own tenant, and changes nothing."""
     method, path, role = operation
     before = _everything(lived_in)
@@ -154,7 +154,7 @@ async def test_with_too_small_a_role(lived_in: World, operation: tuple[str, str,
 
 
 @pytest.mark.parametrize("operation", GUARDED, ids=_id)
-async def test_with_another_tenants_key(lived_in: World, operation: tuple[str, str, Role]) -> None:
+async def test_with_another_tenants_key(lived_in: ApiWorld, operation: tuple[str, str, Role]) -> None:
     """With another tenant's key, items are not found (404) or not listed, and nothing changes."""
     method, path, role = operation
     before = _everything(lived_in)
@@ -181,7 +181,7 @@ async def test_with_another_tenants_key(lived_in: World, operation: tuple[str, s
 
 
 @pytest.mark.parametrize("operation", [o for o in GUARDED if o[0] == "get"], ids=_id)
-async def test_own_key_reads(lived_in: World, operation: tuple[str, str, Role]) -> None:
+async def test_own_key_reads(lived_in: ApiWorld, operation: tuple[str, str, Role]) -> None:
     """With a viewer key of the tenant, or an operator key where required, every GET operation returns 200."""
     method, path, role = operation
     query = "?follow=false" if path.endswith(("/events", "/logs")) else ""
@@ -189,7 +189,7 @@ async def test_own_key_reads(lived_in: World, operation: tuple[str, str, Role]) 
     assert (await _send(lived_in, method, path, lived_in.headers(key), query)).status_code == 200
 
 
-async def test_unknown_and_revoked_keys_get_the_same_answer(world: World) -> None:
+async def test_unknown_and_revoked_keys_get_the_same_answer(world: ApiWorld) -> None:
     """Unknown and revoked keys get identical responses."""
     with world.session() as session:
         session.connection().exec_driver_sql("update api_key set revoked_at = now() where id = 'key-speech'")

@@ -14,12 +14,12 @@ from starlette.types import Scope
 from api.logins import FailedLogins, address_of
 from infra.config import load_settings
 from infra.errors import ConfigurationError
-from tests.api.world import World, make_world
+from tests.api.world import ApiWorld, make_world
 
 FEW = {"failed_logins_per_address": 0.5, "failed_logins_burst": 3}
 
 
-def _from(world: World, address: str, authorization: str | None) -> httpx.AsyncClient:
+def _from(world: ApiWorld, address: str, authorization: str | None) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(world.app, client=(address, 4711))
     headers = {} if authorization is None else {"authorization": authorization}
     return httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers)
@@ -76,7 +76,9 @@ def test_what_counts_as_one_address(client: tuple[str, int] | None, address: str
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-def test_forwarded_addresses(database_url: str, tmp_path: Path, serve: Callable[[World], str], trusted: bool) -> None:
+def test_forwarded_addresses(
+    database_url: str, tmp_path: Path, serve: Callable[[ApiWorld], str], trusted: bool
+) -> None:
     """X-Forwarded-For is used only if the client is a trusted proxy."""
     api = {"trusted_proxies": ["127.0.0.0/8"]} if trusted else {}
     with make_world(database_url, tmp_path, limits=FEW, api=api) as world:
@@ -98,7 +100,9 @@ def test_trusted_proxies_are_addresses(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def full(database_url: str, tmp_path: Path, serve: Callable[[World], str]) -> Iterator[tuple[str, list[socket.socket]]]:
+def full(
+    database_url: str, tmp_path: Path, serve: Callable[[ApiWorld], str]
+) -> Iterator[tuple[str, list[socket.socket]]]:
     """Yields the URL of an API with a limit of 5 connections, and the 5 open connections, each with an event stream."""
     limits = {"connections": 5, "header_timeout_s": 600}
     with make_world(database_url, tmp_path, limits=limits) as world, ExitStack() as stack:

@@ -9,7 +9,7 @@ from api.documents.loading import MAX_NODES, Malformed, load_json, load_yaml
 from api.documents.workload import read_workload
 from domain.spec import CheckpointSpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
 from tests.api.documents import JOB, job, resources
-from tests.api.world import ARCHIVE_SHA256, FOLDERS_SHA256, GIB, World, as_yaml, document
+from tests.api.world import ARCHIVE_SHA256, FOLDERS_SHA256, GIB, ApiWorld, as_yaml, document
 
 
 def errors_of(answer: Any) -> dict[str, str]:
@@ -17,7 +17,7 @@ def errors_of(answer: Any) -> dict[str, str]:
     return {e["path"]: e["message"] for e in answer.json()["errors"]}
 
 
-async def refusal(world: World, body: object, key: str = "operator") -> dict[str, str]:
+async def refusal(world: ApiWorld, body: object, key: str = "operator") -> dict[str, str]:
     async with world.client(key) as client:
         answer = await client.post("/v1/workloads", json=body)
     assert answer.status_code == 422, answer.text
@@ -190,7 +190,7 @@ FORMS: list[tuple[str, object, str, str]] = [
 
 
 @pytest.mark.parametrize(("body", "path", "message"), [f[1:] for f in FORMS], ids=[f[0] for f in FORMS])
-async def test_wrong_form(shared_world: World, body: object, path: str, message: str) -> None:
+async def test_wrong_form(shared_world: ApiWorld, body: object, path: str, message: str) -> None:
     """A document with an invalid form is an error with the path and the valid values."""
     text = json.dumps(body).encode()  # ASCII, because half a surrogate pair must be escaped
     async with shared_world.client() as client:
@@ -235,7 +235,7 @@ FACTS: list[tuple[str, str, object, str, str]] = [
 
 
 @pytest.mark.parametrize(("key", "body", "path", "message"), [f[1:] for f in FACTS], ids=[f[0] for f in FACTS])
-async def test_wrong_facts(shared_world: World, key: str, body: object, path: str, message: str) -> None:
+async def test_wrong_facts(shared_world: ApiWorld, key: str, body: object, path: str, message: str) -> None:
     """A document with unknown names, or with more than any machine has, is an error at submission."""
     found = await refusal(shared_world, body, key)
     assert list(found) == [path]
@@ -257,14 +257,14 @@ FITTING: list[tuple[str, object]] = [
 
 
 @pytest.mark.parametrize("body", [f[1] for f in FITTING], ids=[f[0] for f in FITTING])
-async def test_what_fits_is_taken(shared_world: World, body: object) -> None:
+async def test_what_fits_is_taken(shared_world: ApiWorld, body: object) -> None:
     """A document whose names exist and whose tasks fit some machine is accepted."""
     async with shared_world.client() as client:
         answer = await client.post("/v1/workloads", json=body)
     assert answer.status_code == 202, answer.text
 
 
-async def test_every_problem_at_once(shared_world: World) -> None:
+async def test_every_problem_at_once(shared_world: ApiWorld) -> None:
     """One response lists all problems in all parts of the document, with their values."""
     bad = document(
         nmae="digits",
@@ -292,7 +292,7 @@ async def test_every_problem_at_once(shared_world: World) -> None:
     assert found["jobs[0].tasks"]["value"] == -1
 
 
-async def test_fleet_without_machines_refuses_no_size(world: World) -> None:
+async def test_fleet_without_machines_refuses_no_size(world: ApiWorld) -> None:
     """Before any machine has registered, resources of any size are accepted."""
     with world.session() as session:
         session.connection().exec_driver_sql("delete from machine")
@@ -301,7 +301,7 @@ async def test_fleet_without_machines_refuses_no_size(world: World) -> None:
     assert answer.status_code == 202
 
 
-async def test_machines_lost_for_good_do_not_count(world: World) -> None:
+async def test_machines_lost_for_good_do_not_count(world: ApiWorld) -> None:
     """A machine that has been lost for more than a day does not count for what the fleet can hold."""
     big = resources(accelerators="a100:8")
     async with world.client() as client:
@@ -379,7 +379,7 @@ def test_malformed_json(body: bytes, message: str) -> None:
 
 
 @pytest.mark.parametrize("media", ["application/json", "application/yaml"])
-async def test_keys_given_twice(shared_world: World, media: str) -> None:
+async def test_keys_given_twice(shared_world: ApiWorld, media: str) -> None:
     """A duplicate key is an error with its path, in JSON and in YAML."""
     text = b'{"name": "a", "tenant": "vision", "jobs": [{"name": "m", "run": "x", "env": {"A": "1", "A": "2"}}]}'
     async with shared_world.client() as client:

@@ -17,11 +17,11 @@ from infra.payloads import DATA_CONVERTER
 from infra.stack.temporal import find_binary
 from tests.api.calls import T0
 from tests.api.documents import JOB, job, resources
-from tests.api.world import World, make_world
+from tests.api.world import ApiWorld, make_world
 
 
 @pytest_asyncio.fixture
-async def scheduled(database_url: str, tmp_path: Path) -> AsyncIterator[World]:
+async def scheduled(database_url: str, tmp_path: Path) -> AsyncIterator[ApiWorld]:
     """Yields an installation with a Temporal server and a control worker."""
     binary = str(find_binary(TemporalSettings()))
     async with await WorkflowEnvironment.start_local(
@@ -36,7 +36,7 @@ async def scheduled(database_url: str, tmp_path: Path) -> AsyncIterator[World]:
                 yield world
 
 
-async def test_dry_run_tells_where_or_why_not(scheduled: World) -> None:
+async def test_dry_run_tells_where_or_why_not(scheduled: ApiWorld) -> None:
     """A dry run returns the machines, or each region's reasons, and writes nothing. `/readyz` reports Temporal."""
     async with scheduled.client("vision") as client:
         assert (await client.get("/readyz")).json()["temporal"] == "ok"

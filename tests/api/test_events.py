@@ -19,9 +19,9 @@ from domain.phases import Phase
 from infra.config import LimitSettings
 from infra.db import events
 from infra.db.events import Cursor
-from tests.api.world import World, awarded
+from tests.api.world import ApiWorld, awarded
 
-Serve = Callable[[World], str]
+Serve = Callable[[ApiWorld], str]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ async def parsed(lines: AsyncIterator[str]) -> AsyncIterator[Received]:
 
 
 @asynccontextmanager
-async def following(base: str, world: World, path: str, last: str | None = None, key: str = "operator") -> Any:
+async def following(base: str, world: ApiWorld, path: str, last: str | None = None, key: str = "operator") -> Any:
     """Opens a stream; yields its events."""
     headers = world.headers(key) | ({"last-event-id": last} if last else {})
     async with (
@@ -61,7 +61,7 @@ async def following(base: str, world: World, path: str, last: str | None = None,
 
 
 async def present(
-    world: World, path: str, key: str = "operator", after: str | None = None, **headers: str
+    world: ApiWorld, path: str, key: str = "operator", after: str | None = None, **headers: str
 ) -> list[Received]:
     """Returns the events so far, without following the stream."""
     params = {"follow": "false"} | ({"after": after} if after else {})
@@ -76,7 +76,7 @@ async def present(
     return [event async for event in parsed(lines())]
 
 
-async def test_events_of_a_workload(world: World) -> None:
+async def test_events_of_a_workload(world: ApiWorld) -> None:
     """A workload's events arrive in order, with kind, reason and id, and can be read after a given id."""
     id_, other = world.add_workload(), world.add_workload()
     world.set_phase(id_, Phase.PLACING, reason=awarded())
@@ -94,7 +94,7 @@ async def test_events_of_a_workload(world: World) -> None:
     assert len(await present(world, "/v1/events")) == 3
 
 
-async def test_events_are_the_tenants_own(world: World) -> None:
+async def test_events_are_the_tenants_own(world: ApiWorld) -> None:
     """A key of a tenant gets only the events of that tenant, and none of machines."""
     mine, other = world.add_workload(), world.add_workload(tenant="speech")
     for id_ in (mine, other):
@@ -105,7 +105,7 @@ async def test_events_are_the_tenants_own(world: World) -> None:
     assert len(await present(world, "/v1/events", "auditor")) == 3
 
 
-async def test_more_events_than_a_page(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_events_than_a_page(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """All past events are sent, for any page size and also if the last page is full."""
     id_ = world.add_workload()
     with world.session() as session:
@@ -118,7 +118,7 @@ async def test_more_events_than_a_page(world: World, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("id_", ["", "x", "1", "1-", "-1", "1-2-3", "-1-2", "1-x", "9" * 30 + "-1", "١-١", "now"])
-async def test_malformed_last_event_id(shared_world: World, id_: str) -> None:
+async def test_malformed_last_event_id(shared_world: ApiWorld, id_: str) -> None:
     """A malformed Last-Event-ID is an error; it does not restart the stream."""
     async with shared_world.client() as client:
         for path in ("/v1/events", f"/v1/workloads/{shared_world.add_workload()}/events"):
@@ -126,7 +126,7 @@ async def test_malformed_last_event_id(shared_world: World, id_: str) -> None:
             assert (answer.status_code, answer.json()["type"]) == (400, "urn:mizzen:problem:malformed-request")
 
 
-async def test_begin_at_the_present(world: World) -> None:
+async def test_begin_at_the_present(world: ApiWorld) -> None:
     """`after=now` skips past events, and `after` with an id is equivalent to Last-Event-ID."""
     id_ = world.add_workload()
     world.set_phase(id_, Phase.PLACING)
@@ -138,7 +138,7 @@ async def test_begin_at_the_present(world: World) -> None:
         assert (await client.get("/v1/events?after=yesterday")).status_code == 400
 
 
-async def test_stream_of_a_workload_ends_with_it(world: World, serve: Serve) -> None:
+async def test_stream_of_a_workload_ends_with_it(world: ApiWorld, serve: Serve) -> None:
     """A followed stream sends events as they occur, and ends after the workload's last event."""
     base, id_ = serve(world), world.add_workload()
     world.set_phase(id_, Phase.PLACING)
@@ -154,7 +154,7 @@ async def test_stream_of_a_workload_ends_with_it(world: World, serve: Serve) -> 
         assert [e async for e in stream] == []
 
 
-async def test_last_event_is_awaited_while_an_older_transaction_runs(world: World, serve: Serve) -> None:
+async def test_last_event_is_awaited_while_an_older_transaction_runs(world: ApiWorld, serve: Serve) -> None:
     """The stream of an ended workload stays open until an older transaction ends, and then sends the last event."""
     base, id_ = serve(world), world.add_workload()
     with world.engine.connect() as old, old.begin():
@@ -166,7 +166,7 @@ async def test_last_event_is_awaited_while_an_older_transaction_runs(world: Worl
             assert [e.kind async for e in stream] == ["workload.cancelled"]
 
 
-def _write(world: World, writer: int, count: int) -> None:
+def _write(world: ApiWorld, writer: int, count: int) -> None:
     """Writes events in transactions that overlap with other writers and commit out of order; a fifth is rolled back."""
     chance = random.Random(writer)
     for number in range(count):
@@ -177,7 +177,7 @@ def _write(world: World, writer: int, count: int) -> None:
                 session.rollback()
 
 
-async def test_every_event_once_and_in_order_over_reconnections(world: World, serve: Serve) -> None:
+async def test_every_event_once_and_in_order_over_reconnections(world: ApiWorld, serve: Serve) -> None:
     """A client that reconnects at random gets each committed event exactly once and in order."""
     base = serve(world)
     writers = [threading.Thread(target=_write, args=(world, writer, 40)) for writer in range(6)]
@@ -202,7 +202,7 @@ async def test_every_event_once_and_in_order_over_reconnections(world: World, se
     assert 100 < len(committed) < 240
 
 
-async def test_only_those_concerned_are_woken(world: World) -> None:
+async def test_only_those_concerned_are_woken(world: ApiWorld) -> None:
     """An event wakes only the followers of its workload, of its tenant and of all events."""
     own = Hub(world.engine, LimitSettings())
     with (
@@ -226,7 +226,7 @@ async def test_only_those_concerned_are_woken(world: World) -> None:
     await own.aclose()
 
 
-async def test_stream_ends_with_its_key(world: World, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_ends_with_its_key(world: ApiWorld, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream ends when its key is revoked; streams of other keys continue."""
     monkeypatch.setattr(hub, "KEYS_S", 0.0)
     base, id_ = serve(world), world.add_workload()
@@ -241,7 +241,7 @@ async def test_stream_ends_with_its_key(world: World, serve: Serve, monkeypatch:
         assert [e.kind async for e in other] == ["workload.cancelled"]
 
 
-async def test_followers_are_bounded(world: World, serve: Serve) -> None:
+async def test_followers_are_bounded(world: ApiWorld, serve: Serve) -> None:
     """A process refuses streams over its limit with 503, and accepts a new one after another one has ended."""
     world.app.state.mizzen.hub = Hub(world.engine, LimitSettings(streams=1))
     base = serve(world)
@@ -256,7 +256,7 @@ async def test_followers_are_bounded(world: World, serve: Serve) -> None:
                     break
 
 
-async def test_listener_that_lost_its_connection(world: World, serve: Serve) -> None:
+async def test_listener_that_lost_its_connection(world: ApiWorld, serve: Serve) -> None:
     """A stream continues after the listener's database connection is lost."""
     base, id_ = serve(world), world.add_workload()
     async with following(base, world, f"/v1/workloads/{id_}/events") as stream:
@@ -270,7 +270,7 @@ async def test_listener_that_lost_its_connection(world: World, serve: Serve) -> 
         assert [e.kind async for e in stream] == ["workload.cancelled"]
 
 
-async def test_heartbeats(world: World, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heartbeats(world: ApiWorld, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream without events sends comments as heartbeats."""
     monkeypatch.setattr(streams, "HEARTBEAT_S", 0.1)
     base = serve(world)

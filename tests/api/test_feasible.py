@@ -9,7 +9,7 @@ from api.documents.feasible import Machines, never
 from domain.capacity import CapacityKind
 from domain.spec import JobSpec, ResourceSpec, WorkloadSpec
 from tests.api.documents import JOB, job, resources
-from tests.api.world import GIB, World
+from tests.api.world import GIB, ApiWorld
 
 FLEET = [
     Machines("east", "a", "a100", 4, 16_000, 64 * GIB, 2),
@@ -80,7 +80,7 @@ def test_a_machine_that_holds_each_job_alone_is_never_called_impossible() -> Non
         assert never(WorkloadSpec(name="w", tenant="t", jobs=(job,)), fleet) is None
 
 
-async def test_submission_tells_it(world: World) -> None:
+async def test_submission_tells_it(world: ApiWorld) -> None:
     """A gang that no region can hold is accepted, because machines may be added, and the response has the message."""
     one = {**JOB["resources"], "accelerators": "a100:1"}
     async with world.client("vision") as client:

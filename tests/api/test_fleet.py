@@ -18,12 +18,12 @@ from infra.db.logs import Audit, Event
 from infra.db.models import Allocation, Archive, Cluster, ClusterPrice, Machine, Region
 from infra.keys import key_fingerprint
 from tests.api.calls import act, get, mail
-from tests.api.world import ARCHIVE, ARCHIVE_SHA256, GIB, World, archive_of, make_world
+from tests.api.world import ARCHIVE, ARCHIVE_SHA256, GIB, ApiWorld, archive_of, make_world
 
 M1 = "/v1/machines/north/alpha/m1"
 
 
-async def test_regions_and_clusters_count_machines_and_slots(world: World) -> None:
+async def test_regions_and_clusters_count_machines_and_slots(world: ApiWorld) -> None:
     """Regions and clusters have the total, held and promised slots of each GPU type, without lost machines."""
     world.add_attempt(world.add_workload(Phase.RUNNING), 1, "north/alpha/m1", 0b111)
     with world.session() as session:
@@ -42,7 +42,7 @@ async def test_regions_and_clusters_count_machines_and_slots(world: World) -> No
     assert [c["name"] for c in (await get(world, "/v1/clusters", region="south"))["items"]] == ["beta"]
 
 
-async def test_a_clusters_zone_kind_and_prices(world: World) -> None:
+async def test_a_clusters_zone_kind_and_prices(world: ApiWorld) -> None:
     """A PATCH changes only the given settings and is audited; an invalid value is an error with its field."""
     path = "/v1/clusters/north/alpha"
     assert (await get(world, "/v1/clusters", region="north"))["items"][0]["capacity"] == "reserved"
@@ -64,7 +64,7 @@ async def test_a_clusters_zone_kind_and_prices(world: World) -> None:
         assert [a for a in session.scalars(select(Audit.action)) if a == "cluster.set"] == ["cluster.set"] * 2
 
 
-async def test_costs_by_tenant_and_day(world: World) -> None:
+async def test_costs_by_tenant_and_day(world: ApiWorld) -> None:
     """Held resources cost the prices of that time. A tenant sees its own costs, and a workload has its costs so far."""
     now = datetime.now(UTC)
     mine, other = world.add_workload(Phase.RUNNING), world.add_workload(Phase.RUNNING, tenant="speech")
@@ -101,7 +101,7 @@ async def test_costs_by_tenant_and_day(world: World) -> None:
         assert refused.status_code == 422 and refused.json()["errors"][0]["path"] == f"query.{name}"
 
 
-async def test_machines_by_region_and_page(world: World) -> None:
+async def test_machines_by_region_and_page(world: ApiWorld) -> None:
     """Machines are listed by id, can be filtered by region and cluster, and are paged without duplicates."""
 
     async def ids(**params: Any) -> list[str]:
@@ -116,7 +116,7 @@ async def test_machines_by_region_and_page(world: World) -> None:
     assert await ids(limit=3, cursor=first["next_cursor"]) == everything[3:]
 
 
-async def test_machine_view(world: World) -> None:
+async def test_machine_view(world: ApiWorld) -> None:
     """A machine has its held slots and its workloads; a tenant sees only its own workloads."""
     mine, other = world.add_workload(Phase.RUNNING), world.add_workload(Phase.RUNNING, tenant="speech")
     world.add_attempt(mine, 1, "north/alpha/m1", 0b101)
@@ -128,7 +128,7 @@ async def test_machine_view(world: World) -> None:
     assert (await get(world, M1, "vision"))["workloads"] == [mine]
 
 
-async def test_cordon_and_uncordon(world: World) -> None:
+async def test_cordon_and_uncordon(world: ApiWorld) -> None:
     """A cordon has its reason and the key that set it; uncordoning also resets the count of failed gangs."""
     cordoned = await act(world, f"{M1}/cordon", body={"reason": "fan is loud"})
     assert cordoned.status_code == 200
@@ -148,7 +148,7 @@ async def test_cordon_and_uncordon(world: World) -> None:
     assert audit == ["machine.cordon", "machine.uncordon", "machine.cordon"]
 
 
-async def test_drain_preempts_what_runs_there(world: World) -> None:
+async def test_drain_preempts_what_runs_there(world: ApiWorld) -> None:
     """A drain cordons the machine and preempts the workloads that hold slots of it."""
     here, elsewhere, gone = (world.add_workload(Phase.RUNNING) for _ in range(3))
     world.add_attempt(here, 2, "north/alpha/m1", 0b1)
@@ -166,7 +166,7 @@ async def test_drain_preempts_what_runs_there(world: World) -> None:
     assert (opened["draining"], opened["cordon"]) == (False, None)
 
 
-async def test_drain_keeps_the_cordon_that_mizzen_set(world: World) -> None:
+async def test_drain_keeps_the_cordon_that_mizzen_set(world: ApiWorld) -> None:
     """Undraining keeps a cordon that mizzen set because the machine kept failing gangs."""
     reason = Reason(ReasonCode.KEEPS_FAILING_GANGS, {"failures": 3, "workload": "wl-x"}).to_json()
     with world.session() as session:
@@ -175,7 +175,7 @@ async def test_drain_keeps_the_cordon_that_mizzen_set(world: World) -> None:
     assert (await act(world, f"{M1}/undrain")).json()["cordon"]["code"] == "keeps_failing_gangs"
 
 
-async def test_an_operator_trusts_a_machines_new_key(world: World) -> None:
+async def test_an_operator_trusts_a_machines_new_key(world: ApiWorld) -> None:
     """`trust` accepts only the key that the machine offers, checks a given fingerprint, and is audited."""
     assert (await act(world, f"{M1}/trust")).status_code == 409
     with world.session() as session:
@@ -193,13 +193,13 @@ async def test_an_operator_trusts_a_machines_new_key(world: World) -> None:
 
 
 @pytest.mark.parametrize("action", ["cordon", "uncordon", "drain", "undrain", "trust"])
-async def test_unknown_machines(shared_world: World, action: str) -> None:
+async def test_unknown_machines(shared_world: ApiWorld, action: str) -> None:
     """Actions on a machine that does not exist return 404."""
     for name in ("north/alpha/m9", "north/m1/alpha", "%2e%2e/a/b"):
         assert (await act(shared_world, f"/v1/machines/{name}/{action}")).status_code == 404
 
 
-async def test_table_is_registered_from_its_objects(world: World) -> None:
+async def test_table_is_registered_from_its_objects(world: ApiWorld) -> None:
     """A new table has the size of its objects and a ready replica in its home region."""
     world.buckets["south"].put("tables/words/a", b"123")
     world.buckets["south"].put("tables/words/b/c", b"4567")
@@ -216,7 +216,7 @@ async def test_table_is_registered_from_its_objects(world: World) -> None:
     assert (again.status_code, again.json()["type"]) == (409, "urn:mizzen:problem:conflict")
 
 
-async def test_table_without_objects_is_refused(world: World) -> None:
+async def test_table_without_objects_is_refused(world: ApiWorld) -> None:
     """A table without objects in its home bucket is an error that names the prefix."""
     empty = await act(world, "/v1/tables", body={"name": "nothing", "home_region": "south"})
     assert empty.status_code == 422
@@ -225,7 +225,7 @@ async def test_table_without_objects_is_refused(world: World) -> None:
     assert nowhere.json()["errors"][0]["path"] == "home_region"
 
 
-async def test_bucket_that_does_not_answer(world: World) -> None:
+async def test_bucket_that_does_not_answer(world: ApiWorld) -> None:
     """If the bucket cannot be read, the response is 503."""
     with world.session() as session:
         session.get_one(Region, "south").bucket_url = "file:///proc/1/nothing-here"
@@ -239,7 +239,7 @@ async def test_bucket_that_does_not_answer(world: World) -> None:
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:mizzen:problem:storage-unavailable")
 
 
-async def test_replica_is_asked_for_once(world: World) -> None:
+async def test_replica_is_asked_for_once(world: ApiWorld) -> None:
     """A requested replica is copied from the home region; a repeated request changes nothing."""
     for _ in range(2):
         copy = await act(world, "/v1/tables/digits/replicas", body={"region": "south"})
@@ -254,7 +254,7 @@ async def test_replica_is_asked_for_once(world: World) -> None:
     assert (await act(world, "/v1/tables/nothing/replicas", body={"region": "south"})).status_code == 404
 
 
-async def test_table_that_is_read_stays(world: World) -> None:
+async def test_table_that_is_read_stays(world: ApiWorld) -> None:
     """A table can be deleted only if no live workload reads it."""
     id_ = world.add_workload(Phase.PENDING, tables=("digits",))
     world.add_workload(Phase.SUCCEEDED, tables=("digits",))
@@ -266,14 +266,14 @@ async def test_table_that_is_read_stays(world: World) -> None:
     assert world.buckets["north"].get("tables/digits/a.bin") == b"12345"
 
 
-async def _put(world: World, body: bytes, sha256: str | None = None, key: str = "vision", query: str = "") -> Any:
+async def _put(world: ApiWorld, body: bytes, sha256: str | None = None, key: str = "vision", query: str = "") -> Any:
     digest = sha256 or hashlib.sha256(body).hexdigest()
     async with world.client(key) as client:
         headers = {"content-type": "application/gzip"}
         return await client.put(f"/v1/archives/{digest}{query}", content=body, headers=headers)
 
 
-async def test_archive_is_kept_for_its_tenant(world: World) -> None:
+async def test_archive_is_kept_for_its_tenant(world: ApiWorld) -> None:
     """An archive is stored once, by checksum, for its tenant."""
     body = archive_of({"a.py": "1", "lib/b.py": "2"})
     for _ in range(2):
@@ -287,7 +287,7 @@ async def test_archive_is_kept_for_its_tenant(world: World) -> None:
         assert session.scalars(select(Audit.action)).all() == ["archive.put"]
 
 
-async def test_archive_of_an_operator_names_its_tenant(world: World) -> None:
+async def test_archive_of_an_operator_names_its_tenant(world: ApiWorld) -> None:
     """A key without a tenant must give the tenant of an archive."""
     assert (await _put(world, ARCHIVE, key="operator")).status_code == 422
     assert (await _put(world, ARCHIVE, key="operator", query="?tenant=nobody")).status_code == 404
@@ -327,7 +327,7 @@ BAD_ARCHIVES: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize(("made", "message"), BAD_ARCHIVES.values(), ids=BAD_ARCHIVES)
-async def test_bad_archives(shared_world: World, made: Callable[[], bytes], message: str) -> None:
+async def test_bad_archives(shared_world: ApiWorld, made: Callable[[], bytes], message: str) -> None:
     """Archives that an agent would refuse to unpack are errors at the upload."""
     answer = await _put(shared_world, made())
     assert answer.status_code == 422, answer.text
@@ -344,7 +344,7 @@ async def test_archive_that_unpacks_to_too_much(database_url: str, tmp_path: Pat
     assert (answer.status_code, "unpacks to more" in answer.text) == (status, status == 422)
 
 
-async def test_archive_with_a_forged_header(shared_world: World) -> None:
+async def test_archive_with_a_forged_header(shared_world: ApiWorld) -> None:
     """An archive whose header declares 8 GiB is an error; the memory is not allocated."""
     forged = tarfile.TarInfo("a")
     forged.type, forged.size = tarfile.XHDTYPE, 1 << 33
@@ -352,7 +352,7 @@ async def test_archive_with_a_forged_header(shared_world: World) -> None:
     assert answer.status_code == 422
 
 
-async def test_archive_that_is_another_one(shared_world: World) -> None:
+async def test_archive_that_is_another_one(shared_world: ApiWorld) -> None:
     """The checksum in the URL must be valid and match the body."""
     other = await _put(shared_world, ARCHIVE, "0" * 64)
     assert (other.status_code, other.json()["errors"][0]["path"]) == (422, "path.sha256")
@@ -360,13 +360,13 @@ async def test_archive_that_is_another_one(shared_world: World) -> None:
         assert (await _put(shared_world, ARCHIVE, digest)).status_code == 422
 
 
-async def test_archive_over_the_limit(shared_world: World) -> None:
+async def test_archive_over_the_limit(shared_world: ApiWorld) -> None:
     """An archive over its size limit gets 413."""
     answer = await _put(shared_world, b"x" * (shared_world.settings.api.max_archive_bytes + 1), "0" * 64)
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:mizzen:problem:too-large")
 
 
-async def test_settings_of_regions(world: World) -> None:
+async def test_settings_of_regions(world: ApiWorld) -> None:
     """A PATCH of a region changes only the given settings, replaces CPU quotas as a whole, and is audited."""
     changed = await act(world, "/v1/regions/north", method="PATCH", body={"storage_bytes": 10**15})
     assert (changed.status_code, changed.json()["storage_bytes"], changed.json()["cpu_hours"]) == (200, 10**15, {})

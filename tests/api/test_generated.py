@@ -24,7 +24,7 @@ from api.documents.schema import EXAMPLE
 from api.documents.workload import read_workload
 from domain import phases
 from infra.config import Settings
-from tests.api.world import ARCHIVE_SHA256, INSTANCE, World, as_yaml
+from tests.api.world import ARCHIVE_SHA256, INSTANCE, ApiWorld, as_yaml
 from tests.depth import examples
 
 SEEDED = settings(
@@ -50,7 +50,7 @@ def _id(operation: Any) -> str:
     return f"{operation.method.upper()} {operation.path}"
 
 
-def _real(world: World, path: str) -> dict[str, str]:
+def _real(world: ApiWorld, path: str) -> dict[str, str]:
     """Returns values of path parameters that exist."""
     name = {"/v1/tables": "digits", "/v1/regions": "north"}.get("/".join(path.split("/")[:3]), "vision")
     chosen = f"wl-{1 + world.counter % len(phases.Phase):016d}"
@@ -62,7 +62,7 @@ def _real(world: World, path: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def peopled(shared_world: World) -> World:
+def peopled(shared_world: ApiWorld) -> ApiWorld:
     """Returns a world with a workload in each phase and an instance."""
     for phase in phases.Phase:
         id_ = shared_world.add_workload(phase)
@@ -73,7 +73,7 @@ def peopled(shared_world: World) -> World:
 
 
 @pytest.mark.parametrize("operation", _operations(), ids=_id)
-def test_generated_requests(peopled: World, operation: Any) -> None:
+def test_generated_requests(peopled: ApiWorld, operation: Any) -> None:
     """Responses to valid and invalid requests conform to the OpenAPI document; there are no internal errors."""
 
     async def answer(case: Any) -> None:

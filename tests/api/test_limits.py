@@ -20,7 +20,7 @@ import pytest
 from domain.phases import Phase
 from infra.config import Settings
 from tests.api.conftest import _fresh, api_process
-from tests.api.world import ARCHIVE, World, as_yaml, document, make_world
+from tests.api.world import ARCHIVE, ApiWorld, as_yaml, document, make_world
 
 SMALL: dict[str, Any] = {
     "header_timeout_s": 1.0, "body_timeout_s": 1.0, "streams_per_key": 3, "streams_per_tenant": 4,
@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def limited(
     postgres_url: str, template_database: str, tmp_path_factory: pytest.TempPathFactory, checkout: Path
-) -> Iterator[tuple[World, str]]:
+) -> Iterator[tuple[ApiWorld, str]]:
     """Yields a world and the URL of its API with low limits."""
     folder = tmp_path_factory.mktemp("limited")
     with (
@@ -44,7 +44,7 @@ def limited(
 
 
 @asynccontextmanager
-async def user(api: tuple[World, str], key: str) -> AsyncIterator[httpx.AsyncClient]:
+async def user(api: tuple[ApiWorld, str], key: str) -> AsyncIterator[httpx.AsyncClient]:
     """Yields a client with a key of the world."""
     world, base = api
     limits = httpx.Limits(max_connections=None)
@@ -57,7 +57,7 @@ async def put(client: httpx.AsyncClient, body: bytes) -> httpx.Response:
     return await client.put(f"/v1/archives/{hashlib.sha256(body).hexdigest()}", content=body, headers=headers)
 
 
-async def _others_are_served(limited: tuple[World, str], attack: "asyncio.Future[Any]") -> int:
+async def _others_are_served(limited: tuple[ApiWorld, str], attack: "asyncio.Future[Any]") -> int:
     """Sends requests as another user until the attack ends; returns the number of rounds."""
     served = 0
     async with user(limited, "speech") as other:
@@ -69,7 +69,7 @@ async def _others_are_served(limited: tuple[World, str], attack: "asyncio.Future
     return served
 
 
-async def test_sizes_that_are_not_there_cost_nothing(limited: tuple[World, str]) -> None:
+async def test_sizes_that_are_not_there_cost_nothing(limited: tuple[ApiWorld, str]) -> None:
     """Archives whose headers declare 900 PB are refused, and other users are served meanwhile."""
     info = tarfile.TarInfo("a")
     info.pax_headers = {"size": "900000000000000000"}
@@ -87,7 +87,7 @@ async def test_sizes_that_are_not_there_cost_nothing(limited: tuple[World, str])
     assert answers[422] > 0
 
 
-async def test_archives_that_unpack_to_much_delay_nobody(limited: tuple[World, str]) -> None:
+async def test_archives_that_unpack_to_much_delay_nobody(limited: tuple[ApiWorld, str]) -> None:
     """Parallel uploads of large archives over the limit get 429, and other users are served meanwhile."""
     member = tarfile.TarInfo("zeros")
     member.size = 255 << 20
@@ -107,7 +107,7 @@ async def test_archives_that_unpack_to_much_delay_nobody(limited: tuple[World, s
     assert served > 1
 
 
-async def test_one_key_cannot_open_all_streams(limited: tuple[World, str]) -> None:
+async def test_one_key_cannot_open_all_streams(limited: tuple[ApiWorld, str]) -> None:
     """Streams are limited by key and by tenant; other tenants are not affected, and a closed stream makes room."""
     async with user(limited, "vision-viewer") as viewer, user(limited, "vision") as peer, AsyncExitStack() as stack:
 
@@ -182,7 +182,7 @@ async def test_health_tells_of_threads_that_are_all_busy(database_url: str, tmp_
             assert (await probe.get("/healthz")).status_code == 200
 
 
-async def test_queued_workloads_of_a_tenant(limited: tuple[World, str]) -> None:
+async def test_queued_workloads_of_a_tenant(limited: tuple[ApiWorld, str]) -> None:
     """The queued workloads of a tenant are limited, also for concurrent submissions."""
     world, _ = limited
     async with user(limited, "vision") as client:
@@ -205,7 +205,7 @@ def _stored(content: bytes) -> bytes:
     return gzip.compress(member.tobuf() + content + bytes(-len(content) % 512 + 1024), compresslevel=0)
 
 
-async def test_archive_bytes_of_a_tenant(limited: tuple[World, str]) -> None:
+async def test_archive_bytes_of_a_tenant(limited: tuple[ApiWorld, str]) -> None:
     """The archive bytes of a tenant are limited; an existing archive may be uploaded again."""
     generator = random.Random(0)
     bodies = [_stored(generator.randbytes(3 << 20)) for _ in range(6)]
@@ -218,7 +218,7 @@ async def test_archive_bytes_of_a_tenant(limited: tuple[World, str]) -> None:
         assert (await put(other, ARCHIVE)).status_code == 200
 
 
-async def test_secrets_of_a_tenant(limited: tuple[World, str]) -> None:
+async def test_secrets_of_a_tenant(limited: tuple[ApiWorld, str]) -> None:
     """The secrets of a tenant are limited; existing ones can still be changed."""
     async with user(limited, "vision") as client:
 
@@ -241,7 +241,7 @@ HALF_SENT = {
 
 
 @pytest.mark.parametrize("what", HALF_SENT)
-def test_half_sent_requests_time_out(limited: tuple[World, str], what: str) -> None:
+def test_half_sent_requests_time_out(limited: tuple[ApiWorld, str], what: str) -> None:
     """A connection on which a request is incomplete, or arrives byte by byte, is closed after a timeout."""
     world, base = limited
     authorization = world.headers("vision")["Authorization"].encode()
@@ -269,7 +269,7 @@ def test_half_sent_requests_time_out(limited: tuple[World, str], what: str) -> N
         assert b"HTTP/1.1 200 " in got
 
 
-def test_a_client_that_is_refused_while_it_sends_hears_why(limited: tuple[World, str]) -> None:
+def test_a_client_that_is_refused_while_it_sends_hears_why(limited: tuple[ApiWorld, str]) -> None:
     """A client that is refused while it sends its body can read the response afterwards and reuse the connection."""
     _, base = limited
     head = b"POST /v1/workloads HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer wrong\r\nContent-Length: %d\r\n\r\n"

@@ -16,9 +16,9 @@ from domain.phases import Phase
 from infra.db.models import Workload
 from mizzen.objects import ObjectStore
 from tests.api.calls import T0
-from tests.api.world import World
+from tests.api.world import ApiWorld
 
-Serve = Callable[[World], str]
+Serve = Callable[[ApiWorld], str]
 
 
 class Shipper:
@@ -46,14 +46,14 @@ class Shipper:
         self._store.put(f"{self._prefix}end", b"")
 
 
-def placed(world: World, attempt: int = 1, slots: int = 0b11, **columns: Any) -> str:
+def placed(world: ApiWorld, attempt: int = 1, slots: int = 0b11, **columns: Any) -> str:
     """Adds a running workload with two tasks in region north; returns its id."""
     id_ = world.add_workload(Phase.RUNNING)
     world.add_attempt(id_, attempt, "north/alpha/m1", slots, **columns)
     return id_
 
 
-async def read(world: World, workload: str, key: str = "operator", **params: Any) -> str:
+async def read(world: ApiWorld, workload: str, key: str = "operator", **params: Any) -> str:
     async with world.client(key) as client:
         answer = await client.get(f"/v1/workloads/{workload}/logs", params=params)
     assert answer.status_code == 200, answer.text
@@ -61,14 +61,14 @@ async def read(world: World, workload: str, key: str = "operator", **params: Any
     return answer.text
 
 
-async def test_lines_over_segments(world: World) -> None:
+async def test_lines_over_segments(world: ApiWorld) -> None:
     """A line that spans two segments is returned as one line; the last line may lack a line end."""
     id_ = placed(world)
     Shipper(world.buckets["north"], id_).ship("one\ntw").ship("o\n").ship("thr").ship("ee")
     assert await read(world, id_, task=0) == "one\ntwo\nthree\n"
 
 
-async def test_several_tasks_take_turns_and_are_named(world: World) -> None:
+async def test_several_tasks_take_turns_and_are_named(world: ApiWorld) -> None:
     """With several tasks each line has its task as a prefix, and the segments of the tasks are interleaved."""
     id_ = placed(world)
     Shipper(world.buckets["north"], id_, task=0).ship("a\nb\n").ship("c\n").end()
@@ -80,7 +80,7 @@ async def test_several_tasks_take_turns_and_are_named(world: World) -> None:
 
 
 @pytest.mark.parametrize("tail", [0, 1, 2, 3, 4, 5, 100])
-async def test_tail(shared_world: World, tail: int) -> None:
+async def test_tail(shared_world: ApiWorld, tail: int) -> None:
     """`tail` returns the last lines, for any boundaries of segments."""
     lines = ["first", "second", "third", "fourth"]
     text = "".join(f"{line}\n" for line in lines)
@@ -91,7 +91,7 @@ async def test_tail(shared_world: World, tail: int) -> None:
         assert (await read(shared_world, id_, task=0, tail=tail)).splitlines() == expected
 
 
-async def test_output_that_is_no_text(world: World) -> None:
+async def test_output_that_is_no_text(world: ApiWorld) -> None:
     """Invalid UTF-8 is replaced, and a character that spans two segments is decoded."""
     id_ = placed(world)
     snowman = "☃".encode()
@@ -99,14 +99,14 @@ async def test_output_that_is_no_text(world: World) -> None:
     assert await read(world, id_, task=0) == "\ufffd\0ok\n☃\n"
 
 
-async def test_missing_segments_are_told_of(world: World) -> None:
+async def test_missing_segments_are_told_of(world: ApiWorld) -> None:
     """A missing segment is reported in the log with its number of bytes."""
     id_ = placed(world)
     Shipper(world.buckets["north"], id_).ship("one\n").skip(10).ship("two\n").end()
     assert await read(world, id_, task=0) == "one\n--- 10 bytes of the log are missing here\ntwo\n"
 
 
-def test_segments_that_were_shipped_again(world: World) -> None:
+def test_segments_that_were_shipped_again(world: ApiWorld) -> None:
     """If a segment overlaps the previous one, only its new bytes are returned."""
     store, prefix = world.buckets["north"], "logs/x/"
     store.put(f"{prefix}{0:020d}.log", b"one\ntwo\n")
@@ -116,7 +116,7 @@ def test_segments_that_were_shipped_again(world: World) -> None:
     assert [line for lines in found.segments() for line in lines] == [b"one", b"two", b"three"]
 
 
-def test_lines_without_end_are_cut(world: World) -> None:
+def test_lines_without_end_are_cut(world: ApiWorld) -> None:
     """A line over the maximum length is returned in pieces."""
     store, prefix = world.buckets["north"], "logs/x/"
     store.put(f"{prefix}{0:020d}.log", b"x" * (2 * MAX_LINE_BYTES + 5))
@@ -126,7 +126,7 @@ def test_lines_without_end_are_cut(world: World) -> None:
     assert found.flush() == [b"x" * 5]
 
 
-async def test_other_attempts(world: World) -> None:
+async def test_other_attempts(world: ApiWorld) -> None:
     """The newest attempt is the default; older attempts can be read by number, also from other regions."""
     id_ = placed(world, released_at=T0)
     world.add_attempt(id_, 2, "south/beta/m1", 0b11)
@@ -137,7 +137,7 @@ async def test_other_attempts(world: World) -> None:
     assert await read(world, id_, task=0, attempt=1, follow=True) == "old\n"
 
 
-async def test_workload_that_was_never_placed(world: World) -> None:
+async def test_workload_that_was_never_placed(world: ApiWorld) -> None:
     """A workload without an attempt has an empty log."""
     assert await read(world, world.add_workload()) == ""
 
@@ -150,7 +150,7 @@ BAD: list[tuple[dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(("params", "status"), BAD, ids=[str(b[0]) for b in BAD])
-async def test_bad_selections(shared_world: World, params: dict[str, Any], status: int) -> None:
+async def test_bad_selections(shared_world: ApiWorld, params: dict[str, Any], status: int) -> None:
     """Invalid selections return 422; an attempt that does not exist returns 404."""
     id_ = placed(shared_world, slots=0)
     async with shared_world.client() as client:
@@ -158,7 +158,7 @@ async def test_bad_selections(shared_world: World, params: dict[str, Any], statu
     assert answer.status_code == status
 
 
-async def test_too_many_tasks_at_once(world: World) -> None:
+async def test_too_many_tasks_at_once(world: ApiWorld) -> None:
     """For a large gang, a request without a task is an error; the log of one task can be read."""
     id_ = world.add_workload(tasks=500)
     async with world.client() as client:
@@ -167,7 +167,7 @@ async def test_too_many_tasks_at_once(world: World) -> None:
         assert (await client.get(f"/v1/workloads/{id_}/logs?task=499")).status_code == 200
 
 
-async def test_logs_that_were_deleted(world: World) -> None:
+async def test_logs_that_were_deleted(world: ApiWorld) -> None:
     """Logs that have expired return 410, not an empty text."""
     id_ = world.add_workload(Phase.SUCCEEDED, expired_at=T0)
     async with world.client() as client:
@@ -175,7 +175,7 @@ async def test_logs_that_were_deleted(world: World) -> None:
     assert (answer.status_code, answer.json()["type"]) == (410, "urn:mizzen:problem:gone")
 
 
-async def test_store_that_does_not_answer(world: World) -> None:
+async def test_store_that_does_not_answer(world: ApiWorld) -> None:
     """If the bucket cannot be read, the response is 503, not an empty log."""
     id_ = placed(world)
 
@@ -189,7 +189,7 @@ async def test_store_that_does_not_answer(world: World) -> None:
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:mizzen:problem:storage-unavailable")
 
 
-def _run(world: World, id_: str) -> None:
+def _run(world: ApiWorld, id_: str) -> None:
     """Simulates two attempts that write output in pieces: the first one is released, the second one succeeds."""
     chance = random.Random(5)
 
@@ -222,7 +222,7 @@ def _run(world: World, id_: str) -> None:
         shipper.ship("goodbye\n").end()
 
 
-async def test_following_to_the_end(world: World, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_following_to_the_end(world: ApiWorld, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A follower gets each line exactly once, a remark at the new attempt, and the lines uploaded after the end."""
     monkeypatch.setattr(logs, "LATE_S", 2.0)
     base, id_ = serve(world), world.add_workload()
@@ -247,7 +247,7 @@ async def test_following_to_the_end(world: World, serve: Serve, monkeypatch: pyt
 
 
 async def test_following_ends_without_the_end_of_a_lost_machine(
-    world: World, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    world: ApiWorld, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the end marker of a log is missing, a follow ends a limited time after the workload has ended."""
     monkeypatch.setattr(logs, "LATE_S", 0.1)
@@ -259,7 +259,7 @@ async def test_following_ends_without_the_end_of_a_lost_machine(
     assert answer.text == "last wor\n"
 
 
-async def test_follow_with_tail_goes_on_where_the_tail_ends(world: World, serve: Serve) -> None:
+async def test_follow_with_tail_goes_on_where_the_tail_ends(world: ApiWorld, serve: Serve) -> None:
     """`follow` with `tail` sends the tail and then each new line exactly once."""
     base, id_ = serve(world), placed(world)
     shipper = Shipper(world.buckets["north"], id_).ship("one\ntwo\nthr")
@@ -276,7 +276,7 @@ async def test_follow_with_tail_goes_on_where_the_tail_ends(world: World, serve:
     assert lines == ["two", "three", "four"]
 
 
-async def test_workload_that_vanishes_while_followed(world: World, serve: Serve) -> None:
+async def test_workload_that_vanishes_while_followed(world: ApiWorld, serve: Serve) -> None:
     """A follow ends if the workload is deleted."""
     base, id_ = serve(world), world.add_workload()
     async with (

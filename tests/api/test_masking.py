@@ -11,11 +11,11 @@ from infra.db import events
 from infra.db.logs import Waiting
 from infra.db.models import Attempt, Machine, Workload
 from tests.api.calls import T0, get
-from tests.api.world import World, as_yaml, document
+from tests.api.world import ApiWorld, as_yaml, document
 
 
 @pytest.fixture
-def told(world: World) -> tuple[World, str, str, str]:
+def told(world: ApiWorld) -> tuple[ApiWorld, str, str, str]:
     """Returns a world whose reasons refer to other tenants' workloads, two ids of vision and one of speech."""
     own, other = world.add_workload(Phase.RUNNING), world.add_workload(Phase.RUNNING, tenant="speech")
     waits, queued = world.add_workload(Phase.PLACING), world.add_workload(Phase.PREEMPTED)
@@ -44,7 +44,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_others_are_not_named(told: tuple[World, str, str, str], path: str) -> None:
+async def test_others_are_not_named(told: tuple[ApiWorld, str, str, str], path: str) -> None:
     """Responses to operators have the ids of other tenants' workloads; responses to a tenant's keys do not."""
     world, waits, queued, other = told
     url = path.format(waits=waits, queued=queued)
@@ -61,7 +61,7 @@ async def test_others_are_not_named(told: tuple[World, str, str, str], path: str
     assert waits not in texts["speech"] and queued not in texts["speech"]
 
 
-async def test_sentences_count_those_that_they_do_not_name(told: tuple[World, str, str, str]) -> None:
+async def test_sentences_count_those_that_they_do_not_name(told: tuple[ApiWorld, str, str, str]) -> None:
     """For a tenant's key, the detail and the sentence have the ids of own victims and the number of others."""
     world, waits, _, _ = told
     (reason,) = (await get(world, f"/v1/workloads/{waits}/why", key="vision"))["reasons"]
@@ -73,7 +73,7 @@ async def test_sentences_count_those_that_they_do_not_name(told: tuple[World, st
     assert attempt["outcome"]["sentence"] == "evicted by a workload of another tenant (rank 1 against 3)"
 
 
-async def test_what_changes_answers_with_is_masked(told: tuple[World, str, str, str]) -> None:
+async def test_what_changes_answers_with_is_masked(told: tuple[ApiWorld, str, str, str]) -> None:
     """Responses to changes are masked too, also the repeated response for an idempotency key."""
     world, _, queued, other = told
     headers = {"idempotency-key": "once", "content-type": "application/yaml"}
@@ -92,7 +92,7 @@ async def test_what_changes_answers_with_is_masked(told: tuple[World, str, str, 
     assert again.json()["reason"]["code"] == "waiting_for_victims" and other not in again.text
 
 
-async def test_what_users_wrote_stays(world: World) -> None:
+async def test_what_users_wrote_stays(world: ApiWorld) -> None:
     """Ids in labels that a user wrote are not masked."""
     other = world.add_workload(tenant="speech")
     id_ = world.add_workload(labels={"after": other})

@@ -8,10 +8,10 @@ from domain.phases import Phase
 from infra.db.models import Cluster, Region, Secret, Tenant
 from mizzen.client import Client
 from tests.api.calls import T0, get
-from tests.api.world import World
+from tests.api.world import ApiWorld
 
 
-async def _walk(world: World, path: str, limit: int, **only: str) -> tuple[list[object], int]:
+async def _walk(world: ApiWorld, path: str, limit: int, **only: str) -> tuple[list[object], int]:
     """Reads a list in pages of `limit`; returns all items and the number of pages."""
     items: list[object] = []
     more: dict[str, str] = {}
@@ -36,7 +36,7 @@ async def _walk(world: World, path: str, limit: int, **only: str) -> tuple[list[
         "/v1/tenants/vision/secrets",
     ],
 )
-async def test_lists_are_paged(world: World, path: str) -> None:
+async def test_lists_are_paged(world: ApiWorld, path: str) -> None:
     """Pages of one and of two items have together the same items as a single page."""
     with world.session() as session:
         session.add_all(Tenant(name=f"more-{n}", level=3, quota_gpus={}) for n in range(3))
@@ -54,7 +54,7 @@ async def test_lists_are_paged(world: World, path: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["attempts", "allocations"])
-async def test_what_a_workload_had_is_paged(world: World, what: str) -> None:
+async def test_what_a_workload_had_is_paged(world: ApiWorld, what: str) -> None:
     """Attempts and allocations of a workload are paged, with the same items as on a single page."""
     id_ = world.add_workload(Phase.RUNNING)
     for number in range(1, 4):
@@ -66,7 +66,7 @@ async def test_what_a_workload_had_is_paged(world: World, what: str) -> None:
     assert await _walk(world, path, 2) == (whole, 2)
 
 
-async def test_pages_keep_their_filter(world: World) -> None:
+async def test_pages_keep_their_filter(world: ApiWorld) -> None:
     """All pages of a filtered list have only items that match the filter."""
     with world.session() as session:
         session.add_all(Cluster(region="north", name=f"c-{n}") for n in range(4))
@@ -75,7 +75,7 @@ async def test_pages_keep_their_filter(world: World) -> None:
     assert await _walk(world, "/v1/clusters", 2, region="north") == (whole, 3)
 
 
-def test_the_client_follows_pages(world: World, serve: Callable[[World], str]) -> None:
+def test_the_client_follows_pages(world: ApiWorld, serve: Callable[[ApiWorld], str]) -> None:
     """The client returns all clusters and secrets, also if there are more than fit on a page."""
     with world.session() as session:
         session.add_all(Cluster(region="south", name=f"c-{n:04}") for n in range(600))

@@ -14,12 +14,12 @@ from infra.db.logs import Audit
 from infra.db.models import ApiKey, Secret, Tenant
 from infra.keys import decrypt_secret, hash_api_key, load_master_key
 from tests.api.calls import T0, act, get, mail
-from tests.api.world import ARCHIVE_SHA256, World, document, make_world
+from tests.api.world import ARCHIVE_SHA256, ApiWorld, document, make_world
 
 VALUE = "a-very-secret-value"
 
 
-async def test_tenant_is_made_and_replaced(world: World) -> None:
+async def test_tenant_is_made_and_replaced(world: ApiWorld) -> None:
     """A PUT creates a tenant or replaces it as a whole, wakes the scheduler and is audited."""
     body = {"level": 2, "quota": {"gpus": {"a100": 4}, "cpus": 12.5}}
     made = await act(world, "/v1/tenants/robots", body=body, method="PUT")
@@ -51,7 +51,7 @@ BAD_TENANTS: list[tuple[str, object, str]] = [
 
 
 @pytest.mark.parametrize(("body", "path"), [b[1:] for b in BAD_TENANTS], ids=[b[0] for b in BAD_TENANTS])
-async def test_bad_tenants(shared_world: World, body: object, path: str) -> None:
+async def test_bad_tenants(shared_world: ApiWorld, body: object, path: str) -> None:
     """An invalid level or quota is an error with its path."""
     answer = await act(shared_world, "/v1/tenants/x", body=body, method="PUT")
     assert answer.status_code == 422, answer.text
@@ -61,13 +61,13 @@ async def test_bad_tenants(shared_world: World, body: object, path: str) -> None
 
 
 @pytest.mark.parametrize("name", ["Robots", "a_b", "-a", "x" * 64, "a%0A", "%20"])
-async def test_bad_tenant_names(shared_world: World, name: str) -> None:
+async def test_bad_tenant_names(shared_world: ApiWorld, name: str) -> None:
     """An invalid tenant name is an error."""
     answer = await act(shared_world, f"/v1/tenants/{name}", body={"level": 3}, method="PUT")
     assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "path.name")
 
 
-async def test_use_is_that_of_live_attempts(world: World) -> None:
+async def test_use_is_that_of_live_attempts(world: ApiWorld) -> None:
     """The use of a tenant is the GPUs by type and the CPUs of its unreleased attempts."""
     a, b = world.add_workload(Phase.RUNNING), world.add_workload(Phase.RUNNING)
     world.add_attempt(a, 1, "north/alpha/m1", 0b111)
@@ -80,7 +80,7 @@ async def test_use_is_that_of_live_attempts(world: World) -> None:
     assert [t["name"] for t in (await get(world, "/v1/tenants", "vision"))["items"]] == ["vision"]
 
 
-async def test_tenant_with_workloads_or_keys_stays(world: World) -> None:
+async def test_tenant_with_workloads_or_keys_stays(world: ApiWorld) -> None:
     """A tenant with workloads or valid keys cannot be deleted; a deletion also removes its secrets."""
     world.add_workload(Phase.SUCCEEDED, tenant="speech")
     assert (await act(world, "/v1/tenants/speech", method="DELETE")).status_code == 409
@@ -93,7 +93,7 @@ async def test_tenant_with_workloads_or_keys_stays(world: World) -> None:
         assert session.scalar(select(func.count()).select_from(Secret)) == 0
 
 
-async def test_secret_is_written_and_never_read(world: World) -> None:
+async def test_secret_is_written_and_never_read(world: ApiWorld) -> None:
     """A secret's value is in no response of the API, and in the database only encrypted."""
     made = await act(world, "/v1/tenants/vision/secrets/token", "vision", {"value": VALUE}, "PUT")
     assert (made.status_code, made.json()["name"]) == (200, "token")
@@ -115,7 +115,7 @@ async def test_secret_is_written_and_never_read(world: World) -> None:
             assert not any(VALUE in row for row in dump), table
 
 
-async def test_secret_is_replaced_and_deleted(world: World) -> None:
+async def test_secret_is_replaced_and_deleted(world: ApiWorld) -> None:
     """A second PUT replaces a secret, and DELETE removes it."""
     path = "/v1/tenants/vision/secrets/hf-token"
     with world.session() as session:
@@ -128,7 +128,7 @@ async def test_secret_is_replaced_and_deleted(world: World) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "xxx\0xxx", "xxx\ud800", "xxx" * 40_000, ["xxx"], {"xxx": 1}, None])
-async def test_bad_secrets(shared_world: World, value: object) -> None:
+async def test_bad_secrets(shared_world: ApiWorld, value: object) -> None:
     """A value that cannot be an environment variable is an error, and the response does not repeat it."""
     async with shared_world.client("vision") as client:
         answer = await client.put(
@@ -140,14 +140,14 @@ async def test_bad_secrets(shared_world: World, value: object) -> None:
     assert "xxx" not in answer.text
 
 
-async def test_secrets_of_a_process_without_master_key(world: World) -> None:
+async def test_secrets_of_a_process_without_master_key(world: ApiWorld) -> None:
     """Without the master key, setting a secret returns 503."""
     world.settings.master_key_path.unlink()
     answer = await act(world, "/v1/tenants/vision/secrets/x", body={"value": VALUE}, method="PUT")
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:mizzen:problem:not-ready")
 
 
-async def test_new_key_works_once_shown_and_until_revoked(world: World) -> None:
+async def test_new_key_works_once_shown_and_until_revoked(world: ApiWorld) -> None:
     """A key is returned only when it is created, stored as a hash, and invalid after it is revoked."""
     made = await act(world, "/v1/keys", body={"role": "viewer", "tenant": "vision", "label": "dashboard"})
     assert made.status_code == 201
@@ -180,20 +180,20 @@ BAD_KEYS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "path"), [b[1:] for b in BAD_KEYS], ids=[b[0] for b in BAD_KEYS])
-async def test_bad_keys(shared_world: World, body: object, path: str) -> None:
+async def test_bad_keys(shared_world: ApiWorld, body: object, path: str) -> None:
     """An invalid role, label or tenant, or a role that does not fit the tenant, is an error with the field."""
     answer = await act(shared_world, "/v1/keys", body=body)
     assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
 
 
-async def test_last_operator_stays(world: World) -> None:
+async def test_last_operator_stays(world: ApiWorld) -> None:
     """The last operator key cannot be revoked."""
     assert (await act(world, "/v1/keys/key-operator", method="DELETE")).status_code == 409
     world.raw_keys["second"] = (await act(world, "/v1/keys", body={"role": "operator"})).json()["key"]
     assert (await act(world, "/v1/keys/key-operator", "second", method="DELETE")).status_code == 204
 
 
-async def test_operator_of_a_tenant_is_none(world: World) -> None:
+async def test_operator_of_a_tenant_is_none(world: ApiWorld) -> None:
     """A key with a tenant cannot change the fleet, even if the database has the role operator for it."""
     with world.session() as session:
         session.get_one(ApiKey, "key-vision").role = "operator"
@@ -201,7 +201,7 @@ async def test_operator_of_a_tenant_is_none(world: World) -> None:
     assert (answer.status_code, answer.json()["type"]) == (403, "urn:mizzen:problem:forbidden")
 
 
-async def test_audit_pages_and_tenants(world: World) -> None:
+async def test_audit_pages_and_tenants(world: ApiWorld) -> None:
     """The audit list is paged, newest first; a key of a tenant sees only the entries of that tenant."""
     for level in range(1, 6):
         await act(world, "/v1/tenants/vision", body={"level": level}, method="PUT")
@@ -218,7 +218,7 @@ async def test_audit_pages_and_tenants(world: World) -> None:
     assert len((await get(world, "/v1/audit", "auditor"))["items"]) == 6
 
 
-async def test_archive_of_a_deleted_tenant_goes(world: World) -> None:
+async def test_archive_of_a_deleted_tenant_goes(world: ApiWorld) -> None:
     """An archive is visible only to its tenant."""
     async with world.client("speech") as client:
         assert (await client.head(f"/v1/archives/{ARCHIVE_SHA256}")).status_code == 404
@@ -226,7 +226,7 @@ async def test_archive_of_a_deleted_tenant_goes(world: World) -> None:
         assert (await client.head(f"/v1/archives/{ARCHIVE_SHA256}")).status_code == 200
 
 
-async def test_keys_expire(world: World) -> None:
+async def test_keys_expire(world: ApiWorld) -> None:
     """A key with a lifetime has an expiry time; a response header warns before it; afterwards the key is refused."""
     async with world.client("operator") as operator:
         made = (await operator.post("/v1/keys", json={"role": "viewer", "expires_in_s": 3600})).json()
@@ -251,7 +251,7 @@ async def test_keys_expire(world: World) -> None:
         assert made["key"] not in answer.text
 
 
-async def test_an_operator_whose_key_expired_is_not_the_last(world: World) -> None:
+async def test_an_operator_whose_key_expired_is_not_the_last(world: ApiWorld) -> None:
     """The last valid operator key cannot be revoked, even if there are expired ones."""
     async with world.client("operator") as operator:
         other = (await operator.post("/v1/keys", json={"role": "operator", "expires_in_s": 3600})).json()
@@ -260,7 +260,7 @@ async def test_an_operator_whose_key_expired_is_not_the_last(world: World) -> No
         assert (await operator.delete("/v1/keys/key-operator")).status_code == 409
 
 
-async def _audited(world: World, expected: int) -> list[dict[str, Any]]:
+async def _audited(world: ApiWorld, expected: int) -> list[dict[str, Any]]:
     """Waits until the audit list has `expected` refusals; returns their entries."""
     async with world.client("operator") as operator:
         while True:
@@ -271,7 +271,7 @@ async def _audited(world: World, expected: int) -> list[dict[str, Any]]:
             await asyncio.sleep(0.05)
 
 
-async def test_refusals_and_failed_logins_are_audited(world: World) -> None:
+async def test_refusals_and_failed_logins_are_audited(world: ApiWorld) -> None:
     """Failed logins and refused requests are audited with actor, target and count, but without the given key."""
     hidden = world.add_workload(tenant="speech")
     async with world.client(None) as stranger, world.client("vision") as vision, world.client("operator") as operator:

@@ -6,16 +6,16 @@ from sqlalchemy import select
 
 from infra.db.logs import Outbox
 from infra.db.placement_runs import PlacementMove, PlacementRun
-from tests.api.world import World
+from tests.api.world import ApiWorld
 
 
-def _mail(world: World) -> list[str]:
+def _mail(world: ApiWorld) -> list[str]:
     with world.session() as session:
         mail = select(Outbox).where(Outbox.kind == "night").order_by(Outbox.id)
         return [row.body["night"] for row in session.scalars(mail)]
 
 
-async def test_one_placement_run_at_a_time(world: World) -> None:
+async def test_one_placement_run_at_a_time(world: ApiWorld) -> None:
     """A POST starts a placement run and sends its message; another placement run is a conflict while one is open."""
     async with world.client("operator") as client:
         begun = await client.post("/v1/tetris/placement-runs", json={"dry_run": True})
@@ -32,7 +32,7 @@ async def test_one_placement_run_at_a_time(world: World) -> None:
         assert wrong.status_code == 422 and "dry" in wrong.text
 
 
-async def test_a_placement_run_and_its_moves(world: World) -> None:
+async def test_a_placement_run_and_its_moves(world: ApiWorld) -> None:
     """The moves of a placement run are listed in order and in pages, and are counted by state."""
     with world.session() as session:
         session.add(
@@ -68,7 +68,7 @@ async def test_a_placement_run_and_its_moves(world: World) -> None:
             assert (await client.get(path)).status_code == 404
 
 
-async def test_pausing_and_resuming(world: World) -> None:
+async def test_pausing_and_resuming(world: ApiWorld) -> None:
     """Pause and resume are idempotent; the open placement run gets one message for each change."""
     async with world.client("operator") as client:
         placement_run = (await client.post("/v1/tetris/placement-runs", json={})).json()["id"]
@@ -83,7 +83,7 @@ async def test_pausing_and_resuming(world: World) -> None:
     assert _mail(world) == [placement_run] * 3
 
 
-async def test_earlier_paths_lead_to_the_same_runs(world: World) -> None:
+async def test_earlier_paths_lead_to_the_same_runs(world: ApiWorld) -> None:
     """Clients of earlier versions use `/v1/tetris/nights`; only the new paths are in the OpenAPI document."""
     async with world.client() as client:
         begun = await client.post("/v1/tetris/nights", json={"dry_run": True})

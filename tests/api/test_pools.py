@@ -9,12 +9,12 @@ from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.logs import Audit, Outbox
 from infra.db.models import Region
 from tests.api.calls import act, get
-from tests.api.world import INSTANCE, World
+from tests.api.world import INSTANCE, ApiWorld
 
 PATH = "/v1/pools/north/burst"
 
 
-async def test_a_pool_is_made_changed_and_removed(world: World) -> None:
+async def test_a_pool_is_made_changed_and_removed(world: ApiWorld) -> None:
     """A PUT changes only the given settings and is audited; by default a pool accepts any offer."""
     made = await act(world, PATH, method="PUT", body={"size": 2, "kinds": ["spot"], "max_usd_per_h": 5})
     assert made.status_code == 200
@@ -53,7 +53,7 @@ async def test_a_pool_is_made_changed_and_removed(world: World) -> None:
         ({"sise": 1}, "sise"),
     ],
 )
-async def test_a_bad_pool_changes_nothing(shared_world: World, body: dict[str, Any], path: str) -> None:
+async def test_a_bad_pool_changes_nothing(shared_world: ApiWorld, body: dict[str, Any], path: str) -> None:
     """An invalid setting is an error with its field, and creates no pool."""
     answer = await act(shared_world, PATH, method="PUT", body=body)
     assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
@@ -65,12 +65,12 @@ async def test_a_bad_pool_changes_nothing(shared_world: World, body: dict[str, A
     ("path", "status"),
     [("/v1/pools/mars/burst", 404), ("/v1/pools/north/Burst", 422), (f"/v1/pools/north/{'b' * 21}", 422)],
 )
-async def test_a_pool_is_of_a_region_and_has_a_short_name(shared_world: World, path: str, status: int) -> None:
+async def test_a_pool_is_of_a_region_and_has_a_short_name(shared_world: ApiWorld, path: str, status: int) -> None:
     """The region must exist, and the name must be valid and short, because it is a prefix of cluster names."""
     assert (await act(shared_world, path, method="PUT", body={"size": 1})).status_code == status
 
 
-async def test_instances_are_listed_and_ended(world: World) -> None:
+async def test_instances_are_listed_and_ended(world: ApiWorld) -> None:
     """Live or all instances are listed; ending an instance sends its workflow one message and stores the reason."""
     await act(world, PATH, method="PUT", body={"size": 1})
     world.add_instance()
@@ -98,7 +98,7 @@ async def test_instances_are_listed_and_ended(world: World) -> None:
     assert (await act(world, "/v1/instances/in-9/end")).status_code == 404
 
 
-async def test_why_says_what_is_on_its_way(world: World) -> None:
+async def test_why_says_what_is_on_its_way(world: ApiWorld) -> None:
     """`why` has number, type, zone and expected time of launching machines; other tenants do not see the workload."""
     workload = world.add_workload()
     for number in (2, 3, 4):
@@ -116,7 +116,7 @@ async def test_why_says_what_is_on_its_way(world: World) -> None:
     assert workload not in shown
 
 
-async def test_a_region_with_pools_or_instances_stays(world: World) -> None:
+async def test_a_region_with_pools_or_instances_stays(world: ApiWorld) -> None:
     """A region with pools or live instances cannot be deleted; the error lists them."""
     with world.session() as session:
         session.add(Region(name="west", bucket_url="file:///west"))
@@ -130,7 +130,7 @@ async def test_a_region_with_pools_or_instances_stays(world: World) -> None:
     assert (await act(world, "/v1/regions/west", method="DELETE")).status_code == 204
 
 
-async def test_a_machine_that_was_launched_is_not_removed(world: World) -> None:
+async def test_a_machine_that_was_launched_is_not_removed(world: ApiWorld) -> None:
     """A machine of an instance cannot be deleted, because the instance would still cost money; the error names it."""
     world.add_instance(machine="north/alpha/m1")
     assert (await act(world, "/v1/machines/north/alpha/m1/drain")).status_code == 200

@@ -11,7 +11,7 @@ from infra.db.logs import Waiting
 from infra.db.models import Workload
 from tests.api.calls import T0, get
 from tests.api.published import EVICTED, FULL, publish
-from tests.api.world import World
+from tests.api.world import ApiWorld
 
 _STORED = {
     Phase.PENDING: Reason(ReasonCode.SCAN_PENDING),
@@ -23,7 +23,7 @@ _STORED = {
 }
 
 
-def _random_state(world: World, chance: random.Random) -> None:
+def _random_state(world: ApiWorld, chance: random.Random) -> None:
     """Adds workloads in every phase; at random they are held, ranked, over quota, or have reasons of regions."""
     ranked, answered = [], []
     for phase in [*Phase, *chance.choices(sorted(QUEUED_PHASES), k=6)]:
@@ -49,7 +49,7 @@ def _random_state(world: World, chance: random.Random) -> None:
         session.add_all(Waiting(workload=id_, reasons={"reasons": [FULL]}) for id_ in answered)
 
 
-async def test_every_surface_gives_the_same_reason(world: World) -> None:
+async def test_every_surface_gives_the_same_reason(world: ApiWorld) -> None:
     """The reason in lists and details is the first reason of `why` and of the queue."""
     chance = random.Random(3)
     for _ in range(3):
@@ -66,7 +66,7 @@ async def test_every_surface_gives_the_same_reason(world: World) -> None:
         assert shown["sentence"] in why["summary"]
 
 
-async def test_a_running_gang_says_since_when_it_runs(world: World) -> None:
+async def test_a_running_gang_says_since_when_it_runs(world: ApiWorld) -> None:
     """A running workload has the reason `running` with its start, even if an older reason is stored."""
     id_ = world.add_workload(Phase.RUNNING, reason=_STORED[Phase.RUNNING].to_json(), region="north")
     world.add_attempt(id_, 1, "north/alpha/m1", 0, started_at=T0)
@@ -75,7 +75,7 @@ async def test_a_running_gang_says_since_when_it_runs(world: World) -> None:
     assert reason["sentence"] == "attempt 1 has run in north since 2026-01-01T00:00:00+00:00"
 
 
-async def test_a_scan_that_does_not_come_is_named(world: World) -> None:
+async def test_a_scan_that_does_not_come_is_named(world: ApiWorld) -> None:
     """A workload that no scan has included for long has the reason `scan_overdue`, a recent one `scan_pending`."""
     old = datetime.now(UTC) - timedelta(hours=1)
     waits, back = (world.add_workload(submitted_at=old) for _ in range(2))

@@ -7,18 +7,18 @@ from infra.db.logs import Audit, Event
 from infra.db.models import Machine, Workload
 from infra.db.tables import Replica, Table
 from tests.api.calls import get
-from tests.api.world import World
+from tests.api.world import ApiWorld
 
 M1 = "/v1/machines/north/alpha/m1"
 
 
-async def _delete(world: World, path: str, key: str = "operator") -> tuple[int, str]:
+async def _delete(world: ApiWorld, path: str, key: str = "operator") -> tuple[int, str]:
     async with world.client(key) as client:
         answer = await client.delete(path)
         return answer.status_code, answer.json()["detail"] if answer.content else ""
 
 
-async def test_a_machine_is_removed_when_it_is_drained_and_empty(world: World) -> None:
+async def test_a_machine_is_removed_when_it_is_drained_and_empty(world: ApiWorld) -> None:
     """A machine with slots in use or not drained cannot be removed; a removal keeps its history and is audited."""
     running, done = world.add_workload(Phase.RUNNING), world.add_workload(Phase.RUNNING)
     world.add_attempt(running, 1, "north/alpha/m1", 0b1)
@@ -45,7 +45,7 @@ async def test_a_machine_is_removed_when_it_is_drained_and_empty(world: World) -
         assert session.scalars(select(Audit.target).where(Audit.action == "machine.remove")).all() == ["north/alpha/m1"]
 
 
-async def test_a_region_is_removed_when_nothing_is_there(world: World) -> None:
+async def test_a_region_is_removed_when_nothing_is_there(world: ApiWorld) -> None:
     """A region with machines, tables or checkpoints cannot be removed; lost machines can be removed without a drain."""
     with world.session() as session:
         session.add(Table(name="words", home_region="south"))

@@ -26,12 +26,12 @@ from infra.db import integrity
 from infra.db.migrate import head
 from infra.errors import ConfigurationError, StackError
 from tests.api.calls import T0, get
-from tests.api.world import World, document
+from tests.api.world import ApiWorld, document
 
 GONE = "postgresql://nobody@127.0.0.1:1/nothing"
 
 
-async def test_healthy_and_ready(shared_world: World) -> None:
+async def test_healthy_and_ready(shared_world: ApiWorld) -> None:
     """A process with a migrated database is ready, with or without Temporal."""
     async with shared_world.client(None) as client:
         assert (await client.get("/healthz")).json() == {"status": "ok"}
@@ -40,12 +40,12 @@ async def test_healthy_and_ready(shared_world: World) -> None:
     assert (ready.json()["status"], ready.json()["temporal"]) == ("ready", "not configured")
 
 
-def _set_revision(world: World, revision: str) -> None:
+def _set_revision(world: ApiWorld, revision: str) -> None:
     with world.session() as session:
         session.execute(text("update alembic_version set version_num = :revision"), {"revision": revision})
 
 
-async def test_not_ready_on_an_old_schema(world: World) -> None:
+async def test_not_ready_on_an_old_schema(world: ApiWorld) -> None:
     """If the database has another schema revision, `/readyz` returns 503."""
     async with world.client(None) as client:
         try:
@@ -70,7 +70,7 @@ async def test_without_postgres(tmp_path: Path) -> None:
     await app.state.mizzen.aclose()
 
 
-async def test_postgres_that_comes_back(world: World) -> None:
+async def test_postgres_that_comes_back(world: ApiWorld) -> None:
     """After Postgres has closed all connections, as at a restart, the next request succeeds."""
     await get(world, "/v1/workloads")
     with world.session() as session:
@@ -80,7 +80,7 @@ async def test_postgres_that_comes_back(world: World) -> None:
     await get(world, "/v1/workloads")
 
 
-async def test_metrics(world: World) -> None:
+async def test_metrics(world: ApiWorld) -> None:
     """Metrics have workloads, slots, machines, replicas, outbox and requests, without names of tenants."""
     world.add_workload(Phase.PENDING)
     with world.session() as session:
@@ -129,7 +129,7 @@ async def test_metrics(world: World) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/nothing", "/v1/workloads/", "/v2/workloads", "/v1", "/favicon.ico"])
-async def test_nothing_there(shared_world: World, path: str) -> None:
+async def test_nothing_there(shared_world: ApiWorld, path: str) -> None:
     """The response for an unknown path is a problem document."""
     async with shared_world.client() as client:
         answer = await client.get(path)
@@ -137,7 +137,7 @@ async def test_nothing_there(shared_world: World, path: str) -> None:
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-async def test_methods_that_are_not_allowed(shared_world: World) -> None:
+async def test_methods_that_are_not_allowed(shared_world: ApiWorld) -> None:
     """A method that an endpoint does not support gets 405 with the Allow header."""
     async with shared_world.client() as client:
         answer = await client.put("/v1/workloads")
@@ -162,7 +162,9 @@ async def test_methods_that_are_not_allowed(shared_world: World) -> None:
         (b'{"level": 3}', "", 415, "unsupported-media-type"),
     ],
 )
-async def test_bodies_that_are_no_json(shared_world: World, content: bytes, media: str, status: int, slug: str) -> None:
+async def test_bodies_that_are_no_json(
+    shared_world: ApiWorld, content: bytes, media: str, status: int, slug: str
+) -> None:
     """The response to an invalid JSON body is a problem document."""
     async with shared_world.client() as client:
         headers = {"content-type": media} if media else {}
@@ -170,7 +172,7 @@ async def test_bodies_that_are_no_json(shared_world: World, content: bytes, medi
     assert (answer.status_code, answer.json()["type"]) == (status, f"urn:mizzen:problem:{slug}")
 
 
-async def test_faults_tell_nothing(shared_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_faults_tell_nothing(shared_world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The response to an unexpected error is a problem document without details of the error."""
     monkeypatch.setattr("api.workloads.reading.detail", lambda *_: 1 / 0)
     transport = httpx.ASGITransport(shared_world.app, raise_app_exceptions=False)
@@ -189,7 +191,7 @@ def test_every_problem_type_has_a_status() -> None:
     assert len({title for _, title in _KINDS.values()}) == len(Kind)
 
 
-async def test_description(shared_world: World) -> None:
+async def test_description(shared_world: ApiWorld) -> None:
     """The document is OpenAPI 3.1; each operation has tags, a summary, and errors as problem documents."""
     async with shared_world.client(None) as client:
         docs = await client.get("/docs")
@@ -250,7 +252,7 @@ def test_own_modules_come_from_the_checkout(checkout: Path) -> None:
     assert Path(str(importlib.import_module("api").__file__)).is_relative_to(checkout)
 
 
-def test_serving_ends_at_sigterm(world: World, tmp_path: Path, checkout: Path) -> None:
+def test_serving_ends_at_sigterm(world: ApiWorld, tmp_path: Path, checkout: Path) -> None:
     """At SIGTERM the process exits with 0, even if a stream is open."""
     with listen("127.0.0.1", 0) as probe:
         port = probe.getsockname()[1]
@@ -280,7 +282,7 @@ def test_serving_ends_at_sigterm(world: World, tmp_path: Path, checkout: Path) -
         process.wait()
 
 
-async def test_streams_count_as_followers(world: World, serve: Callable[[World], str]) -> None:
+async def test_streams_count_as_followers(world: ApiWorld, serve: Callable[[ApiWorld], str]) -> None:
     """An open stream counts in the metric of followers until its client disconnects."""
     base = serve(world)
     async with httpx.AsyncClient(base_url=base, headers=world.headers("operator"), timeout=30) as client:

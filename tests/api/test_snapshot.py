@@ -14,12 +14,12 @@ from simulation.policies import POLICIES
 from simulation.run import Run
 from simulation.settings import Settings
 from tests.api.calls import get
-from tests.api.world import World
+from tests.api.world import ApiWorld
 
 M1, M2 = "north/alpha/m1", "north/alpha/m2"
 
 
-async def test_a_snapshot_says_what_runs_and_what_waits(world: World) -> None:
+async def test_a_snapshot_says_what_runs_and_what_waits(world: ApiWorld) -> None:
     """The snapshot has schedulable machines, quotas, and all live workloads with their held or promised resources."""
     now = datetime.now(UTC)
     running, queued = world.add_workload(Phase.RUNNING), world.add_workload(Phase.PREEMPTED, tables=("digits",))
@@ -61,7 +61,7 @@ async def test_a_snapshot_says_what_runs_and_what_waits(world: World) -> None:
     assert "argv" not in str(body) and "hf-token" not in str(body)
 
 
-async def test_high_priority_may_be_only_where_its_data_is_complete(world: World) -> None:
+async def test_high_priority_may_be_only_where_its_data_is_complete(world: ApiWorld) -> None:
     """A workload of high priority may not run in a region with a stale replica, one of low priority may."""
     with world.session() as session:
         session.add(Replica(data_table="digits", region="south", state="ready"))
@@ -75,7 +75,7 @@ async def test_high_priority_may_be_only_where_its_data_is_complete(world: World
         assert {w.id: w.regions for w in live.workloads} == {queued: regions}
 
 
-async def test_a_simulation_starts_from_a_snapshot(world: World) -> None:
+async def test_a_simulation_starts_from_a_snapshot(world: ApiWorld) -> None:
     """In a simulation from a snapshot, running workloads continue, queued ones are placed, and all finish."""
     running, queued = world.add_workload(Phase.RUNNING), world.add_workload(Phase.PENDING)
     world.add_attempt(running, 1, M1, 0b11, started_at=datetime.now(UTC) - timedelta(minutes=10))

@@ -13,19 +13,19 @@ from api import bodies
 from domain.spec import WorkloadSpec
 from infra.db.logs import Audit, Event, Outbox
 from infra.db.models import Idempotency, Tenant, Workload
-from tests.api.world import World, as_yaml, document
+from tests.api.world import ApiWorld, as_yaml, document
 
 YAML = {"content-type": "application/yaml"}
 
 
-def counts(world: World) -> dict[str, int]:
+def counts(world: ApiWorld) -> dict[str, int]:
     """Returns the number of rows in each table that a submission writes."""
     with world.session() as session:
         kinds = (Workload, Event, Audit, Outbox, Idempotency)
         return {k.__name__: session.scalar(select(func.count()).select_from(k)) or 0 for k in kinds}
 
 
-async def test_submission_writes_all_that_belongs_to_it(world: World) -> None:
+async def test_submission_writes_all_that_belongs_to_it(world: ApiWorld) -> None:
     """A submission writes a workload, an event, an audit entry and a message that wakes the scheduler."""
     async with world.client("vision") as client:
         answer = await client.post("/v1/workloads", content=as_yaml(document(priority=5)), headers=YAML)
@@ -54,7 +54,7 @@ async def test_submission_writes_all_that_belongs_to_it(world: World) -> None:
         assert [(m.kind, m.workload) for m in mail] == [("wake", None)], "it has no workflow before an award"
 
 
-async def test_refused_submission_changes_nothing(world: World) -> None:
+async def test_refused_submission_changes_nothing(world: ApiWorld) -> None:
     """An invalid document writes no rows, and its Idempotency-Key can be used again."""
     before = counts(world)
     headers = {"idempotency-key": "k"}
@@ -64,14 +64,14 @@ async def test_refused_submission_changes_nothing(world: World) -> None:
         assert (await client.post("/v1/workloads", json=document(), headers=headers)).status_code == 202
 
 
-async def test_without_a_key_each_request_is_a_workload(world: World) -> None:
+async def test_without_a_key_each_request_is_a_workload(world: ApiWorld) -> None:
     """Two equal requests without an Idempotency-Key create two workloads."""
     async with world.client() as client:
         answers = [await client.post("/v1/workloads", json=document()) for _ in range(2)]
     assert len({a.json()["id"] for a in answers}) == 2
 
 
-async def test_same_key_and_body_get_the_same_workload(world: World) -> None:
+async def test_same_key_and_body_get_the_same_workload(world: ApiWorld) -> None:
     """A repeated request returns the first workload, even if the document would now be invalid."""
     headers = {"idempotency-key": "once"}
     async with world.client() as client:
@@ -85,7 +85,7 @@ async def test_same_key_and_body_get_the_same_workload(world: World) -> None:
     assert counts(world)["Workload"] == 1
 
 
-async def test_same_key_for_another_body_is_refused(world: World) -> None:
+async def test_same_key_for_another_body_is_refused(world: ApiWorld) -> None:
     """An Idempotency-Key that was used for another body is an error."""
     headers = {"idempotency-key": "once"}
     async with world.client() as client:
@@ -95,7 +95,7 @@ async def test_same_key_for_another_body_is_refused(world: World) -> None:
     assert counts(world)["Workload"] == 1
 
 
-async def test_keys_of_different_callers_do_not_meet(world: World) -> None:
+async def test_keys_of_different_callers_do_not_meet(world: ApiWorld) -> None:
     """Idempotency keys are separate for each API key."""
     made = []
     for key in ("operator", "vision"):
@@ -105,7 +105,7 @@ async def test_keys_of_different_callers_do_not_meet(world: World) -> None:
     assert made[0] != made[1]
 
 
-async def test_concurrent_duplicates_make_one_workload(world: World) -> None:
+async def test_concurrent_duplicates_make_one_workload(world: ApiWorld) -> None:
     """Concurrent equal requests create one workload, and all of them return it."""
     headers = {"idempotency-key": "race"}
     async with world.client() as client:
@@ -117,7 +117,7 @@ async def test_concurrent_duplicates_make_one_workload(world: World) -> None:
     assert counts(world) == {"Workload": 1, "Event": 1, "Audit": 1, "Outbox": 1, "Idempotency": 1}
 
 
-async def test_concurrent_bodies_under_one_key_make_one_workload(world: World) -> None:
+async def test_concurrent_bodies_under_one_key_make_one_workload(world: ApiWorld) -> None:
     """Of concurrent requests with one key and different bodies, one creates a workload and the others get 422."""
     headers = {"idempotency-key": "race"}
     async with world.client() as client:
@@ -129,7 +129,7 @@ async def test_concurrent_bodies_under_one_key_make_one_workload(world: World) -
 
 
 @pytest.mark.parametrize("key", ["", "x" * 201, "a\tb", "é"])
-async def test_malformed_idempotency_key(shared_world: World, key: str) -> None:
+async def test_malformed_idempotency_key(shared_world: ApiWorld, key: str) -> None:
     """An Idempotency-Key that is empty, too long or not printable ASCII is an error."""
     async with shared_world.client() as client:
         answer = await client.post("/v1/workloads", json=document(), headers=[(b"idempotency-key", key.encode())])
@@ -140,7 +140,7 @@ async def test_malformed_idempotency_key(shared_world: World, key: str) -> None:
     "media",
     ["application/yaml", "application/x-yaml", "text/yaml; charset=utf-8", "application/json", "Application/JSON"],
 )
-async def test_media_types_that_are_read(shared_world: World, media: str) -> None:
+async def test_media_types_that_are_read(shared_world: ApiWorld, media: str) -> None:
     """The usual media types of YAML and JSON are accepted."""
     async with shared_world.client() as client:
         answer = await client.post("/v1/workloads", content=json.dumps(document()), headers={"content-type": media})
@@ -148,7 +148,7 @@ async def test_media_types_that_are_read(shared_world: World, media: str) -> Non
 
 
 @pytest.mark.parametrize("media", ["text/plain", "application/x-www-form-urlencoded", "", "application/xml", "garbage"])
-async def test_media_types_that_are_not(shared_world: World, media: str) -> None:
+async def test_media_types_that_are_not(shared_world: ApiWorld, media: str) -> None:
     """Another media type, or none, gets 415."""
     headers = {"content-type": media} if media else {}
     async with shared_world.client() as client:
@@ -157,7 +157,7 @@ async def test_media_types_that_are_not(shared_world: World, media: str) -> None
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"a: [", b"null", b"- 1", b"\x00", b'"\xed\xa0\x80"'])
-async def test_bodies_that_are_no_document(shared_world: World, body: bytes) -> None:
+async def test_bodies_that_are_no_document(shared_world: ApiWorld, body: bytes) -> None:
     """The response to an invalid body is a problem document."""
     async with shared_world.client() as client:
         for media in ("application/yaml", "application/json"):
@@ -165,7 +165,7 @@ async def test_bodies_that_are_no_document(shared_world: World, body: bytes) -> 
             assert (answer.status_code, answer.json()["type"]) == (422, "urn:mizzen:problem:invalid-document")
 
 
-async def test_body_over_the_limit_by_its_declared_length(shared_world: World) -> None:
+async def test_body_over_the_limit_by_its_declared_length(shared_world: ApiWorld) -> None:
     """A body whose declared length is over the limit gets 413."""
     size = shared_world.settings.api.max_body_bytes + 1
     async with shared_world.client() as client:
@@ -173,7 +173,7 @@ async def test_body_over_the_limit_by_its_declared_length(shared_world: World) -
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:mizzen:problem:too-large")
 
 
-async def test_body_over_the_limit_while_it_comes(shared_world: World) -> None:
+async def test_body_over_the_limit_while_it_comes(shared_world: ApiWorld) -> None:
     """A body without a declared length gets 413 when it exceeds the limit, and is then not read further."""
     sent = 0
 
@@ -195,7 +195,7 @@ async def test_body_over_the_limit_while_it_comes(shared_world: World) -> None:
 
 
 async def test_clients_that_send_first_and_listen_after_get_the_refusal(
-    world: World, serve: Callable[[World], str]
+    world: ApiWorld, serve: Callable[[ApiWorld], str]
 ) -> None:
     """A client that sends a whole oversized body gets the 413 response instead of a broken connection."""
     base = serve(world)
@@ -206,7 +206,7 @@ async def test_clients_that_send_first_and_listen_after_get_the_refusal(
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:mizzen:problem:too-large")
 
 
-async def test_stranger_gets_no_body_read(shared_world: World) -> None:
+async def test_stranger_gets_no_body_read(shared_world: ApiWorld) -> None:
     """Without a valid key the body is not read."""
 
     async def never() -> AsyncIterator[bytes]:
@@ -218,7 +218,7 @@ async def test_stranger_gets_no_body_read(shared_world: World) -> None:
     assert answer.status_code == 401
 
 
-async def test_dry_run_without_temporal(shared_world: World) -> None:
+async def test_dry_run_without_temporal(shared_world: ApiWorld) -> None:
     """Without Temporal a dry run gets 503; an invalid document gets 422 before that."""
     before = counts(shared_world)
     async with shared_world.client() as client:
@@ -235,7 +235,7 @@ async def _submit(client: httpx.AsyncClient, **changes: Any) -> dict[str, Any]:
     return dict(answer.json())
 
 
-async def test_ids_sort_by_age(world: World) -> None:
+async def test_ids_sort_by_age(world: ApiWorld) -> None:
     """Later submissions have greater ids, so the order by id is the order by age."""
     async with world.client() as client:
         made = []

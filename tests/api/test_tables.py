@@ -13,19 +13,19 @@ from infra.db.models import Region
 from infra.db.tables import Partition, PartitionManifest, Replica, ReplicaPartition, Table
 from mizzen.objects.manifest import checksummed, declared_checksum, listed, unpack
 from tests.api.calls import act, get, mail
-from tests.api.world import World, document
+from tests.api.world import ApiWorld, document
 from tetris.documents import read_instance, read_reads
 
 CLICKS = "/v1/tables/ads.clicks"
 SHA = "sha256:" + "ab" * 32
 
 
-def _put(world: World, region: str, *keys: str, size: int = 10) -> None:
+def _put(world: ApiWorld, region: str, *keys: str, size: int = 10) -> None:
     for key in keys:
         world.buckets[region].put(f"tables/ads.clicks/{key}", bytes(size))
 
 
-async def _clicks(world: World) -> Any:
+async def _clicks(world: ApiWorld) -> Any:
     """Registers a table with two partitions and its home in region north; returns the response."""
     _put(world, "north", "ds=1/a", "ds=1/b", "ds=2/x/c")
     made = await act(world, "/v1/tables", body={"name": "ads.clicks", "home_region": "north"})
@@ -33,13 +33,13 @@ async def _clicks(world: World) -> Any:
     return made.json()
 
 
-def _stale(world: World) -> None:
+def _stale(world: ApiWorld) -> None:
     """Adds a ready replica of the table in region south."""
     with world.session() as session:
         session.add(Replica(data_table="ads.clicks", region="south", state="ready"))
 
 
-async def _append(world: World, *partitions: dict[str, Any]) -> Any:
+async def _append(world: ApiWorld, *partitions: dict[str, Any]) -> Any:
     return await act(world, f"{CLICKS}/partitions", body={"partitions": list(partitions)})
 
 
@@ -47,7 +47,7 @@ def _errors(answer: Any) -> list[tuple[str, str]]:
     return [(e["path"], e["message"]) for e in answer.json()["errors"]]
 
 
-async def test_folders_are_partitions(world: World) -> None:
+async def test_folders_are_partitions(world: ApiWorld) -> None:
     """If all objects of a table are in folders, each folder is a partition. The part before the dot is a namespace."""
     made = await _clicks(world)
     assert (made["name"], made["namespace"], made["size_bytes"]) == ("ads.clicks", "ads", 30)
@@ -62,7 +62,7 @@ async def test_folders_are_partitions(world: World) -> None:
     assert ([p["name"] for p in page["items"]], page["next_cursor"]) == (["ds=2"], None)
 
 
-async def test_tables_come_in_pages_and_by_namespace(world: World) -> None:
+async def test_tables_come_in_pages_and_by_namespace(world: ApiWorld) -> None:
     """Tables are paged and can be filtered by namespace; a name without a dot is in the namespace `default`."""
     await _clicks(world)
     page = await get(world, "/v1/tables", limit=1)
@@ -72,7 +72,7 @@ async def test_tables_come_in_pages_and_by_namespace(world: World) -> None:
     assert [t["name"] for t in (await get(world, "/v1/tables", namespace="default"))["items"]] == ["digits"]
 
 
-async def test_names_that_tables_cannot_have(world: World) -> None:
+async def test_names_that_tables_cannot_have(world: ApiWorld) -> None:
     """An invalid table name is an error with its value; the error for an invalid partition folder has its path."""
     for name in ("default.digits", "a.b.c", ".b", "a.", "A.b"):
         answer = await act(world, "/v1/tables", body={"name": name, "home_region": "north"})
@@ -83,7 +83,7 @@ async def test_names_that_tables_cannot_have(world: World) -> None:
     assert "tables/ads.clicks/ds 1/" in answer.json()["errors"][0]["message"]
 
 
-async def test_partitions_are_appended_once(world: World) -> None:
+async def test_partitions_are_appended_once(world: ApiWorld) -> None:
     """An append adds partitions to the table and its home; it is idempotent and makes other replicas stale."""
     await _clicks(world)
     _stale(world)
@@ -106,12 +106,12 @@ async def test_partitions_are_appended_once(world: World) -> None:
         assert session.scalars(select(Audit.action).order_by(Audit.id)).all() == ["table.create", "table.append"]
 
 
-def _declared(world: World, day: str) -> str:
+def _declared(world: ApiWorld, day: str) -> str:
     store, folder = world.buckets["north"], f"tables/ads.clicks/{day}/"
     return declared_checksum(checksummed(store, folder, listed(store, folder), "sha256"))
 
 
-async def test_what_a_table_is_made_of_is_known_from_its_registration_on(world: World) -> None:
+async def test_what_a_table_is_made_of_is_known_from_its_registration_on(world: ApiWorld) -> None:
     """Registration and append store names, sizes and checksums of objects, but no checksums of large partitions."""
     await _clicks(world)
     _put(world, "north", "ds=3/a", size=7)
@@ -126,7 +126,7 @@ async def test_what_a_table_is_made_of_is_known_from_its_registration_on(world: 
     assert [row.checksummed_at is not None for row in rows] == [True, True, False]
 
 
-async def test_a_table_is_verified_when_asked_for(world: World) -> None:
+async def test_a_table_is_verified_when_asked_for(world: ApiWorld) -> None:
     """`verify` schedules a verification of all replicas or of one; a region without a replica returns 404."""
     await _clicks(world)
     _stale(world)
@@ -143,7 +143,7 @@ async def test_a_table_is_verified_when_asked_for(world: World) -> None:
     assert asked["north"] is not None and asked["south"] is not None and asked["south"] > asked["north"]
 
 
-async def test_partitions_with_other_content_are_a_conflict(world: World) -> None:
+async def test_partitions_with_other_content_are_a_conflict(world: ApiWorld) -> None:
     """An append that would change an existing partition is a conflict with the existing values; nothing is appended."""
     await _clicks(world)
     _put(world, "north", "ds=3/a")
@@ -161,7 +161,7 @@ async def test_partitions_with_other_content_are_a_conflict(world: World) -> Non
     assert (await get(world, CLICKS))["size_bytes"] == 30
 
 
-async def test_partitions_must_be_at_home_first(world: World) -> None:
+async def test_partitions_must_be_at_home_first(world: ApiWorld) -> None:
     """An append of partitions with missing objects or another size is an error that has the prefix and the region."""
     await _clicks(world)
     _put(world, "north", "ds=3/a")
@@ -180,7 +180,7 @@ async def test_partitions_must_be_at_home_first(world: World) -> None:
         assert (await _append(world, {"name": "ds=3", "size_bytes": 10, **wrong})).status_code == 422
 
 
-async def test_a_table_of_one_partition_stays_one(world: World) -> None:
+async def test_a_table_of_one_partition_stays_one(world: ApiWorld) -> None:
     """A table with objects outside folders has the single partition `all`, and no other can be appended."""
     found = await get(world, "/v1/tables/digits/partitions")
     assert [(p["name"], p["location"]) for p in found["items"]] == [("all", "tables/digits/")]
@@ -190,7 +190,7 @@ async def test_a_table_of_one_partition_stays_one(world: World) -> None:
     assert (answer.status_code, "single partition" in answer.json()["detail"]) == (409, True)
 
 
-async def test_a_stale_replica_is_topped_up(world: World) -> None:
+async def test_a_stale_replica_is_topped_up(world: ApiWorld) -> None:
     """A request for a stale replica copies its missing partitions, once; it stays ready, and the request is audited."""
     await _clicks(world)
     _stale(world)
@@ -204,7 +204,7 @@ async def test_a_stale_replica_is_topped_up(world: World) -> None:
         assert session.scalars(select(Audit.action).order_by(Audit.id)).all()[-1] == "replica.create"
 
 
-async def test_a_replica_that_is_deleted_can_be_kept(world: World) -> None:
+async def test_a_replica_that_is_deleted_can_be_kept(world: ApiWorld) -> None:
     """A request for a replica that is being deleted keeps it before its deadline, and is a conflict afterwards."""
     await _clicks(world)
     _stale(world)
@@ -219,12 +219,12 @@ async def test_a_replica_that_is_deleted_can_be_kept(world: World) -> None:
     assert "being deleted" in answer.json()["detail"]
 
 
-async def _drop(world: World, region: str, **params: Any) -> Any:
+async def _drop(world: ApiWorld, region: str, **params: Any) -> Any:
     async with world.client() as client:
         return await client.request("DELETE", f"{CLICKS}/replicas/{region}", params=params)
 
 
-async def test_a_replica_is_dropped_after_a_grace(world: World) -> None:
+async def test_a_replica_is_dropped_after_a_grace(world: ApiWorld) -> None:
     """A replica is dropped after a grace period, by default a day; a deadline in the past cannot be extended."""
     await _clicks(world)
     _stale(world)
@@ -240,7 +240,7 @@ async def test_a_replica_is_dropped_after_a_grace(world: World) -> None:
         assert session.scalars(select(Audit.action).order_by(Audit.id)).all()[1:] == ["replica.drop"] * 4
 
 
-async def test_the_home_is_not_dropped(world: World) -> None:
+async def test_the_home_is_not_dropped(world: ApiWorld) -> None:
     """Dropping the replica in the home region is a conflict; dropping a replica that does not exist returns 404."""
     await _clicks(world)
     answer = await _drop(world, "north")
@@ -250,7 +250,7 @@ async def test_the_home_is_not_dropped(world: World) -> None:
     assert (await _drop(world, "north", grace_s=-1)).status_code == 422
 
 
-async def test_forgetting_a_table_forgets_all_of_it(world: World) -> None:
+async def test_forgetting_a_table_forgets_all_of_it(world: ApiWorld) -> None:
     """Deleting a table also deletes its partitions and replicas."""
     await _clicks(world)
     assert (await act(world, CLICKS, method="DELETE")).status_code == 204
@@ -259,7 +259,7 @@ async def test_forgetting_a_table_forgets_all_of_it(world: World) -> None:
             assert session.scalars(select(text("1")).select_from(model)).all() == [1]  # table `digits`
 
 
-async def test_workloads_name_tables_of_namespaces(world: World) -> None:
+async def test_workloads_name_tables_of_namespaces(world: ApiWorld) -> None:
     """A document names tables with their namespaces; two tables with the same environment variable are an error."""
     await _clicks(world)
     world.buckets["north"].put("tables/ads--clicks/a", b"1")
@@ -277,7 +277,7 @@ async def test_workloads_name_tables_of_namespaces(world: World) -> None:
         ]
 
 
-async def test_clusters_are_in_datacenters(world: World) -> None:
+async def test_clusters_are_in_datacenters(world: ApiWorld) -> None:
     """A datacenter has clusters of its region; a cluster that is assigned to another datacenter moves there."""
     for name, clusters in (("dc1", ["alpha"]), ("dc2", ["alpha"]), ("dc1", [])):
         body = {"storage_bytes": 5, "clusters": clusters}
@@ -297,7 +297,7 @@ RUN = {
 }  # fmt: skip
 
 
-async def test_usage_is_recorded_once(world: World) -> None:
+async def test_usage_is_recorded_once(world: ApiWorld) -> None:
     """A run is identified by source and id; a repeated record does not change the first one."""
     answers = [
         await act(world, "/v1/usage", body={"runs": [RUN, {**RUN, "run": "app-2", "cpu_hours": 1.0}]}),
@@ -311,7 +311,7 @@ async def test_usage_is_recorded_once(world: World) -> None:
         ]  # fmt: skip
 
 
-async def test_usage_that_is_wrong(world: World) -> None:
+async def test_usage_that_is_wrong(world: ApiWorld) -> None:
     """If any run of a request is invalid, none is recorded; the error has the run and the field."""
     for change, path in (
         ({"tables": ["digits", "ads.klicks"]}, "runs[1].tables[1]"),
@@ -331,7 +331,7 @@ async def test_usage_that_is_wrong(world: World) -> None:
         assert session.scalars(select(UsageRun)).all() == []
 
 
-async def test_the_instance_is_exported(world: World) -> None:
+async def test_the_instance_is_exported(world: ApiWorld) -> None:
     """The exported instance can be read by `mizzen tetris`; the export needs the storage of every region."""
     with world.session() as session:
         session.get_one(Region, "south").storage_bytes = None
@@ -351,7 +351,7 @@ async def test_the_instance_is_exported(world: World) -> None:
     assert [j.name for j in read_instance((await _instance(world, window_days=1)).content).jobs] == []
 
 
-async def test_partitions_are_assigned_to_datacenters(world: World) -> None:
+async def test_partitions_are_assigned_to_datacenters(world: ApiWorld) -> None:
     """A region's instance has partitions and the jobs that read them; assignments are in the next instance."""
     await _clicks(world)
     days = {**RUN, "run": "app-2", "kind": "ml", "job": "train", "tables": ["ads.clicks/ds=1"]}
@@ -390,7 +390,7 @@ async def test_partitions_are_assigned_to_datacenters(world: World) -> None:
         assert [(row.target, row.detail) for row in rows] == [("north", {"partitions": 2})]
 
 
-async def test_assignments_that_are_wrong(world: World) -> None:
+async def test_assignments_that_are_wrong(world: ApiWorld) -> None:
     """An assignment with unknown datacenters or partitions is an error that lists them, and writes nothing."""
     await act(world, "/v1/regions/north/datacenters/dc1", method="PUT", body={"storage_bytes": 25})
     wrong = await _assign(world, {"digits/all": "north/dc1", "digits/ds=1": "north/dc1", "ads/all": "south/dc1"})
@@ -404,20 +404,20 @@ async def test_assignments_that_are_wrong(world: World) -> None:
         assert session.scalars(select(ReplicaPartition.datacenter)).all() == [None]
 
 
-async def _assign(world: World, homes: dict[str, str]) -> Any:
+async def _assign(world: ApiWorld, homes: dict[str, str]) -> Any:
     return await act(world, "/v1/tetris/datacenters", method="PUT", body={"version": 1, "homes": homes})
 
 
-async def _instance(world: World, **params: Any) -> Any:
+async def _instance(world: ApiWorld, **params: Any) -> Any:
     return await _get(world, "/v1/tetris/instance", **params)
 
 
-async def _get(world: World, path: str, **params: Any) -> Any:
+async def _get(world: ApiWorld, path: str, **params: Any) -> Any:
     async with world.client() as client:
         return await client.get(path, params=params)
 
 
-async def test_a_replica_needs_storage(world: World) -> None:
+async def test_a_replica_needs_storage(world: ApiWorld) -> None:
     """A replica that exceeds the region's storage is a conflict with the figures, and changes nothing."""
     await _clicks(world)
     with world.session() as session:

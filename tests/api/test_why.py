@@ -7,10 +7,10 @@ from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Waiting
 from tests.api.calls import T0, get
 from tests.api.published import EVICTED, FULL, publish
-from tests.api.world import World
+from tests.api.world import ApiWorld
 
 
-async def test_queue_is_in_the_order_of_the_last_scan(world: World) -> None:
+async def test_queue_is_in_the_order_of_the_last_scan(world: ApiWorld) -> None:
     """The queue has the scanned workloads in scan order with reasons, then unscanned ones, and no placed ones."""
     first, second, new = (world.add_workload() for _ in range(3))
     running = world.add_workload(Phase.RUNNING)
@@ -31,7 +31,7 @@ async def test_queue_is_in_the_order_of_the_last_scan(world: World) -> None:
     assert [entry["id"] for entry in (await get(world, "/v1/queue", limit=2))["items"]] == [second, other]
 
 
-async def test_queue_before_the_first_scan(world: World) -> None:
+async def test_queue_before_the_first_scan(world: ApiWorld) -> None:
     """Before the first scan the queue is in the order of submission."""
     ids = [world.add_workload() for _ in range(3)]
     queue = await get(world, "/v1/queue")
@@ -39,7 +39,7 @@ async def test_queue_before_the_first_scan(world: World) -> None:
     assert [entry["id"] for entry in queue["items"]] == ids
 
 
-async def test_why_a_workload_waits(world: World) -> None:
+async def test_why_a_workload_waits(world: ApiWorld) -> None:
     """For a queued workload, `why` has its position, its rank and the reasons of the regions."""
     other, id_ = world.add_workload(), world.add_workload()
     publish(world, (other, 3, 1.5), (id_, 8, 0.25))
@@ -54,7 +54,7 @@ async def test_why_a_workload_waits(world: World) -> None:
     )
 
 
-async def test_why_a_workload_is_held(world: World) -> None:
+async def test_why_a_workload_is_held(world: ApiWorld) -> None:
     """For a held workload, `why` names the key that holds it and the command that releases it."""
     id_ = world.add_workload(held_by="key-vision")
     publish(world, (id_, 3, 1.5))
@@ -65,7 +65,7 @@ async def test_why_a_workload_is_held(world: World) -> None:
     assert why["summary"] == "pending: held by key-vision; `mizzen release` ends the hold"
 
 
-async def test_why_before_a_scan(world: World) -> None:
+async def test_why_before_a_scan(world: ApiWorld) -> None:
     """Before the first scan, `why` says that the workload waits for a scan."""
     id_ = world.add_workload()
     why = await get(world, f"/v1/workloads/{id_}/why")
@@ -73,7 +73,7 @@ async def test_why_before_a_scan(world: World) -> None:
     assert (why["position"], why["rank"], why["level"]) == (None, None, 3)
 
 
-async def test_why_a_preempted_workload_waits(world: World) -> None:
+async def test_why_a_preempted_workload_waits(world: ApiWorld) -> None:
     """For a preempted workload, `why` has the reason of the preemption and the reasons why it waits."""
     id_ = world.add_workload(Phase.PREEMPTED, attempt=2, reason=EVICTED.to_json())
     publish(world, (id_, 3, 1.5))
@@ -102,7 +102,7 @@ SUMMARIES = [
 
 @pytest.mark.parametrize(("phase", "reason", "summary"), SUMMARIES, ids=[s[2] for s in SUMMARIES])
 async def test_why_a_placed_workload_is_where_it_is(
-    shared_world: World, phase: Phase, reason: Reason | None, summary: str
+    shared_world: ApiWorld, phase: Phase, reason: Reason | None, summary: str
 ) -> None:
     """`why` has a summary for each phase of a placed workload."""
     id_ = shared_world.add_workload(phase, reason=reason.to_json() if reason else None)
@@ -125,7 +125,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("phase", "reason", "summary"), ENDS, ids=[s[2] for s in ENDS])
-async def test_why_a_workload_ended(shared_world: World, phase: Phase, reason: Reason, summary: str) -> None:
+async def test_why_a_workload_ended(shared_world: ApiWorld, phase: Phase, reason: Reason, summary: str) -> None:
     """For an ended workload, `why` has the outcome and the number of attempts."""
     id_ = shared_world.add_workload(phase, reason=reason.to_json())
     shared_world.add_attempt(id_, 1, "north/alpha/m1", 0, released_at=T0)

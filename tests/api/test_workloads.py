@@ -11,10 +11,10 @@ from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Audit, Event, Outbox
 from infra.db.models import Attempt, Workload
 from tests.api.calls import T0, act, get, mail
-from tests.api.world import World
+from tests.api.world import ApiWorld
 
 
-def written(world: World) -> tuple[int, int, int]:
+def written(world: ApiWorld) -> tuple[int, int, int]:
     """Returns the numbers of events, audit entries and outbox messages."""
     with world.session() as session:
         kinds = (Event, Audit, Outbox)
@@ -22,13 +22,13 @@ def written(world: World) -> tuple[int, int, int]:
         return a, b, c
 
 
-def level_of(world: World, workload: str) -> int | None:
+def level_of(world: ApiWorld, workload: str) -> int | None:
     with world.session() as session:
         level: int | None = session.get_one(Workload, workload).level
         return level
 
 
-async def test_list_filters(world: World) -> None:
+async def test_list_filters(world: ApiWorld) -> None:
     """The list can be filtered by tenant, phase, label and name; all given filters must match."""
     a = world.add_workload(Phase.RUNNING, name="a", labels={"team": "x", "run": "1"})
     b = world.add_workload(Phase.PENDING, name="b", labels={"team": "x"})
@@ -48,7 +48,7 @@ async def test_list_filters(world: World) -> None:
     assert await ids(name="nothing") == []
 
 
-async def test_pages_hold_each_workload_once(world: World) -> None:
+async def test_pages_hold_each_workload_once(world: ApiWorld) -> None:
     """Pages of any size have together each workload exactly once, also while new workloads are added."""
     ids = [world.add_workload() for _ in range(7)]
     for limit in (1, 2, 3, 7, 500):
@@ -72,7 +72,7 @@ async def test_pages_hold_each_workload_once(world: World) -> None:
     ["limit=0", "limit=501", "limit=x", "limit=99999999999999999999", "phase=asleep", "label=team", "label==x",
      "cursor=" + "x" * 101],
 )  # fmt: skip
-async def test_bad_filters(shared_world: World, query: str) -> None:
+async def test_bad_filters(shared_world: ApiWorld, query: str) -> None:
     """An invalid filter is an error that names it."""
     async with shared_world.client() as client:
         answer = await client.get(f"/v1/workloads?{query}")
@@ -80,7 +80,7 @@ async def test_bad_filters(shared_world: World, query: str) -> None:
     assert answer.json()["errors"][0]["path"].startswith(f"query.{query.partition('=')[0]}")
 
 
-async def test_view_of_a_running_workload(world: World) -> None:
+async def test_view_of_a_running_workload(world: ApiWorld) -> None:
     """The details have the placement, the progress over all attempts, and the number of preemptions."""
     id_ = world.add_workload(Phase.RUNNING)
     evicted = Reason(ReasonCode.EVICTED, {"evictor": "wl-x", "evictor_rank": 1, "rank": 3}).to_json()
@@ -122,7 +122,7 @@ async def test_view_of_a_running_workload(world: World) -> None:
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-async def test_cancel_in_every_phase(shared_world: World, phase: Phase) -> None:
+async def test_cancel_in_every_phase(shared_world: ApiWorld, phase: Phase) -> None:
     """A queued workload is cancelled immediately, a placed one by a message to its workflow, an ended one never."""
     world = shared_world
     id_ = world.add_workload(phase)
@@ -150,7 +150,7 @@ async def test_cancel_in_every_phase(shared_world: World, phase: Phase) -> None:
             assert (audit.action, audit.actor) == ("workload.cancel", "key-vision")
 
 
-async def test_cancel_by_label(world: World) -> None:
+async def test_cancel_by_label(world: ApiWorld) -> None:
     """`cancel` by labels cancels all live workloads with the labels, and only those of the caller's tenant."""
     mine = [world.add_workload(p, labels={"team": "x"}) for p in (Phase.PENDING, Phase.RUNNING)]
     world.add_workload(Phase.SUCCEEDED, labels={"team": "x"})
@@ -167,7 +167,7 @@ async def test_cancel_by_label(world: World) -> None:
     assert answer.json() == {"cancelled": [other]}
 
 
-async def test_cancel_by_no_label_cancels_nothing(world: World) -> None:
+async def test_cancel_by_no_label_cancels_nothing(world: ApiWorld) -> None:
     """A `cancel` without labels is an error, because it would match all workloads."""
     world.add_workload(Phase.RUNNING)
     bodies: list[object] = [{}, {"labels": {}}, {"labels": None}, None]
@@ -178,7 +178,7 @@ async def test_cancel_by_no_label_cancels_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-async def test_hold_and_release(shared_world: World, phase: Phase) -> None:
+async def test_hold_and_release(shared_world: ApiWorld, phase: Phase) -> None:
     """Only queued workloads can be held; hold and release are idempotent, and each wakes the scheduler once."""
     world, before = shared_world, written(shared_world)
 
@@ -206,7 +206,7 @@ async def test_hold_and_release(shared_world: World, phase: Phase) -> None:
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-async def test_preempt(shared_world: World, phase: Phase) -> None:
+async def test_preempt(shared_world: ApiWorld, phase: Phase) -> None:
     """A preemption message has the current attempt; workloads that are not placed cannot be preempted."""
     world = shared_world
     id_ = world.add_workload(phase, attempt=4)
@@ -219,7 +219,7 @@ async def test_preempt(shared_world: World, phase: Phase) -> None:
         assert mail(world, id_) == []
 
 
-async def test_priority_goes_down_only(world: World) -> None:
+async def test_priority_goes_down_only(world: ApiWorld) -> None:
     """A workload's priority can only be lowered, from the tenant's level and from its own."""
     id_ = world.add_workload(Phase.RUNNING)
     path = f"/v1/workloads/{id_}"
@@ -242,14 +242,14 @@ async def test_priority_goes_down_only(world: World) -> None:
     assert level_of(world, id_) == 7
 
 
-async def test_priority_of_ended_workloads_stays(world: World) -> None:
+async def test_priority_of_ended_workloads_stays(world: ApiWorld) -> None:
     """An ended workload's priority cannot be changed."""
     id_ = world.add_workload(Phase.FAILED)
     assert (await act(world, f"/v1/workloads/{id_}", body={"level": 7}, method="PATCH")).status_code == 409
 
 
 @pytest.mark.parametrize("id_", ["wl-nothing", "x" * 5000, "%F0%9F%92%A9", "%2e%2e%2fetc", "wl-1%0A", "'; --"])
-async def test_unknown_ids(shared_world: World, id_: str) -> None:
+async def test_unknown_ids(shared_world: ApiWorld, id_: str) -> None:
     """Unknown and malformed ids return 404."""
     async with shared_world.client() as client:
         for path in ("", "/why", "/attempts", "/allocations", "/events", "/logs"):
@@ -258,7 +258,7 @@ async def test_unknown_ids(shared_world: World, id_: str) -> None:
             assert answer.json()["type"] == "urn:mizzen:problem:not-found"
 
 
-async def test_nul_in_urls(shared_world: World) -> None:
+async def test_nul_in_urls(shared_world: ApiWorld) -> None:
     """NUL, which Postgres does not allow in text, is an error anywhere in a URL."""
     async with shared_world.client() as client:
         for path in ("/v1/workloads/a%00b", "/v1/workloads?name=%00", "/v1/machines?region=a%00"):
@@ -266,7 +266,7 @@ async def test_nul_in_urls(shared_world: World) -> None:
             assert (answer.status_code, answer.json()["type"]) == (400, "urn:mizzen:problem:malformed-request")
 
 
-async def test_level_follows_the_tenant(world: World) -> None:
+async def test_level_follows_the_tenant(world: ApiWorld) -> None:
     """The effective level is the lower priority of the tenant's level and the workload's own."""
     a, b = world.add_workload(), world.add_workload(level=5)
     async with world.client() as client:
@@ -275,7 +275,7 @@ async def test_level_follows_the_tenant(world: World) -> None:
     assert levels == {a: 4, b: 5}
 
 
-async def test_list_of_many_needs_few_queries(world: World) -> None:
+async def test_list_of_many_needs_few_queries(world: ApiWorld) -> None:
     """The number of queries for a page does not grow with the page."""
     from sqlalchemy import event
 

@@ -79,7 +79,7 @@ def as_yaml(body: object) -> bytes:
 
 
 @dataclass
-class World:
+class ApiWorld:
     """An installation and its API."""
 
     engine: Engine
@@ -220,7 +220,7 @@ def _fill(session: Session, settings: Settings, buckets: Mapping[str, str], keys
 
 
 @contextmanager
-def make_world(database_url: str, folder: Path, **settings: Any) -> Iterator[World]:
+def make_world(database_url: str, folder: Path, **settings: Any) -> Iterator[ApiWorld]:
     """Creates an installation on a new, migrated database."""
     given = Settings.model_validate({"database": database_url, "data_dir": folder, **settings})
     urls = {name: (folder / "buckets" / name).as_uri() for name in ("north", "south")}
@@ -231,7 +231,7 @@ def make_world(database_url: str, folder: Path, **settings: Any) -> Iterator[Wor
     buckets = {name: open_store(url) for name, url in urls.items()}
     buckets["north"].put("tables/digits/a.bin", b"12345")
     app = create_app(given)
-    yield World(engine=engine, settings=given, app=app, raw_keys=keys, buckets=buckets)
+    yield ApiWorld(engine=engine, settings=given, app=app, raw_keys=keys, buckets=buckets)
     while app.state.mizzen.authentication_engine.pool.checkedout():  # type: ignore[attr-defined]
         time.sleep(0.01)  # Audit entries of refused requests are still being written.
     app.state.mizzen.dispose()

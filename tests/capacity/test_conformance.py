@@ -9,12 +9,13 @@ import pytest
 
 from capacity.offers import Offer, Shape
 from capacity.pools import cluster_of
-from capacity.providers import Found, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
+from capacity.providers import Found, LaunchRefused, ProviderUnavailable, Refusal
 from domain.capacity import CapacityKind
-from domain.ids import is_name, new_instance_id
+from domain.ids import is_name
 from providers.registry import KINDS, STATIC
 from providers.static import StaticProvider
 from tests.capacity.benches import BENCHES, Bench
+from tests.capacity.requests import request_for
 
 
 def test_every_kind_of_provider_is_tested() -> None:
@@ -33,12 +34,6 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 def offers(bench: Bench) -> list[Offer]:
     """The provider's offers, cheapest first."""
     return sorted(bench.provider.offers(), key=lambda offer: offer.usd_per_h)
-
-
-def request_for(offer: Offer, instance: str | None = None) -> LaunchRequest:
-    """Returns a launch request for an offer."""
-    instance = instance or new_instance_id()
-    return LaunchRequest(instance, f"{offer.region}/{cluster_of('p', offer)}/{instance}", offer, "file:///b", "secret")
 
 
 def listed(bench: Bench, instance: str) -> list[Found]:

@@ -21,7 +21,7 @@ from providers.ec2.prices import SpotPrices
 from providers.ec2.settings import Ec2Settings
 from providers.ec2.user_data import user_data
 from tests.capacity.ec2 import ZONES, Ec2, ec2
-from tests.capacity.test_conformance import request_for
+from tests.capacity.requests import request_for
 
 SETTINGS: dict[str, Any] = {
     "region": "west",

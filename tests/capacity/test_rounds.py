@@ -11,7 +11,7 @@ from capacity.pools import Instance, Pool
 from capacity.rounds import Launch, PoolRound, plan_round
 from domain.reasons import ReasonCode
 from lifecycle.instances import InstancePhase
-from tests.capacity.test_scaling import CHEAP, DEAR, KEY, POOL, job, shortage
+from tests.capacity.scaling import CHEAP, DEAR, KEY, POOL, job, shortage
 
 OFFERS = [CHEAP, DEAR]
 

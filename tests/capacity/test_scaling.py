@@ -9,27 +9,10 @@ from hypothesis import strategies as st
 
 from capacity.offers import Offer, Shape
 from capacity.pools import Pool
-from capacity.scaling import Idle, Shortage, grow, shrink
+from capacity.scaling import Idle, grow, shrink
 from domain.capacity import CapacityKind
 from domain.scheduling import JobRequest
-
-GIB = 1 << 30
-SHAPE = Shape("small", 4, "a100", 16_000, 64 * GIB)
-CHEAP = Offer("sim", "west", "za", CapacityKind.SPOT, SHAPE, 4.0, 30.0)
-DEAR = replace(CHEAP, zone="zb", kind=CapacityKind.ON_DEMAND, usd_per_h=12.0)
-KEY = ("west", "burst")
-POOL = Pool(*KEY, 0, max_size=4)
-
-
-def job(tasks: int = 1, gpus: int = 4, **more: object) -> JobRequest:
-    """Returns a job of tasks with this many GPUs each."""
-    types = ("a100",) if gpus else ()
-    return replace(JobRequest("main", tasks, gpus, types, 1000, GIB), **more)  # type: ignore[arg-type]
-
-
-def shortage(workload: str, *jobs: JobRequest, regions: tuple[str, ...] = ("west",)) -> Shortage:
-    """Returns the shortage of a waiting workload."""
-    return Shortage(workload, jobs or (job(),), frozenset(regions))
+from tests.capacity.scaling import CHEAP, DEAR, GIB, KEY, POOL, SHAPE, job, shortage
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class _Attempt:
         self.progress: list[TaskProgress] = []
 
 
-class Agent:
+class ScriptedAgent:
     """The agent of one machine. By default its tasks run until they are stopped, and then end by SIGTERM."""
 
     def __init__(self, client: Client, machine: str, task: int = 0) -> None:

@@ -38,7 +38,7 @@ from domain.protocol import (
     WorkloadInput,
 )
 from lifecycle.attempts import NEXT_PHASES
-from tests.workflows.agents import Agent, until
+from tests.workflows.agents import ScriptedAgent, until
 from workflows.workload import WorkloadWorkflow
 
 HOME, AWAY = "east", "west"
@@ -231,7 +231,7 @@ class Life:
 
     def __init__(self, lab: Lab, workload_id: str, machines: int) -> None:
         self.id = workload_id
-        self.agents = [Agent(lab.client, f"{HOME}/c1/{workload_id}-m{i}", i) for i in range(machines)]
+        self.agents = [ScriptedAgent(lab.client, f"{HOME}/c1/{workload_id}-m{i}", i) for i in range(machines)]
         nodes = [NodeLaunch(a.machine, ["main"] if a is self.agents[0] else []) for a in self.agents]
         plan = LaunchPlan(
             region=HOME,
@@ -323,7 +323,7 @@ class Life:
                     f"tasks run on {agent.machine}",
                 )
 
-    async def asks(self, agent: Agent, kind: Activity, times: int = 1) -> None:
+    async def asks(self, agent: ScriptedAgent, kind: Activity, times: int = 1) -> None:
         """Waits until an agent has received this many requests of a kind."""
         await until(
             lambda: len(agent.requests(kind)) >= times, f"{agent.machine} has received {kind.value} {times} times"

@@ -7,8 +7,8 @@ from domain.protocol import Activity, MailKind
 from domain.reported import NoticeReport
 from tests.workflows.agents import until
 from tests.workflows.lab import AWAY, Life
+from tests.workflows.running import AGAIN, RUNNING, running
 from tests.workflows.stories import goes
-from tests.workflows.test_running import AGAIN, RUNNING, running
 
 NOTICED = ("checkpointing platform_notice", "preempted platform_notice")
 TERMINATE = NoticeReport("aws", "preempt", True, 100.0, 220.0, "terminate")

@@ -7,8 +7,8 @@ from domain.protocol import Activity, MailKind
 from domain.reported import LoadReport, NoticeReport, TaskProgress
 from lifecycle.loading import failed_load, loaded
 from tests.workflows.lab import Life
+from tests.workflows.running import AGAIN, EVICTED, RUNNING, running
 from tests.workflows.stories import goes
-from tests.workflows.test_running import AGAIN, EVICTED, RUNNING, running
 
 UNLOADABLE = "pending checkpoint_unloadable"
 STOPPED = "failed checkpoint_unloadable"

@@ -7,17 +7,10 @@ from temporalio.exceptions import ApplicationError
 from domain.phases import Phase
 from domain.protocol import Activity, Mail, MailKind, WorkloadInput
 from tests.workflows.lab import Life
+from tests.workflows.running import AGAIN, RUNNING, running
 from tests.workflows.stories import goes
 
-AGAIN = ("placing awarded", "provisioning starting_tasks", "running running")
-RUNNING = ("pending", *AGAIN)
 LEFTOVER = "preempted stack_stopped"
-
-
-async def running(life: Life) -> None:
-    """Awards the workload and waits until its tasks run."""
-    await life.award()
-    await life.runs()
 
 
 async def ends_well(life: Life) -> None:

@@ -13,7 +13,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner
 import workflows.machine
 from domain.protocol import DETACHED, Activity, Attend, Hello, MachineNotice, ProveKey, StopNode, Welcome
 from domain.reported import NoticeReport
-from tests.workflows.agents import Agent, until
+from tests.workflows.agents import ScriptedAgent, until
 from tests.workflows.lab import handled, serving
 from tests.workflows.stand_ins import Registry
 from workflows.machine import MachineWorkflow
@@ -32,7 +32,7 @@ class Registered:
 
     def __init__(self, client: Client, queue: str) -> None:
         self.machine = f"east/c1/m{next(_NUMBERS)}"
-        self.agent = Agent(client, self.machine)
+        self.agent = ScriptedAgent(client, self.machine)
         self.registry = Registry()
         self.queue = queue
         self._client = client

@@ -4,19 +4,11 @@ from domain.phases import Phase
 from domain.protocol import Activity, MailKind, WorkloadInput
 from tests.workflows.agents import until
 from tests.workflows.lab import Life
+from tests.workflows.running import AGAIN, EVICTED, RUNNING, running
 from tests.workflows.stories import goes
 
-AGAIN = ("placing awarded", "provisioning starting_tasks", "running running")
-RUNNING = ("pending", *AGAIN)
 WAITING = ("pending", "placing waiting_for_victims")
-EVICTED = ("checkpointing evicted", "preempted evicted")
 HUNG = ("checkpointing no_progress", "pending no_progress")
-
-
-async def running(life: Life) -> None:
-    """Awards the workload and waits until its tasks run."""
-    await life.award()
-    await life.runs()
 
 
 async def hangs(life: Life) -> None:

@@ -1,0 +1,10 @@
+"""Staging of a launch by the activity."""
+
+from domain.launch import LaunchDescription
+from domain.protocol import LaunchPlan, StageRequest
+from tests.activities.world import World
+
+
+def _stage(world: World, workload: str, attempt: int = 1) -> tuple[LaunchPlan, LaunchDescription]:
+    plan = world.launch.stage(StageRequest(workload, attempt))
+    return plan, LaunchDescription.model_validate_json(world.bucket(plan.region).get(plan.launch_key))
