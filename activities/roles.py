@@ -71,14 +71,14 @@ def control_activities(
     launch = LaunchActivities(engine, settings)
     auction = AuctionActivities(engine, settings, state or SchedulerState(engine, settings.scheduler), here)
     machines = MachineActivities(engine, settings)
-    house = HousekeepingActivities(engine, settings)
+    housekeeping = HousekeepingActivities(engine, settings)
     instances = InstanceActivities(engine, settings, providers)
     placement_runs, moves = PlacementRunActivities(engine, settings), MoveActivities(engine, settings)
     return [
         workloads.transition, workloads.release, workloads.flushed, launch.stage, launch.staged_here, auction.scan,
         auction.award, auction.dry_run, machines.register, machines.ready, machines.lost, machines.noticed,
         instances.launch, instances.look, instances.move, instances.drain, instances.terminate,
-        house.collect, house.reconcile, house.expire, RemovalActivities(engine, client).remove,
+        housekeeping.collect, housekeeping.reconcile, housekeeping.expire, RemovalActivities(engine, client).remove,
         placement_runs.open_placement_run,
         placement_runs.plan_placement_run, placement_runs.placement_paused, placement_runs.assign_partitions,
         placement_runs.end_placement_run, moves.next_move, moves.finish_move,

@@ -367,11 +367,11 @@ class NodeActivities:
                 await asyncio.sleep(pause_s)
                 activity.heartbeat()
 
-        beating = asyncio.create_task(beat())
+        heartbeat_task = asyncio.create_task(beat())
         try:
             yield
         finally:
-            beating.cancel()
+            heartbeat_task.cancel()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from agent import shim
 
 
 @dataclass(frozen=True)
-class Identity:
+class ProcessIdentity:
     """The unique identity of a process: pid, start time (clock ticks) and boot id. A pid alone can be reused."""
 
     pid: int

@@ -17,7 +17,7 @@ from pathlib import Path
 from signal import SIGKILL
 
 from agent import zygote
-from agent.processes import Identity
+from agent.processes import ProcessIdentity
 
 _SEND_S = 10.0
 """Timeout for sending a request to the zygote's socket while its buffer is full."""
@@ -39,13 +39,13 @@ def command() -> list[str]:
 @dataclass(frozen=True)
 class _Zygote:
     socket: socket.socket
-    identity: Identity
+    identity: ProcessIdentity
     sending: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def start(cls) -> "_Zygote":
         """Starts a zygote. A dedicated thread starts and reaps it, because it dies with the thread that started it."""
-        started: Future[Identity] = Future()
+        started: Future[ProcessIdentity] = Future()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         threading.Thread(target=_keep, args=(theirs, started), name="zygote", daemon=True).start()
         try:
@@ -70,11 +70,11 @@ class _Zygote:
             self.socket.close()
 
 
-def _keep(requests: socket.socket, started: Future[Identity]) -> None:
+def _keep(requests: socket.socket, started: Future[ProcessIdentity]) -> None:
     try:
         with requests:
             process = subprocess.Popen(command(), stdin=requests.fileno(), stdout=subprocess.DEVNULL, cwd="/", env={})
-        started.set_result(Identity.of(process.pid))
+        started.set_result(ProcessIdentity.of(process.pid))
     except BaseException as error:
         started.set_exception(error)
     else:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import records, sealed, shim, tasks
-from agent.processes import Identity
+from agent.processes import ProcessIdentity
 from agent.tasks import RunFolder, State
 from domain.launch import LaunchDescription
 from infra.errors import ConfigurationError
@@ -135,7 +135,7 @@ class StateFolder:
                         f"state_dir {self.path}: is in use by another agent{f' (pid {other.pid})' if other else ''}"
                     ) from None
                 time.sleep(0.1)
-        me = Identity.of(os.getpid())
+        me = ProcessIdentity.of(os.getpid())
         body = {"pid": me.pid, "start": me.start, "boot_id": me.boot_id}
         try:
             records.write_durably(str(self.path / "agent.json"), body)
@@ -148,10 +148,10 @@ class StateFolder:
             os.close(self._lock)
             self._lock = None
 
-    def agent(self) -> Identity | None:
+    def agent(self) -> ProcessIdentity | None:
         """Returns the identity of the agent that last acquired the folder, or None if there was none."""
         body = read_json(self.path / "agent.json")
-        return None if body is None else Identity.from_json(body, str(body["boot_id"]))
+        return None if body is None else ProcessIdentity.from_json(body, str(body["boot_id"]))
 
     def private_keys(self) -> list[bytes]:
         """Returns the machine's private key, then the previous key if the key was rotated. Creates a missing key."""

@@ -27,7 +27,7 @@ from typing import Any
 
 from agent import cgroups, records, shim
 from agent.launch import TaskLaunch
-from agent.processes import Identity, kill_until_gone, with_run_ids
+from agent.processes import ProcessIdentity, kill_until_gone, with_run_ids
 from agent.starting import NoZygote, start_shim
 from domain.ids import run_id
 
@@ -140,13 +140,13 @@ class RunFolder:
             return None
         return Stop(float(body["deadline_boot_s"]), bool(body["told"]))
 
-    def identities(self) -> tuple[Identity, Identity] | None:
+    def identities(self) -> tuple[ProcessIdentity, ProcessIdentity] | None:
         """Returns the identities of the shim and of the task's first process, or None if the task was not started."""
         body = self._read(shim.PID_FILE)
         if body is None:
             return None
         boot_id = str(body["boot_id"])
-        return Identity.from_json(body["shim"], boot_id), Identity.from_json(body["task"], boot_id)
+        return ProcessIdentity.from_json(body["shim"], boot_id), ProcessIdentity.from_json(body["task"], boot_id)
 
     def cgroups(self) -> list[str]:
         """Returns the paths of the task's cgroups: those with limits, and the one for killing all its processes."""

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth import caller_of, login_failure_of
 from api.problems import is_refusal
-from api.threads import Pool
+from api.threads import ThreadPool
 from infra.db.logs import Audit
 from infra.db.session import transaction
 
@@ -63,7 +63,7 @@ class Recorder:
     `threads` and `engine` are those that look up keys. At most `most` entries are created per hour.
     """
 
-    def __init__(self, engine: Engine, threads: Pool, most: int) -> None:
+    def __init__(self, engine: Engine, threads: ThreadPool, most: int) -> None:
         self._engine = engine
         self._threads = threads
         self._most = most

@@ -14,7 +14,7 @@ import anyio.to_thread
 T = TypeVar("T")
 
 
-class Pool:
+class ThreadPool:
     """A bounded number of threads for blocking calls. Further calls wait in first-in, first-out order."""
 
     def __init__(self, threads: int) -> None:
@@ -32,15 +32,15 @@ class Threads:
     """The thread pools of one API process."""
 
     def __init__(self) -> None:
-        self.authentication = Pool(4)
-        self.suspects = Pool(1)
+        self.authentication = ThreadPool(4)
+        self.suspects = ThreadPool(1)
         """For key lookups of addresses with too many failed logins."""
-        self.streams = Pool(8)
+        self.streams = ThreadPool(8)
         """For reading Postgres for streams."""
-        self.stores = Pool(8)
+        self.stores = ThreadPool(8)
         """For reading logs from object stores; a store that does not respond blocks only these threads."""
-        self.archives = Pool(2)
-        self.service = Pool(2)
+        self.archives = ThreadPool(2)
+        self.service = ThreadPool(2)
         """For `/readyz` and `/metrics`, which need no key."""
         self._probe: asyncio.Task[object] | None = None
 

@@ -119,7 +119,7 @@ class Installation:
         """Awards one region's plans, one transaction each; before every tenth, a stale plan for it is tried.
 
         Raises:
-            Unfit: an award does not have the expected result.
+            InvalidBenchmark: an award does not have the expected result.
         """
         with connected(self.engine) as connection:
             for late, plan in _tried(plans):
@@ -132,7 +132,7 @@ class Installation:
         """Awards one region's plans in batches as the auction does: all that are left, up to the first stale one.
 
         Raises:
-            Unfit: an award does not have the expected result.
+            InvalidBenchmark: an award does not have the expected result.
         """
         tried = _tried(plans)
         at = 0
@@ -199,22 +199,22 @@ def run(bench: Bench) -> Iterator[Figure]:
     """Runs the suite, and yields its two figures."""
     bench.say("starting Postgres")
     with postgres() as url:
-        house, commits = Installation(url), Commits(url)
+        installation, commits = Installation(url), Commits(url)
 
         def awards(how: Callable[[Sequence[Plan]], None]) -> float:
-            plans = house.next_round()
+            plans = installation.next_round()
             return REGIONS * AWARDS / at_once([partial(how, p) for p in plans])
 
         things: dict[str, Measured] = {
-            "awards_per_s": lambda: awards(house.one_by_one),
+            "awards_per_s": lambda: awards(installation.one_by_one),
             "commits_per_s": commits,
-            "batched_awards_per_s": lambda: awards(house.batched),
+            "batched_awards_per_s": lambda: awards(installation.batched),
         }
         try:
             found = medians(interleave(bench, things))
         finally:
             commits.close()
-            house.close()
+            installation.close()
     sizes = {"regions": REGIONS, "awards": REGIONS * AWARDS, "slots": TASKS, "stale": 1 / STALE_EVERY}
     for line, name in zip(SUITE.lines, ("awards_per_s", "batched_awards_per_s"), strict=True):
         absolute = {key: found[key] for key in (name, "commits_per_s")}

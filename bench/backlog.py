@@ -165,7 +165,7 @@ class Stack:
         """Waits until `holds` returns True.
 
         Raises:
-            Unfit: `mizzen up` ended, or `patience_s` have passed.
+            InvalidBenchmark: `mizzen up` ended, or `patience_s` have passed.
         """
         give_up_s = time.monotonic() + patience_s
         while not holds():

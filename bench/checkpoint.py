@@ -81,7 +81,7 @@ def python() -> str:
     """Returns the path of an interpreter with torch.
 
     Raises:
-        Unfit: there is none.
+        InvalidBenchmark: there is none.
     """
     if importlib.util.find_spec("torch"):
         return sys.executable

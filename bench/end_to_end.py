@@ -106,7 +106,7 @@ class Stack:
         """Returns the workloads per second.
 
         Raises:
-            Unfit: a workload did not succeed.
+            InvalidBenchmark: a workload did not succeed.
         """
         batch = uuid.uuid4().hex[:8]
         mine = select(Workload).where(Workload.name.startswith(batch))

@@ -63,7 +63,7 @@ class Schedulers:
         """Runs a scan, the bids of all regions on the first batch, and the awards.
 
         Raises:
-            Unfit: not all workloads of the batch were awarded.
+            InvalidBenchmark: not all workloads of the batch were awarded.
         """
         ticket = self._auction.scan()
         for region in ticket.regions:
@@ -152,25 +152,25 @@ def run(bench: Bench) -> Iterator[Figure]:
     """Runs the suite, and yields its two figures."""
     bench.say(f"starting Postgres, and inserting {PENDING:,} workloads")
     with postgres() as url:
-        house = Installation(url)
-        following = Schedulers(house.engine)
+        installation = Installation(url)
+        following = Schedulers(installation.engine)
 
         def changed(what: Callable[[Schedulers], None], schedulers: Schedulers) -> float:
             if schedulers is following:
                 with schedulers.held.current():
                     pass
-            house.change()
+            installation.change()
             return seconds(lambda: what(schedulers))
 
         things = {
             "tick_s": lambda: changed(Schedulers.tick, following),
-            "reading_all_s": lambda: changed(Schedulers.tick, Schedulers(house.engine)),
-            "copy_and_tick_s": lambda: changed(house.copy_and_tick, following),
+            "reading_all_s": lambda: changed(Schedulers.tick, Schedulers(installation.engine)),
+            "copy_and_tick_s": lambda: changed(installation.copy_and_tick, following),
         }
         try:
             found = medians(interleave(bench, things))
         finally:
-            house.close()
+            installation.close()
     sizes = {"pending": PENDING, "changed": SUBMITTED + CANCELLED + ALTERED, "awarded": AWARDS, "regions": REGIONS}
     for line, name in zip(SUITE.lines, ("reading_all_s", "copy_and_tick_s"), strict=True):
         absolute = {"tick_s": found["tick_s"], name: found[name]}

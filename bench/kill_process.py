@@ -94,7 +94,7 @@ class Process:
         """Waits until the process has sent `times` lines that begin with `word`; returns False if it ended before.
 
         Raises:
-            Hangs: the timeout has passed.
+            ProcessTimeout: the timeout has passed.
         """
         end_s = time.monotonic() + WAIT_S
         while True:
@@ -122,7 +122,7 @@ class Process:
         """Waits until the process ends.
 
         Raises:
-            Hangs: the process has sent no line within the timeout.
+            ProcessTimeout: the process has sent no line within the timeout.
         """
         told, end_s = -1, 0.0
         while not self.poll():
@@ -172,7 +172,7 @@ class Process:
             The number of stops.
 
         Raises:
-            Hangs: the timeout has passed.
+            ProcessTimeout: the timeout has passed.
         """
         with _Deadline(self):
             trace = self.trace(others)
@@ -190,7 +190,7 @@ class Process:
             False if the process ended before.
 
         Raises:
-            Hangs: the timeout has passed.
+            ProcessTimeout: the timeout has passed.
         """
         with _Deadline(self):
             trace = self.trace([])

@@ -162,7 +162,7 @@ class Run:
 
         Raises:
             Violation: an invariant does not hold.
-            Hangs: a process did not make progress within the timeout.
+            ProcessTimeout: a process did not make progress within the timeout.
         """
         turn = 0
         while True:

@@ -232,7 +232,7 @@ class Watched:
         return self.inner.content(info)
 
     def store_digest(self, info: ObjectInfo) -> StoreDigest | None:
-        """See `ObjectStore.vouched`."""
+        """See `ObjectStore.store_digest`."""
         return self.inner.store_digest(info)
 
     def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:

@@ -5,10 +5,10 @@ region, reads its resident memory (VmRSS), applies the queue (`bench.queues`) an
 workloads at a time, scans and refreshes once, frees its input, and reads VmRSS again. The absolute values also contain
 `in_use`: the growth without the freed memory that the C library keeps.
 
-The columns of the queue are the arrays of `Rows` (times, ids, tenant, wish, held, gang; the ids are the workloads'
-names) and the flat arrays of its gangs; those of the region are the arrays of `Machines` and `Holders`. Machine names,
-dictionaries by name and other objects are not columns, so they increase the ratio. The 84,000 machines are in 20
-clusters, each with 1,000 machines of 8 GPUs and 3,200 without GPUs.
+The columns of the queue are the arrays of `Rows` (times, ids, tenant, requested level, held, gang; the ids are the
+workloads' names) and the flat arrays of its gangs; those of the region are the arrays of `Machines` and `Holders`.
+Machine names, dictionaries by name and other objects are not columns, so they increase the ratio. The 84,000 machines
+are in 20 clusters, each with 1,000 machines of 8 GPUs and 3,200 without GPUs.
 """
 
 import ctypes

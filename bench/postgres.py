@@ -21,7 +21,7 @@ def postgres() -> Iterator[str]:
     The files are below the current folder, because a folder for temporary files may be in memory.
 
     Raises:
-        Unfit: commits would not wait for the disk.
+        InvalidBenchmark: commits would not wait for the disk.
     """
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as folder:
         server = EmbeddedPostgres(Path(folder), free_port())

@@ -51,7 +51,7 @@ def placed_share(planner: Planner, requests: Sequence[PlacementRequest]) -> floa
     """Returns the share of requests that get a plan.
 
     Raises:
-        Unfit: the share is below `AT_LEAST_PLACED`.
+        InvalidBenchmark: the share is below `AT_LEAST_PLACED`.
     """
     share = sum(bid_in(planner, request).plan is not None for request in requests) / len(requests)
     if share < AT_LEAST_PLACED:

@@ -26,7 +26,7 @@ def schedule(region: Region, workloads: int) -> float:
     """Schedules workloads one after the other, and returns the seconds.
 
     Raises:
-        Unfit: a workload was refused.
+        InvalidBenchmark: a workload was refused.
     """
     planner, requests = Planner(region), regions.requests(workloads, 2)
     refused: list[str] = []

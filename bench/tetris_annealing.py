@@ -33,7 +33,8 @@ def compare(columns: Columns, time_s: float, seed: int) -> tuple[float, float]:
     """Returns the totals of climb's plan and of the annealing's plan.
 
     Raises:
-        Unfit: a plan breaks a limit that the start keeps, or the plans exceed the limits by different amounts.
+        InvalidBenchmark: a plan breaks a limit that the start keeps, or the plans exceed the limits by different
+        amounts.
     """
     (total, lack), (other, lack_of_other) = (_judged(columns, home) for home in _plans(columns, time_s, seed))
     if abs(lack - lack_of_other) > _SAME_EXCESS:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from domain.ids import partition_read, split_read
-from domain.instance import Homes, Instance, Job, Region, Table, job_region
+from domain.instance import Homes, Job, Region, Table, TetrisInstance, job_region
 from domain.reads import Reads
 
 
@@ -43,7 +43,7 @@ def datacenter_name(region: str, datacenter: str) -> str:
 
 def region_instance(
     placed: Placed, homes: Homes, region: str, datacenters: Sequence[Region], held: Sequence[StoredPartition]
-) -> Instance:
+) -> TetrisInstance:
     """Returns the placement instance of one region after the plan `homes`; tables that are not in `homes` stay.
 
     The instance's tables are the partitions that the region stores, except those of tables whose home moves away. Its
@@ -66,7 +66,7 @@ def region_instance(
         for job, where in zip(placed.jobs, running_regions(placed, homes), strict=True)
         if where == region and (names := _partitions(job, placed.reads, by_table))
     ]
-    return Instance(tuple(datacenters), tuple(_start(kept, region, datacenters)), tuple(jobs))
+    return TetrisInstance(tuple(datacenters), tuple(_start(kept, region, datacenters)), tuple(jobs))
 
 
 def running_regions(placed: Placed, homes: Homes) -> list[str | None]:

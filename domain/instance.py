@@ -66,7 +66,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class TetrisInstance:
     """A placement problem. Names are unique in each list; tables refer to regions by name, and jobs to tables."""
 
     regions: tuple[Region, ...]
@@ -77,7 +77,7 @@ class Instance:
     move_quota_bytes: float | None = None
 
 
-def instance_document(instance: Instance) -> dict[str, Any]:
+def instance_document(instance: TetrisInstance) -> dict[str, Any]:
     """Returns the instance as a document that can be written as JSON."""
     body = asdict(instance)
     body["weights"]["by_priority"] = {str(p): w for p, w in instance.weights.by_priority.items()}

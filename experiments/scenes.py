@@ -32,7 +32,7 @@ from experiments.cases import (
 from experiments.fleets import fleet_body, openb_regions, philly_regions
 from simulation.fleet import QuotaRule, SimulatedFleet, quotas_by_rule, supply
 from simulation.random_draws import chance, pick
-from simulation.settings import Settings
+from simulation.settings import SimulationSettings
 from simulation.trace.reading import COLUMNS, read_trace
 from simulation.trace.rows import TraceRow
 from simulation.workloads import scaled
@@ -48,7 +48,10 @@ _TRIES = 16
 _NEAR = 0.004
 """Tolerance of the load, as a fraction of the fleet's GPU hours."""
 _MOST_COPIES = 500.0
-_MAST_LEVELS = {**Settings().priority_percent, LOWEST_LEVEL: 100.0 - sum(Settings().priority_percent.values())}
+_MAST_LEVELS = {
+    **SimulationSettings().priority_percent,
+    LOWEST_LEVEL: 100.0 - sum(SimulationSettings().priority_percent.values()),
+}
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ def _copies(
     The load grows with the number of copies, but not in proportion: copies are shifted in time, so they add less to a
     window that was chosen for its many submissions.
     """
-    settings = Settings()
+    settings = SimulationSettings()
     found: tuple[float, list[TraceRow]] | None = None
     low, high = 0.0, inf
     times = target / max(1e-9, offered(rows, levels, window, gpus)["all"])

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from experiments.cases import HIGH_LEVELS, Case
-from simulation.settings import Settings
+from simulation.settings import SimulationSettings
 
-OBJECTIVE_S = Settings().objective_s
+OBJECTIVE_S = SimulationSettings().objective_s
 PERCENTILES = (50, 95, 99)
 
 

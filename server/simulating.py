@@ -20,7 +20,7 @@ from simulation.live import change, live_scenario, load_live
 from simulation.policies import Policy, policies
 from simulation.run import Run, Scenario, check_policy
 from simulation.scenario import EVERYTHING, Span, from_trace, parse_scale
-from simulation.settings import Settings, override
+from simulation.settings import SimulationSettings, override
 from tetris.documents import read_plan, read_replicas
 
 _SHOWN_BAD = 20
@@ -230,7 +230,7 @@ def _live(
     if fleet is not None or trace is not None:
         raise ConfigurationError("--from-live defines fleet and workloads: --fleet and --trace cannot be used with it")
     live = load_live(snapshot)
-    settings = override(Settings(), tuple(params))
+    settings = override(SimulationSettings(), tuple(params))
     cases = [Case(live_scenario(live, settings, seed, until_s, measured))]
     if changes or drains:
         changed = change(live, changes, drains)

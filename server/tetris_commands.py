@@ -110,7 +110,7 @@ def solve(**options: Any) -> None:
             check_outputs(outputs, {name: path for name, path in inputs.items() if path is not None})
             if options["method"] != "v0":
                 say("loading the search, which takes some seconds and does not count as search time")
-            from server.placing import run_solve
+            from server.solving import run_solve
         return run_solve(**options)
 
     run_command(work)

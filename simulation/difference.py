@@ -15,7 +15,7 @@ DONE = {"award": "awarded", "start": "started"}
 
 
 @dataclass(frozen=True)
-class Difference:
+class FigureChange:
     """One figure of one policy without and with the change, as text. `by` is empty if the texts are equal."""
 
     policy: str
@@ -31,7 +31,7 @@ def pairs(outcomes: Sequence[PolicyRow]) -> list[tuple[PolicyRow, PolicyRow]]:
     return [(unchanged[one["policy"]], one) for one in outcomes if one["run"]["change"] and one["policy"] in unchanged]
 
 
-def differences(before: PolicyRow, after: PolicyRow) -> list[Difference]:
+def differences(before: PolicyRow, after: PolicyRow) -> list[FigureChange]:
     """Returns the main figures of a policy, and the figures by priority that differ."""
     rows = [_difference(after["policy"], *figure, before, after) for figure in _main()]
     by_priority = (_difference(after["policy"], *figure, before, after) for figure in _by_priority())
@@ -79,7 +79,7 @@ def _difference(
     shown: Callable[[Any], str],
     before: PolicyRow,
     after: PolicyRow,
-) -> Difference:
+) -> FigureChange:
     old, new = of(before), of(after)
     if shown(old) == shown(new):
         by = ""
@@ -89,4 +89,4 @@ def _difference(
         by = ("+" if new > old else "−") + shown(abs(new - old))
         if shown is percent:
             by = by.replace(" %", " points")
-    return Difference(policy, figure, shown(old), shown(new), by)
+    return FigureChange(policy, figure, shown(old), shown(new), by)

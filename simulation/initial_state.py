@@ -6,7 +6,7 @@ from math import inf
 
 from domain.scheduling import RunningWorkload, TenantState
 from simulation.policies import Policy
-from simulation.settings import Settings
+from simulation.settings import SimulationSettings
 from simulation.supply.sources import Machines, Sources
 from simulation.workloads import Workload
 
@@ -30,7 +30,7 @@ class InitialState:
     """Machines by region."""
     tenants: Mapping[str, TenantState]
     workloads: Sequence[Workload]
-    settings: Settings
+    settings: SimulationSettings
     policy: Policy
     seed: int
     until_s: float = inf

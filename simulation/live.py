@@ -18,7 +18,7 @@ from simulation.ledger import NOTHING, Amounts, plus
 from simulation.random_draws import chance
 from simulation.run import Scenario
 from simulation.scenario import EVERYTHING, Span
-from simulation.settings import Settings, fit_lognormal, problems
+from simulation.settings import SimulationSettings, fit_lognormal, problems
 from simulation.workloads import Workload
 
 _QUOTA = re.compile(r"quota\.(?P<tenant>[^.=]+)\.(?P<type>[^=]+)=(?P<slots>.*)")
@@ -86,7 +86,7 @@ def change(live: LiveSnapshot, assignments: Iterable[str], drained: Iterable[str
 
 
 def live_scenario(
-    live: LiveSnapshot, settings: Settings, seed: int, until_s: float = inf, measured: Span = EVERYTHING
+    live: LiveSnapshot, settings: SimulationSettings, seed: int, until_s: float = inf, measured: Span = EVERYTHING
 ) -> Scenario:
     """Returns the scenario that starts with a snapshot. 0 on its clock is the time of the snapshot.
 

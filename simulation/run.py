@@ -18,7 +18,7 @@ from simulation.plain import ReferenceEngine
 from simulation.policies import POLICIES, Policy, split_by_cluster
 from simulation.rivals.kueue import Kueue
 from simulation.rivals.slurm import Slurm
-from simulation.settings import Settings
+from simulation.settings import SimulationSettings
 from simulation.simulator import Progress, Simulator
 from simulation.supply.sources import Machines, Sources
 from simulation.trace.rows import BadRow
@@ -35,7 +35,7 @@ class Scenario:
     machines: Machines
     tenants: dict[str, TenantState]
     workloads: Sequence[Workload]
-    settings: Settings
+    settings: SimulationSettings
     seed: int = 0
     until_s: float = inf
     measure_from_s: float = 0.0

@@ -29,7 +29,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Settings(_Part):
+class SimulationSettings(_Part):
     """The settings under `simulation:` in the fleet file, or of `--param NAME=VALUE`. Times are seconds."""
 
     provisioning_p50_s: float = Field(150.0, ge=0)
@@ -110,7 +110,7 @@ class Settings(_Part):
         return exp(mu + sigma * _NORMAL.inv_cdf(chance))
 
 
-def override(settings: Settings, assignments: tuple[str, ...]) -> Settings:
+def override(settings: SimulationSettings, assignments: tuple[str, ...]) -> SimulationSettings:
     """Returns the settings with `NAME=VALUE` assignments applied; the entry of a mapping is set by `NAME.KEY=VALUE`.
 
     Raises:
@@ -129,7 +129,7 @@ def override(settings: Settings, assignments: tuple[str, ...]) -> Settings:
         else:
             body[field] = value
     try:
-        return Settings.model_validate(body)
+        return SimulationSettings.model_validate(body)
     except ValidationError as error:
         raise ConfigurationError("; ".join(problems(error))) from None
 
@@ -139,5 +139,5 @@ def problems(error: ValidationError) -> list[str]:
     return [f"{'.'.join(str(p) for p in e['loc'])}: {e['input']!r}: {e['msg']}" for e in error.errors()]
 
 
-def _names(settings: Settings) -> str:
+def _names(settings: SimulationSettings) -> str:
     return ", ".join(f"{n}.KEY" if isinstance(v, dict) else n for n, v in settings.model_dump().items())

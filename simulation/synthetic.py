@@ -8,7 +8,7 @@ from domain.scheduling import JobRequest, MachineState, TenantState
 from simulation.policies import Policy
 from simulation.random_draws import chance, pick
 from simulation.run import Run, Scenario
-from simulation.settings import Settings, fit_lognormal
+from simulation.settings import SimulationSettings, fit_lognormal
 from simulation.workloads import Workload
 
 _NORMAL = NormalDist()
@@ -34,7 +34,8 @@ def synthetic(
     per machine. Gang sizes (at most half a region) and durations (at most `longest_s`) have MAST's quantiles, and
     priorities have its distribution. Each of three tenants has 0.3 of the supply as quota.
     """
-    settings = Settings(reserve_after_s=inf)  # The reference engines, used for comparison, do not support reservations.
+    # The reference engines, used for comparison, do not support reservations.
+    settings = SimulationSettings(reserve_after_s=inf)
     states = {
         f"region-{r}": tuple(
             _machine(r, number, "a100" if number < machines // 2 else "v100") for number in range(machines)

@@ -9,7 +9,7 @@ from domain.priority import LOWEST_LEVEL
 from domain.scheduling import JobRequest, MachineState, TenantState
 from simulation.fleet import SimulatedFleet, quotas_by_rule, supply
 from simulation.random_draws import chance, pick, sample
-from simulation.settings import Settings
+from simulation.settings import SimulationSettings
 from simulation.trace.rows import BadRow, TraceRow
 
 EVERYWHERE = 1 << 30
@@ -164,7 +164,7 @@ def _holds(kinds: Mapping[_Kind, int], job: JobRequest) -> bool:
 class Completion:
     """Converts rows to workloads for one fleet and seed; draws the values that rows lack."""
 
-    def __init__(self, fleet: SimulatedFleet, settings: Settings, seed: int) -> None:
+    def __init__(self, fleet: SimulatedFleet, settings: SimulationSettings, seed: int) -> None:
         self._fleet, self._settings, self._seed = fleet, settings, seed
         self.hardware = Hardware(fleet.possible())
         self._jobs: dict[tuple[object, ...], JobRequest] = {}

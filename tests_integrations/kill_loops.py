@@ -30,7 +30,7 @@ _RANKS = {"ddp": 2}
 
 
 @dataclass
-class Outcome:
+class KillOutcome:
     """The results of a training that was killed repeatedly."""
 
     kills: Counter[str] = field(default_factory=Counter)
@@ -56,7 +56,7 @@ def results(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in RESULTS if (folder / name).exists()}
 
 
-def kill_loop(name: str, kills: int, seed: int, folder: Path) -> Outcome:
+def kill_loop(name: str, kills: int, seed: int, folder: Path) -> KillOutcome:
     """Kills a training `kills` times, and compares its results with those of a run without kills.
 
     Raises:
@@ -69,7 +69,7 @@ def kill_loop(name: str, kills: int, seed: int, folder: Path) -> Outcome:
     expected = results(folder / "whole")
     touches: dict[str, int] = json.loads((folder / "whole" / TOUCHES).read_text())
     kinds = sorted(touches)
-    outcome = Outcome(trainings=1)
+    outcome = KillOutcome(trainings=1)
     place = folder / "killed"
     while True:
         left = kills - outcome.kills.total()

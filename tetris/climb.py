@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from domain.instance import Instance, Job, Region, Table
+from domain.instance import Job, Region, Table, TetrisInstance
 from tetris.budget import Budget
 from tetris.columns import Columns, Floats, Ints
 from tetris.cooling import Cooling
@@ -162,7 +162,7 @@ def load(exact: bool = True) -> None:
     regions = tuple(Region(name, 2.0, {"g": 1.0}) for name in "ab")
     tables = Table("s", 1.0, "a"), Table("t", 1.0, "b")
     jobs = (Job("j", "ml", ("s", "t"), 1, gpu_type="g", gpu_hours=1.0), Job("k", "spark", ("s", "t"), 1))
-    columns = Columns.of(Instance(regions, tables, jobs))
+    columns = Columns.of(TetrisInstance(regions, tables, jobs))
     # A constant clock: the search ends by effort, because compilation would exceed any short time limit.
     _Climb(columns, 0.01, 0, None, lambda: False, False, lambda: 0.0).run()
     if exact:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from domain.instance import Homes, Instance, Job, JobKind, Region, Table, Weights
+from domain.instance import Homes, Job, JobKind, Region, Table, TetrisInstance, Weights
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Longs: TypeAlias = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ class Columns:
     """Maximum number of bytes that a plan may copy; inf for no limit."""
 
     @classmethod
-    def of(cls, instance: Instance) -> "Columns":
+    def of(cls, instance: TetrisInstance) -> "Columns":
         """Builds the columns of an instance, which must be valid (see `tetris.documents`)."""
         regions = tuple(sorted(r.name for r in instance.regions))
         by_name = {r.name: r for r in instance.regions}
@@ -121,7 +121,7 @@ class Columns:
         before = np.concatenate(([0], np.cumsum(stay)))
         return replace(self, replica=self.replica[stay], replica_start=before[self.replica_start].astype(np.int64))
 
-    def to_instance(self) -> Instance:
+    def to_instance(self) -> TetrisInstance:
         """Converts the columns back to an instance."""
         quotas = [
             {app: float(q) for app, q in zip(self.apps, column, strict=True) if np.isfinite(q)}
@@ -154,7 +154,7 @@ class Columns:
         ]
         regions = [Region(*given) for given in zip(self.regions, capacities, supplies, quotas, strict=True)]
         quota = None if np.isinf(self.move_quota_bytes) else self.move_quota_bytes
-        return Instance(tuple(regions), tuple(tables), tuple(jobs), self.weights, self.home_threshold, quota)
+        return TetrisInstance(tuple(regions), tuple(tables), tuple(jobs), self.weights, self.home_threshold, quota)
 
     def homes_of(self, homes: Homes) -> Ints:
         """Returns the home region number of each table [T] under a plan. The plan must use names of the instance."""

@@ -17,12 +17,12 @@ from domain.instance import (
     LEAST_AMOUNT,
     MOST_AMOUNT,
     Homes,
-    Instance,
     Job,
     JobKind,
     Region,
     Score,
     Table,
+    TetrisInstance,
     Weights,
 )
 from domain.instance import instance_document as instance_document  # the writer beside the readers
@@ -147,7 +147,7 @@ class _Replicas(_Part):
     unplaced: list[Any] = []
 
 
-def read_instance(text: str | bytes) -> Instance:
+def read_instance(text: str | bytes) -> TetrisInstance:
     """Reads an instance from a JSON document.
 
     Raises:
@@ -155,7 +155,7 @@ def read_instance(text: str | bytes) -> Instance:
             wrong type or out of range; a name is duplicated; or a region or table is named that does not exist.
     """
     body = _parse(_Instance, text)
-    instance = Instance(
+    instance = TetrisInstance(
         regions=tuple(Region(**dict(r)) for r in body.regions),
         tables=tuple(Table(**{**dict(t), "replicas": tuple(t.replicas)}) for t in body.tables),
         jobs=tuple(Job(**{**dict(j), "tables": tuple(j.tables)}) for j in body.jobs),
@@ -193,7 +193,7 @@ def read_head(text: str | bytes) -> dict[str, Any]:
     return _parse(_Head, text).model_dump()
 
 
-def check_names(instance: Instance) -> list[str]:
+def check_names(instance: TetrisInstance) -> list[str]:
     """Returns an error line for each duplicate name and each reference to an unknown name in an instance."""
     lists = {
         "regions": [r.name for r in instance.regions],
@@ -229,7 +229,7 @@ def _references(where: str, names: tuple[str, ...], there: set[str], what: str, 
     return wrong
 
 
-def names_of(instance: Instance) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def names_of(instance: TetrisInstance) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns the table names and the region names of an instance."""
     return tuple(t.name for t in instance.tables), tuple(r.name for r in instance.regions)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from domain.instance import LEAST_AMOUNT, MOST_AMOUNT, Instance
+from domain.instance import LEAST_AMOUNT, MOST_AMOUNT, TetrisInstance
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from tetris.columns import KINDS, NONE, Columns, Floats, Ints, Longs
 from tetris.documents import AMOUNT, DocumentError, instance_document, read_file, read_head, read_instance
@@ -40,7 +40,7 @@ def write_folder(columns: Columns, folder: Path) -> None:
     """Writes an instance to a folder, which is created if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     quota = None if np.isinf(columns.move_quota_bytes) else columns.move_quota_bytes
-    head = instance_document(Instance((), (), (), columns.weights, columns.home_threshold, quota))
+    head = instance_document(TetrisInstance((), (), (), columns.weights, columns.home_threshold, quota))
     (folder / "instance.json").write_text(
         json.dumps({k: v for k, v in head.items() if k not in ("regions", "tables", "jobs")}, indent=1) + "\n"
     )
@@ -83,7 +83,7 @@ def read_folder(folder: Path) -> Columns:
     return _columns(folder, read_instance(json.dumps({**head, "regions": body, "tables": [], "jobs": []})))
 
 
-def _columns(folder: Path, instance: Instance) -> Columns:
+def _columns(folder: Path, instance: TetrisInstance) -> Columns:
     tables, jobs, edges = (_read(folder, name) for name in ("tables", "jobs", "job_tables"))
     base = Columns.of(instance)
     _unique("tables", tables["name"])

@@ -7,13 +7,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 
-from domain.instance import HIGH_PRIORITY, Homes, Instance, Score, Table, Violation, job_region
+from domain.instance import HIGH_PRIORITY, Homes, Score, Table, TetrisInstance, Violation, job_region
 
 ROUNDING = 1e-9
 """Relative tolerance for rounding: an excess over a limit below this fraction of the limit is not a violation."""
 
 
-def score(instance: Instance, homes: Homes) -> Score:
+def score(instance: TetrisInstance, homes: Homes) -> Score:
     """Returns the terms, the total and the violations of a plan.
 
     Raises:
@@ -43,13 +43,13 @@ def score(instance: Instance, homes: Homes) -> Score:
     return Score(float(read), float(gpu), float(storage), float(total), tuple(violations))
 
 
-def moved_bytes(instance: Instance, homes: Homes) -> float:
+def moved_bytes(instance: TetrisInstance, homes: Homes) -> float:
     """Returns the bytes that the plan copies. A table whose new home holds a replica is not copied."""
     new = ((t, homes.get(t.name, t.home)) for t in instance.tables)
     return sum(t.size_bytes for t, region in new if region != t.home and region not in t.replicas)
 
 
-def high_priority_home_hours(instance: Instance, region_of: dict[str, str | None]) -> tuple[float, float]:
+def high_priority_home_hours(instance: TetrisInstance, region_of: dict[str, str | None]) -> tuple[float, float]:
     """Returns the GPU hours of high-priority jobs whose region has their GPU type, and of all high-priority jobs."""
     supply = {r.name: r.gpu_hours for r in instance.regions}
     at_home = total = 0.0
@@ -63,7 +63,7 @@ def high_priority_home_hours(instance: Instance, region_of: dict[str, str | None
 
 
 def _read(
-    instance: Instance, tables: dict[str, Table], home: dict[str, str], region_of: dict[str, str | None]
+    instance: TetrisInstance, tables: dict[str, Table], home: dict[str, str], region_of: dict[str, str | None]
 ) -> float:
     all_bytes = sum(t.size_bytes for t in instance.tables)
     return sum(
@@ -74,7 +74,7 @@ def _read(
     )
 
 
-def _gpu(instance: Instance, region_of: dict[str, str | None]) -> float:
+def _gpu(instance: TetrisInstance, region_of: dict[str, str | None]) -> float:
     weights = instance.weights
     types = {g for r in instance.regions for g in r.gpu_hours}
     types |= {j.gpu_type for j in instance.jobs if j.gpu_type is not None}
@@ -112,7 +112,7 @@ def _stored(tables: Iterable[Table], home: dict[str, str]) -> dict[str, float]:
     return stored
 
 
-def _cpu(instance: Instance, region_of: dict[str, str | None]) -> list[tuple[str, float, float]]:
+def _cpu(instance: TetrisInstance, region_of: dict[str, str | None]) -> list[tuple[str, float, float]]:
     used: dict[tuple[str | None, str | None], float] = defaultdict(float)
     for job in instance.jobs:
         used[region_of[job.name], job.app] += job.cpu_hours
@@ -122,7 +122,7 @@ def _cpu(instance: Instance, region_of: dict[str, str | None]) -> list[tuple[str
 
 
 def _below_home(
-    instance: Instance, now: dict[str, str | None], at_start: dict[str, str | None]
+    instance: TetrisInstance, now: dict[str, str | None], at_start: dict[str, str | None]
 ) -> tuple[Violation, ...]:
     hours, total = high_priority_home_hours(instance, now)
     before, _ = high_priority_home_hours(instance, at_start)
@@ -144,7 +144,7 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _check(instance: Instance, homes: Homes) -> None:
+def _check(instance: TetrisInstance, homes: Homes) -> None:
     tables, regions = {t.name for t in instance.tables}, {r.name for r in instance.regions}
     for name, region in homes.items():
         if name not in tables:

@@ -13,7 +13,7 @@ from typing import Any
 
 from temporalio.exceptions import ApplicationError
 
-from domain.instance import Instance
+from domain.instance import TetrisInstance
 from domain.reads import Reads, reads_document
 from infra.stack.supervisor import dies_with_parent
 from mizzen.objects.store import ObjectStore
@@ -27,7 +27,7 @@ _SAID_CHARACTERS = 2000
 
 @contextlib.contextmanager
 def searched(
-    instance: Instance,
+    instance: TetrisInstance,
     reads: Reads,
     request: Mapping[str, Any],
     store: ObjectStore,

@@ -19,7 +19,7 @@ from simulation.fleet import SimulatedFleet
 from simulation.policies import POLICIES
 from simulation.run import Run
 from simulation.scenario import Span, parse_scale, scenario_of
-from simulation.settings import Settings
+from simulation.settings import SimulationSettings
 from simulation.trace.reading import read_trace
 from simulation.trace.rows import TraceRow, refuse_bad
 from simulation.workloads import scaled, started_at_s
@@ -114,7 +114,7 @@ def main() -> None:
 
     trace = read_trace(args.trace)
     refuse_bad(args.trace, trace.bad)
-    settings = Settings.model_validate(ASSUMPTIONS)
+    settings = SimulationSettings.model_validate(ASSUMPTIONS)
     copies = scaled(trace.rows, args.scale, args.seed, settings.copy_days, settings.copy_jitter_s)
     peak_s, peak_gpus = busiest_s(copies, args.hours)
     span = Span(max(0.0, peak_s - args.days_before * 86400), peak_s + args.hours * HOUR_S)

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from domain.datacenters import Placed, StoredPartition, datacenter_name, region_instance
 from domain.ids import partition_read, split_read
-from domain.instance import Homes, Instance, Region
+from domain.instance import Homes, Region, TetrisInstance
 from infra.config import TetrisSettings
 from infra.db import models, tables
 from infra.db.gathering import HOURS_A_DAY, gather_tables, supply_by_region, transaction_time, weights_of
@@ -37,7 +37,7 @@ def gather_datacenters(
     homes: Homes | None = None,
     now: datetime | None = None,
     window_days: float | None = None,
-) -> Instance:
+) -> TetrisInstance:
     """Builds the Tetris instance of one region's datacenters (`domain.datacenters`).
 
     Its jobs are those that run in the region if the tables have these `homes`. Reads the session's snapshot, like

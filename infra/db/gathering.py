@@ -6,7 +6,7 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from domain.instance import Instance, Region, Table, Weights
+from domain.instance import Region, Table, TetrisInstance, Weights
 from infra.config import TetrisSettings
 from infra.db import models, tables
 from infra.db.usage import recurring_jobs
@@ -24,7 +24,7 @@ def gather(
     now: datetime | None = None,
     window_days: float | None = None,
     move_quota_bytes: float | None = None,
-) -> Instance:
+) -> TetrisInstance:
     """Builds the instance from the session's transaction, which should be a snapshot (`REPEATABLE READ`).
 
     All hours are per day. The supply includes cordoned machines, because they return, but no lost machines. The
@@ -41,7 +41,7 @@ def gather(
         CatalogueError: there is no region, or a region's `storage_bytes` is not set.
         ValueError: `window_days` is not greater than 0.
     """
-    return Instance(
+    return TetrisInstance(
         regions=_regions(session),
         tables=gather_tables(session),
         jobs=recurring_jobs(

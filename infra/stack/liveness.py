@@ -33,7 +33,7 @@ class Probe:
     """Maximum time from the start of the part to the first success."""
 
 
-class Part(Protocol):
+class StackPart(Protocol):
     """A monitored part of the stack."""
 
     name: str
@@ -56,7 +56,7 @@ Key = tuple[str, int, str]
 class Liveness:
     """Runs all probes periodically, and restarts parts whose probes fail."""
 
-    def __init__(self, settings: LivenessSettings, restart: Callable[[Part, str], None]) -> None:
+    def __init__(self, settings: LivenessSettings, restart: Callable[[StackPart, str], None]) -> None:
         """`restart` is called with a part and the reason of the restart."""
         self._settings = settings
         self._restart = restart
@@ -65,7 +65,7 @@ class Liveness:
         self._failing: dict[Key, float] = {}
         """Time of the first failure of each failing probe (monotonic)."""
 
-    async def run(self, parts: Callable[[], Sequence[Part]]) -> None:
+    async def run(self, parts: Callable[[], Sequence[StackPart]]) -> None:
         """Runs the probes until cancelled."""
         settings = self._settings
         while True:
@@ -91,9 +91,9 @@ class Liveness:
         except Exception:  # Every exception counts as a failure of the probe.
             return False
 
-    def _judge(self, found: Sequence[tuple[Part, Probe, bool]], now_s: float) -> None:
+    def _judge(self, found: Sequence[tuple[StackPart, Probe, bool]], now_s: float) -> None:
         troubled = {part.name for part, _, answer in found if not answer}
-        stuck: dict[str, tuple[Part, str]] = {}
+        stuck: dict[str, tuple[StackPart, str]] = {}
         for part, probe, answer in found:
             key = (part.name, part.restarts, probe.what)
             if answer:

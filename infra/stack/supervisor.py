@@ -16,7 +16,7 @@ from infra.errors import StackError
 from infra.liveness_pipe import VARIABLE, LivenessListener
 from infra.pidfds import first_end
 from infra.stack import leftovers
-from infra.stack.liveness import Liveness, Part, Probe
+from infra.stack.liveness import Liveness, Probe, StackPart
 
 _log = logging.getLogger(__name__)
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -160,7 +160,7 @@ class Supervisor:
         self._watchers.append(asyncio.create_task(self._keep(child)))
 
     @staticmethod
-    def _kill(part: Part, why: str) -> None:
+    def _kill(part: StackPart, why: str) -> None:
         assert isinstance(part, Child)
         if part.is_running() and part.process is not None:
             part.killed_because = why

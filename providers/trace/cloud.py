@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.files import write_private
-from providers.trace.market import Instance, Market
+from providers.trace.market import Market, MarketInstance
 from providers.trace.settings import TraceSettings
 
 _FORGET_S = 86400.0
@@ -24,7 +24,7 @@ yields a new machine."""
 class Machine:
     """A machine of the cloud, and the data with which its agent announces itself."""
 
-    instance: Instance
+    instance: MarketInstance
     number: int
     """A number that is unique among the existing machines, because their agents share this computer's ports."""
     machine: str
@@ -46,7 +46,7 @@ class Machine:
     def from_json(cls, text: str) -> "Machine":
         """Parses the result of `to_json`."""
         body: dict[str, Any] = json.loads(text)
-        return cls(**{**body, "instance": Instance(**body["instance"])})
+        return cls(**{**body, "instance": MarketInstance(**body["instance"])})
 
 
 class Cloud:
@@ -78,7 +78,7 @@ class Cloud:
         now_s = self._clock()
         return [machine for machine in self.there() if machine.instance.starts_at_s <= now_s]
 
-    def launch(self, token: str, zone: str, make: Callable[[Instance, int], Machine]) -> Machine | None:
+    def launch(self, token: str, zone: str, make: Callable[[MarketInstance, int], Machine]) -> Machine | None:
         """Returns the machine of this token, launching it if it does not exist; None: the zone has no capacity left."""
         native_id = f"tr-{token}"
         with self._locked():
@@ -88,7 +88,7 @@ class Cloud:
             now_s = self._clock()
             if not self.market.has_room(zone, [one.instance for one in there], now_s):
                 return None
-            instance = Instance(native_id, token, zone, now_s, now_s + self.market.start_s(token))
+            instance = MarketInstance(native_id, token, zone, now_s, now_s + self.market.start_s(token))
             taken = {one.number for one in there}
             number = next(n for n in range(len(taken) + 1) if n not in taken)
             machine = make(instance, number)
@@ -125,7 +125,7 @@ class Cloud:
             machines[taken.native_id] = self._take(machines[taken.native_id], taken)
         return [one for one in machines.values() if one.instance.is_there(now_s)]
 
-    def _take(self, machine: Machine, taken: Instance) -> Machine:
+    def _take(self, machine: Machine, taken: MarketInstance) -> Machine:
         machine = replace(machine, instance=taken)
         if taken.ends_at_s > self._clock():
             said = {"ends_at": taken.ends_at_s, "words": f"zone {taken.zone} has fewer machines"}

@@ -27,7 +27,7 @@ def offers_of(name: str, settings: TraceSettings) -> list[Offer]:
 
 
 @dataclass(frozen=True)
-class Instance:
+class MarketInstance:
     """A machine of the cloud. Times are seconds since the epoch."""
 
     native_id: str
@@ -73,7 +73,7 @@ class Market:
         following_s = (self._began_at_s + (math.floor(at_s / gap_s) + 1) * gap_s / speed for gap_s in gaps_s)
         return min((at for at in following_s if at > now_s), default=math.inf)
 
-    def has_room(self, zone: str, instances: Iterable[Instance], now_s: float) -> bool:
+    def has_room(self, zone: str, instances: Iterable[MarketInstance], now_s: float) -> bool:
         """Returns whether the zone has capacity for one more machine."""
         there = sum(one.zone == zone and one.is_there(now_s) for one in instances)
         return there < self.capacity(zone, now_s)
@@ -83,14 +83,14 @@ class Market:
         sigma = self._settings.start_sigma
         return self._settings.start_median_s * random.Random(f"{self._settings.seed} {token}").lognormvariate(0, sigma)
 
-    def noticed(self, instance: Instance, now_s: float) -> Instance:
+    def noticed(self, instance: MarketInstance, now_s: float) -> MarketInstance:
         """Returns the machine with its end set to the end of a notice that begins now."""
         return replace(instance, ends_at_s=now_s + self._settings.notice_s)
 
-    def taken(self, instances: Iterable[Instance], now_s: float) -> list[Instance]:
+    def taken(self, instances: Iterable[MarketInstance], now_s: float) -> list[MarketInstance]:
         """Returns the machines that are reclaimed now, with the end of their notice: each zone's excess, at random."""
         out = []
-        kept: dict[str, list[Instance]] = {}
+        kept: dict[str, list[MarketInstance]] = {}
         for one in instances:
             if one.is_there(now_s) and math.isinf(one.ends_at_s):
                 kept.setdefault(one.zone, []).append(one)

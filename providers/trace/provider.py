@@ -8,7 +8,7 @@ from infra.config import Settings
 from infra.machine_shape import MachineShape
 from providers.registry import providers_of
 from providers.trace.cloud import Cloud, Machine
-from providers.trace.market import Instance, offers_of
+from providers.trace.market import MarketInstance, offers_of
 from providers.trace.settings import TraceSettings
 
 
@@ -35,7 +35,7 @@ class TraceProvider:
         of = self._settings.machine_types[offer.shape.machine_type]
         shape = {field: getattr(of, field) for field in MachineShape.model_fields}
 
-        def make(instance: Instance, number: int) -> Machine:
+        def make(instance: MarketInstance, number: int) -> Machine:
             return Machine(
                 instance, number, request.machine, offer.region, offer.shape.machine_type, shape,
                 request.bucket_url,

@@ -24,7 +24,7 @@ from domain.scheduling import CreditWeights, JobRequest, MachineState, Plan, Run
 from simulation.engine import ScanOrder, id_of
 from simulation.fleet import supply
 from simulation.rivals.rival import Rival
-from simulation.rivals.rooms import Ints, Pool
+from simulation.rivals.rooms import ClusterPool, Ints
 from simulation.workloads import Workload
 
 
@@ -81,7 +81,7 @@ class Kueue(Rival):
                 if not queues[tenant]:
                     del queues[tenant]
 
-    def decide(self, candidate: Candidate) -> tuple[Pool, Plan] | None:
+    def decide(self, candidate: Candidate) -> tuple[ClusterPool, Plan] | None:
         """Places a workload into free capacity that its queue may use, else by preemption; None: it waits."""
         found = self._fitting(candidate) or self._preempting(candidate)
         self._won = found is not None
@@ -138,7 +138,7 @@ class Kueue(Rival):
 
     # ------------------------------------------------------------------------------------------------------------ plans
 
-    def _fitting(self, candidate: Candidate) -> tuple[Pool, Plan] | None:
+    def _fitting(self, candidate: Candidate) -> tuple[ClusterPool, Plan] | None:
         """Returns the first pool (by region) with free capacity whose GPU type has unused slots in the cohort."""
         w, job = self.workloads[candidate.request.workload], candidate.request.jobs[0]
         for pool in self.pools_for(candidate):
@@ -146,9 +146,9 @@ class Kueue(Rival):
                 return pool, pool.plan(candidate.request.workload, job, pool.free)
         return None
 
-    def _preempting(self, candidate: Candidate) -> tuple[Pool, Plan] | None:
+    def _preempting(self, candidate: Candidate) -> tuple[ClusterPool, Plan] | None:
         """Returns the pool and plan with the fewest victims; ties are broken by the order of pools."""
-        found: tuple[Pool, Plan] | None = None
+        found: tuple[ClusterPool, Plan] | None = None
         for pool in self.pools_for(candidate):
             victims = self._victims(candidate, pool)
             if victims and (found is None or len(victims) < len(found[1].victims)):
@@ -156,7 +156,7 @@ class Kueue(Rival):
                 found = pool, pool.plan(candidate.request.workload, candidate.request.jobs[0], free, sorted(victims))
         return found
 
-    def _victims(self, candidate: Candidate, pool: Pool) -> list[str]:
+    def _victims(self, candidate: Candidate, pool: ClusterPool) -> list[str]:
         """Returns a minimal set of victims in a pool; empty if preempting all preemptible workloads is not enough."""
         w, job = self.workloads[candidate.request.workload], candidate.request.jobs[0]
         preemptible, theirs = self._preemptible_in(pool, w)
@@ -178,7 +178,7 @@ class Kueue(Rival):
                 chosen, free = rest, less
         return chosen
 
-    def _preemptible_in(self, pool: Pool, w: Workload) -> tuple[list[str], Ints]:
+    def _preemptible_in(self, pool: ClusterPool, w: Workload) -> tuple[list[str], Ints]:
         """Returns the workloads of a pool that `w` may preempt, and the sum of their holdings, shape (3, machines).
 
         Workloads of other queues come first; then the order is lowest priority first, then newest first.
@@ -193,7 +193,7 @@ class Kueue(Rival):
             self._preemptible[key] = names, theirs
         return self._preemptible[key]
 
-    def _sorted_preemptible(self, pool: Pool, w: Workload, reclaims: bool) -> list[str]:
+    def _sorted_preemptible(self, pool: ClusterPool, w: Workload, reclaims: bool) -> list[str]:
         found = []
         for name, where in self.placed.items():
             other = self.workloads[name]
@@ -214,7 +214,7 @@ class Kueue(Rival):
     def _given(self, victims: Sequence[str], tenant: str) -> int:
         return sum(self.workloads[victim].gpus for victim in victims if self.workloads[victim].tenant == tenant)
 
-    def _enough(self, w: Workload, job: JobRequest, pool: Pool, free: Ints, victims: Sequence[str]) -> bool:
+    def _enough(self, w: Workload, job: JobRequest, pool: ClusterPool, free: Ints, victims: Sequence[str]) -> bool:
         """Returns whether a workload fits into `free` and into the cohort's quota once the victims have left."""
         given = sum(self.workloads[victim].gpus for victim in victims)
         return pool.fits(job, free) and self._within_cohort(pool.gpu_type, w.gpus - given)

@@ -8,7 +8,7 @@ from domain.scheduling import Bid, CreditWeights, JobRequest, MachineState, Plan
 from simulation.engine import Counts, Ranks, ScanOrder
 from simulation.errors import SimulationError
 from simulation.ledger import Ledger
-from simulation.rivals.rooms import Pool, pools_of
+from simulation.rivals.rooms import ClusterPool, pools_of
 from simulation.workload_state import numbered
 from simulation.workloads import Workload
 
@@ -35,7 +35,7 @@ class Rival(Ranks, ABC):
             raise SimulationError(f"workload {several}: has several jobs; slurm and kueue support only one job")
         self.ledgers = {region: Ledger(states) for region, states in sorted(machines.items())}
         self.pools = pools_of(self.ledgers)
-        self.placed: dict[str, Pool] = {}
+        self.placed: dict[str, ClusterPool] = {}
         """Pool in which a workload holds slots, by workload id."""
         self.leaving: set[str] = set()
         """Victims that still hold their slots."""
@@ -43,7 +43,7 @@ class Rival(Ranks, ABC):
         """Workloads that hold all slots of their award."""
         self.now_s = 0.0
         self._counts = Counts()
-        self._candidate_pools: dict[tuple[JobRequest, frozenset[str] | None], list[Pool]] = {}
+        self._candidate_pools: dict[tuple[JobRequest, frozenset[str] | None], list[ClusterPool]] = {}
 
     def open(self, now_s: float) -> None:
         """Begins a pass over the queue."""
@@ -88,7 +88,7 @@ class Rival(Ranks, ABC):
         """Yields queue positions in the order in which the workloads are to be decided on."""
 
     @abstractmethod
-    def decide(self, candidate: Candidate) -> tuple[Pool, Plan] | None:
+    def decide(self, candidate: Candidate) -> tuple[ClusterPool, Plan] | None:
         """Returns the pool and plan for a workload; None: the workload waits."""
 
     def came(self, workload: str) -> None:
@@ -97,7 +97,7 @@ class Rival(Ranks, ABC):
     def gone(self, workload: str) -> None:
         """Hook that is called after a workload released all its slots."""
 
-    def pools_for(self, candidate: Candidate) -> list[Pool]:
+    def pools_for(self, candidate: Candidate) -> list[ClusterPool]:
         """Returns the pools in the workload's allowed regions that could hold it if they were empty."""
         key = candidate.request.jobs[0], candidate.regions
         if key not in self._candidate_pools:
@@ -122,6 +122,6 @@ class Rival(Ranks, ABC):
         self._now_in(plan.workload, pool)
         return Outcome(plan.workload, Bid(plan.workload, plan.region, plan))
 
-    def _now_in(self, workload: str, pool: Pool) -> None:
+    def _now_in(self, workload: str, pool: ClusterPool) -> None:
         self.placed[workload] = pool
         self.came(workload)

@@ -14,7 +14,7 @@ _UNRATED = PlanQuality()
 """The quality of all plans here: without an auction, plans are not compared."""
 
 
-class Pool:
+class ClusterPool:
     """The machines of one GPU type in one cluster; a gang is placed in one pool."""
 
     def __init__(self, region: str, ledger: Ledger, machines: Sequence[MachineState]) -> None:
@@ -76,12 +76,12 @@ def tasks_by_machine(free: Ints, job: JobRequest) -> Ints:
     return most
 
 
-def pools_of(ledgers: Mapping[str, Ledger]) -> dict[str, list[Pool]]:
+def pools_of(ledgers: Mapping[str, Ledger]) -> dict[str, list[ClusterPool]]:
     """Returns the pools of every region, sorted by (cluster, GPU type)."""
-    out: dict[str, list[Pool]] = {}
+    out: dict[str, list[ClusterPool]] = {}
     for region, ledger in ledgers.items():
         parts: dict[tuple[str, str], list[MachineState]] = {}
         for machine in ledger.machines.values():
             parts.setdefault((machine.cluster, machine.gpu_type or ""), []).append(machine)
-        out[region] = [Pool(region, ledger, machines) for _, machines in sorted(parts.items())]
+        out[region] = [ClusterPool(region, ledger, machines) for _, machines in sorted(parts.items())]
     return out

@@ -17,8 +17,8 @@ from auction.candidate import Candidate
 from domain.scheduling import CreditWeights, MachineState, Plan, TenantState
 from simulation.engine import ScanOrder, id_of
 from simulation.rivals.rival import Rival
-from simulation.rivals.rooms import Ints, Pool
-from simulation.settings import Settings
+from simulation.rivals.rooms import ClusterPool, Ints
+from simulation.settings import SimulationSettings
 from simulation.workloads import Workload
 
 WEIGHT_QOS = 100_000.0
@@ -38,7 +38,7 @@ TESTED = 500
 class SlurmReservation:
     """The reservation for the first workload that cannot start."""
 
-    pool: Pool
+    pool: ClusterPool
     starts_at_s: float
     kept: Ints
     """The part of the presently free capacity that is reserved, shape (3, machines)."""
@@ -53,7 +53,7 @@ class Slurm(Rival):
         weights: CreditWeights,
         workloads: Sequence[Workload],
         tenants: Mapping[str, TenantState],
-        settings: Settings,
+        settings: SimulationSettings,
     ) -> None:
         super().__init__(machines, weights, workloads)
         ordered = list(self.workloads.values())
@@ -100,7 +100,7 @@ class Slurm(Rival):
             if not self._has_room:
                 refused.add(key)
 
-    def decide(self, candidate: Candidate) -> tuple[Pool, Plan] | None:
+    def decide(self, candidate: Candidate) -> tuple[ClusterPool, Plan] | None:
         """Places a workload in the first pool in which it fits and does not delay the reservation; None: it waits."""
         name, job = candidate.request.workload, candidate.request.jobs[0]
         ends_s, shadow = self.now_s + self._limit_s(name), self._shadow
@@ -141,7 +141,7 @@ class Slurm(Rival):
         found = [shadow for pool in self.pools_for(candidate) for shadow in self._soonest(pool, candidate)]
         return min(found, key=lambda shadow: shadow.starts_at_s, default=None)
 
-    def _soonest(self, pool: Pool, candidate: Candidate) -> Iterator[SlurmReservation]:
+    def _soonest(self, pool: ClusterPool, candidate: Candidate) -> Iterator[SlurmReservation]:
         job, free = candidate.request.jobs[0], pool.free.copy()
         holders = [name for name, where in self.placed.items() if where is pool]
         for name in sorted(holders, key=lambda name: (self._ends_s[name], name)):

@@ -15,7 +15,7 @@ from lifecycle.instances import (
     InstancePhase,
     InstanceStep,
 )
-from providers.trace.market import Instance as Launched
+from providers.trace.market import MarketInstance as Launched
 
 _TABLE = INSTANCE_TABLES[LATEST_INSTANCES]
 

@@ -9,7 +9,7 @@ from capacity.pools import PoolKey
 from capacity.rounds import Launch, plan_round
 from capacity.scaling import Shortage
 from lifecycle.instances import InstanceEvent, InstanceStep
-from providers.trace.market import Instance, Market
+from providers.trace.market import Market, MarketInstance
 from providers.trace.settings import TraceSettings
 from simulation.meter import Meter
 from simulation.supply.instances import PoolInstance
@@ -97,7 +97,7 @@ class SimulatedKeeper:
             self._look_again(at_s)
         return changed
 
-    def _of_cloud(self, name: str) -> list[Instance]:
+    def _of_cloud(self, name: str) -> list[MarketInstance]:
         return [
             one.launched for one in self._bought.values() if one.offer.provider == name and one.launched is not None
         ]
@@ -172,7 +172,7 @@ class SimulatedKeeper:
             self._refused_s[offer.key] = at_s
             self._look_again(at_s)  # The next round tries another offer.
             return
-        one.launched = Instance(id_, id_, offer.zone, at_s, at_s + market.start_s(id_))
+        one.launched = MarketInstance(id_, id_, offer.zone, at_s, at_s + market.start_s(id_))
         one.go_on(InstanceEvent.DONE)
         self._bought[id_] = one
         self.counts.launched += 1

@@ -19,7 +19,7 @@ from agent import tasks
 from agent.__main__ import main
 from agent.config import AgentConfig
 from agent.fleet import power_off, power_on
-from agent.processes import Identity
+from agent.processes import ProcessIdentity
 from agent.state import POWERED_OFF, StateFolder
 from agent.tasks import State
 from domain.ids import CONTROL_QUEUE, machine_workflow_id
@@ -63,14 +63,14 @@ def fleet(folder: Path, temporal: TemporalSettings, *configs: AgentConfig) -> It
             assert process.wait(30) == 0
 
 
-def agent_of(config: AgentConfig, other_than: Identity | None = None) -> Identity:
+def agent_of(config: AgentConfig, other_than: ProcessIdentity | None = None) -> ProcessIdentity:
     """Waits for the running agent of a machine and returns its identity."""
 
-    def look() -> Identity | None:
+    def look() -> ProcessIdentity | None:
         found = StateFolder(config.state_dir).agent()
         return found if found is not None and found.alive() and found != other_than else None
 
-    found: Identity = until(look)
+    found: ProcessIdentity = until(look)
     return found
 
 

@@ -15,7 +15,7 @@ import pytest
 from agent import shim, tasks
 from agent.cgroups import make_cgroup
 from agent.outcomes import outcome
-from agent.processes import Identity
+from agent.processes import ProcessIdentity
 from agent.starting import start_shim
 from agent.tasks import RunFolder, State
 from tests.agent.harness import STUBBORN, ended, processes_of, python, run_folder, task_launch, until, zygotes
@@ -351,9 +351,9 @@ def test_a_shim_that_does_not_act_is_overruled(tmp_path: Path, monkeypatch: pyte
 
 def test_a_reused_pid_is_not_taken_for_the_task(tmp_path: Path) -> None:
     """A process with a recorded pid but another start time or boot gets no signal and does not count as the task."""
-    me = Identity.of(os.getpid())
+    me = ProcessIdentity.of(os.getpid())
     assert me.alive()
-    for other in (Identity(me.pid, me.start + 1, me.boot_id), Identity(me.pid, me.start, "another boot")):
+    for other in (ProcessIdentity(me.pid, me.start + 1, me.boot_id), ProcessIdentity(me.pid, me.start, "another boot")):
         assert not other.alive()
         assert not other.send(signal.SIGKILL)
 
@@ -365,7 +365,7 @@ def test_a_zombie_is_not_alive() -> None:
         os._exit(0)
     stat = shim.process_stat(pid)
     assert stat is not None
-    identity = Identity(pid, stat[2], shim.boot_id())
+    identity = ProcessIdentity(pid, stat[2], shim.boot_id())
     until(lambda: not identity.alive())
     os.waitpid(pid, 0)
 

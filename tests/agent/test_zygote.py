@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent import shim, starting, tasks, zygote
-from agent.processes import Identity
+from agent.processes import ProcessIdentity
 from agent.starting import start_shim
 from agent.tasks import RunFolder, State
 from tests.agent.harness import ended, processes_of, python, run_folder, run_of, task_launch, until, zygotes
@@ -38,9 +38,9 @@ def a_zygote_of_its_own() -> None:
     starting._forget()
 
 
-def the_zygote(of: int | None = None) -> Identity:
+def the_zygote(of: int | None = None) -> ProcessIdentity:
     (pid,) = until(lambda: zygotes(of))
-    return Identity.of(pid)
+    return ProcessIdentity.of(pid)
 
 
 def start_one(root: Path, job: str, *argv: str) -> RunFolder:
@@ -54,7 +54,7 @@ def status_of(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in lines}
 
 
-def shim_of(run: RunFolder) -> Identity:
+def shim_of(run: RunFolder) -> ProcessIdentity:
     identities = run.identities()
     assert identities is not None
     return identities[0]

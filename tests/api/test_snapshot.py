@@ -12,7 +12,7 @@ from infra.db.tables import Partition, Replica
 from simulation.live import live_scenario
 from simulation.policies import POLICIES
 from simulation.run import Run
-from simulation.settings import Settings
+from simulation.settings import SimulationSettings
 from tests.api.calls import get
 from tests.api.world import ApiWorld
 
@@ -80,7 +80,7 @@ async def test_a_simulation_starts_from_a_snapshot(world: ApiWorld) -> None:
     running, queued = world.add_workload(Phase.RUNNING), world.add_workload(Phase.PENDING)
     world.add_attempt(running, 1, M1, 0b11, started_at=datetime.now(UTC) - timedelta(minutes=10))
     live = LiveSnapshot.model_validate(await get(world, "/v1/snapshot"))
-    run = Run(live_scenario(live, Settings(), seed=1), POLICIES["global"]).go()
+    run = Run(live_scenario(live, SimulationSettings(), seed=1), POLICIES["global"]).go()
     lives = {life.workload.id: life for life in run.simulator.transitions.states}
     assert run.simulator.progress.finished == 2
     assert lives[running].attempt == 1 and lives[queued].attempt == 1

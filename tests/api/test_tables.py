@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import select, text
 
-from domain.instance import Instance
+from domain.instance import TetrisInstance
 from domain.reads import Reads
 from infra.config import CopySettings
 from infra.db.logs import Audit, UsageRun
@@ -342,7 +342,7 @@ async def test_the_instance_is_exported(world: ApiWorld) -> None:
     ended = datetime.now(UTC) - timedelta(hours=30)
     assert (await act(world, "/v1/usage", body={"runs": [{**RUN, "ended_at": ended.isoformat()}]})).status_code == 200
     found = read_instance((await _instance(world)).content)
-    assert isinstance(found, Instance)
+    assert isinstance(found, TetrisInstance)
     assert [(r.name, r.storage_bytes, r.gpu_hours) for r in found.regions] == [
         ("north", 1000.0, {"a100": 384.0}), ("south", 2000.0, {"v100": 96.0}),
     ]  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 
 from bench.joint_model import MOST_PAIRS, Decided, together, two_step
 from bench.replica_objective import ReplicaCost, ReplicaWeights, worth
-from domain.instance import Instance, Job, Region, Table
+from domain.instance import Job, Region, Table, TetrisInstance
 from tests.tetris.small import small_instance
 from tetris.columns import Columns, Ints
 from tetris.generate import generate
@@ -17,7 +17,7 @@ from tetris.score import score
 WEIGHTS = ReplicaWeights(nowhere=3.0, recovery=2.0, reach=0.5)
 
 
-def plainly(instance: Instance, homes: dict[str, str], copies: dict[str, set[str]]) -> float:
+def plainly(instance: TetrisInstance, homes: dict[str, str], copies: dict[str, set[str]]) -> float:
     """Returns the total by its definition; `copies` maps each table to its regions, including the home."""
     found = score(instance, homes)
     regions, tables = instance.regions, instance.tables
@@ -77,7 +77,7 @@ def test_worth_is_that_of_a_plain_count(seed: int) -> None:
 
 def test_two_tables_in_one_region_need_no_third_copy() -> None:
     """A job whose two tables have different homes needs a copy that does not fit; joint placement avoids it."""
-    given = Instance(
+    given = TetrisInstance(
         (Region("r", 20.0, {"a": 10.0}), Region("s", 20.0, {"a": 10.0})),
         (Table("x", 10.0, "r"), Table("y", 20.0, "s")),
         (Job("j", "ml", ("x", "y"), 1, gpu_type="a", gpu_hours=1.0),),

@@ -30,7 +30,7 @@ _RESTART_S = 60.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChaosOutcome:
     """The result of one seed."""
 
     violations: tuple[Violation, ...]
@@ -79,7 +79,7 @@ class _Agenda:
             act()
 
 
-def run_seed(seed: int, schedule: Schedule, folder: Path, say: Callable[[str], None]) -> Outcome:
+def run_seed(seed: int, schedule: Schedule, folder: Path, say: Callable[[str], None]) -> ChaosOutcome:
     """Runs one schedule on a new stack in `folder`, and keeps the journals, logs and events there."""
     journals, scratch = folder / "journals", folder / "scratch"
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def run_seed(seed: int, schedule: Schedule, folder: Path, say: Callable[[str], N
             _keep_logs(up, scratch)
     seen.runs = read_journals(journals)
     preempted = sum(run.preempted for run in seen.runs)
-    return Outcome(
+    return ChaosOutcome(
         tuple(judge(seen)),
         len(seen.phases),
         len(seen.runs),

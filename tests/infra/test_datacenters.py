@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, delete, select
 
 from domain.datacenters import Placed, StoredPartition, region_instance, running_regions
-from domain.instance import Instance, Job, Region, Table
+from domain.instance import Job, Region, Table, TetrisInstance
 from domain.reads import Reads
 from infra.db import models, tables
 from infra.db.datacenters import AssignmentError, assign_partitions, gather_datacenters
@@ -86,7 +86,7 @@ def _set(session: Any, key: tuple[str, str], datacenter: str) -> None:
     session.get_one(tables.ReplicaPartition, (*key, "north")).datacenter = datacenter
 
 
-def _gather(engine: Engine, *runs: dict[str, Any], region: str = "north", **options: Any) -> Instance:
+def _gather(engine: Engine, *runs: dict[str, Any], region: str = "north", **options: Any) -> TetrisInstance:
     with transaction(engine, isolation="REPEATABLE READ") as session:
         record_runs(session, runs)
         return gather_datacenters(session, region, now=NOW, **options)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from domain.instance import Instance, Job, Region, Table, Weights
+from domain.instance import Job, Region, Table, TetrisInstance, Weights
 from domain.reads import Reads
 from infra.db import models, tables
 from infra.db.gathering import gather
@@ -72,7 +72,7 @@ def test_the_instance_of_a_small_world(house: Engine) -> None:
     with transaction(house) as session:
         record_runs(session, [_run("1", 0.5), _run("2", 1.5)])
         found = gather(session, now=NOW)
-    assert found == Instance(
+    assert found == TetrisInstance(
         regions=(
             Region("a", 1000.0, {"a100": 288.0}, {"spark": 50}),
             Region("b", 2000.0),

@@ -7,12 +7,14 @@ from math import inf
 from domain.scheduling import JobRequest, MachineState, TenantState
 from simulation.policies import POLICIES
 from simulation.run import Run, Scenario
-from simulation.settings import Settings
+from simulation.settings import SimulationSettings
 from simulation.transitions import Happened
 from simulation.workloads import Workload
 
 GIB = 1 << 30
-SURE = Settings(provisioning_p50_s=0, tick_spacing_s=1, eviction_s=10, checkpoint_interval_s=100, min_runtime_s=0)
+SURE = SimulationSettings(
+    provisioning_p50_s=0, tick_spacing_s=1, eviction_s=10, checkpoint_interval_s=100, min_runtime_s=0
+)
 """Settings without randomness and without provisioning times; a pass follows each change within one second.
 
 Results can be computed by hand.
@@ -54,7 +56,7 @@ def scenario(
     states: list[MachineState],
     workloads: list[Workload],
     tenants: list[TenantState] | None = None,
-    settings: Settings = SURE,
+    settings: SimulationSettings = SURE,
     **more: object,
 ) -> Scenario:
     """Returns a scenario; the default tenant `vision` has a quota of 1000 slots of each GPU type."""
@@ -91,7 +93,7 @@ def where(seen: list[Happened]) -> dict[str, str]:
     return {one.workload: str(one.place) for one in seen if one.what == "awarded"}
 
 
-def random_scenario(seed: int, settings: Settings, count: int = 120) -> Scenario:
+def random_scenario(seed: int, settings: SimulationSettings, count: int = 120) -> Scenario:
     """Returns two or three uneven regions, three tenants with small quotas, and more work than fits."""
     chance = random.Random(seed)
     states: list[MachineState] = []

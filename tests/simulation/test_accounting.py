@@ -8,7 +8,7 @@ from simulation.errors import SimulationError
 from simulation.ledger import Ledger
 from simulation.meter import HOUR_S, Meter
 from simulation.policies import POLICIES
-from simulation.settings import Settings
+from simulation.settings import SimulationSettings
 from tests.simulation.scenarios import SURE, happenings, machines, random_scenario, scenario, when, workload
 
 TWO = [workload("low", level=4), workload("high", level=2, submit_s=250, duration_s=50)]
@@ -154,7 +154,7 @@ def test_only_the_measured_span_counts() -> None:
 
 def test_hours_add_up_to_the_run() -> None:
     """Every total of a run is the sum of its hours."""
-    run = happenings(random_scenario(3, Settings(eviction_s=30)))[0]
+    run = happenings(random_scenario(3, SimulationSettings(eviction_s=30)))[0]
     assert len(run.meter.hours) > 2
     for name in ("held_gpu_s", "supply_gpu_s", "saturated_held_gpu_s", "queued_gpu_s", "preemptions"):
         assert getattr(run.meter.total, name) == pytest.approx(sum(getattr(hour, name) for hour in run.meter.hours))
@@ -163,7 +163,7 @@ def test_hours_add_up_to_the_run() -> None:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_nothing_is_held_twice_and_nobody_is_lost(policy: str) -> None:
     """At each event, free and held resources add up on every machine, and every workload is in one phase."""
-    scene = random_scenario(7, Settings(eviction_s=30, flush_succeeds=0.5, checkpoint_interval_s=200))
+    scene = random_scenario(7, SimulationSettings(eviction_s=30, flush_succeeds=0.5, checkpoint_interval_s=200))
     run, seen = happenings(scene, policy)
     done = run.simulator.progress
     assert done.workloads == done.arrived == len(scene.workloads)
@@ -197,7 +197,7 @@ def test_a_meter_splits_at_hours_and_at_the_measured_span() -> None:
     assert meter.total.held_gpu_s == 3600
 
 
-def replace_settings(**changes: float) -> Settings:
+def replace_settings(**changes: float) -> SimulationSettings:
     """Returns the settings `SURE` with changes."""
     return SURE.model_copy(update=changes)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from domain.instance import Instance, Job, Region, Table
+from domain.instance import Job, Region, Table, TetrisInstance
 from domain.reads import Reads
 from mizzen.cli.app import run as mizzen
 from simulation.day import day_of, placement_of
@@ -18,7 +18,7 @@ from tetris.generate import generate
 from tetris.needed import RequiredPieces
 from tetris.replicas import Policy, jobs_without_region, replicas_document, replicate
 
-APART = Instance(
+APART = TetrisInstance(
     (Region("r", 100.0, {"a": 384.0}), Region("s", 100.0, {"a": 240.0}), Region("t", 100.0, {"b": 24.0})),
     (Table("x", 10.0, "r"), Table("y", 10.0, "s"), Table("z", 10.0, "t", ("r",))),
     (

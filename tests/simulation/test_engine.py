@@ -7,13 +7,13 @@ import pytest
 
 from simulation.errors import SimulationError
 from simulation.policies import POLICIES
-from simulation.settings import Settings
+from simulation.settings import SimulationSettings
 from simulation.synthetic import events_per_s, synthetic
 from tests.depth import examples
 from tests.simulation.scenarios import SURE, happenings, machines, random_scenario, scenario, tenant, when, workload
 
 SEEDS = range(examples(8))
-QUICK = Settings(
+QUICK = SimulationSettings(
     provisioning_p50_s=20, provisioning_p90_s=30, provisioning_p99_s=40, eviction_s=30, flush_succeeds=0.5,
     reserve_after_s=inf,
 )  # fmt: skip

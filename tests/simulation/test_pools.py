@@ -14,7 +14,7 @@ from infra.errors import ConfigurationError
 from providers.trace.settings import TraceSettings
 from simulation.fleet import load_simulated_fleet
 from simulation.run import Scenario
-from simulation.settings import Settings
+from simulation.settings import SimulationSettings
 from simulation.supply.sources import Sources
 from tests.depth import examples
 from tests.simulation.scenarios import (
@@ -148,7 +148,7 @@ def test_an_evictor_on_a_machine_that_goes_moves_on() -> None:
     ]  # fmt: skip
 
 
-QUICK = Settings(
+QUICK = SimulationSettings(
     provisioning_p50_s=20, provisioning_p90_s=30, provisioning_p99_s=40, eviction_s=30, flush_succeeds=0.5,
     reserve_after_s=inf,
 )  # fmt: skip

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 
-from domain.instance import Instance, Job, Region, Score, Table, Weights
+from domain.instance import Job, Region, Score, Table, TetrisInstance, Weights
 from tetris.columns import Columns
 from tetris.kernels import layout
 from tetris.problem import Problem
@@ -15,7 +15,7 @@ TYPES = ("a100", "h100", "v100")
 APPS = ("training", "spark", "etl")
 
 
-def small_instance(seed: int, tables: int = 6, regions: int = 3, jobs: int = 8) -> Instance:
+def small_instance(seed: int, tables: int = 6, regions: int = 3, jobs: int = 8) -> TetrisInstance:
     """Returns the instance of a seed; sizes and hours are whole numbers, so that sums are exact."""
     draw = random.Random(seed)
     names = [f"r{index}" for index in range(regions)]
@@ -49,7 +49,7 @@ def small_instance(seed: int, tables: int = 6, regions: int = 3, jobs: int = 8) 
     )
     all_bytes = sum(t.size_bytes for t in table_list)
     quota = draw.choice((None, None, 0.0, round(all_bytes * 0.3), round(all_bytes * 0.7)))
-    return Instance(
+    return TetrisInstance(
         tuple(region_list), tuple(table_list), tuple(job_list), weights, draw.choice((0.0, 0.5, 0.9, 1.0)), quota
     )
 
@@ -71,7 +71,7 @@ def _job(draw: random.Random, index: int, tables: list[Table], types: tuple[str,
     )
 
 
-def every_plan(instance: Instance) -> list[dict[str, str]]:
+def every_plan(instance: TetrisInstance) -> list[dict[str, str]]:
     """Returns all plans of an instance."""
     names = [r.name for r in instance.regions]
     return [
@@ -80,13 +80,13 @@ def every_plan(instance: Instance) -> list[dict[str, str]]:
     ]
 
 
-def allowed(instance: Instance, found: Score) -> bool:
+def allowed(instance: TetrisInstance, found: Score) -> bool:
     """Returns whether a plan violates only constraints that the start violates, each by no more than the start."""
     before = {(v.constraint, v.where): v.by for v in score(instance, {}).violations}
     return all(v.by <= before.get((v.constraint, v.where), 0.0) + 1e-9 * max(1.0, abs(v.by)) for v in found.violations)
 
 
-def excess_of(instance: Instance, found: Score) -> float:
+def excess_of(instance: TetrisInstance, found: Score) -> float:
     """Returns the relative excess of a plan from its plain score: each violation divided by the constraint's scale."""
     columns = Columns.of(instance)
     fixed = Problem(columns).fixed

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bench.tetris_dense import dense
-from domain.instance import Instance, Job, Region, Table, Weights
+from domain.instance import Job, Region, Table, TetrisInstance, Weights
 from tests.tetris.small import allowed, every_plan, small_instance
 from tetris.climb import Step, _Climb, climb
 from tetris.columns import Columns
@@ -87,12 +87,12 @@ def test_it_ends_where_it_is_told_to() -> None:
 @pytest.mark.parametrize(
     "instance",
     [
-        Instance((Region("r", 1.0),), (), ()),
-        Instance((Region("r", 1.0), Region("s", 1.0)), (), (Job("j", "ml", (), 1),)),
-        Instance((Region("r", 0.0), Region("s", 0.0)), (Table("t", 0.0, "r"),), (Job("j", "spark", ("t",), 1),)),
+        TetrisInstance((Region("r", 1.0),), (), ()),
+        TetrisInstance((Region("r", 1.0), Region("s", 1.0)), (), (Job("j", "ml", (), 1),)),
+        TetrisInstance((Region("r", 0.0), Region("s", 0.0)), (Table("t", 0.0, "r"),), (Job("j", "spark", ("t",), 1),)),
     ],
 )
-def test_instances_of_almost_nothing(instance: Instance) -> None:
+def test_instances_of_almost_nothing(instance: TetrisInstance) -> None:
     """Instances without tables, bytes or a second region are solved without an error."""
     found = climb(Columns.of(instance), clock=never, time_s=0.05)
     assert found.total == score(instance, {}).total
@@ -124,7 +124,7 @@ def test_moves_that_gain_the_most_come_first() -> None:
         Job("pair", "ml", ("a", "b", "d"), 3, weight=9.0),
         Job("little", "ml", ("e", "d"), 3, weight=0.1),
     )
-    columns = Columns.of(Instance(regions, tables, jobs, weights=Weights(storage=0.0)))
+    columns = Columns.of(TetrisInstance(regions, tables, jobs, weights=Weights(storage=0.0)))
     moves = list(explain(columns, columns.homes_of({"a": "s", "b": "s", "e": "s"})))
     assert [m.table for m in moves] == ["a", "b", "e"]
     assert [m.gain_region for m in moves] == [("one",), ("pair",), ("little",)]
@@ -152,7 +152,7 @@ def test_v1_looks_at_neither_overload_nor_priority() -> None:
     regions = (Region("r", 100.0, {"a": 10.0}), Region("s", 100.0, {"a": 30.0}))
     tables = (*(Table(f"t{i}", 1.0, "r") for i in range(4)), Table("x", 1.0, "s"))
     jobs = tuple(Job(f"j{i}", "ml", (f"t{i}",), 3, gpu_type="a", gpu_hours=10.0) for i in range(4))
-    start = Instance(regions, tables, jobs, weights=Weights(by_priority={3: 0.0}, storage=1000.0))
+    start = TetrisInstance(regions, tables, jobs, weights=Weights(by_priority={3: 0.0}, storage=1000.0))
     first, second = (search(Columns.of(start), time_s=0.2).home for search in (v1, climb))
     assert np.bincount(first[:4], minlength=2).tolist() == [1, 3]
     assert sorted(np.bincount(second, minlength=2).tolist()) == [2, 3]

@@ -183,5 +183,5 @@ def test_an_interrupt(tmp_path: Path, searches: bool) -> None:
 
 def test_placing_needs_no_solver() -> None:
     """CP-SAT is imported only by the search that uses it."""
-    code = "import sys, tetris.climb, tetris.exact, tetris.night; sys.exit('ortools' in sys.modules)"
+    code = "import sys, tetris.climb, tetris.exact, tetris.placement_run; sys.exit('ortools' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

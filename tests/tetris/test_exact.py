@@ -7,7 +7,7 @@ from itertools import chain, repeat
 import numpy as np
 import pytest
 
-from domain.instance import Instance, Job, Region, Table
+from domain.instance import Job, Region, Table, TetrisInstance
 from tests.tetris.small import allowed, every_plan, excess_of, small_instance
 from tetris.climb import climb
 from tetris.columns import Columns
@@ -18,7 +18,7 @@ from tetris.problem import Problem
 from tetris.score import score
 
 
-def best_by_enumeration(instance: Instance) -> tuple[float, float]:
+def best_by_enumeration(instance: TetrisInstance) -> tuple[float, float]:
     """Returns the least excess of allowed plans, and the least total among the plans with that excess."""
     weights = []
     for plan in every_plan(instance):
@@ -29,7 +29,7 @@ def best_by_enumeration(instance: Instance) -> tuple[float, float]:
     return least, min(total for over, total in weights if over <= least * (1 + 1e-9))
 
 
-def assert_is_best(instance: Instance) -> None:
+def assert_is_best(instance: TetrisInstance) -> None:
     columns = Columns.of(instance)
     answer = solve(columns, time_s=60)
     least, total = best_by_enumeration(instance)
@@ -56,7 +56,7 @@ def test_equal_tables_are_one_class() -> None:
     regions = tuple(Region(n, 30.0 + 7 * i, {"g": 10.0 * i}) for i, n in enumerate(names))
     tables = tuple(Table(f"t{i}", 4.0, "a") for i in range(6))
     jobs = tuple(Job(f"j{i}", "ml", (f"t{i}",), 1, gpu_type="g", gpu_hours=5.0) for i in range(3))
-    instance = Instance(regions, tables, jobs)
+    instance = TetrisInstance(regions, tables, jobs)
     branching = Branching(Columns.of(instance))
     assert branching.fixed.twin.tolist() == [[-1, 1], [0, 2], [1, -1], [-1, 4], [3, 5], [4, -1]]
     assert_is_best(instance)
@@ -66,17 +66,17 @@ def test_tables_of_one_job_may_be_exchanged_if_its_order_does_not_matter() -> No
     """Two tables that the same jobs read are interchangeable; a table that other jobs read too is not."""
     tables = tuple(Table(f"t{i}", 4.0, "a") for i in range(3))
     jobs = (Job("j", "ml", ("t0", "t1", "t2"), 1), Job("k", "ml", ("t2", "t1"), 1, weight=2.0))
-    branching = Branching(Columns.of(Instance((Region("a", 99.0), Region("b", 99.0)), tables, jobs)))
+    branching = Branching(Columns.of(TetrisInstance((Region("a", 99.0), Region("b", 99.0)), tables, jobs)))
     assert branching.fixed.twin.tolist() == [[-1, -1], [-1, 2], [1, -1]]
 
 
 @pytest.mark.parametrize(
     "instance",
     [
-        Instance((Region("a", 0.0),), (), ()),
-        Instance((Region("a", 1.0), Region("b", 0.0)), (Table("t", 0.0, "a"),), ()),
-        Instance((Region("a", 0.0, {"g": 0.0}),), (), (Job("j", "ml", (), 1, gpu_type="h", gpu_hours=3.0),)),
-        Instance(
+        TetrisInstance((Region("a", 0.0),), (), ()),
+        TetrisInstance((Region("a", 1.0), Region("b", 0.0)), (Table("t", 0.0, "a"),), ()),
+        TetrisInstance((Region("a", 0.0, {"g": 0.0}),), (), (Job("j", "ml", (), 1, gpu_type="h", gpu_hours=3.0),)),
+        TetrisInstance(
             (Region("a", 9.0, {"g": 3.0}), Region("b", 9.0)),
             (Table("t", 1.0, "b", ("a",)), Table("u", 1.0, "b", ("a",))),
             (Job("j", "ml", ("t",), 1, gpu_type="g", gpu_hours=3.0),),
@@ -85,7 +85,7 @@ def test_tables_of_one_job_may_be_exchanged_if_its_order_does_not_matter() -> No
     ],
     ids=["nothing", "no bytes", "a job without tables", "only replicas may be used"],
 )
-def test_corners(instance: Instance) -> None:
+def test_corners(instance: TetrisInstance) -> None:
     """Zero denominators, instances without a choice, and moves that copy no bytes are handled."""
     assert_is_best(instance)
 
@@ -138,11 +138,11 @@ def test_what_is_too_large_is_refused() -> None:
     """An instance that is too large is rejected with the number, the limit and the method to use instead."""
     regions = tuple(Region(f"r{i:02}", 1.0) for i in range(63))
     with pytest.raises(ValueError, match="regions: 63: the exact method supports up to 62; use climb"):
-        solve(Columns.of(Instance(regions, (), ())), time_s=1)
+        solve(Columns.of(TetrisInstance(regions, (), ())), time_s=1)
     tables = tuple(Table(f"t{i}", 1.0, "a") for i in range(5000))
     jobs = tuple(Job(f"j{i}", "ml", (f"t{i}", f"t{i + 1}"), 1) for i in range(4999))
     with pytest.raises(ValueError, match="tables: 5000 with 4999 groups of jobs"):
-        solve(Columns.of(Instance((Region("a", 1.0),), tables, jobs)), time_s=1)
+        solve(Columns.of(TetrisInstance((Region("a", 1.0),), tables, jobs)), time_s=1)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from domain.instance import LEAST_AMOUNT, MOST_AMOUNT, Instance, Job, Region, Table, Weights
+from domain.instance import LEAST_AMOUNT, MOST_AMOUNT, Job, Region, Table, TetrisInstance, Weights
 from tests.tetris.small import small_instance
 from tetris.climb import climb
 from tetris.columns import Columns
@@ -21,7 +21,7 @@ def never() -> float:
     return 0.0
 
 
-def scaled(instance: Instance, size: float, weight: float, capacity: float) -> Instance:
+def scaled(instance: TetrisInstance, size: float, weight: float, capacity: float) -> TetrisInstance:
     """Returns the instance with its sizes, weights of terms, and capacities multiplied."""
     weights = instance.weights
     return replace(
@@ -69,7 +69,7 @@ def test_the_magnitude_of_weights_does_not_change_what_is_found() -> None:
         assert totals == pytest.approx([totals[0]] * 3, rel=0.02)
 
 
-EXTREMES = Instance(
+EXTREMES = TetrisInstance(
     (
         Region("r", MOST_AMOUNT, {"a": LEAST_AMOUNT, "b": MOST_AMOUNT}, {"app": LEAST_AMOUNT}),
         Region("s", LEAST_AMOUNT, {"a": MOST_AMOUNT}, {"app": MOST_AMOUNT}),
@@ -116,6 +116,6 @@ def test_the_largest_beside_the_smallest(weights: Weights) -> None:
     assert answer.total <= score(small_of, {}).total * (1 + 1e-9) or answer.excess < 1e300
 
 
-def _of_tables(instance: Instance, count: int) -> tuple[Job, ...]:
+def _of_tables(instance: TetrisInstance, count: int) -> tuple[Job, ...]:
     there = {t.name for t in instance.tables[:count]}
     return tuple(j for j in instance.jobs if there.issuperset(j.tables))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from domain.instance import Instance
+from domain.instance import TetrisInstance
 from tests.tetris.small import allowed, small_instance
 from tetris.columns import Columns
 from tetris.problem import Problem
@@ -41,7 +41,7 @@ def test_incremental_equals_plain(
         agrees(instance, columns, problem)
 
 
-def agrees(instance: Instance, columns: Columns, problem: Problem) -> None:
+def agrees(instance: TetrisInstance, columns: Columns, problem: Problem) -> None:
     """Asserts that total and violations equal those of the plain score."""
     plain = score(instance, columns.plan_of(problem.home))
     assert problem.total == pytest.approx(plain.total, rel=1e-9, abs=1e-9)

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from domain.instance import Instance, Job, Region, Table, Weights
+from domain.instance import Job, Region, Table, TetrisInstance, Weights
 from tests.tetris.small import small_instance
 from tetris.climb import one_pass
 from tetris.columns import Columns
@@ -51,7 +51,7 @@ def test_neighbourhoods_of_mast_shape_are_solved_in_their_effort(tables: int, re
     assert problem.excess[0] < before[0] or problem.total <= before[1]
 
 
-def _two_groups_change_places() -> Instance:
+def _two_groups_change_places() -> TetrisInstance:
     """Returns two jobs of two tables each, each job in the other's region, with space for one more table per region."""
     regions = Region("a", 5.0, {"g": 9.0}), Region("b", 5.0, {"h": 9.0})
     tables = tuple(Table(f"{r}{n}", 2.0, r) for r, n in product("ab", range(2)))
@@ -59,7 +59,7 @@ def _two_groups_change_places() -> Instance:
         Job("h", "ml", ("a0", "a1"), 1, gpu_type="h", gpu_hours=9.0),
         Job("g", "ml", ("b0", "b1"), 1, gpu_type="g", gpu_hours=9.0),
     )
-    return Instance(regions, tables, jobs, Weights(storage=0.0))
+    return TetrisInstance(regions, tables, jobs, Weights(storage=0.0))
 
 
 def test_what_neither_moves_nor_swaps_find() -> None:

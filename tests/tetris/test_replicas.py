@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from domain.ids import split_read
-from domain.instance import Instance, Job, Region, Table
+from domain.instance import Job, Region, Table, TetrisInstance
 from domain.reads import Reads
 from tests.tetris.small import small_instance
 from tetris.columns import NONE, Columns
@@ -29,7 +29,7 @@ def regions(*names: str, room: float = 100.0) -> tuple[Region, ...]:
 
 def test_a_disaster_takes_one_copy_at_most() -> None:
     """The recovery replica is in a region unlikely to fail with the home, and then in one that can take the load."""
-    given = Instance(
+    given = TetrisInstance(
         (*regions("r", "s"), Region("t", 100.0, {"a": 40.0}), Region("u", 100.0)),
         (Table("x", 10.0, "r"),),
         (Job("j", "ml", ("x",), 1, gpu_type="a", gpu_hours=30.0),),
@@ -44,7 +44,7 @@ def test_a_disaster_takes_one_copy_at_most() -> None:
 
 def test_a_job_of_two_kinds_of_hardware_gets_a_replica() -> None:
     """If no region has both GPU types of a table's jobs, a replica goes to the region with the most supply of one."""
-    given = Instance(
+    given = TetrisInstance(
         (Region("r", 100.0, {"a": 10.0}), Region("s", 100.0, {"b": 5.0}), Region("t", 100.0, {"b": 50.0})),
         (Table("x", 10.0, "r"),),
         (
@@ -62,7 +62,7 @@ def test_a_job_of_two_kinds_of_hardware_gets_a_replica() -> None:
 
 def test_only_the_partitions_that_are_needed_are_copied() -> None:
     """A job that reads a tenth of a table gets a replica of a tenth of its bytes, where the whole would not fit."""
-    given = Instance(
+    given = TetrisInstance(
         (Region("r", 100.0, {"a": 10.0}), Region("s", 30.0, {"a": 20.0})),
         (Table("x", 60.0, "r"), Table("y", 10.0, "s")),
         (Job("j", "ml", ("x", "y"), 1, gpu_type="a", gpu_hours=1.0),),
@@ -85,7 +85,7 @@ def test_only_the_partitions_that_are_needed_are_copied() -> None:
 def test_each_job_needs_its_own_partitions() -> None:
     """Each job needs exactly its own partitions; partitions that are already there are not copied again."""
     jobs = {"i": ("x/1",), "j": ("x/2",), "k": ("x/1", "x/2", "x/3"), "l": ()}
-    given = Instance(
+    given = TetrisInstance(
         (Region("r", 100.0), Region("s", 80.0, {"a": 20.0})),
         (Table("x", 60.0, "r"),),
         tuple(Job(name, "ml", ("x",), 1 + n, gpu_type="a", gpu_hours=1.0) for n, name in enumerate(jobs)),
@@ -115,7 +115,7 @@ def test_each_job_needs_its_own_partitions() -> None:
 )
 def test_reads_of_another_instance(reads: Reads, message: str) -> None:
     """Reads of unknown jobs, tables or partitions are rejected with an error that names them."""
-    given = Instance(regions("r"), (Table("x", 2.0, "r"), Table("y", 2.0, "r")), (Job("j", "ml", ("x",), 1),))
+    given = TetrisInstance(regions("r"), (Table("x", 2.0, "r"), Table("y", 2.0, "r")), (Job("j", "ml", ("x",), 1),))
     with pytest.raises(ValueError, match=re.escape(message)):
         RequiredPieces.of(Columns.of(given), reads)
 
@@ -161,7 +161,7 @@ def test_partial_replicas_add_up(seed: int, data: st.DataObject) -> None:
 
 def test_what_does_not_fit_is_told() -> None:
     """A job whose tables fit in no region stays unplaced, and the missing bytes are reported."""
-    given = Instance(
+    given = TetrisInstance(
         regions("r", "s", room=50.0),
         (Table("x", 40.0, "r"), Table("y", 45.0, "s")),
         (Job("j", "ml", ("x", "y"), 1, gpu_type="a", gpu_hours=1.0),),
@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_told() -> None:
 
 def test_high_priority_data_comes_first() -> None:
     """If storage is short, the tables of the higher level get their replicas."""
-    given = Instance(
+    given = TetrisInstance(
         (Region("r", 100.0, {"a": 1.0}), Region("s", 10.0, {"a": 1.0})),
         (Table("x", 8.0, "r"), Table("y", 8.0, "r")),
         (Job("j", "spark", ("x",), 4), Job("k", "spark", ("y",), 1)),
@@ -188,7 +188,7 @@ def test_hot_tables_are_spread_by_supply() -> None:
     """The hottest tables of a GPU type go to the regions that have it, within each region's budget by supply."""
     jobs = tuple(Job(f"j{i}", "ml", ("x",), 3, gpu_type="a", gpu_hours=1.0) for i in range(3))
     jobs += tuple(Job(f"k{i}", "ml", ("y",), 3, gpu_type="a", gpu_hours=1.0) for i in range(2))
-    given = Instance(
+    given = TetrisInstance(
         (Region("r", 100.0, {"a": 1.0}), Region("s", 20.0, {"a": 3.0, "b": 1.0}), Region("t", 100.0)),
         (Table("x", 7.0, "r"), Table("y", 7.0, "r")),
         jobs,
@@ -201,7 +201,7 @@ def test_hot_tables_are_spread_by_supply() -> None:
 
 def test_jobs_come_before_recovery_and_serve_it() -> None:
     """With space for one copy, a job without a region gets it; the copy also counts as the table's recovery replica."""
-    given = Instance(
+    given = TetrisInstance(
         (Region("r", 100.0, {"a": 10.0}), Region("s", 20.0, {"b": 10.0}), Region("t", 0.0)),
         (Table("x", 15.0, "r"), Table("y", 15.0, "r")),
         (
@@ -223,7 +223,7 @@ def test_hot_data_of_high_priority_comes_first() -> None:
     """A hot table of priority 1 gets the budget before one of priority 7 that more jobs read."""
     jobs = tuple(Job(f"j{i}", "ml", ("x",), 7, gpu_type="a", gpu_hours=1.0) for i in range(12))
     jobs += tuple(Job(f"k{i}", "ml", ("y",), 1, gpu_type="a", gpu_hours=1.0) for i in range(10))
-    given = Instance(regions("r", "s", room=30.0), (Table("x", 10.0, "r"), Table("y", 10.0, "r")), jobs)
+    given = TetrisInstance(regions("r", "s", room=30.0), (Table("x", 10.0, "r"), Table("y", 10.0, "r")), jobs)
     columns = Columns.of(given)
     found = replicate(columns, columns.home, Policy(disaster_recovery_level=0))
     assert [(r.table, columns.regions[r.region], r.reason) for r in found.replicas] == [(1, "s", "hot")]
@@ -235,7 +235,7 @@ def test_analytics_reads_from_afar() -> None:
     kinds = (("spark", None, []), ("spark", "a", [("z", "r")]), ("ml", None, [("z", "r")]))
     for kind, gpu_type, wanted in kinds:
         job = Job("j", kind, ("x", "y", "z"), 1, gpu_type=gpu_type)  # type: ignore[arg-type]
-        columns = Columns.of(Instance((*regions("r"), Region("s", 100.0)), tables, (job,)))
+        columns = Columns.of(TetrisInstance((*regions("r"), Region("s", 100.0)), tables, (job,)))
         found = replicate(columns, columns.home, ONLY_JOBS)
         assert [(columns.table_names[r.table], columns.regions[r.region]) for r in found.replicas] == wanted
         assert len(jobs_without_region(columns, found.held)) == 0

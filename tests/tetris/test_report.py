@@ -2,14 +2,14 @@
 
 import json
 
-from domain.instance import Instance, Job, Region, Table
+from domain.instance import Job, Region, Table, TetrisInstance
 from tetris.columns import Columns
 from tetris.report import Summary, lines, summarise
 
 
 def test_regions_before_and_after() -> None:
     """Demand follows its table; high-priority demand and demand without supply are shown separately."""
-    given = Instance(
+    given = TetrisInstance(
         (Region("r", 100.0, {"a": 10.0}), Region("s", 50.0, {"a": 40.0, "b": 5.0})),
         (Table("x", 25.0, "r"), Table("y", 5.0, "s")),
         (
@@ -38,7 +38,7 @@ def test_regions_before_and_after() -> None:
 
 def test_parts_of_next_to_nothing() -> None:
     """A ratio to a very small supply is shown as a power of ten, so that columns stay narrow."""
-    given = Instance(
+    given = TetrisInstance(
         (Region("r", 100.0, {"a": 1e-9}), Region("s", 0.0, {"a": 1.0})),
         (Table("x", 25.0, "r"),),
         (Job("j", "ml", ("x",), 1, gpu_type="a", gpu_hours=20.0),),

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from domain.instance import Instance, Job, Region, Table, Violation, Weights, job_region
+from domain.instance import Job, Region, Table, TetrisInstance, Violation, Weights, job_region
 from tetris.score import score
 
 TWO = (Region("r1", 100.0, {"a": 30.0}), Region("r2", 300.0, {"a": 10.0}))
 
 
-def instance(*jobs: Job, **more: object) -> Instance:
+def instance(*jobs: Job, **more: object) -> TetrisInstance:
     """Returns an instance of two regions with a table of 25 bytes in the first and one of 75 bytes in the second."""
     tables = (Table("t1", 25.0, "r1"), Table("t2", 75.0, "r2"))
-    return Instance(TWO, tables, jobs, **more)  # type: ignore[arg-type]
+    return TetrisInstance(TWO, tables, jobs, **more)  # type: ignore[arg-type]
 
 
 def test_read_counts_what_is_not_at_home() -> None:
@@ -53,7 +53,7 @@ def test_storage_compares_shares() -> None:
     """The storage term is the squared difference of a region's shares of bytes and capacity; a zero total gives 0."""
     assert score(instance(), {}).storage == pytest.approx(0.0)
     assert score(instance(), {"t1": "r2"}).storage == pytest.approx(0.25**2 * 2)
-    assert score(Instance((Region("r", 0.0),), (), ()), {}).total == 0.0
+    assert score(TetrisInstance((Region("r", 0.0),), (), ()), {}).total == 0.0
 
 
 def test_a_replica_is_used_up() -> None:

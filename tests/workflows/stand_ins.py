@@ -117,7 +117,7 @@ class Registry(StandIns):
         await self._called(Activity.MACHINE_NOTICED, notice)
 
 
-class Ledger(StandIns):
+class LedgerActivities(StandIns):
     """Activities of one instance: its ledger and its provider."""
 
     def __init__(self) -> None:

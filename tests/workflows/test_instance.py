@@ -14,7 +14,7 @@ from lifecycle.instances import LATEST_INSTANCES
 from tests.workflows.agents import until
 from tests.workflows.lab import handled, serving
 from tests.workflows.replays import replay
-from tests.workflows.stand_ins import Ledger
+from tests.workflows.stand_ins import LedgerActivities
 from workflows.instance import InstanceWorkflow
 
 _NUMBERS = itertools.count(1)
@@ -25,7 +25,7 @@ class Instance:
 
     def __init__(self, client: Client, id_: str) -> None:
         self.id = id_
-        self.ledger = Ledger()
+        self.ledger = LedgerActivities()
         self._client = client
 
     async def begins(self, phase: str = "requested", **more: float) -> None:

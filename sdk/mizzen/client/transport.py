@@ -181,7 +181,7 @@ class Transport:
 
         Raises:
             ApiError: the API responded with a problem that is not temporary.
-            Lost: the API cannot be reached now, or the stream broke off.
+            StreamBroken: the API cannot be reached now, or the stream broke off.
         """
         try:
             with self._http.stream(
@@ -263,7 +263,7 @@ def decode(text: str) -> Any:
     """Parse JSON from a stream.
 
     Raises:
-        Lost: the text is truncated.
+        StreamBroken: the text is truncated.
     """
     try:
         return json.loads(text)

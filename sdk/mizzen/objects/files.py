@@ -160,7 +160,7 @@ class FileStore:
         return Content(body, None)
 
     def store_digest(self, info: ObjectInfo) -> StoreDigest | None:
-        """Return None: a file system stores no digest. See `ObjectStore.vouched`."""
+        """Return None: a file system stores no digest. See `ObjectStore.store_digest`."""
         return None
 
     def look(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:

@@ -117,7 +117,7 @@ class GCSStore:
         return Content(body, _vouched(blob))
 
     def store_digest(self, info: ObjectInfo) -> StoreDigest | None:
-        """Return the store's digest of an object; see `ObjectStore.vouched`."""
+        """Return the store's digest of an object; see `ObjectStore.store_digest`."""
         try:
             return _vouched(self._version(info))
         except ChangedObject:

@@ -146,7 +146,7 @@ class S3Store:
         return content(self._object(info.key), info.size_bytes, info.tag)
 
     def store_digest(self, info: ObjectInfo) -> StoreDigest | None:
-        """Return the store's digest of an object; see `ObjectStore.vouched`."""
+        """Return the store's digest of an object; see `ObjectStore.store_digest`."""
         of = self._object(info.key)
         said = self._client.head_object(**of.asked, ChecksumMode="ENABLED")
         return store_digest(of, info.size_bytes, said) if said["ETag"].strip('"') == info.tag else None
