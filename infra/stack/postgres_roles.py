@@ -24,8 +24,9 @@ _FOREIGN = """
      where p.pronamespace = 'public'::regnamespace and p.proowner <> %(role)s::regrole
        and not exists (select from pg_depend as d where d.objid = p.oid and d.deptype = 'e')
     union all
-    select 'type', t.oid::regtype::text from pg_type as t
-     where t.typnamespace = 'public'::regnamespace and t.typowner <> %(role)s::regrole and t.typtype in ('e', 'd')
+    select 'type', t.oid::regtype::text from pg_type as t left join pg_class as c on c.oid = t.typrelid
+     where t.typnamespace = 'public'::regnamespace and t.typowner <> %(role)s::regrole
+       and (t.typtype in ('e', 'd') or c.relkind = 'c')
 """
 """Selects kind and name of objects in the database that `mizzen` does not own. Indexes, triggers and owned sequences
 change their owner with their table."""

@@ -26,6 +26,7 @@ _SQL = {
     "0003_award.sql": "04bbb5f7d17e593eca59b44510dcfb107fd0e08a016bde6c9a4810b56902005a",
     "0005_catalogue.sql": "7b4f1d50950cdbea2755dc5fda030ca8b18b01b52bfb447b97679f5230a9f468",
     "0006_staleness.sql": "688f0e390c3635a13c5f0d87b80b61f31f8b856ff24fb783a157060a26d1669c",
+    "0021_award.sql": "99e95c7376ce0d52e03493df3e4e213fcd1d78b92813d3d64cfc07bea83994e9",
 }
 """SHA-256 of each file that a revision reads. A change needs a new revision with a new file."""
 

@@ -1,214 +1,163 @@
--- The award (MAST 4.3). Locks the rows that the plans depend on, checks each plan against the state that the plans
--- before it leave, and writes all plans before the first invalid one. `activities.scheduling.awards` builds
--- `candidates`, in queue order, each with these fields:
+-- The award (MAST 4.3): commits a batch of plans in queue order, up to the first plan that does not hold any more.
+-- `activities.scheduling.awards` makes the batch, an array of `award_candidate` as JSON (infra/db/types.sql).
 --
---     workload, rank, region, gpu_types, cpus_milli, plan, detail    written unchanged
---     reason, waiting_reason       reason of the new phase: if the attempt holds everything, or if it waits for victims
---     machines                     [{machine, gpus, cpus_milli, memory_bytes}], the resources requested on each machine
---     victims                      [{victim, attempt}], with the attempt that the bid refers to
+-- `awarded` is the number of candidates that were awarded. `gone` is null if all were. Otherwise it is about the first candidate
+-- that was not: true if its workload is no longer queued, false if its plan is stale.
 --
--- Returns `awarded`, the number of plans that were written, and `gone`. `gone` is null if all plans were written.
--- Otherwise it describes the next candidate: true if it is not queued any more, false if its plan became invalid.
---
--- One call is one transaction and one round trip. Query plans are prepared once for each connection, independently of
--- the sizes of the tables, so they must use index lookups. Locks are taken in the order of
--- `activities.lifecycle.handover`: workloads by id, machines by id, then the rows that are written under these locks.
+-- One call is one transaction and one round trip. Each connection plans the statements once. The settings below make these plans
+-- look rows up by their keys, whatever sizes the tables have at that time. Locks are taken in the order of
+-- `activities.lifecycle.handover`: workloads by id, machines by id, then what is written under them.
 create or replace function award_plans(candidates jsonb, out awarded bigint, out gone boolean) returns record
 language plpgsql set plan_cache_mode to 'force_generic_plan'
 set enable_seqscan to 'off' set enable_hashjoin to 'off' set enable_mergejoin to 'off' as $$
 declare
-    -- What is locked, in parallel arrays.
-    known text[];
-    tenants text[];
-    attempts bigint[];
-    queued boolean[];
-    machines text[];
-    free bigint[];  -- Null where no work is taken.
-    promised_to bigint[];
-    free_cpus bigint[];
-    free_memory bigint[];
-    -- What one candidate wants of one machine, and gets: held at once, or awaited from its victims.
-    wish record;
-    given record;
-    at int;
-    number bigint := 0;
-    held bigint;
-    due bigint;
-    due_cpus bigint;
-    due_memory bigint;
+    batch award_candidate[];
+    -- The locked rows, and their ids in the same order, in which `array_position` finds the index of a row.
+    workload_ids text[];
+    workloads award_workload[];
+    machine_ids text[];
+    machines award_machine[];
+    -- What is checked at the moment.
+    candidate award_candidate;
+    workload award_workload;
+    requested award_request;
+    machine_index int;
+    machine award_machine;
+    allocation award_allocation;
+    allocations award_allocation[];
+    -- The result of the check.
+    accepted award_candidate[] := '{}';
     evicted text[] := '{}';
-    ready boolean[] := '{}';
-    -- What will be allocated, in parallel arrays.
-    of_number bigint[] := '{}';
-    of_machine text[] := '{}';
-    of_held bigint[] := '{}';
-    of_due bigint[] := '{}';
-    of_cpus bigint[] := '{}';
-    of_due_cpus bigint[] := '{}';
-    of_memory bigint[] := '{}';
-    of_due_memory bigint[] := '{}';
+    verdict text;  -- On the first candidate that is not accepted: `gone` or `stale`, as in `awards.Verdict`.
 begin
-    select array_agg(w.id), array_agg(w.tenant), array_agg(w.attempt),
-           array_agg(w.phase in ('pending', 'preempted') and w.held_by is null)
-    into known, tenants, attempts, queued
+    batch := array(select c from jsonb_populate_recordset(null::award_candidate, candidates) as c);
+
+    -- 1. Lock the workloads of the candidates and their victims, by id.
+    select array_agg(w.id),
+           array_agg((w.tenant, w.attempt, w.phase in ('pending', 'preempted') and w.held_by is null)::award_workload)
+    into workload_ids, workloads
     from (
         select id, tenant, attempt, phase, held_by from workload where id = any (array(
-            select c ->> 'workload' from jsonb_array_elements(candidates) as c
-            union all select v ->> 'victim' from jsonb_path_query(candidates, '$[*].victims[*]') as v))
+            select c.workload from unnest(batch) as c
+            union all select v.victim from unnest(batch) as c, unnest(c.victims) as v))
         order by id for update) as w;
-    select array_agg(m.id), array_agg(m.free), array_agg(m.promised), array_agg(m.free_cpus_milli),
-           array_agg(m.free_memory_bytes)
-    into machines, free, promised_to, free_cpus, free_memory
+
+    -- 2. Lock the machines, by id.
+    select array_agg(m.id), array_agg((m.free_slots, m.promised, m.free_cpus_milli, m.free_memory_bytes)::award_machine)
+    into machine_ids, machines
     from (
         select id, promised, free_cpus_milli, free_memory_bytes,
                case when state = 'ready' and cordon is null and not draining
-                   then ((1::bigint << gpus::int) - 1) & ~machine.held end as free
-        from machine where id = any (array(
-            select m ->> 'machine' from jsonb_path_query(candidates, '$[*].machines[*]') as m))
+                   then ((1::bigint << gpus::int) - 1) & ~held end as free_slots
+        from machine where id = any (array(select r.machine from unnest(batch) as c, unnest(c.machines) as r))
         order by id for update) as m;
 
-    for wish in
-        select c.*, s.*
-        from rows from (jsonb_to_recordset(candidates) as (workload text, machines jsonb, victims jsonb))
-                 with ordinality as c (workload, machines, victims, number),
-             jsonb_to_recordset(c.machines) as s (machine text, gpus bigint, cpus_milli bigint, memory_bytes bigint)
-    loop
-        if wish.number > number then
-            number := wish.number;
-            at := array_position(known, wish.workload);
-            if at is null or not queued[at] then
-                gone := true;
-                exit;
-            end if;
-            if wish.victims <> '[]' then
-                -- Read without locks of their own: the workloads', which are held, keep all that is asked as it is.
-                select bool_and(
-                    coalesce(a.attempt = v.attempt and a.released_at is null and a.evicting_since is null, false)
-                    and v.victim <> all (evicted)
-                    and not exists (select from eviction as e where e.evictor = v.victim and e.victim = wish.workload and e.change = newest_outside_change())
-                ) as good, array_agg(v.victim) as ids
-                into given
-                from jsonb_to_recordset(wish.victims) as v (victim text, attempt bigint)
-                left join workload as w on w.id = v.victim
-                left join attempt as a on a.workload = w.id and a.attempt = w.attempt;
-                if not given.good then
-                    gone := false;
-                    exit;
-                end if;
-                evicted := evicted || given.ids;
-            end if;
-            ready[number] := true;
+    -- 3. Check each candidate against the state that the candidates before it leave.
+    <<check_candidates>>
+    foreach candidate in array batch loop
+        -- 3.1 The workload must still be queued.
+        workload := workloads[array_position(workload_ids, candidate.workload)];
+        if workload.queued is not true then
+            verdict := 'gone';
+            exit check_candidates;
         end if;
 
-        -- Free resources first, the rest as successor of the victims.
-        at := array_position(machines, wish.machine);
-        if at is null or free[at] is null then
-            gone := false;
-            exit;
-        end if;
-        held := lowest_bits(free[at], wish.gpus);
-        due := 0;
-        due_cpus := greatest(wish.cpus_milli - free_cpus[at], 0);
-        due_memory := greatest(wish.memory_bytes - free_memory[at], 0);
-        if bit_count(held::bit(64)) < wish.gpus or due_cpus > 0 or due_memory > 0 then
-            -- Of what the victims hold there. Slots are disjoint: each has one holder.
-            select coalesce(bit_or(l.slots), 0) as slots, coalesce(sum(l.cpus_milli - l.awaited_cpus_milli), 0) as cpus,
-                   coalesce(sum(l.memory_bytes - l.awaited_memory_bytes), 0) as memory
-            into given
-            from jsonb_to_recordset(wish.victims) as v (victim text, attempt bigint)
-            join allocation as l on l.workload = v.victim and l.attempt = v.attempt and l.machine = wish.machine
-            where l.released_at is null;
-            due := lowest_bits(given.slots & ~promised_to[at], wish.gpus - bit_count(held::bit(64)));
-            if bit_count((held | due)::bit(64)) < wish.gpus or due_cpus > given.cpus or due_memory > given.memory then
-                gone := false;
-                exit;
+        -- 3.2 The candidate must still be allowed to evict its victims.
+        if cardinality(candidate.victims) > 0 then
+            if not award_victims_evictable(candidate.workload, candidate.victims, evicted) then
+                verdict := 'stale';
+                exit check_candidates;
             end if;
-            promised_to[at] := promised_to[at] | due;
-            if due <> 0 or due_cpus > 0 or due_memory > 0 then
-                ready[number] := false;
-            end if;
+            evicted := evicted || array(select v.victim from unnest(candidate.victims) as v);
         end if;
-        free[at] := free[at] & ~held;
-        free_cpus[at] := free_cpus[at] - wish.cpus_milli + due_cpus;
-        free_memory[at] := free_memory[at] - wish.memory_bytes + due_memory;
-        of_number := of_number || number;
-        of_machine := of_machine || wish.machine;
-        of_held := of_held || held;
-        of_due := of_due || due;
-        of_cpus := of_cpus || wish.cpus_milli;
-        of_due_cpus := of_due_cpus || due_cpus;
-        of_memory := of_memory || wish.memory_bytes;
-        of_due_memory := of_due_memory || due_memory;
+
+        -- 3.3 Each machine must have what is requested of it. What is left is for the candidates after this one.
+        candidate.ready := true;
+        allocations := '{}';
+        foreach requested in array candidate.machines loop
+            machine_index := array_position(machine_ids, requested.machine);
+            machine := machines[machine_index];
+            allocation := award_allocate(machine, requested, candidate.victims);
+            if allocation is null then
+                verdict := 'stale';
+                exit check_candidates;
+            end if;
+            machine.free_slots := machine.free_slots & ~allocation.held;
+            machine.promised_slots := machine.promised_slots | allocation.awaited;
+            machine.free_cpus_milli :=
+                machine.free_cpus_milli - (allocation.cpus_milli - allocation.awaited_cpus_milli);
+            machine.free_memory_bytes :=
+                machine.free_memory_bytes - (allocation.memory_bytes - allocation.awaited_memory_bytes);
+            machines[machine_index] := machine;
+            candidate.ready := candidate.ready and allocation.ready;
+            allocations := allocations || allocation;
+        end loop;
+
+        -- 3.4 The candidate is accepted, as the next attempt of its workload.
+        candidate.tenant := workload.tenant;
+        candidate.attempt := workload.attempt + 1;
+        candidate.allocations := allocations;
+        if not candidate.ready then
+            candidate.reason := candidate.waiting_reason;
+        end if;
+        accepted := accepted || candidate;
     end loop;
-    awarded := number - (gone is not null)::int;
+
+    awarded := cardinality(accepted);
+    gone := verdict = 'gone';
     if awarded = 0 then
         return;
     end if;
 
-    with accepted as materialized (
-        select c.*, p.tenant, p.attempt, ready[c.number] as ready
-        from rows from (jsonb_to_recordset(candidates) as (
-                 workload text, rank bigint, region text, plan jsonb, gpu_types jsonb, cpus_milli bigint, reason jsonb,
-                 waiting_reason jsonb, detail jsonb)) with ordinality as c (
-                 workload, rank, region, plan, gpu_types, cpus_milli, reason, waiting_reason, detail, number),
-             lateral (select array_position(known, c.workload) as at) as i,
-             lateral (select tenants[i.at] as tenant, attempts[i.at] + 1 as attempt) as p
-        where c.number <= awarded
-    ), workloads as (
-        update workload
-        set attempt = a.attempt, region = a.region, phase = 'placing',
-            reason = case when a.ready then a.reason else a.waiting_reason end
-        from accepted as a where workload.id = a.workload
-    ), events as (
-        insert into event (kind, tenant, workload, attempt, region, reason, detail, dedup)
-        select 'workload.placing', tenant, workload, attempt, region,
-               case when a.ready then reason else waiting_reason end, detail, concat_ws(':', attempt, 'placing')
-        from accepted as a
-    ), mails as (
-        insert into outbox (kind, workload, body)
-        select 'mail', workload, jsonb_build_object(
-            'kind', 'awarded', 'attempt', attempt, 'detail', jsonb_build_object(
-                'ready', a.ready, 'region', region, 'rank', rank))
-        from accepted as a
-    ), waits as (
-        delete from waiting using accepted as a where waiting.workload = a.workload
-    )
+    -- 4. Write the attempts, phases, events and mail of the accepted candidates.
     insert into attempt (workload, attempt, region, plan, awarded_at, ready_at, gpu_types, cpus_milli, rank)
-    select workload, attempt, region, plan, clock_timestamp(), case when a.ready then clock_timestamp() end, gpu_types,
-           cpus_milli, rank
-    from accepted as a;
+    select c.workload, c.attempt, c.region, c.plan, clock_timestamp(), case when c.ready then clock_timestamp() end,
+           c.gpu_types, c.cpus_milli, c.rank
+    from unnest(accepted) as c;
 
+    update workload as w
+    set attempt = c.attempt, region = c.region, phase = 'placing', reason = c.reason
+    from unnest(accepted) as c where w.id = c.workload;
+
+    insert into event (kind, tenant, workload, attempt, region, reason, detail, dedup)
+    select 'workload.placing', c.tenant, c.workload, c.attempt, c.region, c.reason, c.detail,
+           concat_ws(':', c.attempt, 'placing')
+    from unnest(accepted) as c;
+
+    insert into outbox (kind, workload, body)
+    select 'mail', c.workload, jsonb_build_object(
+        'kind', 'awarded', 'attempt', c.attempt, 'detail', jsonb_build_object(
+            'ready', c.ready, 'region', c.region, 'rank', c.rank))
+    from unnest(accepted) as c;
+
+    delete from waiting as q using unnest(accepted) as c where q.workload = c.workload;
+
+    -- 5. Write the allocations.
     insert into allocation (workload, attempt, machine, slots, awaited, cpus_milli, awaited_cpus_milli, memory_bytes,
                             awaited_memory_bytes, held_at)
-    select c.workload, attempts[array_position(known, c.workload)] + 1, n.machine, n.held, n.due, n.cpus, n.due_cpus,
-           n.memory, n.due_memory, case when n.due = 0 and n.due_cpus = 0 and n.due_memory = 0 then clock_timestamp() end
-    from unnest(of_number, of_machine, of_held, of_due, of_cpus, of_due_cpus, of_memory, of_due_memory)
-             as n (number, machine, held, due, cpus, due_cpus, memory, due_memory),
-         lateral (select candidates -> (n.number::int - 1) ->> 'workload' as workload) as c
-    where n.number <= awarded;
+    select c.workload, c.attempt, l.machine, l.held, l.awaited, l.cpus_milli, l.awaited_cpus_milli, l.memory_bytes,
+           l.awaited_memory_bytes, case when l.ready then clock_timestamp() end
+    from unnest(accepted) as c, unnest(c.allocations) as l;
 
+    -- 6. Start the evictions: record them, mark the victims' attempts, and send mail to the victims.
     if evicted <> '{}' then
-        with evictions as (
-            insert into eviction (evictor, evictor_attempt, victim, victim_attempt)
-            select c.workload, attempts[array_position(known, c.workload)] + 1, v.victim, v.attempt
-            from rows from (jsonb_to_recordset(candidates) as (workload text, rank bigint, victims jsonb))
-                     with ordinality as c (workload, rank, victims, number),
-                 jsonb_to_recordset(c.victims) as v (victim text, attempt bigint)
-            where c.number <= awarded
-            returning evictor, victim, victim_attempt
-        ), leaving as (
-            select a.workload, a.attempt, a.rank, e.evictor
-            from attempt as a join evictions as e on a.workload = e.victim and a.attempt = e.victim_attempt
+        insert into eviction (evictor, evictor_attempt, victim, victim_attempt)
+        select c.workload, c.attempt, v.victim, v.attempt
+        from unnest(accepted) as c, unnest(c.victims) as v;
+
+        with victims as (
+            select a.workload, a.attempt, a.rank, c.workload as evictor, c.rank as evictor_rank
+            from unnest(accepted) as c, unnest(c.victims) as v
+            join attempt as a on a.workload = v.victim and a.attempt = v.attempt
             order by a.workload for update of a
-        ), victims as (
-            update attempt set evicting_since = clock_timestamp(), evictor = l.evictor
-            from leaving as l where attempt.workload = l.workload and attempt.attempt = l.attempt
+        ), marked as (
+            update attempt as a set evicting_since = clock_timestamp(), evictor = v.evictor
+            from victims as v where a.workload = v.workload and a.attempt = v.attempt
         )
         insert into outbox (kind, workload, body)
-        select 'mail', l.workload, jsonb_build_object(
-            'kind', 'evict', 'attempt', l.attempt, 'detail', jsonb_build_object(
-                'evictor', l.evictor, 'evictor_rank', c.rank, 'rank', l.rank))
-        from leaving as l
-        join jsonb_to_recordset(candidates) as c (workload text, rank bigint) on c.workload = l.evictor;
+        select 'mail', v.workload, jsonb_build_object(
+            'kind', 'evict', 'attempt', v.attempt, 'detail', jsonb_build_object(
+                'evictor', v.evictor, 'evictor_rank', v.evictor_rank, 'rank', v.rank))
+        from victims as v;
     end if;
 end $$;
