@@ -115,7 +115,7 @@ lint: setup
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/pre-commit validate-config
-	@$(BIN)/towncrier build --draft --version next >/dev/null
+	@$(BIN)/towncrier build --draft --version next >/dev/null 2>&1 || $(BIN)/towncrier build --draft --version next
 	@$(MAKE) -s docs
 
 # Into site/; a link or an anchor that leads nowhere is an error.
