@@ -11,7 +11,7 @@ from infra.config import Settings
 from infra.errors import ConfigurationError
 from providers.registry import check_providers, open_providers
 from providers.trace.cloud import Cloud, Machine
-from providers.trace.market import Instance, Market
+from providers.trace.market import Market, MarketInstance
 from providers.trace.settings import TraceSettings
 
 TYPES = {"small": {"gpus": 4, "gpu_type": "a100", "usd_per_h": 4}}
@@ -54,7 +54,7 @@ def test_a_trace_file_is_read(tmp_path: Path) -> None:
 def test_the_cloud_takes_what_is_too_many_by_lot_with_notice() -> None:
     """Surplus machines are chosen at random but reproducibly, and get a notice; leaving machines use capacity."""
     market = Market(settings(counts=[3, 1], gap_s=60), 0.0)
-    there = [Instance(f"m{number}", f"t{number}", "za", 0.0, 5.0) for number in range(3)]
+    there = [MarketInstance(f"m{number}", f"t{number}", "za", 0.0, 5.0) for number in range(3)]
     assert market.taken(there, 59.0) == []
     taken = market.taken(there, 60.0)
     assert len(taken) == 2
@@ -77,7 +77,7 @@ def test_launches_take_their_time_by_token() -> None:
     assert drawn[-1] < 25.0
 
 
-def _machine(instance: Instance, number: int) -> Machine:
+def _machine(instance: MarketInstance, number: int) -> Machine:
     return Machine(instance, number, f"west/c/{instance.token}", "west", "small", {}, "file:///b", "secret")
 
 
