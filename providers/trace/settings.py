@@ -1,12 +1,12 @@
 """The settings of a cloud that follows traces."""
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from domain.availability import parse_counts
 from domain.capacity import CapacityKind
 from domain.ids import NAME_PATTERN
 from infra.machine_shape import MachineShape
@@ -63,13 +63,11 @@ class Zone(_Part):
         if self.trace is None:
             return self.gap_s, self.counts
         try:
-            body = json.loads(self.trace.read_bytes())
-            gap_s, counts = float(body["metadata"]["gap_seconds"]), tuple(int(count) for count in body["data"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return parse_counts(self.trace.read_bytes())
+        except OSError as error:
             raise ValueError(f"trace: {self.trace}: is not a valid trace file: {error!r}") from None
-        if gap_s <= 0 or not counts or min(counts) < 0:
-            raise ValueError(f"trace: {self.trace}: gap_seconds must be > 0, and data a non-empty list of numbers >= 0")
-        return gap_s, counts
+        except ValueError as error:
+            raise ValueError(f"trace: {self.trace}: {error}") from None
 
 
 class TraceSettings(_Part):
