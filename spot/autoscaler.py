@@ -1,0 +1,116 @@
+"""The autoscaler: N_tar from the rate of requests (SkyServe, section 4), and a fixed one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class ScalingState:
+    """What an autoscaler remembers between two decisions."""
+
+    target: int
+    """N_tar, the number of replicas that should be ready."""
+    requests: tuple[tuple[float, int], ...] = ()
+    """The numbers of requests in the window, with the time at which each was counted, oldest first."""
+    above_since_s: float | None = None
+    """The time since which N_can has been above the target; None: N_can is not above the target."""
+    below_since_s: float | None = None
+    """The time since which N_can has been below the target; None: N_can is not below the target."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the state as values of JSON."""
+        return {
+            "target": self.target,
+            "requests": [list(one) for one in self.requests],
+            "above_since_s": self.above_since_s,
+            "below_since_s": self.below_since_s,
+        }
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> "ScalingState":
+        """Returns the state from the result of `to_json`."""
+        requests = tuple((float(at_s), int(count)) for at_s, count in body["requests"])
+        return cls(int(body["target"]), requests, body["above_since_s"], body["below_since_s"])
+
+
+class Autoscaler(Protocol):
+    """Decides the target. Its methods are pure."""
+
+    def start(self) -> ScalingState:
+        """Returns the state before the first decision."""
+        ...
+
+    def decide(self, state: ScalingState, now_s: float, requests: int) -> ScalingState:
+        """Returns the next state, which contains the target. `requests` arrived since the decision before."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedTarget:
+    """The target never changes."""
+
+    target: int
+
+    def start(self) -> ScalingState:
+        """See `Autoscaler.start`."""
+        return ScalingState(self.target)
+
+    def decide(self, state: ScalingState, now_s: float, requests: int) -> ScalingState:
+        """See `Autoscaler.decide`."""
+        return state
+
+
+@dataclass(frozen=True)
+class LoadAutoscaler:
+    """The load-based autoscaler of section 4.
+
+    R_t is the number of requests of the last `window_s` seconds, for each second; requests before the start count as
+    none. N_can = ceil(R_t / Q_tar), between the limits. The target becomes N_can once N_can has been above the target
+    in every decision of the last `upscale_delay_s` seconds, or below it for `downscale_delay_s` seconds.
+    """
+
+    requests_per_s: float
+    """Q_tar, the load of one replica in requests for each second; above 0."""
+    least: int = 1
+    most: int = 100
+    window_s: float = 60.0
+    upscale_delay_s: float = 600.0
+    downscale_delay_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not self.requests_per_s > 0:
+            raise ValueError(f"requests_per_s: {self.requests_per_s}: must be above 0")
+        if not 0 <= self.least <= self.most:
+            raise ValueError(f"least: {self.least}: must be from 0 to most ({self.most})")
+        if not self.window_s > 0:
+            raise ValueError(f"window_s: {self.window_s}: must be above 0")
+
+    def start(self) -> ScalingState:
+        """See `Autoscaler.start`. The first target is the least one."""
+        return ScalingState(self.least)
+
+    def decide(self, state: ScalingState, now_s: float, requests: int) -> ScalingState:
+        """See `Autoscaler.decide`."""
+        kept = [one for one in state.requests if one[0] > now_s - self.window_s]
+        counted = (*kept, (now_s, requests)) if requests else tuple(kept)
+        candidate = self.candidate(sum(count for _, count in counted))
+        above_s = _since(candidate > state.target, state.above_since_s, now_s)
+        below_s = _since(candidate < state.target, state.below_since_s, now_s)
+        state = replace(state, requests=counted, above_since_s=above_s, below_since_s=below_s)
+        up = above_s is not None and now_s - above_s >= self.upscale_delay_s
+        down = below_s is not None and now_s - below_s >= self.downscale_delay_s
+        if up or down:
+            return replace(state, target=candidate, above_since_s=None, below_since_s=None)
+        return state
+
+    def candidate(self, requests: int) -> int:
+        """Returns N_can if `requests` arrived within the window."""
+        return min(self.most, max(self.least, ceil(requests / self.window_s / self.requests_per_s)))
+
+
+def _since(holds: bool, before_s: float | None, now_s: float) -> float | None:
+    if not holds:
+        return None
+    return now_s if before_s is None else before_s

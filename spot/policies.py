@@ -1,0 +1,47 @@
+"""The policies by name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from spot.baselines import AllOnDemand, AsgLike, EvenSpread, MarkLike, RoundRobin, SpotOnly
+from spot.placement import DynamicPlacement
+from spot.spothedge import SpotHedge
+from spot.values import Policy, Zone
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """The settings with which a named policy is made."""
+
+    zones: tuple[Zone, ...]
+    """The enabled zones, at least one; the policies break ties by their order."""
+    extra: int = 1
+    """N_extra of SpotHedge. The other policies have no replicas beyond the target."""
+    retry_s: float = 300.0
+    """The time in seconds after which a zone that refused a launch is tried again."""
+
+
+def _spothedge(spread: bool) -> Callable[[PolicySettings], Policy]:
+    return lambda s: SpotHedge(DynamicPlacement(s.zones, spread), s.extra, retry_s=s.retry_s)
+
+
+POLICIES: Mapping[str, Callable[[PolicySettings], Policy]] = {
+    "spothedge": _spothedge(True),
+    "spothedge-alg1": _spothedge(False),
+    "even-spread": lambda s: EvenSpread(s.zones, retry_s=s.retry_s),
+    "round-robin": lambda s: RoundRobin(s.zones, retry_s=s.retry_s),
+    "spot-only": lambda s: SpotOnly(s.zones, retry_s=s.retry_s),
+    "asg-like": lambda s: AsgLike(EvenSpread(s.zones, retry_s=s.retry_s)),
+    "mark-like": lambda s: MarkLike(s.zones, retry_s=s.retry_s),
+    "on-demand": lambda _: AllOnDemand(),
+}
+"""How each policy is made. `spothedge` prefers zones with fewer replicas; `spothedge-alg1` is Algorithm 1 literally."""
+
+
+def make_policy(name: str, settings: PolicySettings) -> Policy:
+    """Returns a policy by its name in `POLICIES`.
+
+    Raises:
+        KeyError: no policy has this name.
+    """
+    return POLICIES[name](settings)

@@ -1,0 +1,66 @@
+"""Windows at random offsets of a trace, and the means of their measurements."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from spot.policies import PolicySettings, make_policy
+from spot.replay import ReplaySettings, WindowResult, replay_window
+from spot.traces import SpotTrace
+
+MEASURED = ("availability", "cost", "launches", "preemptions", "refusals", "on_demand_share")
+"""The fields of `WindowResult` for which means are computed."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Which windows of a trace to replay."""
+
+    ticks: int
+    """The length of each window; from 1 to the length of the trace."""
+    count: int = 100
+    seed: int = 0
+
+    def offsets(self, trace: SpotTrace) -> list[int]:
+        """Returns the first tick of each window, uniform over all windows that fit. Windows may overlap."""
+        last = trace.ticks - self.ticks
+        return [random.Random(f"{self.seed} window {k}").randint(0, last) for k in range(self.count)]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean over windows, and its standard error (0 for a single window)."""
+
+    mean: float
+    standard_error: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Mean":
+        """Returns the mean of at least one value. The standard error treats windows as independent."""
+        return cls(fmean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0)
+
+
+def replay_windows(
+    trace: SpotTrace, name: str, extra: int, settings: ReplaySettings, windows: Windows
+) -> Iterator[WindowResult]:
+    """Replays each window with the policy `name`, and yields its result.
+
+    The zones of a window are in a random order, which depends on the seed and the number of the window but not on the
+    policy. The traces have no prices, so the order decides which zones a policy prefers; the order of their names would
+    make Even Spread depend on the alphabet. A refused launch is tried again from the next tick.
+
+    Raises:
+        KeyError: no policy has this name.
+        ValueError: a window is longer than the trace.
+    """
+    for k, offset in enumerate(windows.offsets(trace)):
+        zones = list(trace.zones)
+        random.Random(f"{windows.seed} zones {k}").shuffle(zones)
+        policy = make_policy(name, PolicySettings(tuple(zones), extra, retry_s=trace.gap_s))
+        yield replay_window(trace, policy, settings, offset, windows.ticks)
+
+
+def means(results: Sequence[WindowResult]) -> dict[str, Mean]:
+    """Returns the mean and the standard error of each field in `MEASURED`, over at least one window."""
+    return {name: Mean.of([float(getattr(one, name)) for one in results]) for name in MEASURED}
