@@ -72,7 +72,10 @@ def spot() -> None:
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="File for all results; -: standard output.")
 def replay(**options: Any) -> None:
-    """Replay policies on traces of spot capacity: availability and cost (docs/spot.md)."""
+    """Replay policies on traces of spot capacity.
+
+    Prints the availability and the cost of each policy; docs/spot.md has the rules.
+    """
     from server.spot_replaying import run_replay
 
     run_command(lambda: run_replay(**options))
