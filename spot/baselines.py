@@ -1,5 +1,6 @@
 """The policies that SpotHedge is compared with. None of them remembers which zones preempt."""
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, replace
 from math import ceil
@@ -10,18 +11,9 @@ from spot.state import PolicyState
 from spot.values import Action, EventKind, Launch, Observation, Replica, Zone
 
 
-def _after_refusals(state: PolicyState, observation: Observation, retry_s: float) -> PolicyState:
-    refused = [event.zone for event in observation.events if event.kind is EventKind.REFUSED]
-    return state.refused(refused, observation.now_s, retry_s) if refused else state
-
-
 @dataclass(frozen=True)
-class EvenSpread:
-    """Spot replicas only. Each zone has a fixed number of them (the static spread of section 3.1).
-
-    Replica k belongs to zone k modulo the number of zones. A replica is replaced only in its own zone, so the service
-    has fewer replicas while a zone has no capacity. With more zones than replicas, the last zones are not used.
-    """
+class SpotPool(ABC):
+    """A pool of spot replicas only, of N_tar + `extra` replicas. Its subclasses choose the zones."""
 
     zones: tuple[Zone, ...]
     extra: int = 0
@@ -36,15 +28,35 @@ class EvenSpread:
     def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
         """See `Policy.decide`."""
         spot, others = split(observation.replicas)
-        state, actions = self.spread(state, observation, spot, observation.target + self.extra)
+        state, actions = self.resized(state, observation, spot, observation.target + self.extra)
         return state, (*actions, *on_demand(others, 0))
 
-    def spread(
+    def resized(
         self, state: PolicyState, observation: Observation, spot: list[Replica], wanted: int
     ) -> tuple[PolicyState, list[Action]]:
-        """Returns the next state, and the actions that bring each zone to its share of `wanted` spot replicas."""
-        state = _after_refusals(state, observation, self.retry_s)
-        waiting = state.waiting(observation.now_s)
+        """Returns the next state, and the actions after which `wanted` spot replicas are launched."""
+        refused = [event.zone for event in observation.events if event.kind is EventKind.REFUSED]
+        if refused:
+            state = state.refused(refused, observation.now_s, self.retry_s)
+        return self._resized(state, state.waiting(observation.now_s), spot, wanted)
+
+    @abstractmethod
+    def _resized(
+        self, state: PolicyState, waiting: frozenset[str], spot: list[Replica], wanted: int
+    ) -> tuple[PolicyState, list[Action]]:
+        """`resized`, without launches in the zones of `waiting`, which recently refused one."""
+
+
+class EvenSpread(SpotPool):
+    """Each zone has a fixed number of replicas (the static spread of section 3.1).
+
+    Replica k belongs to zone k modulo the number of zones. A replica is replaced only in its own zone, so the service
+    has fewer replicas while a zone has no capacity. With more zones than replicas, the last zones are not used.
+    """
+
+    def _resized(
+        self, state: PolicyState, waiting: frozenset[str], spot: list[Replica], wanted: int
+    ) -> tuple[PolicyState, list[Action]]:
         shares = Counter(self.zones[k % len(self.zones)].name for k in range(wanted))
         actions: list[Action] = []
         for zone in self.zones:
@@ -56,35 +68,15 @@ class EvenSpread:
         return state, actions
 
 
-@dataclass(frozen=True)
-class RoundRobin:
-    """Spot replicas only. Each launch is tried in the zone after the one that was tried last (section 3.1).
+class RoundRobin(SpotPool):
+    """Each launch is tried in the zone after the one that was tried last (section 3.1).
 
     If a zone refuses, the next zone is tried at once. If all zones refuse, they are tried again after `retry_s`.
     """
 
-    zones: tuple[Zone, ...]
-    extra: int = 0
-    """The number of replicas beyond the target."""
-    retry_s: float = 300.0
-    """The time in seconds after which a zone that refused a launch is tried again."""
-
-    def start(self) -> PolicyState:
-        """See `Policy.start`."""
-        return PolicyState()
-
-    def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
-        """See `Policy.decide`."""
-        spot, others = split(observation.replicas)
-        state, actions = self.rotate(state, observation, spot, observation.target + self.extra)
-        return state, (*actions, *on_demand(others, 0))
-
-    def rotate(
-        self, state: PolicyState, observation: Observation, spot: list[Replica], wanted: int
+    def _resized(
+        self, state: PolicyState, waiting: frozenset[str], spot: list[Replica], wanted: int
     ) -> tuple[PolicyState, list[Action]]:
-        """Returns the next state, and the actions after which `wanted` spot replicas are launched."""
-        state = _after_refusals(state, observation, self.retry_s)
-        waiting = state.waiting(observation.now_s)
         actions: list[Action] = list(surplus(spot, wanted))
         if all(zone.name in waiting for zone in self.zones):
             return state, actions
@@ -95,6 +87,31 @@ class RoundRobin:
             cursor += 1
             actions.append(Launch(CapacityKind.SPOT, zone))
         return replace(state, cursor=cursor), actions
+
+
+class SpotOnly(SpotPool):
+    """Each launch is in the zone with the fewest replicas that did not recently refuse one.
+
+    Ties are broken by the order of the zones. This is the spot node pool that balances zones as well as it can; unlike
+    `EvenSpread` it replaces a replica in another zone if its own zone has no capacity.
+    """
+
+    def _resized(
+        self, state: PolicyState, waiting: frozenset[str], spot: list[Replica], wanted: int
+    ) -> tuple[PolicyState, list[Action]]:
+        return state, [*surplus(spot, wanted), *balanced(self.zones, waiting, spot, wanted - len(spot))]
+
+
+def balanced(zones: tuple[Zone, ...], waiting: frozenset[str], spot: list[Replica], count: int) -> list[Action]:
+    """Returns `count` launches, each in the zone with the fewest replicas; none if all zones are in `waiting`."""
+    held = Counter(one.zone for one in spot)
+    usable = [zone.name for zone in zones if zone.name not in waiting]
+    launches: list[Action] = []
+    for _ in range(count if usable else 0):
+        zone = min(usable, key=lambda name: (held[name], usable.index(name)))
+        held[zone] += 1
+        launches.append(Launch(CapacityKind.SPOT, zone))
+    return launches
 
 
 @dataclass(frozen=True)
@@ -109,46 +126,6 @@ class AllOnDemand:
         """See `Policy.decide`."""
         spot, others = split(observation.replicas)
         return state, (*surplus(spot, 0), *on_demand(others, observation.target))
-
-
-@dataclass(frozen=True)
-class SpotOnly:
-    """Spot replicas only: each launch is in the zone with the fewest replicas that did not recently refuse one.
-
-    Ties are broken by the order of the zones. This is the spot node pool that balances zones as well as it can; unlike
-    `EvenSpread` it replaces a replica in another zone if its own zone has no capacity.
-    """
-
-    zones: tuple[Zone, ...]
-    extra: int = 0
-    """The number of replicas beyond the target."""
-    retry_s: float = 300.0
-    """The time in seconds after which a zone that refused a launch is tried again."""
-
-    def start(self) -> PolicyState:
-        """See `Policy.start`."""
-        return PolicyState()
-
-    def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
-        """See `Policy.decide`."""
-        state = _after_refusals(state, observation, self.retry_s)
-        spot, others = split(observation.replicas)
-        wanted = observation.target + self.extra
-        missing = wanted - len(spot)
-        launches = balanced(self.zones, state.waiting(observation.now_s), spot, missing)
-        return state, (*surplus(spot, wanted), *launches, *on_demand(others, 0))
-
-
-def balanced(zones: tuple[Zone, ...], waiting: frozenset[str], spot: list[Replica], count: int) -> list[Action]:
-    """Returns `count` launches, each in the zone with the fewest replicas; none if all zones are in `waiting`."""
-    held = Counter(one.zone for one in spot)
-    usable = [zone.name for zone in zones if zone.name not in waiting]
-    launches: list[Action] = []
-    for _ in range(count if usable else 0):
-        zone = min(usable, key=lambda name: (held[name], usable.index(name)))
-        held[zone] += 1
-        launches.append(Launch(CapacityKind.SPOT, zone))
-    return launches
 
 
 @dataclass(frozen=True)
@@ -172,7 +149,7 @@ class AsgLike:
         fixed = ceil(observation.target * self.share)
         spot, others = split(observation.replicas)
         wanted = observation.target - fixed + self.spread.extra
-        state, actions = self.spread.spread(state, observation, spot, wanted)
+        state, actions = self.spread.resized(state, observation, spot, wanted)
         return state, (*actions, *on_demand(others, fixed))
 
 
