@@ -104,10 +104,10 @@ class Auction:
     def place(
         self, candidates: Sequence[Candidate], answers: Sequence[Mapping[str, Bid]] | None = None
     ) -> list[Outcome]:
-        """Runs `placing` to its end and returns all outcomes."""
-        return list(self.placing(candidates, answers))
+        """Runs `iter_outcomes` to its end and returns all outcomes."""
+        return list(self.iter_outcomes(candidates, answers))
 
-    def placing(
+    def iter_outcomes(
         self, candidates: Sequence[Candidate], answers: Sequence[Mapping[str, Bid]] | None = None
     ) -> Generator[Outcome, None, None]:
         """Places a batch of candidates and yields their outcomes, with the same result as placing them one at a time.

@@ -182,7 +182,7 @@ class Planner:
         return alone if ratings[0] <= ratings[1] else several
 
     def _memo(self, job: JobRequest, rank: int, classes: int) -> VictimCache:
-        """Returns the cached victim choices of identical jobs. The cache is bypassed if the request has enemies.
+        """Returns the cached victim choices of identical jobs. The cache is bypassed if the request has evictors.
 
         Enemies are holders in the region that the request may not evict.
         """

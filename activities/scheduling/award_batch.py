@@ -103,9 +103,11 @@ class BatchAward:
         bids, rebids = self._auction.stats.bids, self._auction.stats.rebids
         is_first = self._answers is not self._closed
         answers = [self._answers[a.queued.workload] for a in self._left]
-        placing = self._auction.placing(candidates(self._left, self._reachable, self._state.now_s), answers)
-        with closing(placing), awards.connected(self._engine) as connection:
-            committed = awards.award(connection, _planned(self._left, placing, outcomes))
+        candidate_outcomes = self._auction.iter_outcomes(
+            candidates(self._left, self._reachable, self._state.now_s), answers
+        )
+        with closing(candidate_outcomes), awards.connected(self._engine) as connection:
+            committed = awards.award(connection, _planned(self._left, candidate_outcomes, outcomes))
         # The first round repeats only stale bids, later rounds all of them.
         stats = self._auction.stats
         self.rebids += stats.rebids - rebids if is_first else stats.bids - bids
@@ -150,10 +152,10 @@ class BatchAward:
 
 
 def _planned(
-    left: Sequence[BidSubject], placing: Iterable[Outcome], outcomes: list[Outcome]
+    left: Sequence[BidSubject], candidate_outcomes: Iterable[Outcome], outcomes: list[Outcome]
 ) -> Iterator[awards.PlannedAward]:
     """Yields the awards to commit, one for each plan. Appends every outcome to `outcomes`."""
-    for a, outcome in zip(left, placing, strict=True):
+    for a, outcome in zip(left, candidate_outcomes, strict=True):
         outcomes.append(outcome)
         if outcome.bid is not None and outcome.bid.plan is not None:
             yield awards.PlannedAward(outcome.bid.plan, a.queued.rank, a.demand.jobs, outcome.bid.victim_attempts)

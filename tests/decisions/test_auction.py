@@ -183,11 +183,11 @@ def test_a_joint_choice_that_is_not_told_takes_nothing() -> None:
     first = Candidate(replace(request(gpu_job(1, 8)), workload="1"))
     second = Candidate(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
     auction = _auction(_two_regions(), Options(joint=True))
-    placing = auction.placing([first, second])
-    told = next(placing)
+    outcomes = auction.iter_outcomes([first, second])
+    told = next(outcomes)
     assert told.plan is not None and told.plan.region == "y"
     assert auction.bidder("x").supply(1)["a100"] == 0
-    placing.close()
+    outcomes.close()
     assert [auction.bidder("x").supply(1)[t] for t in ("a100", "h100")] == [8, 8]
     assert auction.bidder("y").supply(1)["a100"] == 0
 
