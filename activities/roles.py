@@ -125,9 +125,9 @@ def control_worker(
         activity_executor=threads,
         workflow_runner=_RUNNER,
         max_cached_workflows=_CACHED_WORKFLOWS,
-        # After a rollback of Temporal, the cache of a worker may be ahead of the history, so that it records events
-        # that no worker can replay. Such a workflow fails instead of being retried for ever, and a new one continues
-        # from Postgres.
+        # After a rollback of Temporal's database, the state in a worker's cache is newer than the stored history. The
+        # worker may then record events that cannot be replayed. A workflow with such events fails instead of being
+        # retried for ever, and a new workflow continues from Postgres.
         workflow_failure_exception_types=[workflow.NondeterminismError],
         build_id=BUILD_ID,
         graceful_shutdown_timeout=timedelta(seconds=5),

@@ -253,7 +253,7 @@ def power_off(state_dir: Path) -> None:
     known = {identity for run in runs for identity in run.identities() or ()}
     agent = state.agent()
     if agent is not None:
-        agent.send(signal.SIGSTOP)  # So that it starts no task while its processes are listed.
+        agent.send(signal.SIGSTOP)  # A stopped agent cannot start a task while its processes are listed.
 
     def alive() -> set[int]:
         roots = {identity.pid for identity in (*known, *([agent] if agent else ())) if identity.alive()}

@@ -38,7 +38,7 @@ NOTICED_SIGNAL = "noticed"
 T = TypeVar("T")
 ClientFactory = Callable[[], Awaitable[Client]]
 _ABANDONED_S = 86400.0
-"""The folder of a prepared attempt is removed if the attempt was neither started nor stopped for this long."""
+"""Age at which the folder of a prepared attempt is removed, if the attempt was never started."""
 _GOODBYE_S = 5.0
 """Timeout for the graceful shutdown of the worker when the agent stops."""
 _HANDOVER_S = 3.0

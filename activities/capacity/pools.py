@@ -115,7 +115,7 @@ def _refused(session: Session, pause_s: float) -> dict[OfferKey, Reason]:
 
 
 def _instances(session: Session) -> dict[PoolKey, list[Instance]]:
-    """Returns the instances that are neither gone nor to end, by region and pool. Updates `idle_since` of each.
+    """Returns the instances that are to stay, by region and pool, and updates `idle_since` of each.
 
     An instance that its platform reclaims is marked to end here, so that its replacement is launched while its tasks
     save.

@@ -42,7 +42,7 @@ def targets(answers: Iterable[Bid]) -> list[str]:
 
 
 def may_be_placed_later(session: Session, demand: WorkloadDemand, level: int, unreachable: Iterable[str]) -> bool:
-    """Returns whether a region that did not answer has the workload's tables, so that it may have room, too."""
+    """Returns whether a region that did not answer has the workload's tables. Such a region may have free resources."""
     replicas = ready_replicas(session, demand.tables)
     return any(demand.allows_region(r) and can_read(replicas, demand.tables, r, level=level) for r in unreachable)
 

@@ -166,7 +166,7 @@ class MachineActivities:
 
 
 def lose(session: Session, row: Machine) -> None:
-    """Marks a machine as lost, so that it gets no work, and sends mail to its gangs. The caller holds the row lock."""
+    """Marks a machine as lost, which stops new placements, and mails its gangs. The caller holds the row lock."""
     row.state, row.lost_at = "lost", func.now()
     events.record(session, "machine.lost", region=row.region, machine=row.id)
     for workload, attempt in _live(session, row.id):

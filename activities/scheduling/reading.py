@@ -78,7 +78,7 @@ class MachineRow(NamedTuple):
     free_memory_bytes: int
     ready: bool
     open: bool
-    """Whether it takes work: it is ready, and neither cordoned nor draining."""
+    """Whether the machine accepts work: it is ready, not cordoned and not draining."""
     capacity: str
     """The capacity kind of its cluster."""
     gpu_usd_per_h: float

@@ -144,7 +144,7 @@ def town(database: Engine, tmp_path: Path) -> World:
 
 @pytest_asyncio.fixture
 async def running(placement_runs: PlacementWorld, client: Client, database_url: str) -> AsyncIterator[Client]:
-    """Runs workers of all roles for the module's `nights`, with the regions east and west, and a dispatcher."""
+    """Runs workers of all roles of the fixture `placement_runs`, with the regions east and west, and a dispatcher."""
     world = placement_runs.world
     async with AsyncExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(8))
