@@ -24,6 +24,14 @@ CPU = "cpu"
 """The key of the price of one core in a mapping of prices; the other keys are GPU types."""
 
 
+def dedicated(cluster: str) -> str:
+    """Returns what takes the place of a capacity kind in bids for a cluster whose machines are dedicated to a service.
+
+    Only a workload that names the cluster accepts it, and such a workload accepts nothing else.
+    """
+    return f"cluster:{cluster}"
+
+
 NANO_USD = 1_000_000_000
 """Prices are compared in whole billionths of a US dollar an hour, so that a sum does not depend on the order of its
 terms."""

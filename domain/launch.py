@@ -6,11 +6,21 @@ reserve them later, and they are sent in `RunNode.masters`. Secrets are included
 the secrets of the jobs that run there.
 """
 
-from typing import Self
+from typing import Any, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from domain.ids import NAME_PATTERN, TABLE_RULE, is_name, is_table_name
+from domain.serialization import without_unset
+from domain.serving import ServingSpec
 
 
 class _Frozen(BaseModel):
@@ -54,6 +64,13 @@ class JobLaunch(_Frozen):
     env: dict[str, str] = Field(default_factory=dict)
     master_machine: str
     """Machine of the job's task 0, where its rendezvous port is reserved."""
+    setup: str | None = None
+    """Shell script that runs before the command; None: there is none."""
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omits `setup` if there is none, so that agents without this field can parse the result."""
+        return without_unset(handler(self), "setup")
 
     @model_validator(mode="after")
     def _has_a_command(self) -> Self:
@@ -104,8 +121,15 @@ class LaunchDescription(_Frozen):
     logs: LogLaunch = LogLaunch()
     jobs: dict[str, JobLaunch]
     tasks: tuple[TaskPlace, ...]
+    serving: ServingSpec | None = None
+    """How task 0 of the first job serves requests; None: the workload serves none."""
     sealed_secrets: dict[str, str] = Field(default_factory=dict)
     """Machine to the JSON `{job: {variable: value}}` in a sealed box for the machine's public key, in base64."""
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omits `serving` if there is none, so that agents without this field can parse the result."""
+        return without_unset(handler(self), "serving")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

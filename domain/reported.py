@@ -72,6 +72,19 @@ class NoticeReport:
 
 
 @dataclass
+class ServingReport:
+    """Where a task serves requests, and whether its probe succeeds. An agent reports this, not the task."""
+
+    address: str
+    port: int
+    ready: bool
+    since_s: float
+    """Since when the task has been ready or not ready, in seconds since the epoch."""
+    error: str | None = None
+    """The result of the last probe, if it failed."""
+
+
+@dataclass
 class TaskProgress:
     """A task's last report through the SDK (`report.json`), and observations of the agent."""
 
@@ -92,3 +105,5 @@ class TaskProgress:
     cadence: CadenceReport | None = None
     load: LoadReport | None = None
     notice: NoticeReport | None = None
+    serving: ServingReport | None = None
+    """Set if the task serves requests."""

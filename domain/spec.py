@@ -8,8 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from domain.capacity import USUAL, CapacityKind
+from domain.capacity import USUAL, CapacityKind, dedicated
 from domain.scheduling import JobRequest
+from domain.serialization import without_unset
+from domain.serving import ServingSpec
 
 
 class _Frozen(BaseModel):
@@ -42,6 +44,13 @@ class JobSpec(_Frozen):
     env: dict[str, str] = Field(default_factory=dict)
     secrets: dict[str, str] = Field(default_factory=dict)
     """Environment variable to the name of one of the tenant's secrets."""
+    setup: str | None = None
+    """Shell script that runs once in each task before the command, with the same user, environment and directory."""
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omits `setup` if the job has none, so that versions without this field can parse the result."""
+        return without_unset(handler(self), "setup")
 
     def request(self, capacity: tuple[str, ...] = USUAL) -> JobRequest:
         """Returns the scheduling request of this job. `capacity` is as in `WorkloadSpec.kinds`."""
@@ -103,14 +112,17 @@ class WorkloadSpec(_Frozen):
     regions_excluded: tuple[str, ...] = ()
     capacity: tuple[CapacityKind, ...] | None = None
     """Capacity kinds on which the workload may run, in order of preference; None: `domain.capacity.USUAL`."""
+    serving: ServingSpec | None = None
+    """Set if the workload serves requests: it is a replica of a service."""
+    one_attempt: bool = False
+    """True: every end of an attempt ends the workload. It is not queued again after a preemption or a lost machine."""
+    cluster: str | None = None
+    """The dedicated cluster whose machines are the only ones on which the workload may run; None: any shared one."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omits `capacity` if the document has none, so that versions without this field can parse the result."""
-        body: dict[str, Any] = handler(self)
-        if self.capacity is None:
-            body.pop("capacity", None)
-        return body
+        """Omits newer fields that are not set, so that versions without these fields can parse the result."""
+        return without_unset(handler(self), "capacity", "serving", "one_attempt", "cluster")
 
     def requests(self) -> tuple[JobRequest, ...]:
         """Returns the scheduling requests of the jobs."""
@@ -119,6 +131,8 @@ class WorkloadSpec(_Frozen):
     @property
     def kinds(self) -> tuple[str, ...]:
         """The capacity kinds on which the workload may run, in order of preference."""
+        if self.cluster is not None:
+            return (dedicated(self.cluster),)
         return USUAL if self.capacity is None else tuple(kind.value for kind in self.capacity)
 
     def allows_region(self, region: str) -> bool:

@@ -331,10 +331,12 @@ class LaunchActivities:
                     script=job.script,
                     env=job.env,
                     master_machine=masters[job.name],
+                    setup=job.setup,
                 )
                 for job in spec.jobs
             },
             tasks=tuple(tasks),
+            serving=spec.serving,
             sealed_secrets=sealed,
         )
 

@@ -1,0 +1,36 @@
+"""How a workload serves requests: its port, its readiness probe and its drain. Task 0 of the first job serves."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ProbeSpec(_Frozen):
+    """The readiness probe: an HTTP request that the agent sends to the task. A status of 2xx or 3xx means ready."""
+
+    path: str = "/"
+    """Path and query of the request; begins with `/`."""
+    body: str | None = None
+    """None: GET. Otherwise POST with this body."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    initial_delay_s: float = 1200.0
+    """Time from the start of the task within which it must become ready. A task that is not ready by then has
+    failed."""
+    timeout_s: float = 15.0
+    """A response that takes longer counts as a failed probe."""
+    interval_s: float = 5.0
+    """Time between two probes of a task that is ready. A task that is not ready is probed more often."""
+    failures: int = 3
+    """Number of failed probes in a row after which a ready task is no longer ready."""
+
+
+class ServingSpec(_Frozen):
+    """How a workload serves requests."""
+
+    port: int | None = None
+    """The port on which the task listens. None: the agent chooses a port, and the task reads it from `MIZZEN_PORT`."""
+    probe: ProbeSpec = ProbeSpec()
+    drain_s: float = 30.0
+    """How long requests that are in progress may continue after the replica gets no new ones, before it is stopped."""
