@@ -49,7 +49,7 @@ class Autoscaler(Protocol):
 
 @dataclass(frozen=True)
 class FixedTarget:
-    """The target never changes."""
+    """The target is always the same."""
 
     target: int
 
@@ -59,7 +59,7 @@ class FixedTarget:
 
     def decide(self, state: ScalingState, now_s: float, requests: int) -> ScalingState:
         """See `Autoscaler.decide`."""
-        return state
+        return replace(state, target=self.target)
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ class LoadAutoscaler:
 
     def decide(self, state: ScalingState, now_s: float, requests: int) -> ScalingState:
         """See `Autoscaler.decide`."""
+        # The limits may have changed since the decision before.
+        state = replace(state, target=min(self.most, max(self.least, state.target)))
         kept = [one for one in state.requests if one[0] > now_s - self.window_s]
         counted = (*kept, (now_s, requests)) if requests else tuple(kept)
         candidate = self.candidate(sum(count for _, count in counted))

@@ -19,10 +19,14 @@ class PolicySettings:
     """N_extra of SpotHedge. The other policies have no replicas beyond the target."""
     retry_s: float = 300.0
     """The time in seconds after which a zone that refused a launch is tried again."""
+    base: int = 0
+    """The number of on-demand replicas that SpotHedge always keeps."""
+    fallback: bool = True
+    """Whether SpotHedge launches on-demand replicas for spot replicas that are not ready."""
 
 
 def _spothedge(spread: bool) -> Callable[[PolicySettings], Policy]:
-    return lambda s: SpotHedge(DynamicPlacement(s.zones, spread), s.extra, retry_s=s.retry_s)
+    return lambda s: SpotHedge(DynamicPlacement(s.zones, spread), s.extra, s.base, s.fallback, s.retry_s)
 
 
 POLICIES: Mapping[str, Callable[[PolicySettings], Policy]] = {

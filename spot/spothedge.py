@@ -19,6 +19,8 @@ class SpotHedge:
     """N_extra, the number of spot replicas beyond the target."""
     base: int = 0
     """The number of on-demand replicas that are always kept; they count towards the target."""
+    fallback: bool = True
+    """Whether on-demand replicas stand in for spot replicas that are not ready; otherwise only the base is kept."""
     retry_s: float = 300.0
     """The time in seconds after which a zone that refused a launch may be tried again."""
 
@@ -41,7 +43,8 @@ class SpotHedge:
             placed.append(zone)
             actions.append(Launch(CapacityKind.SPOT, zone))
         ready = sum(one.is_ready for one in spot)
-        actions += on_demand(others, on_demand_wanted(observation.target, self.extra, ready, self.base))
+        fallback = on_demand_wanted(observation.target, self.extra, ready, self.base)
+        actions += on_demand(others, fallback if self.fallback else min(self.base, observation.target))
         return state, tuple(actions)
 
     def _after_events(self, state: PolicyState, observation: Observation) -> PolicyState:

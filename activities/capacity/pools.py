@@ -1,25 +1,23 @@
 """Sizing of pools: requests the instances that a pool lacks, and ends surplus instances."""
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
 from activities.capacity.clusters import make_cluster, set_prices
-from activities.capacity.refusals import refusal_reason
+from activities.capacity.ledger import add_instance, recently_refused, tell_to_end
 from activities.capacity.shortages import read_shortages
 from capacity.offers import Offer, OfferKey, Shape
 from capacity.pools import Changes, Instance, Pool, PoolKey, cluster_of
 from capacity.rounds import plan_round
 from capacity.scaling import Claims
-from domain import ids
 from domain.capacity import CapacityKind
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
-from infra.db import outbox, published
-from infra.db.capacity import InstanceRow, LaunchRefusal, PoolRow
+from infra.db import published
+from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.models import Allocation, Machine
 from infra.db.session import transaction
 from lifecycle.instances import InstancePhase
@@ -36,7 +34,7 @@ class Pools:
     def round(self, offers: Sequence[Offer]) -> None:
         """Sizes all pools in one transaction. `offers` are the offers of all providers that answer."""
         with transaction(self._engine) as session:
-            refused = _refused(session, self._settings.refused_pause_s)
+            refused = recently_refused(session, self._settings.refused_pause_s)
             rows = session.scalars(select(PoolRow).order_by(PoolRow.region, PoolRow.name).with_for_update()).all()
             instances = _instances(session)
             pools = {(row.region, row.name): _pool(row) for row in rows}
@@ -76,17 +74,7 @@ def request_instance(session: Session, pool: Pool, offer: Offer, claims: Claims 
     """Writes a new instance of an offer into the ledger, with the mail that starts its workflow; returns its id."""
     cluster = cluster_of(pool.name, offer)
     make_cluster(session, offer.region, cluster, offer)
-    row = InstanceRow(
-        id=ids.new_instance_id(), region=offer.region, pool=pool.name, cluster=cluster, provider=offer.provider,
-        zone=offer.zone, kind=offer.kind.value, machine_type=offer.shape.machine_type, gpus=offer.shape.gpus,
-        gpu_type=offer.shape.gpu_type, cpus_milli=offer.shape.cpus_milli, memory_bytes=offer.shape.memory_bytes,
-        usd_per_h=offer.usd_per_h, wanted_by=_claims_to_json(claims or {}),
-        expected_at=func.now() + timedelta(seconds=offer.start_s),
-    )  # fmt: skip
-    session.add(row)
-    session.flush()
-    outbox.instance(session, row.id)
-    return row.id
+    return add_instance(session, offer, pool.name, cluster, wanted_by=_claims_to_json(claims or {}))
 
 
 def _claims_to_json(claims: Claims) -> dict[str, list[int]]:
@@ -95,23 +83,6 @@ def _claims_to_json(claims: Claims) -> dict[str, list[int]]:
 
 def _claims_of(body: Mapping[str, Sequence[int]]) -> Claims:
     return {workload: tuple(tasks) for workload, tasks in body.items()}
-
-
-def tell_to_end(session: Session, instance: str, reason: Reason) -> bool:
-    """Writes why an instance is to end, and signals its workflow; False: it is already to end, or is gone."""
-    row = session.get(InstanceRow, instance, with_for_update=True)
-    if row is None or row.ending is not None or row.gone_at is not None:
-        return False
-    row.ending = reason.to_json()
-    outbox.instance(session, instance)
-    return True
-
-
-def _refused(session: Session, pause_s: float) -> dict[OfferKey, Reason]:
-    """Returns the offers that were refused in the last `pause_s` seconds, each with its newest refusal, by key."""
-    recent = LaunchRefusal.at > text("now() - make_interval(secs => :s)").bindparams(s=pause_s)
-    rows = session.scalars(select(LaunchRefusal).where(recent).order_by(LaunchRefusal.at))
-    return {(row.provider, row.zone, row.kind, row.machine_type): refusal_reason(row) for row in rows}
 
 
 def _instances(session: Session) -> dict[PoolKey, list[Instance]]:
@@ -125,7 +96,7 @@ def _instances(session: Session) -> dict[PoolKey, list[Instance]]:
     rows = session.execute(
         select(InstanceRow, Machine, busy, func.extract("epoch", func.now() - InstanceRow.idle_since))
         .outerjoin(Machine, Machine.id == InstanceRow.machine)
-        .where(InstanceRow.gone_at.is_(None), InstanceRow.ending.is_(None))
+        .where(InstanceRow.gone_at.is_(None), InstanceRow.ending.is_(None), InstanceRow.workload.is_(None))
         .order_by(InstanceRow.id)
     ).all()
     out: dict[PoolKey, list[Instance]] = {}

@@ -11,6 +11,7 @@ from psycopg.abc import Params
 from psycopg.types.numeric import Int8BinaryLoader
 from sqlalchemy.orm import Session
 
+from domain.capacity import dedicated
 from domain.phases import QUEUED_PHASES
 
 _QUEUED = f"phase in ({', '.join(repr(phase.value) for phase in sorted(QUEUED_PHASES))}) and finished_at is null"
@@ -80,7 +81,7 @@ class MachineRow(NamedTuple):
     open: bool
     """Whether the machine accepts work: it is ready, not cordoned and not draining."""
     capacity: str
-    """The capacity kind of its cluster."""
+    """The capacity kind of its cluster, or what takes its place if the cluster is dedicated (`domain.capacity`)."""
     gpu_usd_per_h: float
     """The cluster's price of one GPU of the machine's type."""
     core_usd_per_h: float
@@ -124,7 +125,8 @@ _HOLDING = (
 _MACHINE = (
     "select m.id, m.region, m.cluster, m.rack, m.gpu_type, m.gpus, m.cpus_milli, m.memory_bytes,"
     " m.gpus - bit_count(m.held::bit(64)), m.free_cpus_milli, m.free_memory_bytes, m.state = 'ready',"
-    " m.state = 'ready' and m.cordon is null and not m.draining, c.capacity,"
+    " m.state = 'ready' and m.cordon is null and not m.draining,"
+    f" case when c.service is null then c.capacity else '{dedicated('')}' || c.name end,"
     " coalesce((c.prices ->> m.gpu_type)::float8, 0), coalesce((c.prices ->> 'cpu')::float8, 0)"
     " from machine as m join cluster as c on c.region = m.region and c.name = m.cluster"
 )

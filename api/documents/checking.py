@@ -26,7 +26,7 @@ _KIND = (Machine.region, Machine.cluster, Machine.gpu_type, Machine.gpus, Machin
 _FLEET = (
     select(*_KIND, func.count(), Cluster.capacity)
     .join(Cluster, (Cluster.region == Machine.region) & (Cluster.name == Machine.cluster))
-    .where(_COUNTED)
+    .where(_COUNTED, Cluster.service.is_(None))
     .group_by(*_KIND, Cluster.capacity)
 )
 
@@ -54,7 +54,10 @@ class Shape:
 
 
 def fleet(session: Session) -> list[Machines]:
-    """Returns the machines against which submissions are checked, with equal machines of a cluster grouped."""
+    """Returns the machines against which submissions are checked, with equal machines of a cluster grouped.
+
+    Machines of services are not among them: no other workload runs there.
+    """
     return [Machines(*row) for row in session.execute(_FLEET)]
 
 

@@ -17,11 +17,9 @@ from api.state import State
 from api.views import write_audit
 from api.workloads.reading import detail, submitted
 from api.workloads.views import SubmittedView
-from domain.ids import new_workload_id
-from domain.reasons import Reason, ReasonCode
 from domain.spec import WorkloadSpec
-from infra.db import events, outbox
 from infra.db.models import Idempotency, Workload
+from infra.db.queueing import enqueue
 
 JSON_TYPES = ("application/json",)
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
@@ -131,29 +129,12 @@ def _insert(
     digest: str,
 ) -> SubmittedView:
     state.queue_limit.require(session, spec.tenant)
-    reason = Reason(ReasonCode.SCAN_PENDING)
-    row = Workload(
-        id=new_workload_id(),
-        tenant=spec.tenant,
-        name=spec.name,
-        labels=dict(spec.labels),
-        spec=spec.model_dump(mode="json"),
-        reason=reason.to_json(),
-        level=spec.level,
-        submitted_by=caller.id,
-    )
-    session.add(row)
-    session.flush()
+    row = enqueue(session, spec, caller.id)
     if key is not None:
         # The insert waits for a concurrent request with the same key, and then conflicts with its row.
         known = insert(Idempotency).values(api_key=caller.id, key=key, body_sha256=digest, workload=row.id)
         done = session.execute(known.on_conflict_do_nothing().returning(Idempotency.workload)).first()
         if done is None:
             raise _AlreadyAnswered
-    events.record(
-        session, "workload.pending", tenant=row.tenant, workload=row.id, attempt=0, reason=reason, dedup="submitted",
-        detail={"name": row.name},
-    )  # fmt: skip
     write_audit(session, caller, "workload.submit", row.id, tenant=row.tenant, name=row.name)
-    outbox.wake_scheduler(session)
     return SubmittedView(**dict(submitted(session, row)), never=held_by_none)

@@ -52,7 +52,10 @@ class InstanceRow(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     region: Mapped[str]
     pool: Mapped[str]
-    """Name of the pool. Not a foreign key, because the row is kept after the pool is deleted."""
+    """Name of the pool, or id of the service, that the instance was launched for. Not a foreign key, because the row
+    is kept after the pool is deleted."""
+    workload: Mapped[str | None]
+    """The workload of the service's replica that the instance was launched for; None: it was launched for a pool."""
     cluster: Mapped[str]
     provider: Mapped[str]
     zone: Mapped[str]
@@ -93,6 +96,7 @@ class InstanceRow(Base):
         CheckConstraint("(phase = 'gone') = (gone_at is not null)", name="instance_gone"),
         Index("instance_live", "region", "pool", postgresql_where=text("gone_at is null")),
         Index("instance_machine", "machine"),
+        Index("instance_workload", "workload", postgresql_where=text("workload is not null")),
         Index("instance_wanted_by", "wanted_by", postgresql_using="gin", postgresql_where=text("gone_at is null")),
     )
 

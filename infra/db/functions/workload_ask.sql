@@ -11,6 +11,7 @@ create or replace function workload_ask(spec jsonb) returns text language sql im
         'tables', nullif(spec -> 'tables', '[]'),
         'allowed', spec -> 'regions_allowed',
         'excluded', nullif(spec -> 'regions_excluded', '[]'),
-        'capacity', spec -> 'capacity',
+        'capacity', case when spec ->> 'cluster' is null then spec -> 'capacity'
+            else jsonb_build_array('cluster:' || (spec ->> 'cluster')) end,
         'max_runtime_s', spec -> 'limits' -> 'max_runtime_s'))::text
 $$;

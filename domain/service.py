@@ -1,0 +1,106 @@
+"""The validated specification of a service: its replicas, how many there are, and how requests reach them.
+
+`api.documents.service` reads the user's document (YAML or JSON) and normalises it into this form. Names end in their
+unit.
+"""
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from domain.serving import ServingSpec
+from domain.spec import ResourceSpec
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LoadBalancing(StrEnum):
+    """How the balancer chooses the replica of a request."""
+
+    ROUND_ROBIN = "round_robin"
+    LEAST_CONNECTIONS = "least_connections"
+    LEAST_LOAD = "least_load"
+    """The nearest zone until it is overloaded, then the replica with the least load."""
+
+
+class UpdateMode(StrEnum):
+    """How replicas of an older version are replaced."""
+
+    ROLLING = "rolling"
+    """A few at a time. A replica of the new version becomes ready before its predecessor is drained."""
+    BLUE_GREEN = "blue_green"
+    """All replicas of the new version become ready before one of the old version is drained."""
+
+
+class ResourceOption(_Frozen):
+    """One acceptable set of resources of a replica's machine, and where the machine may be."""
+
+    resources: ResourceSpec = ResourceSpec()
+    spot: bool = False
+    """Whether spot machines are acceptable."""
+    provider: str | None = None
+    """The provider's name in the installation's settings; None: any. The same holds for the next two fields."""
+    region: str | None = None
+    zone: str | None = None
+
+
+class ReplicaPolicySpec(_Frozen):
+    """How many replicas a service has, and which of them run on spot machines (SkyServe, sections 3 and 4)."""
+
+    min_replicas: int = 1
+    max_replicas: int = 1
+    """The number of replicas is fixed if this equals `min_replicas`."""
+    target_qps_per_replica: float | None = None
+    """Q_tar, the requests per second that one replica should get; None: the number of replicas is fixed."""
+    upscale_delay_s: float = 300.0
+    downscale_delay_s: float = 1200.0
+    placer: str | None = None
+    """The policy that places spot replicas, a name in `spot.policies`; None: the service uses no spot machines."""
+    num_overprovision: int = 0
+    """N_extra, the number of spot replicas beyond the target."""
+    dynamic_ondemand_fallback: bool = False
+    """Whether on-demand replicas stand in for spot replicas that are not ready."""
+    base_ondemand_fallback_replicas: int = 0
+    """The number of on-demand replicas that are always kept."""
+
+
+class ServiceSpec(_Frozen):
+    """A service: replicas behind one endpoint. Each replica is a workload of one gang."""
+
+    name: str
+    tenant: str
+    labels: dict[str, str] = Field(default_factory=dict)
+    level: int | None = None
+    """A priority level below the tenant's; None: the tenant's level."""
+    machines: int = 1
+    """Number of machines of one replica, all in one zone. The replica ends if it loses one of them."""
+    options: tuple[ResourceOption, ...] = (ResourceOption(),)
+    """Acceptable resources, in order of preference."""
+    argv: tuple[str, ...] = ()
+    """Empty if `script` is set."""
+    script: str | None = None
+    setup: str | None = None
+    env: dict[str, str] = Field(default_factory=dict)
+    secrets: dict[str, str] = Field(default_factory=dict)
+    """Environment variable to the name of one of the tenant's secrets."""
+    files: dict[str, str] = Field(default_factory=dict)
+    workdir: str | None = None
+    """SHA-256 (hex) of an uploaded archive."""
+    serving: ServingSpec = ServingSpec()
+    policy: ReplicaPolicySpec = ReplicaPolicySpec()
+    balancing: LoadBalancing = LoadBalancing.LEAST_CONNECTIONS
+    retry_non_idempotent: bool = False
+    """Whether the balancer may send a request of any method again if its replica died before an answer began."""
+    request_timeout_s: float = 600.0
+    """The longest time without a byte from the replica, while a request is in progress."""
+    max_queue: int = 1000
+    """The most requests that wait in the balancer; further ones get the status 503."""
+    max_surge: int = 1
+    """The most replicas that a rolling update adds at a time."""
+
+    @property
+    def uses_spot(self) -> bool:
+        """Whether replicas may run on spot machines."""
+        return self.policy.placer is not None

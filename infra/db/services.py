@@ -1,0 +1,136 @@
+"""Services: their versions, their replicas, and the requests that their balancers counted.
+
+A replica is a workload of one gang (`service_replica.workload`). The state of the decisions about replicas is stored in
+the row of the service, in the transaction that writes the effects of a decision.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from domain.capacity import CapacityKind
+from domain.service import UpdateMode
+from infra.db.base import NOW, Base, Json
+
+_KINDS = f"kind in ({', '.join(repr(kind.value) for kind in CapacityKind)})"
+_MODES = f"mode in ({', '.join(repr(mode.value) for mode in UpdateMode)})"
+
+
+class ServiceRow(Base):
+    """A service. The row is kept as history after the service has ended."""
+
+    __tablename__ = "service"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"))
+    name: Mapped[str]
+    version: Mapped[int] = mapped_column(server_default="1")
+    """The newest version."""
+    mode: Mapped[str] = mapped_column(server_default=UpdateMode.ROLLING.value)
+    """How the replicas of older versions are replaced."""
+    state: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """What the decisions remember, a `services.values.ServiceState`; None before the first decision."""
+    zones: Mapped[list[Any]] = mapped_column(JSONB, server_default=text("'[]'"))
+    """The zones that the policy knows, each a `services.zones.ZoneOffer`."""
+    target: Mapped[int] = mapped_column(server_default="0")
+    """N_tar, the number of replicas that should be ready."""
+    notes: Mapped[list[str]] = mapped_column(JSONB, server_default=text("'[]'"))
+    """Why fewer replicas are launched than the target (`services.values.ServiceDecision.notes`)."""
+    replicas: Mapped[int] = mapped_column(server_default="0")
+    """The number of replicas launched so far, which is the number of the next one."""
+    counted_until: Mapped[int] = mapped_column(server_default="0")
+    """The requests up to this second since the epoch, inclusive, were part of a decision."""
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    created_by: Mapped[str] = mapped_column(server_default="")
+    stopping_at: Mapped[datetime | None]
+    """When its end was requested."""
+    ended_at: Mapped[datetime | None]
+    """When its last replica had ended."""
+    __table_args__ = (
+        CheckConstraint(_MODES, name="service_mode"),
+        Index("service_name", "tenant", "name", unique=True, postgresql_where=text("ended_at is null")),
+        Index("service_live", "id", postgresql_where=text("ended_at is null")),
+    )
+
+
+class ServiceVersion(Base):
+    """A version of a service's specification."""
+
+    __tablename__ = "service_version"
+    service: Mapped[str] = mapped_column(ForeignKey("service.id", ondelete="CASCADE"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True)
+    spec: Mapped[Json]
+    """A `domain.service.ServiceSpec`."""
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    created_by: Mapped[str] = mapped_column(server_default="")
+
+
+class ServiceReplica(Base):
+    """A replica of a service, from its launch. The row is kept as history after the replica has ended."""
+
+    __tablename__ = "service_replica"
+    service: Mapped[str] = mapped_column(ForeignKey("service.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    version: Mapped[int]
+    workload: Mapped[str] = mapped_column(unique=True)
+    """Not a foreign key, because the row is kept after the workload is deleted."""
+    kind: Mapped[str]
+    """`spot` or `on_demand`, as the policy asked. A replica on shared machines is `on_demand`."""
+    zone: Mapped[str | None]
+    """The zone's name for the policy; None: any zone will do."""
+    cluster: Mapped[str | None]
+    """The cluster of the replica's own machines; None: it runs on shared machines."""
+    usd_per_h: Mapped[float | None]
+    """The price of the replica's own machines; None: it runs on shared machines."""
+    is_base: Mapped[bool]
+    """Whether it runs at the service's priority level, not at the lower one."""
+    replaces: Mapped[int | None]
+    """The replica of an older version that it succeeds."""
+    launched_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    ready: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Whether its probe succeeds, as its agent last reported."""
+    ready_changed_at: Mapped[datetime | None]
+    """Since when the probe has succeeded or failed."""
+    first_ready_at: Mapped[datetime | None]
+    """When a decision first found it ready."""
+    address: Mapped[str | None]
+    port: Mapped[int | None]
+    probe_error: Mapped[str | None]
+    """The result of its last probe, if it failed."""
+    leaving_at: Mapped[datetime | None]
+    """When a decision found that it is about to end."""
+    draining_at: Mapped[datetime | None]
+    """Since when it has got no new requests."""
+    ending_at: Mapped[datetime | None]
+    """When its end was requested."""
+    cause: Mapped[str | None]
+    """Why it is drained or ended, or how it was lost: an `EndCause` or a `LossKind` of `services.values`."""
+    ended_at: Mapped[datetime | None]
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["service", "version"], ["service_version.service", "service_version.version"], ondelete="CASCADE"
+        ),
+        CheckConstraint(_KINDS, name="service_replica_kind"),
+        Index("service_replica_live", "service", "number", postgresql_where=text("ended_at is null")),
+    )
+
+
+class ServiceRequests(Base):
+    """The requests that one balancer of a service finished in one second."""
+
+    __tablename__ = "service_requests"
+    service: Mapped[str] = mapped_column(ForeignKey("service.id", ondelete="CASCADE"), primary_key=True)
+    second: Mapped[int] = mapped_column(primary_key=True)
+    """Seconds since the epoch."""
+    balancer: Mapped[str] = mapped_column(primary_key=True)
+    requests: Mapped[int]
+    """Including the failed ones."""
+    failed: Mapped[int]
+    """Requests that got an error of the balancer or no answer."""
+    cut: Mapped[int]
+    """Answers that ended early."""
+    p50_s: Mapped[float | None]
+    """Median time until the last byte of the answer."""
+    p99_s: Mapped[float | None]

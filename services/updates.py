@@ -1,0 +1,43 @@
+"""Updates of a service to a new version: which replicas get a successor now, and when an update is given up."""
+
+from collections.abc import Mapping, Sequence
+
+from services.values import ReplicaFacts, ServicePlan, ServiceState, Stage
+
+FAILURES_IN_A_ROW = 3
+"""An update is given up after this many failed replicas of the new version, if none of them has been ready."""
+
+
+def is_halted(newest: int, version: int, failures: int, good_version: int) -> bool:
+    """Returns whether a failure gives up the update: an older version works, and the newest one never did.
+
+    Args:
+        newest: the version of the update.
+        version: the version of the replica that failed.
+        failures: the number of failed replicas in a row, with this one.
+        good_version: the newest version of which a replica has been ready; 0: none.
+    """
+    return version == newest and 0 < good_version < newest and failures >= FAILURES_IN_A_ROW
+
+
+def version_to_launch(newest: int, state: ServiceState) -> int:
+    """Returns the version of further replicas: the newest, or the last good one if the update was given up."""
+    return state.good_version if state.failed_version == newest and state.good_version else newest
+
+
+def successions(
+    plan: ServicePlan, replicas: Sequence[ReplicaFacts], pairs: Mapping[int, ReplicaFacts]
+) -> list[ReplicaFacts]:
+    """Returns the replicas of older versions whose successors are launched now.
+
+    Args:
+        plan: the plan of the service.
+        replicas: the replicas that are neither leaving nor draining.
+        pairs: the existing successors, by their predecessor's number.
+
+    Returns:
+        Replicas that have never been ready come first, then those that do not answer; otherwise the oldest first.
+    """
+    old = [one for one in replicas if one.version != plan.version and one.number not in pairs]
+    old.sort(key=lambda one: (one.was_ready, one.stage is Stage.READY, one.number))
+    return old if plan.blue_green else old[: max(0, plan.max_surge - len(pairs))]

@@ -1,0 +1,201 @@
+"""Inputs and outputs of the decisions about a service's replicas: facts, losses, state and actions.
+
+Times are seconds since the epoch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from domain.capacity import CapacityKind
+from spot.autoscaler import Autoscaler, ScalingState
+from spot.state import PolicyState
+from spot.values import Policy
+
+
+class Stage(StrEnum):
+    """The stage of a replica that has been launched and has not ended."""
+
+    STARTING = "starting"
+    """Its machine, its tasks or its probe are not ready yet."""
+    READY = "ready"
+    UNREADY = "unready"
+    """It was ready, and its probe fails."""
+    LEAVING = "leaving"
+    """It is about to end: its platform reclaims the machine, or another workload evicts it."""
+    DRAINING = "draining"
+    """It gets no new requests, and is ended when those in progress have had their time."""
+
+
+@dataclass(frozen=True)
+class ReplicaFacts:
+    """A replica that has been launched and has not ended."""
+
+    number: int
+    """Numbers are assigned in the order of launches."""
+    version: int
+    kind: CapacityKind
+    """Spot or on-demand; other kinds of shared machines count as on-demand."""
+    zone: str | None
+    """The name of its zone for the policy; None for a replica that any zone will do for."""
+    stage: Stage
+    since_s: float
+    """Since when it has been in this stage."""
+    was_ready: bool = False
+    """Whether it has ever been ready, according to the decision before."""
+    was_leaving: bool = False
+    """Whether it was leaving, according to the decision before."""
+    is_base: bool = True
+    """Whether it runs at the service's own priority level, not at the lower one."""
+    replaces: int | None = None
+    """The replica of an older version that it succeeds during an update."""
+
+
+class LossKind(StrEnum):
+    """Why a replica has ended without a request to end it."""
+
+    PREEMPTED = "preempted"
+    """Its machine was reclaimed or lost."""
+    REFUSED = "refused"
+    """Its machine could not be launched: no capacity, or no agent registered in time."""
+    EVICTED = "evicted"
+    """A workload of higher priority took its machine, or an operator preempted it."""
+    FAILED = "failed"
+    """Its own setup, command or probe failed."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A replica that has ended without a request to end it. Each loss is part of exactly one decision."""
+
+    replica: ReplicaFacts
+    kind: LossKind
+
+
+@dataclass(frozen=True)
+class ServicePlan:
+    """What a service should be now."""
+
+    policy: Policy
+    autoscaler: Autoscaler
+    version: int
+    """The newest version."""
+    min_replicas: int = 1
+    """The number of replicas at the service's own priority level; further ones run at a lower level."""
+    blue_green: bool = False
+    max_surge: int = 1
+    drain_s: float = 30.0
+    unready_s: float = 180.0
+    """A replica that was ready, and whose probe then fails for this long, is ended."""
+    refused_pause_s: float = 60.0
+    """After a refused on-demand launch, the time until the next one is requested."""
+    stopping: bool = False
+    """The service is to end, with all its replicas."""
+
+
+@dataclass(frozen=True)
+class ServiceState:
+    """What the decisions remember. It is stored in the transaction that records the actions."""
+
+    policy: PolicyState
+    scaling: ScalingState
+    failures: int = 0
+    """Number of replicas that failed by themselves since one of the newest version became ready."""
+    retry_at_s: float = 0.0
+    """No replica is launched before this time, because replicas have failed."""
+    on_demand_at_s: float = 0.0
+    """No on-demand replica is launched before this time, because a launch was refused."""
+    good_version: int = 0
+    """The newest version of which a replica has been ready; 0: none."""
+    failed_version: int = 0
+    """The newest version whose update was given up because its replicas failed; 0: none."""
+    refused_for: tuple[int, ...] = ()
+    """Replicas whose successor was refused in their zone: the next successor is an on-demand replica."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the state as values of JSON."""
+        return {
+            "policy": self.policy.to_json(),
+            "scaling": self.scaling.to_json(),
+            "failures": self.failures,
+            "retry_at_s": self.retry_at_s,
+            "on_demand_at_s": self.on_demand_at_s,
+            "good_version": self.good_version,
+            "failed_version": self.failed_version,
+            "refused_for": list(self.refused_for),
+        }
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> "ServiceState":
+        """Returns the state from the result of `to_json`."""
+        return cls(
+            PolicyState.from_json(body["policy"]),
+            ScalingState.from_json(body["scaling"]),
+            int(body["failures"]),
+            float(body["retry_at_s"]),
+            float(body["on_demand_at_s"]),
+            int(body["good_version"]),
+            int(body["failed_version"]),
+            tuple(int(number) for number in body["refused_for"]),
+        )
+
+    def ready_again(self, version: int) -> "ServiceState":
+        """Returns the state after a replica of `version` became ready."""
+        return replace(self, failures=0, retry_at_s=0.0, good_version=max(self.good_version, version))
+
+
+@dataclass(frozen=True)
+class LaunchReplica:
+    """The action to launch a replica."""
+
+    version: int
+    kind: CapacityKind
+    zone: str | None
+    is_base: bool
+    replaces: int | None = None
+
+
+class EndCause(StrEnum):
+    """Why a replica is ended by the service."""
+
+    SCALED_DOWN = "scaled_down"
+    """The policy no longer needs it."""
+    SUPERSEDED = "superseded"
+    """A replica of a newer version has taken its place."""
+    NOT_ANSWERING = "not_answering"
+    """Its probe has failed for too long."""
+    SERVICE_ENDED = "service_ended"
+
+
+@dataclass(frozen=True)
+class DrainReplica:
+    """The action to send no new requests to a replica, and to end it later."""
+
+    number: int
+    cause: EndCause
+
+
+@dataclass(frozen=True)
+class EndReplica:
+    """The action to end a replica now."""
+
+    number: int
+    cause: EndCause
+
+
+ReplicaAction = LaunchReplica | DrainReplica | EndReplica
+
+
+@dataclass(frozen=True)
+class ServiceDecision:
+    """The result of one decision."""
+
+    state: ServiceState
+    target: int
+    """N_tar, the number of replicas that should be ready."""
+    actions: tuple[ReplicaAction, ...] = ()
+    wake_at_s: float | None = None
+    """When the next decision is due even if nothing else happens; None: at the usual interval."""
+    notes: tuple[str, ...] = field(default=())
+    """What the service's status should say: why no replica is launched, or that an update was given up."""

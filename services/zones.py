@@ -1,0 +1,92 @@
+"""The zones in which a service may launch machines, from the offers of the providers."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from capacity.offers import Offer, Shape
+from domain.capacity import CapacityKind
+from domain.service import ResourceOption, ServiceSpec
+from spot.values import Zone
+
+
+@dataclass(frozen=True)
+class ZoneOffer:
+    """A zone for the policy, with the offer that a launch in it uses."""
+
+    zone: Zone
+    offer: Offer
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the zone as values of JSON."""
+        offer, shape = self.offer, self.offer.shape
+        return {
+            "name": self.zone.name, "provider": offer.provider, "region": offer.region, "zone": offer.zone,
+            "kind": offer.kind.value, "usd_per_h": offer.usd_per_h, "start_s": offer.start_s,
+            "machine_type": shape.machine_type, "gpus": shape.gpus, "gpu_type": shape.gpu_type,
+            "cpus_milli": shape.cpus_milli, "memory_bytes": shape.memory_bytes,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> "ZoneOffer":
+        """Returns the zone from the result of `to_json`."""
+        shape = Shape(
+            body["machine_type"], body["gpus"], body["gpu_type"], body["cpus_milli"], body["memory_bytes"]
+        )  # fmt: skip
+        kind = CapacityKind(body["kind"])
+        offer = Offer(body["provider"], body["region"], body["zone"], kind, shape, body["usd_per_h"], body["start_s"])
+        return cls(Zone(body["name"], offer.region, offer.usd_per_h), offer)
+
+
+def option_of(spec: ServiceSpec, offer: Offer) -> ResourceOption | None:
+    """Returns the first option of a service that an offer satisfies; None: there is none.
+
+    An on-demand offer satisfies an option for spot machines as well, because on-demand replicas stand in for spot ones.
+    """
+    for option in spec.options:
+        wanted: Sequence[tuple[str | None, str]] = (
+            (option.provider, offer.provider), (option.region, offer.region), (option.zone, offer.zone),
+        )  # fmt: skip
+        allowed = offer.kind is not CapacityKind.SPOT or option.spot
+        if allowed and all(name is None or name == there for name, there in wanted) and _holds(offer.shape, option):
+            return option
+    return None
+
+
+def spot_zones(spec: ServiceSpec, offers: Iterable[Offer]) -> list[ZoneOffer]:
+    """Returns the zones in which spot replicas of a service may be launched, sorted by name.
+
+    In each zone, the cheapest offer of the first option that any of its offers satisfies is used.
+    """
+    best: dict[str, tuple[tuple[int, float, tuple[str, ...]], Offer]] = {}
+    for offer in offers:
+        option = option_of(spec, offer)
+        if offer.kind is not CapacityKind.SPOT or option is None:
+            continue
+        key = (spec.options.index(option), offer.usd_per_h, offer.key)
+        name = f"{offer.region}/{offer.zone}"
+        if name not in best or key < best[name][0]:
+            best[name] = key, offer
+    return [ZoneOffer(Zone(name, o.region, o.usd_per_h), o) for name, (_, o) in sorted(best.items())]
+
+
+def cheapest_on_demand(
+    spec: ServiceSpec, offers: Iterable[Offer], refused: Iterable[tuple[str, str, str, str]]
+) -> Offer | None:
+    """Returns the cheapest on-demand offer that a service may use and that was not refused recently; None: none is.
+
+    If all were refused recently, the cheapest of them is returned, so that it is tried again.
+    """
+    fitting = [o for o in offers if o.kind is CapacityKind.ON_DEMAND and option_of(spec, o) is not None]
+    keys = set(refused)
+    open_ = [offer for offer in fitting if offer.key not in keys] or fitting
+    return min(open_, key=lambda offer: (offer.usd_per_h, offer.start_s, offer.key), default=None)
+
+
+def _holds(shape: Shape, option: ResourceOption) -> bool:
+    task = option.resources
+    return (
+        (task.gpus == 0 or (shape.gpu_type in task.gpu_types and shape.gpus >= task.gpus))
+        and shape.cpus_milli >= task.cpus_milli
+        and shape.memory_bytes >= task.memory_bytes
+    )

@@ -1,0 +1,1 @@
+"""Tests of the decisions about the replicas of services."""

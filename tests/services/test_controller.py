@@ -1,0 +1,261 @@
+"""The controller of a service's replicas: the same decisions as a replay, updates, failures and draining."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from domain.capacity import CapacityKind
+from services.controller import decide
+from services.updates import FAILURES_IN_A_ROW
+from services.values import (
+    DrainReplica,
+    EndCause,
+    EndReplica,
+    LaunchReplica,
+    Loss,
+    LossKind,
+    ReplicaFacts,
+    ServiceDecision,
+    ServicePlan,
+    ServiceState,
+    Stage,
+)
+from spot.autoscaler import FixedTarget, LoadAutoscaler
+from spot.policies import POLICIES, PolicySettings, make_policy
+from spot.replay import ReplaySettings, replay_window
+from spot.state import PolicyState
+from spot.traces import SpotTrace
+from spot.values import Action, Launch, Observation, Policy, Zone
+from tests.services.market import Launched, Market
+from tests.spot.strategies import traces
+
+_ZONES = (Zone("z-0", "r"), Zone("z-1", "r"), Zone("z-2", "s"))
+_DRAIN_S = 30.0
+
+
+class _Recording:
+    """A policy that records its launches, with their times."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.asked: list[Launched] = []
+
+    def start(self) -> PolicyState:
+        return self._policy.start()
+
+    def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
+        after, actions = self._policy.decide(state, observation)
+        self.asked += [(observation.now_s, action.zone) for action in actions if isinstance(action, Launch)]
+        return after, actions
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=30)
+@given(traces(), st.integers(0, 45), st.integers(1, 4), st.integers(0, 2))
+def test_a_live_service_decides_as_a_replay(name: str, trace: SpotTrace, cold_s: int, target: int, extra: int) -> None:
+    """On the same capacity, the controller makes the policy ask for the same launches at the same times as a replay.
+
+    The controller's state passes through JSON before each decision, as after a restart.
+    """
+    made = PolicySettings(trace.zones, extra, retry_s=trace.gap_s)
+    replayed, live = _Recording(make_policy(name, made)), _Recording(make_policy(name, made))
+    result = replay_window(trace, replayed, ReplaySettings(target, float(cold_s), 3.0), 0, trace.ticks)
+    launched = Market(trace, ServicePlan(live, FixedTarget(target), version=1), float(cold_s)).run(0, trace.ticks)
+    assert live.asked == replayed.asked
+    assert len(launched) == result.launches
+
+
+# ------------------------------------------------------------------------------------------------------------- examples
+
+
+def _plan(version: int = 1, target: int = 2, policy: str = "on-demand", **other: object) -> ServicePlan:
+    made = make_policy(policy, PolicySettings(_ZONES, 0))
+    plan = ServicePlan(made, FixedTarget(target), version, min_replicas=target, drain_s=_DRAIN_S)
+    return replace(plan, **other)  # type: ignore[arg-type]
+
+
+def _state(plan: ServicePlan, **other: object) -> ServiceState:
+    return replace(ServiceState(plan.policy.start(), plan.autoscaler.start()), **other)  # type: ignore[arg-type]
+
+
+def _replica(number: int, version: int = 1, stage: Stage = Stage.READY, **other: object) -> ReplicaFacts:
+    one = ReplicaFacts(number, version, CapacityKind.ON_DEMAND, None, stage, 0.0, was_ready=stage is Stage.READY)
+    return replace(one, **other)  # type: ignore[arg-type]
+
+
+def _decide(
+    plan: ServicePlan,
+    replicas: Sequence[ReplicaFacts],
+    losses: Sequence[Loss] = (),
+    state: ServiceState | None = None,
+    now_s: float = 100.0,
+) -> ServiceDecision:
+    return decide(plan, state or _state(plan), replicas, losses, 0, now_s)
+
+
+def test_a_rolling_update_adds_one_replica_at_a_time() -> None:
+    """A predecessor is drained only when its successor is ready, and the next successor is launched only then."""
+    plan = _plan(version=2)
+    first = _decide(plan, [_replica(0), _replica(1)])
+    assert first.actions == (LaunchReplica(2, CapacityKind.ON_DEMAND, None, True, replaces=0),)
+    starting = _replica(2, 2, Stage.STARTING, replaces=0)
+    assert _decide(plan, [_replica(0), _replica(1), starting]).actions == ()
+    ready = replace(starting, stage=Stage.READY)
+    second = _decide(plan, [_replica(0), _replica(1), ready])
+    assert second.actions == (
+        DrainReplica(0, EndCause.SUPERSEDED),
+        LaunchReplica(2, CapacityKind.ON_DEMAND, None, True, replaces=1),
+    )
+    assert second.wake_at_s == 100.0 + _DRAIN_S
+    assert second.state.good_version == 2
+
+
+def test_a_blue_green_update_switches_at_once() -> None:
+    """All successors are launched together, and no predecessor is drained before all of them are ready."""
+    plan = _plan(version=2, blue_green=True)
+    old = [_replica(0), _replica(1)]
+    launched = _decide(plan, old).actions
+    assert [one.replaces for one in launched if isinstance(one, LaunchReplica)] == [0, 1]
+    new = [_replica(2, 2, replaces=0), _replica(3, 2, Stage.STARTING, replaces=1)]
+    assert _decide(plan, [*old, *new]).actions == ()
+    switched = _decide(plan, [*old, new[0], _replica(3, 2, replaces=1)]).actions
+    assert switched == (DrainReplica(0, EndCause.SUPERSEDED), DrainReplica(1, EndCause.SUPERSEDED))
+
+
+def test_an_update_that_fails_is_given_up() -> None:
+    """After some failed replicas of a version that was never ready, the version before stays and is launched again."""
+    plan = _plan(version=2)
+    state, now_s = _state(plan, good_version=1), 100.0
+    old = [_replica(0), _replica(1)]
+    for failure in range(FAILURES_IN_A_ROW):
+        lost = Loss(_replica(2 + failure, 2, Stage.STARTING, replaces=0), LossKind.FAILED)
+        found = _decide(plan, old, [lost], state, now_s)
+        assert found.actions == ()  # The backoff has begun.
+        state, now_s = found.state, state.retry_at_s + 1000.0
+    assert state.failed_version == 2
+    after = _decide(plan, old, (), state, now_s)
+    assert (after.actions, after.notes) == ((), ("update_given_up",))
+    replaced = _decide(plan, old[:1], [Loss(old[1], LossKind.PREEMPTED)], state, now_s).actions
+    assert replaced == (LaunchReplica(1, CapacityKind.ON_DEMAND, None, True),)
+
+
+def test_failures_are_retried_with_backoff() -> None:
+    """Replicas that fail by themselves are launched again after 5, 10, 20 seconds; a ready replica ends the backoff."""
+    plan, now_s = _plan(target=1), 100.0
+    state = _state(plan)
+    for pause_s in (5.0, 10.0, 20.0):
+        lost = Loss(_replica(0, stage=Stage.STARTING), LossKind.FAILED)
+        paused = _decide(plan, [], [lost], state, now_s)
+        assert (paused.actions, paused.wake_at_s, paused.notes) == ((), now_s + pause_s, ("replicas_fail",))
+        state, now_s = paused.state, now_s + pause_s
+        assert len(_decide(plan, [], (), state, now_s).actions) == 1
+    again = _decide(plan, [_replica(1, was_ready=False)], (), state, now_s)
+    assert (again.state.failures, again.state.retry_at_s) == (0, 0.0)
+
+
+def test_a_notice_starts_the_replacement_at_once() -> None:
+    """A spot replica that is leaving counts as preempted: it is replaced elsewhere, and its end is no second event."""
+    plan = _plan(target=1, policy="spothedge")
+    state = _state(plan)
+    leaving = _replica(0, stage=Stage.LEAVING, kind=CapacityKind.SPOT, zone="z-0", was_ready=True)
+    found = _decide(plan, [leaving], (), state)
+    assert LaunchReplica(1, CapacityKind.SPOT, "z-1", True) in found.actions
+    assert found.state.policy.preempting == ("z-0",)
+    replacement = _replica(1, stage=Stage.STARTING, kind=CapacityKind.SPOT, zone="z-1")
+    stand_in = _replica(2, stage=Stage.STARTING)
+    gone = Loss(replace(leaving, was_leaving=True), LossKind.PREEMPTED)
+    after = _decide(plan, [replacement, stand_in], [gone], found.state)
+    assert (after.actions, after.state.policy) == ((), found.state.policy)
+
+
+def test_a_refused_successor_is_followed_by_an_on_demand_one() -> None:
+    """If the zone of a predecessor has no capacity, its successor is an on-demand replica, so the update goes on."""
+    plan = _plan(version=2, target=1, policy="spothedge")
+    old = _replica(0, kind=CapacityKind.SPOT, zone="z-0")
+    successor = _replica(1, 2, Stage.STARTING, kind=CapacityKind.SPOT, zone="z-0", replaces=0)
+    found = _decide(plan, [old], [Loss(successor, LossKind.REFUSED)])
+    assert found.actions == (LaunchReplica(2, CapacityKind.ON_DEMAND, None, True, replaces=0),)
+
+
+def test_drained_replicas_end_after_their_time() -> None:
+    """A draining replica is ended after `drain_s`, not before; one that does not answer for too long is ended, too."""
+    plan = _plan(target=0)
+    draining = _replica(0, stage=Stage.DRAINING, since_s=100.0)
+    assert _decide(plan, [draining], now_s=129.0).actions == ()
+    assert _decide(plan, [draining], now_s=129.0).wake_at_s == 130.0
+    assert _decide(plan, [draining], now_s=130.0).actions == (EndReplica(0, EndCause.SUPERSEDED),)
+    silent = _replica(1, stage=Stage.UNREADY, since_s=0.0, was_ready=True)
+    ended = _decide(_plan(target=1, unready_s=60.0), [silent], now_s=60.0).actions
+    assert ended == (EndReplica(1, EndCause.NOT_ANSWERING), LaunchReplica(1, CapacityKind.ON_DEMAND, None, True))
+
+
+def test_replicas_above_the_minimum_have_a_lower_level() -> None:
+    """The first `min_replicas` run at the service's level; a lost one among them is replaced at that level."""
+    plan = _plan(target=3, min_replicas=1)
+    levels = [one.is_base for one in _decide(plan, []).actions if isinstance(one, LaunchReplica)]
+    assert levels == [True, False, False]
+    rest = [_replica(1, is_base=False), _replica(2, is_base=False)]
+    lost = Loss(_replica(0), LossKind.EVICTED)
+    assert _decide(plan, rest, [lost]).actions == (LaunchReplica(1, CapacityKind.ON_DEMAND, None, True),)
+
+
+def test_on_demand_launches_pause_after_a_refusal() -> None:
+    """A refused on-demand launch is not repeated before `refused_pause_s`, and the service says why it waits."""
+    plan = _plan(target=1, refused_pause_s=60.0)
+    found = _decide(plan, [], [Loss(_replica(0, stage=Stage.STARTING), LossKind.REFUSED)])
+    assert (found.actions, found.wake_at_s, found.notes) == ((), 160.0, ("on_demand_refused",))
+    assert len(_decide(plan, [], (), found.state, 160.0).actions) == 1
+
+
+def test_a_stopping_service_ends_all_replicas() -> None:
+    """When a service is to end, every replica is ended, and none is launched."""
+    found = _decide(_plan(stopping=True), [_replica(0), _replica(1, stage=Stage.DRAINING)])
+    assert found.actions == (EndReplica(0, EndCause.SERVICE_ENDED), EndReplica(1, EndCause.SERVICE_ENDED))
+
+
+def test_new_limits_apply_at_once() -> None:
+    """An update that changes the numbers of replicas does not wait for the delays of the autoscaler."""
+    state = _state(_plan(target=5))
+    fixed = decide(_plan(target=2), state, [], (), 0, 100.0)
+    assert fixed.target == 2
+    scaled = replace(_plan(), autoscaler=LoadAutoscaler(1.0, least=1, most=3))
+    assert decide(scaled, state, [], (), 0, 100.0).target == 3
+
+
+@st.composite
+def _worlds(draw: st.DrawFn) -> tuple[ServicePlan, list[ReplicaFacts], list[Loss]]:
+    plan = _plan(draw(st.integers(1, 3)), draw(st.integers(0, 4)), draw(st.sampled_from(sorted(POLICIES))))
+    plan = replace(plan, blue_green=draw(st.booleans()), max_surge=draw(st.integers(1, 2)))
+    replicas: list[ReplicaFacts] = []
+    for number in range(draw(st.integers(0, 6))):
+        zone = draw(st.sampled_from([None, *(zone.name for zone in _ZONES)]))
+        kind = CapacityKind.ON_DEMAND if zone is None else CapacityKind.SPOT
+        stage = draw(st.sampled_from(Stage))
+        one = _replica(number, draw(st.integers(1, plan.version)), stage, kind=kind, zone=zone)
+        one = replace(one, was_ready=draw(st.booleans()), since_s=draw(st.sampled_from([0.0, 90.0])))
+        taken = {other.replaces for other in replicas}
+        before = [other.number for other in replicas if other.replaces is None and other.number not in taken]
+        replaces = draw(st.sampled_from([None, *before]))
+        replicas.append(replace(one, replaces=replaces))
+    lost = [one for one in replicas if draw(st.booleans())]
+    losses = [Loss(one, draw(st.sampled_from(LossKind))) for one in lost]
+    return plan, [one for one in replicas if one not in lost], losses
+
+
+@settings(max_examples=300)
+@given(_worlds())
+def test_a_decision_is_consistent(world: tuple[ServicePlan, list[ReplicaFacts], list[Loss]]) -> None:
+    """From any facts: each replica gets at most one action, surge is bounded, and the state survives JSON."""
+    plan, replicas, losses = world
+    found = decide(plan, _state(plan), replicas, losses, 0, 100.0)
+    ended = [action.number for action in found.actions if not isinstance(action, LaunchReplica)]
+    assert len(ended) == len(set(ended)) and set(ended) <= {one.number for one in replicas}
+    successors = [one for one in found.actions if isinstance(one, LaunchReplica) and one.replaces is not None]
+    there = {one.number for one in replicas} - set(ended)
+    assert {one.replaces for one in successors} <= there
+    if not plan.blue_green:
+        assert len(successors) <= plan.max_surge
+    assert ServiceState.from_json(found.state.to_json()) == found.state
