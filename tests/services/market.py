@@ -20,6 +20,7 @@ from spot.traces import SpotTrace
 
 Launched = tuple[float, str | None]
 """When a replica was launched, and in which zone; None: on-demand."""
+_MOST_ROUNDS = 200
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Market:
         self.losses.append(Loss(one, kind))
 
     def _decide(self) -> None:
-        while True:
+        for _ in range(_MOST_ROUNDS):
             for number in [n for n, at_s in self.ready_at_s.items() if at_s <= self.now_s]:
                 del self.ready_at_s[number]
                 self.replicas[number] = replace(self.replicas[number], stage=Stage.READY, since_s=self.now_s)
@@ -83,6 +84,7 @@ class Market:
                     assert isinstance(action, DrainReplica | EndReplica)
                     self.replicas.pop(action.number, None)
                     self.ready_at_s.pop(action.number, None)
+        raise AssertionError(f"still actions after {_MOST_ROUNDS} decisions at one time")
 
     def _launch(self, action: LaunchReplica) -> None:
         one = ReplicaFacts(self.number, action.version, action.kind, action.zone, Stage.STARTING, self.now_s)
