@@ -41,6 +41,8 @@ class TaskLaunch:
     """Paths of cgroups with limits, which the task joins before it runs."""
     view: Mapping[str, list[str]] = field(default_factory=dict)
     """Folders that the task's user may not enter, each with the paths below it that the task can see (`agent.view`)."""
+    setup: str | None = None
+    """Path of a shell script that runs before `argv`, once; None: there is none."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the shim's input as a JSON object."""

@@ -46,6 +46,7 @@ def outcome(machine: str, runs: Sequence[RunFolder], masker: Masker | None) -> N
                 end.signal,
                 memory_limit_bytes=end.memory_limit_bytes,
                 memory_peak_bytes=end.memory_peak_bytes,
+                in_setup=end.in_setup,
             )
             for run, end in sorted(ended, key=lambda pair: (pair[1].ended_at_s, pair[0].job, pair[0].task))
             if end.started

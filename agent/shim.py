@@ -6,7 +6,8 @@ secret is written to a disk. Uses only the standard library, `records`, `cgroups
 - holds `lock` (flock) while it lives;
 - writes `pid.json` before the task runs: its own identity and the task's (pid, start time, boot id);
 - is a child subreaper: processes that the task leaves running become its children, and it kills them;
-- writes `exit.json` when no process of the task is left. Both files are synced to the disk.
+- writes `exit.json` when no process of the task is left. Both files are synced to the disk;
+- with a setup script, `begun` contains the time at which the script succeeded and the command began.
 
 A shim never starts a task in a folder with `pid.json` or `exit.json`, so a task starts at most once despite retries.
 
@@ -22,6 +23,7 @@ import ctypes
 import fcntl
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -36,13 +38,19 @@ PID_FILE = "pid.json"
 EXIT_FILE = "exit.json"
 STOP_FILE = "stop.json"
 LOCK_FILE = "lock"
+BEGUN_FILE = "begun"
 _WRITE_AGAIN_S = 0.25
 CANNOT_RUN = 127
 """Exit code of a task whose command cannot be executed, as in shells."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-_SHELLS = {"sh", "bash", "dash", "ash", "ksh", "zsh", "busybox"}
+_SETUP = "mizzen-setup"
+"""Name of a task's first process while it waits for the setup script."""
+_NOT_BEGUN = b"-".ljust(32)
+"""Content of `begun` until the command begins. The later content has the same size, so it needs no more disk space."""
+_SHELLS = {"sh", "bash", "dash", "ash", "ksh", "zsh", "busybox", _SETUP}
 """Names of processes that do not forward SIGTERM to their children."""
 _WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -121,6 +129,8 @@ def _become_task(launch: dict[str, Any], shim: int, output: int, gate: int) -> N
         if os.read(gate, 1) != b"x":
             os._exit(CANNOT_RUN)
         os.umask(0o022)
+        # Opened as the agent's user: neither the setup script nor the command can write to this file.
+        begun = None if launch["setup"] is None else _open_begun(launch["begun"])
         if launch["view"]:
             enter_view(launch["view"])
         if launch["uid"] is not None:
@@ -136,10 +146,54 @@ def _become_task(launch: dict[str, Any], shim: int, output: int, gate: int) -> N
             if signal.getsignal(number) is signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
-        os.execvpe(launch["argv"][0], launch["argv"], launch["env"])
+        if begun is not None:
+            _set_up(launch, begun)
     except BaseException as error:
-        os.write(2, f"mizzen: cannot run {launch['argv'][0]!r}: {error}\n".encode())
+        os.write(2, f"mizzen: cannot start the task: {error}\n".encode())
+        os._exit(CANNOT_RUN)
+    _execute(launch["argv"], launch["env"])
+
+
+def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:
+    try:
+        os.execvpe(argv[0], argv, env)
+    except BaseException as error:
+        os.write(2, f"mizzen: cannot run {argv[0]!r}: {error}\n".encode())
     os._exit(CANNOT_RUN)
+
+
+def _open_begun(path: str) -> int:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    os.write(descriptor, _NOT_BEGUN)
+    return descriptor
+
+
+def _set_up(launch: dict[str, Any], begun: int) -> None:
+    """Runs the setup script and returns if it succeeds. Otherwise ends this process in the way the script ended."""
+    _libc.prctl(_PR_SET_NAME, _SETUP.encode(), 0, 0, 0)
+    pid = os.fork()
+    if pid == 0:
+        _execute(["/bin/sh", "-eu", launch["setup"]], launch["env"])
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code > 0:
+        os._exit(code)
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # A core dump of this process would say nothing.
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+        os._exit(CANNOT_RUN)
+    os.pwrite(begun, f"{time.time():.6f}".encode().ljust(len(_NOT_BEGUN)), 0)
+
+
+def begun_at_s(path: str) -> float | None:
+    """Returns when the command began after its setup, in epoch seconds, from the file `begun`; None: not yet."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read().strip()
+    except FileNotFoundError:
+        return None
+    return None if text in (b"", _NOT_BEGUN.strip()) else float(text)
 
 
 class _Task:
@@ -282,7 +336,7 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     shim = os.getpid()
-    for name, value in (("limits", []), ("view", {})):
+    for name, value in (("limits", []), ("view", {}), ("setup", None), ("begun", f"{folder}/{BEGUN_FILE}")):
         launch.setdefault(name, value)
     output = os.open(launch["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     gate, opener = os.pipe()
@@ -314,6 +368,8 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     exited: dict[str, Any] = {"exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None}
     exited["ended_at_s"] = time.time()
     exited["noticed"] = task.was_noticed
+    if launch["setup"] is not None and begun_at_s(launch["begun"]) is None:
+        exited["in_setup"] = True
     if memory is not None and code != 0:
         exited["memory_limit_bytes"], exited["memory_peak_bytes"] = memory
     while True:

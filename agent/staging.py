@@ -188,7 +188,7 @@ class Stager:
         )
         owner = self._owner(staged)
         return TaskLaunch(
-            argv=job.argv if job.script is None else ("/bin/sh", "-eu", str(run.path / "script.sh")),
+            argv=job.argv if job.script is None else ("/bin/sh", "-eu", str(run.script)),
             env=env,
             cwd=str(run.work),
             output=str(run.output),
@@ -199,6 +199,7 @@ class Stager:
             cgroup=make_cgroup(run.run_id) if self._config.cgroup else None,
             limits=self._limits(run, place),
             view={} if owner is None else view_for(owner.uid, needed_paths(staged.launch, run)),
+            setup=None if job.setup is None else str(run.setup_script),
         )
 
     def _owner(self, staged: StagedAttempt) -> Owner | None:
@@ -263,13 +264,14 @@ class Stager:
         make_folder(run.path)
         run.report.parent.mkdir(mode=0o700, exist_ok=True)
         owner = self._owner(staged)
-        script, path = staged.launch.jobs[place.job].script, run.path / "script.sh"
-        if script is not None:
-            with open(path, "wb", opener=private) as file:
-                file.write(script.encode(errors="replace"))
         if owner is not None:
             os.chown(run.report.parent, owner.uid, owner.gid)
+        job = staged.launch.jobs[place.job]
+        for script, path in ((job.script, run.script), (job.setup, run.setup_script)):
             if script is not None:
-                os.chown(path, owner.uid, owner.gid)
+                with open(path, "wb", opener=private) as file:
+                    file.write(script.encode(errors="replace"))
+                    if owner is not None:
+                        os.chown(file.fileno(), owner.uid, owner.gid)
         # Last, because the presence of `work` marks the folder as complete.
         fill_workdir(run.work, archive, staged.launch.files, owner=owner)

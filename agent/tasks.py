@@ -3,7 +3,8 @@
     lock, pid.json, exit.json, stop.json    state shared by agent and shim (`agent.shim`)
     output.log                              standard output and error of the task
     shim.log                                errors of the shim
-    script.sh                               the job's script, if it has one
+    script.sh, setup.sh                     the job's script and its setup script, if it has them
+    begun                                   when the command began, after the setup script
     work/                                   working directory and HOME; owned by the task's user
     report/report.json                      the task's report; the folder is owned by the task's user
     ship.json                               how much of the output was shipped (`agent.logs`)
@@ -66,6 +67,8 @@ class Exit:
     memory_peak_bytes: int | None = None
     noticed: bool = True
     """Whether the task got notice before it ended. True for records of shims of earlier versions, which lack it."""
+    in_setup: bool = False
+    """Whether the task ended before its setup script had succeeded."""
 
     @property
     def succeeded(self) -> bool:
@@ -118,6 +121,16 @@ class RunFolder:
         body = self._read(shim.PID_FILE)
         return None if body is None else float(body["started_at_s"])
 
+    @property
+    def script(self) -> Path:
+        """Path of the job's script."""
+        return self.path / "script.sh"
+
+    @property
+    def setup_script(self) -> Path:
+        """Path of the task's setup script."""
+        return self.path / "setup.sh"
+
     def exit(self) -> Exit | None:
         """Returns how the task ended, or None if no exit status was recorded yet."""
         body = self._read(shim.EXIT_FILE)
@@ -131,6 +144,7 @@ class RunFolder:
             body.get("memory_limit_bytes"),
             body.get("memory_peak_bytes"),
             body.get("noticed", True),
+            body.get("in_setup", False),
         )
 
     def stop(self) -> Stop | None:

@@ -57,6 +57,7 @@ class ReasonCode(StrEnum):
     COMPLETED = "completed"
     TASK_FAILED = "task_failed"
     OUT_OF_MEMORY = "out_of_memory"
+    SETUP_FAILED = "setup_failed"
     RETRIES_EXHAUSTED = "retries_exhausted"
     CHECKPOINT_UNLOADABLE = "checkpoint_unloadable"
     MAX_RUNTIME = "max_runtime"
@@ -148,6 +149,7 @@ _SENTENCES: dict[ReasonCode, str] = {
         "task {task} ran out of memory: it used {peak_bytes} of the {limit_bytes:1 byte|# bytes} that its"
         " document asks for"
     ),
+    ReasonCode.SETUP_FAILED: "setup of task {task} failed with {status}",
     ReasonCode.RETRIES_EXHAUSTED: (
         "task {task} ended with {status} and {retries:no retries are allowed|its 1 retry is used up|all # retries are"
         " used up}"

@@ -203,6 +203,8 @@ def _failed(case: Case) -> Reason:
     code = ReasonCode.RETRIES_EXHAUSTED if final else ReasonCode.TASK_FAILED
     if "/" in failed.name:
         detail["log"] = task_log(case.workload_id, case.attempt, failed.name)
+    if failed.in_setup:
+        code = ReasonCode.SETUP_FAILED
     if failed.memory is not None:
         detail |= failed.memory
         code = ReasonCode.OUT_OF_MEMORY

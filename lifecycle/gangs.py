@@ -24,6 +24,8 @@ class Failure:
     status: str
     memory: dict[str, int] | None = None
     """The memory limit and the peak in bytes, if the task ran out of memory."""
+    in_setup: bool = False
+    """Whether the task ended before its setup had succeeded."""
 
 
 @dataclass

@@ -254,7 +254,7 @@ class Gang:
         memory = None
         if bad[0].memory_limit_bytes is not None:
             memory = {"limit_bytes": bad[0].memory_limit_bytes, "peak_bytes": bad[0].memory_peak_bytes or 0}
-        return Failure(f"{bad[0].job}/{bad[0].task}", bad[0].status, memory)
+        return Failure(f"{bad[0].job}/{bad[0].task}", bad[0].status, memory, bad[0].in_setup)
 
 
 def _stopped_before(error: ActivityError) -> bool:

@@ -22,7 +22,16 @@ from lifecycle.attempts import LATEST
 _LIVE = text(
     "select id, name, tenant, region, reason, phase, attempt from workload where id = :workload and finished_at is null"
 )
-_FAILURES = {ReasonCode.TASK_FAILED.value, ReasonCode.RETRIES_EXHAUSTED.value}
+_FAILURES = {
+    code.value
+    for code in (
+        ReasonCode.TASK_FAILED,
+        ReasonCode.RETRIES_EXHAUSTED,
+        ReasonCode.OUT_OF_MEMORY,
+        ReasonCode.SETUP_FAILED,
+    )
+}
+"""The reasons of attempts that count as failures of the user's tasks."""
 
 
 @dataclass(frozen=True)

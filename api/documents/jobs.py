@@ -14,7 +14,7 @@ MAX_COMMAND_BYTES = 96 << 10
 MAX_VARIABLES = 256
 MAX_ENVIRONMENT_BYTES = 64 << 10
 _MAX_VALUE_BYTES = 32 << 10
-_JOB_KEYS = ("name", "role", "tasks", "span_clusters", "resources", "run", "env", "secrets")
+_JOB_KEYS = ("name", "role", "tasks", "span_clusters", "resources", "setup", "run", "env", "secrets")
 _RESOURCE_KEYS = ("accelerators", "cpus", "memory")
 
 
@@ -64,6 +64,7 @@ def _read_job(at: At) -> JobDraft:
     role = members["role"].name() if "role" in members else name
     tasks = members["tasks"].integer(1, MAX_TASKS) if "tasks" in members else 1
     span_clusters = members["span_clusters"].truth() if "span_clusters" in members else False
+    setup = _read_script(members["setup"]) if "setup" in members else None
     argv, script = _read_run(members["run"]) if "run" in members else ((), None)
     resources_at = members.get("resources", at)
     resources, types = _read_resources(resources_at) if "resources" in members else (ResourceSpec(), [])
@@ -81,18 +82,23 @@ def _read_job(at: At) -> JobDraft:
             "span_clusters": bool(span_clusters),
             "argv": argv,
             "script": script,
+            "setup": setup,
             "env": env,
             "secrets": {variable_: secret for variable_, (_, secret) in secrets.items()},
         },
     )
 
 
+def _read_script(at: At) -> str | None:
+    script = at.text("a shell script", MAX_COMMAND_BYTES)
+    if script is not None and not script.strip():
+        at.wrong("must not be empty")
+    return script
+
+
 def _read_run(at: At) -> tuple[tuple[str, ...], str | None]:
     if isinstance(at.value, str):
-        script = at.text("a shell script", MAX_COMMAND_BYTES)
-        if script is not None and not script.strip():
-            at.wrong("must not be empty")
-        return (), script
+        return (), _read_script(at)
     if not isinstance(at.value, list):
         at.wrong("must be a command as a list of strings, or a shell script as one string")
         return (), None

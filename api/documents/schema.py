@@ -84,6 +84,11 @@ _JOB = _object(
             "description": "The tasks may span several clusters of a region if no single cluster can hold them all",
         },
         "resources": _RESOURCES,
+        "setup": {
+            "type": "string",
+            "minLength": 1,
+            "description": "A script, run with /bin/sh -eu once in each task before run; if it fails, run is skipped",
+        },
         "run": {
             "anyOf": [
                 {"type": "string", "minLength": 1, "description": "A script, run with /bin/sh -eu"},

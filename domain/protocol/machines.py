@@ -21,11 +21,13 @@ class TaskExit:
     memory_limit_bytes: int | None = None
     """Set if the kernel killed a process of the task because the task had reached its memory limit."""
     memory_peak_bytes: int | None = None
+    in_setup: bool = False
+    """Whether the task ended before its setup had succeeded, so that its command never ran."""
 
     @property
     def succeeded(self) -> bool:
-        """Whether the task ended with exit code 0."""
-        return self.exit_code == 0
+        """Whether the task ended by itself with exit code 0, after its setup."""
+        return self.exit_code == 0 and not self.in_setup
 
     @property
     def status(self) -> str:

@@ -163,7 +163,7 @@ async def test_a_new_workflow_counts_what_earlier_attempts_were(town: World, cli
     workload = town.running()
     with town.session() as session:
         first = session.get_one(Attempt, (workload, 1))
-        codes = ["task_failed", "no_progress", "task_failed", "no_progress", "no_progress"]
+        codes = ["out_of_memory", "no_progress", "setup_failed", "no_progress", "no_progress"]
         for number, code in enumerate(codes, 1):
             session.merge(
                 Attempt(

@@ -168,3 +168,12 @@ def test_told_before_it_began(told: Mail, phase: Phase, blamed: str | None) -> N
     """Mail before the start of tasks gives the ending of the mail."""
     ending = stopped_early(told)
     assert (ending.phase, ending.blames_machine) == (phase, blamed)
+
+
+def test_a_failed_setup_has_a_reason_of_its_own() -> None:
+    """A task that ended in its setup counts as a failure of the user's tasks, and the sentence names the setup."""
+    end = GangEnd(False, None, Failure("main/0", "exit code 7", in_setup=True), failed=True)
+    ending, counts = judge(case(end))
+    assert ending.reason.code is ReasonCode.SETUP_FAILED
+    assert ending.reason.sentence == "setup of task main/0 failed with exit code 7"
+    assert (ending.phase, counts.failures) == (Phase.PENDING, 1)

@@ -1,0 +1,95 @@
+"""The setup script of a task: once, before the command, as the task; its failure is told apart from the command's."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from agent import shim, tasks
+from agent.outcomes import outcome
+from agent.tasks import RunFolder
+from tests.agent.harness import ended, processes_of, run_folder, task_launch, until
+
+_COMMAND = ("sh", "-c", "echo command >> order; exit 4")
+
+
+def _start(run: RunFolder, script: str, *argv: str) -> None:
+    run.setup_script.write_text(script)
+    tasks.start(run, task_launch(run, *(argv or _COMMAND), setup=str(run.setup_script)))
+
+
+def _order(run: RunFolder) -> list[str]:
+    return (run.work / "order").read_text().split() if (run.work / "order").exists() else []
+
+
+def test_the_setup_runs_once_before_the_command(tmp_path: Path) -> None:
+    """Setup and command share directory, environment, log and session; a second start runs neither again."""
+    run = run_folder(tmp_path)
+    _start(run, 'echo setup >> order; echo "in $HOME"; ps -o sid= -p $$ > setup.sid', "sh", "-c",
+           "echo command >> order; ps -o sid= -p $$ > command.sid; exit 4")  # fmt: skip
+    end = ended(run)
+    assert (end.exit_code, end.in_setup) == (4, False)
+    tasks.start(run, task_launch(run, *_COMMAND, setup=str(run.setup_script)))
+    assert _order(run) == ["setup", "command"]
+    assert run.output.read_text() == f"in {run.work}\n"
+    assert (run.work / "setup.sid").read_text() == (run.work / "command.sid").read_text()
+    assert shim.begun_at_s(str(run.path / shim.BEGUN_FILE)) is not None
+
+
+@pytest.mark.parametrize(
+    ("script", "exit_code", "signum"),
+    [("exit 7", 7, None), ("false; echo not reached", 1, None), ("kill -9 $$", None, 9), ("no-such-tool", 127, None)],
+)
+def test_a_failed_setup_is_told_apart(tmp_path: Path, script: str, exit_code: int | None, signum: int | None) -> None:
+    """The task ends as its setup script did, its command never runs, and its outcome says that it was the setup."""
+    run = run_folder(tmp_path)
+    _start(run, script)
+    end = ended(run)
+    assert (end.exit_code, end.signal, end.in_setup) == (exit_code, signum, True)
+    assert _order(run) == []
+    (exit_,) = outcome("m", [run], None).exits
+    assert (exit_.in_setup, exit_.succeeded) == (True, False)
+
+
+def test_a_task_without_setup_is_as_before(tmp_path: Path) -> None:
+    """Without a setup script there is no file `begun`, and no end counts as one of the setup."""
+    run = run_folder(tmp_path)
+    tasks.start(run, task_launch(run, *_COMMAND))
+    assert (ended(run).in_setup, (run.path / shim.BEGUN_FILE).exists()) == (False, False)
+
+
+def test_a_notice_reaches_the_setup(tmp_path: Path) -> None:
+    """A task that is stopped during its setup ends at once, its command never runs, and no process is left."""
+    run = run_folder(tmp_path)
+    _start(run, "echo setup >> order; sleep 60")
+    until(lambda: _order(run) == ["setup"])
+    tasks.request_stop(run, 30.0, told=True)
+    end = ended(run)
+    assert end.signal == signal.SIGTERM and end.in_setup
+    until(lambda: processes_of(tmp_path) == [])
+    assert _order(run) == ["setup"]
+
+
+def test_a_notice_after_the_setup_reaches_the_command_alone(tmp_path: Path) -> None:
+    """After the setup the command replaces the process that waited for it, so it is the one that gets the notice."""
+    run = run_folder(tmp_path)
+    _start(run, "true", "sh", "-c", "trap 'echo saved >> order; exit 0' TERM; echo ready >> order; sleep 60 & wait")
+    until(lambda: _order(run) == ["ready"])
+    identities = run.identities()
+    assert identities is not None and shim.process_name(identities[1].pid) == "sh"
+    tasks.request_stop(run, 30.0, told=True)
+    assert (ended(run).exit_code, _order(run)) == (0, ["ready", "saved"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start tasks as another user")
+def test_the_task_cannot_write_when_it_began(tmp_path: Path) -> None:
+    """The file `begun` belongs to the agent's user: a setup that fails cannot claim that it succeeded."""
+    run = run_folder(tmp_path)
+    for path in (tmp_path, run.path, run.work):
+        path.chmod(0o777)
+    run.setup_script.write_text(f"echo 1 > {run.path / shim.BEGUN_FILE}; exit 3")
+    run.setup_script.chmod(0o755)
+    nobody = 65534
+    tasks.start(run, task_launch(run, *_COMMAND, setup=str(run.setup_script), uid=nobody, gid=nobody))
+    assert ended(run).in_setup
