@@ -42,7 +42,15 @@ def write_json(path: Path, body: Any, *, indent: int | None = 1) -> None:
     Raises:
         ConfigurationError: the file cannot be written.
     """
-    text = json.dumps(body, indent=indent, allow_nan=False) + "\n"
+    write_text(path, json.dumps(body, indent=indent, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text to a file, or to standard output (`-`). An existing file is replaced atomically.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
     if path == STANDARD:
         _print(text)
         return

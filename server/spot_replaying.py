@@ -1,7 +1,6 @@
-"""`mizzen spot replay`: reads the traces, replays the policies with progress, and prints a table or writes JSON."""
+"""`mizzen spot replay`: reads the traces, replays the policies with progress, and writes tables, JSON and a report."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,21 @@ import click
 from rich.console import Console
 
 from infra.errors import ConfigurationError
-from server.outputs import STANDARD, check_outputs, write_json
-from server.progress import EXIT_INTERRUPTED, interrupts, shown
+from server.outputs import STANDARD, check_outputs, write_json, write_text
+from server.progress import EXIT_INTERRUPTED, Shown, interrupts, shown
+from server.spot_outcome import Outcome, document
+from server.spot_requests import RequestOptions, workload_of
+from server.spot_runs import Bench, Case, Sweep, check_reachable, solve
+from server.spot_sweeps import SweepResult, parse_sweeps, run_sweep
+from server.spot_tables import latency_table, main_table, optimum_table, sweep_table
 from spot.policies import POLICIES
-from spot.replay import ReplaySettings, WindowResult
+from spot.replay import ReplaySettings
 from spot.traces import SpotTrace, TraceError, read_traces
-from spot.windows import Mean, Windows, means, replay_windows
+from spot.windows import Windows
 
 _ALL = "all"
+_AVAILABILITY = 99.5
+"""The default of `--optimum-availability`."""
 
 
 def run_replay(
@@ -31,46 +37,84 @@ def run_replay(
     windows: int,
     seed: int,
     unlimited: bool | None,
+    sweeps: Sequence[str],
+    optimum: bool,
+    optimum_availability: float | None,
     json_path: Path | None,
+    report_path: Path | None,
+    **requests: Any,
 ) -> int:
-    """Runs `mizzen spot replay`; returns the exit code. An interrupted run prints the policies that are complete.
+    """Runs `mizzen spot replay`; returns the exit code. An interrupted run prints the results that are complete.
+
+    `requests` has the fields of `RequestOptions`.
 
     Raises:
         ConfigurationError: an option or a trace file is not valid; the message names it.
+        MizzenError: the optimum of a window was not found.
     """
     chosen = _policies(names)
-    check_outputs({"--json": json_path}, {})
+    swept = parse_sweeps(sweeps)
+    if optimum_availability is not None and not optimum:
+        raise ConfigurationError(
+            f"--optimum-availability: {optimum_availability:g}: has no effect without --optimum: give --optimum as well"
+        )
+    check_outputs({"--json": json_path, "--report": report_path}, {})
     try:
         trace = read_traces(traces, unlimited=unlimited)
     except TraceError as error:
         raise ConfigurationError(f"--traces: {error}") from None
-    settings = ReplaySettings(target, cold_start_s, od_price_ratio)
     span = Windows(_ticks(window_h, trace), windows, seed)
+    workload = workload_of(RequestOptions(**requests), span.ticks * trace.gap_s)
+    base = Case("", ReplaySettings(target, cold_start_s, od_price_ratio), overprovision)
     err = Console(stderr=True)
-    results: dict[str, list[WindowResult]] = {}
-    with interrupts() as interrupted, shown(err) as show:
-        for name in chosen:
-            progress = show(name)
-            done: list[WindowResult] = []
-            for result in replay_windows(trace, name, overprovision, settings, span):
-                done.append(result)
-                progress(len(done) / windows, f"{len(done):,} of {windows:,} windows replayed")
-                if interrupted():
-                    break
-            if len(done) == windows:
-                results[name] = done
-            if interrupted():
-                break
-    complete = len(results) == len(chosen)
-    if json_path is not None:
-        write_json(json_path, _document(traces, trace, settings, overprovision, span, results, complete))
-    if json_path != STANDARD and results:
-        click.echo(_table(results))
-    if not complete:
-        missing = ", ".join(name for name in chosen if name not in results)
-        err.print(f"mizzen: interrupted: not all windows were replayed for {missing}", highlight=False, soft_wrap=True)
+    with interrupts() as interrupted:
+        outcome = Outcome(traces, Bench(trace, span, workload, interrupted, {}), base)
+        least = (_AVAILABILITY if optimum_availability is None else optimum_availability) / 100
+        if optimum:
+            check_reachable(least, outcome.bench, base.settings)
+        _run(outcome, chosen, swept, least if optimum else None, err)
+        if json_path is not None:
+            write_json(json_path, document(outcome))
+        if STANDARD not in (json_path, report_path) and outcome.policies:
+            click.echo(_tables(outcome))
+        if report_path is not None and outcome.policies:
+            from server.spot_report import render  # It imports matplotlib, which takes a second.
+
+            write_text(report_path, render(outcome))
+    if outcome.missing:
+        said = ", ".join(outcome.missing)
+        err.print(f"mizzen: interrupted: not complete, and not shown: {said}", highlight=False, soft_wrap=True)
         return EXIT_INTERRUPTED
     return 0
+
+
+def _run(outcome: Outcome, names: Sequence[str], sweeps: Sequence[Sweep], least: float | None, err: Console) -> None:
+    """Fills the outcome. `least` is the availability of the optimum; None: the optimum is not wanted."""
+    bench, count = outcome.bench, outcome.bench.windows.count
+    bases = [Case(name, outcome.base.settings, outcome.base.extra) for name in names]
+    with shown(err) as show:
+        for base in bases:
+            result = None if bench.interrupted() else bench.run(base, _replayed(show(base.policy), count))
+            if result is None:
+                outcome.missing.append(base.policy)
+            else:
+                outcome.policies[base.policy] = result
+        for sweep in sweeps:
+            what = f"sweep of {sweep.field}"
+            found = SweepResult(sweep, {}) if bench.interrupted() else run_sweep(bench, sweep, bases, show(what))
+            if found.results:
+                outcome.sweeps.append(found)
+            if len(found.results) < len(bases) * len(sweep.values):
+                outcome.missing.append(f"the {what}")
+        if least is not None:
+            if not bench.interrupted():
+                outcome.optimum = solve(bench, outcome.base.settings, least, show("optimum"))
+            if outcome.optimum is None:
+                outcome.missing.append("the optimum")
+
+
+def _replayed(show: Shown, count: int) -> Callable[[int], None]:
+    return lambda done: show(done / count, f"{done:,} of {count:,} windows replayed")
 
 
 def _policies(names: Sequence[str]) -> list[str]:
@@ -94,47 +138,11 @@ def _ticks(window_h: float, trace: SpotTrace) -> int:
     return ticks
 
 
-def _document(
-    traces: Path,
-    trace: SpotTrace,
-    settings: ReplaySettings,
-    overprovision: int,
-    windows: Windows,
-    results: dict[str, list[WindowResult]],
-    complete: bool,
-) -> dict[str, Any]:
-    return {
-        "traces": str(traces),
-        "zones": [zone.name for zone in trace.zones],
-        "gap_s": trace.gap_s,
-        "ticks": trace.ticks,
-        "ticks_cut": trace.cut,
-        "unlimited": trace.unlimited,
-        "settings": {**asdict(settings), "overprovision": overprovision},
-        "windows": {**asdict(windows), "window_s": windows.ticks * trace.gap_s},
-        "interrupted": not complete,
-        "policies": [
-            {
-                "policy": name,
-                "means": {field: asdict(mean) for field, mean in means(of).items()},
-                "windows": [one.to_json() for one in of],
-            }
-            for name, of in results.items()
-        ],
-    }
-
-
-def _table(results: dict[str, list[WindowResult]]) -> str:
-    rows = [["POLICY", "AVAILABILITY %", "COST %", "ON-DEMAND %", "LAUNCHES", "PREEMPTIONS"]]
-    columns = {"availability": 100, "cost": 100, "on_demand_share": 100, "launches": 1, "preemptions": 1}
-    for name, of in results.items():
-        found = means(of)
-        cells = [_cell(found[field], factor) for field, factor in columns.items()]
-        rows.append([name, *cells])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, "means over windows ± standard errors; cost relative to all on-demand"])
-
-
-def _cell(value: Mean, factor: float) -> str:
-    return f"{factor * value.mean:.1f} ± {factor * value.standard_error:.1f}"
+def _tables(outcome: Outcome) -> str:
+    tables = [main_table(outcome.policies)]
+    if outcome.bench.workload is not None:
+        tables.append(latency_table(outcome.policies, outcome.bench.workload.serving.timeout_s))
+    tables += [sweep_table(one) for one in outcome.sweeps]
+    if outcome.optimum is not None:
+        tables.append(optimum_table(outcome.optimum, outcome.policies))
+    return "\n\n".join(map(str, tables))

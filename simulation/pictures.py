@@ -52,7 +52,7 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "mizzen",
     "font.family": ["DejaVu Sans", "sans-serif"],
 }
-_SIZE_INCHES = (4.5, 2.9)
+SIZE_INCHES = (4.5, 2.9)
 _HIGH = (1, 2)
 _DAY_H = 24.0
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
@@ -121,9 +121,12 @@ def _missed(until: str, levels: Iterable[int], hours: Mapping[str, Any]) -> list
     return [m / j if j else None for m, j in zip(missed, judged, strict=True)]
 
 
-def _drawn(title: str, says: str, draw: Callable[[Axes], None]) -> Picture:
+def picture(
+    title: str, says: str, draw: Callable[[Axes], None], size_inches: tuple[float, float] = SIZE_INCHES
+) -> Picture:
+    """Returns the chart that `draw` draws into empty axes."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+        figure = Figure(figsize=size_inches, layout="constrained")
         axes = figure.add_subplot()
         axes.set_title(title)
         draw(axes)
@@ -134,7 +137,8 @@ def _drawn(title: str, says: str, draw: Callable[[Axes], None]) -> Picture:
     return Picture(title, says, svg[svg.index("<svg") :])
 
 
-def _nothing(axes: Axes) -> None:
+def nothing(axes: Axes) -> None:
+    """Writes into the axes that the run has no values for them."""
     axes.text(0.5, 0.5, "none in this run", ha="center", va="center", transform=axes.transAxes, color="#66747f")
 
 
@@ -173,7 +177,7 @@ def _hourly(
                     marker=".", ms=2.5 + 2 * width - 2.5 * k / len(names),
                 )  # fmt: skip
         if not drawn:
-            _nothing(axes)
+            nothing(axes)
         if line_at is not None:
             axes.axhline(line_at, color="#66747f", lw=0.8, ls="--")
         first_h = min(one["run"]["started_s"] for one in outcomes) / 3600
@@ -185,7 +189,7 @@ def _hourly(
         _value_axis(axes, percent, max(0.0, min(drawn) - 0.05) if percent and drawn and min(drawn) > 0.5 else 0.0)
 
     equal = [f"{listed(names)} are equal: the line has all colours." for names in lines.values() if len(names) > 1]
-    return _drawn(title, " ".join((says, *equal)), draw)
+    return picture(title, " ".join((says, *equal)), draw)
 
 
 def _alone(values: Sequence[float], k: int) -> bool:
@@ -254,7 +258,7 @@ def _bars(title: str, says: str, outcomes: Sequence[PolicyRow], until: str, quot
 
     def draw(axes: Axes) -> None:
         if not levels:
-            _nothing(axes)
+            nothing(axes)
         for outcome, (_, colour, offset, width) in zip(outcomes, _groups(outcomes), strict=True):
             rates = [outcome[until_key("objective_miss_rate", until)][quota][level] or 0.0 for level in levels]
             axes.bar([k + offset for k in range(len(levels))], rates, width * 0.9, color=colour)
@@ -262,7 +266,7 @@ def _bars(title: str, says: str, outcomes: Sequence[PolicyRow], until: str, quot
         axes.set_ylabel("missed")
         _value_axis(axes, percent=True)
 
-    return _drawn(title, says, draw)
+    return picture(title, says, draw)
 
 
 def _waits(title: str, says: str, outcomes: Sequence[PolicyRow], until: str, quota: str) -> Picture:
@@ -274,7 +278,7 @@ def _waits(title: str, says: str, outcomes: Sequence[PolicyRow], until: str, quo
 
     def draw(axes: Axes) -> None:
         if not levels:
-            _nothing(axes)
+            nothing(axes)
         for outcome, (_, colour, offset, _) in zip(outcomes, _groups(outcomes), strict=True):
             for k, level in enumerate(levels):
                 found = waited(outcome, level)
@@ -294,7 +298,7 @@ def _waits(title: str, says: str, outcomes: Sequence[PolicyRow], until: str, quo
         _level_axis(axes, levels)
         axes.set_ylabel("wait (○ P50, – P95, △ P99)")
 
-    return _drawn(title, says, draw)
+    return picture(title, says, draw)
 
 
 def _level_axis(axes: Axes, levels: Sequence[str]) -> None:
@@ -318,7 +322,7 @@ def _losses(title: str, says: str, outcomes: Sequence[PolicyRow]) -> Picture:
         axes.set_ylabel("GPU hours")
         _value_axis(axes, percent=False)
 
-    return _drawn(title, says, draw)
+    return picture(title, says, draw)
 
 
 def _single(
@@ -343,7 +347,7 @@ def _single(
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
 
-    return _drawn(title, says, draw)
+    return picture(title, says, draw)
 
 
 def _run_axis(axes: Axes, outcomes: Sequence[PolicyRow]) -> None:

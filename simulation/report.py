@@ -5,50 +5,26 @@ from html import escape
 
 from simulation.difference import QUOTAS, differences, pairs
 from simulation.meter import UNTIL
-from simulation.pictures import Picture, colours, pictures
+from simulation.page import figure, head, keys, table
+from simulation.pictures import colours, pictures
 from simulation.result import until_key
 from simulation.settings import LEVELS
 from simulation.words import NONE, PolicyRow, listed, name_of, number, percent, span
 
-_STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1240px;padding:1.2rem 1rem 3rem;color:#1c2733;
-background:#fff;overflow-wrap:anywhere}h1{font-size:1.5rem;margin:0 0 .3rem}h2{font-size:1.15rem;margin:2rem 0 .6rem}
-.muted{color:#5b6874}.warn{background:#fff3c4;padding:.5rem .8rem;border-radius:4px}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums;width:100%}
-td,th{text-align:right;padding:.3rem .7rem .3rem 0;border-bottom:1px solid #e3e8ee;overflow-wrap:normal}
-td{white-space:nowrap}td:first-child{min-width:7em}td:first-child,.words td:nth-child(2){white-space:normal}
-td:first-child,th:first-child,.words td:nth-child(2),.words th:nth-child(2){text-align:left}
-th{font-weight:600;color:#51606f;vertical-align:bottom}
-.key{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.4em;vertical-align:-.05em}
-.keys{position:sticky;top:0;background:#fffffff0;padding:.4rem 0;z-index:1;display:flex;flex-wrap:wrap;
-gap:.1rem 1.2rem}.keys b{font-weight:500}
-.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,360px),1fr));gap:1.4rem}
-figure{margin:0}figure svg{width:100%;height:auto;display:block}figcaption{font-size:.85rem;color:#5b6874}
-@media (max-width:900px){tr:first-child{display:none}tr{display:block;padding:.5rem 0;border-bottom:1px solid #ccd4dc}
-td,td:first-child,.words td:nth-child(2){display:flex;justify-content:space-between;gap:1rem;text-align:right;
-padding:.1rem 0;border:0}td::before{content:attr(data-label);color:#51606f;text-align:left}.keys{position:static}}
-"""
-
 
 def render(outcomes: Sequence[PolicyRow]) -> str:
     """Returns the HTML page for the JSON objects of one or more runs."""
-    keys = "".join(
-        f'<span><span class="key" style="background:{colour}"></span><b>{escape(name)}</b></span>'
-        for name, colour in colours(outcomes).items()
-    )
     return "\n".join(
         (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width,initial-scale=1">',
-            f"<title>mizzen simulate</title><style>{_STYLE}</style></head><body>",
+            head("mizzen simulate"),
             f"<h1>mizzen simulate</h1>{_interrupted(outcomes)}{_changes(outcomes)}{_about(outcomes)}",
-            "<h2>Policies</h2>" + _table(_SUMMARY, map(_summary, outcomes)),
+            "<h2>Policies</h2>" + table(_SUMMARY, map(_summary, outcomes)),
             _capacity(outcomes),
-            f'<h2>Charts</h2><p class="keys">{keys}</p>',
-            f'<div class="grid">{"".join(map(_figure, pictures(outcomes)))}</div>',
+            f"<h2>Charts</h2>{keys(colours(outcomes))}",
+            f'<div class="grid">{"".join(map(figure, pictures(outcomes)))}</div>',
             "<h2>Objectives and waits by priority</h2>" + _rule(outcomes[0]["run"]["objective_s"]),
-            _table(_DETAIL, (cells for one in outcomes for cells in _details(one)), words=True),
-            "<h2>Decisions</h2>" + _table(_EFFORT, map(_effort, outcomes)),
+            table(_DETAIL, (cells for one in outcomes for cells in _details(one)), words=True),
+            "<h2>Decisions</h2>" + table(_EFFORT, map(_effort, outcomes)),
             "</body></html>\n",
         )
     )
@@ -61,7 +37,7 @@ def _changes(outcomes: Sequence[PolicyRow]) -> str:
         return ""
     rows = [row for before, after in found for row in differences(before, after)]
     cells = ([*map(escape, (row.policy, row.figure, row.before, row.after)), escape(row.by) or "same"] for row in rows)
-    return f"<h2>Effect of {escape(found[0][1]['run']['change'])}</h2>" + _table(_CHANGE, cells, words=True)
+    return f"<h2>Effect of {escape(found[0][1]['run']['change'])}</h2>" + table(_CHANGE, cells, words=True)
 
 
 _CHANGE = ("policy", "figure", "unchanged", "changed", "difference")
@@ -133,7 +109,7 @@ def _capacity(outcomes: Sequence[PolicyRow]) -> str:
         counts = [*(run["pools"][name] for name in ("launched", "refused", "taken", "ended")), run["interruptions"]]
         hours, cost = number(run["available_gpu_hours"]), f"${run['usd']:,.2f}"
         rows.append([escape(name_of(one)), hours, cost, *map(number, counts)])
-    return "<h2>Machines</h2>" + _table(_CAPACITY, rows)
+    return "<h2>Machines</h2>" + table(_CAPACITY, rows)
 
 
 _EFFORT = ("policy", "decisions", "decisions per s", "negative cache hits")
@@ -191,20 +167,3 @@ def _details(one: PolicyRow) -> Iterable[list[str]]:
                         percent(one[until_key("objective_miss_rate", until)][quota][level]),
                         *(span(waits[p]) for p in ("p50", "p95", "p99")),
                     ]
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
-    """Returns a table; a narrow screen shows each row as a list of labels and values. `words`: column 2 is text."""
-    head = "".join(f"<th>{column}</th>" for column in columns)
-    body = "".join(
-        "<tr>"
-        + "".join(f'<td data-label="{column}">{cell}</td>' for column, cell in zip(columns, row, strict=True))
-        + "</tr>"
-        for row in rows
-    )
-    kind = ' class="words"' if words else ""
-    return f"<table{kind}><tr>{head}</tr>{body}</table>"
-
-
-def _figure(picture: Picture) -> str:
-    return f"<figure>{picture.svg}<figcaption>{escape(picture.says)}</figcaption></figure>"

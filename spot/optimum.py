@@ -42,7 +42,7 @@ def solve_optimum(
     gap: float = 0.01,
     limit_s: float = 60.0,
 ) -> Optimum:
-    """Solves equations 1 to 5 for a window with SCIP, with one thread.
+    """Solves equations 1 to 5 for a window with SCIP, with one thread. Ctrl-C does not stop the solver.
 
     The variables are the launched and the ready replicas, S(z, t), S_r(z, t), O(t) and O_r(t), and M(t), which says
     that N_tar replicas are ready. The printed equations are read as follows:
@@ -83,6 +83,8 @@ def solve_optimum(
     lengths = [end - start for start, end in pairwise(edges)]
     at = range(len(lengths))
     model = pywraplp.Solver.CreateSolver("SCIP")
+    if not model.SetSolverSpecificParametersAsString("misc/catchctrlc = FALSE"):
+        raise RuntimeError("SCIP does not have the parameter misc/catchctrlc")
 
     def zone_capacity(zone: list[int], t: int) -> int:
         return zone[int(edges[t] // trace.gap_s)]

@@ -56,17 +56,39 @@ class WindowResult:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class ReplicaSpan:
+    """The time of one replica, in seconds since the start of its window."""
+
+    number: int
+    kind: CapacityKind
+    zone: str | None
+    """The zone; None for on-demand replicas."""
+    launched_s: float
+    ready_s: float | None
+    """When the replica became ready; None: it ended before."""
+    ended_s: float
+    """When the replica ended; the end of the window if it was still running then."""
+    preempted: bool
+    """Whether the provider reclaimed the replica."""
+
+
 @dataclass
 class _Running:
     number: int
     kind: CapacityKind
     zone: str | None
     usd_per_h: float
+    launched_s: float
     ready_at_s: float
     state: ReplicaState = ReplicaState.PROVISIONING
 
     def seen(self) -> Replica:
         return Replica(self.number, self.kind, self.zone, self.state)
+
+    def span(self, ended_s: float, *, preempted: bool) -> ReplicaSpan:
+        ready_s = self.ready_at_s if self.state is ReplicaState.READY else None
+        return ReplicaSpan(self.number, self.kind, self.zone, self.launched_s, ready_s, ended_s, preempted)
 
 
 @dataclass
@@ -79,6 +101,8 @@ class _Window:
     capacity: dict[str, int] = field(default_factory=dict)
     replicas: dict[int, _Running] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
+    spans: list[ReplicaSpan] = field(default_factory=list)
+    """The replicas that have ended, in the order of their ends."""
     launches: int = 0
     preemptions: int = 0
     refusals: int = 0
@@ -93,7 +117,7 @@ class _Window:
             self.capacity[zone.name] = counts[tick]
             here = [number for number, one in self.replicas.items() if one.zone == zone.name]
             for number in sorted(here)[counts[tick] :]:
-                del self.replicas[number]
+                self._end(number, preempted=True)
                 self.preemptions += 1
                 self.events.append(Event(EventKind.PREEMPTED, zone.name))
 
@@ -135,9 +159,17 @@ class _Window:
                 if one.zone is not None:
                     self.events.append(Event(EventKind.READY, one.zone))
 
+    def all_spans(self) -> tuple[ReplicaSpan, ...]:
+        """Returns the replicas that have ended and those that are running, by number."""
+        running = (one.span(self.now_s, preempted=False) for one in self.replicas.values())
+        return tuple(sorted((*self.spans, *running), key=lambda one: one.number))
+
+    def _end(self, number: int, *, preempted: bool) -> None:
+        self.spans.append(self.replicas.pop(number).span(self.now_s, preempted=preempted))
+
     def _apply(self, action: Action) -> None:
         if not isinstance(action, Launch):
-            del self.replicas[action.number]
+            self._end(action.number, preempted=False)
             return
         price = self.settings.od_price_ratio
         if action.zone is not None:
@@ -148,14 +180,23 @@ class _Window:
                 return
             price = next(zone.usd_per_h for zone in self.trace.zones if zone.name == action.zone)
         ready_at_s = self.now_s + self.settings.cold_start_s
-        self.replicas[self.launches] = _Running(self.launches, action.kind, action.zone, price, ready_at_s)
+        self.replicas[self.launches] = _Running(self.launches, action.kind, action.zone, price, self.now_s, ready_at_s)
         self.launches += 1
 
 
 def replay_window(
     trace: SpotTrace, policy: Policy, settings: ReplaySettings, first_tick: int, ticks: int
 ) -> WindowResult:
+    """Returns the measurements of `replay_spans`."""
+    return replay_spans(trace, policy, settings, first_tick, ticks)[0]
+
+
+def replay_spans(
+    trace: SpotTrace, policy: Policy, settings: ReplaySettings, first_tick: int, ticks: int
+) -> tuple[WindowResult, tuple[ReplicaSpan, ...]]:
     """Replays the ticks [first_tick, first_tick + ticks) with a policy. Equal arguments give equal results.
+
+    Returns the measurements, and all replicas by number.
 
     Raises:
         ValueError: the trace does not contain these ticks.
@@ -174,7 +215,7 @@ def replay_window(
         window.pass_time(end_s)
     whole_s = ticks * trace.gap_s
     most = settings.od_price_ratio * settings.target * whole_s
-    return WindowResult(
+    result = WindowResult(
         first_tick,
         window.available_s / whole_s,
         window.spent / most if most else 0.0,
@@ -183,3 +224,4 @@ def replay_window(
         window.refusals,
         window.on_demand_s / window.billed_s if window.billed_s else 0.0,
     )
+    return result, window.all_spans()

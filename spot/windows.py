@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from spot.policies import PolicySettings, make_policy
-from spot.replay import ReplaySettings, WindowResult, replay_window
+from spot.replay import ReplaySettings, ReplicaSpan, WindowResult, replay_spans
 from spot.traces import SpotTrace
 
 MEASURED = ("availability", "cost", "launches", "preemptions", "refusals", "on_demand_share")
@@ -24,8 +24,11 @@ class Windows:
 
     def offsets(self, trace: SpotTrace) -> list[int]:
         """Returns the first tick of each window, uniform over all windows that fit. Windows may overlap."""
-        last = trace.ticks - self.ticks
-        return [random.Random(f"{self.seed} window {k}").randint(0, last) for k in range(self.count)]
+        return [self.offset(trace, number) for number in range(self.count)]
+
+    def offset(self, trace: SpotTrace, number: int) -> int:
+        """Returns the first tick of window `number`."""
+        return random.Random(f"{self.seed} window {number}").randint(0, trace.ticks - self.ticks)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,15 @@ class Mean:
 def replay_windows(
     trace: SpotTrace, name: str, extra: int, settings: ReplaySettings, windows: Windows
 ) -> Iterator[WindowResult]:
-    """Replays each window with the policy `name`, and yields its result.
+    """Replays each window with the policy `name`, and yields its measurements; see `replay_one`."""
+    for number in range(windows.count):
+        yield replay_one(trace, name, extra, settings, windows, number)[0]
+
+
+def replay_one(
+    trace: SpotTrace, name: str, extra: int, settings: ReplaySettings, windows: Windows, number: int
+) -> tuple[WindowResult, tuple[ReplicaSpan, ...]]:
+    """Replays window `number` with the policy `name`; returns its measurements and its replicas.
 
     The zones of a window are in a random order, which depends on the seed and the number of the window but not on the
     policy. The traces have no prices, so the order decides which zones a policy prefers; the order of their names would
@@ -54,11 +65,10 @@ def replay_windows(
         KeyError: no policy has this name.
         ValueError: a window is longer than the trace.
     """
-    for k, offset in enumerate(windows.offsets(trace)):
-        zones = list(trace.zones)
-        random.Random(f"{windows.seed} zones {k}").shuffle(zones)
-        policy = make_policy(name, PolicySettings(tuple(zones), extra, retry_s=trace.gap_s))
-        yield replay_window(trace, policy, settings, offset, windows.ticks)
+    zones = list(trace.zones)
+    random.Random(f"{windows.seed} zones {number}").shuffle(zones)
+    policy = make_policy(name, PolicySettings(tuple(zones), extra, retry_s=trace.gap_s))
+    return replay_spans(trace, policy, settings, windows.offset(trace, number), windows.ticks)
 
 
 def means(results: Sequence[WindowResult]) -> dict[str, Mean]:

@@ -1,6 +1,10 @@
 """The omniscient optimum: against every policy, and on examples that can be computed by hand."""
 
+import os
+import signal
 from dataclasses import replace
+from random import Random
+from threading import Event, Thread
 
 import pytest
 from hypothesis import given, settings
@@ -49,3 +53,30 @@ def test_examples() -> None:
         solve_optimum(trace, rules, 0, 3, 1.0)
     with pytest.raises(ValueError, match="the trace has 3 ticks"):
         solve_optimum(trace, rules, 1, 3, 0.5)
+
+
+def test_signals_do_not_stop_the_solver(capfd: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C reaches the program's own handler; the solver still finds the optimum."""
+    random = Random(0)
+    counts = tuple(tuple(random.randint(0, 3) for _ in range(60)) for _ in range(3))
+    trace, rules = SpotTrace(zones_of(3), 300.0, counts), ReplaySettings()
+    wanted = solve_optimum(trace, rules, 0, 60, 0.95)
+    seen: list[int] = []
+    solved = Event()
+
+    def press() -> None:
+        while not solved.wait(0.001):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    thread = Thread(target=press)
+    try:
+        thread.start()
+        found = solve_optimum(trace, rules, 0, 60, 0.95)
+    finally:
+        solved.set()
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+    assert found == wanted
+    assert seen
+    assert "CTRL-C" not in capfd.readouterr().out
