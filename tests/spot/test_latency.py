@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from domain.capacity import CapacityKind
 from spot.latency import ServingSettings, measure_latency
+from spot.policies import PolicySettings, make_policy
 from spot.queueing import serve
 from spot.replay import ReplaySettings, ReplicaSpan, replay_spans
 from spot.requests import Requests
@@ -100,8 +101,6 @@ def test_a_window_without_requests() -> None:
 @given(traces(), st.integers(0, 45), st.integers(1, 4), st.sampled_from(["spothedge", "round-robin", "mark-like"]))
 def test_spans_have_the_replay_s_figures(trace: SpotTrace, cold_s: int, target: int, name: str) -> None:
     """Availability, cost, launches and preemptions can be computed from the spans alone."""
-    from spot.policies import PolicySettings, make_policy
-
     rules = ReplaySettings(target, float(cold_s), 3.0)
     policy = make_policy(name, PolicySettings(trace.zones, 1, retry_s=trace.gap_s))
     result, spans = replay_spans(trace, policy, rules, 0, trace.ticks)
@@ -120,8 +119,6 @@ def test_spans_have_the_replay_s_figures(trace: SpotTrace, cold_s: int, target: 
 
 def test_a_span_says_how_it_ended() -> None:
     """A lost replica is preempted; one that is there at the end of the window is not."""
-    from spot.policies import PolicySettings, make_policy
-
     trace = SpotTrace(zones_of(1), 100.0, ((1, 0, 1),))
     policy = make_policy("round-robin", PolicySettings(trace.zones, retry_s=100.0))
     _, spans = replay_spans(trace, policy, ReplaySettings(1, 40.0, 3.0), 0, 3)
