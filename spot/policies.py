@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from spot.baselines import AllOnDemand, AsgLike, EvenSpread, MarkLike, RoundRobin, SpotOnly
+from spot.estimates import Estimates
 from spot.placement import DynamicPlacement
 from spot.spothedge import SpotHedge
+from spot.spothedge_plus import SpotHedgePlus
 from spot.values import Policy, Zone
 
 
@@ -16,7 +18,7 @@ class PolicySettings:
     zones: tuple[Zone, ...]
     """The enabled zones, at least one; the policies break ties by their order."""
     extra: int = 1
-    """N_extra of SpotHedge. The other policies have no replicas beyond the target."""
+    """N_extra of SpotHedge. `spothedge+` chooses its own; the other policies have no replicas beyond the target."""
     retry_s: float = 300.0
     """The time in seconds after which a zone that refused a launch is tried again."""
     base: int = 0
@@ -32,6 +34,7 @@ def _spothedge(spread: bool) -> Callable[[PolicySettings], Policy]:
 POLICIES: Mapping[str, Callable[[PolicySettings], Policy]] = {
     "spothedge": _spothedge(True),
     "spothedge-alg1": _spothedge(False),
+    "spothedge+": lambda s: SpotHedgePlus(Estimates(s.zones), s.on_demand_usd_per_h, retry_s=s.retry_s),
     "even-spread": lambda s: EvenSpread(s.zones, retry_s=s.retry_s),
     "round-robin": lambda s: RoundRobin(s.zones, retry_s=s.retry_s),
     "spot-only": lambda s: SpotOnly(s.zones, retry_s=s.retry_s),

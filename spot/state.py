@@ -1,8 +1,10 @@
 """The state of a policy between two decisions: one immutable value for all policies, which can be stored as JSON."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from spot.knowledge import Knowledge
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,8 @@ class PolicyState:
     """Zones that refused a launch, sorted by name, with the time from which a launch is tried there again."""
     cursor: int = 0
     """The number of launches so far, in round-robin placement."""
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    """What `spothedge+` has learned about the zones."""
 
     def waiting(self, now_s: float) -> frozenset[str]:
         """Returns the zones in which no launch is tried now, because they recently refused one."""
@@ -35,10 +39,12 @@ class PolicyState:
             "preempting": list(self.preempting),
             "retry_at_s": dict(self.retry_at_s),
             "cursor": self.cursor,
+            "knowledge": self.knowledge.to_json(),
         }
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "PolicyState":
-        """Returns the state from the result of `to_json`."""
+        """Returns the state from the result of `to_json`. A body without knowledge was stored before it was a field."""
         waits = sorted((zone, float(at_s)) for zone, at_s in body["retry_at_s"].items())
-        return cls(tuple(body["available"]), tuple(body["preempting"]), tuple(waits), int(body["cursor"]))
+        learned = Knowledge.from_json(body["knowledge"]) if "knowledge" in body else Knowledge()
+        return cls(tuple(body["available"]), tuple(body["preempting"]), tuple(waits), int(body["cursor"]), learned)

@@ -10,12 +10,18 @@ from spot.state import PolicyState
 
 @dataclass(frozen=True)
 class Zone:
-    """An enabled zone: it has the machine type of the service, and the service may use the zone."""
+    """An enabled zone: it has the machine type of the service, and the service may use the zone.
+
+    If a service accepts several machine types, each pair of a zone and a type is a `Zone` with a name of its own, such
+    as `us-east-1a/v100`, because each pair has its own spot capacity.
+    """
 
     name: str
     region: str
     usd_per_h: float = 1.0
-    """The price of a spot replica. Only the order of the prices matters to the policies."""
+    """The price of a spot replica. Only `spothedge+` uses more than the order of the prices."""
+    accelerator: str = ""
+    """The machine type; empty if the service accepts only one."""
 
 
 class ReplicaState(StrEnum):

@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from spot.policies import PolicySettings, make_policy
 from spot.replay import ReplaySettings, ReplicaSpan, WindowResult, replay_spans
 from spot.traces import SpotTrace
+from spot.values import Zone
 
 MEASURED = ("availability", "cost", "launches", "preemptions", "refusals", "on_demand_share")
 """The fields of `WindowResult` for which means are computed."""
@@ -29,6 +30,12 @@ class Windows:
     def offset(self, trace: SpotTrace, number: int) -> int:
         """Returns the first tick of window `number`."""
         return random.Random(f"{self.seed} window {number}").randint(0, trace.ticks - self.ticks)
+
+    def zones(self, trace: SpotTrace, number: int) -> tuple[Zone, ...]:
+        """Returns the zones of the trace in the random order of window `number`."""
+        zones = list(trace.zones)
+        random.Random(f"{self.seed} zones {number}").shuffle(zones)
+        return tuple(zones)
 
 
 @dataclass(frozen=True)
@@ -65,10 +72,9 @@ def replay_one(
         KeyError: no policy has this name.
         ValueError: a window is longer than the trace.
     """
-    zones = list(trace.zones)
-    random.Random(f"{windows.seed} zones {number}").shuffle(zones)
-    policy = make_policy(name, PolicySettings(tuple(zones), extra, retry_s=trace.gap_s))
-    return replay_spans(trace, policy, settings, windows.offset(trace, number), windows.ticks)
+    price = settings.od_price_ratio
+    made = PolicySettings(windows.zones(trace, number), extra, retry_s=trace.gap_s, on_demand_usd_per_h=price)
+    return replay_spans(trace, make_policy(name, made), settings, windows.offset(trace, number), windows.ticks)
 
 
 def means(results: Sequence[WindowResult]) -> dict[str, Mean]:

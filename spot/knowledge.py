@@ -1,0 +1,72 @@
+"""What a policy has learned about its zones: an immutable value, which can be stored as JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ZoneRecord:
+    """What launches and preemptions have shown about one zone. Times are those of observations, in seconds."""
+
+    up_s: float
+    """For how long the zone had held replicas without a loss at `seen_at_s`."""
+    seen_at_s: float
+    """The last time at which the zone held a replica, lost one or refused one."""
+    lost_at_s: float | None = None
+    """The last time at which the zone preempted a replica; None: never."""
+    refused_at_s: float | None = None
+    """The last time at which the zone refused a launch; None: never."""
+    down: bool = False
+    """Whether the zone held no replica when it last preempted one or refused a launch, and has held none since."""
+    refusals: int = 0
+    """The number of refusals since the last launch that succeeded."""
+    losses: float = 0.0
+    """The number of losses, with decay. Replicas that are preempted at the same time are one loss."""
+    held_h: float = 0.0
+    """The time in hours during which the zone held a replica, with decay."""
+    granted: float = 0.0
+    """The number of launches that succeeded, with decay."""
+    refused: float = 0.0
+    """The number of launches that were refused, with decay."""
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """All that a policy has learned. The start value is that of a policy without any observation."""
+
+    now_s: float | None = None
+    """The time of the last observation."""
+    zones: Mapping[str, ZoneRecord] = field(default_factory=dict)
+    """The record of each zone in which a launch was tried."""
+    starting: Mapping[int, float] = field(default_factory=dict)
+    """The number of each provisioning replica, with the time at which it was first observed."""
+    newest: int = -1
+    """The highest number of a replica so far."""
+    cold_start_s: float | None = None
+    """The mean time from the launch of a replica until it was ready, of recent replicas; None: none was ready yet."""
+    cold_starts: int = 0
+    """The number of replicas in `cold_start_s`, up to a limit."""
+    whole_losses: float = 0.0
+    """Losses after which the zone held no replica."""
+    partial_losses: float = 0.0
+    """Losses after which the zone still held a replica."""
+    joint_losses: float = 0.0
+    """Losses of a zone at the same time as another zone of its group lost replicas."""
+    single_losses: float = 0.0
+    """Losses of a zone while another zone of its group kept all its replicas."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the value as values of JSON."""
+        return {
+            **asdict(self),
+            "zones": {name: asdict(record) for name, record in self.zones.items()},
+            "starting": {str(number): at_s for number, at_s in self.starting.items()},
+        }
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> "Knowledge":
+        """Returns the value from the result of `to_json`."""
+        zones = {name: ZoneRecord(**record) for name, record in body["zones"].items()}
+        starting = {int(number): float(at_s) for number, at_s in body["starting"].items()}
+        return cls(**{**body, "zones": zones, "starting": starting})
