@@ -142,10 +142,11 @@ class Estimates:
         priors, rate = self.priors, 0.0
         for other in self.zones:
             record = knowledge.zones.get(other.name)
-            if other.name != zone.name and record and record.lost_at_s is not None:
-                if group_of(other) == group_of(zone):
-                    since_h = max(0.0, now_s - record.lost_at_s) / 3600
-                    rate += priors.follow / priors.follow_h * exp(-since_h / priors.follow_h)
+            if other.name == zone.name or group_of(other) != group_of(zone):
+                continue
+            if record is not None and record.lost_at_s is not None:
+                since_h = max(0.0, now_s - record.lost_at_s) / 3600
+                rate += priors.follow / priors.follow_h * exp(-since_h / priors.follow_h)
         return rate
 
     def _held(self, record: ZoneRecord | None, now_s: float, kept: bool, granted: int) -> ZoneRecord:
@@ -175,9 +176,7 @@ class Estimates:
             refused=record.refused * fast,
         )
 
-    def _pooled(
-        self, knowledge: Knowledge, passed_h: float, lost: set[str], held: Mapping[str, int]
-    ) -> Knowledge:
+    def _pooled(self, knowledge: Knowledge, passed_h: float, lost: set[str], held: Mapping[str, int]) -> Knowledge:
         """Returns the knowledge with the sums over all zones."""
         decay = exp(-passed_h / self.priors.memory_h)
         joint = single = 0

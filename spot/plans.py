@@ -13,11 +13,11 @@ _CHEAPER = 1e-9
 def cheapest_plan(model: RiskModel, most_spot: int) -> tuple[int, ...]:
     """Returns the cheapest plan that was found, with at least N_tar replicas and at most `most_spot` spot replicas.
 
-    The candidates are the replicas there now, N_tar replicas in the best zones with on-demand replicas for the rest, and
-    even spreads over the best zones, without spare replicas and with enough to survive the loss of any zone. The best
-    candidate is then improved by single replicas: one more, one less, or one moved. Of equally cheap plans the first one
-    is returned, so the result depends on the order of the options only. `model.options` ends with the on-demand option,
-    which can always be had.
+    The candidates are the replicas there now, N_tar replicas in the best zones with on-demand replicas for the rest,
+    and even spreads over the best zones, without spare replicas and with enough to survive the loss of any zone. The
+    best candidate is then improved by single replicas: one more, one less, or one moved. Of equally cheap plans the
+    first one is returned, so the result depends on the order of the options only. `model.options` ends with the
+    on-demand option, which can always be had.
     """
     search = _Search(model, most_spot)
     now = tuple(min(option.held, option.most) for option in model.options)
@@ -27,7 +27,7 @@ def cheapest_plan(model: RiskModel, most_spot: int) -> tuple[int, ...]:
         for zones in range(len(order) + 1):
             search.consider(_filled(model, order[:zones], model.target, top_up=True))
         for zones in range(1, min(len(order), most_spot) + 1):
-            for spare in {0, _survives(model.target, zones)}:
+            for spare in (0, _survives(model.target - model.base, zones)):
                 search.consider(_filled(model, order[:zones], model.target + spare))
     for one in spot:
         search.consider(_filled(model, [one], model.target, top_up=True))
@@ -48,7 +48,7 @@ class _Search:
         if plan is None or plan in self.tried:
             return
         self.tried.add(plan)
-        if sum(plan) < self.model.target or sum(plan[:-1]) > self.most_spot:
+        if sum(plan) < self.model.target or sum(plan[:-1]) > self.most_spot or plan[-1] < self.model.base:
             return
         cost = self.model.usd_per_h(plan)
         if cost < self.usd_per_h - _CHEAPER:
@@ -79,7 +79,7 @@ def _neighbours(plan: tuple[int, ...], options: Sequence[Option]) -> Iterator[tu
 
 
 def _orders(model: RiskModel) -> list[list[int]]:
-    """Returns the zones by the cost of a replica with its risk; then with each group before a second zone of a group."""
+    """Returns the zones by the cost of a replica with its risk; then with each group before a second zone of one."""
     outage_usd = model.outage_usd_per_h * model.cold_start_h / max(1, model.target)
 
     def cost(at: int) -> tuple[float, int]:
@@ -98,12 +98,13 @@ def _orders(model: RiskModel) -> list[list[int]]:
 
 
 def _survives(target: int, zones: int) -> int:
-    """Returns the least number of spare replicas with which an even spread survives the loss of a zone; 0: there is none.
+    """Returns the least number of spare replicas with which an even spread survives the loss of a zone; 0: none is.
 
     A single zone has no such spread.
     """
     if zones == 1:
         return 0
+    # The zone with the most replicas has ceil((target + spare) / zones).
     spare = 1
     while -(-(target + spare) // zones) > spare:
         spare += 1
@@ -117,12 +118,13 @@ def _filled(model: RiskModel, zones: Sequence[int], total: int, *, top_up: bool 
     rest.
     """
     counts = [0] * len(model.options)
-    left = total
+    counts[-1] = model.base
+    left = total - model.base
     if top_up:
         for at in zones:
             counts[at] = min(left, model.options[at].most)
             left -= counts[at]
-        counts[-1] = left
+        counts[-1] += left
         return tuple(counts)
     while left:
         free = [at for at in zones if counts[at] < model.options[at].most][:left]

@@ -7,7 +7,7 @@ from spot.baselines import AllOnDemand, AsgLike, EvenSpread, MarkLike, RoundRobi
 from spot.estimates import Estimates
 from spot.placement import DynamicPlacement
 from spot.spothedge import SpotHedge
-from spot.spothedge_plus import SpotHedgePlus
+from spot.spothedge_plus import OUTAGE_PRICE, SpotHedgePlus
 from spot.values import Policy, Zone
 
 
@@ -22,9 +22,13 @@ class PolicySettings:
     retry_s: float = 300.0
     """The time in seconds after which a zone that refused a launch is tried again."""
     base: int = 0
-    """The number of on-demand replicas that SpotHedge always keeps."""
+    """The number of on-demand replicas that SpotHedge and `spothedge+` always keep."""
     fallback: bool = True
-    """Whether SpotHedge launches on-demand replicas for spot replicas that are not ready."""
+    """Whether SpotHedge and `spothedge+` launch on-demand replicas beyond the base."""
+    on_demand_usd_per_h: float = 3.0
+    """The price of an on-demand replica, in the unit of the prices of the zones; only `spothedge+` uses it."""
+    outage_price: float = OUTAGE_PRICE
+    """The price that `spothedge+` sets on a second of an outage; see `SpotHedgePlus.outage_price`."""
 
 
 def _spothedge(spread: bool) -> Callable[[PolicySettings], Policy]:
@@ -34,7 +38,9 @@ def _spothedge(spread: bool) -> Callable[[PolicySettings], Policy]:
 POLICIES: Mapping[str, Callable[[PolicySettings], Policy]] = {
     "spothedge": _spothedge(True),
     "spothedge-alg1": _spothedge(False),
-    "spothedge+": lambda s: SpotHedgePlus(Estimates(s.zones), s.on_demand_usd_per_h, retry_s=s.retry_s),
+    "spothedge+": lambda s: SpotHedgePlus(
+        Estimates(s.zones), s.on_demand_usd_per_h, s.outage_price, s.base, s.fallback, retry_s=s.retry_s
+    ),
     "even-spread": lambda s: EvenSpread(s.zones, retry_s=s.retry_s),
     "round-robin": lambda s: RoundRobin(s.zones, retry_s=s.retry_s),
     "spot-only": lambda s: SpotOnly(s.zones, retry_s=s.retry_s),

@@ -43,14 +43,16 @@ class RiskModel:
     """The share of losses in which the zones of all other groups are lost too."""
     horizon_h: float
     """The time in hours over which the cost of launches is spread."""
+    base: int = 0
+    """The number of on-demand replicas that each plan contains, at most N_tar."""
 
     def usd_per_h(self, plan: Sequence[int]) -> float:
         """Returns the expected cost of a plan with at least N_tar replicas, in the unit of the prices.
 
         The cost has four parts: the price of the replicas; the price of outages, of which each lasts a cold start; the
-        price of the cold starts with which lost replicas are replaced; and the cold starts of the replicas that the plan
-        has to launch first, which are billed beside the replicas that serve until then. A launch that may be refused
-        counts as more than one.
+        price of the cold starts with which lost replicas are replaced; and the cold starts of the replicas that the
+        plan has to launch first, which are billed beside the replicas that serve until then. A launch that may be
+        refused counts as more than one.
         """
         cost = launches = 0.0
         for option, count in zip(self.options, plan, strict=True):
@@ -63,7 +65,8 @@ class RiskModel:
     def outages_per_h(self, plan: Sequence[int]) -> float:
         """Returns the expected number of losses after which fewer than N_tar replicas are left, for each hour."""
         spare = sum(plan) - self.target
-        used = [(option, count) for option, count in zip(self.options, plan, strict=True) if count and option.losses_per_h]
+        both = zip(self.options, plan, strict=True)
+        used = [(option, count) for option, count in both if count and option.losses_per_h]
         losses_per_h = sum(option.losses_per_h for option, _ in used)
         spot = sum(count for _, count in used)
         rate = 0.0

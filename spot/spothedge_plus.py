@@ -13,6 +13,10 @@ from spot.risk import Option, RiskModel
 from spot.state import PolicyState
 from spot.values import Action, EventKind, Launch, Observation, Replica, Terminate
 
+OUTAGE_PRICE = 32.0
+"""The default price of a second of an outage, in seconds of N_tar on-demand replicas."""
+_FORBIDDEN = 1e6
+"""The factor on the price of on-demand replicas that may not be launched."""
 _LATE = 3.0
 """A spot replica that has been starting for more cold starts than this is late."""
 
@@ -24,8 +28,12 @@ class SpotHedgePlus:
     estimates: Estimates
     on_demand_usd_per_h: float = 3.0
     """The price of an on-demand replica, in the unit of the prices of the zones."""
-    outage_price: float = 28.0
+    outage_price: float = OUTAGE_PRICE
     """The price of a second with fewer than N_tar replicas ready, in seconds of N_tar on-demand replicas."""
+    base: int = 0
+    """The number of on-demand replicas that are always kept; they count towards the target."""
+    fallback: bool = True
+    """Whether on-demand replicas are launched beyond the base."""
     most_extra: int | None = None
     """The largest number of spot replicas beyond the target, also while replicas move; None: N_tar."""
     far_share: float = 0.02
@@ -41,7 +49,7 @@ class SpotHedgePlus:
         for name in ("on_demand_usd_per_h", "horizon_h", "retry_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)}: must be above 0")
-        for name in ("outage_price", "most_extra", "far_share"):
+        for name in ("outage_price", "base", "most_extra", "far_share"):
             if not (getattr(self, name) is None or getattr(self, name) >= 0):
                 raise ValueError(f"{name}: {getattr(self, name)}: must be 0 or more")
 
@@ -85,7 +93,11 @@ class SpotHedgePlus:
             )
             for zone in zones
         ]
-        options.append(Option(None, self.on_demand_usd_per_h, 0.0, -1, len(others), target))
+        kept = min(self.base, target)
+        # Without fallback, on-demand replicas beyond the base stand for replicas that cannot be had. Their price is so
+        # high that a plan contains them only if no zone can have a spot replica.
+        price = self.on_demand_usd_per_h if self.fallback else _FORBIDDEN * self.on_demand_usd_per_h
+        options.append(Option(None, price, 0.0, -1, len(others), target))
         model = RiskModel(
             tuple(options),
             target,
@@ -95,10 +107,12 @@ class SpotHedgePlus:
             self.estimates.joint_share(known),
             self.far_share,
             self.horizon_h,
+            kept,
         )
         counts = cheapest_plan(model, self.most_spot(target))
         plan = {option.zone: count for option, count in zip(options, counts, strict=True)}
-        plan[None] = min(target, plan[None] + self._uncovered(known, observation, spot))
+        uncovered = self._uncovered(known, observation, spot)
+        plan[None] = min(target, plan[None] + uncovered) if self.fallback else kept
         return plan
 
     def _waiting(self, state: PolicyState, observation: Observation, *, short: bool) -> frozenset[str]:
@@ -109,7 +123,8 @@ class SpotHedgePlus:
         paused = {
             name
             for name, record in state.knowledge.zones.items()
-            if record.refused_at_s is not None and record.refusals
+            if record.refused_at_s is not None
+            and record.refusals
             # 2 ** 20 is above any useful limit, and keeps the number finite.
             and observation.now_s - record.refused_at_s
             < min(self.longest_retry_s, self.retry_s * 2.0 ** min(20, record.refusals - 1))
@@ -125,9 +140,7 @@ class SpotHedgePlus:
         ready = sum(one.is_ready for one in spot)
         return min(late, max(0, observation.target - ready))
 
-    def _launches(
-        self, state: PolicyState, observation: Observation, plan: Mapping[str | None, int]
-    ) -> list[Action]:
+    def _launches(self, state: PolicyState, observation: Observation, plan: Mapping[str | None, int]) -> list[Action]:
         held = Counter(one.zone for one in observation.replicas)
         free = self.most_spot(observation.target) - sum(one.is_spot for one in observation.replicas)
         actions: list[Action] = []
