@@ -110,7 +110,7 @@ def test_the_plan_is_close_to_the_cheapest_of_all(model: RiskModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "least", "most"), [("AWS1", 0.995, 0.454), ("AWS2", 0.987, 0.487), ("AWS3", 0.996, 0.379)]
+    ("name", "least", "most"), [("AWS1", 0.995, 0.454), ("AWS2", 0.987, 0.487), ("AWS3", 0.9956, 0.379)]
 )
 def test_the_bars_on_real_traces(name: str, least: float, most: float) -> None:
     """At least SpotHedge's availability at no more than 0.92 of its cost; on AWS1 and AWS3 also at least 99.5 % at no
@@ -120,4 +120,4 @@ def test_the_bars_on_real_traces(name: str, least: float, most: float) -> None:
     if not root or not (Path(root) / name).is_dir():
         pytest.skip(f"MIZZEN_SPOT_TRACES does not name a folder with {name}")
     found = means(list(replay_windows(read_traces(Path(root) / name), "spothedge+", 1, ReplaySettings(), Windows(288))))
-    assert round(found["availability"].mean, 3) >= least and found["cost"].mean <= most
+    assert found["availability"].mean >= least and found["cost"].mean <= most
