@@ -129,7 +129,7 @@ def _become_task(launch: dict[str, Any], shim: int, output: int, gate: int) -> N
         if os.read(gate, 1) != b"x":
             os._exit(CANNOT_RUN)
         os.umask(0o022)
-        # Opened as the agent's user: neither the setup script nor the command can write to this file.
+        # Opened as the agent's user, so the setup script and the command cannot write to this file.
         begun = None if launch["setup"] is None else _open_begun(launch["begun"])
         if launch["view"]:
             enter_view(launch["view"])

@@ -27,6 +27,14 @@ class ResourceSpec(_Frozen):
     cpus_milli: int = 1000
     memory_bytes: int = 1 << 30
 
+    def fits(self, *, gpu_type: str | None, gpus: int, cpus_milli: int, memory_bytes: int) -> bool:
+        """Returns whether one task fits on an empty machine with these GPUs, CPUs and memory."""
+        return (
+            (self.gpus == 0 or (gpu_type in self.gpu_types and gpus >= self.gpus))
+            and cpus_milli >= self.cpus_milli
+            and memory_bytes >= self.memory_bytes
+        )
+
 
 class JobSpec(_Frozen):
     """A job: `tasks` identical tasks with a role."""

@@ -153,7 +153,10 @@ def _workload(options: RequestOptions, source: RequestSource, described: dict[st
 
 
 def _refuse(options: RequestOptions, known: set[str], when: str) -> None:
-    """Refuses options that have no effect. `known` is without those that all forms of requests have."""
+    """Refuses options that have no effect on this form of requests.
+
+    `known` are the options of this form, except the options that every form has.
+    """
     if options.requests is not None:
         known = known | {"requests", "concurrency", "timeout_s"}
     for name, value in vars(options).items():

@@ -1,10 +1,11 @@
 """One decision about the replicas of a service: from facts to launches, drains and ends.
 
-The same policies as in a replay decide where replicas run (`spot.policies`). They see the service's replicas without
-those that are leaving or draining, and an update as one replica: the predecessor until its successor is ready.
+The policies of replays (`spot.policies`) also decide where the replicas of a live service run. A policy does not see
+replicas that are leaving or draining. During an update, it sees a predecessor and its successor as one replica: as the
+predecessor until the successor is ready, and then as the successor.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from domain.capacity import CapacityKind
@@ -82,7 +83,7 @@ def _after_losses(plan: ServicePlan, state: ServiceState, losses: Sequence[Loss]
 
 
 def _events(replicas: Sequence[ReplicaFacts], losses: Sequence[Loss]) -> tuple[Event, ...]:
-    """Returns what the policy is told. A replica that is leaving counts as preempted at once, not when it has ended."""
+    """Returns the events for the policy. A replica counts as preempted when it begins to leave, not when it ends."""
     events: list[Event] = []
     kinds = {LossKind.PREEMPTED: EventKind.PREEMPTED, LossKind.REFUSED: EventKind.REFUSED}
     for loss in losses:
@@ -229,8 +230,3 @@ class _Step:
 def _seen(one: ReplicaFacts) -> Replica:
     state = ReplicaState.READY if one.stage is Stage.READY else ReplicaState.PROVISIONING
     return Replica(one.number, one.kind, one.zone if one.kind is CapacityKind.SPOT else None, state)
-
-
-def ready(replicas: Collection[ReplicaFacts]) -> int:
-    """Returns the number of replicas that serve requests."""
-    return sum(one.stage is Stage.READY for one in replicas)

@@ -32,11 +32,12 @@ def successions(
 
     Args:
         plan: the plan of the service.
-        replicas: the replicas that are neither leaving nor draining.
+        replicas: the replicas of the service, without those that are leaving or draining.
         pairs: the existing successors, by their predecessor's number.
 
     Returns:
-        Replicas that have never been ready come first, then those that do not answer; otherwise the oldest first.
+        First the replicas that have never been ready, then those whose probe fails, then the others. Within each group,
+        the oldest comes first.
     """
     old = [one for one in replicas if one.version != plan.version and one.number not in pairs]
     old.sort(key=lambda one: (one.was_ready, one.stage is Stage.READY, one.number))

@@ -75,7 +75,8 @@ def cheapest_on_demand(
 ) -> Offer | None:
     """Returns the cheapest on-demand offer that a service may use and that was not refused recently; None: none is.
 
-    If all were refused recently, the cheapest of them is returned, so that it is tried again.
+    If every such offer was refused recently, the cheapest one is returned all the same: a service without replicas must
+    keep trying.
     """
     fitting = [o for o in offers if o.kind is CapacityKind.ON_DEMAND and option_of(spec, o) is not None]
     keys = set(refused)
@@ -84,9 +85,6 @@ def cheapest_on_demand(
 
 
 def _holds(shape: Shape, option: ResourceOption) -> bool:
-    task = option.resources
-    return (
-        (task.gpus == 0 or (shape.gpu_type in task.gpu_types and shape.gpus >= task.gpus))
-        and shape.cpus_milli >= task.cpus_milli
-        and shape.memory_bytes >= task.memory_bytes
+    return option.resources.fits(
+        gpu_type=shape.gpu_type, gpus=shape.gpus, cpus_milli=shape.cpus_milli, memory_bytes=shape.memory_bytes
     )

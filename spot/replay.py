@@ -160,7 +160,7 @@ class _Window:
                     self.events.append(Event(EventKind.READY, one.zone))
 
     def all_spans(self) -> tuple[ReplicaSpan, ...]:
-        """Returns the replicas that have ended and those that are running, by number."""
+        """Returns the spans of all replicas so far, sorted by number. A running replica's span ends now."""
         running = (one.span(self.now_s, preempted=False) for one in self.replicas.values())
         return tuple(sorted((*self.spans, *running), key=lambda one: one.number))
 

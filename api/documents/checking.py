@@ -42,10 +42,8 @@ class Shape:
 
     def holds(self, task: ResourceSpec) -> bool:
         """Returns whether a task fits on an empty machine of this shape."""
-        return (
-            (task.gpus == 0 or (self.gpu_type in task.gpu_types and self.gpus >= task.gpus))
-            and self.cpus_milli >= task.cpus_milli
-            and self.memory_bytes >= task.memory_bytes
+        return task.fits(
+            gpu_type=self.gpu_type, gpus=self.gpus, cpus_milli=self.cpus_milli, memory_bytes=self.memory_bytes
         )
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
--- Sends mail to the workflow of the service that a replica's workload belongs to, so that it decides again.
+-- Wakes a service after a change of the workload of one of its replicas: sends mail to the service's workflow.
 create or replace function service_wake(replica text) returns void language plpgsql as $$
 begin
     insert into outbox (kind, body)

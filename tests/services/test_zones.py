@@ -1,0 +1,68 @@
+"""The zones and offers of a service, and the workload of a replica."""
+
+import pytest
+
+from capacity.offers import Offer, Shape
+from domain.capacity import CapacityKind, dedicated
+from domain.service import ResourceOption, ServiceSpec
+from domain.serving import ServingSpec
+from domain.spec import ResourceSpec, WorkloadSpec
+from services.workloads import replica_name, replica_workload
+from services.zones import ZoneOffer, cheapest_on_demand, spot_zones
+
+_A100 = ResourceOption(resources=ResourceSpec(gpus=1, gpu_types=("a100",)), spot=True)
+_V100 = ResourceOption(resources=ResourceSpec(gpus=1, gpu_types=("v100",)), spot=True, zone="z-2")
+_SPEC = ServiceSpec(name="chat", tenant="t", options=(_A100, _V100), script="serve", serving=ServingSpec(port=8080))
+
+
+def _offer(zone: str, gpu_type: str, usd_per_h: float, kind: CapacityKind = CapacityKind.SPOT, gpus: int = 1) -> Offer:
+    shape = Shape(f"{gpu_type}-{gpus}", gpus, gpu_type, 8000, 32 << 30)
+    return Offer("cloud", "r", zone, kind, shape, usd_per_h, 30.0)
+
+
+def test_each_zone_has_the_cheapest_offer_of_the_preferred_option() -> None:
+    """A preferred type wins over a cheaper one; zones without a fitting offer are left out."""
+    offers = [
+        _offer("z-1", "a100", 2.0, gpus=4),
+        _offer("z-1", "a100", 1.0),
+        _offer("z-1", "v100", 0.1),
+        _offer("z-2", "v100", 0.2),
+        _offer("z-3", "v100", 0.2),
+        _offer("z-4", "a100", 3.0, CapacityKind.ON_DEMAND),
+    ]
+    zones = spot_zones(_SPEC, offers)
+    assert [(one.zone.name, one.offer) for one in zones] == [("r/z-1", offers[1]), ("r/z-2", offers[3])]
+    assert [ZoneOffer.from_json(one.to_json()) for one in zones] == zones
+
+
+def test_options_without_spot_have_no_zones() -> None:
+    """Spot machines are used only where an option allows them."""
+    spec = _SPEC.model_copy(update={"options": (_A100.model_copy(update={"spot": False}),)})
+    assert spot_zones(spec, [_offer("z-1", "a100", 1.0)]) == []
+
+
+def test_on_demand_replicas_avoid_refused_offers() -> None:
+    """The cheapest offer is used, then the next one after a refusal, and the first one again if all were refused."""
+    cheap, dear = (_offer(zone, "a100", usd, CapacityKind.ON_DEMAND) for zone, usd in (("z-1", 3.0), ("z-2", 4.0)))
+    offers = [dear, cheap, _offer("z-1", "a100", 0.5)]
+    assert cheapest_on_demand(_SPEC, offers, []) == cheap
+    assert cheapest_on_demand(_SPEC, offers, [cheap.key]) == dear
+    assert cheapest_on_demand(_SPEC, offers, [cheap.key, dear.key]) == cheap
+    assert cheapest_on_demand(_SPEC, offers[2:], []) is None
+
+
+def test_the_workload_of_a_replica() -> None:
+    """It has one attempt, serves, and runs on its own cluster, or on shared machines that are not spot."""
+    own = replica_workload(_SPEC, 7, level=4, cluster="sv-1-z-1-spot", option=_A100, gpu_type="a100")
+    assert (own.name, own.level, own.one_attempt, own.serving) == ("chat-7", 4, True, _SPEC.serving)
+    assert own.kinds == (dedicated("sv-1-z-1-spot"),)
+    assert WorkloadSpec.model_validate(own.model_dump(mode="json")) == own
+    shared = replica_workload(_SPEC, 8, level=None, cluster=None, option=_V100, gpu_type=None)
+    assert (shared.kinds, shared.jobs[0].resources.gpu_types) == (("reserved", "on_demand"), ("v100",))
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 63, "a" * 60 + "-b"])
+def test_names_of_replicas_are_names(name: str) -> None:
+    """The name of a replica's workload is valid and ends with the replica's number, however long the service's is."""
+    found = replica_name(name, 1234)
+    assert len(found) <= 63 and found.endswith("-1234") and "--" not in found
