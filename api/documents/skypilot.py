@@ -39,7 +39,7 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
         "priority": "priority belongs to the top level of the document, where 1 is the highest",
         "priority_class": "use priority at the top level of the document, where 1 is the highest",
         "job_recovery": "a lost replica is always replaced; replica_policy.spot_placer chooses the zone",
-        "autostop": "a service runs until `mizzen serve down`; with min_replicas: 0 it has no replicas while it is idle",
+        "autostop": "a service runs until `mizzen serve down`; min_replicas: 0 ends all replicas of an idle service",
         "hooks": "a task gets SIGTERM before it is stopped; handle it in run",
     },
     "service": {
@@ -114,7 +114,9 @@ def as_secrets(at: At) -> At:
         return named
     for key, value in list(named.value.items()):
         if not (isinstance(value, str) and is_name(value)):
-            message = "must be the name of one of the tenant's secrets, not its value; see `mizzen secrets set`"
+            message = (
+                "must be the name of one of the tenant's secrets; `mizzen tenants secrets` stores a value under a name"
+            )
             at.problems.append(FieldError(at.child(key, None).path, message))
             del named.value[key]
     return named
