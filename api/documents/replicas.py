@@ -18,6 +18,7 @@ _GIB = 1 << 30
 _LARGEST_GIB = 1 << 20
 """A smaller number is GiB, as in SkyPilot's files; a larger one is bytes. So few bytes are never enough."""
 _AT_LEAST = re.compile(r"([0-9]+(?:\.[0-9]+)?)\+?")
+_PORT = re.compile(r"[0-9]{1,5}")
 _OPTION_KEYS = (
     "accelerators", "cpus", "memory", "ports", "use_spot", "provider", "cloud", "region", "zone", "infra",
 )  # fmt: skip
@@ -59,13 +60,14 @@ def read_replicas(at: At, notes: list[str]) -> Replicas:
             read.append({**kept, **own})
         if alternatives.value == []:
             alternatives.wrong("must have at least one alternative; omit it if there is only one")
-    spots = {one.get("spot") for one in read}
+    spots = {one.get("spot", False) for one in read} - {None}
     if len(spots) > 1:
         at.child("use_spot", None).wrong(
             "must be the same in all alternatives; for on-demand replicas beside spot ones, use "
             "replica_policy.dynamic_ondemand_fallback or replica_policy.base_ondemand_fallback_replicas"
         )
-    found.spot = next(iter(spots), None)
+    if any("spot" in one for one in read):
+        found.spot = True in spots
     found.options = [option for one in read for option in _options(one)]
     if len(found.options) > MAX_OPTIONS:
         at.wrong(f"may have at most {MAX_OPTIONS} alternatives, these are {len(found.options)}")
@@ -177,8 +179,8 @@ def read_ports(at: At) -> list[tuple[At, int]]:
     ports = []
     for place in places:
         value = place.value
-        if isinstance(value, str) and value.isascii() and value.isdigit():
-            value = int(value[:9])
+        if isinstance(value, str) and _PORT.fullmatch(value):
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= HIGHEST_PORT:
             place.wrong(f"must be one port from 1 to {HIGHEST_PORT}; ranges are not supported")
         else:

@@ -99,7 +99,7 @@ def read_service(value: Value, default_tenant: str | None, default_name: str | N
     if "service" not in members:
         at.missing("service", "the section with the readiness probe and the number of replicas")
     else:
-        serving = read_serving(members["service"], replicas, env, notes)
+        serving = read_serving(members["service"], replicas, env, secrets, notes)
         options = [option.model_copy(update={"spot": serving.spot}) for option in options]
         fields |= serving.fields
     return ServiceDraft(

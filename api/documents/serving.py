@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from api.documents.at import At, nearest
 from api.documents.replicas import Replicas, read_ports
-from api.documents.skypilot import either, filled_in, section
+from api.documents.skypilot import either, filled_in, references, section
 from api.documents.values import duration_s
 from domain.service import LoadBalancing, ReplicaPolicySpec
 from domain.serving import ProbeSpec, ServingSpec
@@ -27,7 +27,8 @@ _WITH_EXTRA = ("spothedge", "spothedge-alg1")
 _WITH_FALLBACK = (*_WITH_EXTRA, "spothedge+")
 MAX_BODY_BYTES = 64 << 10
 _MAX_PATH = 2000
-_MAX_HEADERS = 32
+MAX_HEADERS = 32
+MAX_QUEUE = 100_000
 _MAX_HEADER = 4096
 _DAY_S = 86400.0
 _HOUR_S = 3600.0
@@ -59,8 +60,18 @@ class Serving:
     """Fields of `ServiceSpec`."""
 
 
-def read_serving(at: At, replicas: Replicas, env: Mapping[str, str], notes: list[str]) -> Serving:
-    """Reads the section `service`. Strings of the probe may refer to variables in `env`."""
+def read_serving(
+    at: At, replicas: Replicas, env: Mapping[str, str], secrets: Collection[str], notes: list[str]
+) -> Serving:
+    """Reads the section `service`.
+
+    Args:
+        at: the section.
+        replicas: the section `resources`.
+        env: variables to which strings of the probe may refer, as `$NAME` or `${NAME}`.
+        secrets: variables that are set from secrets. The probe cannot refer to them.
+        notes: gets a sentence for each field without effect.
+    """
     members = section(at, "service", _KEYS, notes)
     spot, policy = _read_policy(at, members, replicas, notes)
     probe = members.get("readiness_probe")
@@ -70,7 +81,7 @@ def read_serving(at: At, replicas: Replicas, env: Mapping[str, str], notes: list
         "policy": policy,
         "serving": ServingSpec(
             port=_port(members, replicas),
-            probe=ProbeSpec() if probe is None else _read_probe(probe, env, notes),
+            probe=ProbeSpec() if probe is None else _read_probe(probe, env, secrets, notes),
             drain_s=default.drain_s if drain_s is None else drain_s,
         ),
         "balancing": _balancing(members["load_balancing_policy"]) if "load_balancing_policy" in members else None,
@@ -78,7 +89,7 @@ def read_serving(at: At, replicas: Replicas, env: Mapping[str, str], notes: list
             members["retry_non_idempotent"].truth() if "retry_non_idempotent" in members else None
         ),
         "request_timeout_s": _request_timeout_s(members, notes),
-        "max_queue": members["max_queue"].integer(0, 100_000) if "max_queue" in members else None,
+        "max_queue": members["max_queue"].integer(0, MAX_QUEUE) if "max_queue" in members else None,
         "max_surge": members["max_surge"].integer(1, MAX_REPLICAS) if "max_surge" in members else None,
     }
     return Serving(spot, {key: value for key, value in fields.items() if value is not None})
@@ -120,7 +131,9 @@ def _request_timeout_s(members: Mapping[str, At], notes: list[str]) -> float | N
 # ------------------------------------------------------------------------------------------------------------ the probe
 
 
-def _read_probe(at: At, env: Mapping[str, str], notes: list[str]) -> ProbeSpec:
+def _read_probe(at: At, env: Mapping[str, str], secrets: Collection[str], notes: list[str]) -> ProbeSpec:
+    for name in sorted(references(at.value) & set(secrets)):
+        at.wrong(f"refers to {name}, whose value is a secret; a probe can only refer to variables of env")
     at = At(at.path, filled_in(at.value, env), at.problems)
     if isinstance(at.value, str):
         return ProbeSpec(path=_path(at) or "/")
@@ -159,7 +172,7 @@ def _path(at: At) -> str | None:
 
 def _headers(at: At) -> dict[str, str]:
     headers = {}
-    for name, place in at.entries("a mapping of headers to strings", _MAX_HEADERS).items():
+    for name, place in at.entries("a mapping of headers to strings", MAX_HEADERS).items():
         value = place.word("a string", _MAX_HEADER)
         if not _HEADER.fullmatch(name):
             place.wrong("a header's name must have letters, digits and hyphens")

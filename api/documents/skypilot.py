@@ -125,9 +125,15 @@ def as_secrets(at: At) -> At:
 def _changed(at: At, change: Callable[[str, Value], Value]) -> At:
     if not isinstance(at.value, dict):
         return at
-    value = Keys([(key, change(key, value)) for key, value in at.value.items()])
-    value.twice = getattr(at.value, "twice", ())
-    return At(at.path, value, at.problems)
+    pairs = [(key, change(key, value)) for key, value in at.value.items()]
+    return At(at.path, _like(at.value, pairs), at.problems)
+
+
+def _like(value: Mapping[str, Value], pairs: list[tuple[str, Value]]) -> Keys:
+    """Returns a mapping of the pairs that still has the duplicate keys of `value`, which are errors."""
+    result = Keys(pairs)
+    result.twice += value.twice if isinstance(value, Keys) else ()
+    return result
 
 
 def filled_in(value: Value, env: Mapping[str, str]) -> Value:
@@ -137,8 +143,16 @@ def filled_in(value: Value, env: Mapping[str, str]) -> Value:
     if isinstance(value, list):
         return [filled_in(one, env) for one in value]
     if isinstance(value, dict):
-        return {filled_in(key, env): filled_in(one, env) for key, one in value.items()}
+        return _like(value, [(filled_in(key, env), filled_in(one, env)) for key, one in value.items()])
     return value
+
+
+def references(value: Value) -> set[str]:
+    """Returns the names of the variables to which strings of the value refer, as `filled_in` finds them."""
+    if isinstance(value, str):
+        return {match[1] or match[2] for match in _REFERENCE.finditer(value)}
+    inner = value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else []
+    return {name for one in inner for name in references(one)}
 
 
 def in_bash(at: At, script: str) -> str | None:
