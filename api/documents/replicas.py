@@ -50,9 +50,8 @@ def read_replicas(at: At, notes: list[str]) -> Replicas:
     if "any_of" in members and "ordered" in members:
         members["ordered"].wrong("means the same as any_of; give one of them")
     alternatives = members.get("any_of", members.get("ordered"))
-    read = [base]
+    read: list[dict[str, Any]] = []
     if alternatives is not None:
-        read = []
         for place in alternatives.items("mappings, one for each alternative", MAX_OPTIONS):
             # An entry replaces values of the section. A cloud of its own also excludes the section's region and zone.
             own = _read_option(section(place, "resources", _OPTION_KEYS, notes), found)
@@ -60,6 +59,7 @@ def read_replicas(at: At, notes: list[str]) -> Replicas:
             read.append({**kept, **own})
         if alternatives.value == []:
             alternatives.wrong("must have at least one alternative; omit it if there is only one")
+    read = read or [base]
     spots = {one.get("spot", False) for one in read} - {None}
     if len(spots) > 1:
         at.child("use_spot", None).wrong(
@@ -67,7 +67,7 @@ def read_replicas(at: At, notes: list[str]) -> Replicas:
             "replica_policy.dynamic_ondemand_fallback or replica_policy.base_ondemand_fallback_replicas"
         )
     if any("spot" in one for one in read):
-        found.spot = True in spots
+        found.spot = spots != {False}  # an invalid value counts as true, so that it is the only error
     found.options = [option for one in read for option in _options(one)]
     if len(found.options) > MAX_OPTIONS:
         at.wrong(f"may have at most {MAX_OPTIONS} alternatives, these are {len(found.options)}")
