@@ -1,7 +1,9 @@
 """Service documents: parsing of mizzen's form and of SkyPilot's, normalisation, and an error for each mistake."""
 
 import json
+import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -372,6 +374,14 @@ def _with(section: str, key: str, value: object) -> dict[str, Any]:
         target = target[part]
     target[key] = value
     return body
+
+
+def test_unsupported_fields_are_documented() -> None:
+    """The table of SkyPilot's fields in `docs/services.md` has every field that is refused or has no effect."""
+    text = (Path(__file__).parents[2] / "docs/services.md").read_text()
+    table = text.partition("## SkyPilot's service files")[2].partition("### Scripts")[0]
+    keys = {key for keys in (*REFUSED.values(), *IGNORED.values()) for key in keys}
+    assert {key for key in keys if not re.search(rf"[`.]{key}`", table)} == set()
 
 
 def test_every_problem_at_once() -> None:
