@@ -24,6 +24,7 @@ from tests.api.world import ARCHIVE_SHA256, ApiWorld
 from tests.depth import examples
 
 GIB = 1 << 30
+_PAGE = Path(__file__).parents[2] / "docs/services.md"
 
 
 def read(text: bytes, name: str | None = None) -> ServiceDraft:
@@ -376,10 +377,16 @@ def _with(section: str, key: str, value: object) -> dict[str, Any]:
     return body
 
 
+def test_documented_example_is_valid() -> None:
+    """The document in `docs/services.md` is read without errors and without notes."""
+    draft = read_service(load_yaml(_PAGE.read_text().partition("```yaml\n")[2].partition("```")[0].encode()), None)
+    assert draft.problems == [] and draft.notes == []
+    assert json.loads(str(draft.spec().serving.probe.body))["model"] == "small"
+
+
 def test_unsupported_fields_are_documented() -> None:
     """The table of SkyPilot's fields in `docs/services.md` has every field that is refused or has no effect."""
-    text = (Path(__file__).parents[2] / "docs/services.md").read_text()
-    table = text.partition("## SkyPilot's service files")[2].partition("### Scripts")[0]
+    table = _PAGE.read_text().partition("## SkyPilot's service files")[2].partition("### Scripts")[0]
     keys = {key for keys in (*REFUSED.values(), *IGNORED.values()) for key in keys}
     assert {key for key in keys if not re.search(rf"[`.]{key}`", table)} == set()
 
