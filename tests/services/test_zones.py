@@ -35,6 +35,14 @@ def test_each_zone_has_the_cheapest_offer_of_the_preferred_option() -> None:
     assert [ZoneOffer.from_json(one.to_json()) for one in zones] == zones
 
 
+def test_types_of_gpus_match_in_any_case() -> None:
+    """An option finds a provider's GPU type also if the two are spelt with different capitals."""
+    capitals = ResourceOption(resources=ResourceSpec(gpus=1, gpu_types=("V100", "A100")), spot=True)
+    offers = [_offer("z-1", "a100", 1.0), _offer("z-2", "A100", 1.0), _offer("z-3", "a100-80gb", 1.0)]
+    zones = spot_zones(_SPEC.model_copy(update={"options": (capitals,)}), offers)
+    assert [one.offer for one in zones] == offers[:2]
+
+
 def test_options_without_spot_have_no_zones() -> None:
     """Spot machines are used only where an option allows them."""
     spec = _SPEC.model_copy(update={"options": (_A100.model_copy(update={"spot": False}),)})
