@@ -48,7 +48,7 @@ def launch(session: Session, row: ServiceRow, spec: ServiceSpec, action: LaunchR
         session,
         replica_workload(
             spec, number, level=_level(session, spec, action), cluster=cluster, option=option,
-            gpu_type=None if offer is None else offer.shape.gpu_type,
+            shape=None if offer is None else offer.shape,
         ),
         f"service {row.name}",
     )  # fmt: skip

@@ -73,8 +73,9 @@ def _policy(
     if name == _WAITING:
         return _Waits()
     spot = [one.zone.usd_per_h for one in zones]
-    fitting = [o.usd_per_h for o in offers if o.kind is CapacityKind.ON_DEMAND and option_of(spec, o) is not None]
-    on_demand = min(fitting, default=_PRICE_RATIO * sum(spot) / len(spot) if spot else 1.0)
+    on_demand = on_demand_price(spec, offers)
+    if on_demand is None:
+        on_demand = _PRICE_RATIO * sum(spot) / len(spot) if spot else 1.0
     return make_policy(
         name,
         PolicySettings(
@@ -86,6 +87,12 @@ def _policy(
             on_demand_usd_per_h=on_demand,
         ),
     )
+
+
+def on_demand_price(spec: ServiceSpec, offers: Sequence[Offer]) -> float | None:
+    """Returns the lowest price of an on-demand machine for a service, in US dollars an hour; None: none is offered."""
+    fitting = (o.usd_per_h for o in offers if o.kind is CapacityKind.ON_DEMAND and option_of(spec, o) is not None)
+    return min(fitting, default=None)
 
 
 def _autoscaler(spec: ServiceSpec) -> Autoscaler:

@@ -11,7 +11,7 @@ from activities.capacity.ledger import recently_refused
 from activities.services.endings import close_replica, end_replica, end_workload
 from activities.services.launching import Market, launch
 from activities.services.offers import Offers
-from activities.services.planning import NO_ZONES, is_scaled, placer_of, plan_of
+from activities.services.planning import NO_ZONES, is_scaled, on_demand_price, placer_of, plan_of
 from activities.services.reading import LiveReplica, read_replicas
 from activities.services.requests import take_requests
 from capacity.offers import Offer
@@ -21,9 +21,10 @@ from domain.service import ServiceSpec
 from infra.config import Settings
 from infra.db import events
 from infra.db.capacity import InstanceRow
-from infra.db.endpoints import read_endpoints
+from infra.db.endpoints import READY, read_endpoints
 from infra.db.services import ServiceRow, ServiceVersion
 from infra.db.session import transaction
+from services.account import Account
 from services.controller import decide
 from services.values import (
     DrainReplica,
@@ -170,15 +171,30 @@ class _Step:
 
     def _store(self, decision: ServiceDecision, listed: list[str]) -> None:
         row = self._row
-        listing = [f"{e.replica} {e.state} {e.address}:{e.port}" for e in read_endpoints(self._session, row.id)]
-        placer = placer_of(self._spec, self._zones)
-        row.state = {**decision.state.to_json(), "placer": placer, "listed": listing}
+        endpoints = read_endpoints(self._session, row.id)
+        listing = [f"{e.replica} {e.state} {e.address}:{e.port}" for e in endpoints]
+        ready = sum(e.state == READY for e in endpoints)
+        row.state = {
+            **decision.state.to_json(),
+            "placer": placer_of(self._spec, self._zones),
+            "listed": listing,
+            "account": self._account(ready, decision.target).to_json(),
+        }
         if listing != listed:
-            self._record("service.endpoints", endpoints=len(listing))
+            self._record("service.endpoints", ready=ready)
         if row.target != decision.target:
             self._record("service.target", before=row.target, target=decision.target)
             row.target = decision.target
         row.notes = [*decision.notes, *([NO_ZONES] if self._spec.uses_spot and not self._zones else [])]
+
+    def _account(self, ready: int, target: int) -> Account:
+        before = (self._row.state or {}).get("account")
+        account = Account(self._row.created_at.timestamp()) if before is None else Account.from_json(before)
+        price = account.on_demand_usd_per_h
+        if self._offers is not None:
+            one = on_demand_price(self._spec, self._offers)
+            price = None if one is None else one * self._spec.machines
+        return account.advanced(self._now_s, ready, target, price)
 
     def _record(self, kind: str, workload: str | None = None, **detail: Any) -> None:
         own = {"service": self._row.id, "name": self._row.name}
