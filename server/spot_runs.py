@@ -96,9 +96,7 @@ class Bench:
 
     def replayed(self, case: Case, number: int) -> tuple[WindowResult, tuple[ReplicaSpan, ...]]:
         """Replays a window by its number; returns its measurements and its replicas."""
-        return replay_one(
-            self.trace, case.policy, case.extra, case.settings, self.windows, number, case.outage_price
-        )
+        return replay_one(self.trace, case.policy, case.extra, case.settings, self.windows, number, case.outage_price)
 
     def served(self, number: int, spans: Sequence[ReplicaSpan]) -> tuple[WindowLatency, tuple[float, ...]]:
         """Returns the latency of the requests of a window, and the times at which failed requests had arrived."""
@@ -209,15 +207,11 @@ class Sweep:
         return [(value, SWEPT[self.field](base, value)) for value in self.values]
 
 
-def _with(base: Case, **changed: float) -> Case:
-    return replace(base, settings=replace(base.settings, **changed))
-
-
 SWEPT: dict[str, Callable[[Case, float], Case]] = {
     "overprovision": lambda base, value: replace(base, extra=int(value)),
     "outage-price": lambda base, value: replace(base, outage_price=value),
-    "cold-start-s": lambda base, value: _with(base, cold_start_s=value),
-    "od-price-ratio": lambda base, value: _with(base, od_price_ratio=value),
+    "cold-start-s": lambda base, value: replace(base, settings=replace(base.settings, cold_start_s=value)),
+    "od-price-ratio": lambda base, value: replace(base, settings=replace(base.settings, od_price_ratio=value)),
 }
 """The fields of `--sweep`, and how a case takes a value."""
 USED_BY: Mapping[str, tuple[str, ...]] = {

@@ -6,7 +6,7 @@ from math import isfinite
 
 from infra.errors import ConfigurationError
 from server.progress import Shown
-from server.spot_runs import SWEPT, Bench, Case, CaseResult, Sweep
+from server.spot_runs import SWEPT, USED_BY, Bench, Case, CaseResult, OptimumResult, Sweep
 
 _VALID: dict[str, tuple[str, Callable[[float], bool]]] = {
     "overprovision": ("whole numbers, 0 or more", lambda value: value >= 0 and value.is_integer()),
@@ -25,6 +25,10 @@ class SweepResult:
 
     sweep: Sweep
     results: dict[tuple[str, float | None], CaseResult]
+
+    def optimum(self, found: OptimumResult | None) -> OptimumResult | None:
+        """Returns the optimum of the main table if it is also that of this sweep, otherwise None."""
+        return found if self.sweep.field in USED_BY else None
 
 
 def parse_sweeps(texts: Sequence[str]) -> list[Sweep]:
