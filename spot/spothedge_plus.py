@@ -64,7 +64,8 @@ class SpotHedgePlus:
             state = state.refused(refused, observation.now_s, self.retry_s)
         state = replace(state, knowledge=self.estimates.learn(state.knowledge, observation))
         plan = self._plan(state, observation)
-        return state, (*self._launches(state, observation, plan), *self._ends(observation, plan))
+        kept = self._kept(state, observation, plan)
+        return state, (*self._launches(state, observation, plan), *self._ends(observation, plan, kept))
 
     def most_spot(self, target: int) -> int:
         """Returns N_tar + N_extra, the largest number of spot replicas that are launched at the same time."""
@@ -154,8 +155,26 @@ class SpotHedgePlus:
                 actions += [Launch(CapacityKind.SPOT, zone)] * launched
         return actions
 
-    def _ends(self, observation: Observation, plan: Mapping[str | None, int]) -> list[Action]:
-        """Returns the ends of replicas beyond the plan.
+    def _kept(self, state: PolicyState, observation: Observation, plan: Mapping[str | None, int]) -> frozenset[int]:
+        """Returns the replicas that are not ready, but are not ended now even if they are beyond the plan.
+
+        Otherwise two plans could replace each other again and again. Replicas that are starting are kept in two cases:
+
+        - The plan contains replicas that are not there. They may be refused, or the limit on spot replicas may not
+          allow them yet.
+        - They were launched at this time and no launch was refused. So the decisions at one time come to an end: each
+          zone refuses once, and then waits.
+        """
+        held = Counter(one.zone for one in observation.replicas)
+        if any(count > held[zone] for zone, count in plan.items()):
+            return frozenset(one.number for one in observation.replicas if not one.is_ready)
+        if any(event.kind is EventKind.REFUSED for event in observation.events):
+            return frozenset()
+        starting = state.knowledge.starting
+        return frozenset(number for number, since_s in starting.items() if since_s == observation.now_s)
+
+    def _ends(self, observation: Observation, plan: Mapping[str | None, int], kept: frozenset[int]) -> list[Action]:
+        """Returns the ends of replicas beyond the plan, except `kept`.
 
         A replica that is not ready is ended at once. A ready on-demand replica is ended if N_tar other replicas are
         ready, and a ready spot replica if all the replicas of the plan that are there are ready. Replicas beyond the
@@ -176,7 +195,8 @@ class SpotHedgePlus:
         actions: list[Action] = []
         for one in beyond:
             needed = planned if one.is_spot else target
-            if not one.is_ready or ready > needed or counts[one.is_spot] > limits[one.is_spot]:
+            over = counts[one.is_spot] > limits[one.is_spot]
+            if over or (one.number not in kept and (not one.is_ready or ready > needed)):
                 ready -= one.is_ready
                 counts[one.is_spot] -= 1
                 actions.append(Terminate(one.number))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 from itertools import product
 from pathlib import Path
 
@@ -14,10 +15,10 @@ from spot.estimates import Estimates
 from spot.knowledge import Knowledge
 from spot.plans import cheapest_plan
 from spot.policies import PolicySettings, make_policy
-from spot.replay import ReplaySettings
+from spot.replay import ReplaySettings, replay_window
 from spot.risk import Option, RiskModel
 from spot.state import PolicyState
-from spot.traces import read_traces
+from spot.traces import SpotTrace, read_traces
 from spot.values import Event, EventKind, Launch, Observation, Replica, ReplicaState, Zone
 from spot.windows import Windows, means, replay_windows
 
@@ -80,6 +81,25 @@ def test_trouble_adds_a_spare_and_calm_takes_it_away() -> None:
         most = max(most, len(replicas))
     assert most > 2
     assert len(replicas) == 2
+
+
+@pytest.mark.parametrize("seed", [9, 102, 287, 706])
+def test_plans_do_not_replace_each_other_for_ever(seed: int) -> None:
+    """The policy comes to an end at each time, also if a cold start is as long as a tick and zones change often.
+
+    Without a rule that keeps replicas that are starting, two plans replaced each other for ever on these traces.
+    """
+    draw = random.Random(seed)
+    rows: list[tuple[int, ...]] = []
+    for _ in _ZONES:
+        counts = [draw.randint(0, 4)]
+        while len(counts) < 73:
+            counts.append(draw.choice((0, 0, 1, 2, 3, 6)) if draw.random() < 0.15 else counts[-1])
+        rows.append(tuple(counts[1:]))
+    policy = make_policy("spothedge+", PolicySettings(_ZONES, outage_price=20.0))
+    result = replay_window(SpotTrace(_ZONES, 300.0, tuple(rows)), policy, ReplaySettings(3, 300.0), 0, 72)
+    assert result.availability > 0.5
+    assert result.launches < 200
 
 
 @st.composite
