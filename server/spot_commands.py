@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from server.commands import run_command
-from spot.spothedge_plus import OUTAGE_PRICE
+from spot.spothedge_plus import OUTAGE_PRICE_S
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,12 +72,12 @@ def spot() -> None:
     help="Spot replicas of SpotHedge beyond the target.",
 )
 @click.option(
-    "--outage-price",
+    "--outage-price-s",
     type=float,
     callback=_not_negative,
-    default=OUTAGE_PRICE,
+    default=OUTAGE_PRICE_S,
     show_default=True,
-    help="Price that spothedge+ sets on a second of an outage, in seconds of the target on demand.",
+    help="Price that spothedge+ sets on an outage, in seconds of the target on demand.",
 )
 @click.option(
     "--cold-start-s",
@@ -118,7 +118,7 @@ def spot() -> None:
     "sweeps",
     multiple=True,
     metavar="FIELD=VALUE,...",
-    help="Also replay with each value of overprovision, outage-price, cold-start-s or od-price-ratio; repeatable.",
+    help="Also replay with each value of overprovision, outage-price-s, cold-start-s or od-price-ratio; repeatable.",
 )
 @click.option("--optimum", is_flag=True, help="Also compute the cheapest plan for known capacity.")
 @click.option(

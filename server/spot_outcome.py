@@ -36,7 +36,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "settings": {
             **asdict(outcome.base.settings),
             "overprovision": outcome.base.extra,
-            "outage_price": outcome.base.outage_price,
+            "outage_price_s": outcome.base.outage_price_s,
         },
         "windows": {**asdict(windows), "window_s": bench.length_s},
         "interrupted": bool(outcome.missing),

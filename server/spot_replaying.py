@@ -32,7 +32,7 @@ def run_replay(
     names: Sequence[str],
     target: int,
     overprovision: int,
-    outage_price: float,
+    outage_price_s: float,
     cold_start_s: float,
     od_price_ratio: float,
     window_h: float,
@@ -67,7 +67,7 @@ def run_replay(
         raise ConfigurationError(f"--traces: {error}") from None
     span = Windows(_ticks(window_h, trace), windows, seed)
     workload = workload_of(RequestOptions(**requests), span.ticks * trace.gap_s)
-    base = Case("", ReplaySettings(target, cold_start_s, od_price_ratio), overprovision, outage_price)
+    base = Case("", ReplaySettings(target, cold_start_s, od_price_ratio), overprovision, outage_price_s)
     err = Console(stderr=True)
     with interrupts() as interrupted:
         outcome = Outcome(traces, Bench(trace, span, workload, interrupted, {}), base)

@@ -44,7 +44,7 @@ def _about(outcome: Outcome) -> str:
         f"Traces {escape(str(outcome.traces))}: {len(bench.trace.zones)} zones, {bench.trace.ticks:,} ticks of "
         f"{bench.trace.gap_s:g} s. {bench.windows.count:,} windows of {bench.length_s / 3600:g} h, seed "
         f"{bench.windows.seed}. Target {settings.target}, overprovision {outcome.base.extra}, outage price "
-        f"{outcome.base.outage_price:g}, cold start "
+        f"{outcome.base.outage_price_s:g} s, cold start "
         f"{settings.cold_start_s:g} s, price ratio {settings.od_price_ratio:g}."
     )
     return f'<p class="muted">{said}</p>'

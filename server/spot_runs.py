@@ -12,7 +12,7 @@ from spot.optimum import Optimum, OptimumError, solve_optimum
 from spot.replay import ReplaySettings, ReplicaSpan, WindowResult
 from spot.requests import Requests
 from spot.shortfall import Shortfall, measure_shortfall
-from spot.spothedge_plus import OUTAGE_PRICE
+from spot.spothedge_plus import OUTAGE_PRICE_S
 from spot.traces import SpotTrace
 from spot.windows import Mean, Windows, means, replay_one
 
@@ -30,8 +30,8 @@ class Case:
     settings: ReplaySettings
     extra: int
     """`--overprovision`"""
-    outage_price: float = OUTAGE_PRICE
-    """`--outage-price`"""
+    outage_price_s: float = OUTAGE_PRICE_S
+    """`--outage-price-s`"""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Bench:
 
     def replayed(self, case: Case, number: int) -> tuple[WindowResult, tuple[ReplicaSpan, ...]]:
         """Replays a window by its number; returns its measurements and its replicas."""
-        return replay_one(self.trace, case.policy, case.extra, case.settings, self.windows, number, case.outage_price)
+        return replay_one(self.trace, case.policy, case.extra, case.settings, self.windows, number, case.outage_price_s)
 
     def served(self, number: int, spans: Sequence[ReplicaSpan]) -> tuple[WindowLatency, tuple[float, ...]]:
         """Returns the latency of the requests of a window, and the times at which failed requests had arrived."""
@@ -209,13 +209,13 @@ class Sweep:
 
 SWEPT: dict[str, Callable[[Case, float], Case]] = {
     "overprovision": lambda base, value: replace(base, extra=int(value)),
-    "outage-price": lambda base, value: replace(base, outage_price=value),
+    "outage-price-s": lambda base, value: replace(base, outage_price_s=value),
     "cold-start-s": lambda base, value: replace(base, settings=replace(base.settings, cold_start_s=value)),
     "od-price-ratio": lambda base, value: replace(base, settings=replace(base.settings, od_price_ratio=value)),
 }
 """The fields of `--sweep`, and how a case takes a value."""
 USED_BY: Mapping[str, tuple[str, ...]] = {
     "overprovision": ("spothedge", "spothedge-alg1"),
-    "outage-price": ("spothedge+",),
+    "outage-price-s": ("spothedge+",),
 }
 """The settings of policies, and the policies that use them. The optimum does not depend on these settings."""

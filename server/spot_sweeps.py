@@ -10,7 +10,7 @@ from server.spot_runs import SWEPT, USED_BY, Bench, Case, CaseResult, OptimumRes
 
 _VALID: dict[str, tuple[str, Callable[[float], bool]]] = {
     "overprovision": ("whole numbers, 0 or more", lambda value: value >= 0 and value.is_integer()),
-    "outage-price": ("numbers, 0 or more", lambda value: value >= 0),
+    "outage-price-s": ("numbers of seconds, 0 or more", lambda value: value >= 0),
     "cold-start-s": ("numbers of seconds, 0 or more", lambda value: value >= 0),
     "od-price-ratio": ("numbers above 0", lambda value: value > 0),
 }

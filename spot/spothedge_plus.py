@@ -13,8 +13,8 @@ from spot.risk import Option, RiskModel
 from spot.state import PolicyState
 from spot.values import Action, EventKind, Launch, Observation, Replica, Terminate
 
-OUTAGE_PRICE = 32.0
-"""The default price of a second of an outage, in seconds of N_tar on-demand replicas."""
+OUTAGE_PRICE_S = 3840.0
+"""The default price of an outage, in seconds of N_tar on-demand replicas."""
 _FORBIDDEN = 1e6
 """The factor on the price of on-demand replicas that may not be launched."""
 _LATE = 3.0
@@ -28,8 +28,12 @@ class SpotHedgePlus:
     estimates: Estimates
     on_demand_usd_per_h: float = 3.0
     """The price of an on-demand replica, in the unit of the prices of the zones."""
-    outage_price: float = OUTAGE_PRICE
-    """The price of a second with fewer than N_tar replicas ready, in seconds of N_tar on-demand replicas."""
+    outage_price_s: float = OUTAGE_PRICE_S
+    """The price of a loss after which fewer than N_tar replicas are left, in seconds of N_tar on-demand replicas.
+
+    The price does not depend on the cold start. With a price for each second of an outage, a service with a cold start of
+    five minutes costs more than SpotHedge, and one of a minute is less available.
+    """
     base: int = 0
     """The number of on-demand replicas that are always kept; they count towards the target."""
     fallback: bool = True
@@ -49,7 +53,7 @@ class SpotHedgePlus:
         for name in ("on_demand_usd_per_h", "horizon_h", "retry_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)}: must be above 0")
-        for name in ("outage_price", "base", "most_extra", "far_share"):
+        for name in ("outage_price_s", "base", "most_extra", "far_share"):
             if not (getattr(self, name) is None or getattr(self, name) >= 0):
                 raise ValueError(f"{name}: {getattr(self, name)}: must be 0 or more")
 
@@ -103,7 +107,7 @@ class SpotHedgePlus:
             tuple(options),
             target,
             self.estimates.cold_start_s(known) / 3600,
-            self.outage_price * target * self.on_demand_usd_per_h,
+            self.outage_price_s / 3600 * target * self.on_demand_usd_per_h,
             self.estimates.whole_share(known),
             self.estimates.joint_share(known),
             self.far_share,

@@ -66,7 +66,7 @@ def test_options_change_the_result(folder: Path, capsys: Capture) -> None:
         (one,) = json.loads(capsys.readouterr().out)["policies"]
         return one["means"]["cost"]["mean"]
 
-    assert cost("--outage-price", "100", policy="spothedge+") > cost("--outage-price", "0", policy="spothedge+")
+    assert cost("--outage-price-s", "12000", policy="spothedge+") > cost("--outage-price-s", "0", policy="spothedge+")
     usual = cost()
     changes = (("--target", "2"), ("--overprovision", "2"), ("--cold-start-s", "200"), ("--od-price-ratio", "2"),
                ("--seed", "1"), ("--unlimited",))  # fmt: skip
@@ -83,7 +83,7 @@ def test_options_change_the_result(folder: Path, capsys: Capture) -> None:
         (("--window-h", "nan"), "must be a finite number above 0"),
         (("--cold-start-s", "-1"), "-1.0: must be a finite number, 0 or more"),
         (("--od-price-ratio", "0"), "must be a finite number above 0"),
-        (("--outage-price", "-1"), "-1.0: must be a finite number, 0 or more"),
+        (("--outage-price-s", "-1"), "-1.0: must be a finite number, 0 or more"),
         (("--windows", "0"), "'--windows': 0 is not in the range x>=1"),
         (("--target", "0"), "'--target': 0 is not in the range x>=1"),
         (("--json", "missing/out.json"), "--json: missing/out.json: folder"),
@@ -201,13 +201,13 @@ def test_the_frontier(folder: Path, capsys: Capture) -> None:
     """A sweep of the outage price: a row for each price, and one for each policy without it and for each optimum."""
     usual = ("--policy", "spothedge+", "--policy", "spothedge", "--policy", "on-demand")
     optimum = ("--optimum", "--optimum-availability", "90")
-    found = _document(folder, *usual, *optimum, "--sweep", "outage-price=0,32,1000", "--report", "out.html")
+    found = _document(folder, *usual, *optimum, "--sweep", "outage-price-s=0,3840,120000", "--report", "out.html")
     table = capsys.readouterr().out.split("\n\n")[1].splitlines()
     (sweep,) = found["sweeps"]
     cases = sweep["cases"]
-    points = [("spothedge+", 0), ("spothedge+", 32), ("spothedge+", 1000), ("spothedge", None), ("on-demand", None)]
+    points = [("spothedge+", 0), ("spothedge+", 3840), ("spothedge+", 120000), ("spothedge", None), ("on-demand", None)]
     assert [(one["policy"], one["value"]) for one in cases] == points
-    assert "OUTAGE-PRICE" in table[0] and table[0].endswith("OVER OPTIMUM")
+    assert "OUTAGE-PRICE-S" in table[0] and table[0].endswith("OVER OPTIMUM")
     for one, line in zip(cases, table[1:6], strict=True):
         row = line.split()
         short = one["shortfall"]
@@ -218,13 +218,13 @@ def test_the_frontier(folder: Path, capsys: Capture) -> None:
     assert [line.split("  ")[0] for line in table[6:8]] == ["optimum, by zone", "optimum, aggregate"]
     costs = [one["means"]["cost"]["mean"] for one in cases[:3]]
     assert costs[0] < costs[1] < costs[2]
-    usual_price = [one for one in cases if one["value"] in (32, None)]
+    usual_price = [one for one in cases if one["value"] in (3840, None)]
     assert usual_price == [
         {"value": one["value"], **of} for one, of in zip(usual_price, found["policies"], strict=True)
     ]
     page = (folder / "out.html").read_text()
-    (chart,) = (one for one in page.split("<figure>") if "Availability and cost by outage-price" in one)
-    assert all(f">{value}</text>" in chart for value in ("0", "32", "1000", "optimum"))
+    (chart,) = (one for one in page.split("<figure>") if "Availability and cost by outage-price-s" in one)
+    assert all(f">{value}</text>" in chart for value in ("0", "3840", "120000", "optimum"))
 
 
 def test_the_optimum_of_other_settings(folder: Path, capsys: Capture) -> None:
@@ -294,7 +294,7 @@ def test_report(folder: Path, capsys: Capture) -> None:
         (("--sweep", "cold-start-s"), "--sweep: cold-start-s: no value: give numbers of seconds, 0 or more"),
         (("--sweep", "cold-start-s=60,-1"), "--sweep: cold-start-s: -1: give numbers of seconds, 0 or more"),
         (("--sweep", "overprovision=1.5"), "--sweep: overprovision: 1.5: give whole numbers, 0 or more"),
-        (("--sweep", "outage-price=-1"), "--sweep: outage-price: -1: give numbers, 0 or more"),
+        (("--sweep", "outage-price-s=-1"), "--sweep: outage-price-s: -1: give numbers of seconds, 0 or more"),
         (("--sweep", "od-price-ratio=0"), "--sweep: od-price-ratio: 0: give numbers above 0"),
         (("--sweep", "od-price-ratio=2", "--sweep", "od-price-ratio=3"), "--sweep: od-price-ratio: is given twice"),
         (("--optimum",), "first cold start: give at most 98.33"),

@@ -96,7 +96,7 @@ def test_plans_do_not_replace_each_other_for_ever(seed: int) -> None:
         while len(counts) < 73:
             counts.append(draw.choice((0, 0, 1, 2, 3, 6)) if draw.random() < 0.15 else counts[-1])
         rows.append(tuple(counts[1:]))
-    policy = make_policy("spothedge+", PolicySettings(_ZONES, outage_price=20.0))
+    policy = make_policy("spothedge+", PolicySettings(_ZONES, outage_price_s=6000.0))
     result = replay_window(SpotTrace(_ZONES, 300.0, tuple(rows)), policy, ReplaySettings(3, 300.0), 0, 72)
     assert result.availability > 0.5
     assert result.launches < 200
@@ -111,7 +111,7 @@ def _models(draw: st.DrawFn) -> RiskModel:
 
     options = (option("z0", 0), option("z1", 0), option("z2", 1), option(None, -1))
     share = st.sampled_from([0.1, 0.5, 0.9])
-    return RiskModel(options, draw(st.integers(1, 3)), 1 / 30, 100.0, draw(share), draw(share), 0.02, 2.0)
+    return RiskModel(options, draw(st.integers(1, 3)), 1 / 30, 100 / 30, draw(share), draw(share), 0.02, 2.0)
 
 
 @settings(max_examples=60)
