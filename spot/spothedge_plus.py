@@ -31,8 +31,8 @@ class SpotHedgePlus:
     outage_price_s: float = OUTAGE_PRICE_S
     """The price of a loss after which fewer than N_tar replicas are left, in seconds of N_tar on-demand replicas.
 
-    The price does not depend on the cold start. With a price for each second of an outage, a service with a cold start of
-    five minutes costs more than SpotHedge, and one of a minute is less available.
+    The price does not depend on the cold start. With a price for each second of an outage, a service with a cold start
+    of five minutes would cost more than SpotHedge, and one of a minute would be less available.
     """
     base: int = 0
     """The number of on-demand replicas that are always kept; they count towards the target."""
