@@ -77,12 +77,12 @@ def _plane(
             reading = next(iter(optimum.by_reading))
             at = optimum.mean(reading, "cost").mean, optimum.mean(reading, "availability").mean
             axes.plot(*at, "*", color=_OPTIMUM, ms=11)
-            axes.annotate("optimum", at, (0, -6), textcoords="offset points", ha="center", va="top", fontsize=8)
+            axes.annotate("optimum", at, (-8, 0), textcoords="offset points", ha="right", va="center", fontsize=8)
         axes.set_xlabel("cost over all on-demand")
         axes.set_ylabel("availability")
         axes.set_xlim(0)
         least = min(one["availability"].mean for points in means.values() for one in points.values())
-        low = max(0.0, least - 0.05) if least > 0.5 else 0.0
+        low = max(0.0, least - min(0.05, 1 - least)) if least > 0.5 else 0.0
         axes.set_ylim(low, 1 + 0.05 * (1 - low))
         axes.xaxis.set_major_formatter(_PERCENT)
         axes.yaxis.set_major_formatter(_PERCENT)
