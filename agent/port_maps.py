@@ -122,12 +122,12 @@ def _program(hook: _Hook, inside: int, outside: int) -> _Program:
 
 
 def _if_loopback4() -> _Program:
-    """Continues with `replace` if the address is 127.0.0.0/8 or 0.0.0.0, which connects to loopback; else with `end`."""
+    """Jumps to `replace` if the address is 127.0.0.0/8 or 0.0.0.0, which also connects to loopback; else to `end`."""
     return [_Step(_Op.LOAD, 2, 1, offset=_Field.IP4), *_if_ip4_loopback()]
 
 
 def _if_ip4_loopback() -> _Program:
-    """Does the same for the IPv4 address in register 2."""
+    """Jumps like `_if_loopback4`, for the IPv4 address in register 2."""
     return [
         _Step(_Op.JUMP_IF_EQUAL, 2, constant=0, target="replace"),
         _Step(_Op.AND_CONSTANT, 2, constant=0xFF),
@@ -137,7 +137,7 @@ def _if_ip4_loopback() -> _Program:
 
 
 def _if_loopback6() -> _Program:
-    """Continues with `replace` if the address is `::1`, `::`, or an IPv4 loopback address in IPv6; else with `end`."""
+    """Jumps to `replace` if the address is `::1`, `::`, or an IPv4 loopback address in IPv6; else to `end`."""
     return [
         _Step(_Op.LOAD, 2, 1, offset=_Field.IP6),
         _Step(_Op.LOAD, 3, 1, offset=_Field.IP6 + 4),
