@@ -1,4 +1,4 @@
-"""Reserves ports: a rendezvous port for each job whose task 0 runs on this machine, and a port for a task that serves."""
+"""Reserves ports for the rendezvous of jobs whose task 0 runs on this machine, and for a task that serves requests."""
 
 import os
 import socket

@@ -37,7 +37,7 @@ async def probe(address: str, port: int, spec: ProbeSpec) -> str | None:
     else:
         if status is not None and 200 <= status < 400:
             return None
-        problem = f"its headers are larger than {_HEADERS_BYTES} bytes" if status is None else f"status {status}"
+        problem = f"status {status}" if status is not None else f"its first {_RESPONSE_BYTES} bytes contain no status"
     method = "GET" if spec.body is None else "POST"
     path = spec.path.partition("?")[0]
     return f"{method} {path[: _WORDS // 2]} on port {port}: {problem}"[:_WORDS]
