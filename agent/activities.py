@@ -209,19 +209,14 @@ class NodeActivities:
         return staged, {job: f"{self._config.address}:{port}" for job, port in ports.items()}
 
     def _reserve(self, staged: StagedAttempt, jobs: list[str]) -> dict[str, int]:
-        return reserve(staged.folder, jobs, self._config.ports, self._others(staged))
-
-    def _others(self, staged: StagedAttempt) -> list[AttemptFolder]:
-        """Returns the other attempts whose reservations of ports are valid."""
-        return [attempt for attempt in self._state.unfinished() if attempt.key != staged.folder.key]
+        return reserve(staged.folder, jobs, self._config.ports, self._state.unfinished(but=staged.folder))
 
     # ------------------------------------------------------------------------------------------------------ running
 
     async def _start(self, staged: StagedAttempt, masters: dict[str, str]) -> None:
         def start(run: RunFolder, index: int) -> None:
             if tasks.look(run) is State.ABSENT:
-                others = self._others(staged)
-                tasks.start(run, self._stager.task_launch(staged, staged.places[index], masters, others))
+                tasks.start(run, self._stager.task_launch(staged, staged.places[index], masters))
 
         await asyncio.gather(*(asyncio.to_thread(start, run, index) for index, run in enumerate(staged.runs)))
         self._ship(staged, staged.runs)

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from agent.cgroups import Limits, limit, make_cgroup
+from agent.cgroups import Limits, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
 from agent.isolation import give_bucket, needed_paths
 from agent.launch import Owner, TaskLaunch, environment
 from agent.logs import Masker
 from agent.notices import MachineNotices
+from agent.ports import NoFreePort, PortTaken
 from agent.sealed import Secrets, unseal
 from agent.serving import open_port
 from agent.state import AttemptFolder, StateFolder, make_folder
@@ -181,18 +182,23 @@ class Stager:
             raise BadLaunch(f"{folder.key}: was never staged on this machine")
         return self._open_bucket(url)
 
-    def task_launch(
-        self, staged: StagedAttempt, place: TaskPlace, masters: Mapping[str, str], others: list[AttemptFolder]
-    ) -> TaskLaunch:
-        """Returns the shim's input for one task.
+    def task_launch(self, staged: StagedAttempt, place: TaskPlace, masters: Mapping[str, str]) -> TaskLaunch:
+        """Returns the shim's input for one task, and opens its port if it serves requests.
 
-        Opens the port of a task that serves requests; `others` are the attempts whose reservations are still valid.
+        Raises:
+            NoFreePort, PortTaken: the task has no port (`agent.serving.open_port`).
         """
         run = staged.run(place)
         cgroup = make_cgroup(run.run_id) if self._config.cgroup else None
         port = None
         if staged.launch.serving is not None and run == staged.serving_run:
-            port = open_port(staged.folder, staged.launch.serving.port, self._config.ports, cgroup, others)
+            others = self._state.unfinished(but=staged.folder)
+            try:
+                port = open_port(staged.folder, staged.launch.serving.port, self._config.ports, cgroup, others)
+            except (NoFreePort, PortTaken):
+                if cgroup is not None:
+                    remove_cgroup(cgroup)
+                raise
         job = staged.launch.jobs[place.job]
         env = environment(
             staged.launch,

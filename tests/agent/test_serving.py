@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
+import tempfile
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -355,3 +357,39 @@ async def test_a_fixed_port_of_another_program_is_refused(lab: Lab, tmp_path: Pa
         async with lab.agent(config):
             failure = await (await _run(lab, launch, config)).failure()
     assert failure.type == "PortTaken" and "Address already in use" in str(failure)
+
+
+@needs_maps
+async def test_a_privileged_port_of_another_user(temporal_address: str, request: pytest.FixtureRequest) -> None:
+    """A task that does not run as root can serve on port 80, because another port is bound in its place."""
+    root = Path(tempfile.mkdtemp())  # Not below pytest's folder, which only its owner may enter.
+    request.addfinalizer(lambda: shutil.rmtree(root))
+    root.chmod(0o755)
+    async with Lab.open(root, temporal_address) as lab:
+        config = _quiet(lab.config(run_as="nobody"))
+        launch = _serving(lab, config, "id -un; exec $MIZZEN_PYTHON -I -S server.py", port=80)
+        async with lab.agent(config):
+            pending = await _run(lab, launch, config)
+            report = await _reported(pending, lambda report: report["ready"])
+            run = lab.folder_of(launch, config)
+            assert await asyncio.to_thread(_fetch, report["port"]) == run.run_id
+            assert run.output.read_text() == "nobody\n"
+            await lab.stop(launch, config.machine, 5.0)
+
+
+@needs_maps
+async def test_a_refused_task_leaves_no_cgroup(lab: Lab) -> None:
+    """If no port is free, the launch is refused and nothing of the task is left."""
+    config = lab.config(ports=(21990, 21990))
+    launches = [_serving(lab, config) for _ in range(2)]
+    async with lab.agent(config):
+        pending = await _run(lab, launches[0], config)
+        await _reported(pending, lambda report: report["ready"])
+        failure = await (await _run(lab, launches[1], config)).failure()
+        await lab.stop(launches[0], config.machine, 5.0)
+    assert (failure.type, failure.non_retryable) == ("NoFreePort", True)
+    assert "serving port of" in str(failure)
+    cgroup = make_cgroup("own")
+    assert cgroup is not None
+    remove_cgroup(cgroup)
+    assert not list(Path(cgroup).parent.glob(f"mizzen-{launches[1].workload_id}*"))
