@@ -380,7 +380,8 @@ async def test_a_privileged_port_of_another_user(temporal_address: str, request:
 @needs_maps
 async def test_a_refused_task_leaves_no_cgroup(lab: Lab) -> None:
     """If no port is free, the launch is refused and nothing of the task is left."""
-    config = lab.config(ports=(21990, 21990))
+    port = free_port()
+    config = lab.config(ports=(port, port))
     launches = [_serving(lab, config) for _ in range(2)]
     async with lab.agent(config):
         pending = await _run(lab, launches[0], config)
