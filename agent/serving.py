@@ -25,6 +25,7 @@ from domain.serving import ProbeSpec
 
 _FILE = "serving.json"
 _FIRST_PAUSE_S = 0.2
+"""Shortest time between two probes of a task, whatever its interval."""
 _LONGEST_PAUSE_S = 1.0
 """Time between two probes of a task that is not ready: it grows from `_FIRST_PAUSE_S` to this."""
 _SETUP_PAUSE_S = 0.2
@@ -105,6 +106,7 @@ class Readiness:
         self._address = address
         self._port = port
         self._has_setup = has_setup
+        self._interval_s = max(_FIRST_PAUSE_S, spec.interval_s)
         self._started_at_s = run.started_at_s() or time.time()
         self._state = _read(run) or _Stored(ready=False, since_s=self._started_at_s)
 
@@ -140,9 +142,9 @@ class Readiness:
                 await asyncio.sleep(_SETUP_PAUSE_S)
             elif ready:
                 pause_s = _FIRST_PAUSE_S
-                await asyncio.sleep(self._spec.interval_s)
+                await asyncio.sleep(self._interval_s)
             else:
-                await asyncio.sleep(min(pause_s, self._spec.interval_s))
+                await asyncio.sleep(min(pause_s, self._interval_s))
                 pause_s = min(_LONGEST_PAUSE_S, 1.5 * pause_s)
 
     def _in_setup(self) -> bool:
