@@ -20,6 +20,7 @@ class Leader(IntEnum):
     RECONCILING = 0x6D697A7A656E01
     PROGRESS = 0x6D697A7A656E02
     POOLS = 0x6D697A7A656E03
+    READINESS = 0x6D697A7A656E04
 
 
 def claim(engine: Engine, lock: int, leader: Connection | None) -> Connection | None:

@@ -36,6 +36,8 @@ from activities.scheduling.auction import AuctionActivities
 from activities.scheduling.bids import RegionActivities
 from activities.scheduling.precompile import precompile
 from activities.scheduling.scheduler_state import SchedulerState
+from activities.services.readiness import Readiness
+from activities.services.step import ServiceActivities
 from capacity.providers import Provider
 from domain import ids
 from domain.version import BUILD_ID
@@ -82,6 +84,7 @@ def control_activities(
         placement_runs.open_placement_run,
         placement_runs.plan_placement_run, placement_runs.placement_paused, placement_runs.assign_partitions,
         placement_runs.end_placement_run, moves.next_move, moves.finish_move,
+        ServiceActivities(engine, settings, providers).step,
     ]  # fmt: skip
 
 
@@ -99,11 +102,12 @@ def _workflows() -> list[type]:
     from workflows.replica import ReplicaWorkflow
     from workflows.scheduler import DryRunWorkflow, SchedulerWorkflow
     from workflows.scrub import ScrubWorkflow
+    from workflows.service import ServiceWorkflow
     from workflows.workload import WorkloadWorkflow
 
     return [
         WorkloadWorkflow, SchedulerWorkflow, DryRunWorkflow, MachineWorkflow, HousekeepingWorkflow, ReplicaWorkflow,
-        PlacementRunWorkflow, ScrubWorkflow, InstanceWorkflow,
+        PlacementRunWorkflow, ScrubWorkflow, InstanceWorkflow, ServiceWorkflow,
     ]  # fmt: skip
 
 
@@ -205,6 +209,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
                 Reconciler(engine, settings, client).run(),
                 Progress(engine, settings, client).run(),
                 PoolKeeper(engine, settings, client, providers).run(),
+                Readiness(engine, settings, client).run(),
             )
             for loop in loops:
                 stack.callback(asyncio.create_task(loop).cancel)

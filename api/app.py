@@ -9,6 +9,8 @@ from api import auth, bodies, health, limits, metrics, openapi, problems, refere
 from api.data import archives, instance, partitions, placement_runs, tables, usage
 from api.fleet import clusters, costs, instances, machines, pools, regions, removal, snapshot
 from api.people import audit, keys, secrets, tenants
+from api.services import requests as service_requests
+from api.services import routes as services
 from api.state import State
 from api.streams import events, logs
 from api.workloads import actions, queue, routes
@@ -20,7 +22,7 @@ _ROUTERS = (
     keys.router, audit.router, regions.router, clusters.router, costs.router, machines.router, removal.router,
     pools.router, instances.router,
     snapshot.router, tables.router, partitions.router, usage.router, instance.router, placement_runs.router,
-    archives.router,
+    archives.router, services.router, service_requests.router,
     health.router, reference.router,
 )  # fmt: skip
 
@@ -46,7 +48,7 @@ def create_app(settings: Settings) -> FastAPI:
     )  # fmt: skip
     app.state.mizzen = state
     problems.install(app)
-    openapi.install(app, routes.SCHEMAS | events.SCHEMAS)
+    openapi.install(app, routes.SCHEMAS | services.SCHEMAS | events.SCHEMAS)
     # The middleware that is added last receives a request first.
     app.add_middleware(bodies.Limits, settings=settings.api, limits=settings.limits)
     app.add_middleware(limits.Admission, settings=settings.limits)

@@ -189,6 +189,14 @@ def invalid(path: str, message: str, value: object = None) -> Problem:
     return Problem(Kind.INVALID_REQUEST, f"{path}: {message}", errors=[error])
 
 
+def refuse_document(problems: list[FieldError]) -> Problem:
+    """Returns a 422 problem for a document with these errors, at least one."""
+    first = problems[0]
+    text = f"{first.path}: {first.message}" if first.path else first.message
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return Problem(Kind.INVALID_DOCUMENT, text + more, errors=problems)
+
+
 def over_limit(name: str, value: float, detail: str, retry_after_s: float) -> Problem:
     """Returns a 429 problem: the request exceeds the setting `limits.<name>`, whose value is `value`.
 

@@ -83,6 +83,11 @@ def new_instance_id() -> str:
     return f"{INSTANCE_PREFIX}{_base32(time.time_ns() // 1_000_000, 9)}{_base32(secrets.randbits(35), 7)}"
 
 
+def new_service_id() -> str:
+    """Returns a new service id: `sv-` and the digits of a workload id."""
+    return f"sv-{_base32(time.time_ns() // 1_000_000, 9)}{_base32(secrets.randbits(35), 7)}"
+
+
 def machine_id(region: str, cluster: str, machine: str) -> str:
     """Returns the id of a machine: `region/cluster/machine`."""
     return f"{region}/{cluster}/{machine}"
@@ -101,6 +106,11 @@ def machine_workflow_id(machine: str) -> str:
 def instance_workflow_id(instance: str) -> str:
     """Returns the id of the Temporal workflow that manages an instance from its launch to its end."""
     return f"instance/{instance}"
+
+
+def service_workflow_id(service: str) -> str:
+    """Returns the id of the Temporal workflow that keeps a service's replicas."""
+    return f"service/{service}"
 
 
 def replica_workflow_id(table: str, region: str) -> str:

@@ -82,6 +82,7 @@ class ReasonCode(StrEnum):
     NEVER_JOINED = "never_joined"
     NOT_AT_PROVIDER = "not_at_provider"
     AGENT_AWAY = "agent_away"
+    REPLICA_ENDED = "replica_ended"
 
 
 _SENTENCES: dict[ReasonCode, str] = {
@@ -183,6 +184,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.NEVER_JOINED: "its agent was not ready {waited_s} s after the launch",
     ReasonCode.NOT_AT_PROVIDER: "{provider} no longer has this instance",
     ReasonCode.AGENT_AWAY: "its agent has not answered since {since}",
+    ReasonCode.REPLICA_ENDED: "replica {replica} of service {service}, which it was launched for, has ended",
     ReasonCode.KEEPS_FAILING_GANGS: (
         "{failures:1 workload|# workloads in a row} lost tasks or failed to start them here; the last was {workload}"
     ),

@@ -122,8 +122,8 @@ FIRST = Step.WAIT
 
 _JUDGED = frozenset(row.phase for row in ENDINGS)
 END_PHASES: Mapping[End, frozenset[Phase]] = {
-    # Tasks that an earlier workflow started may have succeeded.
-    End.TOLD_EARLY: EARLY_PHASES | {Phase.SUCCEEDED},
+    # Tasks that an earlier workflow started may have succeeded. A workload of one attempt fails instead of waiting.
+    End.TOLD_EARLY: EARLY_PHASES | {Phase.SUCCEEDED, Phase.FAILED},
     End.NOT_STARTED: _JUDGED,
     End.JUDGED: _JUDGED,
     End.LEFT: frozenset({Phase.PREEMPTED}),

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from domain.ids import task_log
-from domain.phases import Phase
+from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol import LaunchPlan, Mail, MailKind
 from domain.reasons import Reason, ReasonCode
 from domain.reported import TaskProgress
@@ -306,6 +306,11 @@ EARLY_PHASES = frozenset(_EARLY.values())
 def stopped_early(told: Mail) -> Ending:
     """Returns the ending of an attempt that the mail `told` stopped before any task was started."""
     return Ending(_EARLY[MailKind(told.kind)], Reason(code_of(told), told.detail), (), lost_machine(told))
+
+
+def final(end: Ending) -> Ending:
+    """Returns the ending of the only attempt of a workload (`WorkloadSpec.one_attempt`): it is not queued again."""
+    return end if end.phase in TERMINAL_PHASES else replace(end, phase=Phase.FAILED)
 
 
 def unless_completed(otherwise: Ending, end: GangEnd, plan: LaunchPlan) -> Ending:

@@ -36,7 +36,7 @@ def decide(
     state: ServiceState,
     replicas: Sequence[ReplicaFacts],
     losses: Sequence[Loss],
-    requests: int,
+    requests: int | None,
     now_s: float,
 ) -> ServiceDecision:
     """Returns the actions for the replicas of a service.
@@ -46,7 +46,8 @@ def decide(
         state: the state that the decision before returned.
         replicas: the replicas that have been launched and have not ended, by number.
         losses: the replicas that have ended since the decision before without a request to end them.
-        requests: the number of requests that arrived since the decision before.
+        requests: the number of requests that arrived since the decision before; None: unknown, because no balancer
+            reports. Then the target only obeys its limits.
         now_s: seconds since the epoch, not before those of the decision before.
     """
     if plan.stopping:
@@ -55,7 +56,11 @@ def decide(
     for one in replicas:
         if one.stage is Stage.READY and not one.was_ready:
             state = state.ready_again(one.version)
-    state = replace(state, scaling=plan.autoscaler.decide(state.scaling, now_s, requests))
+    scaler = plan.autoscaler
+    if requests is None:
+        state = replace(state, scaling=scaler.limited(state.scaling))
+    else:
+        state = replace(state, scaling=scaler.decide(state.scaling, now_s, requests))
     step = _Step(plan, state, {one.number: one for one in replicas}, now_s)
     step.end_unready()
     step.end_drained()

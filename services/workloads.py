@@ -1,5 +1,6 @@
 """The workload of a replica: a gang of one job, of one attempt, that serves requests."""
 
+from capacity.offers import Shape
 from domain.capacity import CapacityKind
 from domain.ids import NAME_LENGTH
 from domain.service import ResourceOption, ServiceSpec
@@ -26,7 +27,7 @@ def replica_workload(
     level: int | None,
     cluster: str | None,
     option: ResourceOption,
-    gpu_type: str | None,
+    shape: Shape | None,
 ) -> WorkloadSpec:
     """Returns the specification of a replica's workload.
 
@@ -36,11 +37,14 @@ def replica_workload(
         level: the priority level; None: the tenant's.
         cluster: the cluster of the replica's own machines; None: it runs on shared machines.
         option: the resources.
-        gpu_type: the GPU type of the replica's own machines; None: any of the option's types.
+        shape: the shape of the replica's own machines, of which it gets all cores and all memory; None: it runs on
+            shared machines, with the option's resources.
     """
     resources = option.resources
-    if gpu_type is not None and resources.gpus:
-        resources = resources.model_copy(update={"gpu_types": (gpu_type,)})
+    if shape is not None:
+        own = {"cpus_milli": shape.cpus_milli, "memory_bytes": shape.memory_bytes}
+        types = {"gpu_types": (shape.gpu_type,)} if resources.gpus and shape.gpu_type is not None else {}
+        resources = resources.model_copy(update=own | types)
     job = JobSpec(
         name=JOB,
         role=JOB,

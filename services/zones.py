@@ -85,6 +85,9 @@ def cheapest_on_demand(
 
 
 def _holds(shape: Shape, option: ResourceOption) -> bool:
+    # Documents may write GPU types in any case: a provider's types are not known when a document is read.
+    there = (shape.gpu_type or "").casefold()
+    asked = next((name for name in option.resources.gpu_types if name.casefold() == there), None)
     return option.resources.fits(
-        gpu_type=shape.gpu_type, gpus=shape.gpus, cpus_milli=shape.cpus_milli, memory_bytes=shape.memory_bytes
+        gpu_type=asked, gpus=shape.gpus, cpus_milli=shape.cpus_milli, memory_bytes=shape.memory_bytes
     )

@@ -46,6 +46,10 @@ class Autoscaler(Protocol):
         """Returns the next state, which contains the target. `requests` arrived since the decision before."""
         ...
 
+    def limited(self, state: ScalingState) -> ScalingState:
+        """Returns the state with its target within the current limits, for a decision that knows no requests."""
+        ...
+
 
 @dataclass(frozen=True)
 class FixedTarget:
@@ -59,6 +63,10 @@ class FixedTarget:
 
     def decide(self, state: ScalingState, now_s: float, requests: int) -> ScalingState:
         """See `Autoscaler.decide`."""
+        return self.limited(state)
+
+    def limited(self, state: ScalingState) -> ScalingState:
+        """See `Autoscaler.limited`."""
         return replace(state, target=self.target)
 
 
@@ -93,8 +101,7 @@ class LoadAutoscaler:
 
     def decide(self, state: ScalingState, now_s: float, requests: int) -> ScalingState:
         """See `Autoscaler.decide`."""
-        # The limits may have changed since the decision before.
-        state = replace(state, target=min(self.most, max(self.least, state.target)))
+        state = self.limited(state)
         kept = [one for one in state.requests if one[0] > now_s - self.window_s]
         counted = (*kept, (now_s, requests)) if requests else tuple(kept)
         candidate = self.candidate(sum(count for _, count in counted))
@@ -106,6 +113,10 @@ class LoadAutoscaler:
         if up or down:
             return replace(state, target=candidate, above_since_s=None, below_since_s=None)
         return state
+
+    def limited(self, state: ScalingState) -> ScalingState:
+        """See `Autoscaler.limited`. The limits may have changed since the decision before."""
+        return replace(state, target=min(self.most, max(self.least, state.target)))
 
     def candidate(self, requests: int) -> int:
         """Returns N_can if `requests` arrived within the window."""

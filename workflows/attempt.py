@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -223,12 +224,31 @@ class Attempt:
         if not gang.ended:
             ran_s = self._state.ran_s + workflow.time() - self._started_s
             await transition(self._state, Phase.CHECKPOINTING, why_stopped(self._told, self._plan, ran_s))
+            await self._drain(gang)
             await gang.stop(self._plan.grace_s, lost=lost_machine(self._told))
         return Event.DONE
 
+    async def _drain(self, gang: Gang) -> None:
+        """Lets tasks that serve go on with the requests that are in progress.
+
+        The phase that was just written makes the service stop new requests to them. The time ends early if a task ends,
+        a machine is lost, or further mail cancels the workload. A service that cancels it has drained it before.
+        """
+        drain_s, told = self._plan.drain_s, self._told
+        if not drain_s or (told is not None and told.kind in (MailKind.MACHINE_LOST, MailKind.CANCEL)):
+            return
+        with suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: gang.ended or self._mailbox.has({MailKind.CANCEL, MailKind.MACHINE_LOST}),
+                timeout=timedelta(seconds=drain_s),
+            )
+
     def _why_leaving(self, gang: Gang) -> Reason | None:
-        """Returns why the workload returns to the queue before its tasks have ended; None: it waits for the tasks."""
-        if not gang.still_running:
+        """Returns why the workload returns to the queue before its tasks have ended; None: it waits for the tasks.
+
+        A workload that serves has nothing to save, and its tasks serve until they are stopped, so it always waits.
+        """
+        if not gang.still_running or self._plan.drain_s is not None:
             return None
         if self._told is None:
             return gang.noticed if gang.noticed is not None and uses_reports() else None

@@ -8,7 +8,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.protocol import TASKS_MAY_RUN, Activity, Mail, MailKind, ReleaseRequest, WorkloadInput
     from domain.reasons import Reason, ReasonCode
     from lifecycle.attempts import FIRST, Step
-    from lifecycle.endings import Ending, code_of, unless_completed
+    from lifecycle.endings import Ending, code_of, final, unless_completed
     from workflows.attempt import Attempt, transition
     from workflows.effects import record, show_in_temporal, type_of
     from workflows.flushes import PendingSaves
@@ -89,6 +89,7 @@ class WorkloadWorkflow:
         Temporal was rolled back to before their start. In that case Postgres refuses the release, and the tasks are
         stopped first.
         """
+        end = self._final(end)
         try:
             await self._try_release(attempt, end)
         except FailureError as error:
@@ -96,9 +97,12 @@ class WorkloadWorkflow:
                 raise
             gang, plan = await attempt.find()
             await gang.stop(plan.grace_s, lost=end.blames_machine)
-            end = unless_completed(end, await gang.result(), plan)
+            end = self._final(unless_completed(end, await gang.result(), plan))
             await self._try_release(attempt, end)
         return end
+
+    def _final(self, end: Ending) -> Ending:
+        return final(end) if self._state.one_attempt else end
 
     async def _try_release(self, attempt: Attempt, end: Ending) -> None:
         """Releases the attempt, and reports the machines on which its tasks may still run."""

@@ -9,10 +9,13 @@ from capacity.offers import Offer
 from infra.db.models import Cluster
 
 
-def make_cluster(session: Session, region: str, name: str, offer: Offer) -> None:
-    """Creates the cluster for an offer's machines if it does not exist."""
+def make_cluster(session: Session, region: str, name: str, offer: Offer, service: str | None = None) -> None:
+    """Creates the cluster for an offer's machines if it does not exist.
+
+    `service`: the id of the service whose replicas are the only workloads on the machines; None: they are shared.
+    """
     made = insert(Cluster).values(
-        region=region, name=name, zone=offer.zone, capacity=offer.kind.value, prices=offer.prices()
+        region=region, name=name, zone=offer.zone, capacity=offer.kind.value, prices=offer.prices(), service=service
     )
     session.execute(made.on_conflict_do_nothing())
 

@@ -18,6 +18,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.capacity.pools import Pools
 from activities.leader import Leader, lead
 from activities.lifecycle.suspects import Suspects
+from activities.lifecycle.unattended import Unattended
 from capacity.auditing import LedgerDifferences, LedgerEntry, compare
 from capacity.offers import Offer
 from capacity.providers import Found, Provider, ProviderUnavailable
@@ -26,12 +27,12 @@ from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
 from infra.db import events, outbox
 from infra.db.capacity import InstanceRow, PoolRow
-from infra.db.models import Allocation, Machine
+from infra.db.models import Allocation, Cluster, Machine
+from infra.db.services import ServiceRow
 from infra.db.session import in_thread, transaction
 from providers.registry import STATIC
 
 _log = logging.getLogger(__name__)
-_RUNNING = "WorkflowType = 'InstanceWorkflow' AND ExecutionStatus = 'Running'"
 
 
 class PoolKeeper:
@@ -53,7 +54,9 @@ class PoolKeeper:
         patience_s = self._settings.interval_s / 2  # A difference is due when the next round finds it again.
         self._without_owner = {name: Suspects(patience_s) for name in providers}
         self._missing = {name: Suspects(patience_s) for name in providers}
-        self._unattended = Suspects(settings.reconcile.disagree_s)
+        own_s = settings.reconcile.disagree_s
+        self._instances = Unattended(client, "InstanceWorkflow", ids.instance_workflow_id, self._live_instances, own_s)
+        self._services = Unattended(client, "ServiceWorkflow", ids.service_workflow_id, self._live_services, own_s)
         self._pools = Pools(engine, settings)
 
     async def run(self) -> None:
@@ -84,13 +87,15 @@ class PoolKeeper:
         await self._start_missing_workflows()
         for machine in await in_thread(self._machines_of_gone):
             await self._forget(machine)
+        await in_thread(self._forget_clusters)
 
     def _has_work(self) -> bool:
-        """Returns whether there are pools, live instances, or machines of instances that are gone."""
+        """Returns whether there are pools, services, live instances, or machines of instances that are gone."""
         instances = select(InstanceRow.id).outerjoin(Machine, Machine.id == InstanceRow.machine)
         left = instances.where(or_(InstanceRow.gone_at.is_(None), Machine.id.is_not(None)))
         with transaction(self._engine) as session:
-            return bool(session.scalar(select(or_(select(PoolRow.name).exists(), left.exists()))))
+            services = select(ServiceRow.id).where(ServiceRow.ended_at.is_(None))
+            return bool(session.scalar(select(or_(select(PoolRow.name).exists(), services.exists(), left.exists()))))
 
     # ------------------------------------------------------------------------------------------ ledger and providers
 
@@ -147,25 +152,24 @@ class PoolKeeper:
     # ------------------------------------------------------------------------------------------------------- Temporal
 
     async def _start_missing_workflows(self) -> None:
-        """Starts workflows of live instances that have none: Temporal lost its state, or their mail was set aside."""
-        live = await in_thread(self._live_ids)
-        if not live or (await self._client.count_workflows(_RUNNING)).count >= len(live):
-            self._unattended.due({})
-            return
-        running = {execution.id async for execution in self._client.list_workflows(_RUNNING)}
-        gone: dict[str, Hashable] = {i: None for i in live if ids.instance_workflow_id(i) not in running}
-        for instance in self._unattended.due(gone):
+        for instance in await self._instances.find():
             _log.warning("instance %s has no workflow; starting a new one", instance)
-            await in_thread(self._tell, instance)
-            self._unattended.clear(instance)
+            await in_thread(self._tell, outbox.instance, instance)
+        for service in await self._services.find():
+            _log.warning("service %s has no workflow; starting a new one", service)
+            await in_thread(self._tell, outbox.service, service)
 
-    def _live_ids(self) -> list[str]:
+    def _live_instances(self) -> Sequence[str]:
         with transaction(self._engine) as session:
-            return list(session.scalars(select(InstanceRow.id).where(InstanceRow.gone_at.is_(None))))
+            return session.scalars(select(InstanceRow.id).where(InstanceRow.gone_at.is_(None))).all()
 
-    def _tell(self, instance: str) -> None:
+    def _live_services(self) -> Sequence[str]:
         with transaction(self._engine) as session:
-            outbox.instance(session, instance)
+            return session.scalars(select(ServiceRow.id).where(ServiceRow.ended_at.is_(None))).all()
+
+    def _tell(self, send: Callable[[Session, str], None], id_: str) -> None:
+        with transaction(self._engine) as session:
+            send(session, id_)
 
     # ------------------------------------------------------------------------------------------------------- machines
 
@@ -195,6 +199,13 @@ class PoolKeeper:
             session.execute(delete(Machine).where(Machine.id == machine))
             events.record(session, "machine.removed", region=row.region, machine=machine, detail={"by": "mizzen"})
             outbox.wake_scheduler(session)
+
+    def _forget_clusters(self) -> None:
+        """Deletes the clusters of services that have ended, once they have no machines."""
+        here = (Machine.region == Cluster.region) & (Machine.cluster == Cluster.name)
+        ended = select(ServiceRow.id).where(ServiceRow.ended_at.is_not(None))
+        with transaction(self._engine) as session:
+            session.execute(delete(Cluster).where(Cluster.service.in_(ended), ~select(Machine.id).where(here).exists()))
 
 
 def _lost(session: Session, instance: str, reason: Reason) -> None:

@@ -21,6 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.capacity.starting import read_instance, start_instance
 from activities.lifecycle.starting import Start, read_start, start_workflow
 from activities.scheduling.pace import Pace
+from activities.services.starting import start_service
 from domain import ids
 from domain.protocol import ON_DEMAND, InstanceInput, Mail, MailKind, ReplicateTable, Scrub
 from infra.config import CapacitySettings, SchedulerSettings
@@ -227,6 +228,8 @@ class Dispatcher:
                 deliver = start_scrub(self._client, str(body["region"]))
             elif row.kind == "instance":
                 deliver = self._instance(str(body["instance"]))
+            elif row.kind == "service":
+                deliver = start_service(self._client, str(body["service"]))
             elif row.kind == "unconfirmed":
                 grace_s = float(body.get("grace_s", 0.0))
                 deliver = self._unconfirmed(ids.machine_workflow_id(body["machine"]), str(body["run"]), grace_s)

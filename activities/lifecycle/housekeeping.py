@@ -1,30 +1,31 @@
 """Housekeeping: deletes data whose retention time has passed."""
 
 import logging
+import time
 from datetime import timedelta
 from typing import Any
 
-from pydantic import TypeAdapter
 from sqlalchemy import Engine, delete, exists, func, select, text, update
 from temporalio import activity
 
 from activities.data.archives import forget_archives
 from activities.data.placement_runs import forget_placement_runs
 from domain import ids
-from domain.protocol import Activity, NodeHeartbeat
+from domain.protocol import Activity
 from infra.config import Settings
 from infra.db import changes
 from infra.db.capacity import InstanceRow
 from infra.db.logs import Audit, Event, Outbox, UsageRun
 from infra.db.models import Region, Workload
+from infra.db.services import ServiceRequests, ServiceRow
 from infra.db.session import transaction
 from mizzen.objects.store import ObjectStore, open_store
 
 _log = logging.getLogger(__name__)
-_HEARTBEAT = TypeAdapter(NodeHeartbeat)
-_AT_ONCE = 16
 _EXPIRED_AT_ONCE = 1000
 _KEEP_MAIL_S = 3600.0
+_KEEP_REQUESTS_S = 86400.0
+"""The retention time of the counts of requests of services."""
 _KEEP_CHANGES_S = 3600.0
 """The retention time of the change log. A scheduler process whose last read is older does a full read."""
 
@@ -91,6 +92,8 @@ class HousekeepingActivities:
             session.execute(delete(Audit).where(Audit.at < long_ago))
             session.execute(delete(UsageRun).where(UsageRun.ended_at < long_ago))
             session.execute(delete(InstanceRow).where(InstanceRow.gone_at < long_ago))
+            session.execute(delete(ServiceRow).where(ServiceRow.ended_at < long_ago))
+            session.execute(delete(ServiceRequests).where(ServiceRequests.second < time.time() - _KEEP_REQUESTS_S))
             session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(_KEEP_MAIL_S)))
             changes.forget(session, timedelta(seconds=_KEEP_CHANGES_S))
         return 0.0

@@ -164,6 +164,7 @@ class LaunchActivities:
             heartbeat_timeout_s=lifecycle.heartbeat_timeout_s,
             node_lost_after_s=lifecycle.node_lost_after_s,
             starts_at_once=len(allocations) == 1 and spec.workdir is None,
+            drain_s=spec.serving.drain_s if spec.serving is not None else None,
         )
 
     def _hazard(self, session: Session, machines: Sequence[Machine]) -> float | None:

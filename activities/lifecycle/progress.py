@@ -7,22 +7,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from functools import partial
-from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Engine, func, select
-from temporalio.api.enums.v1 import PendingActivityState
-from temporalio.api.workflow.v1 import PendingActivityInfo
-from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
-from temporalio.service import RPCError, RPCStatusCode
 
 from activities.leader import Leader, lead
+from activities.lifecycle.beats import read_beats
 from activities.lifecycle.expiry import expire_pending
 from activities.lifecycle.workloads import record_checkpoint, set_progress
-from domain import ids
+from activities.services.readiness import record_readiness
 from domain.phases import Phase
-from domain.protocol import Activity, MailKind, NodeHeartbeat
+from domain.protocol import MailKind
 from domain.reasons import Reason, ReasonCode
 from domain.reported import TaskProgress
 from domain.spec import WorkloadSpec
@@ -31,7 +26,6 @@ from infra.db import events, outbox
 from infra.db.models import Attempt, Workload
 from infra.db.session import in_thread, transaction
 
-_HEARTBEAT = TypeAdapter(NodeHeartbeat)
 _AT_ONCE = 16
 
 
@@ -58,11 +52,10 @@ class Progress:
         attempts = dict(await in_thread(self._placed))
 
         async def one(workload: str) -> None:
-            found = await self._describe(ids.workload_workflow_id(workload))
-            beats = _heartbeats(found.pending_activities) if found is not None else []
-            progress = [p for beat in beats for p in beat.progress]
+            progress = [p for beat in await read_beats(self._client, workload) for p in beat.progress]
             if progress:
                 await in_thread(self._take, workload, attempts[workload], progress)
+                await in_thread(record_readiness, self._engine, workload, progress)
 
         await _for_each(attempts, one)
 
@@ -81,15 +74,6 @@ class Progress:
                 rows = [*rows, *session.execute(first)]
         self._collected = rows[-1][0] if rows else ""
         return [(w, a) for w, a in rows]
-
-    async def _describe(self, workflow: str) -> DescribeWorkflowExecutionResponse | None:
-        try:
-            described = await self._client.get_workflow_handle(workflow).describe()
-        except RPCError as error:
-            if error.status is RPCStatusCode.NOT_FOUND:
-                return None
-            raise
-        return described.raw_description
 
     def _take(self, workload: str, attempt: int, progress: list[TaskProgress]) -> None:
         with transaction(self._engine) as session:
@@ -136,19 +120,3 @@ async def _for_each(workloads: Iterable[str], one: Callable[[str], Awaitable[Non
     for failure in results:
         if isinstance(failure, BaseException):
             raise failure
-
-
-def _heartbeats(pending: Any) -> list[NodeHeartbeat]:
-    """Returns the newest heartbeat of each node of a workload, from Temporal's description of its workflow."""
-    out = []
-    info: PendingActivityInfo
-    for info in pending:
-        given_up = info.state == PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED  # of an earlier attempt
-        if info.activity_type.name != Activity.RUN_NODE.value or given_up:
-            continue
-        for payload in info.heartbeat_details.payloads[:1]:
-            try:
-                out.append(_HEARTBEAT.validate_json(payload.data))
-            except ValidationError:
-                continue  # The agent has another version. Its heartbeat still shows that it is alive.
-    return out

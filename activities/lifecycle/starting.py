@@ -20,7 +20,9 @@ from infra.db.models import Attempt
 from lifecycle.attempts import LATEST
 
 _LIVE = text(
-    "select id, name, tenant, region, reason, phase, attempt from workload where id = :workload and finished_at is null"
+    "select id, name, tenant, region, reason, phase, attempt,"
+    " coalesce((spec ->> 'one_attempt')::boolean, false) as one_attempt"
+    " from workload where id = :workload and finished_at is null"
 )
 _FAILURES = {
     code.value
@@ -51,7 +53,7 @@ def read_start(session: Session, workload: str) -> Start | None:
     row = session.execute(_LIVE, {"workload": workload}).first()
     if row is None:
         return None
-    state, rank = WorkloadInput(row.id, table=LATEST), None
+    state, rank = WorkloadInput(row.id, table=LATEST, one_attempt=row.one_attempt), None
     if row.attempt > 0:
         state, rank = _state_of(session, row)
     code = (row.reason or {}).get("code", ReasonCode.SCAN_PENDING.value)
@@ -95,6 +97,7 @@ def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | Non
         unloadable=_in_a_row(codes, ReasonCode.CHECKPOINT_UNLOADABLE),
         ran_s=sum(float(a.ran_s) for a in attempts),
         table=LATEST,
+        one_attempt=row.one_attempt,
     )
     return state, attempts[0].rank if placed and attempts else None
 

@@ -64,13 +64,14 @@ class At:
 
     # ------------------------------------------------------------------------------------------------- collections
 
-    def section(self, known: Collection[str]) -> "dict[str, At]":
-        """Returns the members of a mapping and adds an error for each key that is not in `known`.
+    def section(self, known: Collection[str], unlisted: Collection[str] = ()) -> "dict[str, At]":
+        """Returns the members of a mapping and adds an error for each key that is in neither collection.
 
-        Members with the value null are omitted. The result is empty if the value is not a mapping.
+        Members with the value null are omitted. The result is empty if the value is not a mapping. Messages list and
+        suggest keys of `known` only.
         """
         members = self.entries("a mapping with the keys " + ", ".join(known))
-        for key in [k for k in members if k not in known]:
+        for key in [k for k in members if k not in known and k not in unlisted]:
             place = members.pop(key)
             meant = nearest(key, known)
             hint = f"; did you mean {meant}?" if meant else f"; the known keys are {', '.join(known)}"

@@ -1,9 +1,10 @@
 """Checks a document against the existing tenants, tables, regions, machines, secrets and archives."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import Any, Protocol
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
@@ -12,6 +13,7 @@ from api.data.archives import check_files
 from api.documents.at import At, listed, nearest
 from api.documents.feasible import Machines
 from api.documents.jobs import JobDraft
+from api.documents.service import ServiceDraft
 from api.documents.workload import Draft
 from domain.priority import LOWEST_LEVEL
 from domain.spec import ResourceSpec
@@ -29,6 +31,23 @@ _FLEET = (
     .where(_COUNTED, Cluster.service.is_(None))
     .group_by(*_KIND, Cluster.capacity)
 )
+
+
+class _Draft(Protocol):
+    """What the drafts of workloads and services have in common."""
+
+    @property
+    def tenant(self) -> str | None: ...
+    @property
+    def tenant_at(self) -> At: ...
+    @property
+    def priority_at(self) -> At | None: ...
+    @property
+    def workdir_at(self) -> At | None: ...
+    @property
+    def workdir(self) -> str | None: ...
+    @property
+    def fields(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -70,11 +89,31 @@ def check(session: Session, draft: Draft, own_tenant: str | None, machines: Iter
     _check_machines(draft.jobs, {Shape(m.gpu_type, m.gpus, m.cpus_milli, m.memory_bytes) for m in machines})
     if tenant is not None:
         _check_priority(draft, tenant)
-        _check_secrets(session, draft, tenant)
+        _check_secrets(session, [place for job in draft.jobs for place in job.secrets_at], tenant)
         _check_archive(session, draft, tenant)
 
 
-def _check_tenant(session: Session, draft: Draft, own_tenant: str | None) -> Tenant | None:
+def check_service(session: Session, draft: ServiceDraft, own_tenant: str | None, machines: Iterable[Machines]) -> None:
+    """Checks a service document against the database, and adds all errors to the draft.
+
+    GPU types get the spelling of the `machines`. Types and places of machines are not checked: providers may launch
+    machines that the database does not list.
+
+    Args:
+        session: a session of the transaction that stores the service.
+        draft: the document.
+        own_tenant: the tenant of the caller's key; None: the key may submit for any tenant.
+        machines: the `fleet`.
+    """
+    tenant = _check_tenant(session, draft, own_tenant)
+    draft.spell({machine.gpu_type for machine in machines if machine.gpu_type is not None})
+    if tenant is not None:
+        _check_priority(draft, tenant)
+        _check_secrets(session, draft.secrets_at, tenant)
+        _check_archive(session, draft, tenant)
+
+
+def _check_tenant(session: Session, draft: _Draft, own_tenant: str | None) -> Tenant | None:
     if draft.tenant is None:
         return None
     if own_tenant is not None and draft.tenant != own_tenant:
@@ -138,7 +177,7 @@ def _size(by_gpus: bool, shape: Shape) -> tuple[object, ...]:
     return (shape.gpus if by_gpus else 0, shape.cpus_milli, shape.memory_bytes, shape.gpus, shape.gpu_type or "")
 
 
-def _check_priority(draft: Draft, tenant: Tenant) -> None:
+def _check_priority(draft: _Draft, tenant: Tenant) -> None:
     level = draft.fields.get("level")
     if draft.priority_at is not None and level is not None and level < tenant.level:
         draft.priority_at.wrong(
@@ -147,14 +186,13 @@ def _check_priority(draft: Draft, tenant: Tenant) -> None:
         )
 
 
-def _check_secrets(session: Session, draft: Draft, tenant: Tenant) -> None:
-    asked = [place for job in draft.jobs for place in job.secrets_at]
+def _check_secrets(session: Session, asked: list[tuple[At, str]], tenant: Tenant) -> None:
     if asked:
         known = session.scalars(select(Secret.name).where(Secret.tenant == tenant.name)).all()
         _check_names(asked, f"secret of tenant {tenant.name}", known)
 
 
-def _check_archive(session: Session, draft: Draft, tenant: Tenant) -> None:
+def _check_archive(session: Session, draft: _Draft, tenant: Tenant) -> None:
     if draft.workdir_at is None or draft.workdir is None:
         return
     key = (Archive.tenant == tenant.name, Archive.sha256 == draft.workdir)

@@ -64,12 +64,12 @@ def _read_job(at: At) -> JobDraft:
     role = members["role"].name() if "role" in members else name
     tasks = members["tasks"].integer(1, MAX_TASKS) if "tasks" in members else 1
     span_clusters = members["span_clusters"].truth() if "span_clusters" in members else False
-    setup = _read_script(members["setup"]) if "setup" in members else None
-    argv, script = _read_run(members["run"]) if "run" in members else ((), None)
+    setup = read_script(members["setup"]) if "setup" in members else None
+    argv, script = read_run(members["run"]) if "run" in members else ((), None)
     resources_at = members.get("resources", at)
     resources, types = _read_resources(resources_at) if "resources" in members else (ResourceSpec(), [])
-    env = _read_env(members["env"]) if "env" in members else {}
-    secrets = _read_secrets(members["secrets"], env) if "secrets" in members else {}
+    env = read_env(members["env"]) if "env" in members else {}
+    secrets = read_secrets(members["secrets"], env) if "secrets" in members else {}
     return JobDraft(
         name=name,
         tasks=tasks or 1,
@@ -89,16 +89,18 @@ def _read_job(at: At) -> JobDraft:
     )
 
 
-def _read_script(at: At) -> str | None:
+def read_script(at: At) -> str | None:
+    """Reads a shell script."""
     script = at.text("a shell script", MAX_COMMAND_BYTES)
     if script is not None and not script.strip():
         at.wrong("must not be empty")
     return script
 
 
-def _read_run(at: At) -> tuple[tuple[str, ...], str | None]:
+def read_run(at: At) -> tuple[tuple[str, ...], str | None]:
+    """Reads a command: an argv list, or a script. One of the two results is empty."""
     if isinstance(at.value, str):
-        return (), _read_script(at)
+        return (), read_script(at)
     if not isinstance(at.value, list):
         at.wrong("must be a command as a list of strings, or a shell script as one string")
         return (), None
@@ -135,7 +137,8 @@ def _read_resources(at: At) -> tuple[ResourceSpec | None, list[tuple[At, str]]]:
     return spec, types
 
 
-def _read_env(at: At) -> dict[str, str]:
+def read_env(at: At) -> dict[str, str]:
+    """Reads environment variables."""
     env = {}
     for name, place in at.entries("a mapping of variables to strings", MAX_VARIABLES).items():
         value = place.word("a string", _MAX_VALUE_BYTES)
@@ -147,7 +150,8 @@ def _read_env(at: At) -> dict[str, str]:
     return env
 
 
-def _read_secrets(at: At, env: dict[str, str]) -> dict[str, tuple[At, str]]:
+def read_secrets(at: At, env: dict[str, str]) -> dict[str, tuple[At, str]]:
+    """Reads the secret of each variable, with its position. `env` has the variables that are set otherwise."""
     secrets = {}
     for name, place in at.entries("a mapping of variables to names of secrets", MAX_VARIABLES).items():
         secret = place.name()

@@ -34,34 +34,36 @@ EXAMPLE: Schema = {
 }
 
 
-def _object(properties: dict[str, Schema], required: tuple[str, ...] = (), description: str = "") -> Schema:
+def object_of(properties: dict[str, Schema], required: tuple[str, ...] = (), description: str = "") -> Schema:
+    """Returns the schema of a mapping with these keys and no others."""
     schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
     if required:
         schema["required"] = list(required)
     return schema | ({"description": description} if description else {})
 
 
-def _map(values: Schema, most: int, keys: str | None = None, description: str = "") -> Schema:
+def map_of(values: Schema, most: int, keys: str | None = None, description: str = "") -> Schema:
+    """Returns the schema of a mapping with arbitrary keys, which match the pattern `keys` if it is given."""
     schema: Schema = {"type": "object", "additionalProperties": values, "maxProperties": most}
     if keys is not None:
         schema["propertyNames"] = {"pattern": keys}
     return schema | {"description": description}
 
 
-_NAME: Schema = {"type": "string", "pattern": NAME_PATTERN, "description": NAME_RULE}
+NAME: Schema = {"type": "string", "pattern": NAME_PATTERN, "description": NAME_RULE}
 _TABLE: Schema = {"type": "string", "pattern": TABLE_PATTERN, "description": TABLE_RULE}
-_DURATION: Schema = {
+DURATION: Schema = {
     "anyOf": [{"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$"}, {"type": "number", "minimum": 0}],
     "description": "30s, 10m, 2h, 1d, or a number of seconds",
 }
-_ACCELERATOR: Schema = {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}(:[0-9]{1,2})?$"}
-_VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
-_WORD: Schema = {"type": ["string", "integer"]}
+ACCELERATOR: Schema = {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}(:[0-9]{1,2})?$"}
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+WORD: Schema = {"type": ["string", "integer"]}
 
-_RESOURCES = _object(
+_RESOURCES = object_of(
     {
         "accelerators": {
-            "anyOf": [_ACCELERATOR, {"type": "array", "items": _ACCELERATOR}],
+            "anyOf": [ACCELERATOR, {"type": "array", "items": ACCELERATOR}],
             "description": "GPUs of each task, such as a100:8; a list gives acceptable types in order of preference",
         },
         "cpus": {"type": "number", "minimum": 0.001, "default": 1},
@@ -73,10 +75,10 @@ _RESOURCES = _object(
     },
     description="Resources of one task",
 )
-_JOB = _object(
+_JOB = object_of(
     {
-        "name": _NAME,
-        "role": _NAME | {"description": "Default: the name"},
+        "name": NAME,
+        "role": NAME | {"description": "Default: the name"},
         "tasks": {"type": "integer", "minimum": 1, "maximum": jobs.MAX_TASKS, "default": 1},
         "span_clusters": {
             "type": "boolean",
@@ -92,52 +94,52 @@ _JOB = _object(
         "run": {
             "anyOf": [
                 {"type": "string", "minLength": 1, "description": "A script, run with /bin/sh -eu"},
-                {"type": "array", "items": _WORD, "minItems": 1, "maxItems": jobs.MAX_ARGUMENTS},
+                {"type": "array", "items": WORD, "minItems": 1, "maxItems": jobs.MAX_ARGUMENTS},
             ]
         },
-        "env": _map(_WORD, jobs.MAX_VARIABLES, _VARIABLE, "Environment variables"),
-        "secrets": _map(_NAME, jobs.MAX_VARIABLES, _VARIABLE, "Environment variable to the name of a tenant's secret"),
+        "env": map_of(WORD, jobs.MAX_VARIABLES, VARIABLE, "Environment variables"),
+        "secrets": map_of(NAME, jobs.MAX_VARIABLES, VARIABLE, "Environment variable to the name of a tenant's secret"),
     },
     required=("name", "run"),
     description="Identical tasks with a role; each task is a process group on one machine",
 )
-DOCUMENT: Schema = _object(
+DOCUMENT: Schema = object_of(
     {
         "version": {"const": workload.VERSION, "default": workload.VERSION},
-        "name": _NAME,
-        "tenant": _NAME | {"description": "Optional if the API key has a tenant"},
-        "labels": _map({"type": "string"}, workload.MAX_LABELS, description="For filters; values are strings"),
+        "name": NAME,
+        "tenant": NAME | {"description": "Optional if the API key has a tenant"},
+        "labels": map_of({"type": "string"}, workload.MAX_LABELS, description="For filters; values are strings"),
         "priority": {
             "type": "integer",
             "minimum": HIGHEST_LEVEL,
             "maximum": LOWEST_LEVEL,
             "description": "A level below (numerically above) the tenant's; 1 is the highest",
         },
-        "recurring": _NAME | {"description": "Name shared by the runs of a recurring workload"},
+        "recurring": NAME | {"description": "Name shared by the runs of a recurring workload"},
         "jobs": {"type": "array", "items": _JOB, "minItems": 1, "maxItems": jobs.MAX_JOBS},
         "tables": {"type": "array", "items": _TABLE, "maxItems": workload.MAX_TABLES, "description": "Input tables"},
-        "files": _map(
+        "files": map_of(
             {"type": "string"}, workload.MAX_FILES, description="Relative path to text, put into the working directory"
         ),
         "workdir": {
             "anyOf": [
-                _object({"archive": {"type": "string", "pattern": "^[0-9a-f]{64}$"}}, ("archive",)),
+                object_of({"archive": {"type": "string", "pattern": "^[0-9a-f]{64}$"}}, ("archive",)),
                 {"type": "string", "pattern": "^[0-9a-f]{64}$"},
             ],
             "description": "SHA-256 of an archive that was uploaded with PUT /v1/archives/{sha256}",
         },
-        "checkpoint": _object(
+        "checkpoint": object_of(
             {
-                "interval": _DURATION,
-                "grace": _DURATION,
+                "interval": DURATION,
+                "grace": DURATION,
                 "keep": {"type": "integer", "minimum": 1, "maximum": workload.MAX_KEPT},
             }
         ),
-        "limits": _object(
+        "limits": object_of(
             {
-                "max_runtime": _DURATION,
-                "max_silence": _DURATION,
-                "max_pending": _DURATION,
+                "max_runtime": DURATION,
+                "max_silence": DURATION,
+                "max_pending": DURATION,
                 "retries": {"type": "integer", "minimum": 0, "maximum": workload.MAX_RETRIES},
             }
         ),
@@ -149,8 +151,8 @@ DOCUMENT: Schema = _object(
             "default": list(USUAL),
             "description": "Capacity kinds on which the workload may run, in order of preference",
         },
-        "regions": _object(
-            {"allow": {"type": "array", "items": _NAME}, "exclude": {"type": "array", "items": _NAME}},
+        "regions": object_of(
+            {"allow": {"type": "array", "items": NAME}, "exclude": {"type": "array", "items": NAME}},
         ),
     },
     required=("name", "jobs"),

@@ -73,17 +73,12 @@ def accelerators(at: At) -> "tuple[int, list[tuple[At, str]]] | None":
     counts: list[int] = []
     ok = isinstance(at.value, str | list)
     for place in places:
-        text = place.text("an accelerator such as a100:8")
-        match = _ACCELERATOR.fullmatch(text) if text is not None else None
-        if match is None:
-            if text is not None:
-                place.wrong("must be an accelerator and a number of them, such as a100:8")
+        found = accelerator(place)
+        if found is None:
             ok = False
             continue
-        name, count = match.group(1), int(match.group(2) or 1)
-        if not 1 <= count <= MAX_SLOTS:
-            place.wrong(f"a task can have 1 to {MAX_SLOTS} GPUs, this asks for {count}")
-        elif counts and count != counts[0]:
+        name, count = found
+        if counts and count != counts[0]:
             place.wrong(f"all entries must have the same number of GPUs; the first has {counts[0]}, this has {count}")
         elif name in types:
             place.wrong("is given twice")
@@ -95,6 +90,22 @@ def accelerators(at: At) -> "tuple[int, list[tuple[At, str]]] | None":
     if not ok:
         return None
     return (counts[0] if counts else 0), [(place, name) for name, place in types.items()]
+
+
+def accelerator(at: At) -> tuple[str, int] | None:
+    """Returns the GPU type and the number of GPUs of a string such as `a100:8`; `a100` means one."""
+    text = at.text("an accelerator such as a100:8")
+    if text is None:
+        return None
+    match = _ACCELERATOR.fullmatch(text)
+    if match is None:
+        at.wrong("must be an accelerator and a number of them, such as a100:8")
+        return None
+    count = int(match[2] or 1)
+    if not 1 <= count <= MAX_SLOTS:
+        at.wrong(f"a task can have 1 to {MAX_SLOTS} GPUs, this asks for {count}")
+        return None
+    return match[1], count
 
 
 def variable(at: At, name: str) -> bool:

@@ -72,17 +72,17 @@ def read_workload(value: Value, default_tenant: str | None) -> Draft:
     if tenant is None and "tenant" not in members:
         at.missing("tenant", "only a key with a tenant can omit it")
     tables = members["tables"].tables(MAX_TABLES) if "tables" in members else []
-    workdir = _read_workdir(members["workdir"]) if "workdir" in members else None
+    workdir = read_workdir(members["workdir"]) if "workdir" in members else None
     allowed, excluded = _read_regions(members["regions"]) if "regions" in members else (None, [])
     fields = {
         "version": VERSION,
         "name": (members["name"].name() if "name" in members else None) or "",
         "tenant": tenant or "",
-        "labels": _read_labels(members["labels"]) if "labels" in members else {},
+        "labels": read_labels(members["labels"]) if "labels" in members else {},
         "recurring": members["recurring"].name() if "recurring" in members else None,
         "level": members["priority"].integer(HIGHEST_LEVEL, LOWEST_LEVEL) if "priority" in members else None,
         "tables": tuple(name for _, name in tables),
-        "files": _read_files(members["files"]) if "files" in members else {},
+        "files": read_files(members["files"]) if "files" in members else {},
         "workdir": workdir,
         "checkpoint": _read_checkpoint(members["checkpoint"]) if "checkpoint" in members else CheckpointSpec(),
         "limits": _read_limits(members["limits"]) if "limits" in members else LimitsSpec(),
@@ -104,7 +104,8 @@ def read_workload(value: Value, default_tenant: str | None) -> Draft:
     )
 
 
-def _read_labels(at: At) -> dict[str, str]:
+def read_labels(at: At) -> dict[str, str]:
+    """Reads the labels of a workload or service."""
     labels = {}
     for key, place in at.entries("a mapping of strings to strings", MAX_LABELS).items():
         value = place.text("a string", MAX_LABEL_BYTES)
@@ -117,7 +118,8 @@ def _read_labels(at: At) -> dict[str, str]:
     return labels
 
 
-def _read_files(at: At) -> dict[str, str]:
+def read_files(at: At) -> dict[str, str]:
+    """Reads files that are given as text, by relative path."""
     files = {}
     for path, place in at.entries("a mapping of relative paths to strings", MAX_FILES).items():
         text = place.text("a string", MAX_FILES_BYTES)
@@ -132,7 +134,8 @@ def _read_files(at: At) -> dict[str, str]:
     return files
 
 
-def _read_workdir(at: At) -> str | None:
+def read_workdir(at: At, command: str = "mizzen submit") -> str | None:
+    """Reads the SHA-256 of an archive. `command` uploads a folder; the message about a path names it."""
     place = at
     if isinstance(at.value, dict):
         members = at.section(("archive",))
@@ -141,7 +144,7 @@ def _read_workdir(at: At) -> str | None:
             return None
         place = members["archive"]
     elif isinstance(at.value, str) and not _SHA256.fullmatch(at.value):
-        at.wrong("the API does not accept a path: use `mizzen submit`, which uploads the folder, or upload a tar.gz "
+        at.wrong(f"the API does not accept a path: use `{command}`, which uploads the folder, or upload a tar.gz "
                  "with PUT /v1/archives/<sha256> and write workdir: {archive: <sha256>}")  # fmt: skip
         return None
     text = place.text("the SHA-256 of an uploaded archive")

@@ -12,7 +12,7 @@ from api.documents.feasible import never
 from api.documents.loading import Malformed, Value, load_json, load_yaml
 from api.documents.workload import read_workload
 from api.masking import mask
-from api.problems import FieldError, Kind, Problem, shown
+from api.problems import FieldError, Kind, Problem, refuse_document, shown
 from api.state import State
 from api.views import write_audit
 from api.workloads.reading import detail, submitted
@@ -62,10 +62,7 @@ def admit(session: Session, caller: Caller, value: Value) -> tuple[WorkloadSpec,
     machines = fleet(session)
     check(session, draft, caller.tenant, machines)
     if draft.problems:
-        first = draft.problems[0]
-        text = f"{first.path}: {first.message}" if first.path else first.message
-        more = f" (and {len(draft.problems) - 1} more)" if len(draft.problems) > 1 else ""
-        raise Problem(Kind.INVALID_DOCUMENT, text + more, errors=draft.problems)
+        raise refuse_document(draft.problems)
     spec = draft.spec()
     return spec, never(spec, machines)
 

@@ -46,6 +46,10 @@ from domain.protocol.scheduling import (
     DryRunResult,
     ScanTicket,
 )
+from domain.protocol.services import (
+    ServiceRef,
+    ServiceStep,
+)
 from domain.protocol.workloads import (
     TASKS_MAY_RUN,
     CheckpointCopy,
@@ -92,6 +96,8 @@ __all__ = [
     "RunNode",
     "ScanTicket",
     "Scrub",
+    "ServiceRef",
+    "ServiceStep",
     "StageRequest",
     "StopNode",
     "TaskExit",

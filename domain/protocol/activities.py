@@ -24,6 +24,7 @@ class Activity(StrEnum):
     MOVE_INSTANCE = "instance.move"  # InstanceMove -> None
     DRAIN_INSTANCE = "instance.drain"  # InstanceRef -> None
     TERMINATE_INSTANCE = "instance.terminate"  # InstanceRef -> bool: True if the provider no longer has the instance
+    STEP_SERVICE = "service.step"  # ServiceRef -> ServiceStep
     RECONCILE = "house.reconcile"  # -> float
     COLLECT = "house.collect"  # -> float; only in histories from before progress had its own loop
     EXPIRE = "house.expire"  # -> float

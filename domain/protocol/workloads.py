@@ -36,6 +36,8 @@ class WorkloadInput:
     table: int = 1
     """Version of the table of steps (`lifecycle.attempts.TABLES`) that the workflow follows from its start to its
     end."""
+    one_attempt: bool = False
+    """True: the workload is not queued again. Whatever ends its attempt ends the workload."""
     mails: list[Mail] = field(default_factory=list)
     """Mail that is not handled yet."""
     seen_mail: list[int] = field(default_factory=list)
@@ -100,6 +102,9 @@ class LaunchPlan:
     """SHA-256 of the launch description, in hex; agents refuse other documents. None: an earlier version wrote it."""
     starts_at_once: bool = False
     """True: the attempt has one machine, which fetches only the launch description, so `node.run` also prepares it."""
+    drain_s: float | None = None
+    """For a workload that serves requests: how long its tasks go on before they get the notice to stop. They get no new
+    requests during that time. None: the workload does not serve."""
 
 
 @dataclass

@@ -14,6 +14,7 @@ from infra.config.scheduling import (
     LifecycleSettings,
     ReconcileSettings,
     SchedulerSettings,
+    ServiceSettings,
     TaskSettings,
 )
 from infra.config.services import ApiSettings, LimitSettings, LivenessSettings, LogSettings, TemporalSettings
@@ -33,6 +34,7 @@ __all__ = [
     "ReconcileSettings",
     "ReplicaSettings",
     "SchedulerSettings",
+    "ServiceSettings",
     "Settings",
     "TaskSettings",
     "TemporalSettings",

@@ -109,6 +109,23 @@ class CapacitySettings(Section):
     """After a provider has refused to launch an offer, the offer is not requested again for this long."""
 
 
+class ServiceSettings(Section):
+    """Services and their replicas."""
+
+    interval_s: float = Field(30.0, gt=0)
+    """Longest time between two decisions about a service. Changes of its replicas lead to a decision at once."""
+    scaling_interval_s: float = Field(5.0, gt=0)
+    """The same for a service whose number of replicas follows its requests."""
+    readiness_interval_s: float = Field(1.0, gt=0)
+    """Interval at which the readiness of starting replicas is read."""
+    unready_s: float = Field(180.0, ge=0)
+    """A replica that was ready, and whose probe then fails for this long, is ended."""
+    retry_s: float = Field(300.0, ge=0)
+    """Time after which a policy tries a zone again that refused a launch."""
+    silent_s: float = Field(30.0, gt=0)
+    """If no balancer has reported requests for this long, the number of replicas does not follow the requests."""
+
+
 class TaskSettings(Section):
     """Limits and isolation of tasks on machines, and how long agents keep their data."""
 

@@ -18,6 +18,7 @@ from infra.config.scheduling import (
     LifecycleSettings,
     ReconcileSettings,
     SchedulerSettings,
+    ServiceSettings,
     TaskSettings,
 )
 from infra.config.section import Section
@@ -42,6 +43,7 @@ class Settings(Section):
     reconcile: ReconcileSettings = ReconcileSettings()
     copies: CopySettings = CopySettings()
     capacity: CapacitySettings = CapacitySettings()
+    services: ServiceSettings = ServiceSettings()
     providers: dict[str, dict[str, Any]] = {}
     """Providers of machines, by a name that the operator chooses. Each has a `kind` and the settings of that kind
     (docs/providers.md)."""

@@ -73,6 +73,11 @@ def scrub(session: Session, region: str) -> None:
     _put(session, "scrub", None, {"region": region})
 
 
+def service(session: Session, service_: str) -> None:
+    """Starts the workflow of a service, or signals the running one to decide again."""
+    _put(session, "service", None, {"service": service_})
+
+
 def instance(session: Session, instance_: str) -> None:
     """Starts the workflow of an instance, or signals the running one to read the ledger."""
     _put(session, "instance", None, {"instance": instance_})

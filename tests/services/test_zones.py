@@ -35,6 +35,14 @@ def test_each_zone_has_the_cheapest_offer_of_the_preferred_option() -> None:
     assert [ZoneOffer.from_json(one.to_json()) for one in zones] == zones
 
 
+def test_types_of_gpus_match_in_any_case() -> None:
+    """An option finds a provider's GPU type also if the two are spelt with different capitals."""
+    capitals = ResourceOption(resources=ResourceSpec(gpus=1, gpu_types=("V100", "A100")), spot=True)
+    offers = [_offer("z-1", "a100", 1.0), _offer("z-2", "A100", 1.0), _offer("z-3", "a100-80gb", 1.0)]
+    zones = spot_zones(_SPEC.model_copy(update={"options": (capitals,)}), offers)
+    assert [one.offer for one in zones] == offers[:2]
+
+
 def test_options_without_spot_have_no_zones() -> None:
     """Spot machines are used only where an option allows them."""
     spec = _SPEC.model_copy(update={"options": (_A100.model_copy(update={"spot": False}),)})
@@ -52,12 +60,18 @@ def test_on_demand_replicas_avoid_refused_offers() -> None:
 
 
 def test_the_workload_of_a_replica() -> None:
-    """It has one attempt, serves, and runs on its own cluster, or on shared machines that are not spot."""
-    own = replica_workload(_SPEC, 7, level=4, cluster="sv-1-z-1-spot", option=_A100, gpu_type="a100")
+    """It has one attempt, serves, and runs on its own cluster, or on shared machines that are not spot.
+
+    It gets all cores and all memory of machines of its own.
+    """
+    shape = Shape("a2", 1, "a100", 12_000, 85 << 30)
+    own = replica_workload(_SPEC, 7, level=4, cluster="sv-1-z-1-spot", option=_A100, shape=shape)
     assert (own.name, own.level, own.one_attempt, own.serving) == ("chat-7", 4, True, _SPEC.serving)
     assert own.kinds == (dedicated("sv-1-z-1-spot"),)
+    resources = own.jobs[0].resources
+    assert (resources.gpus, resources.cpus_milli, resources.memory_bytes) == (1, 12_000, 85 << 30)
     assert WorkloadSpec.model_validate(own.model_dump(mode="json")) == own
-    shared = replica_workload(_SPEC, 8, level=None, cluster=None, option=_V100, gpu_type=None)
+    shared = replica_workload(_SPEC, 8, level=None, cluster=None, option=_V100, shape=None)
     assert (shared.kinds, shared.jobs[0].resources.gpu_types) == (("reserved", "on_demand"), ("v100",))
 
 

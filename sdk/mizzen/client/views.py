@@ -729,3 +729,150 @@ class Archive(TypedDict):
     sha256: str
     tenant: str
     size_bytes: int
+
+
+class Requests(TypedDict):
+    """The requests of the last minute, as the service's balancers counted them."""
+
+    per_s: float
+    failed: int
+    """Requests that got an error of the balancer or no answer."""
+    cut: int
+    """Answers that ended early."""
+    p50_s: float | None
+    """Median of the time to the last byte: mean over the minute, by requests."""
+    p99_s: float | None
+    """99th percentile of the same, as a mean over the minute, by requests."""
+
+
+class Note(TypedDict):
+    """Why a service has fewer replicas than its target, or what it has given up."""
+
+    code: str
+    sentence: str
+
+
+UpdateMode = Literal["rolling", "blue_green"]
+"""How replicas of an older version are replaced."""
+
+
+class ServiceReplica(TypedDict):
+    """A replica of a service."""
+
+    number: int
+    version: int
+    workload: str
+    """Id of the replica's workload; `mizzen why` explains its state."""
+    stage: Literal["starting", "ready", "unready", "leaving", "draining", "ending", "ended"]
+    kind: str
+    """`spot` or `on_demand`; a replica on shared machines is `on_demand`."""
+    zone: str | None
+    """`region/zone` of its machine; None: it runs on shared machines."""
+    address: str | None
+    port: int | None
+    usd_per_h: float | None
+    """Price of its machines; None: it runs on shared machines."""
+    is_base: bool
+    """Whether it runs at the service's priority; further replicas run below it."""
+    replaces: int | None
+    """The replica of an older version that it succeeds."""
+    launched_at: str
+    ready_at: str | None
+    """When it first became ready."""
+    ended_at: str | None
+    cause: str | None
+    """Why it ends or has ended."""
+    probe_error: str | None
+    """The result of its last probe, if it failed."""
+    phase: str | None
+    """Phase of its workload; None: the workload's record is deleted."""
+    reason: Reason | None
+    """The reason of that phase."""
+
+
+class Service(TypedDict):
+    """A service."""
+
+    id: str
+    tenant: str
+    name: str
+    version: int
+    state: Literal["starting", "ready", "degraded", "stopping", "ended"]
+    """`ready`: at least `target` replicas are ready; `degraded`: at least one is."""
+    target: int
+    """Number of replicas that should be ready now."""
+    ready: dict[str, int]
+    """Ready replicas by capacity kind and zone."""
+    live: int
+    """Number of replicas that were launched and have not ended."""
+    versions: dict[str, int]
+    """Ready replicas by version."""
+    availability: float | None
+    """Fraction of the time since its creation with at least `target` ready replicas."""
+    usd: float
+    """Cost of its own machines so far, in US dollars."""
+    usd_on_demand: float | None
+    """What `target` on-demand replicas would have cost meanwhile; None: no provider offers them."""
+    preemptions: int
+    requests: Requests | None
+    """None: no balancer reports."""
+    notes: list[Note]
+    created_at: str
+    stopping_at: str | None
+    ended_at: str | None
+
+
+class ServiceDetail(Service):
+    """A service with its replicas and its specification."""
+
+    policy: str
+    """The policy that places replicas."""
+    update_mode: UpdateMode
+    zones: list[str]
+    """The spot zones that the policy knows."""
+    replicas: list[ServiceReplica]
+    """The replicas that have not ended, by number."""
+    spec: dict[str, Any]
+    """The newest version's specification."""
+
+
+class ServiceChanged(ServiceDetail):
+    """A service that was created or updated."""
+
+    document_notes: list[str]
+    """Fields of the document that have no effect or another one."""
+
+
+LoadBalancing = Literal["round_robin", "least_connections", "least_load"]
+"""How the balancer chooses the replica of a request."""
+
+
+class Endpoint(TypedDict):
+    """A replica to which a balancer sends requests."""
+
+    replica: int
+    version: int
+    address: str
+    port: int
+    region: str
+    zone: str | None
+    kind: str
+    state: Literal["ready", "draining"]
+    """`draining`: it gets no new requests."""
+
+
+class EndpointList(TypedDict):
+    """The endpoints of a service, and how to balance requests between them."""
+
+    service: str
+    name: str
+    version: int
+    policy: LoadBalancing
+    retry_non_idempotent: bool
+    request_timeout_s: float
+    max_queue: int
+    drain_s: float
+    probe_path: str
+    probe_is_get: bool
+    """Whether a GET of `probe_path` says that the replica is ready."""
+    endpoints: list[Endpoint]

@@ -1,0 +1,54 @@
+"""Ends of replicas: those that the service ends, and those that have ended."""
+
+from sqlalchemy import func
+from sqlalchemy.orm import Session
+
+from activities.capacity.ledger import tell_to_end
+from activities.services.reading import LiveReplica
+from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
+from domain.protocol import MailKind
+from domain.reasons import Reason, ReasonCode
+from infra.db import events, outbox
+from infra.db.ending import end_queued
+from infra.db.models import Workload
+from infra.db.services import ServiceRow
+
+
+def end_replica(session: Session, row: ServiceRow, one: LiveReplica, cause: str) -> None:
+    """Ends the workload of a replica: at once if it is queued, and otherwise by mail to its workflow.
+
+    Repeating it changes nothing. The caller has locked the service's row; workloads are locked after it.
+    """
+    if one.row.ending_at is not None:
+        return
+    one.row.ending_at, one.row.cause = func.now(), cause
+    end_workload(session, one.row.workload, f"service {row.name} ({cause})")
+
+
+def end_workload(session: Session, id_: str, by: str) -> None:
+    """Cancels a workload in any phase. A workload that has ended is left alone."""
+    workload = session.get(Workload, id_, with_for_update=True)
+    if workload is None or Phase(workload.phase) in TERMINAL_PHASES:
+        return
+    if Phase(workload.phase) in QUEUED_PHASES:
+        reason = Reason(ReasonCode.CANCELLED_BY_USER, {"by": by})
+        end_queued(session, Phase.CANCELLED, {id_: (reason, {"by": by})})
+    else:
+        outbox.mail(session, id_, MailKind.CANCEL, 0, by=by)
+
+
+def close_replica(session: Session, row: ServiceRow, one: LiveReplica, cause: str) -> None:
+    """Records that a replica has ended, and ends its machines. `cause` is kept if the service ended it."""
+    own = one.row
+    own.ended_at, own.ready = func.now(), False
+    own.cause = own.cause or cause
+    reason = Reason(ReasonCode.REPLICA_ENDED, {"service": row.name, "replica": own.number})
+    for instance in one.live_instances:
+        tell_to_end(session, instance, reason)
+    events.record(
+        session, "service.replica_ended", tenant=row.tenant, workload=own.workload,
+        detail={
+            "service": row.id, "name": row.name, "replica": own.number, "kind": own.kind, "zone": own.zone,
+            "cause": own.cause,
+        },
+    )  # fmt: skip

@@ -1,0 +1,106 @@
+"""Launches of replicas: the workload of a replica and, if it gets machines of its own, their instances."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from activities.capacity.clusters import make_cluster
+from activities.capacity.ledger import add_instance
+from capacity.offers import Offer, OfferKey
+from domain.capacity import CapacityKind
+from domain.ids import NAME_LENGTH
+from domain.priority import LOWEST_LEVEL
+from domain.service import ResourceOption, ServiceSpec
+from infra.db import events
+from infra.db.models import Tenant
+from infra.db.queueing import enqueue
+from infra.db.services import ServiceReplica, ServiceRow
+from services.values import LaunchReplica
+from services.workloads import replica_workload
+from services.zones import ZoneOffer, cheapest_on_demand, option_of
+
+
+@dataclass(frozen=True)
+class Market:
+    """Where replicas may be launched now."""
+
+    zones: Mapping[str, ZoneOffer]
+    """The zones of the policy, by name."""
+    offers: Sequence[Offer]
+    refused: Collection[OfferKey]
+    """The offers that were refused recently."""
+
+
+def launch(session: Session, row: ServiceRow, spec: ServiceSpec, action: LaunchReplica, market: Market) -> int | None:
+    """Launches a replica in the session's transaction; returns its number.
+
+    A spot replica gets machines of its own in the zone that the policy chose. An on-demand replica of a service on spot
+    machines gets the cheapest on-demand machines if a provider offers any. Other replicas run on shared machines.
+    Returns None, and launches nothing, if the version accepts no machine of the zone.
+    """
+    offer, option = _machine_of(spec, action, market)
+    if option is None:
+        return None
+    number, row.replicas = row.replicas, row.replicas + 1
+    cluster = None if offer is None else _cluster(session, row.id, offer)
+    workload = enqueue(
+        session,
+        replica_workload(
+            spec, number, level=_level(session, spec, action), cluster=cluster, option=option,
+            shape=None if offer is None else offer.shape,
+        ),
+        f"service {row.name}",
+    )  # fmt: skip
+    for _ in range(spec.machines if offer is not None and cluster is not None else 0):
+        assert offer is not None and cluster is not None
+        add_instance(session, offer, row.id, cluster, workload=workload.id)
+    session.add(
+        ServiceReplica(
+            service=row.id, number=number, version=action.version, workload=workload.id, kind=action.kind.value,
+            zone=action.zone, cluster=cluster, is_base=action.is_base, replaces=action.replaces,
+            usd_per_h=None if offer is None else offer.usd_per_h * spec.machines,
+        )
+    )  # fmt: skip
+    session.flush()
+    events.record(
+        session, "service.replica_launched", tenant=row.tenant, workload=workload.id,
+        region=None if offer is None else offer.region,
+        detail={
+            "service": row.id, "name": row.name, "replica": number, "version": action.version,
+            "kind": action.kind.value, "zone": action.zone if offer is None else f"{offer.region}/{offer.zone}",
+        },
+    )  # fmt: skip
+    return number
+
+
+def _machine_of(spec: ServiceSpec, action: LaunchReplica, market: Market) -> tuple[Offer | None, ResourceOption | None]:
+    """Returns the offer of the replica's own machines (None: it runs on shared ones) and the option that it satisfies.
+
+    The option is None if the specification accepts no such machine.
+    """
+    if action.kind is CapacityKind.SPOT:
+        known = market.zones.get(action.zone or "")
+        return (None, None) if known is None else (known.offer, option_of(spec, known.offer))
+    offer = cheapest_on_demand(spec, market.offers, market.refused) if spec.uses_spot else None
+    return (None, spec.options[0]) if offer is None else (offer, option_of(spec, offer))
+
+
+def _cluster(session: Session, service: str, offer: Offer) -> str:
+    """Returns the cluster of a service's machines of one zone, kind and machine type. It is made if it does not exist.
+
+    All machines of a cluster have the same price, so the type is part of the name.
+    """
+    wanted = f"{service}-{offer.zone}-{offer.kind.value}-{offer.shape.machine_type}".lower()
+    letters = (letter if letter.isascii() and letter.isalnum() else "-" for letter in wanted)
+    name = "".join(letters)[:NAME_LENGTH].rstrip("-")
+    make_cluster(session, offer.region, name, offer, service)
+    return name
+
+
+def _level(session: Session, spec: ServiceSpec, action: LaunchReplica) -> int | None:
+    """Returns the level of a replica. Those beyond the least number give way one level earlier."""
+    if action.is_base:
+        return spec.level
+    own = session.get_one(Tenant, spec.tenant).level
+    return min(LOWEST_LEVEL, max(own, spec.level or own) + 1)

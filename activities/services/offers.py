@@ -1,0 +1,42 @@
+"""The offers of all providers, as services see them."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from capacity.offers import Offer
+from capacity.providers import Provider, ProviderUnavailable
+
+_log = logging.getLogger(__name__)
+_KEPT_S = 60.0
+"""Offers are read again after this time. Prices change more slowly."""
+
+
+class Offers:
+    """Reads the providers' offers, and keeps them for a while. May be used by several threads."""
+
+    def __init__(self, providers: Mapping[str, Provider], clock: Callable[[], float] = time.monotonic) -> None:
+        self._providers = providers
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[str, Sequence[Offer]] = {}
+        self._read_at_s: float | None = None
+
+    def read(self) -> list[Offer] | None:
+        """Returns the offers of all providers; None: a provider has not answered yet.
+
+        The last known offers stand in for those of a provider that does not answer now.
+        """
+        with self._lock:  # A provider that hangs blocks only activities of services.
+            now_s = self._clock()
+            if self._read_at_s is None or now_s - self._read_at_s >= _KEPT_S or len(self._known) < len(self._providers):
+                self._read_at_s = now_s
+                for name, provider in self._providers.items():
+                    try:
+                        self._known[name] = provider.offers()
+                    except ProviderUnavailable as error:
+                        _log.warning("provider %s: %s; its last known offers are used", name, error)
+            if len(self._known) < len(self._providers):
+                return None
+            return [offer for offers in self._known.values() for offer in offers]

@@ -1,0 +1,115 @@
+"""What a service should be now: the policy, the autoscaler and the limits, from its specification and its zones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from capacity.offers import Offer
+from domain.capacity import CapacityKind
+from domain.service import ServiceSpec, UpdateMode
+from infra.config import ServiceSettings
+from infra.db.services import ServiceRow
+from services.values import ServicePlan
+from services.zones import ZoneOffer, option_of
+from spot.autoscaler import Autoscaler, FixedTarget, LoadAutoscaler
+from spot.policies import PolicySettings, make_policy
+from spot.state import PolicyState
+from spot.values import Action, Observation, Policy
+
+NO_ZONES = "no_spot_zones"
+"""The note of a service on spot machines for which no provider offers any."""
+_ON_DEMAND = "on-demand"
+_WAITING = "waiting"
+_PRICE_RATIO = 3.0
+"""The price of on-demand machines in units of the mean price of spot machines, if no provider offers on-demand ones.
+The paper assumes three to four."""
+
+
+@dataclass(frozen=True)
+class _Waits:
+    """The policy of a service that may use only spot machines while no provider offers any: it launches nothing."""
+
+    def start(self) -> PolicyState:
+        return PolicyState()
+
+    def decide(self, state: PolicyState, _: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
+        return state, ()
+
+
+def placer_of(spec: ServiceSpec, zones: Sequence[ZoneOffer]) -> str:
+    """Returns the name of the policy that places the replicas now.
+
+    A service that may fall back to on-demand machines uses only those while there are no zones.
+    """
+    if spec.policy.placer is None:
+        return _ON_DEMAND
+    if zones:
+        return spec.policy.placer
+    may_fall_back = spec.policy.dynamic_ondemand_fallback or spec.policy.base_ondemand_fallback_replicas
+    return _ON_DEMAND if may_fall_back else _WAITING
+
+
+def plan_of(
+    row: ServiceRow, spec: ServiceSpec, zones: Sequence[ZoneOffer], offers: Sequence[Offer], settings: ServiceSettings
+) -> ServicePlan:
+    """Returns the plan of a service: its row, its newest specification, and its zones."""
+    policy = spec.policy
+    return ServicePlan(
+        policy=_policy(spec, zones, offers, settings),
+        autoscaler=_autoscaler(spec),
+        version=row.version,
+        min_replicas=policy.min_replicas,
+        blue_green=row.mode == UpdateMode.BLUE_GREEN,
+        max_surge=spec.max_surge,
+        drain_s=spec.serving.drain_s,
+        unready_s=settings.unready_s,
+        stopping=row.stopping_at is not None,
+    )
+
+
+def _policy(
+    spec: ServiceSpec, zones: Sequence[ZoneOffer], offers: Sequence[Offer], settings: ServiceSettings
+) -> Policy:
+    name = placer_of(spec, zones)
+    if name == _WAITING:
+        return _Waits()
+    spot = [one.zone.usd_per_h for one in zones]
+    on_demand = on_demand_price(spec, offers)
+    if on_demand is None:
+        on_demand = _PRICE_RATIO * sum(spot) / len(spot) if spot else 1.0
+    return make_policy(
+        name,
+        PolicySettings(
+            zones=tuple(one.zone for one in zones),
+            extra=spec.policy.num_overprovision,
+            retry_s=settings.retry_s,
+            base=spec.policy.base_ondemand_fallback_replicas,
+            fallback=spec.policy.dynamic_ondemand_fallback,
+            on_demand_usd_per_h=on_demand,
+        ),
+    )
+
+
+def on_demand_price(spec: ServiceSpec, offers: Sequence[Offer]) -> float | None:
+    """Returns the lowest price of an on-demand machine for a service, in US dollars an hour; None: none is offered."""
+    fitting = (o.usd_per_h for o in offers if o.kind is CapacityKind.ON_DEMAND and option_of(spec, o) is not None)
+    return min(fitting, default=None)
+
+
+def _autoscaler(spec: ServiceSpec) -> Autoscaler:
+    policy = spec.policy
+    if not is_scaled(spec):
+        return FixedTarget(policy.min_replicas)
+    assert policy.target_qps_per_replica is not None
+    return LoadAutoscaler(
+        requests_per_s=policy.target_qps_per_replica,
+        least=policy.min_replicas,
+        most=policy.max_replicas,
+        upscale_delay_s=policy.upscale_delay_s,
+        downscale_delay_s=policy.downscale_delay_s,
+    )
+
+
+def is_scaled(spec: ServiceSpec) -> bool:
+    """Returns whether the number of replicas follows the requests."""
+    policy = spec.policy
+    return policy.target_qps_per_replica is not None and policy.max_replicas > policy.min_replicas

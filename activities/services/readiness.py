@@ -1,0 +1,103 @@
+"""Readiness of replicas: from the heartbeats of their agents to the rows of the replicas."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+from temporalio.client import Client
+
+from activities.leader import Leader, lead
+from activities.lifecycle.beats import read_beats
+from domain.phases import Phase
+from domain.reported import ServingReport, TaskProgress
+from infra.config import Settings
+from infra.db import outbox
+from infra.db.models import Workload
+from infra.db.services import ServiceReplica
+from infra.db.session import in_thread, transaction
+
+_SEARCH_S = 5.0
+"""Interval of the search for starting replicas while there are none. An idle installation has nothing else to do."""
+_ROUND_S = 60.0
+"""The leader checks after this time that it still is the leader."""
+_AT_ONCE = 16
+_MOST_ERROR_CHARACTERS = 500
+
+
+class Readiness:
+    """Reads the readiness of starting replicas often. That of others is read with the progress of all workloads."""
+
+    def __init__(self, engine: Engine, settings: Settings, client: Client) -> None:
+        self._engine = engine
+        self._interval_s = settings.services.readiness_interval_s
+        self._client = client
+
+    async def run(self) -> None:
+        """Runs rounds until cancelled, while this process is the leader."""
+        await lead(self._engine, Leader.READINESS, "readiness", self.round, max(_SEARCH_S, self._interval_s))
+
+    async def round(self) -> None:
+        """Reads the readiness of starting replicas, again and again while there are any."""
+        until_s = time.monotonic() + _ROUND_S
+        while (starting := await in_thread(self._starting)) and time.monotonic() < until_s:
+            gate = asyncio.Semaphore(_AT_ONCE)
+            await asyncio.gather(*(self._one(workload, gate) for workload in starting))
+            await asyncio.sleep(self._interval_s)
+
+    async def _one(self, workload: str, gate: asyncio.Semaphore) -> None:
+        async with gate:
+            progress = [p for beat in await read_beats(self._client, workload) for p in beat.progress]
+            await in_thread(record_readiness, self._engine, workload, progress)
+
+    def _starting(self) -> Sequence[str]:
+        """Returns the workloads of replicas that run or are about to, and are not ready."""
+        with transaction(self._engine) as session:
+            return session.scalars(
+                select(ServiceReplica.workload)
+                .join(Workload, Workload.id == ServiceReplica.workload)
+                .where(
+                    ServiceReplica.ended_at.is_(None),
+                    ServiceReplica.ending_at.is_(None),
+                    ServiceReplica.ready.is_(False),
+                    Workload.phase.in_([Phase.PLACING.value, Phase.PROVISIONING.value, Phase.RUNNING.value]),
+                )
+            ).all()
+
+
+def record_readiness(engine: Engine, workload: str, progress: Sequence[TaskProgress]) -> None:
+    """Writes whether a replica is ready, as the agents of its workload report it. Signals its service of a change.
+
+    The transaction holds no other lock: a decision about the service locks its replicas, and then workloads.
+    """
+    report = next((one.serving for one in progress if one.serving is not None), None)
+    if report is None:
+        return
+    with transaction(engine) as session:
+        row = session.scalar(
+            select(ServiceReplica)
+            .where(ServiceReplica.workload == workload, ServiceReplica.ended_at.is_(None))
+            .with_for_update()
+        )
+        if row is not None and _changed(row, report):
+            _write(session, row, report)
+
+
+def _changed(row: ServiceReplica, report: ServingReport) -> bool:
+    error = None if report.error is None else report.error[:_MOST_ERROR_CHARACTERS]
+    before = (row.ready, row.address, row.port, row.probe_error)
+    return before != (report.ready, report.address, report.port, error)
+
+
+def _write(session: Session, row: ServiceReplica, report: ServingReport) -> None:
+    moved = (row.ready, row.address, row.port) != (report.ready, report.address, report.port)
+    row.address, row.port = report.address, report.port
+    row.probe_error = None if report.error is None else report.error[:_MOST_ERROR_CHARACTERS]
+    if row.ready != report.ready:
+        row.ready = report.ready
+        # The machine's clock may be fast: the time is limited to the current time.
+        row.ready_changed_at = datetime.fromtimestamp(min(report.since_s, time.time()), UTC)
+    if moved:
+        outbox.service(session, row.service)

@@ -1,0 +1,155 @@
+"""Reads the replicas of a service: rows, workloads and machines become the facts of a decision."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from domain.capacity import CapacityKind
+from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
+from domain.reasons import ReasonCode
+from infra.db.capacity import InstanceRow
+from infra.db.models import Allocation, Machine, Workload
+from infra.db.services import ServiceReplica
+from services.values import LossKind, ReplicaFacts, Stage
+
+_REFUSED = {
+    ReasonCode.CAPACITY_REFUSED, ReasonCode.PROVIDER_QUOTA, ReasonCode.LAUNCH_REQUEST_REFUSED, ReasonCode.NEVER_JOINED,
+}  # fmt: skip
+_PREEMPTED = {
+    ReasonCode.MACHINE_LOST, ReasonCode.PLATFORM_NOTICE, ReasonCode.MACHINE_DRAINED, ReasonCode.NOT_AT_PROVIDER,
+    ReasonCode.AGENT_AWAY, ReasonCode.ENDED_BY_OPERATOR,
+}  # fmt: skip
+_EVICTED = {
+    ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.CANCELLED_BY_USER, ReasonCode.STACK_STOPPED,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Instance:
+    id: str
+    reason: Mapping[str, Any]
+    """Why it is in its phase, or why it is to end."""
+    leaves: bool
+    """It is gone, lost or to end, or its platform reclaims it."""
+    gone: bool
+
+
+@dataclass
+class LiveReplica:
+    """A replica that has not ended, according to its row, with its workload and its own machines."""
+
+    row: ServiceReplica
+    phase: Phase | None
+    """The phase of its workload; None: the workload's row is deleted."""
+    reason: Mapping[str, Any]
+    """The reason of that phase."""
+    noticed: bool
+    """The platform reclaims a machine on which it runs."""
+    instances: list[_Instance] = field(default_factory=list)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its workload has ended."""
+        return self.phase is None or self.phase in TERMINAL_PHASES
+
+    @property
+    def cannot_start(self) -> bool:
+        """Whether it waits for machines of its own of which at least one will not serve it."""
+        return self.phase in QUEUED_PHASES and any(one.leaves for one in self.instances)
+
+    @property
+    def live_instances(self) -> list[str]:
+        """The ids of its own machines that are not gone."""
+        return [one.id for one in self.instances if not one.gone]
+
+    @property
+    def loss(self) -> LossKind:
+        """How it was lost, if it `has_ended` or `cannot_start`."""
+        reasons = [self.reason] if self.has_ended else [one.reason for one in self.instances if one.leaves]
+        codes = {reason.get("code") for reason in reasons}
+        if codes & _REFUSED:
+            return LossKind.REFUSED
+        if codes & _PREEMPTED or not self.has_ended:
+            return LossKind.PREEMPTED
+        return LossKind.EVICTED if codes & _EVICTED else LossKind.FAILED
+
+    def facts(self, now_s: float) -> ReplicaFacts:
+        """Returns the facts for a decision at `now_s`, in seconds since the epoch."""
+        row = self.row
+        stage, since_s = self._stage(now_s)
+        return ReplicaFacts(
+            number=row.number,
+            version=row.version,
+            kind=CapacityKind(row.kind),
+            zone=row.zone,
+            stage=stage,
+            since_s=since_s,
+            was_ready=row.first_ready_at is not None,
+            was_leaving=row.leaving_at is not None,
+            is_base=row.is_base,
+            replaces=row.replaces,
+        )
+
+    def _stage(self, now_s: float) -> tuple[Stage, float]:
+        row = self.row
+        if row.draining_at is not None:
+            return Stage.DRAINING, row.draining_at.timestamp()
+        leaves = self.noticed or self.phase is Phase.CHECKPOINTING or any(one.leaves for one in self.instances)
+        if leaves or row.leaving_at is not None:
+            return Stage.LEAVING, _epoch_s(row.leaving_at, now_s)
+        if row.ready and self.phase is Phase.RUNNING:
+            return Stage.READY, _epoch_s(row.ready_changed_at, now_s)
+        if row.first_ready_at is not None:
+            return Stage.UNREADY, _epoch_s(row.ready_changed_at, now_s)
+        return Stage.STARTING, row.launched_at.timestamp()
+
+
+def _epoch_s(at: datetime | None, otherwise_s: float) -> float:
+    return otherwise_s if at is None else at.timestamp()
+
+
+def read_replicas(session: Session, service: str) -> list[LiveReplica]:
+    """Returns the replicas of a service that have not ended, according to their rows, by number.
+
+    Locks their rows, so that their readiness does not change before the end of the transaction.
+    """
+    rows = session.execute(
+        select(ServiceReplica, Workload.phase, Workload.reason)
+        .outerjoin(Workload, Workload.id == ServiceReplica.workload)
+        .where(ServiceReplica.service == service, ServiceReplica.ended_at.is_(None))
+        .order_by(ServiceReplica.number)
+        .with_for_update(of=ServiceReplica)
+    ).all()
+    workloads = [row.workload for row, _, _ in rows]
+    noticed = set(
+        session.scalars(
+            select(Allocation.workload)
+            .join(Machine, Machine.id == Allocation.machine)
+            .where(Allocation.workload.in_(workloads), Allocation.released_at.is_(None), Machine.notice.is_not(None))
+        )
+    )
+    found = {
+        row.workload: LiveReplica(row, None if phase is None else Phase(phase), reason or {}, row.workload in noticed)
+        for row, phase, reason in rows
+    }
+    _add_instances(session, found)
+    return list(found.values())
+
+
+def _add_instances(session: Session, found: Mapping[str, LiveReplica]) -> None:
+    rows: Sequence[Any] = session.execute(
+        select(InstanceRow, Machine.notice)
+        .outerjoin(Machine, Machine.id == InstanceRow.machine)
+        .where(InstanceRow.workload.in_(found))
+        .order_by(InstanceRow.id)
+    ).all()
+    for row, notice in rows:
+        gone = row.gone_at is not None
+        leaves = gone or row.ending is not None or row.lost_at is not None or notice is not None
+        reason = row.ending or notice or row.reason or {}
+        if row.workload is not None:
+            found[row.workload].instances.append(_Instance(row.id, reason, leaves, gone))

@@ -1,0 +1,210 @@
+"""The activity of a service's workflow: one decision about the replicas, in one transaction with its effects."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Engine, func, select
+from sqlalchemy.orm import Session
+from temporalio import activity
+
+from activities.capacity.ledger import recently_refused
+from activities.services.endings import close_replica, end_replica, end_workload
+from activities.services.launching import Market, launch
+from activities.services.offers import Offers
+from activities.services.planning import NO_ZONES, is_scaled, on_demand_price, placer_of, plan_of
+from activities.services.reading import LiveReplica, read_replicas
+from activities.services.requests import take_requests
+from capacity.offers import Offer
+from capacity.providers import Provider
+from domain.protocol import Activity, ServiceRef, ServiceStep
+from domain.service import ServiceSpec
+from infra.config import Settings
+from infra.db import events
+from infra.db.capacity import InstanceRow
+from infra.db.endpoints import READY, read_endpoints
+from infra.db.services import ServiceRow, ServiceVersion
+from infra.db.session import transaction
+from services.account import Account
+from services.controller import decide
+from services.values import (
+    DrainReplica,
+    LaunchReplica,
+    Loss,
+    ServiceDecision,
+    ServicePlan,
+    ServiceState,
+    Stage,
+)
+from services.zones import ZoneOffer, spot_zones
+
+_ENDED = ServiceStep(ended=True)
+_LEAST_S = 0.05
+"""The shortest time between two decisions without a signal."""
+
+
+class ServiceActivities:
+    """The activity on services."""
+
+    def __init__(self, engine: Engine, settings: Settings, providers: Mapping[str, Provider]) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._offers = Offers(providers)
+
+    @activity.defn(name=Activity.STEP_SERVICE.value)
+    def step(self, ref: ServiceRef) -> ServiceStep:
+        """Decides about a service's replicas and carries out the decision. It may be repeated at any time.
+
+        The row of the service is locked first, so decisions about one service follow each other.
+        """
+        offers = self._offers.read()
+        with transaction(self._engine) as session:
+            row = session.get(ServiceRow, ref.service, with_for_update=True)
+            if row is None or row.ended_at is not None:
+                return _ENDED
+            now_s = float(session.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
+            return _Step(session, row, self._settings, offers, now_s).run()
+
+
+class _Step:
+    """One decision, in the transaction of `session`, which holds the lock of the service's row."""
+
+    def __init__(
+        self, session: Session, row: ServiceRow, settings: Settings, offers: Sequence[Offer] | None, now_s: float
+    ) -> None:
+        self._session, self._row, self._settings = session, row, settings
+        self._offers, self._now_s = offers, now_s
+        self._specs: dict[int, ServiceSpec] = {}
+        self._spec = self._version(row.version)
+        self._zones = self._read_zones()
+
+    def run(self) -> ServiceStep:
+        """Decides, carries the decision out and stores what the next one needs."""
+        listed = (self._row.state or {}).get("listed", [])
+        live, losses = self._replicas()
+        plan = self._plan()
+        facts = [one.facts(self._now_s) for one in live.values() if one.row.ending_at is None]
+        silent_s = self._settings.services.silent_s
+        requests = take_requests(self._session, self._row, silent_s) if is_scaled(self._spec) else None
+        state = self._state(plan)
+        decision = decide(plan, state, facts, losses, requests, self._now_s)
+        for fact in facts:
+            own = live[fact.number].row
+            if fact.stage is Stage.READY and own.first_ready_at is None:
+                own.first_ready_at = func.now()
+                self._record("service.replica_ready", own.workload, replica=own.number)
+            if fact.stage is Stage.LEAVING and own.leaving_at is None:
+                own.leaving_at = func.now()
+        self._carry_out(decision, live)
+        if plan.stopping and not live and not self._instances():
+            self._row.ended_at = func.now()
+            self._record("service.ended")
+            return _ENDED
+        self._store(decision, listed)
+        return ServiceStep(ended=False, next_s=self._next_s(decision))
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    def _version(self, version: int) -> ServiceSpec:
+        if version not in self._specs:
+            row = self._session.get_one(ServiceVersion, (self._row.id, version))
+            self._specs[version] = ServiceSpec.model_validate(row.spec)
+        return self._specs[version]
+
+    def _read_zones(self) -> list[ZoneOffer]:
+        """Returns the zones of the policy. They change only if all providers have answered."""
+        if self._spec.uses_spot and self._offers is not None:
+            self._row.zones = [one.to_json() for one in spot_zones(self._spec, self._offers)]
+        return [ZoneOffer.from_json(one) for one in self._row.zones] if self._spec.uses_spot else []
+
+    def _replicas(self) -> tuple[dict[int, LiveReplica], list[Loss]]:
+        """Returns the replicas that have not ended, and the losses. Closes the replicas that have ended."""
+        live: dict[int, LiveReplica] = {}
+        losses: list[Loss] = []
+        for one in read_replicas(self._session, self._row.id):
+            if not one.has_ended and not one.cannot_start:
+                live[one.row.number] = one
+                continue
+            kind = one.loss
+            if one.row.ending_at is None:
+                losses.append(Loss(one.facts(self._now_s), kind))
+            if not one.has_ended:
+                end_workload(self._session, one.row.workload, f"service {self._row.name} ({kind.value})")
+            close_replica(self._session, self._row, one, kind.value)
+        return live, losses
+
+    def _plan(self) -> ServicePlan:
+        return plan_of(self._row, self._spec, self._zones, self._offers or [], self._settings.services)
+
+    def _state(self, plan: ServicePlan) -> ServiceState:
+        """Returns the state of the decision before. A policy of another name begins without memory."""
+        before = self._row.state
+        if before is None:
+            return ServiceState(plan.policy.start(), plan.autoscaler.start())
+        if before["placer"] != placer_of(self._spec, self._zones):
+            before = {**before, "policy": plan.policy.start().to_json()}
+        return ServiceState.from_json(before)
+
+    def _instances(self) -> int:
+        """Returns the number of the service's instances that are not gone."""
+        own = select(func.count()).where(InstanceRow.pool == self._row.id, InstanceRow.gone_at.is_(None))
+        return self._session.scalar(own.where(InstanceRow.workload.is_not(None))) or 0
+
+    # ---------------------------------------------------------------------------------------------------------- effects
+
+    def _carry_out(self, decision: ServiceDecision, live: dict[int, LiveReplica]) -> None:
+        market: Market | None = None
+        for action in decision.actions:
+            if isinstance(action, LaunchReplica):
+                market = market or self._market()
+                launch(self._session, self._row, self._version(action.version), action, market)
+            elif isinstance(action, DrainReplica):
+                own = live[action.number].row
+                own.draining_at, own.cause = func.now(), action.cause.value
+                self._record("service.replica_draining", own.workload, replica=own.number, cause=own.cause)
+            else:
+                end_replica(self._session, self._row, live[action.number], action.cause.value)
+        self._session.flush()
+
+    def _market(self) -> Market:
+        refused = recently_refused(self._session, self._settings.capacity.refused_pause_s)
+        return Market({one.zone.name: one for one in self._zones}, self._offers or [], refused)
+
+    def _store(self, decision: ServiceDecision, listed: list[str]) -> None:
+        row = self._row
+        endpoints = read_endpoints(self._session, row.id)
+        listing = [f"{e.replica} {e.state} {e.address}:{e.port}" for e in endpoints]
+        ready = sum(e.state == READY for e in endpoints)
+        row.state = {
+            **decision.state.to_json(),
+            "placer": placer_of(self._spec, self._zones),
+            "listed": listing,
+            "account": self._account(ready, decision.target).to_json(),
+        }
+        if listing != listed:
+            self._record("service.endpoints", ready=ready)
+        if row.target != decision.target:
+            self._record("service.target", before=row.target, target=decision.target)
+            row.target = decision.target
+        row.notes = [*decision.notes, *([NO_ZONES] if self._spec.uses_spot and not self._zones else [])]
+
+    def _account(self, ready: int, target: int) -> Account:
+        before = (self._row.state or {}).get("account")
+        account = Account(self._row.created_at.timestamp()) if before is None else Account.from_json(before)
+        price = account.on_demand_usd_per_h
+        if self._offers is not None:
+            one = on_demand_price(self._spec, self._offers)
+            price = None if one is None else one * self._spec.machines
+        return account.advanced(self._now_s, ready, target, price)
+
+    def _record(self, kind: str, workload: str | None = None, **detail: Any) -> None:
+        own = {"service": self._row.id, "name": self._row.name}
+        events.record(self._session, kind, tenant=self._row.tenant, workload=workload, detail={**own, **detail})
+
+    def _next_s(self, decision: ServiceDecision) -> float:
+        settings = self._settings.services
+        next_s = settings.scaling_interval_s if is_scaled(self._spec) else settings.interval_s
+        if self._row.stopping_at is not None:
+            next_s = settings.readiness_interval_s  # The end of the machines sends no signal.
+        if decision.wake_at_s is not None:
+            next_s = min(next_s, decision.wake_at_s - self._now_s)
+        return max(_LEAST_S, next_s)

@@ -1,0 +1,242 @@
+"""Reads services and their replicas, and makes views of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from api.auth import Caller
+from api.problems import Kind, Problem, not_found
+from api.services.views import (
+    EndpointList,
+    EndpointView,
+    NoteView,
+    RequestsView,
+    ServiceDetail,
+    ServiceReplicaView,
+    ServiceView,
+)
+from api.views import reason_view
+from domain.phases import Phase
+from domain.service import ServiceSpec, UpdateMode
+from infra.db.capacity import InstanceRow
+from infra.db.endpoints import DRAINING, READY, read_endpoints
+from infra.db.models import Workload
+from infra.db.services import ServiceReplica, ServiceRequests, ServiceRow, ServiceVersion
+from services.account import Account
+from services.values import LossKind
+
+_PREFIX = "sv-"
+_WINDOW_S = 60
+_LATE_S = 3
+_NOTES = {
+    "on_demand_refused": "a provider refused to launch an on-demand machine; it is tried again",
+    "replicas_fail": "replicas failed; further ones are launched after a pause",
+    "update_given_up": "replicas of the newest version failed, so the update was given up; the older version serves",
+    "no_spot_zones": "no provider offers spot machines that the service may use",
+}
+"""Sentences for the notes of decisions (`services.values.ServiceDecision.notes`)."""
+
+
+def find_service(session: Session, caller: Caller, ref: str, *, lock: bool = False) -> ServiceRow:
+    """Returns a service by its id, or a live service by its name.
+
+    Raises:
+        Problem: 404 if there is none that the caller may see; 409 if services of several tenants have the name.
+    """
+    wanted = select(ServiceRow)
+    if ref.startswith(_PREFIX) and session.get(ServiceRow, ref) is not None:
+        wanted = wanted.where(ServiceRow.id == ref)
+    else:
+        wanted = wanted.where(ServiceRow.name == ref, ServiceRow.ended_at.is_(None))
+        if caller.tenant is not None:
+            wanted = wanted.where(ServiceRow.tenant == caller.tenant)
+    rows = session.scalars(wanted.with_for_update() if lock else wanted).all()
+    seen = [row for row in rows if caller.sees(row.tenant)]
+    if not seen:
+        raise not_found("service", ref, is_hidden=bool(rows))
+    if len(seen) > 1:
+        found = ", ".join(sorted(f"{row.id} of {row.tenant}" for row in seen))
+        raise Problem(Kind.CONFLICT, f"several services are named {ref}: {found}; use an id")
+    return seen[0]
+
+
+def spec_of(session: Session, row: ServiceRow) -> ServiceSpec:
+    """Returns the newest version's specification."""
+    return ServiceSpec.model_validate(session.get_one(ServiceVersion, (row.id, row.version)).spec)
+
+
+def service_view(session: Session, row: ServiceRow) -> ServiceView:
+    """Returns the view of a service."""
+    return ServiceView(**_fields(session, row))
+
+
+def service_detail(session: Session, row: ServiceRow) -> ServiceDetail:
+    """Returns a service with its replicas and its specification."""
+    return ServiceDetail(**detail_fields(session, row))
+
+
+def detail_fields(session: Session, row: ServiceRow) -> dict[str, Any]:
+    """Returns the fields of `ServiceDetail`."""
+    spec = spec_of(session, row)
+    own = select(ServiceReplica).where(ServiceReplica.service == row.id, ServiceReplica.ended_at.is_(None))
+    return {
+        **_fields(session, row),
+        "policy": (row.state or {}).get("placer", spec.policy.placer or "on-demand"),
+        "update_mode": UpdateMode(row.mode),
+        "zones": [zone["name"] for zone in row.zones],
+        "replicas": replica_views(session, session.scalars(own.order_by(ServiceReplica.number)).all()),
+        "spec": spec.model_dump(mode="json"),
+    }
+
+
+def _fields(session: Session, row: ServiceRow) -> dict[str, Any]:
+    ready = [one for one in read_endpoints(session, row.id) if one.state == READY]
+    account = (row.state or {}).get("account")
+    replicas = select(func.count()).where(ServiceReplica.service == row.id)
+    return {
+        "id": row.id,
+        "tenant": row.tenant,
+        "name": row.name,
+        "version": row.version,
+        "state": _state(row, len(ready)),
+        "target": row.target,
+        "ready": _counted(f"{one.kind} {one.region}/{one.zone or 'shared'}" for one in ready),
+        "live": session.scalar(replicas.where(ServiceReplica.ended_at.is_(None))) or 0,
+        "versions": _counted(str(one.version) for one in ready),
+        "availability": None if account is None else Account.from_json(account).availability,
+        "usd": _usd(session, row.id),
+        "usd_on_demand": None if account is None else Account.from_json(account).on_demand_usd,
+        "preemptions": session.scalar(replicas.where(ServiceReplica.cause == LossKind.PREEMPTED.value)) or 0,
+        "requests": _requests(session, row.id),
+        "notes": [NoteView(code=code, sentence=_NOTES.get(code, code)) for code in row.notes],
+        "created_at": row.created_at,
+        "stopping_at": row.stopping_at,
+        "ended_at": row.ended_at,
+    }
+
+
+def _state(row: ServiceRow, ready: int) -> str:
+    if row.ended_at is not None:
+        return "ended"
+    if row.stopping_at is not None:
+        return "stopping"
+    if row.state is not None and ready >= row.target:
+        return "ready"
+    return "degraded" if ready else "starting"
+
+
+def _counted(names: Any) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for name in sorted(names):
+        out[name] = out.get(name, 0) + 1
+    return out
+
+
+def _usd(session: Session, service: str) -> float:
+    """Returns the cost of a service's own machines, from each launch to its end or to now."""
+    ran_s = func.extract("epoch", func.coalesce(InstanceRow.gone_at, func.now()) - InstanceRow.launched_at)
+    own = select(func.coalesce(func.sum(InstanceRow.usd_per_h * ran_s / 3600.0), 0.0)).where(
+        InstanceRow.pool == service, InstanceRow.workload.is_not(None), InstanceRow.launched_at.is_not(None)
+    )
+    return float(session.scalar(own) or 0.0)
+
+
+def _requests(session: Session, service: str) -> RequestsView | None:
+    now = func.extract("epoch", func.now())
+    counted = ServiceRequests.requests
+    row = session.execute(
+        select(
+            func.count(),
+            func.sum(counted),
+            func.sum(ServiceRequests.failed),
+            func.sum(ServiceRequests.cut),
+            *(
+                func.sum(counted * value) / func.nullif(func.sum(counted).filter(value.is_not(None)), 0)
+                for value in (ServiceRequests.p50_s, ServiceRequests.p99_s)
+            ),
+        ).where(
+            ServiceRequests.service == service,
+            ServiceRequests.second > now - (_WINDOW_S + _LATE_S),
+            ServiceRequests.second <= now - _LATE_S,
+        )
+    ).one()
+    if not row[0]:
+        return None
+    return RequestsView(
+        per_s=float(row[1]) / _WINDOW_S, failed=int(row[2]), cut=int(row[3]), p50_s=_float(row[4]), p99_s=_float(row[5])
+    )
+
+
+def _float(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+# ------------------------------------------------------------------------------------------------------------ replicas
+
+
+def replica_views(session: Session, rows: Sequence[ServiceReplica]) -> list[ServiceReplicaView]:
+    """Returns the views of replicas, in the same order."""
+    wanted = select(Workload).where(Workload.id.in_([row.workload for row in rows]))
+    workloads = {one.id: one for one in session.scalars(wanted)}
+    by_service = {row.service for row in rows}
+    states = {(service, one.replica): one.state for service in by_service for one in read_endpoints(session, service)}
+    return [_replica_view(row, workloads.get(row.workload), states) for row in rows]
+
+
+def _replica_view(
+    row: ServiceReplica, workload: Workload | None, states: Mapping[tuple[str, int], str]
+) -> ServiceReplicaView:
+    return ServiceReplicaView(
+        number=row.number,
+        version=row.version,
+        workload=row.workload,
+        stage=_stage(row, workload, states.get((row.service, row.number))),
+        kind=row.kind,
+        zone=row.zone,
+        address=row.address,
+        port=row.port,
+        usd_per_h=row.usd_per_h,
+        is_base=row.is_base,
+        replaces=row.replaces,
+        launched_at=row.launched_at,
+        ready_at=row.first_ready_at,
+        ended_at=row.ended_at,
+        cause=row.cause,
+        probe_error=None if row.ready else row.probe_error,
+        phase=None if workload is None else workload.phase,
+        reason=None if workload is None else reason_view(workload.reason),
+    )
+
+
+def _stage(row: ServiceReplica, workload: Workload | None, listed: str | None) -> Any:
+    if row.ended_at is not None:
+        return "ended"
+    if row.ending_at is not None:
+        return "ending"
+    if row.draining_at is not None:
+        return "draining"
+    if row.leaving_at is not None or listed == DRAINING:
+        return "leaving"
+    if row.ready and workload is not None and workload.phase == Phase.RUNNING:
+        return "ready"
+    return "starting" if row.first_ready_at is None else "unready"
+
+
+def endpoint_list(session: Session, row: ServiceRow) -> EndpointList:
+    """Returns the endpoints of a service for its balancers."""
+    spec = spec_of(session, row)
+    return EndpointList(
+        service=row.id,
+        name=row.name,
+        version=row.version,
+        policy=spec.balancing,
+        retry_non_idempotent=spec.retry_non_idempotent,
+        request_timeout_s=spec.request_timeout_s,
+        max_queue=spec.max_queue,
+        drain_s=spec.serving.drain_s,
+        probe_path=spec.serving.probe.path,
+        probe_is_get=spec.serving.probe.body is None,
+        endpoints=[EndpointView(**vars(one)) for one in read_endpoints(session, row.id)],
+    )

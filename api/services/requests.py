@@ -1,0 +1,66 @@
+"""The endpoint for the requests that a service's balancers counted."""
+
+import time
+from typing import Annotated
+
+from fastapi import Response
+from pydantic import Field, StringConstraints
+from sqlalchemy.dialects.postgresql import insert
+
+from api.auth import Submitter
+from api.bodies import Body, JsonOnly
+from api.openapi import refusals
+from api.problems import invalid
+from api.routing import Router
+from api.services.reading import find_service
+from api.state import StateOf
+from infra.db.services import ServiceRequests
+
+router = Router(prefix="/v1/services", tags=["services"])
+_MOST_SECONDS = 3600
+_FUTURE_S = 60.0
+_Count = Annotated[int, Field(ge=0, le=1_000_000_000, strict=True)]
+_Seconds = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class SecondBody(Body):
+    """The requests that a balancer finished within one second."""
+
+    second: Annotated[int, Field(ge=0, le=1 << 40, strict=True)] = Field(description="Seconds since the epoch")
+    requests: _Count = Field(description="All finished requests, including failed ones")
+    failed: _Count = Field(0, description="Requests that got an error of the balancer or no answer")
+    cut: _Count = Field(0, description="Answers that ended early")
+    p50_s: _Seconds | None = Field(None, description="Median time until the last byte of the answer")
+    p99_s: _Seconds | None = Field(None, description="99th percentile of the same")
+
+
+class RequestsBody(Body):
+    """Counts of one balancer, for seconds that are over."""
+
+    balancer: Annotated[str, StringConstraints(min_length=1, max_length=100)] = Field(
+        description="A name of the balancer that is unique and does not change"
+    )
+    seconds: Annotated[list[SecondBody], Field(min_length=1, max_length=_MOST_SECONDS)]
+
+
+@router.post(
+    "/{id}/requests", status_code=204, summary="Report counted requests", dependencies=[JsonOnly],
+    responses=refusals(404, 409),
+)  # fmt: skip
+def report_requests(id: str, body: RequestsBody, state: StateOf, caller: Submitter) -> Response:
+    """Stores the counts of a balancer. A second that was reported before is not changed, so reports can be repeated.
+
+    A balancer also reports seconds without requests, at least one in ten seconds: its silence means that the number of
+    requests is unknown.
+    """
+    now_s = time.time()
+    for at, one in enumerate(body.seconds):
+        if one.second > now_s + _FUTURE_S:
+            raise invalid(f"seconds[{at}].second", f"{one.second} is in the future; the clock here is {int(now_s)}")
+        if one.failed + one.cut > one.requests:
+            raise invalid(f"seconds[{at}].failed", f"failed and cut must be at most requests ({one.requests})")
+    with state.transaction() as session:
+        row = find_service(session, caller, id)
+        rows = [{"service": row.id, "balancer": body.balancer, **one.model_dump()} for one in body.seconds]
+        session.execute(insert(ServiceRequests).values(rows).on_conflict_do_nothing())
+    return Response(status_code=204)

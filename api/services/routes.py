@@ -1,0 +1,203 @@
+"""Endpoints that create, update, list, show and end services."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import Query, Request
+from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+
+from api.auth import Caller, Submitter, Viewer
+from api.bodies import JsonOnly, Name
+from api.documents.checking import check_service, fleet
+from api.documents.service import ServiceDraft, read_service
+from api.documents.service_schema import DOCUMENT, EXAMPLE
+from api.openapi import refusals
+from api.paging import Limit, NumberCursor, page
+from api.problems import Kind, Problem, refuse_document
+from api.routing import Router
+from api.services.reading import (
+    detail_fields,
+    endpoint_list,
+    find_service,
+    replica_views,
+    service_detail,
+    service_view,
+)
+from api.services.views import (
+    EndpointList,
+    ServiceChanged,
+    ServiceDetail,
+    ServiceList,
+    ServiceReplicaPage,
+)
+from api.state import State, StateOf
+from api.views import write_audit
+from api.workloads.submission import parse
+from domain.ids import new_service_id
+from domain.service import ServiceSpec, UpdateMode
+from infra.db import events, outbox
+from infra.db.services import ServiceReplica, ServiceRow, ServiceVersion
+
+router = Router(prefix="/v1/services", tags=["services"])
+_DOCUMENT_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            media: {"schema": {"$ref": "#/components/schemas/ServiceDocument"}, "example": EXAMPLE}
+            for media in ("application/yaml", "application/json")
+        },
+    }
+}
+SCHEMAS = {"ServiceDocument": DOCUMENT}
+"""OpenAPI components that the operations in this module refer to."""
+_NameQuery = Annotated[Name | None, Query(description="Name of the service if the document has none")]
+
+
+@router.post(
+    "", status_code=201, response_model=ServiceChanged, summary="Create a service", openapi_extra=_DOCUMENT_BODY,
+    responses=refusals(409),
+)  # fmt: skip
+async def create_service(request: Request, state: StateOf, caller: Submitter, name: _NameQuery = None) -> Any:
+    """Creates a service from a document and launches its replicas. An error response lists all errors."""
+    return await run_in_threadpool(_create, state, caller, request, await request.body(), name)
+
+
+def _create(state: State, caller: Caller, request: Request, body: bytes, name: str | None) -> ServiceChanged:
+    value = parse(request, body)
+    with state.transaction() as session:
+        draft, spec = _admit(session, caller, value, name)
+        made = session.scalar(
+            insert(ServiceRow)
+            .values(id=new_service_id(), tenant=spec.tenant, name=spec.name, created_by=caller.id)
+            .on_conflict_do_nothing()
+            .returning(ServiceRow.id)
+        )
+        if made is None:
+            raise Problem(
+                Kind.CONFLICT,
+                f"service {spec.name} of tenant {spec.tenant} exists; update it, or end it and wait until it has ended",
+            )
+        row = session.get_one(ServiceRow, made)
+        return _changed(session, caller, row, draft, spec, "created")
+
+
+@router.put(
+    "/{id}", response_model=ServiceChanged, summary="Update a service", openapi_extra=_DOCUMENT_BODY,
+    responses=refusals(404, 409),
+)  # fmt: skip
+async def update_service(
+    id: str,
+    request: Request,
+    state: StateOf,
+    caller: Submitter,
+    mode: Annotated[UpdateMode, Query(description="How replicas of older versions are replaced")] = UpdateMode.ROLLING,
+) -> Any:
+    """Replaces the document of a service; `id` is its id or name. Replicas of the older version are replaced.
+
+    The document must have the service's name and tenant, or none.
+    """
+    return await run_in_threadpool(_update, state, caller, request, await request.body(), id, mode)
+
+
+def _update(state: State, caller: Caller, request: Request, body: bytes, ref: str, mode: UpdateMode) -> ServiceChanged:
+    value = parse(request, body)
+    with state.transaction() as session:
+        row = find_service(session, caller, ref, lock=True)
+        if row.stopping_at is not None:
+            raise Problem(Kind.CONFLICT, f"service {row.name} is ending or has ended")
+        draft, spec = _admit(session, caller, value, row.name, row.tenant)
+        for what, given, own in (("name", spec.name, row.name), ("tenant", spec.tenant, row.tenant)):
+            if given != own:
+                raise Problem(
+                    Kind.CONFLICT, f"{what}: {given}: must be {own}; the {what} of a service cannot be changed"
+                )
+        row.version, row.mode = row.version + 1, mode.value
+        return _changed(session, caller, row, draft, spec, "updated")
+
+
+def _admit(
+    session: Session, caller: Caller, value: Any, name: str | None, tenant: str | None = None
+) -> tuple[ServiceDraft, ServiceSpec]:
+    draft = read_service(value, caller.tenant or tenant, name)
+    check_service(session, draft, caller.tenant, fleet(session))
+    if draft.problems:
+        raise refuse_document(draft.problems)
+    return draft, draft.spec()
+
+
+def _changed(
+    session: Session, caller: Caller, row: ServiceRow, draft: ServiceDraft, spec: ServiceSpec, what: str
+) -> ServiceChanged:
+    session.add(
+        ServiceVersion(service=row.id, version=row.version, spec=spec.model_dump(mode="json"), created_by=caller.id)
+    )
+    session.flush()
+    detail = {"service": row.id, "name": row.name, "version": row.version}
+    events.record(session, f"service.{what}", tenant=row.tenant, detail={**detail, "by": caller.id})
+    write_audit(session, caller, f"service.{what}", row.id, tenant=row.tenant, name=row.name, version=row.version)
+    outbox.service(session, row.id)
+    return ServiceChanged(**detail_fields(session, row), document_notes=draft.notes)
+
+
+@router.get("", summary="List services")
+def list_services(
+    state: StateOf,
+    caller: Viewer,
+    tenant: Annotated[Name | None, Query(description="Only services of this tenant")] = None,
+    ended: Annotated[bool, Query(description="Also services that have ended")] = False,
+) -> ServiceList:
+    """Lists the services that the caller may see, sorted by tenant and name."""
+    wanted = select(ServiceRow).order_by(ServiceRow.tenant, ServiceRow.name, ServiceRow.id)
+    for name in (tenant, caller.tenant):
+        if name is not None:
+            wanted = wanted.where(ServiceRow.tenant == name)
+    if not ended:
+        wanted = wanted.where(ServiceRow.ended_at.is_(None))
+    with state.transaction() as session:
+        return ServiceList(items=[service_view(session, row) for row in session.scalars(wanted).all()])
+
+
+@router.get("/{id}", summary="Show a service", responses=refusals(404, 409))
+def show_service(id: str, state: StateOf, caller: Viewer) -> ServiceDetail:
+    """Returns a service with its replicas; `id` is its id, or the name of a live service."""
+    with state.transaction() as session:
+        return service_detail(session, find_service(session, caller, id))
+
+
+@router.get("/{id}/replicas", summary="List a service's replicas", responses=refusals(404, 409))
+def list_replicas(
+    id: str, state: StateOf, caller: Viewer, limit: Limit = 100, cursor: NumberCursor = None
+) -> ServiceReplicaPage:
+    """Lists the replicas of a service, newest first, with those that have ended."""
+    with state.transaction() as session:
+        row = find_service(session, caller, id)
+        own = select(ServiceReplica).where(ServiceReplica.service == row.id)
+        if cursor is not None:
+            own = own.where(ServiceReplica.number < int(cursor))
+        found = session.scalars(own.order_by(ServiceReplica.number.desc()).limit(limit + 1)).all()
+        rows, following = page(found, limit, lambda one: str(one.number))
+        return ServiceReplicaPage(items=replica_views(session, rows), next_cursor=following)
+
+
+@router.get("/{id}/endpoints", summary="List a service's endpoints", responses=refusals(404, 409))
+def list_endpoints(id: str, state: StateOf, caller: Viewer) -> EndpointList:
+    """Returns the replicas that serve, for a balancer. The event `service.endpoints` says that they changed."""
+    with state.transaction() as session:
+        return endpoint_list(session, find_service(session, caller, id))
+
+
+@router.delete("/{id}", status_code=202, summary="End a service", dependencies=[JsonOnly], responses=refusals(404, 409))
+def end_service(id: str, state: StateOf, caller: Submitter) -> ServiceDetail:
+    """Ends a service with all its replicas and their machines. Ending it again changes nothing."""
+    with state.transaction() as session:
+        row = find_service(session, caller, id, lock=True)
+        if row.stopping_at is None:
+            row.stopping_at = datetime.now(UTC)
+            detail = {"service": row.id, "name": row.name, "by": caller.id}
+            events.record(session, "service.ending", tenant=row.tenant, detail=detail)
+            write_audit(session, caller, "service.end", row.id, tenant=row.tenant, name=row.name)
+            outbox.service(session, row.id)
+        return service_detail(session, row)

@@ -1,0 +1,139 @@
+"""Response models of services."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from api.paging import NextCursor
+from api.views import ReasonView, View
+from domain.service import LoadBalancing, UpdateMode
+
+
+class NoteView(View):
+    """Why a service has fewer replicas than its target, or what it has given up."""
+
+    code: str = Field(examples=["update_given_up"])
+    sentence: str
+
+
+class ServiceReplicaView(View):
+    """A replica of a service."""
+
+    number: int
+    version: int
+    workload: str = Field(description="Id of the replica's workload; `mizzen why` explains its state")
+    stage: Literal["starting", "ready", "unready", "leaving", "draining", "ending", "ended"]
+    kind: str = Field(description="`spot` or `on_demand`; a replica on shared machines is `on_demand`")
+    zone: str | None = Field(description="`region/zone` of its machine; null: it runs on shared machines")
+    address: str | None
+    port: int | None
+    usd_per_h: float | None = Field(description="Price of its machines; null: it runs on shared machines")
+    is_base: bool = Field(description="Whether it runs at the service's priority; further replicas run below it")
+    replaces: int | None = Field(description="The replica of an older version that it succeeds")
+    launched_at: datetime
+    ready_at: datetime | None = Field(description="When it first became ready")
+    ended_at: datetime | None
+    cause: str | None = Field(description="Why it ends or has ended")
+    probe_error: str | None = Field(description="The result of its last probe, if it failed")
+    phase: str | None = Field(description="Phase of its workload; null: the workload's record is deleted")
+    reason: ReasonView | None = Field(description="The reason of that phase")
+
+
+class RequestsView(View):
+    """The requests of the last minute, as the service's balancers counted them."""
+
+    per_s: float
+    failed: int = Field(description="Requests that got an error of the balancer or no answer")
+    cut: int = Field(description="Answers that ended early")
+    p50_s: float | None = Field(description="Median of the time to the last byte: mean over the minute, by requests")
+    p99_s: float | None = Field(description="99th percentile of the same, as a mean over the minute, by requests")
+
+
+class ServiceView(View):
+    """A service."""
+
+    id: str
+    tenant: str
+    name: str
+    version: int
+    state: Literal["starting", "ready", "degraded", "stopping", "ended"] = Field(
+        description="`ready`: at least `target` replicas are ready; `degraded`: at least one is"
+    )
+    target: int = Field(description="Number of replicas that should be ready now")
+    ready: dict[str, int] = Field(
+        description="Ready replicas by capacity kind and zone", examples=[{"spot us-east-1/us-east-1a": 2}]
+    )
+    live: int = Field(description="Number of replicas that were launched and have not ended")
+    versions: dict[str, int] = Field(description="Ready replicas by version")
+    availability: float | None = Field(
+        description="Fraction of the time since its creation with at least `target` ready replicas"
+    )
+    usd: float = Field(description="Cost of its own machines so far, in US dollars")
+    usd_on_demand: float | None = Field(
+        description="What `target` on-demand replicas would have cost meanwhile; null: no provider offers them"
+    )
+    preemptions: int
+    requests: RequestsView | None = Field(description="null: no balancer reports")
+    notes: list[NoteView]
+    created_at: datetime
+    stopping_at: datetime | None
+    ended_at: datetime | None
+
+
+class ServiceDetail(ServiceView):
+    """A service with its replicas and its specification."""
+
+    policy: str = Field(description="The policy that places replicas", examples=["spothedge"])
+    update_mode: UpdateMode
+    zones: list[str] = Field(description="The spot zones that the policy knows")
+    replicas: list[ServiceReplicaView] = Field(description="The replicas that have not ended, by number")
+    spec: dict[str, Any] = Field(description="The newest version's specification")
+
+
+class ServiceChanged(ServiceDetail):
+    """A service that was created or updated."""
+
+    document_notes: list[str] = Field(description="Fields of the document that have no effect or another one")
+
+
+class ServiceList(View):
+    """Services, sorted by tenant and name."""
+
+    items: list[ServiceView]
+
+
+class ServiceReplicaPage(View):
+    """A page of a service's replicas, newest first."""
+
+    items: list[ServiceReplicaView]
+    next_cursor: NextCursor
+
+
+class EndpointView(View):
+    """A replica to which a balancer sends requests."""
+
+    replica: int
+    version: int
+    address: str
+    port: int
+    region: str
+    zone: str | None
+    kind: str
+    state: Literal["ready", "draining"] = Field(description="`draining`: it gets no new requests")
+
+
+class EndpointList(View):
+    """The endpoints of a service, and how to balance requests between them."""
+
+    service: str
+    name: str
+    version: int
+    policy: LoadBalancing
+    retry_non_idempotent: bool
+    request_timeout_s: float
+    max_queue: int
+    drain_s: float
+    probe_path: str
+    probe_is_get: bool = Field(description="Whether a GET of `probe_path` says that the replica is ready")
+    endpoints: list[EndpointView]

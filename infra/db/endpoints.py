@@ -1,0 +1,69 @@
+"""The endpoints of a service: the replicas to which its balancers send requests."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from domain.phases import PLACED_PHASES, Phase
+from infra.db.models import Allocation, Cluster, Machine, Workload
+from infra.db.services import ServiceReplica
+
+READY, DRAINING = "ready", "draining"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A replica that serves requests."""
+
+    replica: int
+    """The replica's number."""
+    version: int
+    address: str
+    port: int
+    region: str
+    zone: str | None
+    """The platform's name of the zone of its machine."""
+    kind: str
+    """`spot` or `on_demand`."""
+    state: str
+    """`ready`; or `draining`: requests in progress continue, and it gets no new ones."""
+
+
+def read_endpoints(session: Session, service: str) -> list[Endpoint]:
+    """Returns the endpoints of a service, by the replica's number.
+
+    During an update, the successor of a replica is not an endpoint before its predecessor drains. So in a blue-green
+    update no request reaches the new version before all of its replicas are ready.
+    """
+    rows = session.execute(
+        select(ServiceReplica, Workload.phase, Machine.region, Cluster.zone, Machine.notice)
+        .join(Workload, Workload.id == ServiceReplica.workload)
+        .join(Allocation, (Allocation.workload == Workload.id) & (Allocation.attempt == Workload.attempt))
+        .join(Machine, Machine.id == Allocation.machine)
+        .join(Cluster, (Cluster.region == Machine.region) & (Cluster.name == Machine.cluster))
+        .where(
+            ServiceReplica.service == service,
+            ServiceReplica.ended_at.is_(None),
+            ServiceReplica.address.is_not(None),
+            Workload.phase.in_(sorted(PLACED_PHASES)),
+        )
+        .order_by(ServiceReplica.number, Allocation.machine)
+    ).all()
+    serving = {row.number for row, phase, *_ in rows if _serves(row, phase)}
+    found: dict[int, Endpoint] = {}
+    for row, phase, region, zone, notice in rows:
+        assert row.address is not None and row.port is not None
+        drains = not _serves(row, phase) or notice is not None
+        is_early = row.replaces is not None and row.replaces in serving
+        if row.first_ready_at is None or (not drains and (is_early or not row.ready)):
+            continue
+        state = DRAINING if drains or (row.number in found and found[row.number].state == DRAINING) else READY
+        found[row.number] = Endpoint(
+            row.number, row.version, row.address, row.port, region, zone, row.kind, state
+        )  # fmt: skip
+    return list(found.values())
+
+
+def _serves(row: ServiceReplica, phase: str) -> bool:
+    return phase == Phase.RUNNING and row.draining_at is None and row.leaving_at is None and row.ending_at is None

@@ -1,0 +1,472 @@
+"""Service documents: parsing of mizzen's form and of SkyPilot's, normalisation, and an error for each mistake."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from api.documents.checking import check_service, fleet
+from api.documents.loading import load_json, load_yaml
+from api.documents.service import KEYS, ServiceDraft, read_service
+from api.documents.service_schema import DOCUMENT, EXAMPLE
+from api.documents.skypilot import IGNORED, REFUSED
+from domain.service import LoadBalancing, ReplicaPolicySpec, ResourceOption, ServiceSpec
+from domain.serving import ProbeSpec, ServingSpec
+from domain.spec import ResourceSpec
+from tests.api.skypilot_files import HTTP_SERVER, LISTING_1, TGI, VLLM
+from tests.api.world import ARCHIVE_SHA256, ApiWorld
+from tests.depth import examples
+
+GIB = 1 << 30
+_PAGE = Path(__file__).parents[2] / "docs/services.md"
+
+
+def read(text: bytes, name: str | None = None) -> ServiceDraft:
+    """Returns the draft of a document that is read with the key of tenant `vision`."""
+    return read_service(load_yaml(text), "vision", name)
+
+
+def spec_of(value: Any) -> ServiceSpec:
+    """Returns the specification of a document without errors."""
+    draft = read_service(value, "vision", "chat")
+    assert draft.problems == []
+    return draft.spec()
+
+
+def document(**sections: Any) -> dict[str, Any]:
+    """Returns the example; a mapping changes some keys of a section, and None removes a key or a section."""
+    body = dict(EXAMPLE)
+    for key, value in sections.items():
+        merged = {**body[key], **value} if isinstance(value, dict) and isinstance(body.get(key), dict) else value
+        body[key] = {k: v for k, v in merged.items() if v is not None} if isinstance(merged, dict) else merged
+    return {key: value for key, value in body.items() if value is not None}
+
+
+def policy(**changes: Any) -> dict[str, Any]:
+    """Returns the example with changes in its replica policy; None removes a key."""
+    merged = {**EXAMPLE["service"]["replica_policy"], **changes}
+    return document(service={"replica_policy": {k: v for k, v in merged.items() if v is not None}})
+
+
+def probe(**changes: Any) -> dict[str, Any]:
+    """Returns the example with changes in its probe."""
+    return document(service={"readiness_probe": {**EXAMPLE["service"]["readiness_probe"], **changes}})
+
+
+def test_example_becomes_this_specification() -> None:
+    """Reading the example normalises its durations, sizes, alternatives and counts."""
+    assert spec_of(EXAMPLE) == ServiceSpec(
+        name="chat",
+        tenant="vision",
+        options=(
+            ResourceOption(
+                resources=ResourceSpec(
+                    gpus=1, gpu_types=("a100", "v100"), cpus_milli=4000, memory_bytes=32 * GIB
+                ),
+                spot=True,
+            ),
+        ),
+        argv=("python3", "serve.py", "--port", "8080"),
+        env={"MODEL": "small"},
+        secrets={"HF_TOKEN": "hf-token"},
+        serving=ServingSpec(port=8080, probe=ProbeSpec(path="/v1/models", initial_delay_s=600), drain_s=60),
+        policy=ReplicaPolicySpec(
+            min_replicas=2,
+            max_replicas=8,
+            target_qps_per_replica=4,
+            placer="spothedge",
+            num_overprovision=1,
+            dynamic_ondemand_fallback=True,
+        ),
+    )  # fmt: skip
+
+
+def test_smallest_document_has_the_documented_defaults() -> None:
+    """A document needs only a name, a command and an empty section `service`, if the key has a tenant."""
+    draft = read(b"version: 1\nname: chat\nservice: {}\nrun: serve")
+    assert draft.problems == []
+    assert draft.spec() == ServiceSpec(name="chat", tenant="vision", script="serve")
+
+
+def test_listing_of_the_paper() -> None:
+    """Listing 1 is read unchanged; its name comes from the caller, because the listing has none."""
+    draft = read(LISTING_1, "llm")
+    assert draft.problems == [] and draft.notes == []
+    spec = draft.spec()
+    resources = ResourceSpec(gpus=1, gpu_types=("A100",))
+    assert spec.options == (
+        ResourceOption(resources=resources, spot=True, provider="aws", region="us-east-1"),
+        ResourceOption(resources=resources, spot=True, provider="gcp"),
+    )
+    assert spec.policy == ReplicaPolicySpec(
+        min_replicas=1,
+        max_replicas=10,
+        target_qps_per_replica=1,
+        placer="spothedge",
+        num_overprovision=2,
+        dynamic_ondemand_fallback=True,
+    )
+    assert spec.serving == ServingSpec(port=8080, probe=ProbeSpec(path="/v1/chat/completions"))
+    assert "python llm_server.py --port 8080" in str(spec.script)
+    assert "pip install -r requirements.txt" in str(spec.setup)
+
+
+def test_http_server_of_skypilot() -> None:
+    """A fixed number of replicas needs no GPUs; a name with capitals and underscores is changed, with a note."""
+    draft = read(HTTP_SERVER)
+    assert draft.problems == []
+    spec = draft.spec()
+    assert spec.name == "http-server" and "http-server" in draft.notes[0]
+    assert (spec.policy.min_replicas, spec.policy.max_replicas, spec.policy.target_qps_per_replica) == (2, 2, None)
+    assert not spec.uses_spot and spec.options == (ResourceOption(resources=ResourceSpec(cpus_milli=2000)),)
+    assert spec.serving.probe.path == "/health"
+
+
+def test_vllm_of_skypilot() -> None:
+    """Alternatives keep their order, the probe contains the values of variables, and notes name fields of the disk."""
+    draft = read(VLLM)
+    assert draft.problems == []
+    spec = draft.spec()
+    gpus = [(option.resources.gpu_types, option.resources.gpus) for option in spec.options]
+    assert gpus == [(("L4", "A10g"), 8), (("A100",), 4), (("A100",), 8), (("A100-80GB",), 2)]
+    assert {(o.resources.cpus_milli, o.resources.memory_bytes, o.spot) for o in spec.options} == {
+        (32_000, 128 * GIB, True)
+    }
+    assert json.loads(str(spec.serving.probe.body)) == {
+        "model": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+        "messages": [{"role": "user", "content": "Hello! What is your name?"}],
+        "max_tokens": 1,
+    }
+    assert spec.serving.probe.headers == {"Content-Type": "application/json"}
+    assert spec.serving.probe.interval_s == 10 and spec.serving.probe.initial_delay_s == 1800
+    assert spec.env == {
+        "MODEL_NAME": "mistralai/Mixtral-8x7B-Instruct-v0.1", "MAX_LEN": "4096", "TEMPERATURE": "0.5",
+    }  # fmt: skip
+    assert spec.secrets == {"HF_TOKEN": "hf-token"}
+    assert spec.balancing is LoadBalancing.LEAST_LOAD
+    assert spec.policy.placer == "spothedge" and spec.policy.base_ondemand_fallback_replicas == 1
+    assert (spec.policy.upscale_delay_s, spec.policy.downscale_delay_s) == (60, 600)
+    assert [note.split()[0] for note in draft.notes] == ["resources.disk_size", "resources.disk_tier"]
+
+
+def test_tgi_of_skypilot() -> None:
+    """`ordered` and `infra` give alternatives in places; headers contain the values of variables."""
+    draft = read(TGI, "tgi")
+    assert draft.problems == []
+    spec = draft.spec()
+    assert spec.options == (
+        ResourceOption(
+            resources=ResourceSpec(gpus=1, gpu_types=("A100",), memory_bytes=64 * GIB), provider="aws",
+            region="us-east-1",
+        ),
+        ResourceOption(
+            resources=ResourceSpec(gpus=2, gpu_types=("L4",), memory_bytes=64 * GIB), region="us-west1",
+            zone="us-west1-a",
+        ),
+    )  # fmt: skip
+    assert spec.serving.port == 8082
+    assert spec.serving.probe == ProbeSpec(path="/health", timeout_s=30, headers={"Authorization": "Bearer abc"})
+
+
+def test_scripts_of_skypilot_run_in_bash_with_its_variables() -> None:
+    """A script of a file without `version` runs in bash, goes on after errors, and has SkyPilot's variables."""
+    run = """false; [[ -n "don't" ]] && echo "$UNSET$SKYPILOT_NODE_RANK/$SKYPILOT_NUM_NODES,$SKYPILOT_NODE_IPS"
+echo "$SKYPILOT_NUM_GPUS_PER_NODE,$SKYPILOT_SERVE_REPLICA_ID" """
+    spec = spec_of({"service": {}, "run": run})
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MIZZEN_WORKLOAD_NAME": "chat-7",
+           "MIZZEN_WORKLOAD": "wl-1", "PATH": "/usr/bin:/bin"}  # fmt: skip
+    for slots, gpus in (("0,3", 2), ("", 0)):
+        done = subprocess.run(
+            ["/bin/sh", "-eu", "-c", str(spec.script)],
+            env={**env, "CUDA_VISIBLE_DEVICES": slots}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout == f"1/2,10.0.0.1\n{gpus},7\n"
+    assert spec_of({"version": 1, "service": {}, "run": run}).script == run
+
+
+SYNONYMS: list[tuple[str, dict[str, Any], str, Any]] = [
+    ("CPUs as text", document(resources={"cpus": "4+"}), "options.0.resources.cpus_milli", 4000),
+    ("memory in GiB", document(resources={"memory": 16}), "options.0.resources.memory_bytes", 16 * GIB),
+    ("memory as text in GiB", document(resources={"memory": "0.5+"}), "options.0.resources.memory_bytes", GIB // 2),
+    ("memory with a unit", document(resources={"memory": "32GB+"}), "options.0.resources.memory_bytes", 32 * 10**9),
+    ("memory in bytes", document(resources={"memory": 1 << 30}), "options.0.resources.memory_bytes", GIB),
+    ("accelerators as mapping", document(resources={"accelerators": {"A100": 2}}), "options.0.resources.gpus", 2),
+    ("port as text", document(resources={"ports": "80"}), "serving.port", 80),
+    ("port as list", document(resources={"ports": [80]}), "serving.port", 80),
+    ("port of the service", document(resources={"ports": None}, service={"ports": 80}), "serving.port", 80),
+    ("two equal ports", document(service={"ports": 8080}), "serving.port", 8080),
+    ("no port", document(resources={"ports": None}), "serving.port", None),
+    ("num_nodes", document(num_nodes=2), "machines", 2),
+    ("machines", document(machines=2), "machines", 2),
+    ("cloud", document(resources={"cloud": "AWS"}), "options.0.provider", "aws"),
+    ("provider", document(resources={"provider": "sim"}), "options.0.provider", "sim"),
+    ("any infra", document(resources={"infra": "*"}), "options.0.provider", None),
+    ("priority", document(priority=5), "level", 5),
+    ("default placer", document(), "policy.placer", "spothedge"),
+    ("our placer", policy(spot_placer="SpotHedge+", num_overprovision=None), "policy.placer", "spothedge+"),
+    ("placer alone", document(resources={"use_spot": None}, service={"replica_policy": {"spot_placer": "spothedge"}}),
+     "options.0.spot", True),
+    ("on-demand only", document(resources={"use_spot": None}, service={"replica_policy": None}), "policy.placer", None),
+    ("no replicas while idle", policy(min_replicas=0), "policy.min_replicas", 0),
+    ("fixed by equal limits", policy(max_replicas=2, target_qps_per_replica=None), "policy.max_replicas", 2),
+    ("probe as path", document(service={"readiness_probe": "/up?deep=1"}), "serving.probe.path", "/up?deep=1"),
+    ("probe by default", document(service={"readiness_probe": None}), "serving.probe.path", "/"),
+    ("probe with JSON as text", probe(post_data='{"a": 1}'), "serving.probe.body", '{"a": 1}'),
+    ("probe with an empty body", probe(post_data={}), "serving.probe.body", "{}"),
+    ("probe with a form", probe(post_data="a=1", headers={"content-type": "application/x-www-form-urlencoded"}),
+     "serving.probe.body", "a=1"),
+    ("probe with failures", probe(failures=5), "serving.probe.failures", 5),
+    ("other variables", probe(path="/$OTHER"), "serving.probe.path", "/$OTHER"),
+    ("duration with unit", document(service={"drain_seconds": "2m"}), "serving.drain_s", 120.0),
+    ("no drain", document(service={"drain_seconds": 0}), "serving.drain_s", 0.0),
+    ("timeout", document(service={"request_timeout_seconds": 60}), "request_timeout_s", 60.0),
+    ("timeout of SkyPilot", document(service={"load_balancer": {"stream_timeout_seconds": 60}}), "request_timeout_s",
+     60.0),
+    ("no queue", document(service={"max_queue": 0}), "max_queue", 0),
+    ("surge", document(service={"max_surge": 3}), "max_surge", 3),
+    ("retries", document(service={"retry_non_idempotent": True}), "retry_non_idempotent", True),
+    ("balancing", document(service={"load_balancing_policy": "Round_Robin"}), "balancing", "round_robin"),
+    ("null is as if left out", document() | {"file_mounts": None, "labels": None}, "labels", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "path", "value"), [s[1:] for s in SYNONYMS], ids=[s[0] for s in SYNONYMS])
+def test_fields_and_their_synonyms(body: dict[str, Any], path: str, value: object) -> None:
+    """Each form of a field becomes the same field of the specification."""
+    found: Any = spec_of(body).model_dump(mode="json")
+    for key in path.split("."):
+        found = found[int(key)] if isinstance(found, list) else found[key]
+    assert found == value
+
+
+WRONG: list[tuple[str, object, str, str]] = [
+    ("no mapping", [1], "", "must be a mapping"),
+    ("nothing", None, "", "empty"),
+    ("unknown key", document(resorces={}), "resorces", "did you mean resources?"),
+    ("unknown key of the service", document(service={"replica": 1}), "service.replica", "did you mean replicas?"),
+    ("another version", document(version=2), "version", "must be 1"),
+    ("name with capitals in our form", document(name="Chat"), "name", "lower-case letters"),
+    ("name that cannot be changed", document(version=None, name="a b"), "name", "lower-case letters"),
+    ("no command", document(run=None), "run", "missing"),
+    ("no section for the service", document(service=None), "service", "missing"),
+    ("two commands", document(resources={"run": "x"}), "resources.run", "also given at the top level"),
+    ("both spellings", document(envs={"A": "1"}), "envs", "means the same as env"),
+    ("variable without value", document(env=None) | {"envs": {"A": None}}, "envs.A", "it is empty"),
+    ("a secret's value", document(secrets={"HF_TOKEN": "hf_SECRET"}), "secrets.HF_TOKEN", "must be the name of one"),
+    ("priority out of bounds", document(priority=8), "priority", "from 1 to 7"),
+    ("label as boolean", document(labels={"a": True}), "labels.a", "put it in quotes"),
+    ("no machines", document(machines=0), "machines", "from 1 to 1000"),
+    ("workdir as path", document(workdir="."), "workdir", "use `mizzen serve up`"),
+    ("workdir in git", document(workdir={"url": "https://x"}), "workdir", "git repositories are not supported"),
+    ("two ports", document(service={"ports": 80}), "service.ports", "resources.ports is 8080"),
+    ("a list of two ports", document(resources={"ports": [80, 81]}), "resources.ports[1]", "a replica has one port"),
+    ("range of ports", document(resources={"ports": "80-90"}), "resources.ports", "ranges are not supported"),
+    ("port 0", document(resources={"ports": 0}), "resources.ports", "from 1 to 65535"),
+    ("port beyond 16 bits", document(service={"ports": 65536}), "service.ports", "from 1 to 65535"),
+    ("long port", document(resources={"ports": "0000000080800"}), "resources.ports", "from 1 to 65535"),
+    ("port as boolean", document(resources={"ports": True}), "resources.ports", "from 1 to 65535"),
+    ("CPUs without sense", document(resources={"cpus": "many"}), "resources.cpus", "4+"),
+    ("memory by CPU", document(resources={"memory": "4x"}), "resources.memory", "multiples of the CPUs"),
+    ("memory without sense", document(resources={"memory": "lots"}), "resources.memory", "512MiB"),
+    ("fraction of a GPU", document(resources={"accelerators": {"A100": 0.5}}), "resources.accelerators.A100", "whole"),
+    ("a type twice", document(resources={"accelerators": ["a:1", "a"]}), "resources.accelerators[1]", "twice"),
+    ("spot as text", document(resources={"use_spot": "yes"}), "resources.use_spot", "true or false"),
+    ("spot in one alternative", document(resources={"any_of": [{"use_spot": False}, {}]}), "resources.use_spot",
+     "same in all alternatives"),
+    ("no alternative", document(resources={"any_of": []}), "resources.any_of", "at least one"),
+    ("two lists", document(resources={"any_of": [{}], "ordered": [{}]}), "resources.ordered", "means the same"),
+    ("alternatives in an alternative", document(resources={"any_of": [{"any_of": [{}]}]}), "resources.any_of[0].any_of",
+     "unknown key"),
+    ("too many alternatives", document(resources={"accelerators": [f"a:{i}" for i in (1, 2)] , "any_of": [{}] * 33}),
+     "resources", "at most 64 alternatives"),
+    ("region twice", document(resources={"infra": "aws", "region": "r"}), "resources.region", "part of infra"),
+    ("long infra", document(resources={"infra": "a/b/c/d"}), "resources.infra", "provider/region/zone"),
+    ("provider's name", document(resources={"provider": "a b"}), "resources.provider", "must be a name"),
+    ("path without slash", document(service={"readiness_probe": "health"}), "service.readiness_probe", "begin with /"),
+    ("path with a space", probe(path="/a b"), "service.readiness_probe.path", "without spaces"),
+    ("path with a line end", probe(path="/a\r\nX: y"), "service.readiness_probe.path", "begin with /"),
+    ("probe without path", document(service={"readiness_probe": {"timeout_seconds": 1}}),
+     "service.readiness_probe.path", "missing"),
+    ("body that is no JSON", probe(post_data="{"), "service.readiness_probe.post_data", "JSON"),
+    ("body as number", probe(post_data=1), "service.readiness_probe.post_data", "JSON"),
+    ("large body", probe(post_data={"a": "x" * 70_000}), "service.readiness_probe.post_data", "at most 65536 bytes"),
+    ("infinite body", probe(post_data={"a": float("inf")}), "service.readiness_probe.post_data", "finite"),
+    ("header's name", probe(headers={"A B": "1"}), "service.readiness_probe.headers.'A B'", "letters, digits"),
+    ("header with a line end", probe(headers={"A": "1\r\nB: 2"}), "service.readiness_probe.headers.A", "printable"),
+    ("own header", probe(headers={"Content-Length": "1"}), "service.readiness_probe.headers.Content-Length", "omit it"),
+    ("secret in a probe", probe(headers={"Authorization": "Bearer $HF_TOKEN"}), "service.readiness_probe",
+     "a probe can only refer to variables of env"),
+    ("no time", probe(timeout_seconds=0), "service.readiness_probe.timeout_seconds", "from 0.1"),
+    ("no failures", probe(failures=0), "service.readiness_probe.failures", "from 1"),
+    ("two numbers of replicas", document(service={"replicas": 2}), "service.replicas", "omit replica_policy"),
+    ("no replicas", document(service={"replica_policy": None, "replicas": 0}), "service.replicas", "from 1"),
+    ("least above most", policy(min_replicas=9), "service.replica_policy.max_replicas", "at least min_replicas"),
+    ("no target", policy(target_qps_per_replica=None), "service.replica_policy.target_qps_per_replica", "missing"),
+    ("no most", policy(min_replicas=11, max_replicas=None), "service.replica_policy.max_replicas", "missing"),
+    ("fixed at none", policy(min_replicas=0, max_replicas=None, target_qps_per_replica=None),
+     "service.replica_policy.min_replicas", "at least 1 without"),
+    ("target of 0", policy(target_qps_per_replica=0), "service.replica_policy.target_qps_per_replica", "from 1e-06"),
+    ("targets by type", policy(target_qps_per_replica={"A100": 1}), "service.replica_policy.target_qps_per_replica",
+     "must be one number"),
+    ("negative delay", policy(upscale_delay_seconds=-1), "service.replica_policy.upscale_delay_seconds", "from 0"),
+    ("unknown placer", policy(spot_placer="spothege"), "service.replica_policy.spot_placer", "must be one of"),
+    ("negative overprovision", policy(num_overprovision=-1), "service.replica_policy.num_overprovision", "from 0"),
+    ("overprovision of ours", policy(spot_placer="spothedge+"), "service.replica_policy.num_overprovision",
+     "only the placers spothedge, spothedge-alg1"),
+    ("fallback of another", policy(spot_placer="spot-only", num_overprovision=None),
+     "service.replica_policy.dynamic_ondemand_fallback", "only the placers"),
+    ("base above most", policy(base_ondemand_fallback_replicas=9),
+     "service.replica_policy.base_ondemand_fallback_replicas", "at most max_replicas, which is 8"),
+    ("placer without spot", document(resources={"use_spot": False}, service={"replica_policy": {"spot_placer":
+     "spothedge"}}), "service.replica_policy.spot_placer", "use_spot: true"),
+    ("base without spot", document(resources={"use_spot": None}, service={"replica_policy":
+     {"base_ondemand_fallback_replicas": 1}}), "service.replica_policy.base_ondemand_fallback_replicas", "use_spot"),
+    ("balancing of SkyPilot", document(service={"load_balancing_policy": "instance_aware_least_load"}),
+     "service.load_balancing_policy", "must be one of round_robin, least_connections, least_load"),
+    ("negative drain", document(service={"drain_seconds": -1}), "service.drain_seconds", "from 0"),
+    ("two timeouts", document(service={"request_timeout_seconds": 1, "load_balancer": {"stream_timeout_seconds": 1}}),
+     "service.load_balancer.stream_timeout_seconds", "means the same"),
+    ("queue beyond bounds", document(service={"max_queue": 10**6}), "service.max_queue", "from 0 to 100000"),
+    ("no surge", document(service={"max_surge": 0}), "service.max_surge", "from 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "path", "message"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
+def test_wrong_form(body: object, path: str, message: str) -> None:
+    """A document with an invalid form is exactly one error, with the path and what would be valid."""
+    draft = read_service(body, "vision")
+    assert [problem.path for problem in draft.problems] == [path]
+    assert message in draft.problems[0].message
+
+
+def test_a_secret_is_not_repeated() -> None:
+    """If a document contains a secret's value instead of its name, the error does not contain the value."""
+    draft = read_service(document(secrets={"HF_TOKEN": "hf_SECRET"}), "vision")
+    assert "hf_SECRET" not in json.dumps([problem.to_json() for problem in draft.problems])
+
+
+@pytest.mark.parametrize(("section", "key"), [(s, k) for s, keys in REFUSED.items() for k in keys])
+def test_unsupported_fields_are_refused_by_name(section: str, key: str) -> None:
+    """Each unsupported field of SkyPilot is an error at its path, which says what to do instead."""
+    draft = read_service(_with(section, key, {"a": "b"}), "vision")
+    assert [problem.path for problem in draft.problems] == [f"{section}.{key}".lstrip(".")]
+    assert draft.problems[0].message.startswith("is not supported: ")
+
+
+@pytest.mark.parametrize(("section", "key"), [(s, k) for s, keys in IGNORED.items() for k in keys])
+def test_fields_without_effect_are_noted(section: str, key: str) -> None:
+    """Each field of SkyPilot that is accepted without effect is named in a note."""
+    draft = read_service(_with(section, key, {"a": "b"}), "vision")
+    assert draft.problems == []
+    assert [note.split(" has no effect: ")[0] for note in draft.notes] == [f"{section}.{key}".lstrip(".")]
+
+
+def _with(section: str, key: str, value: object) -> dict[str, Any]:
+    """Returns the example with one more key in a section, such as `service.readiness_probe`."""
+    body: dict[str, Any] = json.loads(json.dumps(EXAMPLE))
+    target = body
+    for part in section.split(".") if section else []:
+        target = target[part]
+    target[key] = value
+    return body
+
+
+def test_documented_example_is_valid() -> None:
+    """The document in `docs/services.md` is read without errors and without notes."""
+    draft = read_service(load_yaml(_PAGE.read_text().partition("```yaml\n")[2].partition("```")[0].encode()), None)
+    assert draft.problems == [] and draft.notes == []
+    assert json.loads(str(draft.spec().serving.probe.body))["model"] == "small"
+
+
+def test_unsupported_fields_are_documented() -> None:
+    """The table of SkyPilot's fields in `docs/services.md` has every field that is refused or has no effect."""
+    table = _PAGE.read_text().partition("## SkyPilot's service files")[2].partition("### Scripts")[0]
+    keys = {key for keys in (*REFUSED.values(), *IGNORED.values()) for key in keys}
+    assert {key for key in keys if not re.search(rf"[`.]{key}`", table)} == set()
+
+
+def test_every_problem_at_once() -> None:
+    """One reading finds all problems in all sections, also keys that are given twice."""
+    text = b"""{"name": "A", "run": "", "resources": {"cpus": 0, "use_spot": true, "any_of": [{"zone": 1}]},
+    "service": {"replica_policy": {"min_replicas": -1}, "tls": {}, "readiness_probe": {"path": "/", "path": "/a"}},
+    "envs": {"1A": "x", "B": "1", "B": "2"}, "version": 1}"""
+    draft = read_service(load_json(text), None)
+    assert {problem.path for problem in draft.problems} == {
+        "name", "run", "tenant", "resources.cpus", "resources.any_of[0].zone", "service.tls", "envs.1A", "envs.B",
+        "service.replica_policy.min_replicas", "service.readiness_probe.path",
+    }  # fmt: skip
+
+
+def test_names_are_checked_against_the_installation(shared_world: ApiWorld) -> None:
+    """Unknown tenants, secrets and archives are errors, as for workloads; GPU types get the fleet's spelling."""
+    with shared_world.session() as session:
+        good = document(workdir=ARCHIVE_SHA256, resources={"accelerators": ["A100:8", "H100:8"]})
+        draft = read_service(good, None)
+        check_service(session, draft, None, fleet(session))
+        assert draft.problems == []
+        assert draft.spec().options[0].resources.gpu_types == ("a100", "H100")
+        wrong = document(priority=1, workdir="0" * 64, secrets={"HF_TOKEN": "hf-tokn"})
+        draft = read_service(wrong, None)
+        check_service(session, draft, None, fleet(session))
+        assert {problem.path for problem in draft.problems} == {"priority", "workdir", "secrets.HF_TOKEN"}
+        draft = read_service(document(), None)
+        check_service(session, draft, "speech", fleet(session))
+        assert [problem.path for problem in draft.problems] == ["tenant"]
+
+
+@pytest.mark.parametrize("text", [LISTING_1, HTTP_SERVER, VLLM, TGI])
+def test_schema_accepts_documents(text: bytes) -> None:
+    """The published schema accepts the example and SkyPilot's files, apart from fields that have no effect."""
+    jsonschema.Draft202012Validator.check_schema(DOCUMENT)
+    jsonschema.validate(EXAMPLE, DOCUMENT)
+    value = load_yaml(text)
+    for key in IGNORED["resources"]:
+        value["resources"].pop(key, None)
+    value.pop("name", None)  # the reader changes SkyPilot's names
+    value["secrets"] = {"HF_TOKEN": "hf-token"}
+    jsonschema.validate(value, DOCUMENT)
+
+
+_SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20),
+    st.sampled_from(["A100:8", "1h", "2GiB", "4+", "/", "$MODEL", "*", "aws/r", "\0", "\ud800", "9" * 400]),
+)  # fmt: skip
+_PARTS = ("service", "resources", "readiness_probe", "replica_policy")
+_WORDS = sorted(
+    {*KEYS, *EXAMPLE["service"], *EXAMPLE["resources"], *EXAMPLE["service"]["replica_policy"], "path", "post_data",
+     "headers", "any_of", "infra", "cloud", "spot_placer", "base_ondemand_fallback_replicas", "replicas", "num_nodes"}
+)  # fmt: skip
+_FIELDS = st.one_of(st.text(max_size=10), st.sampled_from(_WORDS))
+_TREES = st.recursive(
+    _SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(_FIELDS, inner, max_size=5)),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=examples(300), derandomize=True, deadline=None, database=None)
+@given(tree=_TREES, changes=st.lists(st.tuples(st.sampled_from(["", *_PARTS]), _FIELDS, _TREES), max_size=3))
+def test_any_tree_is_read_or_refused(tree: Any, changes: list[tuple[str, str, Any]]) -> None:
+    """Reading any tree gives a specification that survives storage, or problems with messages."""
+    body: dict[str, Any] = json.loads(json.dumps(EXAMPLE))
+    sections = {"": body, "service": body["service"], "resources": body["resources"],
+                **{key: body["service"][key] for key in _PARTS[2:]}}  # fmt: skip
+    for section, key, value in changes:
+        sections[section][key] = value
+    for value in (tree, body):
+        draft = read_service(value, "vision", "chat")
+        if draft.problems:
+            for problem in draft.problems:
+                assert problem.message
+                json.dumps(problem.to_json(), allow_nan=False).encode()
+        else:
+            spec = draft.spec()
+            assert ServiceSpec.model_validate_json(spec.model_dump_json()) == spec
+            assert 0 <= spec.policy.min_replicas <= spec.policy.max_replicas
+            assert spec.uses_spot == all(option.spot for option in spec.options)

@@ -1,0 +1,133 @@
+"""Services over the API: documents, versions, endpoints and counts."""
+
+import time
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from infra.db.logs import Audit, Outbox
+from infra.db.services import ServiceRequests, ServiceRow, ServiceVersion
+from tests.api.calls import act, get
+from tests.api.world import ApiWorld, as_yaml
+
+DOCUMENT: dict[str, Any] = {
+    "version": 1,
+    "name": "chat",
+    "service": {"readiness_probe": "/health", "replicas": 2, "drain_seconds": 5},
+    "resources": {"accelerators": "a100:1", "ports": 8080, "use_spot": True},
+    "run": "serve",
+}
+
+
+async def _put(world: ApiWorld, path: str, body: object, key: str = "vision", method: str = "POST") -> Any:
+    async with world.client(key) as client:
+        headers = {"content-type": "application/yaml"}
+        return await client.request(method, path, content=as_yaml(body), headers=headers)
+
+
+async def test_a_service_is_created_updated_and_ended(world: ApiWorld) -> None:
+    """Each change writes a version, an audit entry and mail to the service's workflow in one transaction."""
+    made = await _put(world, "/v1/services", DOCUMENT)
+    assert made.status_code == 201, made.text
+    one = made.json()
+    assert (one["name"], one["tenant"], one["version"], one["state"]) == ("chat", "vision", 1, "starting")
+    assert one["spec"]["serving"]["port"] == 8080
+    again = await _put(world, "/v1/services", DOCUMENT)
+    assert (again.status_code, "exists" in again.json()["detail"]) == (409, True)
+    changed = {**DOCUMENT, "run": "serve --fast"}
+    updated = await _put(world, "/v1/services/chat?mode=blue_green", changed, method="PUT")
+    assert (updated.status_code, updated.json()["version"], updated.json()["update_mode"]) == (200, 2, "blue_green")
+    assert (await get(world, f"/v1/services/{one['id']}", "vision"))["version"] == 2
+    for _ in range(2):
+        ended = await act(world, "/v1/services/chat", "vision", body={}, method="DELETE")
+        assert (ended.status_code, ended.json()["state"]) == (202, "stopping")
+    refused = await _put(world, "/v1/services/chat", changed, method="PUT")
+    assert refused.status_code == 409
+    with world.session() as session:
+        assert session.scalars(select(Audit.action).order_by(Audit.id)).all() == [
+            "service.created", "service.updated", "service.end",
+        ]  # fmt: skip
+        mails = session.scalars(select(Outbox.body["service"].astext).where(Outbox.kind == "service")).all()
+        assert mails == [one["id"]] * 3
+        assert session.scalars(select(ServiceVersion.version).order_by(ServiceVersion.version)).all() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"service": {"replicas": -1}}, "service.replicas"),
+        ({"tenant": "speech"}, "tenant"),
+        ({"secrets": {"TOKEN": "missing"}}, "secrets.TOKEN"),
+        ({"srevice": {}}, "srevice"),
+    ],
+)
+async def test_a_bad_document_changes_nothing(shared_world: ApiWorld, change: dict[str, Any], path: str) -> None:
+    """The error names the field, and no service is created."""
+    answer = await _put(shared_world, "/v1/services", {**DOCUMENT, **change})
+    assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
+    with shared_world.session() as session:
+        assert session.scalars(select(ServiceRow)).all() == []
+
+
+async def test_name_and_tenant_stay(world: ApiWorld) -> None:
+    """An update with another name is refused; a document without a name gets that of the service."""
+    nameless = {key: value for key, value in DOCUMENT.items() if key != "name"}
+    assert (await _put(world, "/v1/services?name=chat", nameless)).status_code == 201
+    other = await _put(world, "/v1/services/chat", {**DOCUMENT, "name": "talk"}, method="PUT")
+    assert (other.status_code, "name: talk: must be chat" in other.json()["detail"]) == (409, True)
+    assert (await _put(world, "/v1/services/chat", nameless, method="PUT")).status_code == 200
+
+
+async def test_other_tenants_see_nothing(world: ApiWorld) -> None:
+    """A service of another tenant is not found; two services with one name are told apart by id for operators."""
+    mine = (await _put(world, "/v1/services", DOCUMENT)).json()["id"]
+    for path in (f"/v1/services/{mine}", "/v1/services/chat", "/v1/services/chat/endpoints"):
+        assert (await act(world, path, "speech", method="GET")).status_code == 404
+    assert (await get(world, "/v1/services", "speech"))["items"] == []
+    assert (await act(world, "/v1/services/chat", "vision-viewer", body={}, method="DELETE")).status_code == 403
+    assert (await _put(world, "/v1/services", DOCUMENT, key="speech")).status_code == 201
+    assert (await act(world, "/v1/services/chat", method="GET")).status_code == 409
+    assert (await get(world, "/v1/services/chat", "vision"))["id"] == mine
+    assert len((await get(world, "/v1/services"))["items"]) == 2
+
+
+async def test_requests_are_counted_once(world: ApiWorld) -> None:
+    """A repeated report changes nothing; the status shows the last minute."""
+    made = (await _put(world, "/v1/services", DOCUMENT)).json()
+    assert made["requests"] is None
+    second = int(time.time()) - 10
+    body = {
+        "balancer": "b1",
+        "seconds": [
+            {"second": second, "requests": 100, "failed": 1, "cut": 2, "p50_s": 0.1, "p99_s": 1.0},
+            {"second": second - 1, "requests": 20, "p50_s": 0.4, "p99_s": 1.0},
+            {"second": second - 2, "requests": 0},
+        ],
+    }
+    for _ in range(2):
+        assert (await act(world, "/v1/services/chat/requests", "vision", body=body)).status_code == 204
+    found = (await get(world, "/v1/services/chat", "vision"))["requests"]
+    assert (found["per_s"], found["failed"], found["cut"]) == (2.0, 1, 2)
+    assert found["p50_s"] == pytest.approx(0.15)
+    with world.session() as session:
+        assert len(session.scalars(select(ServiceRequests)).all()) == 3
+
+
+@pytest.mark.parametrize(
+    ("second", "path"),
+    [
+        ({"second": 1 << 35, "requests": 1}, "seconds[0].second"),
+        ({"second": 10, "requests": 1, "failed": 1, "cut": 1}, "seconds[0].failed"),
+        ({"second": 10, "requests": -1}, "seconds[0].requests"),
+        ({"second": 10.5, "requests": 1}, "seconds[0].second"),
+    ],
+)
+async def test_bad_counts_are_refused(world: ApiWorld, second: dict[str, Any], path: str) -> None:
+    """The error names the second, and nothing of the report is stored."""
+    await _put(world, "/v1/services", DOCUMENT)
+    body = {"balancer": "b1", "seconds": [second]}
+    answer = await act(world, "/v1/services/chat/requests", "vision", body=body)
+    assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
+    with world.session() as session:
+        assert session.scalars(select(ServiceRequests)).all() == []

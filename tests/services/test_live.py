@@ -1,0 +1,144 @@
+"""Services on spot and on-demand machines: real workflows, ledger and scheduler, simulated machines."""
+
+from domain import ids
+from domain.protocol import TaskExit
+from infra.db.endpoints import Endpoint
+from tests.activities.temporal import until
+from tests.services.live import SHARED, Live, service
+
+
+def _zones(endpoints: list[Endpoint]) -> list[str]:
+    return sorted(str(one.zone) for one in endpoints)
+
+
+async def test_a_service_comes_up_and_goes_down(live: Live) -> None:
+    """Replicas get machines of their own in all zones; the end of the service ends them all."""
+    live.up(service())
+    endpoints = await live.ready(3)
+    assert {one.kind for one in endpoints} == {"spot"}
+    assert _zones(endpoints) == ["za", "zb", "zc"]
+    assert len(live.site.natives()) >= 3
+    live.down()
+    await until(lambda: live.row().ended_at is not None, "the service has ended")
+    assert live.site.natives() == set()
+    assert live.endpoints() == []
+    assert all(one.ended_at is not None for one in live.replicas())
+
+
+async def test_a_lost_replica_is_replaced_elsewhere(live: Live) -> None:
+    """A machine that is taken without notice costs one replica: another one is launched, and the zone is remembered."""
+    live.up(service())
+    first = await live.ready(3)
+    taken = live.machine_of(first[0].replica)
+    live.take(taken)
+    await until(
+        lambda: first[0].replica not in {e.replica for e in live.endpoints()}, "the lost replica is no endpoint"
+    )
+    await live.ready(3)
+    lost = live.replicas()[first[0].replica]
+    assert (lost.cause, lost.ended_at is not None) == ("preempted", True)
+    assert first[0].zone is not None
+    state = live.row().state
+    assert state is not None and state["policy"]["preempting"] == [f"west/{first[0].zone}"]
+
+
+async def test_a_notice_starts_the_replacement_at_once(live: Live) -> None:
+    """A replica whose machine is reclaimed with notice drains while its replacement starts."""
+    live.up(service())
+    first = await live.ready(3)
+    leaving = first[0].replica
+    live.notice(live.machine_of(leaving))
+    await until(lambda: leaving in {e.replica for e in live.endpoints("draining")}, "the replica drains")
+    await live.ready(3)
+    await until(lambda: live.replicas()[leaving].ended_at is not None, "the replica has ended")
+    assert live.replicas()[leaving].cause == "preempted"
+    assert live.phase(leaving) == ("failed", "platform_notice")
+
+
+async def test_on_demand_replicas_stand_in(live: Live) -> None:
+    """Without spot capacity, replicas run on on-demand machines; they end when spot replicas are ready."""
+    live.capacity(0)
+    live.up(service())
+    await until(
+        lambda: [e.kind for e in live.endpoints()] == ["on_demand"] * 2, "two on-demand replicas are ready", 40.0
+    )
+    assert {one.cause for one in live.replicas() if one.ended_at} == {"refused"}
+    live.capacity(3)
+    await until(lambda: sorted(e.kind for e in live.endpoints()) == ["spot"] * 3, "spot replicas took over", 60.0)
+
+
+async def test_failed_replicas_are_launched_again_after_a_pause(live: Live) -> None:
+    """A replica whose command fails is replaced; its workload is not queued again."""
+    live.up(service(num_overprovision=0, min_replicas=1, max_replicas=1))
+    (one,) = await live.ready(1)
+    live.agents[live.machine_of(one.replica)].ends = TaskExit("server", 0, exit_code=3)
+    await until(lambda: live.replicas()[one.replica].ended_at is not None, "the replica has ended")
+    (other,) = await live.ready(1)
+    assert other.replica > one.replica
+    assert live.replicas()[one.replica].cause == "failed"
+    assert live.phase(one.replica) == ("failed", "retries_exhausted")
+
+
+async def test_a_rolling_update_keeps_the_replicas_that_serve(live: Live) -> None:
+    """Each replica of the new version becomes ready before its predecessor drains."""
+    live.up(service(num_overprovision=0))
+    await live.ready(2)
+    live.update(service(num_overprovision=0))
+    counts: set[int] = set()
+
+    def switched() -> bool:
+        ready = live.endpoints()
+        counts.add(len(ready))
+        return len(ready) == 2 and {e.version for e in ready} == {2}
+
+    await until(switched, "two replicas of version 2 are ready", 40.0)
+    assert min(counts) >= 2
+    await until(lambda: sum(one.ended_at is None for one in live.replicas()) == 2, "the older replicas have ended")
+
+
+async def test_a_blue_green_update_switches_at_once(live: Live) -> None:
+    """No replica of the new version is an endpoint before all of them are ready."""
+    live.up(service(num_overprovision=0))
+    await live.ready(2)
+    live.cold_s = 1.0
+    live.update(service(num_overprovision=0), "blue_green")
+    seen: list[tuple[int, ...]] = []
+
+    def switched() -> bool:
+        versions = tuple(sorted(e.version for e in live.endpoints()))
+        seen.append(versions)
+        return versions == (2, 2)
+
+    await until(switched, "version 2 serves", 40.0)
+    assert set(seen) <= {(1, 1), (2, 2)}
+
+
+async def test_an_update_that_fails_is_given_up(live: Live) -> None:
+    """After three failed replicas of the new version, the older one goes on and the service says so."""
+    live.up(service(num_overprovision=0, min_replicas=1, max_replicas=1))
+    await live.ready(1)
+    live.fails_from_version = 2
+    live.update(service(num_overprovision=0, min_replicas=1, max_replicas=1))
+    await until(lambda: "update_given_up" in live.row().notes, "the update is given up", 60.0)
+    assert [e.version for e in live.endpoints()] == [1]
+
+
+async def test_a_service_without_spot_runs_on_shared_machines(live: Live) -> None:
+    """Its replica is an ordinary workload; its workload may not run on machines of another service."""
+    await live.shared_machine()
+    live.up(service(placer=None, num_overprovision=0, min_replicas=1, max_replicas=1))
+    (one,) = await live.ready(1)
+    assert (live.machine_of(one.replica), one.kind) == (SHARED, "on_demand")
+    assert live.site.natives() == set()
+
+
+async def test_a_new_workflow_goes_on(live: Live) -> None:
+    """If Temporal loses the service's workflow, a new one continues from Postgres, and launches nothing twice."""
+    live.up(service(dynamic_ondemand_fallback=False))
+    before = await live.ready(3)
+    handle = live.site.client.get_workflow_handle(ids.service_workflow_id(live.service))
+    await handle.terminate()
+    live.take(live.machine_of(before[0].replica))
+    await until(lambda: live.replicas()[before[0].replica].ended_at is not None, "the replica has ended")
+    await live.ready(3)
+    assert len(live.replicas()) == 4
