@@ -199,7 +199,7 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
 @click.option("--cpus", type=float, default=float(os.cpu_count() or 1), show_default="all")
 @click.option("--memory", default=None, help="Such as 64GiB (default: the machine's memory).")
 @click.option("--address", default="127.0.0.1", show_default=True, help="Address for tasks on other machines.")
-@click.option("--ports", default="20000-20999", show_default=True, help="Range of rendezvous ports.")
+@click.option("--ports", default="20000-20999", show_default=True, help="Range of ports of rendezvous and services.")
 @click.option("--run-as", help="User that runs the tasks (needs root).")
 @click.option("--rotate-key", is_flag=True, help="Create a new key, and prove possession of the old one.")
 @click.option("--instance", envvar="MIZZEN_INSTANCE", default="", help="Id of the instance that launched the machine.")
