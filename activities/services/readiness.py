@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from temporalio.client import Client
 
 from activities.leader import Leader, lead
-from activities.lifecycle.beats import read_beats
+from activities.lifecycle.beats import for_each, read_beats
 from domain.phases import Phase
 from domain.reported import ServingReport, TaskProgress
 from infra.config import Settings
@@ -23,7 +23,6 @@ _SEARCH_S = 5.0
 """Interval of the search for starting replicas while there are none. An idle installation has nothing else to do."""
 _ROUND_S = 60.0
 """The leader checks after this time that it still is the leader."""
-_AT_ONCE = 16
 _MOST_ERROR_CHARACTERS = 500
 
 
@@ -43,14 +42,12 @@ class Readiness:
         """Reads the readiness of starting replicas, again and again while there are any."""
         until_s = time.monotonic() + _ROUND_S
         while (starting := await in_thread(self._starting)) and time.monotonic() < until_s:
-            gate = asyncio.Semaphore(_AT_ONCE)
-            await asyncio.gather(*(self._one(workload, gate) for workload in starting))
+            await for_each(starting, self._one)
             await asyncio.sleep(self._interval_s)
 
-    async def _one(self, workload: str, gate: asyncio.Semaphore) -> None:
-        async with gate:
-            progress = [p for beat in await read_beats(self._client, workload) for p in beat.progress]
-            await in_thread(record_readiness, self._engine, workload, progress)
+    async def _one(self, workload: str) -> None:
+        progress = [p for beat in await read_beats(self._client, workload) for p in beat.progress]
+        await in_thread(record_readiness, self._engine, workload, progress)
 
     def _starting(self) -> Sequence[str]:
         """Returns the workloads of replicas that run or are about to, and are not ready."""
