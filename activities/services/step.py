@@ -8,9 +8,10 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 
 from activities.capacity.ledger import recently_refused
-from activities.services.endings import close_replica, end_replica, end_workload
+from activities.services.endings import close_replica, cordon_ending, end_replica, end_workload
 from activities.services.launching import Market, launch
 from activities.services.offers import Offers
+from activities.services.pairing import pair_instances
 from activities.services.planning import NO_ZONES, is_scaled, on_demand_price, placer_of, plan_of
 from activities.services.reading import LiveReplica, read_replicas
 from activities.services.requests import take_requests
@@ -100,6 +101,7 @@ class _Step:
             self._record("service.ended")
             return _ENDED
         self._store(decision, listed)
+        cordon_ending(self._session, self._row.id)
         return ServiceStep(ended=False, next_s=self._next_s(decision))
 
     # ---------------------------------------------------------------------------------------------------------- reading
@@ -118,6 +120,7 @@ class _Step:
 
     def _replicas(self) -> tuple[dict[int, LiveReplica], list[Loss]]:
         """Returns the replicas that have not ended, and the losses. Closes the replicas that have ended."""
+        pair_instances(self._session, self._row.id)
         live: dict[int, LiveReplica] = {}
         losses: list[Loss] = []
         for one in read_replicas(self._session, self._row.id):

@@ -1,8 +1,13 @@
 """Services on spot and on-demand machines: real workflows, ledger and scheduler, simulated machines."""
 
+from sqlalchemy import select
+
 from domain import ids
-from domain.protocol import TaskExit
+from domain.protocol import MailKind, TaskExit
+from infra.db import outbox
+from infra.db.capacity import InstanceRow
 from infra.db.endpoints import Endpoint
+from lifecycle.instances import InstancePhase
 from tests.activities.temporal import until
 from tests.services.live import SHARED, Live, service
 
@@ -142,3 +147,25 @@ async def test_a_new_workflow_goes_on(live: Live) -> None:
     await until(lambda: live.replicas()[before[0].replica].ended_at is not None, "the replica has ended")
     await live.ready(3)
     assert len(live.replicas()) == 4
+
+
+async def test_a_replica_keeps_the_machine_on_which_it_runs(live: Live) -> None:
+    """The auction may place a replica on a machine that was launched for another one: it is then its own."""
+    live.up(service(num_overprovision=0))
+    one, other = await live.ready(2)
+    taken = live.machine_of(one.replica)
+    with live.world.session() as session:
+        mine, theirs = (
+            session.scalars(select(InstanceRow).where(InstanceRow.workload == live.replicas()[n].workload)).one()
+            for n in (one.replica, other.replica)
+        )
+        mine.workload, theirs.workload = theirs.workload, mine.workload
+    with live.world.session() as session:
+        outbox.mail(session, live.replicas()[one.replica].workload, MailKind.CANCEL, 0, by="test")
+    await until(lambda: live.replicas()[one.replica].ended_at is not None, "the replica has ended")
+    await live.ready(2)
+    assert live.replicas()[other.replica].ended_at is None
+    (mine,) = [row for row in live.site.rows() if row.machine == taken]
+    await until(
+        lambda: live.site.rows() and all(r.phase == "gone" for r in live.site.rows() if r.id == mine.id), "gone"
+    )

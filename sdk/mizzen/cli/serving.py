@@ -73,7 +73,7 @@ def _address(replica: Mapping[str, Any]) -> str | None:
 
 def _state_reason(replica: Mapping[str, Any]) -> str:
     parts = [replica["cause"], replica["probe_error"] and f"probe: {replica['probe_error']}"]
-    if replica["stage"] != "ready":
+    if replica["stage"] not in ("ready", "draining"):
         parts.append(words.reason(replica["reason"]))
     return "; ".join(part for part in parts if part)
 
