@@ -90,6 +90,8 @@ class ServicePlan:
     drain_s: float = 30.0
     unready_s: float = 180.0
     """A replica that was ready, and whose probe then fails for this long, is ended."""
+    failed_pause_s: float = 5.0
+    """The pause after the first failed replica; it doubles with each failure in a row."""
     refused_pause_s: float = 60.0
     """After a refused on-demand launch, the time until the next one is requested."""
     stopping: bool = False

@@ -146,7 +146,12 @@ class Live:
         """Opens the installation, with its keeper."""
         site = Site(engine, url, client, folder, CLOUD, interval_s=0.2)
         quick = ServiceSettings(
-            interval_s=1.0, scaling_interval_s=0.5, readiness_interval_s=0.1, unready_s=1.0, retry_s=2.0
+            interval_s=1.0,
+            scaling_interval_s=0.5,
+            readiness_interval_s=0.1,
+            unready_s=1.0,
+            retry_s=2.0,
+            failed_pause_s=0.1,
         )
         site.settings = site.settings.model_copy(update={"services": quick})
         live = cls(site)
