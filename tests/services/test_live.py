@@ -1,5 +1,6 @@
 """Services on spot and on-demand machines: real workflows, ledger and scheduler, simulated machines."""
 
+import pytest
 from sqlalchemy import select
 
 from domain import ids
@@ -10,18 +11,21 @@ from infra.db.endpoints import Endpoint
 from lifecycle.instances import InstancePhase
 from tests.activities.temporal import until
 from tests.services.live import SHARED, Live, service
+from tests.services.recording import Recording
 
 
 def _zones(endpoints: list[Endpoint]) -> list[str]:
     return sorted(str(one.zone) for one in endpoints)
 
 
+def _kinds(live: Live) -> list[str]:
+    return sorted(one.kind for one in live.endpoints())
+
+
 async def test_a_service_comes_up_and_goes_down(live: Live) -> None:
     """Replicas get machines of their own in all zones; the end of the service ends them all."""
     live.up(service())
-    endpoints = await live.ready(3)
-    assert {one.kind for one in endpoints} == {"spot"}
-    assert _zones(endpoints) == ["za", "zb", "zc"]
+    await until(lambda: _zones(live.endpoints()) == ["za", "zb", "zc"], "a replica is ready in each zone", 40.0)
     assert len(live.site.natives()) >= 3
     live.down()
     await until(lambda: live.row().ended_at is not None, "the service has ended")
@@ -60,16 +64,21 @@ async def test_a_notice_starts_the_replacement_at_once(live: Live) -> None:
     assert live.phase(leaving) == ("failed", "platform_notice")
 
 
-async def test_on_demand_replicas_stand_in(live: Live) -> None:
-    """Without spot capacity, replicas run on on-demand machines; they end when spot replicas are ready."""
-    live.capacity(0)
+async def test_a_service_lives_through_an_outage_of_spot(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All zones lose their spot machines together: on-demand machines stand in until spot machines are back.
+
+    The policy of the live service decides as the same policy without a database does on the same observations.
+    """
+    recorded = Recording()
+    monkeypatch.setattr("activities.services.planning.make_policy", recorded.make)
     live.up(service())
-    await until(
-        lambda: [e.kind for e in live.endpoints()] == ["on_demand"] * 2, "two on-demand replicas are ready", 40.0
-    )
-    assert {one.cause for one in live.replicas() if one.ended_at} == {"refused"}
+    await until(lambda: _kinds(live) == ["spot"] * 3, "spot replicas are ready", 40.0)
+    live.capacity(0)
+    await until(lambda: _kinds(live) == ["on_demand"] * 2, "two on-demand replicas are ready", 40.0)
+    assert {one.cause for one in live.replicas() if one.ended_at and one.kind == "spot"} == {"preempted", "refused"}
     live.capacity(3)
-    await until(lambda: sorted(e.kind for e in live.endpoints()) == ["spot"] * 3, "spot replicas took over", 60.0)
+    await until(lambda: _kinds(live) == ["spot"] * 3, "spot replicas took over", 60.0)
+    assert recorded.agrees()
 
 
 async def test_failed_replicas_are_launched_again_after_a_pause(live: Live) -> None:
