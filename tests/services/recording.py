@@ -23,7 +23,7 @@ class Recording:
         return _Recorded(make_policy(name, settings), self)
 
     def agrees(self) -> bool:
-        """Returns whether a new policy, which keeps its state in memory, has the same states and takes the same actions.
+        """Returns whether a new policy, which keeps its state in memory, has the same states and the same actions.
 
         A decision whose transaction was rolled back was followed by another one from the same state.
         """
