@@ -149,7 +149,7 @@ def _frontend(service: Service, access: Access, descriptors: Descriptors, limits
             "  http-request deny deny_status 401 content-type text/plain hdr WWW-Authenticate Bearer "
             'string "the API key is missing or unknown\\n" unless admitted',
         ]
-    spill = f"{{ var(txn.near),sub(txn.far) gt 0 }} {{ var(txn.near) ge {limits.overload} }}"
+    spill = f"{{ var(txn.near),sub(txn.far) gt 0 }} {{ var(txn.near) -m int ge {limits.overload} }}"
     lines += [
         "  acl by_load var(proc.policy) -m str least_load",
         "  http-request set-var(txn.near_servers) nbsrv(near) if by_load",
@@ -166,6 +166,7 @@ def _frontend(service: Service, access: Access, descriptors: Descriptors, limits
 def _backend(name: str, algorithm: str, seats: Iterable[Seat], limits: Limits) -> str:
     said = f"http-request return status 503 content-type text/plain hdr Retry-After {RETRY_AFTER_S} string"
     small = f"{{ req.hdr_val(content-length) gt 0 }} {{ req.hdr_val(content-length) le {RETRIED_BODY_BYTES} }}"
+    full = "if { queue,sub(proc.max_queue) ge 0 } { be_conn_free le 0 }"
     lines = [
         f"backend {name}",
         f"  balance {algorithm}",
@@ -173,7 +174,7 @@ def _backend(name: str, algorithm: str, seats: Iterable[Seat], limits: Limits) -
         "  acl idempotent method GET HEAD OPTIONS PUT DELETE TRACE",
         "  acl retries_all var(proc.retries_all) -m int 1",
         f'  {said} "no replica of the service is ready\\n" if {{ nbsrv eq 0 }}',
-        f'  {said} "the queue of the service is full\\n" if {{ queue,sub(proc.max_queue) ge 0 }} {{ queue gt 0 }}',
+        f'  {said} "the queue of the service is full\\n" {full}',
         "  http-request set-timeout server var(proc.timeout_ms)",
         "  http-request disable-l7-retry if !idempotent !retries_all",
         # HAProxy repeats a request only if it has got the whole body before it sends the first byte.

@@ -1,0 +1,275 @@
+"""The balancer of one service: its listening socket, its HAProxy, its list of replicas and its counts."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from balance.configuration import Access, Descriptors, Limits, render
+from balance.counts import READ_S, Arrivals, Counts
+from balance.following import Api
+from balance.members import Members
+from balance.process import Process
+from balance.reports import Reports
+from balance.runtime import RuntimeSocket, RuntimeSocketError
+from balance.seats import Seat, seats
+from balance.values import InvalidList, Service, Zone, parse_service
+from infra.files import write_private
+
+REFETCH_S = 10.0
+"""The list is fetched at this interval, in case an event is lost."""
+_TICK_S = 1.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_STABLE_S = 10.0
+"""A HAProxy that ran for this time is restarted without a pause."""
+_START_S = 10.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the balancers of all services share."""
+
+    program: Path
+    """HAProxy."""
+    data: Path
+    """Folder for lists, configurations and runtime sockets."""
+    limits: Limits
+    access: Access
+    clients: Zone | None
+    """The zone of the clients, for `least_load`."""
+
+
+@dataclass
+class _Running:
+    process: Process
+    socket: RuntimeSocket
+    members: Members
+    arrivals: Arrivals
+
+
+class ServiceBalancer:
+    """Balances one service."""
+
+    def __init__(self, name: str, listener: socket.socket, settings: Settings, api: Api, balancer: str) -> None:
+        self.name = name
+        self._listener = listener
+        self._settings = settings
+        self._api = api
+        self._folder = settings.data / name
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._list = self._folder / "endpoints.json"
+        self.counts = Counts()
+        self.reports = Reports(api, name, balancer)
+        self.restarts = 0
+        """The number of times that HAProxy ended by itself."""
+        self.service = self._stored()
+        self.fetched_s = 0.0
+        """The time of the last successful fetch in seconds since 1970; 0: none since the start."""
+        self._addresses: dict[str, str] = {}
+        self._running: _Running | None = None
+        self._due = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._stopping = False
+
+    @property
+    def is_up(self) -> bool:
+        """Whether HAProxy runs and was started completely."""
+        return self._running is not None
+
+    @property
+    def draining(self) -> int:
+        """The number of HAProxy's servers that are being drained."""
+        return self._running.members.draining if self._running else 0
+
+    def fetch_soon(self) -> None:
+        """Wakes the task that fetches the list."""
+        self._due.set()
+
+    async def run(self) -> None:
+        """Runs until `stop` was called and HAProxy has ended. Tasks that need the API are cancelled then."""
+        helpers = [asyncio.create_task(work) for work in (self._follow(), self._tick(), self._read())]
+        try:
+            await self._keep_running()
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Closes the listening socket and lets HAProxy finish its requests."""
+        self._stopping = True
+        self._listener.close()
+        if self._running:
+            self._running.process.stop()
+
+    async def last_report(self) -> None:
+        """Sends the counts that are not sent yet, after `run` has ended."""
+        self.counts.read()
+        self.reports.add(self.counts.close(math.floor(time.time())))
+        await self.reports.send()
+
+    # ------------------------------------------------------------------------------------------------------- HAProxy
+
+    async def _keep_running(self) -> None:
+        pause_s = 0.0
+        while not self._stopping:
+            started_s = time.monotonic()
+            code = await self._run_once()
+            if self._stopping:
+                return
+            self.restarts += 1
+            if time.monotonic() - started_s >= _STABLE_S:
+                pause_s = 0.0
+            _log.warning("%s: HAProxy ended with code %s; it is restarted in %.1f s", self.name, code, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, pause_s * 2))
+
+    async def _run_once(self) -> int:
+        """Starts HAProxy with the current list, and waits for its end."""
+        async with self._lock:
+            there = await self._seats()
+            path, socket_path = self._folder / "haproxy.cfg", self._folder / "haproxy.sock"
+            descriptors = Descriptors(self._listener.fileno(), self.counts.log)
+            settings = self._settings
+            text = render(self.service, there, settings.limits, settings.access, descriptors, socket_path)
+            write_private(path, text)
+            socket_path.unlink(missing_ok=True)
+            process = await Process.start(self.name, settings.program, path, (descriptors.listener, descriptors.log))
+            runtime = RuntimeSocket(socket_path)
+            ended = asyncio.create_task(process.wait())
+            try:
+                if await self._is_started(runtime, ended):
+                    members = Members(runtime, settings.limits, self.service, there)
+                    self._running = _Running(process, runtime, members, Arrivals())
+            except BaseException:
+                process.kill()
+                raise
+        try:
+            return await ended
+        except asyncio.CancelledError:
+            process.kill()
+            raise
+        finally:
+            self._running = None
+            runtime.close()
+            self.counts.read()
+
+    async def _is_started(self, runtime: RuntimeSocket, ended: "asyncio.Task[int]") -> bool:
+        deadline_s = time.monotonic() + _START_S
+        while not ended.done():
+            try:
+                await runtime.ask("show version")
+                return True
+            except RuntimeSocketError:
+                if time.monotonic() >= deadline_s:
+                    raise
+                await asyncio.sleep(0.02)
+        return False
+
+    # ------------------------------------------------------------------------------------------------------ replicas
+
+    async def _follow(self) -> None:
+        """Fetches the list after each event, and at an interval."""
+        while True:
+            self._due.clear()
+            await self._fetch()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REFETCH_S):
+                    await self._due.wait()
+
+    async def _fetch(self) -> None:
+        try:
+            service, body = await self._api.service(self.name)
+        except (httpx.HTTPError, InvalidList) as error:
+            # An error says nothing about the replicas: the last list stays.
+            _log.warning("%s: the last list of replicas stays: %s", self.name, error or type(error).__name__)
+            return
+        self.fetched_s = time.time()
+        if service != self.service:
+            self.service = service
+            write_private(self._list, json.dumps(body))
+            await self._apply()
+
+    def _stored(self) -> Service:
+        """Returns the list of the last run. Without one there are no replicas until the API answers."""
+        try:
+            return parse_service(self.name, json.loads(self._list.read_text()))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, InvalidList) as error:
+            _log.warning("%s: %s is ignored: %s", self.name, self._list, error)
+        return Service(self.name, "round_robin", False, 60.0, 0, 0.0, 0, ())
+
+    async def _seats(self) -> list[Seat]:
+        hosts = {endpoint.address for endpoint in self.service.endpoints}
+        self._addresses = {host: found for host in hosts if (found := await self._address(host)) is not None}
+        return seats(self.service, self._addresses, self._settings.clients)
+
+    async def _address(self, host: str) -> str | None:
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            _log.warning("%s: no address of replica %s: %s", self.name, host, error)
+            return self._addresses.get(host)
+        return str(found[0][4][0])
+
+    async def _apply(self) -> None:
+        async with self._lock:
+            if self._running is None:
+                return  # HAProxy will start with this list.
+            try:
+                await self._running.members.apply(self.service, await self._seats())
+            except RuntimeSocketError as error:
+                _log.warning("%s: %s", self.name, error)
+
+    # -------------------------------------------------------------------------------------------------------- counts
+
+    async def _read(self) -> None:
+        while True:
+            await asyncio.sleep(READ_S)
+            self.counts.read()
+
+    async def _tick(self) -> None:
+        """Closes a second of counts at each turn of the second, and removes drained servers."""
+        last = math.floor(time.time())
+        sending: asyncio.Task[Any] | None = None
+        while True:
+            await asyncio.sleep(_TICK_S - time.time() % _TICK_S)
+            await self._count_arrivals()
+            self.counts.read()
+            second = math.floor(time.time()) - 1
+            if second > last:  # The clock may have been set back; then the counts are those of a later second.
+                self.reports.add(self.counts.close(second))
+                last = second
+            if sending is None or sending.done():
+                sending = asyncio.create_task(self.reports.send())
+            await self._tidy()
+
+    async def _count_arrivals(self) -> None:
+        running = self._running
+        if running is None:
+            return
+        try:
+            self.counts.add_requests(running.arrivals.new(await running.socket.ask(Arrivals.COMMAND)))
+        except RuntimeSocketError as error:
+            _log.warning("%s: %s", self.name, error)
+
+    async def _tidy(self) -> None:
+        """Removes drained servers, and repeats changes that HAProxy did not accept."""
+        await self._apply()
+        async with self._lock:
+            if self._running is not None:
+                try:
+                    await self._running.members.remove_drained()
+                except RuntimeSocketError as error:
+                    _log.warning("%s: %s", self.name, error)

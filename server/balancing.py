@@ -1,0 +1,68 @@
+"""Checks the options of `mizzen balance` and runs it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from balance.binary import find_haproxy
+from balance.configuration import Access, Limits
+from balance.following import Api
+from balance.listening import listen, parse_address
+from balance.service import Settings
+from balance.supervisor import supervise
+from balance.values import NAME, Zone
+from infra.errors import ConfigurationError
+from mizzen.client.contexts import active_context
+
+
+async def run_balance(options: Mapping[str, Any]) -> None:
+    """Runs the balancer with the options of the command until it is stopped.
+
+    Raises:
+        ConfigurationError: an option is invalid.
+        StackError: an address is in use.
+    """
+    offers = _offers(options["services"])
+    clients = _zone(options["zone"])
+    settings = Settings(
+        program=find_haproxy(options["haproxy"]),
+        data=options["data"],
+        limits=Limits(
+            connections=options["connections"],
+            concurrency=options["concurrency"],
+            overload=options["overload"],
+            threads=options["threads"],
+            stop_s=options["stop_s"],
+        ),
+        access=Access(certificate=options["cert"], keys=options["keys"]),
+        clients=clients,
+    )
+    context = active_context(options["context"])
+    listeners = {name: listen(*address) for name, address in offers.items()}
+    api = Api(context.api, context.key)
+    try:
+        await supervise(listeners, settings, api)
+    finally:
+        await api.close()
+
+
+def _offers(texts: tuple[str, ...]) -> dict[str, tuple[str, int]]:
+    offers: dict[str, tuple[str, int]] = {}
+    for text in texts:
+        name, equals, address = text.partition("=")
+        if not equals or not NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"--service: {text!r}: must be NAME=HOST:PORT, where NAME has lower-case letters, digits and hyphens"
+            )
+        if name in offers:
+            raise ConfigurationError(f"--service: {name!r} is given twice")
+        offers[name] = parse_address(address)
+    return offers
+
+
+def _zone(text: str | None) -> Zone | None:
+    if text is None:
+        return None
+    region, slash, zone = text.partition("/")
+    if not (region and slash and zone) or "/" in zone:
+        raise ConfigurationError(f"--zone: {text!r}: must be REGION/ZONE, such as us-east-1/us-east-1a")
+    return Zone(region, zone)
