@@ -11,6 +11,8 @@ from pathlib import Path
 from balance.seats import BACKENDS, Seat
 from balance.values import Service
 
+SOCKET = "haproxy.sock"
+"""The runtime socket, in the working folder of HAProxy: an absolute path can be too long for a socket."""
 RETRY_AFTER_S = 2
 """Sent with 503."""
 RETRIED_BODY_BYTES = 14_000
@@ -20,8 +22,35 @@ CHECK = "check inter 500ms fastinter 100ms downinter 500ms fall 2 rise 1"
 """Connects to each replica twice a second. A replica that refuses is skipped after two failures."""
 _OBSERVED = "observe layer4 error-limit 1 on-error fail-check"
 """A failed connection of a request counts as a failed check."""
+_TEXT = "content-type text/plain"
 LOG_FORMAT = "%ST %ts %Ta %rc"
 """Status, termination state, total time in milliseconds, retries."""
+
+
+# Client and tunnel have long timeouts, because streams may pause. The server's timeout ends a stalled request.
+# Keepalive finds a machine that vanished without closing its connections.
+_DEFAULTS = """\
+defaults
+  mode http
+  timeout http-request 15s
+  timeout http-keep-alive 60s
+  timeout client 1h
+  timeout connect 2s
+  timeout server 1h
+  timeout tunnel 1h
+  timeout client-fin 10s
+  timeout queue 30s
+  option http-keep-alive
+  http-reuse safe
+  option srvtcpka
+  srvtcpka-idle 5s
+  srvtcpka-intvl 1s
+  srvtcpka-cnt 3
+  option clitcpka
+  retries 3
+  option redispatch 1
+  retry-on conn-failure empty-response
+"""
 
 
 @dataclass(frozen=True)
@@ -74,64 +103,35 @@ def variables(service: Service) -> dict[str, str]:
     }
 
 
-def render(
-    service: Service, seats: Iterable[Seat], limits: Limits, access: Access, descriptors: Descriptors, socket: Path
-) -> str:
+def render(service: Service, seats: Iterable[Seat], limits: Limits, access: Access, descriptors: Descriptors) -> str:
     """Returns the configuration of the HAProxy process for one service."""
     by_backend: dict[str, list[Seat]] = {name: [] for name in BACKENDS}
     for seat in seats:
         by_backend[seat.backend].append(seat)
     parts = [
-        _global(service, limits, socket),
-        _defaults(limits),
-        _frontend(service, access, descriptors, limits),
+        _global(service, limits),
+        _DEFAULTS,
+        _frontend(access, descriptors, limits),
         *(_backend(name, BACKENDS[name], there, limits) for name, there in by_backend.items()),
     ]
     return "\n".join(parts)
 
 
-def _global(service: Service, limits: Limits, socket: Path) -> str:
+def _global(service: Service, limits: Limits) -> str:
     settings = "\n".join(f"  set-var {name} {value}" for name, value in variables(service).items())
     return f"""\
 global
   maxconn {limits.connections}
   nbthread {limits.threads}
   hard-stop-after {round(limits.stop_s * 1000)}ms
-  stats socket {socket} mode 600 level admin
+  stats socket unix@{SOCKET} mode 600 level admin
   stats timeout 1d
   tune.http.maxhdr 128
 {settings}
 """
 
 
-def _defaults(limits: Limits) -> str:
-    # Client and tunnel have long timeouts, because streams may pause. The server's timeout ends a stalled request.
-    # Keepalive finds a machine that vanished without closing its connections.
-    return """\
-defaults
-  mode http
-  timeout http-request 15s
-  timeout http-keep-alive 60s
-  timeout client 1h
-  timeout connect 2s
-  timeout server 1h
-  timeout tunnel 1h
-  timeout client-fin 10s
-  timeout queue 30s
-  option http-keep-alive
-  http-reuse safe
-  option srvtcpka
-  srvtcpka-idle 5s
-  srvtcpka-intvl 1s
-  srvtcpka-cnt 3
-  option clitcpka
-  retries 3
-  option redispatch 1
-  retry-on conn-failure empty-response
-"""
-
-
-def _frontend(service: Service, access: Access, descriptors: Descriptors, limits: Limits) -> str:
+def _frontend(access: Access, descriptors: Descriptors, limits: Limits) -> str:
     tls = f" ssl crt {access.certificate} alpn h2,http/1.1 ssl-min-ver TLSv1.2" if access.certificate else ""
     scheme = "https" if access.certificate else "http"
     lines = [
@@ -143,11 +143,11 @@ def _frontend(service: Service, access: Access, descriptors: Descriptors, limits
         f"  http-request set-header X-Forwarded-Proto {scheme}",
     ]
     if access.keys is not None:
+        refused = '"the API key is missing or unknown\\n"'
         key = "req.hdr(Authorization),regsub(^[Bb]earer\\ +,),sha2(256),hex,lower"
         lines += [
             f"  acl admitted {key} -m str -f {access.keys}",
-            "  http-request deny deny_status 401 content-type text/plain hdr WWW-Authenticate Bearer "
-            'string "the API key is missing or unknown\\n" unless admitted',
+            f"  http-request deny deny_status 401 {_TEXT} hdr WWW-Authenticate Bearer string {refused} unless admitted",
         ]
     spill = f"{{ var(txn.near),sub(txn.far) gt 0 }} {{ var(txn.near) -m int ge {limits.overload} }}"
     lines += [
@@ -164,7 +164,7 @@ def _frontend(service: Service, access: Access, descriptors: Descriptors, limits
 
 
 def _backend(name: str, algorithm: str, seats: Iterable[Seat], limits: Limits) -> str:
-    said = f"http-request return status 503 content-type text/plain hdr Retry-After {RETRY_AFTER_S} string"
+    later = f"{_TEXT} hdr Retry-After {RETRY_AFTER_S} string"
     small = f"{{ req.hdr_val(content-length) gt 0 }} {{ req.hdr_val(content-length) le {RETRIED_BODY_BYTES} }}"
     full = "if { queue,sub(proc.max_queue) ge 0 } { be_conn_free le 0 }"
     lines = [
@@ -173,13 +173,13 @@ def _backend(name: str, algorithm: str, seats: Iterable[Seat], limits: Limits) -
         "  option allbackups",
         "  acl idempotent method GET HEAD OPTIONS PUT DELETE TRACE",
         "  acl retries_all var(proc.retries_all) -m int 1",
-        f'  {said} "no replica of the service is ready\\n" if {{ nbsrv eq 0 }}',
-        f'  {said} "the queue of the service is full\\n" {full}',
+        f'  http-request return status 503 {later} "no replica of the service is ready\\n" if {{ nbsrv eq 0 }}',
+        f'  http-request return status 503 {later} "the queue of the service is full\\n" {full}',
         "  http-request set-timeout server var(proc.timeout_ms)",
         "  http-request disable-l7-retry if !idempotent !retries_all",
         # HAProxy repeats a request only if it has got the whole body before it sends the first byte.
         f"  http-request wait-for-body time 60s if {small} idempotent or {small} retries_all",
-        f'  http-error status 503 content-type text/plain hdr Retry-After {RETRY_AFTER_S} string "no replica answers\\n"',
+        f'  http-error status 503 {later} "no replica answers\\n"',
         *(f"  server {seat.name} {server_line(seat, limits)}" for seat in seats),
     ]
     return "\n".join(lines) + "\n"

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+CONFIGURATION = "haproxy.cfg"
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 _log = logging.getLogger(__name__)
@@ -23,8 +24,8 @@ class Process:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, name: str, program: Path, configuration: Path, descriptors: Iterable[int]) -> "Process":
-        """Starts HAProxy, which inherits `descriptors`.
+    async def start(cls, name: str, program: Path, folder: Path, descriptors: Iterable[int]) -> "Process":
+        """Starts HAProxy with the configuration in its working folder. It inherits `descriptors`.
 
         Raises:
             OSError: the program cannot be executed.
@@ -38,7 +39,7 @@ class Process:
             os.setsid()  # Ctrl-C in a terminal must reach only the supervisor, which drains.
 
         process = await asyncio.create_subprocess_exec(
-            program, "-db", "-f", configuration,
+            program, "-db", "-f", CONFIGURATION, cwd=folder,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
             pass_fds=tuple(descriptors), preexec_fn=before_exec,
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from pathlib import Path
 
 _PROMPT = b"\n> "
@@ -16,8 +17,9 @@ class RuntimeSocketError(Exception):
 class RuntimeSocket:
     """A connection to the runtime socket, opened at the first command. After an error the next command reconnects."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._name = name
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._lock = asyncio.Lock()
 
@@ -57,7 +59,13 @@ class RuntimeSocket:
             self._streams = None
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_unix_connection(str(self._path), limit=_LIMIT_BYTES)
+        # The path of a socket has at most 107 bytes, so the folder is named by a descriptor.
+        folder = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            path = f"/proc/self/fd/{folder}/{self._name}"
+            reader, writer = await asyncio.open_unix_connection(path, limit=_LIMIT_BYTES)
+        finally:
+            os.close(folder)
         writer.write(b"prompt\n")
         await reader.readuntil(b"> ")
         self._streams = reader, writer

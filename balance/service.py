@@ -13,15 +13,15 @@ from typing import Any
 
 import httpx
 
-from balance.configuration import Access, Descriptors, Limits, render
+from balance.configuration import SOCKET, Access, Descriptors, Limits, render
 from balance.counts import READ_S, Arrivals, Counts
 from balance.following import Api
 from balance.members import Members
-from balance.process import Process
+from balance.process import CONFIGURATION, Process
 from balance.reports import Reports
 from balance.runtime import RuntimeSocket, RuntimeSocketError
 from balance.seats import Seat, seats
-from balance.values import InvalidList, Service, Zone, parse_service
+from balance.values import InvalidList, Service, Zone, is_ip, parse_service
 from infra.files import write_private
 
 REFETCH_S = 10.0
@@ -76,6 +76,7 @@ class ServiceBalancer:
         """The time of the last successful fetch in seconds since 1970; 0: none since the start."""
         self._addresses: dict[str, str] = {}
         self._running: _Running | None = None
+        self._is_applied = True
         self._due = asyncio.Event()
         self._lock = asyncio.Lock()
         self._stopping = False
@@ -137,14 +138,14 @@ class ServiceBalancer:
         """Starts HAProxy with the current list, and waits for its end."""
         async with self._lock:
             there = await self._seats()
-            path, socket_path = self._folder / "haproxy.cfg", self._folder / "haproxy.sock"
             descriptors = Descriptors(self._listener.fileno(), self.counts.log)
             settings = self._settings
-            text = render(self.service, there, settings.limits, settings.access, descriptors, socket_path)
-            write_private(path, text)
-            socket_path.unlink(missing_ok=True)
-            process = await Process.start(self.name, settings.program, path, (descriptors.listener, descriptors.log))
-            runtime = RuntimeSocket(socket_path)
+            text = render(self.service, there, settings.limits, settings.access, descriptors)
+            write_private(self._folder / CONFIGURATION, text)
+            (self._folder / SOCKET).unlink(missing_ok=True)
+            inherited = (descriptors.listener, descriptors.log)
+            process = await Process.start(self.name, settings.program, self._folder, inherited)
+            runtime = RuntimeSocket(self._folder, SOCKET)
             ended = asyncio.create_task(process.wait())
             try:
                 if await self._is_started(runtime, ended):
@@ -215,6 +216,8 @@ class ServiceBalancer:
         return seats(self.service, self._addresses, self._settings.clients)
 
     async def _address(self, host: str) -> str | None:
+        if is_ip(host):
+            return host
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -227,8 +230,10 @@ class ServiceBalancer:
         async with self._lock:
             if self._running is None:
                 return  # HAProxy will start with this list.
+            self._is_applied = False
             try:
                 await self._running.members.apply(self.service, await self._seats())
+                self._is_applied = True
             except RuntimeSocketError as error:
                 _log.warning("%s: %s", self.name, error)
 
@@ -266,7 +271,8 @@ class ServiceBalancer:
 
     async def _tidy(self) -> None:
         """Removes drained servers, and repeats changes that HAProxy did not accept."""
-        await self._apply()
+        if not self._is_applied:
+            await self._apply()
         async with self._lock:
             if self._running is not None:
                 try:

@@ -86,7 +86,7 @@ def parse_service(name: str, body: Any) -> Service:
 
 def _endpoint(fields: "_Fields") -> Endpoint:
     address = fields.text("address")
-    if not (_is_ip(address) or _HOST.fullmatch(address)):
+    if not (is_ip(address) or _HOST.fullmatch(address)):
         raise InvalidList(f"{fields.place}: address: must be an IP address or a host name, it is {address!r}")
     return Endpoint(
         replica=int(fields.number("replica", 0, 2**63)),
@@ -98,7 +98,8 @@ def _endpoint(fields: "_Fields") -> Endpoint:
     )
 
 
-def _is_ip(text: str) -> bool:
+def is_ip(text: str) -> bool:
+    """Returns whether the text is an IP address."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

@@ -12,6 +12,7 @@ from balance.supervisor import supervise
 from balance.values import NAME, Zone
 from infra.errors import ConfigurationError
 from mizzen.client.contexts import active_context
+from mizzen.client.errors import NotConfigured
 
 
 async def run_balance(options: Mapping[str, Any]) -> None:
@@ -36,7 +37,10 @@ async def run_balance(options: Mapping[str, Any]) -> None:
         access=Access(certificate=options["cert"], keys=options["keys"]),
         clients=clients,
     )
-    context = active_context(options["context"])
+    try:
+        context = active_context(options["context"])
+    except NotConfigured as error:
+        raise ConfigurationError(str(error)) from None
     listeners = {name: listen(*address) for name, address in offers.items()}
     api = Api(context.api, context.key)
     try:
