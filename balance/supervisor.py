@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import resource
 import secrets
 import signal
 import socket
@@ -17,7 +16,6 @@ _log = logging.getLogger(__name__)
 
 async def supervise(listeners: Mapping[str, socket.socket], settings: Settings, api: Api) -> None:
     """Balances services until SIGTERM or SIGINT, then drains. `listeners` has the listening socket of each service."""
-    raise_descriptor_limit()
     # A new name for each start: counts of the same second from before and after a restart must not replace each other.
     balancer = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     balancers = {name: ServiceBalancer(name, listener, settings, api, balancer) for name, listener in listeners.items()}
@@ -50,9 +48,3 @@ async def supervise(listeners: Mapping[str, socket.socket], settings: Settings, 
             await asyncio.gather(*(one.last_report() for one in balancers.values()))
     except TimeoutError:
         _log.warning("the last counts of requests were not sent: the API does not answer")
-
-
-def raise_descriptor_limit() -> None:
-    """Raises the limit on open files to the hard limit, because each request needs two."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

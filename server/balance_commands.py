@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from server.commands import run_command
+from server.commands import log_to_stderr, run_command
 
 _FILE = click.Path(path_type=Path, dir_okay=False, exists=True, resolve_path=True)
 
@@ -46,9 +46,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True, resolve_path=Tru
 @click.option(
     "--connections",
     type=click.IntRange(min=10),
-    default=10_000,
-    show_default=True,
-    help="Most connections of clients to a service.",
+    help="Most connections of clients to a service (default: 10000, or what the limit on open files allows).",
 )
 @click.option("--cert", type=_FILE, help="PEM file with certificate and private key: clients must use TLS.")
 @click.option("--keys", type=_FILE, help="File with the SHA-256 of a key in each line: clients must send such a key.")
@@ -65,7 +63,6 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True, resolve_path=Tru
 def balance(**options: Any) -> None:
     """Balance the requests of services over their replicas, with HAProxy."""
     from server.balancing import run_balance
-    from server.commands import _log_to_stderr
 
-    _log_to_stderr()
+    log_to_stderr()
     run_command(lambda: asyncio.run(run_balance(options)))

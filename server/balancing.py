@@ -1,5 +1,6 @@
 """Checks the options of `mizzen balance` and runs it."""
 
+import resource
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,10 @@ from balance.values import NAME, Zone
 from infra.errors import ConfigurationError
 from mizzen.client.contexts import active_context
 from mizzen.client.errors import NotConfigured
+
+_USUAL_CONNECTIONS = 10_000
+_OTHER_FILES = 1000
+"""Open files beside those of requests: checks of replicas, the log, sockets."""
 
 
 async def run_balance(options: Mapping[str, Any]) -> None:
@@ -28,7 +33,7 @@ async def run_balance(options: Mapping[str, Any]) -> None:
         program=find_haproxy(options["haproxy"]),
         data=options["data"],
         limits=Limits(
-            connections=options["connections"],
+            connections=_connections(options["connections"]),
             concurrency=options["concurrency"],
             overload=options["overload"],
             threads=options["threads"],
@@ -61,6 +66,18 @@ def _offers(texts: tuple[str, ...]) -> dict[str, tuple[str, int]]:
             raise ConfigurationError(f"--service: {name!r} is given twice")
         offers[name] = parse_address(address)
     return offers
+
+
+def _connections(given: int | None) -> int:
+    """Returns the most connections of clients. Raises the limit on open files, because each request needs two."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    most = (hard - _OTHER_FILES) // 2 if hard != resource.RLIM_INFINITY else _USUAL_CONNECTIONS
+    if given is not None and given > most:
+        raise ConfigurationError(
+            f"--connections: {given}: the limit on open files ({hard}, `ulimit -Hn`) allows at most {most}"
+        )
+    return given or min(most, _USUAL_CONNECTIONS)
 
 
 def _zone(text: str | None) -> Zone | None:
