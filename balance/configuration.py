@@ -41,6 +41,7 @@ defaults
   timeout client-fin 10s
   timeout queue 30s
   option http-keep-alive
+  option http-no-delay
   http-reuse safe
   option srvtcpka
   srvtcpka-idle 5s

@@ -50,7 +50,7 @@ class Members:
         # The variables follow the added servers: a new policy must find servers in its backend.
         for name, value in variables(service).items():
             if self._variables[name] != value:
-                await self._socket.do(f"experimental-mode on; set var {name} {value}")
+                await self._socket.do(f"set var {name} {value}")
                 self._variables[name] = value
         for path in [path for path in self._active if path not in wanted]:
             await self._socket.do(f"set server {path} state drain")

@@ -66,7 +66,10 @@ class RuntimeSocket:
             reader, writer = await asyncio.open_unix_connection(path, limit=_LIMIT_BYTES)
         finally:
             os.close(folder)
+        # Setting variables is an experimental command.
         writer.write(b"prompt\n")
-        await reader.readuntil(b"> ")
+        await reader.readuntil(_PROMPT)
+        writer.write(b"experimental-mode on\n")
+        await reader.readuntil(_PROMPT)
         self._streams = reader, writer
         return self._streams

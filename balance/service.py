@@ -7,6 +7,7 @@ import logging
 import math
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,12 @@ class ServiceBalancer:
         self.reports = Reports(api, name, balancer)
         self.restarts = 0
         """The number of times that HAProxy ended by itself."""
-        self.service = self._stored()
+        stored = self._stored()
+        self.service = stored or Service(name, "round_robin", False, 60.0, 0, 0.0, 0, ())
+        self._has_list = asyncio.Event()
+        """Set once there is a list, or the first attempt to fetch one has failed."""
+        if stored is not None:
+            self._has_list.set()
         self.fetched_s = 0.0
         """The time of the last successful fetch in seconds since 1970; 0: none since the start."""
         self._addresses: dict[str, str] = {}
@@ -97,17 +103,29 @@ class ServiceBalancer:
 
     async def run(self) -> None:
         """Runs until `stop` was called and HAProxy has ended. Tasks that need the API are cancelled then."""
-        helpers = [asyncio.create_task(work) for work in (self._follow(), self._tick(), self._read())]
+        helpers = [asyncio.create_task(self._repeat(work)) for work in (self._follow, self._tick, self._read)]
         try:
+            # Without a list HAProxy would refuse all requests; until it starts, they wait.
+            await self._has_list.wait()
             await self._keep_running()
         finally:
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
 
+    async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Runs `work` until it is cancelled. HAProxy must go on even if one of the other parts has a defect."""
+        while True:
+            try:
+                await work()
+            except Exception:
+                _log.exception("%s: a part of the balancer is started again", self.name)
+            await asyncio.sleep(_TICK_S)
+
     def stop(self) -> None:
         """Closes the listening socket and lets HAProxy finish its requests."""
         self._stopping = True
+        self._has_list.set()
         self._listener.close()
         if self._running:
             self._running.process.stop()
@@ -137,10 +155,11 @@ class ServiceBalancer:
     async def _run_once(self) -> int:
         """Starts HAProxy with the current list, and waits for its end."""
         async with self._lock:
-            there = await self._seats()
+            # The list can be replaced while HAProxy starts. Then the change is applied afterwards.
+            service, there = self.service, await self._seats()
             descriptors = Descriptors(self._listener.fileno(), self.counts.log)
             settings = self._settings
-            text = render(self.service, there, settings.limits, settings.access, descriptors)
+            text = render(service, there, settings.limits, settings.access, descriptors)
             write_private(self._folder / CONFIGURATION, text)
             (self._folder / SOCKET).unlink(missing_ok=True)
             inherited = (descriptors.listener, descriptors.log)
@@ -149,7 +168,7 @@ class ServiceBalancer:
             ended = asyncio.create_task(process.wait())
             try:
                 if await self._is_started(runtime, ended):
-                    members = Members(runtime, settings.limits, self.service, there)
+                    members = Members(runtime, settings.limits, service, there)
                     self._running = _Running(process, runtime, members, Arrivals())
             except BaseException:
                 process.kill()
@@ -183,6 +202,7 @@ class ServiceBalancer:
         while True:
             self._due.clear()
             await self._fetch()
+            self._has_list.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REFETCH_S):
                     await self._due.wait()
@@ -200,15 +220,15 @@ class ServiceBalancer:
             write_private(self._list, json.dumps(body))
             await self._apply()
 
-    def _stored(self) -> Service:
-        """Returns the list of the last run. Without one there are no replicas until the API answers."""
+    def _stored(self) -> Service | None:
+        """Returns the list of the last run."""
         try:
             return parse_service(self.name, json.loads(self._list.read_text()))
         except FileNotFoundError:
             pass
         except (OSError, ValueError, InvalidList) as error:
             _log.warning("%s: %s is ignored: %s", self.name, self._list, error)
-        return Service(self.name, "round_robin", False, 60.0, 0, 0.0, 0, ())
+        return None
 
     async def _seats(self) -> list[Seat]:
         hosts = {endpoint.address for endpoint in self.service.endpoints}

@@ -51,9 +51,7 @@ async def _body(reader: Reader, headers: Mapping[str, str]) -> bytes:
 
 
 def _answer(writer: Writer, body: bytes, status: str = "200 OK") -> None:
-    writer.write(
-        f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nX-Replica: {PORT}\r\n\r\n".encode() + body
-    )
+    writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nX-Replica: {PORT}\r\n\r\n".encode() + body)
 
 
 async def _who(reader: Reader, writer: Writer, options: Mapping[str, str], body: bytes) -> bool:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -88,7 +89,8 @@ class _Handler(BaseHTTPRequestHandler):
             position = len(api.events) if after == "now" else int(after.split("-")[1])
         while not api.closing.is_set():
             with api.changed:
-                api.changed.wait_for(lambda: len(api.events) > position or api.closing.is_set(), 1.0)
+                if len(api.events) == position:
+                    api.changed.wait(1.0)
                 found = api.events[position:]
             frames = b": still here\n\n" if not found else b""
             for event in found:
@@ -162,16 +164,26 @@ class Replica:
         self.start()
 
     def start(self) -> None:
+        """Starts the process, also again after it has ended."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.balance.replica", str(self.port)], cwd=CHECKOUT, stdout=subprocess.PIPE
         )
-        assert self._process.stdout is not None and self._process.stdout.readline() == b"ready\n"
+        with self._process.stdout as output:  # type: ignore[union-attr]
+            assert output.readline() == b"ready\n"
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended, at the latest a moment after it closed its connections."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.3)
+        return self._process.returncode is not None
+
+    def assert_running(self) -> None:
+        assert not self.has_ended
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -204,9 +216,7 @@ class Balancer:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command, cwd=CHECKOUT, env=self._environment, stdout=log, stderr=log
-            )
+            self.process = subprocess.Popen(self._command, cwd=CHECKOUT, env=self._environment, stdout=log, stderr=log)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         assert self.process is not None
@@ -218,6 +228,18 @@ class Balancer:
         assert self.process is not None
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return next((int(pid) for pid in path.read_text().split()), 0)
+
+    def stored(self) -> Any:
+        """Returns the list on the disk."""
+        return json.loads((self.data / NAME / "endpoints.json").read_text())
+
+    def servers(self) -> set[str]:
+        """Returns the ports of HAProxy's servers, as its own runtime socket lists them."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(os.path.relpath(self.data / NAME / "haproxy.sock"))
+            client.sendall(b"show servers state\n")
+            rows = b"".join(iter(lambda: client.recv(65536), b"")).decode().splitlines()[2:]
+        return {row.split()[18] for row in rows if row}
 
     def wait_replicas(self, replicas: set[Replica], url: str | None = None) -> None:
         """Waits until requests reach exactly these replicas, as often as there are replicas and once more."""

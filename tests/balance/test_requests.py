@@ -1,0 +1,193 @@
+"""Retries, drains, streams, websockets, HTTP/2 and the queue, seen by clients."""
+
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.balance.world import Api, Balancer, Replica, wait_for
+
+Start = Callable[..., Balancer]
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture
+def balancer(api: Api, replicas: list[Replica], start: Start) -> Balancer:
+    """A balancer with two replicas."""
+    api.set([replica.entry() for replica in replicas])
+    balancer = start()
+    balancer.wait_replicas(set(replicas))
+    return balancer
+
+
+def _on_dying(balancer: Balancer, dying: Replica, method: str, body: bytes = b"") -> httpx.Response:
+    """Sends requests until the replica `dying` has got one, and returns the answer to that one.
+
+    The replica dies after it has read the whole request and before it answers.
+    """
+    with httpx.Client(base_url=balancer.url) as client:
+        for _ in range(4):
+            answer = client.request(method, f"/die-after?port={dying.port}", content=body)
+            if dying.has_ended:
+                return answer
+    raise AssertionError("no request reached the replica")
+
+
+def test_a_get_whose_replica_dies_is_answered_by_another(balancer: Balancer, replicas: list[Replica]) -> None:
+    """The client gets the answer of the other replica."""
+    answer = _on_dying(balancer, replicas[0], "GET")
+    assert (answer.status_code, answer.headers["x-replica"]) == (200, str(replicas[1].port))
+
+
+def test_a_post_whose_replica_dies_is_not_repeated(balancer: Balancer, replicas: list[Replica]) -> None:
+    """The client gets 502, because the replica may have acted on the request."""
+    assert _on_dying(balancer, replicas[0], "POST", b"x" * 100).status_code == 502
+    replicas[1].assert_running()
+
+
+@pytest.mark.parametrize(("method", "retried"), [("PUT", False), ("POST", True)])
+def test_bodies_are_repeated_up_to_the_buffer(
+    api: Api, balancer: Balancer, replicas: list[Replica], method: str, retried: bool
+) -> None:
+    """8 KiB are sent again; of 1 MiB only a part is in the buffer, so the client gets 502."""
+    api.set([replica.entry() for replica in replicas], retry_non_idempotent=retried, request_timeout_s=20)
+    wait_for("the list is stored", lambda: balancer.stored()["request_timeout_s"] == 20)
+    time.sleep(0.2)  # The variables are set just after the list was stored.
+    answer = _on_dying(balancer, replicas[0], method, b"x" * 8 * KIB)
+    assert (answer.status_code, answer.headers["x-replica"]) == (200, str(replicas[1].port))
+    assert answer.text.startswith(f"{8 * KIB} ")
+    replicas[0].start()
+    balancer.wait_replicas(set(replicas))
+    assert httpx.put(balancer.url, content=b"x" * MIB).text.startswith(f"{MIB} ")
+    assert _on_dying(balancer, replicas[0], method, b"x" * MIB).status_code == 502
+
+
+def test_server_sent_events_arrive_one_by_one(balancer: Balancer) -> None:
+    """Each event arrives before the replica sends the next one."""
+    arrived = []
+    with httpx.stream("GET", f"{balancer.url}/events?count=5&every_s=0.2") as answer:
+        for chunk in answer.iter_raw():
+            arrived.append((chunk, time.monotonic()))
+    assert [chunk for chunk, _ in arrived] == [f"data: {number}\n\n".encode() for number in range(5)]
+    assert all(later - earlier > 0.1 for (_, earlier), (_, later) in itertools.pairwise(arrived))
+
+
+def test_a_drained_replica_finishes_its_streams(api: Api, balancer: Balancer, replicas: list[Replica]) -> None:
+    """New requests go elsewhere at once; a running stream continues to its end, and then the server is deleted."""
+    with httpx.stream("GET", f"{balancer.url}/events?count=30&every_s=0.1") as answer:
+        port = answer.headers["x-replica"]
+        (streaming,) = [replica for replica in replicas if str(replica.port) == port]
+        (other,) = [replica for replica in replicas if replica is not streaming]
+        api.set([other.entry()])
+        balancer.wait_replicas({other})
+        assert sum(chunk.count(b"data") for chunk in answer.iter_raw()) == 30
+    wait_for("the server is deleted", lambda: balancer.servers() == {str(other.port)})
+
+
+def test_streams_are_closed_after_the_drain(api: Api, balancer: Balancer, replicas: list[Replica]) -> None:
+    """A stream that outlasts `drain_s` breaks off, and is counted as cut instead of failed."""
+    with httpx.stream("GET", f"{balancer.url}/events?count=1000&every_s=0.1") as answer:
+        (other,) = [replica for replica in replicas if str(replica.port) != answer.headers["x-replica"]]
+        api.set([other.entry()], drain_s=1)
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(answer.iter_raw())
+    wait_for("the cut is reported", lambda: api.total("cut") == 1)
+    assert api.total("failed") == 0
+
+
+def test_a_stream_whose_replica_dies_is_counted_as_cut(api: Api, balancer: Balancer) -> None:
+    """The client sees that the answer is incomplete."""
+    url = f"{balancer.url}/events?count=9&die_at=3&every_s=0.05"
+    with httpx.stream("GET", url) as answer, pytest.raises(httpx.RemoteProtocolError):
+        list(answer.iter_raw())
+    wait_for("the cut is reported", lambda: api.total("cut") == 1)
+    assert api.total("failed") == 0
+
+
+def test_websockets(balancer: Balancer) -> None:
+    """A connection is upgraded, and frames pass in both directions."""
+    with socket.create_connection(("127.0.0.1", balancer.port), 10) as client:
+        client.sendall(
+            b"GET /websocket HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        reader = client.makefile("rb")
+        assert b" 101 " in reader.readline()
+        head = list(iter(reader.readline, b"\r\n"))
+        assert any(b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in line for line in head)
+        for text in (b"one", b"two"):
+            client.sendall(bytes([0x81, 0x80 | len(text), 0, 0, 0, 0]) + text)
+            assert reader.read(2 + len(text)) == bytes([0x81, len(text)]) + text
+
+
+def test_http2_without_tls(balancer: Balancer) -> None:
+    """A client that starts with HTTP/2 gets HTTP/2."""
+    done = subprocess.run(
+        ["curl", "-sS", "--http2-prior-knowledge", "-w", "%{http_version} %{http_code}", balancer.url],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.endswith("2 200"), done.stderr
+
+
+def test_the_queue_is_bounded(api: Api, replicas: list[Replica], start: Start) -> None:
+    """While the only replica is busy, `max_queue` requests wait, and further ones get 503 with Retry-After."""
+    api.set([replicas[0].entry()], max_queue=2)
+    balancer = start("--concurrency", "1")
+    balancer.wait_replicas({replicas[0]})
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(httpx.get, f"{balancer.url}/?after_s=1", timeout=30) for _ in range(8)]
+        answers = [one.result() for one in asked]
+    assert sorted(answer.status_code for answer in answers) == [200] * 3 + [503] * 5
+    assert all(int(answer.headers["retry-after"]) > 0 for answer in answers if answer.status_code == 503)
+
+
+def test_least_load_uses_the_near_zone_until_it_is_overloaded(api: Api, replicas: list[Replica], start: Start) -> None:
+    """Requests stay in the clients' zone while its replica has fewer than two, then also use the other zone. If the
+    near replica dies, the far one answers.
+    """
+    near, far = replicas
+    api.set([near.entry(zone="a"), far.entry(zone="b")], policy="least_load")
+    balancer = start("--zone", "east/a", "--overload", "2")
+    balancer.wait_replicas({near})
+
+    def ask(number: int) -> str:
+        return str(httpx.get(f"{balancer.url}/?after_s=1", timeout=30).headers["x-replica"])
+
+    with ThreadPoolExecutor(6) as pool:
+        ports = list(pool.map(ask, range(6)))
+    assert ports.count(str(near.port)) == 3 and ports.count(str(far.port)) == 3
+    near.kill()
+    balancer.wait_replicas({far})
+    near.start()
+
+
+def test_a_hundred_changes_lose_no_request(api: Api, replicas: list[Replica], balancer: Balancer) -> None:
+    """While replicas are added and removed a hundred times, every request of eight clients is answered."""
+    third = Replica(2)
+    pool = [*replicas, third]
+    over = threading.Event()
+    answered = []
+
+    def ask() -> None:
+        with httpx.Client(base_url=balancer.url) as client:
+            while not over.is_set():
+                answered.append(client.post("/?after_s=0.005").status_code)
+
+    clients = [threading.Thread(target=ask) for _ in range(8)]
+    for client in clients:
+        client.start()
+    for number in range(100):
+        fetches = api.fetches
+        api.set([replica.entry() for replica in pool if replica.number != number % 3], drain_s=5)
+        wait_for("the list is fetched", lambda fetches=fetches: api.fetches > fetches)
+    over.set()
+    for client in clients:
+        client.join()
+    third.kill()
+    assert set(answered) == {200} and len(answered) > 100
+    wait_for("all requests are counted", lambda: api.total("requests") >= len(answered))
