@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 PORT = int(sys.argv[1]) if len(sys.argv) > 1 else 0
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_steps: "asyncio.Queue[None]" = asyncio.Queue()
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 
 
@@ -70,7 +71,9 @@ async def _die_after(reader: Reader, writer: Writer, options: Mapping[str, str],
 
 
 async def _events(reader: Reader, writer: Writer, options: Mapping[str, str], body: bytes) -> bool:
-    """Sends `count` server-sent events, one every `every_s`. After `die_at` events the process dies."""
+    """Sends `count` server-sent events, one every `every_s`. After `die_at` events the process dies. With `steps` each
+    event is followed by a pause until there was a request of `/step`.
+    """
     writer.write(
         f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Replica: {PORT}\r\n"
         "Transfer-Encoding: chunked\r\n\r\n".encode()
@@ -83,9 +86,16 @@ async def _events(reader: Reader, writer: Writer, options: Mapping[str, str], bo
         writer.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
         await writer.drain()
         await asyncio.sleep(float(options.get("every_s", 0)))
+        if "steps" in options:
+            await _steps.get()
     writer.write(b"0\r\n\r\n")
     await writer.drain()
     return True
+
+
+async def _step(reader: Reader, writer: Writer, options: Mapping[str, str], body: bytes) -> bool:
+    _steps.put_nowait(None)
+    return await _who(reader, writer, {}, body)
 
 
 async def _websocket(reader: Reader, writer: Writer, options: Mapping[str, str], body: bytes) -> bool:
@@ -107,6 +117,7 @@ async def _websocket(reader: Reader, writer: Writer, options: Mapping[str, str],
 _PATHS: Mapping[str, Callable[[Reader, Writer, Mapping[str, str], bytes], Awaitable[bool]]] = {
     "/die-after": _die_after,
     "/events": _events,
+    "/step": _step,
     "/websocket": _websocket,
 }
 

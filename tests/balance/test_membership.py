@@ -112,10 +112,7 @@ def test_the_policy_changes_while_haproxy_runs(api: Api, replicas: list[Replica]
     haproxy = balancer.haproxy()
     for policy in ("least_connections", "least_load", "round_robin"):
         api.set(entries, policy=policy, drain_s=0)
-        path = balancer.data / "chat" / "endpoints.json"
-        wait_for(
-            "the list is stored", lambda path=path, policy=policy: json.loads(path.read_text())["policy"] == policy
-        )
+        wait_for("the list is stored", lambda policy=policy: balancer.stored()["policy"] == policy)
         balancer.wait_replicas(set(replicas))
     api.set(entries, request_timeout_s=0.2)
     wait_for("the timeout holds", lambda: httpx.get(f"{balancer.url}/?after_s=2").status_code == 504)
