@@ -6,7 +6,9 @@ because a stream's line is written only at its end, and the autoscaler must see 
 """
 
 import contextlib
+import csv
 import fcntl
+import io
 import os
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -103,9 +105,10 @@ class Counts:
                 self._cut += 1
         self.totals.retries += retries
 
-    def add_requests(self, number: int) -> None:
-        """Adds requests that have begun."""
-        self._requests += number
+    def add(self, requests: int, unanswered: int) -> None:
+        """Adds requests that have begun, and requests that failed without a line in the log."""
+        self._requests += requests
+        self._failed += unanswered
 
     def close(self, second: int) -> Second:
         """Returns the counts since the last call as those of `second`."""
@@ -131,19 +134,32 @@ def _percentile_s(sorted_ms: list[int], percent: int) -> float | None:
     return sorted_ms[-(-len(sorted_ms) * percent // 100) - 1] / 1000 if sorted_ms else None
 
 
-class Arrivals:
-    """The number of requests that one HAProxy process has received, from `show stat`."""
+class Counters:
+    """The counters of one HAProxy process, from `show stat`."""
 
-    COMMAND = "show stat -1 1 -1"
-    """The counters of the frontend only."""
+    COMMAND = "show stat -1 3 -1"
+    """The counters of the frontend and of the backends."""
 
     def __init__(self) -> None:
-        self._seen = 0
+        self._requests = 0
+        self._unanswered = 0
+        self._unconfirmed = 0
 
-    def new(self, answer: str) -> int:
-        """Returns the number of admitted requests since the last call, from the answer to `COMMAND`."""
-        names, _, rows = answer.removeprefix("# ").partition("\n")
-        row = dict(zip(names.split(","), rows.partition("\n")[0].split(","), strict=False))
-        seen = int(row["req_tot"]) - int(row["dreq"])
-        found, self._seen = seen - self._seen, seen
+    def new(self, answer: str) -> tuple[int, int]:
+        """Returns two numbers since the last call, from the answer to `COMMAND`: admitted requests, and requests whose
+        client got nothing.
+
+        If a replica dies during a request on a connection that had served one before, and the request cannot be
+        repeated, HAProxy closes the client's connection without an answer, and writes no log line.
+        """
+        rows = list(csv.DictReader(io.StringIO(answer.removeprefix("# "))))
+        frontend = next(row for row in rows if row["svname"] == "FRONTEND")
+        running = sum(int(row["scur"]) for row in rows if row["svname"] == "BACKEND")
+        ended = sum(int(frontend[f"hrsp_{kind}"]) for kind in ("1xx", "2xx", "3xx", "4xx", "5xx", "other"))
+        # The counters change while several threads are read. Only a value that stays for two readings counts.
+        missing = int(frontend["req_tot"]) - ended - running
+        unanswered = max(self._unanswered, min(self._unconfirmed, missing))
+        requests = int(frontend["req_tot"]) - int(frontend["dreq"])
+        found = requests - self._requests, unanswered - self._unanswered
+        self._requests, self._unanswered, self._unconfirmed = requests, unanswered, missing
         return found

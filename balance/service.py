@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from balance.configuration import SOCKET, Access, Descriptors, Limits, render
-from balance.counts import READ_S, Arrivals, Counts
+from balance.counts import READ_S, Counters, Counts
 from balance.following import Api
 from balance.members import Members
 from balance.process import CONFIGURATION, Process
@@ -54,7 +54,7 @@ class _Running:
     process: Process
     socket: RuntimeSocket
     members: Members
-    arrivals: Arrivals
+    counters: Counters
 
 
 class ServiceBalancer:
@@ -169,7 +169,7 @@ class ServiceBalancer:
             try:
                 if await self._is_started(runtime, ended):
                     members = Members(runtime, settings.limits, service, there)
-                    self._running = _Running(process, runtime, members, Arrivals())
+                    self._running = _Running(process, runtime, members, Counters())
             except BaseException:
                 process.kill()
                 raise
@@ -270,7 +270,7 @@ class ServiceBalancer:
         sending: asyncio.Task[Any] | None = None
         while True:
             await asyncio.sleep(_TICK_S - time.time() % _TICK_S)
-            await self._count_arrivals()
+            await self._read_counters()
             self.counts.read()
             second = math.floor(time.time()) - 1
             if second > last:  # The clock may have been set back; then the counts are those of a later second.
@@ -280,12 +280,12 @@ class ServiceBalancer:
                 sending = asyncio.create_task(self.reports.send())
             await self._tidy()
 
-    async def _count_arrivals(self) -> None:
+    async def _read_counters(self) -> None:
         running = self._running
         if running is None:
             return
         try:
-            self.counts.add_requests(running.arrivals.new(await running.socket.ask(Arrivals.COMMAND)))
+            self.counts.add(*running.counters.new(await running.socket.ask(Counters.COMMAND)))
         except RuntimeSocketError as error:
             _log.warning("%s: %s", self.name, error)
 
