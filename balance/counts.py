@@ -144,6 +144,8 @@ class Counters:
         self._requests = 0
         self._unanswered = 0
         self._unconfirmed = 0
+        self.running = 0
+        """Requests in progress at the last reading."""
 
     def new(self, answer: str) -> tuple[int, int]:
         """Returns two numbers since the last call, from the answer to `COMMAND`: admitted requests, and requests whose
@@ -154,10 +156,10 @@ class Counters:
         """
         rows = list(csv.DictReader(io.StringIO(answer.removeprefix("# "))))
         frontend = next(row for row in rows if row["svname"] == "FRONTEND")
-        running = sum(int(row["scur"]) for row in rows if row["svname"] == "BACKEND")
+        self.running = sum(int(row["scur"]) for row in rows if row["svname"] == "BACKEND")
         ended = sum(int(frontend[f"hrsp_{kind}"]) for kind in ("1xx", "2xx", "3xx", "4xx", "5xx", "other"))
         # The counters change while several threads are read. Only a value that stays for two readings counts.
-        missing = int(frontend["req_tot"]) - ended - running
+        missing = int(frontend["req_tot"]) - ended - self.running
         unanswered = max(self._unanswered, min(self._unconfirmed, missing))
         requests = int(frontend["req_tot"]) - int(frontend["dreq"])
         found = requests - self._requests, unanswered - self._unanswered

@@ -55,6 +55,8 @@ class _Running:
     socket: RuntimeSocket
     members: Members
     counters: Counters
+    is_finished: bool = False
+    """Whether it was stopped and its last request has ended."""
 
 
 class ServiceBalancer:
@@ -170,6 +172,8 @@ class ServiceBalancer:
                 if await self._is_started(runtime, ended):
                     members = Members(runtime, settings.limits, service, there)
                     self._running = _Running(process, runtime, members, Counters())
+                if self._stopping:
+                    process.stop()
             except BaseException:
                 process.kill()
                 raise
@@ -282,15 +286,21 @@ class ServiceBalancer:
 
     async def _read_counters(self) -> None:
         running = self._running
-        if running is None:
+        if running is None or running.is_finished:
             return
         try:
             self.counts.add(*running.counters.new(await running.socket.ask(Counters.COMMAND)))
         except RuntimeSocketError as error:
             _log.warning("%s: %s", self.name, error)
+        if self._stopping and not running.counters.running:
+            # HAProxy ends only when the connection to its runtime socket is closed too.
+            running.is_finished = True
+            running.socket.close()
 
     async def _tidy(self) -> None:
         """Removes drained servers, and repeats changes that HAProxy did not accept."""
+        if self._stopping:
+            return
         if not self._is_applied:
             await self._apply()
         async with self._lock:

@@ -8,17 +8,29 @@ import socket
 from collections.abc import Mapping
 
 from balance.following import Api
+from balance.metrics import serve_metrics
 from balance.service import ServiceBalancer, Settings
 
 _LAST_REPORT_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-async def supervise(listeners: Mapping[str, socket.socket], settings: Settings, api: Api) -> None:
-    """Balances services until SIGTERM or SIGINT, then drains. `listeners` has the listening socket of each service."""
+async def supervise(
+    listeners: Mapping[str, socket.socket], settings: Settings, api: Api, metrics: tuple[str, int] | None = None
+) -> None:
+    """Balances services until SIGTERM or SIGINT, then drains.
+
+    Args:
+        listeners: the listening socket of each service.
+        settings: what the services share.
+        api: the API that lists the replicas.
+        metrics: host and port for the metrics; None: no metrics are served.
+    """
     # A new name for each start: counts of the same second from before and after a restart must not replace each other.
     balancer = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     balancers = {name: ServiceBalancer(name, listener, settings, api, balancer) for name, listener in listeners.items()}
+    if metrics is not None:
+        serve_metrics(*metrics, balancers.values())
 
     def fetch_all() -> None:
         for one in balancers.values():

@@ -29,6 +29,7 @@ async def run_balance(options: Mapping[str, Any]) -> None:
     """
     offers = _offers(options["services"])
     clients = _zone(options["zone"])
+    metrics = parse_address(options["metrics"]) if options["metrics"] else None
     settings = Settings(
         program=find_haproxy(options["haproxy"]),
         data=options["data"],
@@ -49,7 +50,7 @@ async def run_balance(options: Mapping[str, Any]) -> None:
     listeners = {name: listen(*address) for name, address in offers.items()}
     api = Api(context.api, context.key)
     try:
-        await supervise(listeners, settings, api)
+        await supervise(listeners, settings, api, metrics)
     finally:
         await api.close()
 

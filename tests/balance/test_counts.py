@@ -87,7 +87,9 @@ def test_lines_of_the_log_are_classified() -> None:
     import os
 
     counts = Counts()
-    lines = b"200 -- 7 0\n404 -- 3 0\n101 -- 9 0\n502 SH 1 +2\n-1 CR 1 0\n200 CD 1 0\n200 SD 1 0\n200 sD 1 0\n504 sH 1 0\n"
+    lines = (
+        b"200 -- 7 0\n404 -- 3 0\n101 -- 9 0\n502 SH 1 +2\n-1 CR 1 0\n200 CD 1 0\n200 SD 1 0\n200 sD 1 0\n504 sH 1 0\n"
+    )
     os.write(counts.log, lines[:14])
     counts.read()
     os.write(counts.log, lines[14:] + b"a message of HAProxy itself\n")
