@@ -13,6 +13,8 @@ from balance.values import Service
 
 SOCKET = "haproxy.sock"
 """The runtime socket, in the working folder of HAProxy: an absolute path can be too long for a socket."""
+KEYS = "keys.acl"
+"""The hashes of the admitted keys, in the same folder."""
 RETRY_AFTER_S = 2
 """Sent with 503."""
 RETRIED_BODY_BYTES = 14_000
@@ -42,6 +44,7 @@ defaults
   timeout queue 30s
   option http-keep-alive
   option http-no-delay
+  option abortonclose
   http-reuse safe
   option srvtcpka
   srvtcpka-idle 5s
@@ -83,8 +86,8 @@ class Access:
 
     certificate: Path | None = None
     """PEM file with certificate and private key; None: no TLS."""
-    keys: Path | None = None
-    """File with the SHA-256 of each admitted key; None: clients need no key."""
+    needs_key: bool = False
+    """Whether clients must send a key whose SHA-256 is in the file `KEYS`."""
 
 
 def server_line(seat: Seat, limits: Limits) -> str:
@@ -143,11 +146,11 @@ def _frontend(access: Access, descriptors: Descriptors, limits: Limits) -> str:
         "  option forwardfor",
         f"  http-request set-header X-Forwarded-Proto {scheme}",
     ]
-    if access.keys is not None:
+    if access.needs_key:
         refused = '"the API key is missing or unknown\\n"'
-        key = "req.hdr(Authorization),regsub(^[Bb]earer\\ +,),sha2(256),hex,lower"
+        key = "req.fhdr(Authorization),regsub(^[Bb]earer\\ +,),sha2(256),hex,lower"
         lines += [
-            f"  acl admitted {key} -m str -f {access.keys}",
+            f"  acl admitted {key} -m str -f {KEYS}",
             f"  http-request deny deny_status 401 {_TEXT} hdr WWW-Authenticate Bearer string {refused} unless admitted",
         ]
     spill = f"{{ var(txn.near),sub(txn.far) gt 0 }} {{ var(txn.near) -m int ge {limits.overload} }}"

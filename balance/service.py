@@ -14,15 +14,17 @@ from typing import Any
 
 import httpx
 
-from balance.configuration import SOCKET, Access, Descriptors, Limits, render
+from balance.configuration import KEYS, SOCKET, Access, Descriptors, Limits, render
 from balance.counts import READ_S, Counters, Counts
 from balance.following import Api
+from balance.keys import KeyFile, replace_keys
 from balance.members import Members
 from balance.process import CONFIGURATION, Process
 from balance.reports import Reports
 from balance.runtime import RuntimeSocket, RuntimeSocketError
 from balance.seats import Seat, seats
 from balance.values import InvalidList, Service, Zone, is_ip, parse_service
+from infra.errors import ConfigurationError
 from infra.files import write_private
 
 REFETCH_S = 10.0
@@ -44,7 +46,10 @@ class Settings:
     data: Path
     """Folder for lists, configurations and runtime sockets."""
     limits: Limits
-    access: Access
+    certificate: Path | None
+    """PEM file with certificate and private key; None: clients do not use TLS."""
+    keys: Path | None
+    """File with the SHA-256 of the keys of clients (`balance.keys`); None: clients need no key."""
     clients: Zone | None
     """The zone of the clients, for `least_load`."""
 
@@ -70,6 +75,7 @@ class ServiceBalancer:
         self._folder = settings.data / name
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._list = self._folder / "endpoints.json"
+        self._keys = KeyFile(settings.keys) if settings.keys else None
         self.counts = Counts()
         self.reports = Reports(api, name, balancer)
         self.restarts = 0
@@ -161,7 +167,10 @@ class ServiceBalancer:
             service, there = self.service, await self._seats()
             descriptors = Descriptors(self._listener.fileno(), self.counts.log)
             settings = self._settings
-            text = render(service, there, settings.limits, settings.access, descriptors)
+            access = Access(settings.certificate, needs_key=self._keys is not None)
+            text = render(service, there, settings.limits, access, descriptors)
+            if self._keys is not None:
+                write_private(self._folder / KEYS, "".join(f"{one}\n" for one in self._keys.hashes))
             write_private(self._folder / CONFIGURATION, text)
             (self._folder / SOCKET).unlink(missing_ok=True)
             inherited = (descriptors.listener, descriptors.log)
@@ -307,5 +316,18 @@ class ServiceBalancer:
             if self._running is not None:
                 try:
                     await self._running.members.remove_drained()
+                    await self._apply_keys(self._running.socket)
                 except RuntimeSocketError as error:
                     _log.warning("%s: %s", self.name, error)
+
+    async def _apply_keys(self, runtime: RuntimeSocket) -> None:
+        """Replaces the admitted keys if their file has changed."""
+        if self._keys is None:
+            return
+        try:
+            is_changed = self._keys.refresh()
+        except ConfigurationError as error:
+            _log.warning("%s: the keys stay as they were: %s", self.name, error)
+            return
+        if is_changed:
+            await replace_keys(runtime, self._keys.hashes)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from balance.binary import find_haproxy
-from balance.configuration import Access, Limits
+from balance.configuration import Limits
 from balance.following import Api
 from balance.listening import listen, parse_address
 from balance.service import Settings
@@ -40,7 +40,8 @@ async def run_balance(options: Mapping[str, Any]) -> None:
             threads=options["threads"],
             stop_s=options["stop_s"],
         ),
-        access=Access(certificate=options["cert"], keys=options["keys"]),
+        certificate=options["cert"],
+        keys=options["keys"],
         clients=clients,
     )
     try:

@@ -1,10 +1,12 @@
 """Counts of requests in the API, metrics, and the reading of HAProxy's log."""
 
+import os
 from collections.abc import Callable
 
 import httpx
 
 from balance.counts import Counters, Counts
+from infra.stack.ports import free_port
 from tests.balance.world import Api, Balancer, Replica, wait_for
 
 Start = Callable[..., Balancer]
@@ -35,12 +37,14 @@ def test_counts_are_exact_across_an_outage_of_the_api(api: Api, replicas: list[R
 
 
 def test_a_stream_is_counted_when_it_begins(api: Api, replicas: list[Replica], start: Start) -> None:
-    """The autoscaler sees a request that is still running."""
+    """The autoscaler sees a request that is still running. A client that leaves its stream is not a cut stream."""
     api.set([replicas[0].entry()])
     balancer = start()
-    with httpx.stream("GET", f"{balancer.url}/events?count=2&steps=1"):
-        wait_for("the request is counted", lambda: api.total("requests") == 1)
-    wait_for("the client has gone", lambda: api.total("requests") == 1)
+    balancer.wait_replicas({replicas[0]})
+    with httpx.stream("GET", f"{balancer.url}/events?count=1000&every_s=0.05"):
+        wait_for("the request is counted", lambda: api.total("requests") == 4)
+    assert balancer.stop() == 0
+    assert api.total("requests") == 4
     assert (api.total("failed"), api.total("cut")) == (0, 0)
 
 
@@ -59,8 +63,6 @@ def test_the_last_counts_are_sent_at_the_stop(api: Api, replicas: list[Replica],
 
 def test_metrics(api: Api, replicas: list[Replica], start: Start) -> None:
     """The metrics count requests, failures and times, and show the state of the balancer."""
-    from infra.stack.ports import free_port
-
     port = free_port()
     api.set([replica.entry() for replica in replicas])
     balancer = start("--metrics", f"127.0.0.1:{port}")
@@ -84,8 +86,6 @@ def test_metrics(api: Api, replicas: list[Replica], start: Start) -> None:
 
 def test_lines_of_the_log_are_classified() -> None:
     """A client that gives up is neither a failure nor a cut stream. A line may arrive in two parts."""
-    import os
-
     counts = Counts()
     lines = (
         b"200 -- 7 0\n404 -- 3 0\n101 -- 9 0\n502 SH 1 +2\n-1 CR 1 0\n200 CD 1 0\n200 SD 1 0\n200 sD 1 0\n504 sH 1 0\n"

@@ -205,7 +205,8 @@ class Balancer:
         self.data = data
         services = services or {NAME: self.port}
         offers = [text for name, port in services.items() for text in ("--service", f"{name}=127.0.0.1:{port}")]
-        self._command = [sys.executable, "-m", "server", "balance", "--data", str(data), *offers, *options]
+        self._base = [sys.executable, "-m", "server", "balance", "--data", str(data)]
+        self._command = [*self._base, *offers, *options]
         self._environment = {**os.environ, "MIZZEN_API": api.url, "MIZZEN_API_KEY": "", "PYTHONWARNINGS": "default"}
         self.log = data.parent / "balancer.log"
         self.process: subprocess.Popen[bytes] | None = None
@@ -217,6 +218,12 @@ class Balancer:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self._command, cwd=CHECKOUT, env=self._environment, stdout=log, stderr=log)
+
+    def run_with(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """Runs the command with other options to its end."""
+        return subprocess.run(
+            [*self._base, *options], cwd=CHECKOUT, env=self._environment, capture_output=True, text=True
+        )
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         assert self.process is not None
