@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.balance.world import Api, Balancer, Replica, running
+from bench.balance_api import Api
+from tests.balance.world import Balancer, Replica, running
 
 
 @pytest.fixture

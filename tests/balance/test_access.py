@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.balance.world import Api, Balancer, Replica, wait_for
+from bench.balance_api import Api
+from tests.balance.world import Balancer, Replica, wait_for
 
 Start = Callable[..., Balancer]
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import httpx
 
 from balance.counts import Counters, Counts
+from bench.balance_api import Api
 from infra.stack.ports import free_port
-from tests.balance.world import Api, Balancer, Replica, wait_for
+from tests.balance.world import Balancer, Replica, wait_for
 
 Start = Callable[..., Balancer]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.balance.world import Api, Balancer, Replica, wait_for
+from bench.balance_api import Api
+from tests.balance.world import Balancer, Replica, wait_for
 
 Start = Callable[..., Balancer]
 

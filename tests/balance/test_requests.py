@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.balance.world import Api, Balancer, Replica, wait_for
+from bench.balance_api import Api
+from tests.balance.world import Balancer, Replica, wait_for
 
 Start = Callable[..., Balancer]
 KIB, MIB = 1 << 10, 1 << 20
