@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from balance.seats import BACKENDS, Seat
+from balance.seats import BACKENDS, ZONE_BACKENDS, Seat
 from balance.values import Service
 
 SOCKET = "haproxy.sock"
@@ -107,15 +107,17 @@ def variables(service: Service) -> dict[str, str]:
     }
 
 
-def render(service: Service, seats: Iterable[Seat], limits: Limits, access: Access, descriptors: Descriptors) -> str:
-    """Returns the configuration of the HAProxy process for one service."""
-    by_backend: dict[str, list[Seat]] = {name: [] for name in BACKENDS}
+def render(
+    service: Service, seats: Iterable[Seat], limits: Limits, access: Access, descriptors: Descriptors, *, zones: bool
+) -> str:
+    """Returns the configuration of the HAProxy process for one service. With `zones`, `least_load` is possible."""
+    by_backend: dict[str, list[Seat]] = {name: [] for name in BACKENDS if zones or name not in ZONE_BACKENDS}
     for seat in seats:
         by_backend[seat.backend].append(seat)
     parts = [
         _global(service, limits),
         _DEFAULTS,
-        _frontend(access, descriptors, limits),
+        _frontend(access, descriptors, limits, zones),
         *(_backend(name, BACKENDS[name], there, limits) for name, there in by_backend.items()),
     ]
     return "\n".join(parts)
@@ -135,7 +137,7 @@ global
 """
 
 
-def _frontend(access: Access, descriptors: Descriptors, limits: Limits) -> str:
+def _frontend(access: Access, descriptors: Descriptors, limits: Limits, zones: bool) -> str:
     tls = f" ssl crt {access.certificate} alpn h2,http/1.1 ssl-min-ver TLSv1.2" if access.certificate else ""
     scheme = "https" if access.certificate else "http"
     lines = [
@@ -153,16 +155,21 @@ def _frontend(access: Access, descriptors: Descriptors, limits: Limits) -> str:
             f"  acl admitted {key} -m str -f {KEYS}",
             f"  http-request deny deny_status 401 {_TEXT} hdr WWW-Authenticate Bearer string {refused} unless admitted",
         ]
-    spill = f"{{ var(txn.near),sub(txn.far) gt 0 }} {{ var(txn.near) -m int ge {limits.overload} }}"
+    if zones:
+        # The load of a backend is the number of its requests for each of its servers; without servers it is infinite.
+        spill = f"{{ var(txn.near),sub(txn.far) gt 0 }} {{ var(txn.near) -m int ge {limits.overload} }}"
+        lines += [
+            "  acl by_load var(proc.policy) -m str least_load",
+            "  http-request set-var(txn.near_servers) nbsrv(near) if by_load",
+            "  http-request set-var(txn.far_servers) nbsrv(far) if by_load",
+            "  http-request set-var(txn.near) be_conn(near),div(txn.near_servers) if by_load",
+            "  http-request set-var(txn.far) be_conn(far),div(txn.far_servers) if by_load",
+            f"  use_backend far if by_load {spill}",
+            "  use_backend near if by_load",
+        ]
     lines += [
-        "  acl by_load var(proc.policy) -m str least_load",
-        "  http-request set-var(txn.near_servers) nbsrv(near) if by_load",
-        "  http-request set-var(txn.far_servers) nbsrv(far) if by_load",
-        "  http-request set-var(txn.near) be_conn(near),div(txn.near_servers) if by_load",
-        "  http-request set-var(txn.far) be_conn(far),div(txn.far_servers) if by_load",
-        f"  use_backend far if by_load {spill}",
-        "  use_backend near if by_load",
-        "  use_backend %[var(proc.policy)]",
+        "  use_backend least_connections if { var(proc.policy) -m str least_connections }",
+        "  default_backend round_robin",
     ]
     return "\n".join(lines) + "\n"
 

@@ -10,10 +10,11 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from balance.values import Endpoint, Service, Zone
+from balance.values import Policy, Service, Zone
 
 BACKENDS = {"round_robin": "roundrobin", "least_connections": "leastconn", "near": "leastconn", "far": "leastconn"}
 """HAProxy's balancing algorithm for each backend."""
+ZONE_BACKENDS = frozenset({"near", "far"})
 _FULL_WEIGHT, _OTHER_REGION_WEIGHT = 100, 25
 """A busy far replica in another region gets a quarter of the requests of one in the clients' region."""
 
@@ -42,7 +43,7 @@ def seats(service: Service, addresses: Mapping[str, str], clients: Zone | None) 
     Args:
         service: the list of replicas.
         addresses: the IP address of each host. A replica whose host is not in it gets no seat.
-        clients: the zone of the clients; None: unknown, so no replica counts as near.
+        clients: the zone of the clients; None: unknown, then `least_load` is the same as `least_connections`.
     """
     found = []
     for endpoint in service.endpoints:
@@ -50,18 +51,19 @@ def seats(service: Service, addresses: Mapping[str, str], clients: Zone | None) 
             continue
         address = _with_port(addresses[endpoint.address], endpoint.port)
         name = f"{endpoint.replica}-{address}".replace("[", "").replace("]", "")
-        if service.policy != "least_load":
-            found.append(Seat(service.policy, name, address))
+        if service.policy != "least_load" or clients is None:
+            found.append(Seat(effective_policy(service, clients), name, address))
             continue
         is_near = endpoint.zone == clients
-        weight = _FULL_WEIGHT if clients is None or _is_in_region(endpoint, clients) else _OTHER_REGION_WEIGHT
+        weight = _FULL_WEIGHT if endpoint.zone.region == clients.region else _OTHER_REGION_WEIGHT
         found.append(Seat("near", name, address, weight, is_backup=not is_near))
         found.append(Seat("far", name, address, weight, is_backup=is_near))
     return found
 
 
-def _is_in_region(endpoint: Endpoint, clients: Zone) -> bool:
-    return endpoint.zone.region == clients.region
+def effective_policy(service: Service, clients: Zone | None) -> Policy:
+    """Returns the policy that HAProxy applies. Without a zone of the clients no replica is nearer than another."""
+    return "least_connections" if service.policy == "least_load" and clients is None else service.policy
 
 
 def _with_port(address: str, port: int) -> str:

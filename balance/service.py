@@ -8,7 +8,7 @@ import math
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from balance.members import Members
 from balance.process import CONFIGURATION, Process
 from balance.reports import Reports
 from balance.runtime import RuntimeSocket, RuntimeSocketError
-from balance.seats import Seat, seats
+from balance.seats import Seat, effective_policy, seats
 from balance.values import InvalidList, Service, Zone, is_ip, parse_service
 from infra.errors import ConfigurationError
 from infra.files import write_private
@@ -164,11 +164,12 @@ class ServiceBalancer:
         """Starts HAProxy with the current list, and waits for its end."""
         async with self._lock:
             # The list can be replaced while HAProxy starts. Then the change is applied afterwards.
-            service, there = self.service, await self._seats()
+            service, there = self._effective(), await self._seats()
             descriptors = Descriptors(self._listener.fileno(), self.counts.log)
             settings = self._settings
             access = Access(settings.certificate, needs_key=self._keys is not None)
-            text = render(service, there, settings.limits, access, descriptors)
+            zones = settings.clients is not None
+            text = render(service, there, settings.limits, access, descriptors, zones=zones)
             if self._keys is not None:
                 write_private(self._folder / KEYS, "".join(f"{one}\n" for one in self._keys.hashes))
             write_private(self._folder / CONFIGURATION, text)
@@ -243,6 +244,9 @@ class ServiceBalancer:
             _log.warning("%s: %s is ignored: %s", self.name, self._list, error)
         return None
 
+    def _effective(self) -> Service:
+        return replace(self.service, policy=effective_policy(self.service, self._settings.clients))
+
     async def _seats(self) -> list[Seat]:
         hosts = {endpoint.address for endpoint in self.service.endpoints}
         self._addresses = {host: found for host in hosts if (found := await self._address(host)) is not None}
@@ -265,7 +269,7 @@ class ServiceBalancer:
                 return  # HAProxy will start with this list.
             self._is_applied = False
             try:
-                await self._running.members.apply(self.service, await self._seats())
+                await self._running.members.apply(self._effective(), await self._seats())
                 self._is_applied = True
             except RuntimeSocketError as error:
                 _log.warning("%s: %s", self.name, error)

@@ -1,13 +1,16 @@
 """Load for the suite `balance`, in a process of its own: `python -m bench.balance_load REQUESTS|STREAMS ...`.
 
-`requests PORT CONNECTIONS SECONDS` sends one GET after the other on each of the connections. `streams PORT NUMBER`
+`requests PORT CONNECTIONS SECONDS` sends one GET after the other on each of the connections, for SECONDS or
+until SIGTERM. `streams PORT NUMBER`
 opens streams of `bench.balance_replica` at the same time and measures them. Both print one JSON object.
 """
 
 import json
 import select
+import signal
 import socket
 import sys
+import threading
 import time
 from statistics import quantiles
 
@@ -32,8 +35,10 @@ def requests(port: int, connections: int, seconds_s: float) -> dict[str, float]:
     for _ in range(connections):
         begin()
     answered = lost = 0
+    over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: over.set())
     start_s = time.perf_counter()
-    while time.perf_counter() - start_s < seconds_s:
+    while not over.is_set() and time.perf_counter() - start_s < seconds_s:
         for descriptor, _ in poll.poll(1.0):
             client = opened[descriptor]
             try:
