@@ -29,14 +29,14 @@ LOG_FORMAT = "%ST %ts %Ta %rc"
 """Status, termination state, total time in milliseconds, retries."""
 
 
-# Client and tunnel have long timeouts, because streams may pause. The server's timeout ends a stalled request.
-# Keepalive finds a machine that vanished without closing its connections.
+# A tunnel may be silent for long. The client's timeout ends a stalled upload, not a pause of the answer; the server's
+# timeout ends a stalled request. Keepalive finds a machine that vanished without closing its connections.
 _DEFAULTS = """\
 defaults
   mode http
   timeout http-request 15s
   timeout http-keep-alive 60s
-  timeout client 1h
+  timeout client 60s
   timeout connect 2s
   timeout server 1h
   timeout tunnel 1h
@@ -129,7 +129,7 @@ def _global(service: Service, limits: Limits) -> str:
 global
   maxconn {limits.connections}
   nbthread {limits.threads}
-  hard-stop-after {round(limits.stop_s * 1000)}ms
+  hard-stop-after {max(1, round(limits.stop_s * 1000))}ms
   stats socket unix@{SOCKET} mode 600 level admin
   stats timeout 1d
   tune.http.maxhdr 128

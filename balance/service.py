@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import logging
 import math
@@ -10,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
@@ -24,7 +25,7 @@ from balance.reports import Reports
 from balance.runtime import RuntimeSocket, RuntimeSocketError
 from balance.seats import Seat, effective_policy, seats
 from balance.values import InvalidList, Service, Zone, is_ip, parse_service
-from infra.errors import ConfigurationError
+from infra.errors import ConfigurationError, StackError
 from infra.files import write_private
 
 REFETCH_S = 10.0
@@ -74,6 +75,7 @@ class ServiceBalancer:
         self._api = api
         self._folder = settings.data / name
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock_file = _locked(self._folder)
         self._list = self._folder / "endpoints.json"
         self._keys = KeyFile(settings.keys) if settings.keys else None
         self.counts = Counts()
@@ -150,13 +152,16 @@ class ServiceBalancer:
         pause_s = 0.0
         while not self._stopping:
             started_s = time.monotonic()
-            code = await self._run_once()
+            try:
+                code: int | str = await self._run_once()
+            except OSError as error:
+                code = str(error)
             if self._stopping:
                 return
             self.restarts += 1
             if time.monotonic() - started_s >= _STABLE_S:
                 pause_s = 0.0
-            _log.warning("%s: HAProxy ended with code %s; it is restarted in %.1f s", self.name, code, pause_s)
+            _log.warning("%s: HAProxy has ended (%s); it is restarted in %.1f s", self.name, code, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, pause_s * 2))
 
@@ -179,7 +184,7 @@ class ServiceBalancer:
             runtime = RuntimeSocket(self._folder, SOCKET)
             ended = asyncio.create_task(process.wait())
             try:
-                if await self._is_started(runtime, ended):
+                if await self._is_started(runtime, process, ended):
                     members = Members(runtime, settings.limits, service, there)
                     self._running = _Running(process, runtime, members, Counters())
                 if self._stopping:
@@ -197,16 +202,19 @@ class ServiceBalancer:
             runtime.close()
             self.counts.read()
 
-    async def _is_started(self, runtime: RuntimeSocket, ended: "asyncio.Task[int]") -> bool:
+    async def _is_started(self, runtime: RuntimeSocket, process: Process, ended: "asyncio.Task[int]") -> bool:
+        """Waits until HAProxy answers commands. Returns False if it has ended, or is killed because it does not."""
         deadline_s = time.monotonic() + _START_S
         while not ended.done():
             try:
                 await runtime.ask("show version")
                 return True
             except RuntimeSocketError:
-                if time.monotonic() >= deadline_s:
-                    raise
                 await asyncio.sleep(0.02)
+            if time.monotonic() >= deadline_s:
+                _log.warning("%s: HAProxy does not answer; it is killed", self.name)
+                process.kill()
+                break
         return False
 
     # ------------------------------------------------------------------------------------------------------ replicas
@@ -335,3 +343,14 @@ class ServiceBalancer:
             return
         if is_changed:
             await replace_keys(runtime, self._keys.hashes)
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    """Returns the open lock file of a folder, which stays locked until the process ends."""
+    file = (folder / "lock").open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise StackError(f"--data: {folder} is used by another balancer: every balancer needs its own folder") from None
+    return file

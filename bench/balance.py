@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -110,13 +110,29 @@ def load(*arguments: str | int | float) -> dict[str, float]:
     return found
 
 
-def balancer(folder: Path, port: int) -> list[str | Path]:
-    """Returns the command of a balancer."""
-    offer = f"{NAME}=127.0.0.1:{port}"
-    return [sys.executable, "-m", "server", "balance", "--data", folder, "--service", offer, "--stop-s", "1"]
+def replicas(stack: ExitStack, folder: Path) -> list[int]:
+    """Starts the server that stands for two replicas, and returns their ports."""
+    ports = [free_port(), free_port()]
+    binds = "\n".join(f"  bind 127.0.0.1:{port}" for port in ports)
+    (folder / "replicas.cfg").write_text(_REPLICAS.format(binds=binds, body="x" * 200))
+    stack.enter_context(process([find_haproxy(None), "-db", "-f", folder / "replicas.cfg"], ports[0]))
+    return ports
 
 
-def _cpu_us(pid: int, port: int, connections: int) -> float:
+def balanced(stack: ExitStack, folder: Path, ports: Sequence[int]) -> tuple[Api, int, int]:
+    """Starts an API and a balancer for replicas on these ports. Returns the API, the process id and the port."""
+    api = Api()
+    api.set([entry(number, port) for number, port in enumerate(ports)])
+    api.start()
+    stack.callback(api.stop)
+    ours = free_port()
+    command = [sys.executable, "-m", "server", "balance", "--data", folder / "balancer", "--stop-s", "1"]
+    environment = {"MIZZEN_API": api.url, "MIZZEN_API_KEY": ""}
+    pid = process([*command, "--service", f"{NAME}=127.0.0.1:{ours}"], ours, environment)
+    return api, stack.enter_context(pid), ours
+
+
+def cpu_us(pid: int, port: int, connections: int) -> float:
     """Returns the CPU microseconds for each request."""
     before_s = cpu_s(pid)
     done = load("requests", port, connections, _LOAD_S)
@@ -132,20 +148,11 @@ def run(bench: Bench) -> Iterator[Figure]:
         raise InvalidBenchmark("nginx is not installed: apt-get install nginx-light")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mizzen-bench-")))
-        ports = [free_port(), free_port()]
-        binds = "\n".join(f"  bind 127.0.0.1:{port}" for port in ports)
-        (folder / "replicas.cfg").write_text(_REPLICAS.format(binds=binds, body="x" * 200))
-        haproxy = find_haproxy(None)
-        stack.enter_context(process([haproxy, "-db", "-f", folder / "replicas.cfg"], ports[0]))
-        api = Api()
-        api.set([entry(number, port) for number, port in enumerate(ports)])
-        api.start()
-        stack.callback(api.stop)
-        ours, reference = free_port(), free_port()
-        environment = {"MIZZEN_API": api.url, "MIZZEN_API_KEY": ""}
+        ports = replicas(stack, folder)
+        api, pid, ours = balanced(stack, folder, ports)
+        reference = free_port()
         servers = " ".join(f"server 127.0.0.1:{port};" for port in ports)
         (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, port=reference, servers=servers))
-        pid = stack.enter_context(process(balancer(folder / "balancer", ours), ours, environment))
         other = stack.enter_context(process([nginx, "-c", folder / "nginx.conf"], reference))
         for line, connections in zip(LINES, CONNECTIONS, strict=False):
             bench.say(f"{connections} connections")
@@ -153,8 +160,8 @@ def run(bench: Bench) -> Iterator[Figure]:
                 interleave(
                     bench,
                     {
-                        "balancer_us": lambda n=connections: _cpu_us(pid, ours, n),  # type: ignore[misc]
-                        "nginx_us": lambda n=connections: _cpu_us(other, reference, n),  # type: ignore[misc]
+                        "balancer_us": lambda n=connections: cpu_us(pid, ours, n),  # type: ignore[misc]
+                        "nginx_us": lambda n=connections: cpu_us(other, reference, n),  # type: ignore[misc]
                     },
                 )
             )
@@ -195,12 +202,7 @@ def _streams(bench: Bench) -> Iterator[Figure]:
         port, ours = free_port(), free_port()
         replica = [sys.executable, "-m", "bench.balance_replica", str(port), str(_CHUNKS), str(_EVERY_S)]
         stack.enter_context(process(replica, port))
-        api = Api()
-        api.set([entry(0, port)])
-        api.start()
-        stack.callback(api.stop)
-        environment = {"MIZZEN_API": api.url, "MIZZEN_API_KEY": ""}
-        stack.enter_context(process(balancer(folder / "balancer", ours), ours, environment))
+        _, _, ours = balanced(stack, folder, [port])
 
         def measured(name: str, at: int) -> dict[str, float]:
             return {f"{name}_{key}": value for key, value in load("streams", at, _STREAMS).items() if key[-2:] == "_s"}
