@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -29,7 +29,7 @@ _LOAD_S = 4.0
 _STREAMS, _CHUNKS, _EVERY_S = 200, 50, 0.1
 _CHANGES = 1000
 _LONGEST_S = 300.0
-_START_S = 20.0
+_START_S = 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 LINES = (
     *(Line(f"CPU for each request over nginx, {number} connections", 1.5) for number in CONNECTIONS),
@@ -73,10 +73,20 @@ def entry(number: int, port: int) -> dict[str, object]:
 
 
 @contextmanager
-def process(arguments: Iterable[str | Path], port: int, environment: dict[str, str] | None = None) -> Iterator[int]:
-    """Runs a server until it answers on `port`, yields its process id, and kills it at the end."""
-    started = subprocess.Popen([str(one) for one in arguments], env={**os.environ, **(environment or {})},
-                               stderr=subprocess.DEVNULL)  # fmt: skip
+def process(
+    arguments: Iterable[str | Path], port: int, environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> Iterator[int]:
+    """Runs a server until it answers on `port`, yields its process id, and ends it.
+
+    `environment` is added to the variables of this process, and `folder` is the working folder, if it is given.
+    """
+    started = subprocess.Popen(
+        [str(one) for one in arguments],
+        env={**os.environ, **(environment or {})},
+        cwd=folder,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
     try:
         deadline_s = time.monotonic() + _START_S
         while True:
@@ -126,7 +136,16 @@ def balanced(stack: ExitStack, folder: Path, ports: Sequence[int]) -> tuple[Api,
     api.start()
     stack.callback(api.stop)
     ours = free_port()
-    command = [sys.executable, "-m", "server", "balance", "--data", folder / "balancer", "--stop-s", "1"]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "server",
+        "balance",
+        "--data",
+        folder / "balancer",
+        "--stop-s",
+        "1",
+    ]
     environment = {"MIZZEN_API": api.url, "MIZZEN_API_KEY": ""}
     pid = process([*command, "--service", f"{NAME}=127.0.0.1:{ours}"], ours, environment)
     return api, stack.enter_context(pid), ours

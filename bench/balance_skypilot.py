@@ -5,7 +5,6 @@ controller on loopback. Everything else is as in `bench.balance`.
 """
 
 import json
-import os
 import tempfile
 import threading
 from contextlib import ExitStack
@@ -29,8 +28,9 @@ def _controller(urls: list[str]) -> ThreadingHTTPServer:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            """Answers with the list of replicas."""
             self.rfile.read(int(self.headers["content-length"]))
-            text = json.dumps({"ready_replica_urls": urls}).encode()
+            text = json.dumps({"replica_info": {url: {} for url in urls}}).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(text)))
@@ -59,11 +59,11 @@ def main(python: Path, rounds: int) -> None:
         controller = _controller([f"http://127.0.0.1:{port}" for port in ports])
         stack.callback(controller.shutdown)
         port = free_port()
-        command = [
-            python, "-m", "sky.serve.load_balancer", "--load-balancer-port", str(port),
+        command: list[str | Path] = [
+            python.absolute(), "-m", "sky.serve.load_balancer", "--load-balancer-port", str(port),
             "--controller-addr", f"http://127.0.0.1:{controller.server_port}",
         ]  # fmt: skip
-        theirs = stack.enter_context(process(command, port, {"HOME": str(folder), "PATH": os.environ["PATH"]}))
+        theirs = stack.enter_context(process(command, port, {"HOME": str(folder), "PYTHONPATH": ""}, folder))
         for line, connections in zip(LINES, CONNECTIONS, strict=True):
             found = medians(
                 interleave(
