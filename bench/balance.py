@@ -91,7 +91,7 @@ def process(
         deadline_s = time.monotonic() + _START_S
         while True:
             try:
-                if httpx.get(f"http://127.0.0.1:{port}/", timeout=_START_S).status_code == 200:
+                if httpx.get(f"http://127.0.0.1:{port}/", timeout=2).status_code == 200:
                     break
             except httpx.TransportError:
                 pass
