@@ -90,6 +90,8 @@ class ServiceBalancer:
             self._has_list.set()
         self.fetched_s = 0.0
         """The time of the last successful fetch in seconds since 1970; 0: none since the start."""
+        self._problem = ""
+        """The error of the last fetch, which is logged only once."""
         self._addresses: dict[str, str] = {}
         self._running: _Running | None = None
         self._is_applied = True
@@ -234,8 +236,12 @@ class ServiceBalancer:
             service, body = await self._api.service(self.name)
         except (httpx.HTTPError, InvalidList) as error:
             # An error says nothing about the replicas: the last list stays.
-            _log.warning("%s: the last list of replicas stays: %s", self.name, error or type(error).__name__)
+            problem = str(error) or type(error).__name__
+            if problem != self._problem:
+                _log.warning("%s: the last list of replicas stays: %s", self.name, problem)
+            self._problem = problem
             return
+        self._problem = ""
         self.fetched_s = time.time()
         if service != self.service:
             self.service = service

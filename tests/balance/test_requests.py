@@ -4,7 +4,6 @@ import contextlib
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -69,8 +68,9 @@ def test_bodies_are_repeated_up_to_the_buffer(
 ) -> None:
     """8 KiB are sent again; of 1 MiB only a part is in the buffer, so the client gets 502."""
     api.set([replica.entry() for replica in replicas], retry_non_idempotent=retried, request_timeout_s=20)
-    wait_for("the list is stored", lambda: balancer.stored()["request_timeout_s"] == 20)
-    time.sleep(0.2)  # The variables are set just after the list was stored.
+    permission = f"value=<{int(retried)}>"
+    wait_for("HAProxy has the settings", lambda: "<20000>" in balancer.ask("get var proc.timeout_ms"))
+    wait_for("HAProxy has the settings", lambda: permission in balancer.ask("get var proc.retries_all"))
     answer = _on_dying(balancer, replicas[0], method, b"x" * 8 * KIB)
     assert _is_answered_by(answer, replicas[1]) and answer is not None and answer.text.startswith(f"{8 * KIB} ")
     replicas[0].start()

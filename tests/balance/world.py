@@ -116,13 +116,16 @@ class Balancer:
         """Returns the list on the disk."""
         return json.loads((self.data / NAME / "endpoints.json").read_text())
 
-    def servers(self) -> set[str]:
-        """Returns the ports of HAProxy's servers, as its own runtime socket lists them."""
+    def ask(self, command: str) -> str:
+        """Returns HAProxy's answer to a command on its runtime socket."""
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(os.path.relpath(self.data / NAME / "haproxy.sock"))
-            client.sendall(b"show servers state\n")
-            rows = b"".join(iter(lambda: client.recv(65536), b"")).decode().splitlines()[2:]
-        return {row.split()[18] for row in rows if row}
+            client.sendall(command.encode() + b"\n")
+            return b"".join(iter(lambda: client.recv(65536), b"")).decode()
+
+    def servers(self) -> set[str]:
+        """Returns the ports of HAProxy's servers."""
+        return {row.split()[18] for row in self.ask("show servers state").splitlines()[2:] if row}
 
     def wait_replicas(self, replicas: set[Replica], url: str | None = None) -> None:
         """Waits until requests reach exactly these replicas, as often as there are replicas and once more."""
