@@ -1,4 +1,7 @@
-"""The installation of the scenario: `mizzen up` with a simulated cloud, and a balancer that is restarted as by systemd."""
+"""The installation of the scenario: `mizzen up` with a simulated cloud, and a balancer.
+
+The balancer is started again whenever it ends, as by systemd.
+"""
 
 import contextlib
 import os

@@ -126,7 +126,15 @@ class Scenario:
     def _under_load(self, balancer: Balancer) -> None:
         file, course = self._site.folder / "requests.jsonl", self.course
         url = f"http://127.0.0.1:{balancer.ports[SPOT]}"
-        command = [sys.executable, "-m", "tests.stack.serving.load", url, str(self._per_s), str(self._seconds), str(file)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.stack.serving.load",
+            url,
+            str(self._per_s),
+            str(self._seconds),
+            str(file),
+        ]
         sampler = threading.Thread(target=self._sample, daemon=True)
         sampler.start()
         course.began_s = time.time()
@@ -191,8 +199,8 @@ class Scenario:
                 except Exception as error:
                     self._say(f"no sample: {error}")
                     continue
-                ready = {place: count for place, count in one["ready"].items()}
-                self.course.samples[name].append(Sample(time.time(), ready, one["target"], one["usd"]))
+                sample = Sample(time.time(), dict(one["ready"]), one["target"], one["usd"])
+                self.course.samples[name].append(sample)
 
 
 def run_scenario(folder: Path, seconds: float, per_s: float, say: Say) -> Course:
