@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting test test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench bench-skypilot experiment experiment-pools clean
+.PHONY: setup demo demo-bursting serve-demo test test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench bench-skypilot experiment experiment-pools clean
 
 setup: $(VENV)/.ready
 
@@ -43,6 +43,11 @@ demo: setup
 # machine is left at the end.
 demo-bursting: setup
 	@$(BIN)/python -m tests.stack.bursting
+
+# A service on simulated spot machines under load for ten minutes, while its machines, its replicas and mizzen's
+# processes are killed: python -m tests.stack.serving SECONDS REQUESTS_PER_S for another length. Writes serve-demo/.
+serve-demo: setup
+	@$(BIN)/python -m tests.stack.serving $(ARGS)
 
 # In a fresh clone each of the four workers would compile all test modules, 15 s of CPU each. This target compiles them
 # once, on the core that the compilation of the loops leaves idle. The test run itself reports errors in test modules.

@@ -26,9 +26,9 @@ class Request:
     began_s: float
     ended_s: float = 0.0
     first_byte_s: float | None = None
-    """Seconds from the start to the first byte of the body."""
+    """Seconds from the start to the first byte of the answer, if its status is 200."""
     outcome: str = "failed"
-    """`ok`; `failed`: an error, or a status other than 200; `cut`: the answer broke off after its first byte."""
+    """`ok`; `failed`: no answer, or a status other than 200; `cut`: the answer broke off after its first byte."""
     error: str = ""
 
 
@@ -41,14 +41,13 @@ async def _one(client: httpx.AsyncClient, url: str, request: Request) -> None:
             if answer.status_code != 200:
                 request.error = f"status {answer.status_code}"
                 return
+            request.first_byte_s = time.time() - request.began_s
             async for chunk in answer.aiter_raw():
-                if request.first_byte_s is None:
-                    request.first_byte_s = time.time() - request.began_s
                 tail = (tail + chunk)[-64:]
         if b"[DONE]" in tail:
             request.outcome = "ok"
         else:
-            request.error, request.outcome = "the answer has no end", "cut" if tail else "failed"
+            request.error, request.outcome = "the answer has no end", "cut"
     except httpx.HTTPError as error:
         request.error = f"{type(error).__name__}: {error}"
         request.outcome = "failed" if request.first_byte_s is None else "cut"

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,7 +17,6 @@ from tests.stack.serving.installation import Balancer, Installation
 from tests.stack.serving.outcome import Outcome, read_outcome
 
 SPOT, ON_DEMAND = "chat", "chat-on-demand"
-TARGET = 2
 _EXAMPLE = ROOT / "examples" / "serving"
 _SAMPLE_S = 0.5
 Say = Callable[[str], None]
@@ -59,13 +57,13 @@ class Course:
         return own[-1] - own[0]
 
 
-def document(name: str, placer: str | None) -> dict[str, Any]:
-    """Returns the document of the example service. `placer` None: on-demand machines only."""
-    policy: dict[str, Any] = {"min_replicas": TARGET}
+def document(name: str, target: int, placer: str | None) -> dict[str, Any]:
+    """Returns the document of the example service with `target` replicas. `placer` None: on-demand machines only."""
+    policy: dict[str, Any] = {"min_replicas": target}
     if placer is not None:
         policy |= {"spot_placer": placer, "num_overprovision": 1, "dynamic_ondemand_fallback": True}
     else:
-        policy |= {"spot_placer": "on-demand"}
+        policy |= {"spot_placer": "spothedge", "base_ondemand_fallback_replicas": target}
     return {
         "version": 1,
         "name": name,
@@ -86,8 +84,9 @@ def document(name: str, placer: str | None) -> dict[str, Any]:
 class Scenario:
     """Runs the load and the disturbances."""
 
-    def __init__(self, site: Installation, seconds: float, per_s: float, say: Say) -> None:
+    def __init__(self, site: Installation, seconds: float, per_s: float, target: int, say: Say) -> None:
         self._site, self._seconds, self._per_s, self._say = site, seconds, per_s, say
+        self._target = target
         self.course = Course()
         self._client = site.up.client()
         self._sampling = threading.Event()
@@ -101,7 +100,7 @@ class Scenario:
         site, client = self._site, self._client
         client.set_tenant("t", 3, {"a100": 20}, None)
         for name, placer in ((SPOT, "spothedge"), (ON_DEMAND, None)):
-            client.create_service(document(name, placer))
+            client.create_service(document(name, self._target, placer))
         key = (site.up.data / "operator.key").read_text().strip()
         balancer = Balancer(site.folder, site.up.client().url, key, (SPOT, ON_DEMAND))
         balancer.start()
@@ -117,7 +116,8 @@ class Scenario:
     def _spot_is_settled(self) -> bool:
         spot, other = (self._client.service(name) for name in (SPOT, ON_DEMAND))
         on_spot = sum(count for place, count in spot["ready"].items() if place.startswith("spot"))
-        return on_spot == TARGET + 1 and spot["live"] == TARGET + 1 and other["state"] == "ready"
+        wanted = self._target + 1
+        return on_spot == wanted and spot["live"] == wanted and other["state"] == "ready"
 
     @staticmethod
     def _answers(port: int) -> bool:
@@ -164,8 +164,9 @@ class Scenario:
         ]
 
     def _take_a_zone(self) -> None:
-        zones = [one for one in self._client.service(SPOT)["ready"] if one.startswith("spot")]
-        zone = zones[0].rpartition("/")[2]
+        """Takes the zone with the most replicas."""
+        zones = {one: count for one, count in self._client.service(SPOT)["ready"].items() if one.startswith("spot")}
+        zone = max(zones, key=lambda one: zones[one]).rpartition("/")[2]
         number = self._site.take_zone(zone)
         self._note(f"zone {zone} is taken: {number} machine{'s' if number > 1 else ''}, without notice")
 
@@ -201,11 +202,3 @@ class Scenario:
                     continue
                 sample = Sample(time.time(), dict(one["ready"]), one["target"], one["usd"])
                 self.course.samples[name].append(sample)
-
-
-def run_scenario(folder: Path, seconds: float, per_s: float, say: Say) -> Course:
-    """Runs the scenario in a folder; returns what happened."""
-    from tests.stack.serving.installation import installation
-
-    with installation(folder) as site:
-        return Scenario(site, seconds, per_s, say).run()
