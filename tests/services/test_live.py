@@ -176,3 +176,21 @@ async def test_a_replica_keeps_the_machine_on_which_it_runs(live: Live) -> None:
     assert live.replicas()[other.replica].ended_at is None
     (mine,) = [row for row in live.site.rows() if row.machine == taken]
     await until(lambda: mine.id in {row.id for row in live.site.rows(InstancePhase.GONE)}, "its machine is gone")
+
+
+async def test_a_replica_of_two_machines_ends_with_either(live: Live) -> None:
+    """Both machines are in one zone. If one is lost, the replica ends, and its other machine is ended, too."""
+    alone = service(num_overprovision=0, min_replicas=1, max_replicas=1, dynamic_ondemand_fallback=False)
+    live.up(alone.model_copy(update={"machines": 2}))
+    (one,) = await live.ready(1)
+    there = live.site.rows(InstancePhase.READY)
+    assert len(there) == 2 and len({row.zone for row in there}) == 1
+    machines = set(live.world.holdings(live.replicas()[one.replica].workload))
+    assert machines == {row.machine for row in there}
+    live.take(sorted(machines)[1])
+    await until(lambda: live.replicas()[one.replica].ended_at is not None, "the replica has ended")
+    assert live.replicas()[one.replica].cause == "preempted"
+    (other,) = await live.ready(1)
+    gone = {row.machine for row in live.site.rows(InstancePhase.GONE)}
+    await until(lambda: machines <= {row.machine for row in live.site.rows(InstancePhase.GONE)}, "both are gone")
+    assert other.replica != one.replica and gone <= machines

@@ -27,6 +27,7 @@ class _Day:
 async def test_a_service_takes_what_opportunistic_training_held(live: Live) -> None:
     """By day a service scales up, and evicts training of a lower level; at night the training comes back.
 
+    Urgent training trims the service by one replica: only those beyond the least number give way to it.
     No GPU is ever held by both: the allocation guard would refuse it.
     """
     live.world.tenant("lab", level=6)
@@ -52,14 +53,20 @@ async def test_a_service_takes_what_opportunistic_training_held(live: Live) -> N
         await live.ready(3)
         await until(lambda: phases() == [Phase.PREEMPTED, Phase.PREEMPTED], "both trainings wait")
         assert {live.machine_of(one.replica) for one in live.endpoints()} == set(MACHINES)
+        base = {one.number for one in live.replicas() if one.is_base and one.ended_at is None}
+        live.world.tenant("urgent", level=3)
+        urgent = live.world.submit(job(gpus=1), tenant="urgent")
+        await until(lambda: live.world.workload(urgent).phase == Phase.RUNNING, "the urgent training runs", 40.0)
+        assert len(base) == 1 and base <= {one.replica for one in live.endpoints()}
+        assert len(live.endpoints()) == 2
         day.per_s = 0.0
         with live.world.session() as session:  # The hour in which the window of requests empties has passed.
             session.connection().exec_driver_sql("update service_requests set second = second - 3600")
             session.connection().exec_driver_sql(
                 "update service set state = jsonb_set(state, '{scaling,requests}', '[]') where state is not null"
             )
-        await until(lambda: phases() == [Phase.RUNNING, Phase.RUNNING], "the trainings run again", 40.0)
-        assert len(live.endpoints()) == 1
+        await until(lambda: Phase.RUNNING in phases(), "a training runs again", 40.0)
+        assert {one.replica for one in live.endpoints()} == base
     finally:
         counting.cancel()
         await asyncio.wait([counting])
