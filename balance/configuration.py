@@ -182,15 +182,14 @@ def _backend(name: str, algorithm: str, seats: Iterable[Seat], limits: Limits) -
         f"backend {name}",
         f"  balance {algorithm}",
         "  option allbackups",
-        "  acl idempotent method GET HEAD OPTIONS PUT DELETE TRACE",
-        "  acl retries_all var(proc.retries_all) -m int 1",
-        f'  http-request return status 503 {later} "no replica of the service is ready\\n" if {{ nbsrv eq 0 }}',
+        "  acl repeatable method GET HEAD OPTIONS PUT DELETE TRACE",
+        "  acl repeatable var(proc.retries_all) -m int 1",
         f'  http-request return status 503 {later} "the queue of the service is full\\n" {full}',
         "  http-request set-timeout server var(proc.timeout_ms)",
-        "  http-request disable-l7-retry if !idempotent !retries_all",
+        "  http-request disable-l7-retry if !repeatable",
         # HAProxy repeats a request only if it has got the whole body before it sends the first byte.
-        f"  http-request wait-for-body time 60s if {small} idempotent or {small} retries_all",
-        f'  http-error status 503 {later} "no replica answers\\n"',
+        f"  http-request wait-for-body time 60s if {small} repeatable",
+        f'  http-error status 503 {later} "no replica of the service is ready\\n"',
         *(f"  server {seat.name} {server_line(seat, limits)}" for seat in seats),
     ]
     return "\n".join(lines) + "\n"

@@ -108,7 +108,7 @@ async def _lines(answer: httpx.Response) -> AsyncIterator[str]:
 
 
 async def _events(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, str, dict[str, Any]]]:
-    """Yields position, kind and detail of each server-sent event. A truncated event is ignored."""
+    """Yields position, kind and detail of each server-sent event. An event with another form is ignored."""
     position, data = "", ""
     async for line in lines:
         name, _, value = line.partition(":")
@@ -121,6 +121,7 @@ async def _events(lines: AsyncIterator[str]) -> AsyncIterator[tuple[str, str, di
             try:
                 body = json.loads(data)
             except ValueError:
-                body = {}
-            yield position, str(body.get("kind")), body.get("detail") or {}
+                body = None
+            if isinstance(body, dict) and isinstance(detail := body.get("detail"), dict):
+                yield position, str(body.get("kind")), detail
             data = ""

@@ -1,9 +1,9 @@
 """balance: CPU of the balancer for each request, its delay of streams, and requests lost while replicas change.
 
 The replicas are an HAProxy that answers with 200 bytes by itself, which costs less CPU than any other server here. The
-reference is Debian's nginx with one worker, with keepalive to the replicas and a log. CPU is the user and system time
-of all processes of the proxy: for the balancer HAProxy and its supervisor, which also counts requests and reports them.
-Streams are measured once through the balancer and once directly from the replica.
+reference is Debian's nginx with one worker, with keepalive to the replicas, the same added headers and a log. CPU is
+the user and system time of all processes of the proxy. For the balancer these are HAProxy and its supervisor, which
+also counts the requests and reports them. Streams are measured through the balancer and directly from the replica.
 """
 
 import json
@@ -58,7 +58,10 @@ http {{
   upstream replicas {{ {servers} keepalive 128; keepalive_requests 100000000; }}
   server {{
     listen 127.0.0.1:{port};
-    location / {{ proxy_pass http://replicas; proxy_http_version 1.1; proxy_set_header Connection ""; }}
+    location / {{
+      proxy_pass http://replicas; proxy_http_version 1.1; proxy_set_header Connection "";
+      proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for; proxy_set_header X-Forwarded-Proto $scheme;
+    }}
   }}
 }}
 """

@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 
 from bench.balance_api import Api
-from tests.balance.world import Balancer, Replica, wait_for
+from infra.stack.ports import free_port
+from tests.balance.world import Balancer, Replica, running, wait_for
 
 Start = Callable[..., Balancer]
 
@@ -131,3 +132,33 @@ def test_a_dead_replica_is_skipped_before_the_api_says_so(api: Api, replicas: li
     assert {(answer.status_code, answer.headers["x-replica"]) for answer in answers} == {(200, str(replicas[1].port))}
     replicas[0].start()
     balancer.wait_replicas(set(replicas))
+
+
+def test_services_are_independent(api: Api, replicas: list[Replica], tmp_path: Path) -> None:
+    """Each service has its own address, list and HAProxy; when one HAProxy is killed, the others go on."""
+    first, second = replicas
+    ports = {"chat": free_port(), "search": free_port()}
+    api.set([first.entry()], "chat")
+    api.set([second.entry()], "search")
+    with running(Balancer(api, tmp_path / "data", services=ports)) as balancer:
+        chat, search = (f"http://127.0.0.1:{port}" for port in ports.values())
+        balancer.wait_replicas({first}, chat)
+        balancer.wait_replicas({second}, search)
+        with httpx.stream("GET", f"{search}/events?count=2&steps=1") as answer:
+            os.kill(balancer.haproxy_of("chat"), signal.SIGKILL)
+            balancer.wait_replicas({first}, chat)
+            for _ in range(2):
+                httpx.get(f"http://127.0.0.1:{second.port}/step")
+            assert sum(chunk.count(b"data") for chunk in answer.iter_raw()) == 2
+
+
+def test_a_folder_belongs_to_one_balancer(api: Api, replicas: list[Replica], start: Start) -> None:
+    """A second balancer with the same folder ends with an error, and the first is not disturbed."""
+    api.set([replicas[0].entry()])
+    balancer = start()
+    balancer.wait_replicas({replicas[0]})
+    haproxy = balancer.haproxy()
+    done = balancer.run_with("--service", f"chat=127.0.0.1:{free_port()}")
+    assert done.returncode == 6 and "is used by another balancer" in done.stderr
+    balancer.wait_replicas({replicas[0]})
+    assert balancer.haproxy() == haproxy

@@ -106,11 +106,20 @@ class Balancer:
         self.process.send_signal(number)
         return self.process.wait(60)
 
-    def haproxy(self) -> int:
-        """Returns the process id of HAProxy; 0: it does not run."""
+    def haproxies(self) -> set[int]:
+        """Returns the process ids of the HAProxy processes."""
         assert self.process is not None
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return next((int(pid) for pid in path.read_text().split()), 0)
+        return {int(pid) for pid in path.read_text().split()}
+
+    def haproxy(self) -> int:
+        """Returns the process id of the only HAProxy; 0: it does not run."""
+        return next(iter(self.haproxies()), 0)
+
+    def haproxy_of(self, service: str) -> int:
+        """Returns the process id of the HAProxy of a service."""
+        folder = self.data / service
+        return next(pid for pid in self.haproxies() if Path(f"/proc/{pid}/cwd").resolve() == folder.resolve())
 
     def stored(self) -> Any:
         """Returns the list on the disk."""
