@@ -59,6 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _events(self, after: str) -> None:
         """Streams events in the wire format of `api.streams.events`."""
         api = self.server.api
+        closing = api.closing
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
@@ -66,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"retry: 1000\n\n")
         with api.lock:
             position = len(api.events) if after == "now" else int(after.split("-")[1])
-        while not api.closing.is_set():
+        while not closing.is_set():
             with api.changed:
                 if len(api.events) == position:
                     api.changed.wait(1.0)
@@ -105,7 +106,7 @@ class Api:
 
     def start(self) -> None:
         """Starts serving, also again after a stop."""
-        self.closing.clear()
+        self.closing = threading.Event()  # A stream of before the stop keeps its own event, and ends.
         self._server = _Server(("127.0.0.1", self.port), _Handler)
         self._server.api = self
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
@@ -113,7 +114,9 @@ class Api:
     def stop(self) -> None:
         """Stops serving, and ends the event streams."""
         if self._server is not None:
-            self.closing.set()
+            with self.changed:
+                self.closing.set()
+                self.changed.notify_all()
             self._server.shutdown()
             self._server.server_close()
             self._server = None
