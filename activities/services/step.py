@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, select, text
 from sqlalchemy.orm import Session
 from temporalio import activity
 
@@ -39,6 +39,10 @@ from services.values import (
 from services.zones import ZoneOffer, spot_zones
 
 _ENDED = ServiceStep(ended=True)
+_COLD_STARTS = text(
+    "update attempt set cold_start_s = extract(epoch from now() - awarded_at)"
+    " where workload = any(:workloads) and released_at is null and cold_start_s is null"
+)
 _LEAST_S = 0.05
 """The shortest time between two decisions without a signal."""
 
@@ -88,11 +92,13 @@ class _Step:
         requests = take_requests(self._session, self._row, silent_s) if is_scaled(self._spec) else None
         state = self._state(plan)
         decision = decide(plan, state, facts, losses, requests, self._now_s)
+        first_ready: list[str] = []
         for fact in facts:
             own = live[fact.number].row
             if fact.stage is Stage.READY and own.first_ready_at is None:
                 own.first_ready_at = func.now()
                 self._record("service.replica_ready", own.workload, replica=own.number)
+                first_ready.append(own.workload)
             if fact.stage is Stage.LEAVING and own.leaving_at is None:
                 own.leaving_at = func.now()
         self._carry_out(decision, live)
@@ -102,6 +108,8 @@ class _Step:
             return _ENDED
         self._store(decision, listed)
         cordon_ending(self._session, self._row.id)
+        # Attempts are locked last: see the order of locks in `activities.lifecycle.handover`.
+        self._session.execute(_COLD_STARTS, {"workloads": first_ready})
         return ServiceStep(ended=False, next_s=self._next_s(decision))
 
     # ---------------------------------------------------------------------------------------------------------- reading

@@ -70,3 +70,22 @@ async def test_a_service_takes_what_opportunistic_training_held(live: Live) -> N
     finally:
         counting.cancel()
         await asyncio.wait([counting])
+
+
+async def test_an_eviction_takes_the_replica_with_the_shorter_cold_start(live: Live) -> None:
+    """Of two replicas of one level in two clusters, the one with the shorter measured cold start gives way."""
+    for machine in ("west/owned/m0", "west/other/m0"):
+        await live.shared_machine(machine)
+    live.cold_s = 1.5
+    slow = service(placer=None, num_overprovision=0, min_replicas=1, max_replicas=1)
+    live.up(slow)
+    (kept,) = await live.ready(1)
+    slow_service, live.cold_s = live.service, 0.1
+    live.up(slow.model_copy(update={"name": "quick"}))
+    await live.ready(1)
+    live.world.tenant("urgent", level=1)
+    urgent = live.world.submit(job(gpus=1), tenant="urgent")
+    await until(lambda: live.world.workload(urgent).phase == Phase.RUNNING, "the urgent training runs", 40.0)
+    assert live.endpoints() == []
+    live.service = slow_service
+    assert [one.replica for one in live.endpoints()] == [kept.replica]
