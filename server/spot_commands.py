@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from server.commands import run_command
+from spot.spothedge_plus import OUTAGE_PRICE_S
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,6 +72,14 @@ def spot() -> None:
     help="Spot replicas of SpotHedge beyond the target.",
 )
 @click.option(
+    "--outage-price-s",
+    type=float,
+    callback=_not_negative,
+    default=OUTAGE_PRICE_S,
+    show_default=True,
+    help="Price that spothedge+ sets on an outage, in seconds of the target on demand.",
+)
+@click.option(
     "--cold-start-s",
     type=float,
     callback=_not_negative,
@@ -109,7 +118,7 @@ def spot() -> None:
     "sweeps",
     multiple=True,
     metavar="FIELD=VALUE,...",
-    help="Also replay with each value of overprovision, cold-start-s or od-price-ratio; repeatable.",
+    help="Also replay with each value of overprovision, outage-price-s, cold-start-s or od-price-ratio; repeatable.",
 )
 @click.option("--optimum", is_flag=True, help="Also compute the cheapest plan for known capacity.")
 @click.option(

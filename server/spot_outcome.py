@@ -33,7 +33,11 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "ticks": trace.ticks,
         "ticks_cut": trace.cut,
         "unlimited": trace.unlimited,
-        "settings": {**asdict(outcome.base.settings), "overprovision": outcome.base.extra},
+        "settings": {
+            **asdict(outcome.base.settings),
+            "overprovision": outcome.base.extra,
+            "outage_price_s": outcome.base.outage_price_s,
+        },
         "windows": {**asdict(windows), "window_s": bench.length_s},
         "interrupted": bool(outcome.missing),
     }
@@ -44,7 +48,10 @@ def document(outcome: Outcome) -> dict[str, Any]:
         body["sweeps"] = [
             {
                 "field": one.sweep.field,
-                "cases": [{"value": value, **_result(name, of)} for (name, value), of in one.results.items()],
+                "cases": [
+                    {"value": value, **_result(name, of, one.optimum(outcome.optimum))}
+                    for (name, value), of in one.results.items()
+                ],
             }
             for one in outcome.sweeps
         ]
@@ -57,7 +64,11 @@ def _result(name: str, result: CaseResult, optimum: OptimumResult | None = None)
     body: dict[str, Any] = {
         "policy": name,
         "means": {name: asdict(mean) for name, mean in result.means().items()},
-        "windows": [one.to_json() for one in result.windows],
+        "shortfall": result.shortfall().to_json(),
+        "windows": [
+            {**one.to_json(), "shortfall": short.to_json()}
+            for one, short in zip(result.windows, result.shortfalls, strict=True)
+        ],
     }
     if result.latency:
         body["latency"] = {

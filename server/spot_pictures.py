@@ -34,23 +34,45 @@ def colours(names: Sequence[str]) -> dict[str, str]:
 
 
 def overview(results: Mapping[str, CaseResult], optimum: OptimumResult | None) -> Picture:
-    """Returns the chart of availability against cost."""
+    """Returns the chart of availability against cost, with a point for each policy."""
+    return _plane("Availability and cost", {name: {None: one} for name, one in results.items()}, optimum)
+
+
+def frontier(found: SweepResult, names: Sequence[str], optimum: OptimumResult | None) -> Picture:
+    """Returns the chart of availability against cost for a sweep, with a line through the values of each policy.
+
+    `names` are all policies, so that each keeps its colour.
+    """
+    lines: dict[str, dict[float | None, CaseResult]] = {name: {} for name in names}
+    for (name, value), one in found.results.items():
+        lines[name][value] = one
+    return _plane(f"Availability and cost by {found.sweep.field}", lines, found.optimum(optimum))
+
+
+def _plane(
+    title: str, lines: Mapping[str, Mapping[float | None, CaseResult]], optimum: OptimumResult | None
+) -> Picture:
+    """Returns the chart of availability against cost, with the points of each policy by the value of a setting."""
+    means = {name: {value: one.means() for value, one in points.items()} for name, points in lines.items()}
 
     def draw(axes: Axes) -> None:
-        for number, (name, one) in enumerate(results.items()):
-            found = one.means()
+        for number, (name, points) in enumerate(means.items()):
             # Each marker is smaller than the markers before it, so that equal policies stay visible.
-            size = 6 + 7 * (len(results) - 1 - number) / max(1, len(results) - 1)
+            size = 6 + 7 * (len(means) - 1 - number) / max(1, len(means) - 1)
             axes.errorbar(
-                found["cost"].mean,
-                found["availability"].mean,
-                xerr=found["cost"].standard_error,
-                yerr=found["availability"].standard_error,
-                color=colours(list(results))[name],
-                fmt=_MARKERS[number % len(_MARKERS)],
-                ms=size,
+                [one["cost"].mean for one in points.values()],
+                [one["availability"].mean for one in points.values()],
+                xerr=[one["cost"].standard_error for one in points.values()],
+                yerr=[one["availability"].standard_error for one in points.values()],
+                color=colours(list(means))[name],
+                marker=_MARKERS[number % len(_MARKERS)],
+                ms=size if len(points) == 1 else 4,
                 lw=0.9,
             )
+            for value, one in points.items():
+                if value is not None:
+                    at = one["cost"].mean, one["availability"].mean
+                    axes.annotate(f"{value:g}", at, (4, -3), textcoords="offset points", va="top", fontsize=7)
         if optimum is not None:
             reading = next(iter(optimum.by_reading))
             at = optimum.mean(reading, "cost").mean, optimum.mean(reading, "availability").mean
@@ -59,13 +81,13 @@ def overview(results: Mapping[str, CaseResult], optimum: OptimumResult | None) -
         axes.set_xlabel("cost over all on-demand")
         axes.set_ylabel("availability")
         axes.set_xlim(0)
-        least = min(one.means()["availability"].mean for one in results.values())
+        least = min(one["availability"].mean for points in means.values() for one in points.values())
         low = max(0.0, least - 0.05) if least > 0.5 else 0.0
         axes.set_ylim(low, 1 + 0.05 * (1 - low))
         axes.xaxis.set_major_formatter(_PERCENT)
         axes.yaxis.set_major_formatter(_PERCENT)
 
-    return picture("Availability and cost", "Means over the windows; bars are standard errors.", draw)
+    return picture(title, "Means over the windows; bars are standard errors.", draw)
 
 
 def latency(results: Mapping[str, CaseResult]) -> list[Picture]:

@@ -1,6 +1,7 @@
 """`mizzen spot replay`: reads the traces, replays the policies with progress, and writes tables, JSON and a report."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def run_replay(
     names: Sequence[str],
     target: int,
     overprovision: int,
+    outage_price_s: float,
     cold_start_s: float,
     od_price_ratio: float,
     window_h: float,
@@ -65,7 +67,7 @@ def run_replay(
         raise ConfigurationError(f"--traces: {error}") from None
     span = Windows(_ticks(window_h, trace), windows, seed)
     workload = workload_of(RequestOptions(**requests), span.ticks * trace.gap_s)
-    base = Case("", ReplaySettings(target, cold_start_s, od_price_ratio), overprovision)
+    base = Case("", ReplaySettings(target, cold_start_s, od_price_ratio), overprovision, outage_price_s)
     err = Console(stderr=True)
     with interrupts() as interrupted:
         outcome = Outcome(traces, Bench(trace, span, workload, interrupted, {}), base)
@@ -91,7 +93,7 @@ def run_replay(
 def _run(outcome: Outcome, names: Sequence[str], sweeps: Sequence[Sweep], least: float | None, err: Console) -> None:
     """Fills the outcome. `least` is the availability of the optimum; None: the optimum is not wanted."""
     bench, count = outcome.bench, outcome.bench.windows.count
-    bases = [Case(name, outcome.base.settings, outcome.base.extra) for name in names]
+    bases = [replace(outcome.base, policy=name) for name in names]
     with shown(err) as show:
         for base in bases:
             result = None if bench.interrupted() else bench.run(base, _replayed(show(base.policy), count))
@@ -104,7 +106,7 @@ def _run(outcome: Outcome, names: Sequence[str], sweeps: Sequence[Sweep], least:
             found = SweepResult(sweep, {}) if bench.interrupted() else run_sweep(bench, sweep, bases, show(what))
             if found.results:
                 outcome.sweeps.append(found)
-            if len(found.results) < len(bases) * len(sweep.values):
+            if len(found.results) < sum(len(sweep.cases(base)) for base in bases):
                 outcome.missing.append(f"the {what}")
         if least is not None:
             if not bench.interrupted():
@@ -142,7 +144,7 @@ def _tables(outcome: Outcome) -> str:
     tables = [main_table(outcome.policies)]
     if outcome.bench.workload is not None:
         tables.append(latency_table(outcome.policies, outcome.bench.workload.serving.timeout_s))
-    tables += [sweep_table(one) for one in outcome.sweeps]
+    tables += [sweep_table(one, outcome.optimum) for one in outcome.sweeps]
     if outcome.optimum is not None:
         tables.append(optimum_table(outcome.optimum, outcome.policies))
     return "\n\n".join(map(str, tables))

@@ -1,10 +1,11 @@
 """Renders the report of `mizzen spot replay`: one self-contained HTML file with tables and charts."""
 
+from dataclasses import replace
 from html import escape
 
 from server import spot_pictures as charts
 from server.spot_outcome import Outcome
-from server.spot_runs import Case
+from server.spot_runs import USED_BY
 from server.spot_tables import Table, latency_table, main_table, optimum_table, sweep_table
 from simulation.page import figure, head, keys, table
 from simulation.pictures import Picture
@@ -28,9 +29,12 @@ def render(outcome: Outcome) -> str:
     parts += ["<section><h2>Charts</h2>", keys(charts.colours(names)), _grid(first), "</section>", _timelines(outcome)]
     for found in outcome.sweeps:
         swept = [name for name in names if any(name == policy for policy, _ in found.results)]
+        drawn = charts.sweep(found, names)
+        if found.sweep.field in USED_BY:
+            drawn.insert(0, charts.frontier(found, names, outcome.optimum))
         title = f"<section><h2>Sweep of {escape(found.sweep.field)}</h2>"
         parts += [title, keys({name: charts.colours(names)[name] for name in swept})]
-        parts += [_grid(charts.sweep(found, names)), "<p></p>", _table(sweep_table(found)), "</section>"]
+        parts += [_grid(drawn), "<p></p>", _table(sweep_table(found, outcome.optimum)), "</section>"]
     return "\n".join([*parts, "</body></html>\n"])
 
 
@@ -39,7 +43,8 @@ def _about(outcome: Outcome) -> str:
     said = (
         f"Traces {escape(str(outcome.traces))}: {len(bench.trace.zones)} zones, {bench.trace.ticks:,} ticks of "
         f"{bench.trace.gap_s:g} s. {bench.windows.count:,} windows of {bench.length_s / 3600:g} h, seed "
-        f"{bench.windows.seed}. Target {settings.target}, overprovision {outcome.base.extra}, cold start "
+        f"{bench.windows.seed}. Target {settings.target}, overprovision {outcome.base.extra}, outage price "
+        f"{outcome.base.outage_price_s:g} s, cold start "
         f"{settings.cold_start_s:g} s, price ratio {settings.od_price_ratio:g}."
     )
     return f'<p class="muted">{said}</p>'
@@ -68,7 +73,7 @@ def _timelines(outcome: Outcome) -> str:
     number = max(range(len(first.windows)), key=lambda k: first.windows[k].preemptions)
     spans = {}
     for policy in outcome.policies:
-        _, spans[policy] = bench.replayed(Case(policy, outcome.base.settings, outcome.base.extra), number)
+        _, spans[policy] = bench.replayed(replace(outcome.base, policy=policy), number)
     counts = [charts.ready_counts(of, bench.length_s) for of in spans.values()]
     most = max(target, *(int((spot + on_demand).max()) for _, spot, on_demand in counts))
     drawn = [

@@ -1,7 +1,7 @@
 """The replays of `mizzen spot replay`: one case is a policy with its settings, on all windows."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from infra.errors import ConfigurationError, MizzenError
@@ -11,6 +11,8 @@ from spot.latency import WindowLatency, measure_latency
 from spot.optimum import Optimum, OptimumError, solve_optimum
 from spot.replay import ReplaySettings, ReplicaSpan, WindowResult
 from spot.requests import Requests
+from spot.shortfall import Shortfall, measure_shortfall
+from spot.spothedge_plus import OUTAGE_PRICE_S
 from spot.traces import SpotTrace
 from spot.windows import Mean, Windows, means, replay_one
 
@@ -28,6 +30,8 @@ class Case:
     settings: ReplaySettings
     extra: int
     """`--overprovision`"""
+    outage_price_s: float = OUTAGE_PRICE_S
+    """`--outage-price-s`"""
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,17 @@ class CaseResult:
     """The measurements of a case in each window."""
 
     windows: tuple[WindowResult, ...]
+    shortfalls: tuple[Shortfall, ...]
     latency: tuple[WindowLatency, ...] = ()
     """Empty without requests."""
 
     def means(self) -> dict[str, Mean]:
         """Returns the means of `spot.windows.MEASURED`."""
         return means(self.windows)
+
+    def shortfall(self) -> Shortfall:
+        """Returns the sum of the shortfalls of all windows."""
+        return Shortfall.sum_of(self.shortfalls)
 
     def latency_means(self) -> dict[str, Mean]:
         """Returns the means of `LATENCY_FIELDS` over the windows that have requests; empty if none has."""
@@ -70,21 +79,24 @@ class Bench:
         if case in self.cache:
             return self.cache[case]
         results: list[WindowResult] = []
+        shortfalls: list[Shortfall] = []
         latency: list[WindowLatency] = []
         for number in range(self.windows.count):
             result, spans = self.replayed(case, number)
             results.append(result)
+            first_tick, ticks = result.first_tick, self.windows.ticks
+            shortfalls.append(measure_shortfall(self.trace, spans, case.settings, first_tick, ticks))
             if self.workload is not None:
                 latency.append(self.served(number, spans)[0])
             progress(number + 1)
             if self.interrupted() and number + 1 < self.windows.count:
                 return None
-        self.cache[case] = CaseResult(tuple(results), tuple(latency))
+        self.cache[case] = CaseResult(tuple(results), tuple(shortfalls), tuple(latency))
         return self.cache[case]
 
     def replayed(self, case: Case, number: int) -> tuple[WindowResult, tuple[ReplicaSpan, ...]]:
         """Replays a window by its number; returns its measurements and its replicas."""
-        return replay_one(self.trace, case.policy, case.extra, case.settings, self.windows, number)
+        return replay_one(self.trace, case.policy, case.extra, case.settings, self.windows, number, case.outage_price_s)
 
     def served(self, number: int, spans: Sequence[ReplicaSpan]) -> tuple[WindowLatency, tuple[float, ...]]:
         """Returns the latency of the requests of a window, and the times at which failed requests had arrived."""
@@ -185,20 +197,25 @@ class Sweep:
     field: str
     values: tuple[float, ...]
 
-    def cases(self, base: Case) -> Iterator[tuple[float, Case]]:
-        """Yields each value, and the case of `base` with that value."""
-        for value in self.values:
-            yield value, SWEPT[self.field](base, value)
+    def cases(self, base: Case) -> list[tuple[float | None, Case]]:
+        """Returns each value, and the case of `base` with that value.
 
-
-def _with(base: Case, **changed: float) -> Case:
-    settings = ReplaySettings(**{**vars(base.settings), **changed})
-    return Case(base.policy, settings, base.extra)
+        If the policy of `base` does not use the setting, the only case is `base`, without a value.
+        """
+        if base.policy not in USED_BY.get(self.field, (base.policy,)):
+            return [(None, base)]
+        return [(value, SWEPT[self.field](base, value)) for value in self.values]
 
 
 SWEPT: dict[str, Callable[[Case, float], Case]] = {
-    "overprovision": lambda base, value: Case(base.policy, base.settings, int(value)),
-    "cold-start-s": lambda base, value: _with(base, cold_start_s=value),
-    "od-price-ratio": lambda base, value: _with(base, od_price_ratio=value),
+    "overprovision": lambda base, value: replace(base, extra=int(value)),
+    "outage-price-s": lambda base, value: replace(base, outage_price_s=value),
+    "cold-start-s": lambda base, value: replace(base, settings=replace(base.settings, cold_start_s=value)),
+    "od-price-ratio": lambda base, value: replace(base, settings=replace(base.settings, od_price_ratio=value)),
 }
 """The fields of `--sweep`, and how a case takes a value."""
+USED_BY: Mapping[str, tuple[str, ...]] = {
+    "overprovision": ("spothedge", "spothedge-alg1"),
+    "outage-price-s": ("spothedge+",),
+}
+"""The settings of policies, and the policies that use them. The optimum does not depend on these settings."""

@@ -6,10 +6,11 @@ from math import isfinite
 
 from infra.errors import ConfigurationError
 from server.progress import Shown
-from server.spot_runs import SWEPT, Bench, Case, CaseResult, Sweep
+from server.spot_runs import SWEPT, USED_BY, Bench, Case, CaseResult, OptimumResult, Sweep
 
 _VALID: dict[str, tuple[str, Callable[[float], bool]]] = {
     "overprovision": ("whole numbers, 0 or more", lambda value: value >= 0 and value.is_integer()),
+    "outage-price-s": ("numbers of seconds, 0 or more", lambda value: value >= 0),
     "cold-start-s": ("numbers of seconds, 0 or more", lambda value: value >= 0),
     "od-price-ratio": ("numbers above 0", lambda value: value > 0),
 }
@@ -17,10 +18,17 @@ _VALID: dict[str, tuple[str, Callable[[float], bool]]] = {
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The results of a sweep that are complete, by policy and value."""
+    """The results of a sweep that are complete, by policy and value.
+
+    The value of a policy that does not use the setting is None.
+    """
 
     sweep: Sweep
-    results: dict[tuple[str, float], CaseResult]
+    results: dict[tuple[str, float | None], CaseResult]
+
+    def optimum(self, found: OptimumResult | None) -> OptimumResult | None:
+        """Returns the optimum of the main table if it is also that of this sweep, otherwise None."""
+        return found if self.sweep.field in USED_BY else None
 
 
 def parse_sweeps(texts: Sequence[str]) -> list[Sweep]:
@@ -43,7 +51,7 @@ def parse_sweeps(texts: Sequence[str]) -> list[Sweep]:
 
 def run_sweep(bench: Bench, sweep: Sweep, bases: Sequence[Case], show: Shown) -> SweepResult:
     """Replays each policy with each value; stops if the user interrupts."""
-    found: dict[tuple[str, float], CaseResult] = {}
+    found: dict[tuple[str, float | None], CaseResult] = {}
     cases = [(base.policy, value, case) for base in bases for value, case in sweep.cases(base)]
     count = bench.windows.count * len(cases)
     for number, (policy, value, case) in enumerate(cases):

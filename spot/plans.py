@@ -80,7 +80,7 @@ def _neighbours(plan: tuple[int, ...], options: Sequence[Option]) -> Iterator[tu
 
 def _orders(model: RiskModel) -> list[list[int]]:
     """Returns the zones by the cost of a replica with its risk; then with each group before a second zone of one."""
-    outage_usd = model.outage_usd_per_h * model.cold_start_h / max(1, model.target)
+    outage_usd = model.outage_usd / max(1, model.target)
 
     def cost(at: int) -> tuple[float, int]:
         option = model.options[at]

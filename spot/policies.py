@@ -7,7 +7,7 @@ from spot.baselines import AllOnDemand, AsgLike, EvenSpread, MarkLike, RoundRobi
 from spot.estimates import Estimates
 from spot.placement import DynamicPlacement
 from spot.spothedge import SpotHedge
-from spot.spothedge_plus import OUTAGE_PRICE, SpotHedgePlus
+from spot.spothedge_plus import OUTAGE_PRICE_S, SpotHedgePlus
 from spot.values import Policy, Zone
 
 
@@ -27,8 +27,8 @@ class PolicySettings:
     """Whether SpotHedge and `spothedge+` launch on-demand replicas beyond the base."""
     on_demand_usd_per_h: float = 3.0
     """The price of an on-demand replica, in the unit of the prices of the zones; only `spothedge+` uses it."""
-    outage_price: float = OUTAGE_PRICE
-    """The price that `spothedge+` sets on a second of an outage; see `SpotHedgePlus.outage_price`."""
+    outage_price_s: float = OUTAGE_PRICE_S
+    """The price that `spothedge+` sets on an outage; see `SpotHedgePlus.outage_price_s`."""
 
 
 def _spothedge(spread: bool) -> Callable[[PolicySettings], Policy]:
@@ -39,7 +39,7 @@ POLICIES: Mapping[str, Callable[[PolicySettings], Policy]] = {
     "spothedge": _spothedge(True),
     "spothedge-alg1": _spothedge(False),
     "spothedge+": lambda s: SpotHedgePlus(
-        Estimates(s.zones), s.on_demand_usd_per_h, s.outage_price, s.base, s.fallback, retry_s=s.retry_s
+        Estimates(s.zones), s.on_demand_usd_per_h, s.outage_price_s, s.base, s.fallback, retry_s=s.retry_s
     ),
     "even-spread": lambda s: EvenSpread(s.zones, retry_s=s.retry_s),
     "round-robin": lambda s: RoundRobin(s.zones, retry_s=s.retry_s),

@@ -33,8 +33,8 @@ class RiskModel:
     """N_tar, the number of replicas that should be ready."""
     cold_start_h: float
     """The time in hours until the replacement of a lost replica is ready."""
-    outage_usd_per_h: float
-    """The price of an hour with fewer than N_tar replicas ready."""
+    outage_usd: float
+    """The price of a loss that leaves fewer than N_tar replicas."""
     whole_share: float
     """The share of losses that take all replicas of a zone. Other losses take 1 to n - 1 of n, equally likely."""
     joint_share: float
@@ -49,10 +49,10 @@ class RiskModel:
     def usd_per_h(self, plan: Sequence[int]) -> float:
         """Returns the expected cost of a plan with at least N_tar replicas, in the unit of the prices.
 
-        The cost has four parts: the price of the replicas; the price of outages, of which each lasts a cold start; the
-        price of the cold starts with which lost replicas are replaced; and the cold starts of the replicas that the
-        plan has to launch first, which are billed beside the replicas that serve until then. A launch that may be
-        refused counts as more than one.
+        The cost has four parts: the price of the replicas; the price of outages, which does not depend on the cold
+        start; the price of the cold starts with which lost replicas are replaced; and the cold starts of the replicas
+        that the plan has to launch first, which are billed beside the replicas that serve until then. A launch that may
+        be refused counts as more than one.
         """
         cost = launches = 0.0
         for option, count in zip(self.options, plan, strict=True):
@@ -60,7 +60,7 @@ class RiskModel:
             if count > option.held:
                 launches += (count - option.held) * option.usd_per_h / option.obtainability
         cost += launches * self.cold_start_h / self.horizon_h
-        return cost + self.outages_per_h(plan) * self.cold_start_h * self.outage_usd_per_h
+        return cost + self.outages_per_h(plan) * self.outage_usd
 
     def outages_per_h(self, plan: Sequence[int]) -> float:
         """Returns the expected number of losses after which fewer than N_tar replicas are left, for each hour."""

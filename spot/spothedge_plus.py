@@ -13,8 +13,8 @@ from spot.risk import Option, RiskModel
 from spot.state import PolicyState
 from spot.values import Action, EventKind, Launch, Observation, Replica, Terminate
 
-OUTAGE_PRICE = 32.0
-"""The default price of a second of an outage, in seconds of N_tar on-demand replicas."""
+OUTAGE_PRICE_S = 3840.0
+"""The default price of an outage, in seconds of N_tar on-demand replicas."""
 _FORBIDDEN = 1e6
 """The factor on the price of on-demand replicas that may not be launched."""
 _LATE = 3.0
@@ -28,8 +28,12 @@ class SpotHedgePlus:
     estimates: Estimates
     on_demand_usd_per_h: float = 3.0
     """The price of an on-demand replica, in the unit of the prices of the zones."""
-    outage_price: float = OUTAGE_PRICE
-    """The price of a second with fewer than N_tar replicas ready, in seconds of N_tar on-demand replicas."""
+    outage_price_s: float = OUTAGE_PRICE_S
+    """The price of a loss after which fewer than N_tar replicas are left, in seconds of N_tar on-demand replicas.
+
+    The price does not depend on the cold start. With a price for each second of an outage, a service with a cold start
+    of five minutes would cost more than SpotHedge, and one of a minute would be less available.
+    """
     base: int = 0
     """The number of on-demand replicas that are always kept; they count towards the target."""
     fallback: bool = True
@@ -49,7 +53,7 @@ class SpotHedgePlus:
         for name in ("on_demand_usd_per_h", "horizon_h", "retry_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)}: must be above 0")
-        for name in ("outage_price", "base", "most_extra", "far_share"):
+        for name in ("outage_price_s", "base", "most_extra", "far_share"):
             if not (getattr(self, name) is None or getattr(self, name) >= 0):
                 raise ValueError(f"{name}: {getattr(self, name)}: must be 0 or more")
 
@@ -64,7 +68,8 @@ class SpotHedgePlus:
             state = state.refused(refused, observation.now_s, self.retry_s)
         state = replace(state, knowledge=self.estimates.learn(state.knowledge, observation))
         plan = self._plan(state, observation)
-        return state, (*self._launches(state, observation, plan), *self._ends(observation, plan))
+        kept = self._kept(state, observation, plan)
+        return state, (*self._launches(state, observation, plan), *self._ends(observation, plan, kept))
 
     def most_spot(self, target: int) -> int:
         """Returns N_tar + N_extra, the largest number of spot replicas that are launched at the same time."""
@@ -102,7 +107,7 @@ class SpotHedgePlus:
             tuple(options),
             target,
             self.estimates.cold_start_s(known) / 3600,
-            self.outage_price * target * self.on_demand_usd_per_h,
+            self.outage_price_s / 3600 * target * self.on_demand_usd_per_h,
             self.estimates.whole_share(known),
             self.estimates.joint_share(known),
             self.far_share,
@@ -154,8 +159,26 @@ class SpotHedgePlus:
                 actions += [Launch(CapacityKind.SPOT, zone)] * launched
         return actions
 
-    def _ends(self, observation: Observation, plan: Mapping[str | None, int]) -> list[Action]:
-        """Returns the ends of replicas beyond the plan.
+    def _kept(self, state: PolicyState, observation: Observation, plan: Mapping[str | None, int]) -> frozenset[int]:
+        """Returns the replicas that are not ready, but are not ended now even if they are beyond the plan.
+
+        Otherwise two plans could replace each other again and again. Replicas that are starting are kept in two cases:
+
+        - The plan contains replicas that are not there. They may be refused, or the limit on spot replicas may not
+          allow them yet.
+        - They were launched at this time and no launch was refused. So the decisions at one time come to an end: each
+          zone refuses once, and then waits.
+        """
+        held = Counter(one.zone for one in observation.replicas)
+        if any(count > held[zone] for zone, count in plan.items()):
+            return frozenset(one.number for one in observation.replicas if not one.is_ready)
+        if any(event.kind is EventKind.REFUSED for event in observation.events):
+            return frozenset()
+        starting = state.knowledge.starting
+        return frozenset(number for number, since_s in starting.items() if since_s == observation.now_s)
+
+    def _ends(self, observation: Observation, plan: Mapping[str | None, int], kept: frozenset[int]) -> list[Action]:
+        """Returns the ends of replicas beyond the plan, except `kept`.
 
         A replica that is not ready is ended at once. A ready on-demand replica is ended if N_tar other replicas are
         ready, and a ready spot replica if all the replicas of the plan that are there are ready. Replicas beyond the
@@ -176,7 +199,8 @@ class SpotHedgePlus:
         actions: list[Action] = []
         for one in beyond:
             needed = planned if one.is_spot else target
-            if not one.is_ready or ready > needed or counts[one.is_spot] > limits[one.is_spot]:
+            over = counts[one.is_spot] > limits[one.is_spot]
+            if over or (one.number not in kept and (not one.is_ready or ready > needed)):
                 ready -= one.is_ready
                 counts[one.is_spot] -= 1
                 actions.append(Terminate(one.number))

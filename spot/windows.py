@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 
 from spot.policies import PolicySettings, make_policy
 from spot.replay import ReplaySettings, ReplicaSpan, WindowResult, replay_spans
+from spot.spothedge_plus import OUTAGE_PRICE_S
 from spot.traces import SpotTrace
 from spot.values import Zone
 
@@ -60,7 +61,13 @@ def replay_windows(
 
 
 def replay_one(
-    trace: SpotTrace, name: str, extra: int, settings: ReplaySettings, windows: Windows, number: int
+    trace: SpotTrace,
+    name: str,
+    extra: int,
+    settings: ReplaySettings,
+    windows: Windows,
+    number: int,
+    outage_price_s: float = OUTAGE_PRICE_S,
 ) -> tuple[WindowResult, tuple[ReplicaSpan, ...]]:
     """Replays window `number` with the policy `name`; returns its measurements and its replicas.
 
@@ -73,7 +80,13 @@ def replay_one(
         ValueError: a window is longer than the trace.
     """
     price = settings.od_price_ratio
-    made = PolicySettings(windows.zones(trace, number), extra, retry_s=trace.gap_s, on_demand_usd_per_h=price)
+    made = PolicySettings(
+        windows.zones(trace, number),
+        extra,
+        retry_s=trace.gap_s,
+        on_demand_usd_per_h=price,
+        outage_price_s=outage_price_s,
+    )
     return replay_spans(trace, make_policy(name, made), settings, windows.offset(trace, number), windows.ticks)
 
 

@@ -1,4 +1,8 @@
-"""A plain replay, second by second: the reference for `spot.replay`. Ticks and cold starts are whole seconds."""
+"""A plain replay, second by second: the reference for `spot.replay`. Ticks and cold starts are whole seconds.
+
+The policy decides at each tick, after each refusal, and whenever a cold start ends, as in `spot.replay`. The decisions
+of `spothedge+` depend on the time, so further decisions could change its replicas.
+"""
 
 from domain.capacity import CapacityKind
 from spot.replay import ReplaySettings
@@ -25,7 +29,8 @@ def plain_replay(
                 while sum(where == zone.name for _, where, _ in born) > free[zone.name]:
                     born.remove(max(one for one in born if one[1] == zone.name))
                     events.append(Event(EventKind.PREEMPTED, zone.name))
-        acted = True
+        ready_now = any(who not in ready and second - since >= settings.cold_start_s for who, _, since in born)
+        acted = second % gap == 0 or ready_now
         while acted:
             for who, where, since in born:
                 if who not in ready and second - since >= settings.cold_start_s:

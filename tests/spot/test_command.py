@@ -40,7 +40,7 @@ def test_table_and_json(folder: Path, capsys: Capture) -> None:
     """All policies are in the table and in the document; the same command writes the same bytes."""
     assert run(*USUAL, "--policy", "all", "--json", "out.json") == 0
     out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.splitlines()[1:-1]] == list(POLICIES)
+    assert [line.split()[0] for line in out.splitlines()[1 : 1 + len(POLICIES)]] == list(POLICIES)
     body = json.loads((folder / "out.json").read_text())
     assert [one["policy"] for one in body["policies"]] == list(POLICIES)
     assert (body["zones"], body["ticks"], body["unlimited"]) == (["x-1a", "x-1b", "y-1a"], 60, False)
@@ -50,6 +50,10 @@ def test_table_and_json(folder: Path, capsys: Capture) -> None:
         assert len(one["windows"]) == 5
         mean = sum(window["cost"] for window in one["windows"]) / 5
         assert one["means"]["cost"]["mean"] == pytest.approx(mean)
+        short = [window["shortfall"] for window in one["windows"]]
+        for window, seconds in zip(one["windows"], short, strict=True):
+            assert seconds["total_s"] == pytest.approx((1 - window["availability"]) * 7200)
+        assert one["shortfall"] == {field: sum(seconds[field] for seconds in short) for field in short[0]}
     assert run(*USUAL, "--policy", "all", "--json", "again.json") == 0
     assert (folder / "again.json").read_bytes() == (folder / "out.json").read_bytes()
 
@@ -57,11 +61,12 @@ def test_table_and_json(folder: Path, capsys: Capture) -> None:
 def test_options_change_the_result(folder: Path, capsys: Capture) -> None:
     """Each option has an effect; a policy that is given twice is replayed once."""
 
-    def cost(*arguments: str) -> float:
-        assert run(*USUAL, "--policy", "spothedge", "--policy", "spothedge", "--json", "-", *arguments) == 0
+    def cost(*arguments: str, policy: str = "spothedge") -> float:
+        assert run(*USUAL, "--policy", policy, "--policy", policy, "--json", "-", *arguments) == 0
         (one,) = json.loads(capsys.readouterr().out)["policies"]
         return one["means"]["cost"]["mean"]
 
+    assert cost("--outage-price-s", "12000", policy="spothedge+") > cost("--outage-price-s", "0", policy="spothedge+")
     usual = cost()
     changes = (("--target", "2"), ("--overprovision", "2"), ("--cold-start-s", "200"), ("--od-price-ratio", "2"),
                ("--seed", "1"), ("--unlimited",))  # fmt: skip
@@ -78,6 +83,7 @@ def test_options_change_the_result(folder: Path, capsys: Capture) -> None:
         (("--window-h", "nan"), "must be a finite number above 0"),
         (("--cold-start-s", "-1"), "-1.0: must be a finite number, 0 or more"),
         (("--od-price-ratio", "0"), "must be a finite number above 0"),
+        (("--outage-price-s", "-1"), "-1.0: must be a finite number, 0 or more"),
         (("--windows", "0"), "'--windows': 0 is not in the range x>=1"),
         (("--target", "0"), "'--target': 0 is not in the range x>=1"),
         (("--json", "missing/out.json"), "--json: missing/out.json: folder"),
@@ -166,7 +172,10 @@ def test_request_files(folder: Path, capsys: Capture) -> None:
 
 
 def test_sweeps(folder: Path, capsys: Capture) -> None:
-    """Each case of a sweep has the results of the same command with that value."""
+    """Each case of a sweep has the results of the same command with that value.
+
+    A policy that does not use the setting has one case, without a value.
+    """
     usual = ("--policy", "spothedge", "--policy", "round-robin")
     found = _document(folder, *usual, "--sweep", "cold-start-s=0,60,120,60", "--sweep", "overprovision=0,2",
                       "--sweep", "od-price-ratio=2")  # fmt: skip
@@ -177,12 +186,54 @@ def test_sweeps(folder: Path, capsys: Capture) -> None:
     assert [(one["policy"], one["value"]) for one in fields["cold-start-s"]] == [
         (policy, value) for policy in ("spothedge", "round-robin") for value in (0, 60, 120)
     ]
+    assert [(one["policy"], one["value"]) for one in fields["overprovision"]] == [
+        ("spothedge", 0), ("spothedge", 2), ("round-robin", None),
+    ]  # fmt: skip
     for field, cases in fields.items():
         for one in cases:
             value = one.pop("value")
-            text = f"{value:g}"
-            (same,) = _document(folder, "--policy", one["policy"], f"--{field}", text)["policies"]
+            changed = () if value is None else (f"--{field}", f"{value:g}")
+            (same,) = _document(folder, "--policy", one["policy"], *changed)["policies"]
             assert one == same
+
+
+def test_the_frontier(folder: Path, capsys: Capture) -> None:
+    """A sweep of the outage price: a row for each price, and one for each policy without it and for each optimum."""
+    usual = ("--policy", "spothedge+", "--policy", "spothedge", "--policy", "on-demand")
+    optimum = ("--optimum", "--optimum-availability", "90")
+    found = _document(folder, *usual, *optimum, "--sweep", "outage-price-s=0,3840,120000", "--report", "out.html")
+    table = capsys.readouterr().out.split("\n\n")[1].splitlines()
+    (sweep,) = found["sweeps"]
+    cases = sweep["cases"]
+    points = [("spothedge+", 0), ("spothedge+", 3840), ("spothedge+", 120000), ("spothedge", None), ("on-demand", None)]
+    assert [(one["policy"], one["value"]) for one in cases] == points
+    assert "OUTAGE-PRICE-S" in table[0] and table[0].endswith("OVER OPTIMUM")
+    for one, line in zip(cases, table[1:6], strict=True):
+        row = line.split()
+        short = one["shortfall"]
+        shares = [100 * short[field] / short["total_s"] for field in ("first_s", "used_fell_s", "all_fell_s")]
+        assert row[:2] == [one["policy"], "-" if one["value"] is None else f"{one['value']:g}"]
+        assert row[-4:-1] == [f"{share:.1f}" for share in shares]
+        assert row[-1] == f"{one['cost_over_optimum']['by zone']:.2f}"
+    assert [line.split("  ")[0] for line in table[6:8]] == ["optimum, by zone", "optimum, aggregate"]
+    costs = [one["means"]["cost"]["mean"] for one in cases[:3]]
+    assert costs[0] < costs[1] < costs[2]
+    usual_price = [one for one in cases if one["value"] in (3840, None)]
+    assert usual_price == [
+        {"value": one["value"], **of} for one, of in zip(usual_price, found["policies"], strict=True)
+    ]
+    page = (folder / "out.html").read_text()
+    (chart,) = (one for one in page.split("<figure>") if "Availability and cost by outage-price-s" in one)
+    assert all(f">{value}</text>" in chart for value in ("0", "3840", "120000", "optimum"))
+
+
+def test_the_optimum_of_other_settings(folder: Path, capsys: Capture) -> None:
+    """A sweep that changes the optimum is not compared with the optimum of the main table."""
+    optimum = ("--optimum", "--optimum-availability", "90")
+    found = _document(folder, "--policy", "spothedge", *optimum, "--sweep", "cold-start-s=60,120")
+    assert "OVER OPTIMUM" not in capsys.readouterr().out
+    assert "cost_over_optimum" in found["policies"][0]
+    assert all("cost_over_optimum" not in one for one in found["sweeps"][0]["cases"])
 
 
 def test_the_optimum(folder: Path, capsys: Capture) -> None:
@@ -243,6 +294,7 @@ def test_report(folder: Path, capsys: Capture) -> None:
         (("--sweep", "cold-start-s"), "--sweep: cold-start-s: no value: give numbers of seconds, 0 or more"),
         (("--sweep", "cold-start-s=60,-1"), "--sweep: cold-start-s: -1: give numbers of seconds, 0 or more"),
         (("--sweep", "overprovision=1.5"), "--sweep: overprovision: 1.5: give whole numbers, 0 or more"),
+        (("--sweep", "outage-price-s=-1"), "--sweep: outage-price-s: -1: give numbers of seconds, 0 or more"),
         (("--sweep", "od-price-ratio=0"), "--sweep: od-price-ratio: 0: give numbers above 0"),
         (("--sweep", "od-price-ratio=2", "--sweep", "od-price-ratio=3"), "--sweep: od-price-ratio: is given twice"),
         (("--optimum",), "first cold start: give at most 98.33"),
@@ -270,9 +322,9 @@ def test_errors_of_requests_sweeps_and_reports(
 @pytest.mark.parametrize(
     ("windows", "policies", "cases", "missing"),
     [
-        (3, [], 0, "spothedge, round-robin, the sweep of overprovision, the optimum"),
-        (7, ["spothedge"], 0, "round-robin, the sweep of overprovision, the optimum"),
-        (18, ["spothedge", "round-robin"], 1, "the sweep of overprovision, the optimum"),
+        (3, [], 0, "spothedge, round-robin, the sweep of cold-start-s, the optimum"),
+        (7, ["spothedge"], 0, "round-robin, the sweep of cold-start-s, the optimum"),
+        (18, ["spothedge", "round-robin"], 1, "the sweep of cold-start-s, the optimum"),
         (20, ["spothedge", "round-robin"], 2, "the optimum"),
     ],
 )
@@ -292,7 +344,7 @@ def test_ctrl_c(
 
     original = spot_runs.replay_one
     monkeypatch.setattr(spot_runs, "replay_one", replay_one)
-    usual = ("--policy", "spothedge", "--policy", "round-robin", "--sweep", "overprovision=2", "--optimum",
+    usual = ("--policy", "spothedge", "--policy", "round-robin", "--sweep", "cold-start-s=60", "--optimum",
              "--optimum-availability", "90", "--json", "out.json", "--report", "out.html")  # fmt: skip
     assert run(*USUAL, *usual) == 130
     captured = capsys.readouterr()
