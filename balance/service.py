@@ -95,6 +95,7 @@ class ServiceBalancer:
         self._addresses: dict[str, str] = {}
         self._running: _Running | None = None
         self._is_applied = True
+        self._keys_due = False
         self._due = asyncio.Event()
         self._lock = asyncio.Lock()
         self._stopping = False
@@ -343,12 +344,13 @@ class ServiceBalancer:
         if self._keys is None:
             return
         try:
-            is_changed = self._keys.refresh()
+            self._keys_due |= self._keys.refresh()
         except ConfigurationError as error:
             _log.warning("%s: the keys stay as they were: %s", self.name, error)
             return
-        if is_changed:
+        if self._keys_due:  # Until HAProxy has accepted them: a revoked key must not stay admitted.
             await replace_keys(runtime, self._keys.hashes)
+            self._keys_due = False
 
 
 def _locked(folder: Path) -> IO[bytes]:

@@ -105,7 +105,7 @@ def is_ip(text: str) -> bool:
         ipaddress.ip_address(text)
     except ValueError:
         return False
-    return True
+    return "%" not in text  # Any text may follow: the address is a part of HAProxy's configuration.
 
 
 class _Fields:

@@ -12,7 +12,7 @@ from infra.db import events, outbox
 from infra.db.capacity import InstanceRow
 from infra.db.ending import end_queued
 from infra.db.models import Machine, Workload
-from infra.db.services import ServiceRow
+from infra.db.services import ServiceReplica, ServiceRow
 
 
 def end_replica(session: Session, row: ServiceRow, one: LiveReplica, cause: str) -> None:
@@ -56,6 +56,24 @@ def close_replica(session: Session, row: ServiceRow, one: LiveReplica, cause: st
             "cause": own.cause,
         },
     )  # fmt: skip
+
+
+def end_left_instances(session: Session, row: ServiceRow) -> None:
+    """Ends the instances of replicas that have ended, if they were not told to end before.
+
+    Whatever happened between the decisions, no machine stays without a replica.
+    """
+    left = session.execute(
+        select(InstanceRow.id, ServiceReplica.number)
+        .join(ServiceReplica, ServiceReplica.workload == InstanceRow.workload)
+        .where(
+            InstanceRow.pool == row.id, InstanceRow.gone_at.is_(None), InstanceRow.ending.is_(None),
+            ServiceReplica.ended_at.is_not(None),
+        )
+        .order_by(InstanceRow.id)
+    ).all()  # fmt: skip
+    for instance, number in left:
+        tell_to_end(session, instance, Reason(ReasonCode.REPLICA_ENDED, {"service": row.name, "replica": number}))
 
 
 def cordon_ending(session: Session, service: str) -> None:

@@ -19,8 +19,8 @@ def pair_instances(session: Session, service: str) -> None:
     for workload, instances in held.items():
         for one in instances:
             owner = one.workload
-            if owner is None or owner == workload:
-                continue
+            if owner is None or owner == workload or one.ending is not None:
+                continue  # An instance that is to end stays with its replica: the other one would not be ended.
             own = session.scalars(
                 select(InstanceRow)
                 .where(InstanceRow.workload == workload, InstanceRow.gone_at.is_(None))

@@ -3,9 +3,8 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 from temporalio.client import Client
 
@@ -94,7 +93,6 @@ def _write(session: Session, row: ServiceReplica, report: ServingReport) -> None
     row.probe_error = None if report.error is None else report.error[:_MOST_ERROR_CHARACTERS]
     if row.ready != report.ready:
         row.ready = report.ready
-        # The machine's clock may be fast: the time is limited to the current time.
-        row.ready_changed_at = datetime.fromtimestamp(min(report.since_s, time.time()), UTC)
+        row.ready_changed_at = func.now()  # Not the machine's time, which may be wrong.
     if moved:
         outbox.service(session, row.service)

@@ -8,7 +8,13 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 
 from activities.capacity.ledger import recently_refused
-from activities.services.endings import close_replica, cordon_ending, end_replica, end_workload
+from activities.services.endings import (
+    close_replica,
+    cordon_ending,
+    end_left_instances,
+    end_replica,
+    end_workload,
+)
 from activities.services.launching import Market, launch
 from activities.services.offers import Offers
 from activities.services.pairing import pair_instances
@@ -89,7 +95,7 @@ class _Step:
         plan = self._plan()
         facts = [one.facts(self._now_s) for one in live.values() if one.row.ending_at is None]
         silent_s = self._settings.services.silent_s
-        requests = take_requests(self._session, self._row, silent_s) if is_scaled(self._spec) else None
+        requests = take_requests(self._session, self._row, silent_s, self._now_s) if is_scaled(self._spec) else None
         state = self._state(plan)
         decision = decide(plan, state, facts, losses, requests, self._now_s)
         first_ready: list[str] = []
@@ -102,6 +108,7 @@ class _Step:
             if fact.stage is Stage.LEAVING and own.leaving_at is None:
                 own.leaving_at = func.now()
         self._carry_out(decision, live)
+        end_left_instances(self._session, self._row)
         if plan.stopping and not live and not self._instances():
             self._row.ended_at = func.now()
             self._record("service.ended")
@@ -178,7 +185,7 @@ class _Step:
 
     def _market(self) -> Market:
         refused = recently_refused(self._session, self._settings.capacity.refused_pause_s)
-        return Market({one.zone.name: one for one in self._zones}, self._offers or [], refused)
+        return Market({one.zone.name: one for one in self._zones}, self._offers, refused)
 
     def _store(self, decision: ServiceDecision, listed: list[str]) -> None:
         row = self._row

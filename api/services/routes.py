@@ -115,7 +115,7 @@ def _update(state: State, caller: Caller, request: Request, body: bytes, ref: st
                 raise Problem(
                     Kind.CONFLICT, f"{what}: {given}: must be {own}; the {what} of a service cannot be changed"
                 )
-        row.version, row.mode = row.version + 1, mode.value
+        row.version, row.mode, row.notes = row.version + 1, mode.value, []
         return _changed(session, caller, row, draft, spec, "updated")
 
 

@@ -71,6 +71,7 @@ def test_without_a_zone_least_load_counts_connections() -> None:
         (body(request_timeout_s=0), "request_timeout_s: must be a number from 0.001 to 86400, it is 0"),
         (body(entry(1), entry(2, port=0)), "endpoints[1]: port: must be a number from 1 to 65535, it is 0"),
         (body(entry(1, state="up")), "endpoints[0]: state: must be one of ready, draining, it is 'up'"),
+        (body(entry(1, address="fe80::1%\n  x")), "address: must be an IP address or a host name"),
         (body(entry(1, address="a b")), "endpoints[0]: address: must be an IP address or a host name, it is 'a b'"),
     ],
 )

@@ -8,6 +8,7 @@ from domain.protocol import MailKind, TaskExit
 from infra.db import outbox
 from infra.db.capacity import InstanceRow
 from infra.db.endpoints import Endpoint
+from infra.db.models import Workload
 from lifecycle.instances import InstancePhase
 from tests.activities.temporal import until
 from tests.services.live import SHARED, Live, service
@@ -43,6 +44,7 @@ async def test_a_lost_replica_is_replaced_elsewhere(live: Live) -> None:
     await until(
         lambda: first[0].replica not in {e.replica for e in live.endpoints()}, "the lost replica is no endpoint"
     )
+    await until(lambda: live.replicas()[first[0].replica].ended_at is not None, "the lost replica has ended")
     await live.ready(3)
     lost = live.replicas()[first[0].replica]
     assert (lost.cause, lost.ended_at is not None) == ("preempted", True)
@@ -194,3 +196,21 @@ async def test_a_replica_of_two_machines_ends_with_either(live: Live) -> None:
     gone = {row.machine for row in live.site.rows(InstancePhase.GONE)}
     await until(lambda: machines <= {row.machine for row in live.site.rows(InstancePhase.GONE)}, "both are gone")
     assert other.replica != one.replica and gone <= machines
+
+
+async def test_no_machine_stays_without_a_replica(live: Live) -> None:
+    """A machine that belongs to a replica that has ended is ended, however it came to that, and the service can end."""
+    live.up(service(num_overprovision=0, dynamic_ondemand_fallback=False))
+    one, other = await live.ready(2)
+    with live.world.session() as session:
+        assert {row.level for row in session.scalars(select(Workload))} == {None}  # They must not evict each other.
+        outbox.mail(session, live.replicas()[one.replica].workload, MailKind.CANCEL, 0, by="test")
+    await until(lambda: live.replicas()[one.replica].ended_at is not None, "the replica has ended")
+    await live.ready(2)
+    ended, kept = (live.replicas()[number].workload for number in (one.replica, other.replica))
+    with live.world.session() as session:
+        instance = session.scalars(select(InstanceRow).where(InstanceRow.workload == kept)).one()
+        instance.workload = ended
+    live.down()
+    await until(lambda: live.row().ended_at is not None, "the service has ended")
+    assert live.site.natives() == set()
