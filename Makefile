@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LIBRARIES := .venv-integrations
+SKYPILOT := .venv-skypilot
 LIBRARY_PIP = $(LIBRARIES)/bin/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes
 # Lets uv use the system's certificates, which a company proxy may require.
 export UV_SYSTEM_CERTS ?= 1
@@ -15,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting test test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench experiment experiment-pools clean
+.PHONY: setup demo demo-bursting serve-demo test test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench bench-skypilot experiment experiment-pools clean
 
 setup: $(VENV)/.ready
 
@@ -42,6 +43,11 @@ demo: setup
 # machine is left at the end.
 demo-bursting: setup
 	@$(BIN)/python -m tests.stack.bursting
+
+# A service on simulated spot machines under load for ten minutes, while its machines, its replicas and mizzen's
+# processes are killed: python -m tests.stack.serving SECONDS REQUESTS_PER_S for another length. Writes serve-demo/.
+serve-demo: setup
+	@$(BIN)/python -m tests.stack.serving $(ARGS)
 
 # In a fresh clone each of the four workers would compile all test modules, 15 s of CPU each. This target compiles them
 # once, on the core that the compilation of the loops leaves idle. The test run itself reports errors in test modules.
@@ -96,6 +102,15 @@ kill-loops: $(LIBRARIES)/.ready
 bench: setup $(VENV)/.compiled $(if $(or $(if $(SUITE),,all),$(findstring ch,$(SUITE))),$(LIBRARIES)/.ready)
 	@$(BIN)/python -m bench $(if $(SUITE),--suite '$(SUITE)') $(ARGS)
 
+# The balancer against SkyPilot's own, which is installed in a separate environment because it has many dependencies.
+bench-skypilot: setup $(SKYPILOT)/.ready
+	@$(BIN)/python -m bench.balance_skypilot --python $(SKYPILOT)/bin/python $(ARGS)
+
+$(SKYPILOT)/.ready: requirements-skypilot.lock | setup
+	@test -x $(SKYPILOT)/bin/python || $(PYTHON) -m venv $(SKYPILOT)
+	@$(BIN)/uv pip sync -q --python $(SKYPILOT)/bin/python --require-hashes requirements-skypilot.lock
+	@touch $@
+
 # Compares schedulers on real traces (docs/experiments.md). DATA is the folder with the traces, BEFORE another checkout
 # to compare with. Takes hours on two cores; an interrupted run resumes.
 OUT ?= .experiment
@@ -135,7 +150,8 @@ format: setup
 lock:
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --group dev --extra demo --no-emit-package mizzen --upgrade pyproject.toml -o requirements.lock
 	@$(BIN)/python tests_integrations/lock.py $(BIN)/uv
+	@printf 'skypilot\nsniffio\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate - -o requirements-skypilot.lock
 	@printf 'uv\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate - -o requirements-uv.lock
 
 clean:
-	rm -rf $(VENV) $(LIBRARIES)
+	rm -rf $(VENV) $(LIBRARIES) $(SKYPILOT)

@@ -7,7 +7,6 @@ continue, and a retry, even in another agent process, re-attaches to them.
 import asyncio
 import contextlib
 import logging
-import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -24,18 +23,18 @@ from agent.failures import is_disk_full, launch_failure, refusal
 from agent.logs import Shipping
 from agent.notices import MachineNotices
 from agent.outcomes import kept_outcome, outcome
-from agent.ports import reserve
-from agent.progress import NoticeReader, read_progress
+from agent.ports import SERVING, reserve
 from agent.sealed import CannotUnseal, prove
+from agent.serving import Readiness
 from agent.staging import StagedAttempt, Stager
 from agent.state import AttemptFolder, StateFolder
 from agent.tasks import RunFolder, State
+from agent.watching import Watch, next_look, notify, still_running
 from domain.blame import LaunchError
 from domain.protocol import (
     DETACHED,
     Activity,
     Attend,
-    NodeHeartbeat,
     NodeOutcome,
     NodePrepared,
     PrepareNode,
@@ -43,7 +42,6 @@ from domain.protocol import (
     RunNode,
     StopNode,
 )
-from infra.pidfds import first_end
 
 _log = logging.getLogger(__name__)
 _LATE_S = 7.5
@@ -211,8 +209,7 @@ class NodeActivities:
         return staged, {job: f"{self._config.address}:{port}" for job, port in ports.items()}
 
     def _reserve(self, staged: StagedAttempt, jobs: list[str]) -> dict[str, int]:
-        others = (attempt for attempt in self._state.unfinished() if attempt.key != staged.folder.key)
-        return reserve(staged.folder, jobs, self._config.ports, others)
+        return reserve(staged.folder, jobs, self._config.ports, self._state.unfinished(but=staged.folder))
 
     # ------------------------------------------------------------------------------------------------------ running
 
@@ -225,57 +222,20 @@ class NodeActivities:
         self._ship(staged, staged.runs)
 
     async def _watch(self, staged: StagedAttempt) -> None:
-        """Waits until no task runs. Stops all tasks if one has failed, or if the platform will take the machine.
-
-        The agent gives this notice itself, because some platforms allow only 5 s and Temporal may be unavailable.
-        """
-        runs = staged.runs
-        readers = [NoticeReader(run, staged.masker) for run in runs]
-        grace_s = staged.launch.checkpoint.grace_s
-        pause_s = self._pause_s(self._config.heartbeat_interval_s)
-        # No heartbeat at start or end: each one costs the Temporal server a write, and a short task needs none.
-        next_heartbeat_s = time.monotonic() + pause_s
-        noticed = False
-        while True:
-            running = await self._running(runs)
-            if not running:
-                return
-            now_s = time.monotonic()
-            if now_s >= next_heartbeat_s:
-                activity.heartbeat(NodeHeartbeat([read_progress(run, staged.masker) for run in runs], len(running)))
-                next_heartbeat_s = now_s + pause_s
-            for told in filter(None, (reader.read() for reader in readers)):
-                if told.takes_machine:
-                    self._notices.of_run(staged.folder.key, told)
-            leaving = self._notices.current
-            if not noticed and leaving is not None:
-                noticed = True
-                left_s = grace_s if leaving.ends_at_s is None else max(0.0, leaving.ends_at_s - time.time())
-                await self._notify(running, min(grace_s, left_s), told=False)
-            if not noticed:
-                ends = [run.exit() for run in runs] if len(running) < len(runs) else []
-                if any(end.started and not end.succeeded for end in ends if end is not None):
-                    noticed = True
-                    await self._notify(running, grace_s, told=False)
-            await self._next_look(running)
-
-    async def _next_look(self, running: Sequence[RunFolder]) -> None:
-        """Waits until a task in `running` has ended, or at most `poll_interval_s`."""
-        shims = [identities[0].pid for run in running if (identities := run.identities()) is not None]
-        await first_end(shims, self._config.poll_interval_s)
-
-    async def _running(self, runs: Sequence[RunFolder]) -> list[RunFolder]:
-        """Returns the tasks in `runs` that are running. Ends lost tasks, and kills tasks whose stop is overdue."""
-        running = []
-        for run in runs:
-            state = tasks.look(run)
-            if state is State.LOST:
-                await asyncio.to_thread(tasks.settle, run)
-            elif state is State.RUNNING and tasks.overdue(run):
-                await asyncio.to_thread(tasks.force, run)
-            elif state is State.RUNNING:
-                running.append(run)
-        return running
+        serving = None
+        if (run := staged.serving_run) is not None and staged.launch.serving is not None:
+            address, port = self._config.address, staged.folder.ports()[SERVING]
+            has_setup = staged.launch.jobs[run.job].setup is not None
+            serving = Readiness(run, staged.launch.serving.probe, address, port, has_setup=has_setup)
+        heartbeat_interval_s = self._pause_s(self._config.heartbeat_interval_s)
+        poll_interval_s = self._config.poll_interval_s
+        await Watch(
+            staged,
+            self._notices,
+            serving,
+            heartbeat_interval_s=heartbeat_interval_s,
+            poll_interval_s=poll_interval_s,
+        ).until_the_end()
 
     # ----------------------------------------------------------------------------------------------------- stopping
 
@@ -293,18 +253,12 @@ class NodeActivities:
         runs = [run for folder in folders for run in folder.runs()]
         # A concurrent start checks for stopped attempts under the same lock.
         async with self._lock(workload_id):
-            await self._notify(runs, grace_s, told=True)
-        while running := await self._running(runs):
-            await self._next_look(running)
+            await notify(runs, grace_s, told=True)
+        while running := await still_running(runs):
+            await next_look(running, self._config.poll_interval_s)
         for folder in folders:
             self._ship_all(folder)
         await asyncio.to_thread(self._state.stop_attempts, workload_id, attempt)
-
-    async def _notify(self, runs: Sequence[RunFolder], grace_s: float, *, told: bool) -> None:
-        def notify(run: RunFolder) -> None:
-            tasks.request_stop(run, grace_s, told=told)
-
-        await asyncio.gather(*(asyncio.to_thread(notify, run) for run in runs))
 
     # ------------------------------------------------------------------------------------------------------ results
 

@@ -33,8 +33,8 @@ class AgentConfig(BaseModel):
     address: str
     """Host name or IP address at which the other machines of the cluster can connect to this one."""
     ports: tuple[int, int]
-    """First and last port for rendezvous, inclusive. Must be outside the system's ephemeral range. Machines that share
-    an address need disjoint ranges."""
+    """First and last port for rendezvous and for tasks that serve requests, inclusive. Must be outside the system's
+    ephemeral range. Machines that share an address need disjoint ranges."""
     bucket_url: str | None = None
     """URL at which this machine reaches the region's bucket. None uses the URL in each request."""
     state_dir: Path

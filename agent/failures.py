@@ -4,7 +4,7 @@ import errno
 
 from temporalio.exceptions import ApplicationError
 
-from agent.ports import NoFreePort, TooManyPorts
+from agent.ports import NoFreePort, PortTaken, TooManyPorts
 from agent.sealed import CannotUnseal
 from agent.staging import BadLaunch, BucketUnavailable, ChangedLaunch, DamagedArchive
 from agent.tasks import NotStarted
@@ -20,6 +20,7 @@ _TYPES: dict[type[Exception], LaunchError] = {
     DamagedArchive: LaunchError.DAMAGED_ARCHIVE,
     NoFreePort: LaunchError.NO_FREE_PORT,
     NotStarted: LaunchError.NOT_STARTED,
+    PortTaken: LaunchError.PORT_TAKEN,
     TooManyPorts: LaunchError.TOO_MANY_PORTS,
 }
 _FULL = (errno.ENOSPC, errno.EDQUOT)

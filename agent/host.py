@@ -45,6 +45,7 @@ _HANDOVER_S = 3.0
 """Time that the machine's workflow needs to start the next `machine.attend` activity after one has ended."""
 _FORWARD_AGAIN_S = 0.5
 _LONGEST_PAUSE_S = 3600.0
+_THROTTLE = timedelta(seconds=0.2)
 _STEADY_S = 30.0
 """If a worker ran for longer than this before it failed, the restart backoff is reset."""
 _log = logging.getLogger(__name__)
@@ -136,8 +137,9 @@ async def _work(
         max_concurrent_activities=1000,
         # A machine rarely gets a task, and the polls of all machines load the Temporal server. So one poller.
         activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=1),
-        max_heartbeat_throttle_interval=timedelta(seconds=config.heartbeat_interval_s),
-        default_heartbeat_throttle_interval=timedelta(seconds=config.heartbeat_interval_s),
+        # The activities pace their heartbeats themselves. A change of readiness is sent at once.
+        max_heartbeat_throttle_interval=_THROTTLE,
+        default_heartbeat_throttle_interval=_THROTTLE,
     )
     working = asyncio.create_task(worker.run())
     stopping = asyncio.create_task(stop.wait())

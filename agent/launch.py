@@ -38,7 +38,7 @@ class TaskLaunch:
     cgroup: str | None = None
     """Path of a cgroup v2 through which all processes of the task can be killed at once, if there is one."""
     limits: tuple[str, ...] = ()
-    """Paths of cgroups with limits, which the task joins before it runs."""
+    """Paths of cgroups with limits or with a port map. The task does not run if it cannot join them."""
     view: Mapping[str, list[str]] = field(default_factory=dict)
     """Folders that the task's user may not enter, each with the paths below it that the task can see (`agent.view`)."""
     setup: str | None = None
@@ -59,12 +59,14 @@ def environment(
     python: str,
     secrets: Mapping[str, str],
     platform: str | None = None,
+    port: int | None = None,
 ) -> dict[str, str]:
     """Returns the complete environment of a task. It inherits nothing from the agent's environment.
 
     `masters` maps a job to `address:port`. `secrets` are the secrets of the task's job. `platform` is the platform's
-    name in `mizzen.cadence`, or None if it is unknown. The user's variables may replace PATH, HOME and LANG, but no
-    variable that mizzen sets. User variables whose names start with `MIZZEN_` are dropped.
+    name in `mizzen.cadence`, or None if it is unknown. `port` is the port on which the task serves requests, if it
+    serves any. The user's variables may replace PATH, HOME and LANG, but no variable that mizzen sets. User variables
+    whose names start with `MIZZEN_` are dropped.
     """
     job = launch.jobs[place.job]
     theirs = {k: v for k, v in {**job.env, **secrets}.items() if not k.startswith("MIZZEN_")}
@@ -98,6 +100,8 @@ def environment(
         ours["MIZZEN_MACHINE_HAZARD_PER_H"] = f"{launch.checkpoint.machine_hazard_per_h:.6g}"
     if platform is not None:
         ours["MIZZEN_PLATFORM"] = platform
+    if port is not None:
+        ours["MIZZEN_PORT"] = str(port)
     for table, uri in launch.tables.items():
         ours[f"MIZZEN_TABLE_{_variable(table)}"] = uri
     for table, until in launch.stale_tables.items():

@@ -15,6 +15,7 @@ from agent import records
 from agent.logs import Masker
 from agent.progress import read_progress
 from agent.sealed import CannotUnseal, unseal
+from agent.serving import never_ready
 from agent.state import AttemptFolder, StateFolder
 from agent.tasks import RunFolder
 from domain.launch import LaunchDescription
@@ -47,6 +48,7 @@ def outcome(machine: str, runs: Sequence[RunFolder], masker: Masker | None) -> N
                 memory_limit_bytes=end.memory_limit_bytes,
                 memory_peak_bytes=end.memory_peak_bytes,
                 in_setup=end.in_setup,
+                not_ready=never_ready(run) if end.noticed else None,
             )
             for run, end in sorted(ended, key=lambda pair: (pair[1].ended_at_s, pair[0].job, pair[0].task))
             if end.started

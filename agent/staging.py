@@ -15,13 +15,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from agent.cgroups import Limits, limit, make_cgroup
+from agent.cgroups import Limits, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
 from agent.isolation import give_bucket, needed_paths
 from agent.launch import Owner, TaskLaunch, environment
 from agent.logs import Masker
 from agent.notices import MachineNotices
+from agent.ports import NoFreePort, PortTaken
 from agent.sealed import Secrets, unseal
+from agent.serving import open_port
 from agent.state import AttemptFolder, StateFolder, make_folder
 from agent.tasks import RunFolder, private
 from agent.unpack import fill_workdir
@@ -70,6 +72,14 @@ class StagedAttempt:
     def runs(self) -> list[RunFolder]:
         """The folders of the attempt's tasks on this machine."""
         return [self.run(place) for place in self.places]
+
+    @property
+    def serving_run(self) -> RunFolder | None:
+        """The folder of the task that serves requests, task 0 of the first job; None: no task on this machine does."""
+        if self.launch.serving is None:
+            return None
+        job = next(iter(self.launch.jobs))
+        return next((self.run(place) for place in self.places if (place.job, place.task) == (job, 0)), None)
 
 
 @contextlib.contextmanager
@@ -173,8 +183,22 @@ class Stager:
         return self._open_bucket(url)
 
     def task_launch(self, staged: StagedAttempt, place: TaskPlace, masters: Mapping[str, str]) -> TaskLaunch:
-        """Returns the shim's input for one task."""
+        """Returns the shim's input for one task, and opens its port if it serves requests.
+
+        Raises:
+            NoFreePort, PortTaken: the task has no port (`agent.serving.open_port`).
+        """
         run = staged.run(place)
+        cgroup = make_cgroup(run.run_id) if self._config.cgroup else None
+        port = None
+        if staged.launch.serving is not None and run == staged.serving_run:
+            others = self._state.unfinished(but=staged.folder)
+            try:
+                port = open_port(staged.folder, staged.launch.serving.port, self._config.ports, cgroup, others)
+            except (NoFreePort, PortTaken):
+                if cgroup is not None:
+                    remove_cgroup(cgroup)
+                raise
         job = staged.launch.jobs[place.job]
         env = environment(
             staged.launch,
@@ -185,6 +209,7 @@ class Stager:
             python=sys.executable,
             platform=self._notices.prior,
             secrets=staged.secrets.get(place.job, {}),
+            port=None if port is None else port.inside,
         )
         owner = self._owner(staged)
         return TaskLaunch(
@@ -196,8 +221,8 @@ class Stager:
             uid=owner.uid if owner else None,
             gid=owner.gid if owner else None,
             groups=owner.groups if owner else (),
-            cgroup=make_cgroup(run.run_id) if self._config.cgroup else None,
-            limits=self._limits(run, place),
+            cgroup=cgroup,
+            limits=self._limits(run, place) + ((cgroup,) if cgroup is not None and port is not None else ()),
             view={} if owner is None else view_for(owner.uid, needed_paths(staged.launch, run)),
             setup=None if job.setup is None else str(run.setup_script),
         )

@@ -258,12 +258,13 @@ class StateFolder:
         """Returns the attempts that have a folder, sorted by workload and number."""
         return self._attempts(os.listdir(self.path / "runs"))  # noqa: PTH208 - only names are needed
 
-    def unfinished(self) -> list[AttemptFolder]:
-        """Returns the attempts that have tasks running or still to be started. Skips attempts known to have ended
-        without reading their folders.
+    def unfinished(self, but: AttemptFolder | None = None) -> list[AttemptFolder]:
+        """Returns the attempts, without `but`, that have tasks running or still to be started: their reservations of
+        ports are valid. Skips attempts known to have ended without reading their folders.
         """
         names = os.listdir(self.path / "runs")  # noqa: PTH208
-        return [a for a in self._attempts(name for name in names if name not in self._ended) if not self.is_over(a)]
+        found = self._attempts(name for name in names if name not in self._ended)
+        return [a for a in found if (but is None or a.key != but.key) and not self.is_over(a)]
 
     def _attempts(self, names: Iterable[str]) -> list[AttemptFolder]:
         found = []

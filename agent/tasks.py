@@ -7,6 +7,7 @@
     begun                                   when the command began, after the setup script
     work/                                   working directory and HOME; owned by the task's user
     report/report.json                      the task's report; the folder is owned by the task's user
+    serving.json                            readiness of a task that serves requests (`agent.serving`)
     ship.json                               how much of the output was shipped (`agent.logs`)
 
 The folder contains all state of the task, so any agent process can continue with it. The functions block for a few

@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, defer
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.services.metrics import service_metrics
 from api.streams.hub import Hub
 from api.workloads.reading import PREEMPTIONS
 from domain.phases import QUEUED_PHASES, Phase
@@ -145,6 +146,7 @@ class Installation(Collector):
             ):
                 auctions.add_metric([str(what)], _number(count))
             yield auctions
+            yield from service_metrics(session)
 
     @staticmethod
     def _checkpoints(session: Session) -> Iterator[Metric]:

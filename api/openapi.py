@@ -20,6 +20,7 @@ _TAGS = [
     {"name": "workloads", "description": "Submit, list, change"},
     {"name": "following", "description": "Events, logs, reasons and the queue"},
     {"name": "tenants", "description": "Tenants, their quotas and secrets, and API keys"},
+    {"name": "services", "description": "Services: their documents, replicas and endpoints"},
     {"name": "fleet", "description": "Regions, clusters and machines"},
     {"name": "data", "description": "Tables, partitions, replicas, the jobs that read them, and uploaded archives"},
     {"name": "service", "description": "Health and metrics of the API process"},

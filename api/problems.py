@@ -65,7 +65,7 @@ _KINDS: dict[Kind, tuple[int, str]] = {
     Kind.TOO_LARGE: (413, "The body is too large"),
     Kind.UNSUPPORTED_MEDIA_TYPE: (415, "The media type is not supported"),
     Kind.INVALID_REQUEST: (422, "The request is not valid"),
-    Kind.INVALID_DOCUMENT: (422, "The workload document is not valid"),
+    Kind.INVALID_DOCUMENT: (422, "The document is not valid"),
     Kind.IDEMPOTENCY_MISMATCH: (422, "The Idempotency-Key was already used with another body"),
     Kind.TIMED_OUT: (408, "The request did not arrive in time"),
     Kind.LIMIT_EXCEEDED: (429, "A limit of the key, the tenant or the address is reached"),

@@ -39,6 +39,7 @@ SUITES = {
     "end-to-end": "end_to_end",
     "backlog": "backlog",
     "machines": "machines",
+    "balance": "balance",
     "memory": "memory",
 }
 """Module of each suite, in the order of execution."""

@@ -25,6 +25,7 @@ class LaunchError(StrEnum):
     TOO_MANY_PORTS = "TooManyPorts"
     CANNOT_UNSEAL = "CannotUnseal"
     NO_FREE_PORT = "NoFreePort"
+    PORT_TAKEN = "PortTaken"
     NOT_STARTED = "NotStarted"
     MACHINE_FAULT = "MachineFault"
     SILENT = "Silent"
@@ -60,7 +61,10 @@ TABLE: dict[LaunchError, Verdict] = {
     LaunchError.CANNOT_UNSEAL: Verdict(
         Blame.MACHINE, True, "the agent's key cannot decrypt the secrets that were sealed for this machine"
     ),
-    LaunchError.NO_FREE_PORT: Verdict(Blame.MACHINE, False, "all rendezvous ports of the agent's range are in use"),
+    LaunchError.NO_FREE_PORT: Verdict(Blame.MACHINE, False, "all ports of the agent's range are in use"),
+    LaunchError.PORT_TAKEN: Verdict(
+        Blame.NOBODY, True, "the fixed port of a task that serves is in use on the machine, and the agent cannot map it"
+    ),
     LaunchError.NOT_STARTED: Verdict(Blame.MACHINE, False, "the process that supervises a task could not start it"),
     LaunchError.MACHINE_FAULT: Verdict(
         Blame.MACHINE, False, "the operating system refused a call of the agent (input/output error, permission denied)"

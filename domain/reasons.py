@@ -58,6 +58,7 @@ class ReasonCode(StrEnum):
     TASK_FAILED = "task_failed"
     OUT_OF_MEMORY = "out_of_memory"
     SETUP_FAILED = "setup_failed"
+    NOT_READY = "not_ready"
     RETRIES_EXHAUSTED = "retries_exhausted"
     CHECKPOINT_UNLOADABLE = "checkpoint_unloadable"
     MAX_RUNTIME = "max_runtime"
@@ -151,6 +152,9 @@ _SENTENCES: dict[ReasonCode, str] = {
         " document asks for"
     ),
     ReasonCode.SETUP_FAILED: "setup of task {task} failed with {status}",
+    ReasonCode.NOT_READY: (
+        "task {task} did not become ready within {limit_s} s, the limit in its readiness_probe; last probe: {error}"
+    ),
     ReasonCode.RETRIES_EXHAUSTED: (
         "task {task} ended with {status} and {retries:no retries are allowed|its 1 retry is used up|all # retries are"
         " used up}"

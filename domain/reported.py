@@ -85,6 +85,16 @@ class ServingReport:
 
 
 @dataclass
+class NotReadyReport:
+    """Why an agent stopped a task that serves requests: it did not become ready in time."""
+
+    limit_s: float
+    """`ProbeSpec.initial_delay_s`."""
+    error: str
+    """The result of the last probe."""
+
+
+@dataclass
 class TaskProgress:
     """A task's last report through the SDK (`report.json`), and observations of the agent."""
 

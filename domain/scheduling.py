@@ -189,6 +189,9 @@ class RunningWorkload:
     """Number of the running attempt; a plan evicts this attempt and no later one."""
     ends_by_s: float = inf
     """When the maximum runtime ends; infinity: the workload has none."""
+    lost_s: float | None = None
+    """The work that an eviction loses, if it does not grow with time: the cold start of a replica that serves. None:
+    the work since the last checkpoint."""
 
     @property
     def gpus(self) -> int:

@@ -205,6 +205,9 @@ def _failed(case: Case) -> Reason:
         detail["log"] = task_log(case.workload_id, case.attempt, failed.name)
     if failed.in_setup:
         code = ReasonCode.SETUP_FAILED
+    if failed.not_ready is not None:
+        detail |= {"limit_s": failed.not_ready.limit_s, "error": failed.not_ready.error}
+        code = ReasonCode.NOT_READY
     if failed.memory is not None:
         detail |= failed.memory
         code = ReasonCode.OUT_OF_MEMORY

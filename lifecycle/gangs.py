@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from domain.reasons import Reason
-from domain.reported import TaskProgress
+from domain.reported import NotReadyReport, TaskProgress
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Failure:
     """The memory limit and the peak in bytes, if the task ran out of memory."""
     in_setup: bool = False
     """Whether the task ended before its setup had succeeded."""
+    not_ready: NotReadyReport | None = None
+    """Set if the agent stopped the task because it did not become ready in time."""
 
 
 @dataclass

@@ -128,6 +128,8 @@ class HolderTable:
         """Number of allocated rows of the pool, and of those that are still in use."""
         n = _FIRST_SIZE
         self._saved_at_s: F8 = np.full(n, np.nan)
+        self._lost_s: F8 = np.full(n, np.nan)
+        """Work that an eviction loses, if it does not grow with time."""
         self._free_from_s: F8 = np.full(n, np.inf)
         """Time from which the holder may be evicted; infinity if it may not be evicted at all."""
         self._home: I4 = np.full(n, NO_CLUSTER, np.int32)
@@ -172,7 +174,7 @@ class HolderTable:
         self.ids[number] = ""
         self._unused.append(number)
         self.columns.rank[number], self.columns.evictable[number] = 0, False
-        self._saved_at_s[number], self._free_from_s[number] = np.nan, np.inf
+        self._saved_at_s[number], self._lost_s[number], self._free_from_s[number] = np.nan, np.nan, np.inf
 
     def renew(self, machine: str) -> None:
         """Lists the holders of a machine again after the machine was closed or opened."""
@@ -201,7 +203,7 @@ class HolderTable:
         if not self._judged:
             columns = self.columns
             columns.lost_gpu_ms[:] = lost_gpu_ms(
-                self._saved_at_s, columns.gpus, now_s, self._home, columns.scan, columns.scanned
+                self._saved_at_s, self._lost_s, columns.gpus, now_s, self._home, columns.scan, columns.scanned
             )
             self._judged = True
 
@@ -242,13 +244,15 @@ class HolderTable:
         self.columns = self.columns._replace(**{name: _doubled(getattr(self.columns, name)) for name in by_number})
         size = len(self._home)
         self._saved_at_s, self._free_from_s = _doubled(self._saved_at_s), _doubled(self._free_from_s)
-        self._home = _doubled(self._home)
-        self._saved_at_s[size:], self._free_from_s[size:], self._home[size:] = np.nan, np.inf, NO_CLUSTER
+        self._lost_s, self._home = _doubled(self._lost_s), _doubled(self._home)
+        self._saved_at_s[size:] = self._lost_s[size:] = np.nan
+        self._free_from_s[size:], self._home[size:] = np.inf, NO_CLUSTER
 
     def _note(self, number: int, workload: RunningWorkload) -> None:
         """Writes the values that do not affect the order of any list."""
         saved_at_s = workload.last_checkpoint_at_s
         self._saved_at_s[number] = np.nan if saved_at_s is None else saved_at_s
+        self._lost_s[number] = np.nan if workload.lost_s is None else workload.lost_s
         self._free_from_s[number] = workload.protected_until_s if workload.evictable else np.inf
         if self.columns.evictable[number] and not workload.evictable:
             self.columns.evictable[number] = False

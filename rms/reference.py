@@ -294,7 +294,9 @@ def _lost_gpu_ms(snapshot: RegionSnapshot, victim: RunningWorkload) -> int:
     def held_here(workload: RunningWorkload) -> list[Holding]:
         return [h for h in workload.holdings if h.machine in cluster_of and (h.gpus or h.cpus_milli or h.memory_bytes)]
 
-    if victim.last_checkpoint_at_s is not None:
+    if victim.lost_s is not None:
+        lost_s = victim.lost_s
+    elif victim.last_checkpoint_at_s is not None:
         lost_s = age(victim)
     else:
         reporting = [w for w in snapshot.running if w.last_checkpoint_at_s is not None]

@@ -26,7 +26,7 @@ from providers.trace import open_clouds
 _log = logging.getLogger(__name__)
 _FIRST_PORT = 20000
 _PORTS_EACH = 40
-"""Number of rendezvous ports per machine, if several machines share this computer's address."""
+"""Number of ports per machine for rendezvous and services, if several machines share this computer's address."""
 
 
 def machine_state_dir(data_dir: Path, machine: str) -> Path:

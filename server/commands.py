@@ -24,7 +24,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-def _log_to_stderr(level: str = "INFO") -> None:
+def log_to_stderr(level: str = "INFO") -> None:
+    """Sends log messages of at least this level to stderr."""
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel("WARNING")
     logging.getLogger("alembic").setLevel("WARNING")
@@ -134,7 +135,7 @@ def up(**options: Any) -> None:
     with loading():
         from server.up import run_up
 
-    _log_to_stderr("WARNING")
+    log_to_stderr("WARNING")
     more = {
         "data_dir": options["data_dir"],
         "fleet": options["fleet"],
@@ -154,7 +155,7 @@ def demo(data_dir: Path, keep: bool, plain: bool) -> None:
     """Run a demo: a dozen gangs in three regions, with preemption, a move and crashes; then check the results."""
     from server.demo.run import run_demo
 
-    _log_to_stderr("ERROR")
+    log_to_stderr("ERROR")
     serve_command(lambda: asyncio.run(run_demo(data_dir, keep=keep, plain=plain)))
 
 
@@ -180,7 +181,7 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
     with loading():
         from activities.roles import run_worker
 
-    _log_to_stderr()
+    log_to_stderr()
     serve_command(lambda: asyncio.run(run_worker(_settings(options), roles, regions)))
 
 
@@ -199,7 +200,7 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
 @click.option("--cpus", type=float, default=float(os.cpu_count() or 1), show_default="all")
 @click.option("--memory", default=None, help="Such as 64GiB (default: the machine's memory).")
 @click.option("--address", default="127.0.0.1", show_default=True, help="Address for tasks on other machines.")
-@click.option("--ports", default="20000-20999", show_default=True, help="Range of rendezvous ports.")
+@click.option("--ports", default="20000-20999", show_default=True, help="Range of ports of rendezvous and services.")
 @click.option("--run-as", help="User that runs the tasks (needs root).")
 @click.option("--rotate-key", is_flag=True, help="Create a new key, and prove possession of the old one.")
 @click.option("--instance", envvar="MIZZEN_INSTANCE", default="", help="Id of the instance that launched the machine.")
@@ -209,7 +210,7 @@ def agent(**options: Any) -> None:
     with loading():
         from server.agents import run_agent
 
-    _log_to_stderr()
+    log_to_stderr()
     serve_command(lambda: run_agent(_settings(options), options))
 
 
@@ -221,7 +222,7 @@ def agents(config: Path, fleet: Path) -> None:
     with loading():
         from server.agents import run_fleet
 
-    _log_to_stderr()
+    log_to_stderr()
     from infra.config import load_settings
 
     run_command(lambda: run_fleet(load_settings(config), fleet))
@@ -236,7 +237,7 @@ def api(host: str | None, port: int | None, **options: Any) -> None:
     with loading():
         from api.serve import serve
 
-    _log_to_stderr()
+    log_to_stderr()
     serve_command(lambda: serve(_settings(options, api={"host": host, "port": port})))
 
 

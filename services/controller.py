@@ -26,8 +26,10 @@ from services.values import (
 )
 from spot.values import Event, EventKind, Launch, Observation, Replica, ReplicaState
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
-"""The backoff after failed replicas: it doubles with each failure in a row."""
+_LONGEST_PAUSE_S = 300.0
+"""The longest backoff after failed replicas. It doubles with each failure in a row."""
+_STOPPED_PAUSE_S = 30.0
+"""The pause after a replica was stopped with the installation: what would be launched meanwhile is stopped, too."""
 _CANNOT_COUNT = frozenset({Stage.LEAVING, Stage.DRAINING})
 
 
@@ -73,12 +75,14 @@ def decide(
 def _after_losses(plan: ServicePlan, state: ServiceState, losses: Sequence[Loss], now_s: float) -> ServiceState:
     for loss in losses:
         one = loss.replica
-        if loss.kind is LossKind.FAILED:
+        if loss.kind is LossKind.FAILED and one.stage not in _CANNOT_COUNT:
             failures = state.failures + 1
-            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
+            pause_s = min(_LONGEST_PAUSE_S, plan.failed_pause_s * 2.0 ** min(failures - 1, 10))
             state = replace(state, failures=failures, retry_at_s=now_s + pause_s)
             if is_halted(plan.version, one.version, failures, state.good_version):
                 state = replace(state, failed_version=plan.version)
+        elif loss.kind is LossKind.STOPPED:
+            state = replace(state, retry_at_s=max(state.retry_at_s, now_s + _STOPPED_PAUSE_S))
         elif loss.kind is LossKind.REFUSED:
             if one.kind is not CapacityKind.SPOT:
                 state = replace(state, on_demand_at_s=now_s + plan.refused_pause_s)
@@ -219,7 +223,7 @@ class _Step:
         if self.now_s >= self.state.retry_at_s:
             return False
         self.wakes_s.append(self.state.retry_at_s)
-        self.notes.append("replicas_fail")
+        self.notes.append("replicas_fail" if self.state.failures else "installation_stopped")
         return True
 
     def _drain(self, one: ReplicaFacts, cause: EndCause) -> None:

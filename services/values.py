@@ -61,6 +61,8 @@ class LossKind(StrEnum):
     """Its machine could not be launched: no capacity, or no agent registered in time."""
     EVICTED = "evicted"
     """A workload of higher priority took its machine, or an operator preempted it."""
+    STOPPED = "stopped"
+    """The installation was stopped."""
     FAILED = "failed"
     """Its own setup, command or probe failed."""
 
@@ -88,6 +90,8 @@ class ServicePlan:
     drain_s: float = 30.0
     unready_s: float = 180.0
     """A replica that was ready, and whose probe then fails for this long, is ended."""
+    failed_pause_s: float = 5.0
+    """The pause after the first failed replica; it doubles with each failure in a row."""
     refused_pause_s: float = 60.0
     """After a refused on-demand launch, the time until the next one is requested."""
     stopping: bool = False
@@ -103,7 +107,7 @@ class ServiceState:
     failures: int = 0
     """Number of replicas that failed by themselves since one of the newest version became ready."""
     retry_at_s: float = 0.0
-    """No replica is launched before this time, because replicas have failed."""
+    """No replica is launched before this time, because replicas have failed or the installation is being stopped."""
     on_demand_at_s: float = 0.0
     """No on-demand replica is launched before this time, because a launch was refused."""
     good_version: int = 0

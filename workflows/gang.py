@@ -246,15 +246,16 @@ class Gang:
     @staticmethod
     def _first_failure(exits: list[TaskExit]) -> Failure:
         bad = [e for e in exits if not e.succeeded]
-        # A task that runs out of memory makes its peers fail, so it comes first. A task with an exit code of its own is
-        # more informative than the tasks that were stopped because of it.
-        bad.sort(key=lambda e: (e.memory_limit_bytes is None, e.exit_code in (None, 143)))
+        # A task that runs out of memory makes its peers fail, so it comes first, and then a task that did not become
+        # ready in time. A task with an exit code of its own is more informative than the tasks that were stopped
+        # because of it.
+        bad.sort(key=lambda e: (e.memory_limit_bytes is None, e.not_ready is None, e.exit_code in (None, 143)))
         if not bad:
             return Failure("?", "an unknown status")
         memory = None
         if bad[0].memory_limit_bytes is not None:
             memory = {"limit_bytes": bad[0].memory_limit_bytes, "peak_bytes": bad[0].memory_peak_bytes or 0}
-        return Failure(f"{bad[0].job}/{bad[0].task}", bad[0].status, memory, bad[0].in_setup)
+        return Failure(f"{bad[0].job}/{bad[0].task}", bad[0].status, memory, bad[0].in_setup, bad[0].not_ready)
 
 
 def _stopped_before(error: ActivityError) -> bool:

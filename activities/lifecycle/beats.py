@@ -1,5 +1,7 @@
 """The newest heartbeats of a workload's agents. Temporal stores them, but sends no notification of them."""
 
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -12,6 +14,7 @@ from domain import ids
 from domain.protocol import Activity, NodeHeartbeat
 
 _HEARTBEAT = TypeAdapter(NodeHeartbeat)
+_AT_ONCE = 16
 
 
 async def read_beats(client: Client, workload: str) -> list[NodeHeartbeat]:
@@ -23,6 +26,20 @@ async def read_beats(client: Client, workload: str) -> list[NodeHeartbeat]:
             return []
         raise
     return _heartbeats(described.raw_description.pending_activities)
+
+
+async def for_each(workloads: Iterable[str], one: Callable[[str], Awaitable[None]]) -> None:
+    """Runs `one` for each workload, at most `_AT_ONCE` concurrently. Raises an error after all have run."""
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def in_turn(workload: str) -> None:
+        async with gate:
+            await one(workload)
+
+    results = await asyncio.gather(*(in_turn(w) for w in workloads), return_exceptions=True)
+    for failure in results:
+        if isinstance(failure, BaseException):
+            raise failure
 
 
 def _heartbeats(pending: Any) -> list[NodeHeartbeat]:

@@ -3,8 +3,6 @@
 Temporal stores the newest heartbeat of each node but does not send notifications of it, so it is polled.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from functools import partial
 
@@ -12,7 +10,7 @@ from sqlalchemy import Engine, func, select
 from temporalio.client import Client
 
 from activities.leader import Leader, lead
-from activities.lifecycle.beats import read_beats
+from activities.lifecycle.beats import for_each, read_beats
 from activities.lifecycle.expiry import expire_pending
 from activities.lifecycle.workloads import record_checkpoint, set_progress
 from activities.services.readiness import record_readiness
@@ -25,8 +23,6 @@ from infra.config import Settings
 from infra.db import events, outbox
 from infra.db.models import Attempt, Workload
 from infra.db.session import in_thread, transaction
-
-_AT_ONCE = 16
 
 
 class Progress:
@@ -57,7 +53,7 @@ class Progress:
                 await in_thread(self._take, workload, attempts[workload], progress)
                 await in_thread(record_readiness, self._engine, workload, progress)
 
-        await _for_each(attempts, one)
+        await for_each(attempts, one)
 
     def _placed(self) -> list[tuple[str, int]]:
         running = (
@@ -106,17 +102,3 @@ class Progress:
             )
             if told:  # Sent only once, although later rounds find the hang until the workflow has handled it.
                 outbox.mail(session, workload, MailKind.HUNG, attempt, **detail)
-
-
-async def _for_each(workloads: Iterable[str], one: Callable[[str], Awaitable[None]]) -> None:
-    """Runs `one` for each workload, at most `_AT_ONCE` concurrently. Raises an error after all have run."""
-    gate = asyncio.Semaphore(_AT_ONCE)
-
-    async def in_turn(workload: str) -> None:
-        async with gate:
-            await one(workload)
-
-    results = await asyncio.gather(*(in_turn(w) for w in workloads), return_exceptions=True)
-    for failure in results:
-        if isinstance(failure, BaseException):
-            raise failure

@@ -31,6 +31,7 @@ _FAILURES = {
         ReasonCode.RETRIES_EXHAUSTED,
         ReasonCode.OUT_OF_MEMORY,
         ReasonCode.SETUP_FAILED,
+        ReasonCode.NOT_READY,
     )
 }
 """The reasons of attempts that count as failures of the user's tasks."""

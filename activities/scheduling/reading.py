@@ -51,6 +51,8 @@ class AttemptRow(NamedTuple):
     cpus_milli: int
     max_runtime_s: float | None
     """The maximum runtime of its workload, over all attempts."""
+    lost_s: float | None
+    """For a workload that serves: its cold start, which an eviction loses; 0 if it is not ready yet."""
 
 
 class HoldingRow(NamedTuple):
@@ -115,7 +117,8 @@ _ATTEMPT = (
     # If an attempt resumed from a checkpoint and has not saved since, only the work since its start would be lost.
     " coalesce(a.checkpoint_at, case when a.resumed_step is not null then a.started_at end),"
     " a.ready_at is not null, a.evicting_since is not null, a.rank, a.gpu_types, a.cpus_milli,"
-    " (w.spec -> 'limits' ->> 'max_runtime_s')::float8"
+    " (w.spec -> 'limits' ->> 'max_runtime_s')::float8,"
+    " case when w.spec -> 'serving' is not null then coalesce(a.cold_start_s, 0) end"
     " from attempt as a join workload as w on w.id = a.workload"
 )
 _HOLDING = (
@@ -134,7 +137,7 @@ _TYPES: dict[type, tuple[str, ...]] = {
     QueuedRow: ("text", "text", "int8", "bool", "int8", "text"),
     AttemptRow: (
         "text", "int8", "text", "int8", "text", "int8", "int8", "int8", "int8", "bool", "bool", "int8", "jsonb", "int8",
-        "float8",
+        "float8", "float8",
     ),
     HoldingRow: ("text", "text", "int8", "int8", "int8"),
     MachineRow: ("text", "text", "text", "text", "text", *("int8",) * 6, "bool", "bool", "text", "float8", "float8"),

@@ -371,6 +371,7 @@ class SchedulerState:
             attempt=a.attempt,
             # An upper bound: the runtime of earlier attempts is not subtracted.
             ends_by_s=inf if a.max_runtime_s is None else started_s + a.max_runtime_s,
+            lost_s=a.lost_s,
         )
 
     def _put_machine(self, id_: str, row: MachineRow | None) -> None:

@@ -1,6 +1,6 @@
 """Ends of replicas: those that the service ends, and those that have ended."""
 
-from sqlalchemy import func
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from activities.capacity.ledger import tell_to_end
@@ -9,9 +9,10 @@ from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
 from domain.protocol import MailKind
 from domain.reasons import Reason, ReasonCode
 from infra.db import events, outbox
+from infra.db.capacity import InstanceRow
 from infra.db.ending import end_queued
-from infra.db.models import Workload
-from infra.db.services import ServiceRow
+from infra.db.models import Machine, Workload
+from infra.db.services import ServiceReplica, ServiceRow
 
 
 def end_replica(session: Session, row: ServiceRow, one: LiveReplica, cause: str) -> None:
@@ -38,7 +39,10 @@ def end_workload(session: Session, id_: str, by: str) -> None:
 
 
 def close_replica(session: Session, row: ServiceRow, one: LiveReplica, cause: str) -> None:
-    """Records that a replica has ended, and ends its machines. `cause` is kept if the service ended it."""
+    """Records that a replica has ended, and ends its machines. `cause` is kept if the service ended it.
+
+    The caller calls `cordon_ending` at the end of the transaction.
+    """
     own = one.row
     own.ended_at, own.ready = func.now(), False
     own.cause = own.cause or cause
@@ -52,3 +56,41 @@ def close_replica(session: Session, row: ServiceRow, one: LiveReplica, cause: st
             "cause": own.cause,
         },
     )  # fmt: skip
+
+
+def end_left_instances(session: Session, row: ServiceRow) -> None:
+    """Ends the instances of replicas that have ended, if they were not told to end before.
+
+    Whatever happened between the decisions, no machine stays without a replica.
+    """
+    left = session.execute(
+        select(InstanceRow.id, ServiceReplica.number)
+        .join(ServiceReplica, ServiceReplica.workload == InstanceRow.workload)
+        .where(
+            InstanceRow.pool == row.id, InstanceRow.gone_at.is_(None), InstanceRow.ending.is_(None),
+            ServiceReplica.ended_at.is_not(None),
+        )
+        .order_by(InstanceRow.id)
+    ).all()  # fmt: skip
+    for instance, number in left:
+        tell_to_end(session, instance, Reason(ReasonCode.REPLICA_ENDED, {"service": row.name, "replica": number}))
+
+
+def cordon_ending(session: Session, service: str) -> None:
+    """Cordons the machines of a service whose instances are to end, so that no other replica is placed on them.
+
+    The instances' workflows drain them, but later. Machines are locked after workloads, so call this last.
+    """
+    ending = (
+        select(InstanceRow.machine, InstanceRow.ending)
+        .join(Machine, Machine.id == InstanceRow.machine)
+        .where(
+            InstanceRow.pool == service, InstanceRow.workload.is_not(None), InstanceRow.gone_at.is_(None),
+            InstanceRow.ending.is_not(None), Machine.cordon.is_(None),
+        )
+        .order_by(InstanceRow.machine)
+    )  # fmt: skip
+    for machine, reason in session.execute(ending).all():
+        row = session.get(Machine, machine, with_for_update=True)
+        if row is not None and row.cordon is None:
+            row.cordon = reason

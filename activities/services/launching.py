@@ -27,7 +27,8 @@ class Market:
 
     zones: Mapping[str, ZoneOffer]
     """The zones of the policy, by name."""
-    offers: Sequence[Offer]
+    offers: Sequence[Offer] | None
+    """None: unknown, because a provider has not answered yet."""
     refused: Collection[OfferKey]
     """The offers that were refused recently."""
 
@@ -37,21 +38,20 @@ def launch(session: Session, row: ServiceRow, spec: ServiceSpec, action: LaunchR
 
     A spot replica gets machines of its own in the zone that the policy chose. An on-demand replica of a service on spot
     machines gets the cheapest on-demand machines if a provider offers any. Other replicas run on shared machines.
-    Returns None, and launches nothing, if the version accepts no machine of the zone.
+    Returns None, and launches nothing, if the version accepts no machine of the zone, or if the offers are unknown.
     """
     offer, option = _machine_of(spec, action, market)
     if option is None:
         return None
     number, row.replicas = row.replicas, row.replicas + 1
     cluster = None if offer is None else _cluster(session, row.id, offer)
-    workload = enqueue(
-        session,
-        replica_workload(
-            spec, number, level=_level(session, spec, action), cluster=cluster, option=option,
-            shape=None if offer is None else offer.shape,
-        ),
-        f"service {row.name}",
-    )  # fmt: skip
+    # On machines of its own, a replica competes only with others of the service, which must not evict each other.
+    level = spec.level if offer is not None else _level(session, spec, action)
+    shape = None if offer is None else offer.shape
+    wanted = replica_workload(spec, number, level=level, cluster=cluster, option=option, shape=shape)
+    if offer is not None:  # Clusters of two regions may have the same name.
+        wanted = wanted.model_copy(update={"regions_allowed": (offer.region,)})
+    workload = enqueue(session, wanted, f"service {row.name}")
     for _ in range(spec.machines if offer is not None and cluster is not None else 0):
         assert offer is not None and cluster is not None
         add_instance(session, offer, row.id, cluster, workload=workload.id)
@@ -82,7 +82,11 @@ def _machine_of(spec: ServiceSpec, action: LaunchReplica, market: Market) -> tup
     if action.kind is CapacityKind.SPOT:
         known = market.zones.get(action.zone or "")
         return (None, None) if known is None else (known.offer, option_of(spec, known.offer))
-    offer = cheapest_on_demand(spec, market.offers, market.refused) if spec.uses_spot else None
+    if not spec.uses_spot:
+        return None, spec.options[0]
+    if market.offers is None:  # It must not wait on shared machines because a provider was down.
+        return None, None
+    offer = cheapest_on_demand(spec, market.offers, market.refused)
     return (None, spec.options[0]) if offer is None else (offer, option_of(spec, offer))
 
 

@@ -28,15 +28,26 @@ class Offers:
 
         The last known offers stand in for those of a provider that does not answer now.
         """
-        with self._lock:  # A provider that hangs blocks only activities of services.
-            now_s = self._clock()
-            if self._read_at_s is None or now_s - self._read_at_s >= _KEPT_S or len(self._known) < len(self._providers):
-                self._read_at_s = now_s
-                for name, provider in self._providers.items():
-                    try:
-                        self._known[name] = provider.offers()
-                    except ProviderUnavailable as error:
-                        _log.warning("provider %s: %s; its last known offers are used", name, error)
-            if len(self._known) < len(self._providers):
-                return None
-            return [offer for offers in self._known.values() for offer in offers]
+        if self._lock.acquire(blocking=not self._is_complete()):
+            try:
+                self._refresh()
+            finally:
+                self._lock.release()
+        # Otherwise another thread reads the offers, perhaps from a provider that hangs: the known ones are good enough.
+        if not self._is_complete():
+            return None
+        return [offer for name in self._providers for offer in self._known[name]]
+
+    def _is_complete(self) -> bool:
+        return len(self._known) == len(self._providers)
+
+    def _refresh(self) -> None:
+        now_s = self._clock()
+        if self._is_complete() and self._read_at_s is not None and now_s - self._read_at_s < _KEPT_S:
+            return
+        self._read_at_s = now_s
+        for name, provider in self._providers.items():
+            try:
+                self._known[name] = provider.offers()
+            except ProviderUnavailable as error:
+                _log.warning("provider %s: %s; its last known offers are used", name, error)

@@ -62,6 +62,7 @@ def plan_of(
         max_surge=spec.max_surge,
         drain_s=spec.serving.drain_s,
         unready_s=settings.unready_s,
+        failed_pause_s=settings.failed_pause_s,
         stopping=row.stopping_at is not None,
     )
 

@@ -3,14 +3,13 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 from temporalio.client import Client
 
 from activities.leader import Leader, lead
-from activities.lifecycle.beats import read_beats
+from activities.lifecycle.beats import for_each, read_beats
 from domain.phases import Phase
 from domain.reported import ServingReport, TaskProgress
 from infra.config import Settings
@@ -23,7 +22,6 @@ _SEARCH_S = 5.0
 """Interval of the search for starting replicas while there are none. An idle installation has nothing else to do."""
 _ROUND_S = 60.0
 """The leader checks after this time that it still is the leader."""
-_AT_ONCE = 16
 _MOST_ERROR_CHARACTERS = 500
 
 
@@ -43,14 +41,12 @@ class Readiness:
         """Reads the readiness of starting replicas, again and again while there are any."""
         until_s = time.monotonic() + _ROUND_S
         while (starting := await in_thread(self._starting)) and time.monotonic() < until_s:
-            gate = asyncio.Semaphore(_AT_ONCE)
-            await asyncio.gather(*(self._one(workload, gate) for workload in starting))
+            await for_each(starting, self._one)
             await asyncio.sleep(self._interval_s)
 
-    async def _one(self, workload: str, gate: asyncio.Semaphore) -> None:
-        async with gate:
-            progress = [p for beat in await read_beats(self._client, workload) for p in beat.progress]
-            await in_thread(record_readiness, self._engine, workload, progress)
+    async def _one(self, workload: str) -> None:
+        progress = [p for beat in await read_beats(self._client, workload) for p in beat.progress]
+        await in_thread(record_readiness, self._engine, workload, progress)
 
     def _starting(self) -> Sequence[str]:
         """Returns the workloads of replicas that run or are about to, and are not ready."""
@@ -97,7 +93,6 @@ def _write(session: Session, row: ServiceReplica, report: ServingReport) -> None
     row.probe_error = None if report.error is None else report.error[:_MOST_ERROR_CHARACTERS]
     if row.ready != report.ready:
         row.ready = report.ready
-        # The machine's clock may be fast: the time is limited to the current time.
-        row.ready_changed_at = datetime.fromtimestamp(min(report.since_s, time.time()), UTC)
+        row.ready_changed_at = func.now()  # Not the machine's time, which may be wrong.
     if moved:
         outbox.service(session, row.service)

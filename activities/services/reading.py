@@ -24,7 +24,7 @@ _PREEMPTED = {
     ReasonCode.AGENT_AWAY, ReasonCode.ENDED_BY_OPERATOR,
 }  # fmt: skip
 _EVICTED = {
-    ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.CANCELLED_BY_USER, ReasonCode.STACK_STOPPED,
+    ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.CANCELLED_BY_USER,
 }  # fmt: skip
 
 
@@ -75,6 +75,8 @@ class LiveReplica:
             return LossKind.REFUSED
         if codes & _PREEMPTED or not self.has_ended:
             return LossKind.PREEMPTED
+        if ReasonCode.STACK_STOPPED in codes:
+            return LossKind.STOPPED
         return LossKind.EVICTED if codes & _EVICTED else LossKind.FAILED
 
     def facts(self, now_s: float) -> ReplicaFacts:

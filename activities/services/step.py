@@ -3,14 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, select, text
 from sqlalchemy.orm import Session
 from temporalio import activity
 
 from activities.capacity.ledger import recently_refused
-from activities.services.endings import close_replica, end_replica, end_workload
+from activities.services.endings import (
+    close_replica,
+    cordon_ending,
+    end_left_instances,
+    end_replica,
+    end_workload,
+)
 from activities.services.launching import Market, launch
 from activities.services.offers import Offers
+from activities.services.pairing import pair_instances
 from activities.services.planning import NO_ZONES, is_scaled, on_demand_price, placer_of, plan_of
 from activities.services.reading import LiveReplica, read_replicas
 from activities.services.requests import take_requests
@@ -38,6 +45,10 @@ from services.values import (
 from services.zones import ZoneOffer, spot_zones
 
 _ENDED = ServiceStep(ended=True)
+_COLD_STARTS = text(
+    "update attempt set cold_start_s = extract(epoch from now() - awarded_at)"
+    " where workload = any(:workloads) and released_at is null and cold_start_s is null"
+)
 _LEAST_S = 0.05
 """The shortest time between two decisions without a signal."""
 
@@ -84,22 +95,28 @@ class _Step:
         plan = self._plan()
         facts = [one.facts(self._now_s) for one in live.values() if one.row.ending_at is None]
         silent_s = self._settings.services.silent_s
-        requests = take_requests(self._session, self._row, silent_s) if is_scaled(self._spec) else None
+        requests = take_requests(self._session, self._row, silent_s, self._now_s) if is_scaled(self._spec) else None
         state = self._state(plan)
         decision = decide(plan, state, facts, losses, requests, self._now_s)
+        first_ready: list[str] = []
         for fact in facts:
             own = live[fact.number].row
             if fact.stage is Stage.READY and own.first_ready_at is None:
                 own.first_ready_at = func.now()
                 self._record("service.replica_ready", own.workload, replica=own.number)
+                first_ready.append(own.workload)
             if fact.stage is Stage.LEAVING and own.leaving_at is None:
                 own.leaving_at = func.now()
         self._carry_out(decision, live)
+        end_left_instances(self._session, self._row)
         if plan.stopping and not live and not self._instances():
             self._row.ended_at = func.now()
             self._record("service.ended")
             return _ENDED
         self._store(decision, listed)
+        cordon_ending(self._session, self._row.id)
+        # Attempts are locked last: see the order of locks in `activities.lifecycle.handover`.
+        self._session.execute(_COLD_STARTS, {"workloads": first_ready})
         return ServiceStep(ended=False, next_s=self._next_s(decision))
 
     # ---------------------------------------------------------------------------------------------------------- reading
@@ -118,6 +135,7 @@ class _Step:
 
     def _replicas(self) -> tuple[dict[int, LiveReplica], list[Loss]]:
         """Returns the replicas that have not ended, and the losses. Closes the replicas that have ended."""
+        pair_instances(self._session, self._row.id)
         live: dict[int, LiveReplica] = {}
         losses: list[Loss] = []
         for one in read_replicas(self._session, self._row.id):
@@ -167,7 +185,7 @@ class _Step:
 
     def _market(self) -> Market:
         refused = recently_refused(self._session, self._settings.capacity.refused_pause_s)
-        return Market({one.zone.name: one for one in self._zones}, self._offers or [], refused)
+        return Market({one.zone.name: one for one in self._zones}, self._offers, refused)
 
     def _store(self, decision: ServiceDecision, listed: list[str]) -> None:
         row = self._row

@@ -33,6 +33,7 @@ _LATE_S = 3
 _NOTES = {
     "on_demand_refused": "a provider refused to launch an on-demand machine; it is tried again",
     "replicas_fail": "replicas failed; further ones are launched after a pause",
+    "installation_stopped": "the installation was stopped; replicas are launched again after a pause",
     "update_given_up": "replicas of the newest version failed, so the update was given up; the older version serves",
     "no_spot_zones": "no provider offers spot machines that the service may use",
 }
@@ -180,13 +181,15 @@ def replica_views(session: Session, rows: Sequence[ServiceReplica]) -> list[Serv
     """Returns the views of replicas, in the same order."""
     wanted = select(Workload).where(Workload.id.in_([row.workload for row in rows]))
     workloads = {one.id: one for one in session.scalars(wanted)}
+    own = select(InstanceRow.workload, InstanceRow.region, InstanceRow.zone).where(InstanceRow.workload.in_(workloads))
+    zones = {workload: f"{region}/{zone}" for workload, region, zone in session.execute(own)}
     by_service = {row.service for row in rows}
     states = {(service, one.replica): one.state for service in by_service for one in read_endpoints(session, service)}
-    return [_replica_view(row, workloads.get(row.workload), states) for row in rows]
+    return [_replica_view(row, workloads.get(row.workload), states, zones.get(row.workload)) for row in rows]
 
 
 def _replica_view(
-    row: ServiceReplica, workload: Workload | None, states: Mapping[tuple[str, int], str]
+    row: ServiceReplica, workload: Workload | None, states: Mapping[tuple[str, int], str], zone: str | None
 ) -> ServiceReplicaView:
     return ServiceReplicaView(
         number=row.number,
@@ -194,7 +197,7 @@ def _replica_view(
         workload=row.workload,
         stage=_stage(row, workload, states.get((row.service, row.number))),
         kind=row.kind,
-        zone=row.zone,
+        zone=row.zone or zone,
         address=row.address,
         port=row.port,
         usd_per_h=row.usd_per_h,

@@ -24,10 +24,10 @@ _Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class SecondBody(Body):
-    """The requests that a balancer finished within one second."""
+    """The requests of one second: those that began in it, and those that failed or were cut in it."""
 
     second: Annotated[int, Field(ge=0, le=1 << 40, strict=True)] = Field(description="Seconds since the epoch")
-    requests: _Count = Field(description="All finished requests, including failed ones")
+    requests: _Count = Field(description="Requests that began in this second")
     failed: _Count = Field(0, description="Requests that got an error of the balancer or no answer")
     cut: _Count = Field(0, description="Answers that ended early")
     p50_s: _Seconds | None = Field(None, description="Median time until the last byte of the answer")
@@ -57,8 +57,6 @@ def report_requests(id: str, body: RequestsBody, state: StateOf, caller: Submitt
     for at, one in enumerate(body.seconds):
         if one.second > now_s + _FUTURE_S:
             raise invalid(f"seconds[{at}].second", f"{one.second} is in the future; the clock here is {int(now_s)}")
-        if one.failed + one.cut > one.requests:
-            raise invalid(f"seconds[{at}].failed", f"failed and cut must be at most requests ({one.requests})")
     with state.transaction() as session:
         row = find_service(session, caller, id)
         rows = [{"service": row.id, "balancer": body.balancer, **one.model_dump()} for one in body.seconds]

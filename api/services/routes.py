@@ -14,6 +14,7 @@ from api.bodies import JsonOnly, Name
 from api.documents.checking import check_service, fleet
 from api.documents.service import ServiceDraft, read_service
 from api.documents.service_schema import DOCUMENT, EXAMPLE
+from api.masking import mask
 from api.openapi import refusals
 from api.paging import Limit, NumberCursor, page
 from api.problems import Kind, Problem, refuse_document
@@ -114,7 +115,7 @@ def _update(state: State, caller: Caller, request: Request, body: bytes, ref: st
                 raise Problem(
                     Kind.CONFLICT, f"{what}: {given}: must be {own}; the {what} of a service cannot be changed"
                 )
-        row.version, row.mode = row.version + 1, mode.value
+        row.version, row.mode, row.notes = row.version + 1, mode.value, []
         return _changed(session, caller, row, draft, spec, "updated")
 
 
@@ -139,7 +140,7 @@ def _changed(
     events.record(session, f"service.{what}", tenant=row.tenant, detail={**detail, "by": caller.id})
     write_audit(session, caller, f"service.{what}", row.id, tenant=row.tenant, name=row.name, version=row.version)
     outbox.service(session, row.id)
-    return ServiceChanged(**detail_fields(session, row), document_notes=draft.notes)
+    return mask(session, caller, ServiceChanged(**detail_fields(session, row), document_notes=draft.notes))
 
 
 @router.get("", summary="List services")
@@ -164,7 +165,7 @@ def list_services(
 def show_service(id: str, state: StateOf, caller: Viewer) -> ServiceDetail:
     """Returns a service with its replicas; `id` is its id, or the name of a live service."""
     with state.transaction() as session:
-        return service_detail(session, find_service(session, caller, id))
+        return mask(session, caller, service_detail(session, find_service(session, caller, id)))
 
 
 @router.get("/{id}/replicas", summary="List a service's replicas", responses=refusals(404, 409))
@@ -179,7 +180,7 @@ def list_replicas(
             own = own.where(ServiceReplica.number < int(cursor))
         found = session.scalars(own.order_by(ServiceReplica.number.desc()).limit(limit + 1)).all()
         rows, following = page(found, limit, lambda one: str(one.number))
-        return ServiceReplicaPage(items=replica_views(session, rows), next_cursor=following)
+        return mask(session, caller, ServiceReplicaPage(items=replica_views(session, rows), next_cursor=following))
 
 
 @router.get("/{id}/endpoints", summary="List a service's endpoints", responses=refusals(404, 409))
@@ -200,4 +201,4 @@ def end_service(id: str, state: StateOf, caller: Submitter) -> ServiceDetail:
             events.record(session, "service.ending", tenant=row.tenant, detail=detail)
             write_audit(session, caller, "service.end", row.id, tenant=row.tenant, name=row.name)
             outbox.service(session, row.id)
-        return service_detail(session, row)
+        return mask(session, caller, service_detail(session, row))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from domain.reported import NoticeReport, TaskProgress
+from domain.reported import NoticeReport, NotReadyReport, TaskProgress
 
 DETACHED = "Detached"
 """Type of the error with which an agent ends an activity when the agent stops; the tasks go on without it."""
@@ -23,11 +23,13 @@ class TaskExit:
     memory_peak_bytes: int | None = None
     in_setup: bool = False
     """Whether the task ended before its setup had succeeded, so that its command never ran."""
+    not_ready: NotReadyReport | None = None
+    """Set if the agent stopped the task because it did not become ready in time."""
 
     @property
     def succeeded(self) -> bool:
         """Whether the task ended by itself with exit code 0, after its setup."""
-        return self.exit_code == 0 and not self.in_setup
+        return self.exit_code == 0 and not self.in_setup and self.not_ready is None
 
     @property
     def status(self) -> str:

@@ -120,6 +120,8 @@ class ServiceSettings(Section):
     """Interval at which the readiness of starting replicas is read."""
     unready_s: float = Field(180.0, ge=0)
     """A replica that was ready, and whose probe then fails for this long, is ended."""
+    failed_pause_s: float = Field(5.0, gt=0)
+    """Pause after a replica has failed by itself. It doubles with each failure in a row."""
     retry_s: float = Field(300.0, ge=0)
     """Time after which a policy tries a zone again that refused a launch."""
     silent_s: float = Field(30.0, gt=0)

@@ -290,6 +290,8 @@ class Attempt(Base):
     """The last platform notice that a task reacted to, with its `decision`."""
     lost_s: Mapped[float | None]
     """Seconds of work that the attempt lost (`domain.lost_work`), set when it has ended."""
+    cold_start_s: Mapped[float | None]
+    """For a workload that serves: the time from its award until it was first ready. None: it has not been ready."""
     stale_tables: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """Tables whose replica was stale when the start was prepared, each with the time up to which it is complete."""
     gpu_types: Mapped[Json]

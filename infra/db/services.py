@@ -118,7 +118,7 @@ class ServiceReplica(Base):
 
 
 class ServiceRequests(Base):
-    """The requests that one balancer of a service finished in one second."""
+    """The requests of one balancer of a service in one second."""
 
     __tablename__ = "service_requests"
     service: Mapped[str] = mapped_column(ForeignKey("service.id", ondelete="CASCADE"), primary_key=True)
@@ -126,11 +126,11 @@ class ServiceRequests(Base):
     """Seconds since the epoch."""
     balancer: Mapped[str] = mapped_column(primary_key=True)
     requests: Mapped[int]
-    """Including the failed ones."""
+    """Requests that began in this second."""
     failed: Mapped[int]
-    """Requests that got an error of the balancer or no answer."""
+    """Requests that ended in it with an error of the balancer or no answer."""
     cut: Mapped[int]
-    """Answers that ended early."""
+    """Answers that broke off in it."""
     p50_s: Mapped[float | None]
     """Median time until the last byte of the answer."""
     p99_s: Mapped[float | None]

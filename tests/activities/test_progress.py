@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import text
 from temporalio.client import Client
 
+from activities.lifecycle.beats import read_beats
 from activities.lifecycle.progress import Progress
 from activities.roles import control_worker
 from domain import ids
@@ -185,14 +186,13 @@ async def test_one_that_cannot_be_asked_keeps_nobody_from_their_turn(
     other = await site.placed()
     for name in (workload, other):
         await site.agent(name).beats(name, step=7)
-    describe = site.progress._describe
 
-    async def fails(name: str) -> Any:
-        if name == ids.workload_workflow_id(workload):
+    async def fails(client: Client, name: str) -> Any:
+        if name == workload:
             raise RuntimeError("no answer")
-        return await describe(name)
+        return await read_beats(client, name)
 
-    monkeypatch.setattr(site.progress, "_describe", fails)
+    monkeypatch.setattr("activities.lifecycle.progress.read_beats", fails)
     with pytest.raises(RuntimeError, match="no answer"):
         await site.collect()
     assert site.town.attempt(other).last_step == 7 and site.town.attempt(workload).last_step is None

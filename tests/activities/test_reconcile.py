@@ -163,7 +163,7 @@ async def test_a_new_workflow_counts_what_earlier_attempts_were(town: World, cli
     workload = town.running()
     with town.session() as session:
         first = session.get_one(Attempt, (workload, 1))
-        codes = ["out_of_memory", "no_progress", "setup_failed", "no_progress", "no_progress"]
+        codes = ["out_of_memory", "not_ready", "no_progress", "setup_failed", "no_progress", "no_progress"]
         for number, code in enumerate(codes, 1):
             session.merge(
                 Attempt(
@@ -171,12 +171,12 @@ async def test_a_new_workflow_counts_what_earlier_attempts_were(town: World, cli
                     started_at=text("now() - interval '10 seconds'"), released_at=text("now()"), outcome={"code": code},
                 )
             )  # fmt: skip
-        session.execute(text("update workload set attempt = 5, phase = 'pending' where id = :w"), {"w": workload})
+        session.execute(text("update workload set attempt = 6, phase = 'pending' where id = :w"), {"w": workload})
     with town.session() as session:
         start = read_start(session, workload)
     assert start is not None
     state = start.state
-    assert (state.attempt, state.placed, state.failures, state.hangs, state.ran_s) == (5, False, 2, 2, 50.0)
+    assert (state.attempt, state.placed, state.failures, state.hangs, state.ran_s) == (6, False, 3, 2, 60.0)
 
 
 async def test_who_is_well_is_left_alone(

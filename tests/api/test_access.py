@@ -12,14 +12,17 @@ from sqlalchemy import text
 from api.app import create_app
 from api.auth import Role
 from domain.phases import Phase
+from domain.service import ServiceSpec
 from infra.config import Settings
 from infra.db.placement_runs import begin_placement_run
+from infra.db.services import ServiceRow, ServiceVersion
 from tests.api.world import ARCHIVE, ARCHIVE_SHA256, INSTANCE, ApiWorld, document
 
 VALUES = {
     "name": "vision", "secret": "hf-token", "region": "north", "cluster": "alpha", "machine": "m1", "datacenter": "dc1",
     "sha256": ARCHIVE_SHA256, "placement_run": "tetris-night-1", "instance": INSTANCE,
 }  # fmt: skip
+SERVICE = "sv-0000000000000001"
 OPEN = {"/healthz", "/readyz", "/metrics"}
 SHARED = {
     "/v1/whoami", "/v1/regions", "/v1/regions/{name}", "/v1/clusters", "/v1/machines",
@@ -27,11 +30,16 @@ SHARED = {
     "/v1/tables/{name}/partitions", "/v1/pools", "/v1/instances", "/v1/instances/{instance}",
 }  # fmt: skip
 """Paths that every key may read: fleet and tables have no tenant."""
-LISTS = {"/v1/workloads", "/v1/queue", "/v1/events", "/v1/tenants", "/v1/audit", "/v1/costs"}
+LISTS = {"/v1/workloads", "/v1/services", "/v1/queue", "/v1/events", "/v1/tenants", "/v1/audit", "/v1/costs"}
 """Lists that are restricted to the caller's tenant."""
+_SERVICE_DOCUMENT = {"version": 1, "name": "chat", "tenant": "vision", "service": {"replicas": 1}, "run": "serve"}
 BODIES: dict[tuple[str, str], object] = {
     ("post", "/v1/workloads"): document(),
     ("post", "/v1/workloads/cancel"): {"labels": {"team": "demo"}},
+    ("post", "/v1/services"): _SERVICE_DOCUMENT,
+    ("put", "/v1/services/{id}"): _SERVICE_DOCUMENT,
+    ("delete", "/v1/services/{id}"): {},
+    ("post", "/v1/services/{id}/requests"): {"balancer": "b", "seconds": [{"second": 1, "requests": 0}]},
     ("patch", "/v1/workloads/{id}"): {"level": 7},
     ("put", "/v1/tenants/{name}"): {"level": 7},
     ("put", "/v1/tenants/{name}/secrets/{secret}"): {"value": "x"},
@@ -76,7 +84,8 @@ def _id(operation: tuple[str, str, Role | None]) -> str:
 def _url(path: str, world: ApiWorld) -> str:
     values = VALUES | ({"name": "digits"} if path.startswith("/v1/tables") else {})
     values |= {"name": "north"} if path.startswith("/v1/regions") else {}
-    values["id"] = "key-vision" if path.startswith("/v1/keys") else "wl-0000000000000001"
+    ids = {"/v1/keys": "key-vision", "/v1/services": SERVICE}
+    values["id"] = next((id_ for start, id_ in ids.items() if path.startswith(start)), "wl-0000000000000001")
     return path.format(**values)
 
 
@@ -108,6 +117,12 @@ def lived_in(shared_world: ApiWorld) -> ApiWorld:
     with shared_world.session() as session:
         begin_placement_run(session, VALUES["placement_run"], 3600.0, dry_run=True)
     shared_world.add_instance()
+    with shared_world.session() as session:
+        session.add(ServiceRow(id=SERVICE, tenant="vision", name="chat"))
+        session.flush()
+        session.add(
+            ServiceVersion(service=SERVICE, version=1, spec=ServiceSpec(name="chat", tenant="vision").model_dump())
+        )
     return shared_world
 
 
@@ -163,9 +178,9 @@ async def test_with_another_tenants_key(lived_in: ApiWorld, operation: tuple[str
     answer = await _send(lived_in, method, path, lived_in.headers("speech"), query)
     if role is Role.OPERATOR:
         assert answer.status_code == 403
-    elif path.startswith(("/v1/workloads/{id}", "/v1/tenants/{name}", "/v1/archives/{sha256}")):
+    elif path.startswith(("/v1/workloads/{id}", "/v1/tenants/{name}", "/v1/archives/{sha256}", "/v1/services/{id}")):
         assert answer.status_code == 404
-    elif (method, path) == ("post", "/v1/workloads"):
+    elif (method, path) in (("post", "/v1/workloads"), ("post", "/v1/services")):
         assert answer.status_code == 422
     elif (method, path) == ("post", "/v1/workloads/cancel"):
         assert (answer.status_code, answer.json()) == (202, {"cancelled": []})

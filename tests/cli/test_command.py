@@ -154,7 +154,7 @@ def test_bash_accepts_the_completion_script(capsys: pytest.CaptureFixture[str]) 
 
 def test_completion_offers_commands_without_loading_them() -> None:
     """Completion offers commands, subcommands and options."""
-    assert completions([], "s") == ["submit", "show", "simulate", "spot"]
+    assert completions([], "s") == ["submit", "show", "serve", "simulate", "spot"]
     assert completions(["machines"], "un") == ["uncordon", "undrain"]
     assert "--label" in completions(["ls"], "--l")
 

@@ -162,7 +162,13 @@ def regions(draw: st.DrawFn) -> RegionSnapshot:
             holdings.append(Holding(f"m{wanted % len(made)}", gpus * with_gpus, cpus_milli, memory_bytes))
             left[wanted % len(made)] = [place[0] - gpus * with_gpus, place[1] - cpus_milli, place[2] - memory_bytes]
         evictable = draw(st.integers(0, 7)) < 7
-        workloads.append(RunningWorkload(f"w{index}", rank, started_at_s, tuple(holdings), checkpoint_at_s, evictable))
+        lost_s = draw(st.sampled_from((None, None, None, 0.0, 60.0)))
+        checkpoint_at_s = None if lost_s is not None else checkpoint_at_s
+        workloads.append(
+            RunningWorkload(
+                f"w{index}", rank, started_at_s, tuple(holdings), checkpoint_at_s, evictable, lost_s=lost_s
+            )
+        )  # fmt: skip
     promised, cordoned = draw(st.sampled_from((0, 0, 0, 1))), draw(st.sampled_from((None, None, None, 0)))
     terms = {cluster: draw(st.sampled_from(_TERMS)) for cluster in ("c1", "c2")}
     machines = tuple(

@@ -8,7 +8,7 @@ import pytest
 from domain.phases import Phase
 from domain.protocol import LaunchPlan, Mail, MailKind
 from domain.reasons import Reason, ReasonCode
-from domain.reported import LoadReport, TaskProgress
+from domain.reported import LoadReport, NotReadyReport, TaskProgress
 from lifecycle.endings import ENDINGS, Case, Counts, count_loads, judge, stopped_early
 from lifecycle.gangs import Failure, GangEnd, LaunchFailure
 
@@ -168,6 +168,19 @@ def test_told_before_it_began(told: Mail, phase: Phase, blamed: str | None) -> N
     """Mail before the start of tasks gives the ending of the mail."""
     ending = stopped_early(told)
     assert (ending.phase, ending.blames_machine) == (phase, blamed)
+
+
+def test_a_task_that_was_never_ready_has_a_reason_of_its_own() -> None:
+    """A task that did not become ready in time counts as a failure of the user's tasks, even during its setup."""
+    not_ready = NotReadyReport(1200.0, "GET /health on port 21003: status 503")
+    end = GangEnd(False, None, Failure("main/0", "signal 15", in_setup=True, not_ready=not_ready), failed=True)
+    ending, counts = judge(case(end))
+    assert ending.reason.code is ReasonCode.NOT_READY
+    assert ending.reason.sentence == (
+        "task main/0 did not become ready within 1200.0 s, the limit in its readiness_probe;"
+        " last probe: GET /health on port 21003: status 503"
+    )
+    assert (ending.phase, counts.failures) == (Phase.PENDING, 1)
 
 
 def test_a_failed_setup_has_a_reason_of_its_own() -> None:

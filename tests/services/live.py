@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine, select
+from sqlalchemy.dialects.postgresql import insert
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.worker import Worker
@@ -42,7 +43,7 @@ from infra.config import ServiceSettings
 from infra.db import outbox
 from infra.db.endpoints import Endpoint, read_endpoints
 from infra.db.models import Workload
-from infra.db.services import ServiceReplica, ServiceRow, ServiceVersion
+from infra.db.services import ServiceReplica, ServiceRequests, ServiceRow, ServiceVersion
 from tests.activities.temporal import dispatching, until
 from tests.activities.world import World
 from tests.capacity.site import Site
@@ -86,7 +87,7 @@ class ServingAgent:
         """Whether the probe succeeds; None: from `cold_s` after the start on."""
         self.ends: TaskExit | None = None
         """Set this to end the task."""
-        self._stop = asyncio.Event()
+        self._stops: dict[tuple[str, int], asyncio.Event] = {}
 
     @activity.defn(name=Activity.PREPARE_NODE.value)
     async def prepare(self, request: PrepareNode) -> NodePrepared:
@@ -95,21 +96,22 @@ class ServingAgent:
     @activity.defn(name=Activity.RUN_NODE.value)
     async def run(self, request: RunNode) -> NodeOutcome:
         began_s, changed_s, before = time.time(), time.time(), False
+        stop = self._stops.setdefault((request.workload_id, request.attempt), asyncio.Event())
         if await asyncio.to_thread(self._live.fails, request.workload_id):
             self.ends = TaskExit("server", 0, exit_code=1)
-        while self.ends is None and not self._stop.is_set():
+        while self.ends is None and not stop.is_set():
             ready = self.ready if self.ready is not None else time.time() - began_s >= self._live.cold_s
             if ready != before:
                 before, changed_s = ready, time.time()
             report = ServingReport("127.0.0.1", 30_000, ready, changed_s, None if ready else "status 503")
             activity.heartbeat(NodeHeartbeat([TaskProgress("server", 0, serving=report)], 1))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), 0.05)
+                await asyncio.wait_for(stop.wait(), 0.05)
         return NodeOutcome(self.machine, [self.ends or TaskExit("server", 0, signal=15)], [], self.ends is None)
 
     @activity.defn(name=Activity.STOP_NODE.value)
     async def stop(self, request: StopNode) -> NodeOutcome:
-        self._stop.set()
+        self._stops.setdefault((request.workload_id, request.attempt), asyncio.Event()).set()
         return NodeOutcome(self.machine, [TaskExit("server", 0, signal=15)], [], stopped=True)
 
     async def poll(self) -> None:
@@ -139,6 +141,7 @@ class Live:
         self.service = ""
         self.agents: dict[str, ServingAgent] = {}
         self._polls: dict[str, asyncio.Task[None]] = {}
+        self._owned: set[str] = set()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -146,7 +149,12 @@ class Live:
         """Opens the installation, with its keeper."""
         site = Site(engine, url, client, folder, CLOUD, interval_s=0.2)
         quick = ServiceSettings(
-            interval_s=1.0, scaling_interval_s=0.5, readiness_interval_s=0.1, unready_s=1.0, retry_s=2.0
+            interval_s=1.0,
+            scaling_interval_s=0.5,
+            readiness_interval_s=0.1,
+            unready_s=1.0,
+            retry_s=2.0,
+            failed_pause_s=0.1,
         )
         site.settings = site.settings.model_copy(update={"services": quick})
         live = cls(site)
@@ -182,7 +190,7 @@ class Live:
                 self._poll(machine)
                 instance = one.instance.token.partition(".")[0]
                 await asyncio.to_thread(self._hello, machine, instance=instance, join_token=one.join_token)
-            for machine in set(self._polls) - set(started) - {SHARED}:
+            for machine in set(self._polls) - set(started) - self._owned:
                 self._polls.pop(machine).cancel()
             await asyncio.sleep(0.05)
 
@@ -197,10 +205,24 @@ class Live:
 
     # ------------------------------------------------------------------------------------------------------- operations
 
-    async def shared_machine(self) -> None:
-        """Adds a machine that belongs to the installation."""
-        self._poll(SHARED)
-        await asyncio.to_thread(self._hello, SHARED)
+    async def shared_machine(self, machine: str = SHARED) -> None:
+        """Adds a machine of one GPU that belongs to the installation."""
+        self._owned.add(machine)
+        self._poll(machine)
+        await asyncio.to_thread(self._hello, machine)
+
+    def count(self, per_s: float, seconds: int = 70) -> None:
+        """Writes the counts of a balancer for the last seconds. Counts that were written before stay."""
+        now = int(time.time())
+        rows = [
+            {
+                "service": self.service, "second": now - ago, "balancer": f"b-{now}", "requests": round(per_s),
+                "failed": 0, "cut": 0,
+            }
+            for ago in range(seconds)
+        ]  # fmt: skip
+        with self.world.session() as session:
+            session.execute(insert(ServiceRequests).values(rows).on_conflict_do_nothing())
 
     def up(self, spec: ServiceSpec) -> None:
         """Creates the service, as the API does."""

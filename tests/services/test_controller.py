@@ -156,6 +156,24 @@ def test_failures_are_retried_with_backoff() -> None:
     assert (again.state.failures, again.state.retry_at_s) == (0, 0.0)
 
 
+@pytest.mark.parametrize("stage", [Stage.DRAINING, Stage.LEAVING])
+def test_a_replica_that_was_to_end_does_not_fail(stage: Stage) -> None:
+    """Whatever the exit status of a replica that drains or leaves is, the next launch is not delayed."""
+    lost = Loss(_replica(0, stage=stage), LossKind.FAILED)
+    decision = _decide(_plan(), [], [lost])
+    assert (decision.state.failures, decision.state.retry_at_s) == (0, 0.0)
+    assert any(isinstance(action, LaunchReplica) for action in decision.actions)
+
+
+def test_nothing_is_launched_while_the_installation_stops() -> None:
+    """After the pause, which covers the stop, replicas are launched again."""
+    lost = Loss(_replica(0, stage=Stage.LEAVING), LossKind.STOPPED)
+    decision = _decide(_plan(), [], [lost])
+    assert (decision.actions, decision.notes, decision.wake_at_s) == ((), ("installation_stopped",), 130.0)
+    later = _decide(_plan(), [], (), decision.state, 130.0)
+    assert any(isinstance(action, LaunchReplica) for action in later.actions)
+
+
 def test_a_notice_starts_the_replacement_at_once() -> None:
     """A spot replica that is leaving counts as preempted: it is replaced elsewhere, and its end is no second event."""
     plan = _plan(target=1, policy="spothedge")

@@ -1,22 +1,32 @@
 """Services on spot and on-demand machines: real workflows, ledger and scheduler, simulated machines."""
 
+import pytest
+from sqlalchemy import select
+
 from domain import ids
-from domain.protocol import TaskExit
+from domain.protocol import MailKind, TaskExit
+from infra.db import outbox
+from infra.db.capacity import InstanceRow
 from infra.db.endpoints import Endpoint
+from infra.db.models import Workload
+from lifecycle.instances import InstancePhase
 from tests.activities.temporal import until
 from tests.services.live import SHARED, Live, service
+from tests.services.recording import Recording
 
 
 def _zones(endpoints: list[Endpoint]) -> list[str]:
     return sorted(str(one.zone) for one in endpoints)
 
 
+def _kinds(live: Live) -> list[str]:
+    return sorted(one.kind for one in live.endpoints())
+
+
 async def test_a_service_comes_up_and_goes_down(live: Live) -> None:
     """Replicas get machines of their own in all zones; the end of the service ends them all."""
     live.up(service())
-    endpoints = await live.ready(3)
-    assert {one.kind for one in endpoints} == {"spot"}
-    assert _zones(endpoints) == ["za", "zb", "zc"]
+    await until(lambda: _zones(live.endpoints()) == ["za", "zb", "zc"], "a replica is ready in each zone", 40.0)
     assert len(live.site.natives()) >= 3
     live.down()
     await until(lambda: live.row().ended_at is not None, "the service has ended")
@@ -34,6 +44,7 @@ async def test_a_lost_replica_is_replaced_elsewhere(live: Live) -> None:
     await until(
         lambda: first[0].replica not in {e.replica for e in live.endpoints()}, "the lost replica is no endpoint"
     )
+    await until(lambda: live.replicas()[first[0].replica].ended_at is not None, "the lost replica has ended")
     await live.ready(3)
     lost = live.replicas()[first[0].replica]
     assert (lost.cause, lost.ended_at is not None) == ("preempted", True)
@@ -55,16 +66,21 @@ async def test_a_notice_starts_the_replacement_at_once(live: Live) -> None:
     assert live.phase(leaving) == ("failed", "platform_notice")
 
 
-async def test_on_demand_replicas_stand_in(live: Live) -> None:
-    """Without spot capacity, replicas run on on-demand machines; they end when spot replicas are ready."""
-    live.capacity(0)
+async def test_a_service_lives_through_an_outage_of_spot(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All zones lose their spot machines together: on-demand machines stand in until spot machines are back.
+
+    The policy of the live service decides as the same policy without a database does on the same observations.
+    """
+    recorded = Recording()
+    monkeypatch.setattr("activities.services.planning.make_policy", recorded.make)
     live.up(service())
-    await until(
-        lambda: [e.kind for e in live.endpoints()] == ["on_demand"] * 2, "two on-demand replicas are ready", 40.0
-    )
-    assert {one.cause for one in live.replicas() if one.ended_at} == {"refused"}
+    await until(lambda: _kinds(live) == ["spot"] * 3, "spot replicas are ready", 40.0)
+    live.capacity(0)
+    await until(lambda: _kinds(live) == ["on_demand"] * 2, "two on-demand replicas are ready", 40.0)
+    assert {one.cause for one in live.replicas() if one.ended_at and one.kind == "spot"} == {"preempted", "refused"}
     live.capacity(3)
-    await until(lambda: sorted(e.kind for e in live.endpoints()) == ["spot"] * 3, "spot replicas took over", 60.0)
+    await until(lambda: _kinds(live) == ["spot"] * 3, "spot replicas took over", 60.0)
+    assert recorded.agrees()
 
 
 async def test_failed_replicas_are_launched_again_after_a_pause(live: Live) -> None:
@@ -142,3 +158,59 @@ async def test_a_new_workflow_goes_on(live: Live) -> None:
     await until(lambda: live.replicas()[before[0].replica].ended_at is not None, "the replica has ended")
     await live.ready(3)
     assert len(live.replicas()) == 4
+
+
+async def test_a_replica_keeps_the_machine_on_which_it_runs(live: Live) -> None:
+    """The auction may place a replica on a machine that was launched for another one: it is then its own."""
+    live.up(service(num_overprovision=0))
+    one, other = await live.ready(2)
+    taken = live.machine_of(one.replica)
+    with live.world.session() as session:
+        mine, theirs = (
+            session.scalars(select(InstanceRow).where(InstanceRow.workload == live.replicas()[n].workload)).one()
+            for n in (one.replica, other.replica)
+        )
+        mine.workload, theirs.workload = theirs.workload, mine.workload
+    with live.world.session() as session:
+        outbox.mail(session, live.replicas()[one.replica].workload, MailKind.CANCEL, 0, by="test")
+    await until(lambda: live.replicas()[one.replica].ended_at is not None, "the replica has ended")
+    await live.ready(2)
+    assert live.replicas()[other.replica].ended_at is None
+    (mine,) = [row for row in live.site.rows() if row.machine == taken]
+    await until(lambda: mine.id in {row.id for row in live.site.rows(InstancePhase.GONE)}, "its machine is gone")
+
+
+async def test_a_replica_of_two_machines_ends_with_either(live: Live) -> None:
+    """Both machines are in one zone. If one is lost, the replica ends, and its other machine is ended, too."""
+    alone = service(num_overprovision=0, min_replicas=1, max_replicas=1, dynamic_ondemand_fallback=False)
+    live.up(alone.model_copy(update={"machines": 2}))
+    (one,) = await live.ready(1)
+    there = live.site.rows(InstancePhase.READY)
+    assert len(there) == 2 and len({row.zone for row in there}) == 1
+    machines = set(live.world.holdings(live.replicas()[one.replica].workload))
+    assert machines == {row.machine for row in there}
+    live.take(sorted(machines)[1])
+    await until(lambda: live.replicas()[one.replica].ended_at is not None, "the replica has ended")
+    assert live.replicas()[one.replica].cause == "preempted"
+    (other,) = await live.ready(1)
+    gone = {row.machine for row in live.site.rows(InstancePhase.GONE)}
+    await until(lambda: machines <= {row.machine for row in live.site.rows(InstancePhase.GONE)}, "both are gone")
+    assert other.replica != one.replica and gone <= machines
+
+
+async def test_no_machine_stays_without_a_replica(live: Live) -> None:
+    """A machine that belongs to a replica that has ended is ended, however it came to that, and the service can end."""
+    live.up(service(num_overprovision=0, dynamic_ondemand_fallback=False))
+    one, other = await live.ready(2)
+    with live.world.session() as session:
+        assert {row.level for row in session.scalars(select(Workload))} == {None}  # They must not evict each other.
+        outbox.mail(session, live.replicas()[one.replica].workload, MailKind.CANCEL, 0, by="test")
+    await until(lambda: live.replicas()[one.replica].ended_at is not None, "the replica has ended")
+    await live.ready(2)
+    ended, kept = (live.replicas()[number].workload for number in (one.replica, other.replica))
+    with live.world.session() as session:
+        instance = session.scalars(select(InstanceRow).where(InstanceRow.workload == kept)).one()
+        instance.workload = ended
+    live.down()
+    await until(lambda: live.row().ended_at is not None, "the service has ended")
+    assert live.site.natives() == set()

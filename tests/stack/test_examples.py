@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from infra.stack.ports import free_port
 from tests.stack.harness import ROOT, Up
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 ADDRESS = "http://127.0.0.1:8080"
+BALANCER = "127.0.0.1:8000"
 
 
 def write_philly(path: Path, days: int = 35, rows: int = 600) -> None:
@@ -48,6 +50,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 def _typed(stack: Up, commands: str) -> str:
     """Runs commands in a shell, each of which must succeed; returns the output."""
     script = commands.replace(ADDRESS, f"http://127.0.0.1:{stack.ports['port']}")
+    script = script.replace(BALANCER, f"127.0.0.1:{free_port()}")
     environment = {**os.environ, "HOME": str(stack.folder), "XDG_CONFIG_HOME": str(stack.folder / ".config")}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
@@ -81,6 +84,7 @@ PRINTS = {
     "checkpoints": ("started at step 0", "is intact", "resumed at step", "finished at step 600"),
     "digits": ("succeeded", "accuracy"),
     "hello": ("hello from rank 0 of 2", "hello from rank 1 of 2", "succeeded"),
+    "serving": ("2/2", "data: [DONE]", "ended"),
     "philly": ("global-joint", "MISSED IN QUOTA"),
 }
 

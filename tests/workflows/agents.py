@@ -25,7 +25,7 @@ from domain.protocol import (
     StopNode,
     TaskExit,
 )
-from domain.reported import NoticeReport, TaskProgress
+from domain.reported import NoticeReport, NotReadyReport, TaskProgress
 
 R = TypeVar("R", PrepareNode, RunNode, StopNode, Attend, ProveKey)
 _LOOK_S = 0.02
@@ -103,10 +103,11 @@ class ScriptedAgent:
         memory: tuple[int, int] | None = None,
         stopped: bool = False,
         notice: NoticeReport | None = None,
+        not_ready: NotReadyReport | None = None,
     ) -> None:
         """Ends the newest attempt's task by itself."""
         run = self._attempts[self._newest]
-        task = TaskExit("main", self._task, exit_code, signal, log_tail)
+        task = TaskExit("main", self._task, exit_code, signal, log_tail, not_ready=not_ready)
         if memory is not None:
             task.memory_limit_bytes, task.memory_peak_bytes = memory
         run.outcome = NodeOutcome(self.machine, [task], run.progress, stopped, notice)

@@ -2,6 +2,7 @@
 
 from domain.phases import Phase
 from domain.protocol import Activity, MailKind, WorkloadInput
+from domain.reported import NotReadyReport
 from tests.workflows.agents import until
 from tests.workflows.lab import Life
 from tests.workflows.running import AGAIN, EVICTED, RUNNING, running
@@ -109,6 +110,18 @@ async def test_a_task_whose_memory_ran_out_is_told_as_such(life: Life) -> None:
         assert (life.reason()["limit_bytes"], life.reason()["peak_bytes"]) == (limit, limit)
     assert await life.result() == "failed"
     assert [r.blames_machine for r in life.facts.releases] == [None, None]
+
+
+@goes(*RUNNING, "failed not_ready")
+async def test_a_task_that_was_never_ready_is_told_as_such(life: Life) -> None:
+    """If the agent stopped a task that was not ready in time, this is the reason, even if all exit codes are good."""
+    life.plan.retries = 0
+    await running(life)
+    life.agents[0].ends(7)
+    life.agents[1].ends(0, not_ready=NotReadyReport(60.0, "status 503"))
+    assert await life.result() == "failed"
+    reason = life.reason()
+    assert (reason["task"], reason["limit_s"], reason["error"]) == ("main/1", 60.0, "status 503")
 
 
 @goes(*RUNNING, "failed retries_exhausted")

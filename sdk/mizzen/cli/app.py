@@ -40,6 +40,9 @@ class _Application(LazyGroup):
                 "mizzen.cli.acting:preempt", "Return workloads to the queue after they have saved a checkpoint."
             ),
         },
+        "Services": {
+            "serve": Lazy("mizzen.cli.serving:serve", "Create, update, show and end services."),
+        },
         "Fleet": {
             "queue": Lazy("mizzen.cli.reading:queue", "Show the waiting workloads in queue order."),
             "regions": Lazy("mizzen.cli.fleet:regions", "List regions; set their storage limits and CPU quotas."),

@@ -8,10 +8,8 @@ import click
 
 from mizzen.cli import words
 from mizzen.cli.durations import duration
-from mizzen.cli.exits import exit_of
 from mizzen.cli.output import Column, emit_list, emit_one
-from mizzen.cli.session import Commands, Session, complain, complete_pool, complete_region, finish
-from mizzen.client.errors import ClientError
+from mizzen.cli.session import Commands, Session, complete_pool, complete_region, finish
 
 _KINDS = click.Choice(["reserved", "on_demand", "spot", "voluntary"])
 
@@ -163,13 +161,7 @@ def end_instances(session: Session, instance_ids: tuple[str, ...]) -> None:
 
     A pool that then has fewer machines than its size launches replacements.
     """
-    done, code = [], 0
-    for instance in instance_ids:
-        try:
-            done.append(session.client.end_instance(instance))
-        except ClientError as error:
-            complain(error, f"{instance}: ")
-            code = code or exit_of(error)
+    done, code = session.each_name(instance_ids, session.client.end_instance)
     if done:
         emit_list(session, done, _INSTANCE_COLUMNS)
     finish(code)

@@ -62,16 +62,20 @@ class Session:
             say(f"{error}; retrying for {f'{left_s:.0f} s' if left_s < _LONG_S else words.duration(left_s)} more")
 
     def each(self, references: tuple[str, ...], act: Callable[[str], Any]) -> tuple[list[Any], int]:
-        """Call `act` with the workload id of each reference. A failure is reported and does not stop the others.
+        """Call `act` with the workload id of each reference; see `each_name`."""
+        return self.each_name(references, lambda reference: act(self.resolve(reference)))
+
+    def each_name(self, names: tuple[str, ...], act: Callable[[str], Any]) -> tuple[list[Any], int]:
+        """Call `act` with each name. A failure is reported and does not stop the others.
 
         Returns the results of `act`, and the exit code of the first failure or 0.
         """
         done, code = [], 0
-        for reference in references:
+        for name in names:
             try:
-                done.append(act(self.resolve(reference)))
+                done.append(act(name))
             except ClientError as error:
-                complain(error, f"{reference}: ")
+                complain(error, f"{name}: ")
                 code = code or exit_of(error)
         return done, code
 
@@ -231,6 +235,7 @@ complete_tenant = _completing(lambda client: [tenant["name"] for tenant in clien
 complete_table = _completing(lambda client: [table["name"] for table in client.tables()])
 complete_region = _completing(lambda client: [region["name"] for region in client.regions()])
 complete_pool = _completing(lambda client: [f"{p['region']}/{p['name']}" for p in client.pools()])
+complete_service = _completing(lambda client: [service["name"] for service in client.services()])
 complete_cluster = _completing(lambda client: [f"{c['region']}/{c['name']}" for c in client.clusters()])
 complete_phase = _completing(
     lambda client: ["held", "live", *sorted({str(w["phase"]) for w in client.workloads(limit=_COMPLETED)})]

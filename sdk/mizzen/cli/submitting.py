@@ -65,7 +65,7 @@ def submit(
     are several documents, none is submitted unless all are valid.
     """
     session.room_patience_s = wait_for_room
-    documents = _read(files)
+    documents = read_files(files)
     if len(documents) > 1 and (name or follow):
         raise click.UsageError("--name and --follow can be used with only one document")
     overrides = {key: value for key, value in (("tenant", tenant), ("name", name)) if value is not None}
@@ -83,7 +83,7 @@ def submit(
             if made.get("never"):
                 say(f"{made['id']} can never start in the current fleet: {made['never']}")
         except ClientError as error:
-            _complain(document, error)
+            complain_of(document, error)
             if workloads:
                 emit_list(session, workloads, WORKLOAD_COLUMNS)
             finish(exit_of(error))
@@ -114,7 +114,8 @@ def wait(session: Session, workloads: tuple[str, ...]) -> None:
     _wait(session, [session.resolve(workload) for workload in workloads])
 
 
-def _read(files: tuple[str, ...]) -> "list[Document]":
+def read_files(files: tuple[str, ...]) -> "list[Document]":
+    """Read the documents of all files; `-` is stdin. Print all problems and end the command if there are any."""
     from mizzen.client.documents import not_text, parse_documents, read_documents
 
     documents = []
@@ -145,7 +146,8 @@ def _overridden(body: Mapping[str, Any], overrides: Mapping[str, str], labels_: 
     return out
 
 
-def _complain(document: "Document", error: ClientError) -> None:
+def complain_of(document: "Document", error: ClientError) -> None:
+    """Print an error of a request with a document; problems of the document are printed with its source."""
     of_document = isinstance(error, ApiError) and error.errors
     complain(error, f"{document.source}: " if of_document else "")
 
@@ -159,7 +161,7 @@ def _check(session: Session, documents: "list[Document]", bodies: list[dict[str,
         except (Unavailable, Unreachable):
             pass  # It cannot be checked now; the submission checks it again.
         except ClientError as error:
-            _complain(document, error)
+            complain_of(document, error)
             code = code or exit_of(error)
     if code:
         finish(code)
@@ -175,7 +177,7 @@ def _emit_plans(session: Session, documents: "list[Document]", bodies: list[dict
                 say(f"{document.source}: {plan['never']}")
                 code = code or Exit.IMPOSSIBLE
         except ClientError as error:
-            _complain(document, error)
+            complain_of(document, error)
             code = code or exit_of(error)
     if session.output in ("json", "yaml"):
         click.echo(dump(plans, session.output))

@@ -6,18 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 from mizzen.client import following, views
 from mizzen.client.calls import path_of
 from mizzen.client.capacity import Capacity
 from mizzen.client.contexts import active_context
 from mizzen.client.data import Data
-from mizzen.client.errors import Invalid, UnknownReference
+from mizzen.client.errors import UnknownReference
+from mizzen.client.services import Services
 from mizzen.client.transport import Backoff, Transport
-
-if TYPE_CHECKING:
-    from mizzen.client.archives import Archive
 
 _POLL_FIRST_S = 0.25
 _POLL_LONGEST_S = 3.0
@@ -28,7 +26,7 @@ ROOM_PATIENCE_S = 86400.0
 """The default time for which a submission is retried while its tenant's queue is full: one day."""
 
 
-class Client(Capacity, Data):
+class Client(Capacity, Data, Services):
     """A client of one API. Methods return the API's JSON (see `views`) and raise `mizzen.client.errors.ClientError`.
 
     Use it as a context manager, or call `close`.
@@ -98,37 +96,18 @@ class Client(Capacity, Data):
         default it is a new key.
         """
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
-        answer = self._send(document, workdir, headers=headers, room_patience_s=self._room_patience_s)
+        answer = self._send_workload(document, workdir, headers=headers, room_patience_s=self._room_patience_s)
         return cast(views.Submitted, answer)
 
     def dry_run(
         self, document: Mapping[str, Any], workdir: Path | str | None = None, *, patience_s: float | None = None
     ) -> views.DryRun:
         """Return what a submission of the document would do now. It creates no workload, but uploads a `workdir`."""
-        answer = self._send(document, workdir, params={"dry_run": "true"}, patience_s=patience_s)
+        answer = self._send_workload(document, workdir, params={"dry_run": "true"}, patience_s=patience_s)
         return cast(views.DryRun, answer)
 
-    def _send(self, document: Mapping[str, Any], workdir: Path | str | None, **options: Any) -> Any:
-        if workdir is None:
-            return self._call("POST", "workloads", body=document, idempotent=True, **options)
-        from mizzen.client.archives import pack  # its imports are not needed by most calls
-
-        archive = pack(Path(workdir))
-        body = {**document, "workdir": {"archive": archive.sha256}}
-        try:
-            return self._call("POST", "workloads", body=body, idempotent=True, **options)
-        except Invalid as error:
-            # Upload the archive only if the rest of the document is valid. A missing archive is not the user's mistake.
-            if {problem.path for problem in error.errors} != {"workdir"}:
-                raise error.without("workdir") from None
-        tenant = document.get("tenant")
-        self.upload(archive, tenant if isinstance(tenant, str) else None)
-        return self._call("POST", "workloads", body=body, idempotent=True, **options)
-
-    def upload(self, archive: "Archive", tenant: str | None = None) -> None:
-        """Upload a packed working directory. `tenant` is its owner; it is needed if the API key has no tenant."""
-        headers = {"content-type": "application/gzip"}
-        self._call("PUT", "archives", archive.sha256, params={"tenant": tenant}, content=archive.body, headers=headers)
+    def _send_workload(self, document: Mapping[str, Any], workdir: Path | str | None, **options: Any) -> Any:
+        return self._send("POST", ("workloads",), document, workdir, idempotent=True, **options)
 
     def workloads(
         self,

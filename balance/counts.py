@@ -1,0 +1,167 @@
+"""Counts of requests by second, from HAProxy's log and its counter of requests.
+
+HAProxy writes one short line to a pipe when a request has ended. A pipe costs less than a datagram for each line: its
+reader is not woken up, and reads thousands of lines at a time. Arrivals come from HAProxy's own counter instead,
+because a stream's line is written only at its end, and the autoscaler must see the stream when it begins.
+"""
+
+import contextlib
+import csv
+import fcntl
+import io
+import os
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Any
+
+READ_S = 0.25
+"""Interval of the reads. The pipe holds 50,000 lines or more; HAProxy drops lines that do not fit."""
+_PIPE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True)
+class Second:
+    """The requests of one second. Those that `failed` or were `cut` ended in it; `requests` began in it."""
+
+    second: int
+    """Seconds since 1970."""
+    requests: int
+    failed: int
+    """Answered with a status of 500 or above, or not at all."""
+    cut: int
+    """Answers that broke off after their first byte, not by the client."""
+    p50_s: float | None
+    """Median of the total time of the answered requests; None: there are none."""
+    p99_s: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the object that the API expects."""
+        return {
+            "second": self.second, "requests": self.requests, "failed": self.failed, "cut": self.cut,
+            "p50_s": self.p50_s, "p99_s": self.p99_s,
+        }  # fmt: skip
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request began or ended."""
+        return self.p50_s is None and not (self.requests or self.failed or self.cut)
+
+
+@dataclass
+class Totals:
+    """Counts since the start, for metrics."""
+
+    requests: int = 0
+    answered: int = 0
+    failed: int = 0
+    cut: int = 0
+    retries: int = 0
+    seconds: float = 0.0
+    """Sum of the total times of the answered requests."""
+    at_most: list[int] = field(default_factory=lambda: [0] * len(BUCKETS_S))
+    """The number of answered requests that took at most each of `BUCKETS_S`."""
+
+
+class Counts:
+    """Reads the log of one service's HAProxy processes, and returns the counts of each second."""
+
+    def __init__(self) -> None:
+        self._reading, self.log = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        """`log` is the descriptor that HAProxy inherits. The pipe outlives a HAProxy that dies."""
+        with contextlib.suppress(OSError):  # The system allows less: the default size holds 3,000 lines.
+            fcntl.fcntl(self.log, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self.totals = Totals()
+        self._rest = b""
+        self._requests = self._failed = self._cut = 0
+        self._times_ms: list[int] = []
+
+    def read(self) -> None:
+        """Reads the lines that are in the pipe."""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._reading, _CHUNK_BYTES):
+                *lines, self._rest = (self._rest + chunk).split(b"\n")
+                self._take(lines)
+
+    def _take(self, lines: list[bytes]) -> None:
+        times_ms, retries = self._times_ms, 0
+        for line in lines:
+            try:
+                status, ended, time_ms, tries = line.split(b" ")
+                if tries != b"0":
+                    retries += int(tries.lstrip(b"+"))
+                if ended == b"--" and b"100" < status < b"500":
+                    if status != b"101":  # The time of a websocket is not that of an answer.
+                        times_ms.append(int(time_ms))
+                    continue
+                code = int(status)
+            except ValueError:
+                continue  # A message of HAProxy itself, such as the stop of a proxy.
+            by_client = ended[:1] in (b"C", b"c")
+            if code >= 500 or (code < 100 and not by_client):
+                self._failed += 1
+            elif ended[1:] == b"D" and ended[:1] != b"-" and not by_client:
+                self._cut += 1
+        self.totals.retries += retries
+
+    def add(self, requests: int, unanswered: int) -> None:
+        """Adds requests that have begun, and requests that failed without a line in the log."""
+        self._requests += requests
+        self._failed += unanswered
+
+    def close(self, second: int) -> Second:
+        """Returns the counts since the last call as those of `second`."""
+        times = sorted(self._times_ms)
+        found = Second(
+            second, self._requests, self._failed, self._cut, _percentile_s(times, 50), _percentile_s(times, 99)
+        )
+        totals = self.totals
+        totals.requests += self._requests
+        totals.answered += len(times)
+        totals.failed += self._failed
+        totals.cut += self._cut
+        totals.seconds += sum(times) / 1000
+        for number, most_s in enumerate(BUCKETS_S):
+            totals.at_most[number] += bisect_right(times, most_s * 1000)
+        self._requests = self._failed = self._cut = 0
+        self._times_ms = []
+        return found
+
+
+def _percentile_s(sorted_ms: list[int], percent: int) -> float | None:
+    """Returns the percentile by nearest rank: the least value that is at least `percent` % of all values."""
+    return sorted_ms[-(-len(sorted_ms) * percent // 100) - 1] / 1000 if sorted_ms else None
+
+
+class Counters:
+    """The counters of one HAProxy process, from `show stat`."""
+
+    COMMAND = "show stat -1 3 -1"
+    """The counters of the frontend and of the backends."""
+
+    def __init__(self) -> None:
+        self._requests = 0
+        self._unanswered = 0
+        self._unconfirmed = 0
+        self.running = 0
+        """Requests in progress at the last reading."""
+
+    def new(self, answer: str) -> tuple[int, int]:
+        """Returns two numbers since the last call, from the answer to `COMMAND`: admitted requests, and requests whose
+        client got nothing.
+
+        If a replica dies during a request on a connection that had served one before, and the request cannot be
+        repeated, HAProxy closes the client's connection without an answer, and writes no log line.
+        """
+        rows = list(csv.DictReader(io.StringIO(answer.removeprefix("# "))))
+        frontend = next(row for row in rows if row["svname"] == "FRONTEND")
+        self.running = sum(int(row["scur"]) for row in rows if row["svname"] == "BACKEND")
+        ended = sum(int(frontend[f"hrsp_{kind}"]) for kind in ("1xx", "2xx", "3xx", "4xx", "5xx", "other"))
+        # The counters change while several threads are read. Only a value that stays for two readings counts.
+        missing = int(frontend["req_tot"]) - ended - self.running
+        unanswered = max(self._unanswered, min(self._unconfirmed, missing))
+        requests = int(frontend["req_tot"]) - int(frontend["dreq"])
+        found = requests - self._requests, unanswered - self._unanswered
+        self._requests, self._unanswered, self._unconfirmed = requests, unanswered, missing
+        return found

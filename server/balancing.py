@@ -1,0 +1,96 @@
+"""Checks the options of `mizzen balance` and runs it."""
+
+import os
+import resource
+from collections.abc import Mapping
+from typing import Any
+
+from balance.binary import find_haproxy
+from balance.configuration import Limits
+from balance.following import Api
+from balance.listening import listen, parse_address, passed_sockets
+from balance.service import Settings
+from balance.supervisor import supervise
+from balance.values import NAME, Zone
+from infra.errors import ConfigurationError
+from mizzen.client.contexts import active_context
+from mizzen.client.errors import NotConfigured
+
+_USUAL_CONNECTIONS = 10_000
+_OTHER_FILES = 1000
+"""Open files beside those of requests: checks of replicas, the log, sockets."""
+
+
+async def run_balance(options: Mapping[str, Any]) -> None:
+    """Runs the balancer with the options of the command until it is stopped.
+
+    Raises:
+        ConfigurationError: an option is invalid.
+        StackError: an address is in use.
+    """
+    offers = _offers(options["services"])
+    clients = _zone(options["zone"])
+    metrics = parse_address(options["metrics"]) if options["metrics"] else None
+    settings = Settings(
+        program=find_haproxy(options["haproxy"]),
+        data=options["data"],
+        limits=Limits(
+            connections=_connections(options["connections"]),
+            concurrency=options["concurrency"],
+            overload=options["overload"],
+            threads=options["threads"],
+            stop_s=options["stop_s"],
+        ),
+        certificate=options["cert"],
+        keys=options["keys"],
+        clients=clients,
+    )
+    try:
+        context = active_context(options["context"])
+    except NotConfigured as error:
+        raise ConfigurationError(str(error)) from None
+    passed = passed_sockets(os.environ)
+    unknown = sorted(set(passed) - set(offers))
+    if unknown:
+        raise ConfigurationError(f"LISTEN_FDNAMES: {', '.join(unknown)}: not among the services of --service")
+    listeners = {name: passed.get(name) or listen(*address) for name, address in offers.items()}
+    api = Api(context.api, context.key)
+    try:
+        await supervise(listeners, settings, api, metrics)
+    finally:
+        await api.close()
+
+
+def _offers(texts: tuple[str, ...]) -> dict[str, tuple[str, int]]:
+    offers: dict[str, tuple[str, int]] = {}
+    for text in texts:
+        name, equals, address = text.partition("=")
+        if not equals or not NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"--service: {text!r}: must be NAME=HOST:PORT, where NAME has lower-case letters, digits and hyphens"
+            )
+        if name in offers:
+            raise ConfigurationError(f"--service: {name!r} is given twice")
+        offers[name] = parse_address(address)
+    return offers
+
+
+def _connections(given: int | None) -> int:
+    """Returns the most connections of clients. Raises the limit on open files, because each request needs two."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    most = (hard - _OTHER_FILES) // 2 if hard != resource.RLIM_INFINITY else _USUAL_CONNECTIONS
+    if given is not None and given > most:
+        raise ConfigurationError(
+            f"--connections: {given}: the limit on open files ({hard}, `ulimit -Hn`) allows at most {most}"
+        )
+    return given or min(most, _USUAL_CONNECTIONS)
+
+
+def _zone(text: str | None) -> Zone | None:
+    if text is None:
+        return None
+    region, slash, zone = text.partition("/")
+    if not (region and slash and zone) or "/" in zone:
+        raise ConfigurationError(f"--zone: {text!r}: must be REGION/ZONE, such as us-east-1/us-east-1a")
+    return Zone(region, zone)

@@ -1,0 +1,91 @@
+"""Training and serving on one fleet: one scheduler, one queue, the same machines."""
+
+import asyncio
+
+from domain.phases import Phase
+from infra.db.models import Workload
+from tests.activities.temporal import until
+from tests.activities.world import job
+from tests.services.live import Live, service
+
+MACHINES = [f"west/owned/m{number}" for number in range(3)]
+
+
+class _Day:
+    """Writes the counts of a balancer, so many requests in each second, until it is cancelled."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self.per_s = 0.0
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.to_thread(self._live.count, self.per_s, 1)
+            await asyncio.sleep(0.5)
+
+
+async def test_a_service_takes_what_opportunistic_training_held(live: Live) -> None:
+    """By day a service scales up, and evicts training of a lower level; at night the training comes back.
+
+    Urgent training trims the service by one replica: only those beyond the least number give way to it.
+    No GPU is ever held by both: the allocation guard would refuse it.
+    """
+    live.world.tenant("lab", level=6)
+    for machine in MACHINES:
+        await live.shared_machine(machine)
+    spec = service(
+        placer=None, num_overprovision=0, min_replicas=1, max_replicas=3, target_qps_per_replica=0.02,
+        upscale_delay_s=0.5, downscale_delay_s=0.5,
+    )  # fmt: skip
+    live.up(spec)
+    await live.ready(1)
+    training = [live.world.submit(job(gpus=1), tenant="lab") for _ in range(2)]
+
+    def phases() -> list[str]:
+        with live.world.session() as session:
+            return sorted(session.get_one(Workload, one).phase for one in training)
+
+    await until(lambda: phases() == [Phase.RUNNING, Phase.RUNNING], "both trainings run", 40.0)
+    day = _Day(live)
+    counting = asyncio.create_task(day.run())
+    try:
+        day.per_s = 2.0  # In the window of 60 s, few seconds of it are enough for three replicas.
+        await live.ready(3)
+        await until(lambda: phases() == [Phase.PREEMPTED, Phase.PREEMPTED], "both trainings wait")
+        assert {live.machine_of(one.replica) for one in live.endpoints()} == set(MACHINES)
+        base = {one.number for one in live.replicas() if one.is_base and one.ended_at is None}
+        live.world.tenant("urgent", level=3)
+        urgent = live.world.submit(job(gpus=1), tenant="urgent")
+        await until(lambda: live.world.workload(urgent).phase == Phase.RUNNING, "the urgent training runs", 40.0)
+        assert len(base) == 1 and base <= {one.replica for one in live.endpoints()}
+        assert len(live.endpoints()) == 2
+        day.per_s = 0.0
+        with live.world.session() as session:  # The hour in which the window of requests empties has passed.
+            session.connection().exec_driver_sql("update service_requests set second = second - 3600")
+            session.connection().exec_driver_sql(
+                "update service set state = jsonb_set(state, '{scaling,requests}', '[]') where state is not null"
+            )
+        await until(lambda: Phase.RUNNING in phases(), "a training runs again", 40.0)
+        assert {one.replica for one in live.endpoints()} == base
+    finally:
+        counting.cancel()
+        await asyncio.wait([counting])
+
+
+async def test_an_eviction_takes_the_replica_with_the_shorter_cold_start(live: Live) -> None:
+    """Of two replicas of one level in two clusters, the one with the shorter measured cold start gives way."""
+    for machine in ("west/owned/m0", "west/other/m0"):
+        await live.shared_machine(machine)
+    live.cold_s = 1.5
+    slow = service(placer=None, num_overprovision=0, min_replicas=1, max_replicas=1)
+    live.up(slow)
+    (kept,) = await live.ready(1)
+    slow_service, live.cold_s = live.service, 0.1
+    live.up(slow.model_copy(update={"name": "quick"}))
+    await live.ready(1)
+    live.world.tenant("urgent", level=1)
+    urgent = live.world.submit(job(gpus=1), tenant="urgent")
+    await until(lambda: live.world.workload(urgent).phase == Phase.RUNNING, "the urgent training runs", 40.0)
+    assert live.endpoints() == []
+    live.service = slow_service
+    assert [one.replica for one in live.endpoints()] == [kept.replica]
