@@ -96,11 +96,12 @@ class ServingAgent:
     @activity.defn(name=Activity.RUN_NODE.value)
     async def run(self, request: RunNode) -> NodeOutcome:
         began_s, changed_s, before = time.time(), time.time(), False
+        cold_s = self._live.cold_s  # A later change must not make a replica unready that is ready.
         stop = self._stops.setdefault((request.workload_id, request.attempt), asyncio.Event())
         if await asyncio.to_thread(self._live.fails, request.workload_id):
             self.ends = TaskExit("server", 0, exit_code=1)
         while self.ends is None and not stop.is_set():
-            ready = self.ready if self.ready is not None else time.time() - began_s >= self._live.cold_s
+            ready = self.ready if self.ready is not None else time.time() - began_s >= cold_s
             if ready != before:
                 before, changed_s = ready, time.time()
             report = ServingReport("127.0.0.1", 30_000, ready, changed_s, None if ready else "status 503")
