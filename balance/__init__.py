@@ -2,5 +2,5 @@
 
 HAProxy forwards the requests, one process for each service. This package owns the listening sockets, starts and
 restarts HAProxy, follows the API's lists of replicas, changes the servers through HAProxy's runtime socket, and reports
-the counts of requests to the API. It accesses neither the database nor Temporal.
+the counts of requests to the API. It does not access the database or Temporal.
 """

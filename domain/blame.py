@@ -63,7 +63,9 @@ TABLE: dict[LaunchError, Verdict] = {
     ),
     LaunchError.NO_FREE_PORT: Verdict(Blame.MACHINE, False, "all ports of the agent's range are in use"),
     LaunchError.PORT_TAKEN: Verdict(
-        Blame.NOBODY, True, "the fixed port of a task that serves is in use on the machine, and the agent cannot map it"
+        Blame.NOBODY,
+        True,
+        "another process uses the fixed port of the service on this machine, and the agent cannot map the port",
     ),
     LaunchError.NOT_STARTED: Verdict(Blame.MACHINE, False, "the process that supervises a task could not start it"),
     LaunchError.MACHINE_FAULT: Verdict(

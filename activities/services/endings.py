@@ -1,4 +1,4 @@
-"""Ends of replicas: those that the service ends, and those that have ended."""
+"""Ends replicas, and records the ends of replicas and of their machines."""
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session

@@ -67,7 +67,9 @@ def read_replicas(at: At, notes: list[str]) -> Replicas:
             "replica_policy.dynamic_ondemand_fallback or replica_policy.base_ondemand_fallback_replicas"
         )
     if any("spot" in one for one in read):
-        found.spot = spots != {False}  # an invalid value counts as true, so that it is the only error
+        found.spot = spots != {
+            False
+        }  # An invalid value counts as true. Otherwise fields that need spot would be errors, too.
     found.options = [option for one in read for option in _options(one)]
     if len(found.options) > MAX_OPTIONS:
         at.wrong(f"may have at most {MAX_OPTIONS} alternatives, these are {len(found.options)}")

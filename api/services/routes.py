@@ -172,7 +172,7 @@ def show_service(id: str, state: StateOf, caller: Viewer) -> ServiceDetail:
 def list_replicas(
     id: str, state: StateOf, caller: Viewer, limit: Limit = 100, cursor: NumberCursor = None
 ) -> ServiceReplicaPage:
-    """Lists the replicas of a service, newest first, with those that have ended."""
+    """Lists all replicas of a service, newest first. Replicas that have ended are included."""
     with state.transaction() as session:
         row = find_service(session, caller, id)
         own = select(ServiceReplica).where(ServiceReplica.service == row.id)

@@ -5,17 +5,18 @@ from collections.abc import Sequence
 
 from activities.services.offers import Offers
 from capacity.offers import Offer, Shape
-from capacity.providers import Found, LaunchRequest, ProviderUnavailable
+from capacity.providers import ProviderUnavailable
 from domain.capacity import CapacityKind
+from providers.static import StaticProvider
 
 _OFFER = Offer("p", "west", "z", CapacityKind.SPOT, Shape("small", 1, "a100", 1000, 1 << 30), 1.0, 10.0)
 
 
-class _Provider:
-    name = "p"
-    lists_late_s = 0.0
+class _Provider(StaticProvider):
+    """A provider whose offers fail, or are held up, as the test says."""
 
     def __init__(self) -> None:
+        super().__init__("p")
         self.reads = 0
         self.fails = False
         self.asked = threading.Event()
@@ -29,15 +30,6 @@ class _Provider:
         if self.fails:
             raise ProviderUnavailable("no answer")
         return [_OFFER]
-
-    def launch(self, request: LaunchRequest) -> str:
-        raise NotImplementedError
-
-    def describe(self) -> Sequence[Found]:
-        raise NotImplementedError
-
-    def terminate(self, native_id: str) -> None:
-        raise NotImplementedError
 
 
 def test_offers_are_kept_for_a_while() -> None:

@@ -40,7 +40,7 @@ class Services(Uploads):
         return cast(views.ServiceDetail, self._call("GET", "services", service))
 
     def service_replicas(self, service: str, limit: int | None = None) -> Iterator[views.ServiceReplica]:
-        """Return the replicas of a service, newest first, with those that have ended."""
+        """Return all replicas of a service, newest first. Replicas that have ended are included."""
         return self._pages(("services", service, "replicas"), {}, limit)
 
     def endpoints(self, service: str) -> views.EndpointList:
