@@ -32,8 +32,7 @@ class Services(Uploads):
 
     def services(self, tenant: str | None = None, *, ended: bool = False) -> list[views.Service]:
         """Return the services, optionally of one tenant. `ended` includes services that have ended."""
-        params = {"tenant": tenant, "ended": ended or None}
-        return cast(list[views.Service], self._call("GET", "services", params=params)["items"])
+        return list(self._pages("services", {"tenant": tenant, "ended": ended or None}, None))
 
     def service(self, service: str) -> views.ServiceDetail:
         """Return a service with its replicas."""
