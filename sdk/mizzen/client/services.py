@@ -42,6 +42,12 @@ class Services(Uploads):
         """Return all replicas of a service, newest first. Replicas that have ended are included."""
         return self._pages(("services", service, "replicas"), {}, limit)
 
+    def service_replica(self, service: str, number: int) -> views.ServiceReplica | None:
+        """Return a replica of a service by its number, or None if there is none. It may have ended."""
+        params = {"limit": 1, "cursor": number + 1}  # A page has the replicas below its cursor, the newest first.
+        found = self._call("GET", "services", service, "replicas", params=params)["items"]
+        return cast(views.ServiceReplica, found[0]) if found and found[0]["number"] == number else None
+
     def endpoints(self, service: str) -> views.EndpointList:
         """Return the replicas of a service that serve, and how requests are balanced between them."""
         return cast(views.EndpointList, self._call("GET", "services", service, "endpoints"))
