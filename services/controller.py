@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from domain.capacity import CapacityKind
-from services.updates import is_halted, successions, version_to_launch
+from services.updates import is_halted, successions
 from services.values import (
     DrainReplica,
     EndCause,
@@ -54,7 +54,7 @@ def decide(
     """
     if plan.stopping:
         return ServiceDecision(state, 0, tuple(EndReplica(one.number, EndCause.SERVICE_ENDED) for one in replicas))
-    state = _after_losses(plan, state, losses, now_s)
+    state = _after_losses(plan, state.begun(plan.version, now_s), losses, now_s)
     for one in replicas:
         if one.stage is Stage.READY and not one.was_ready:
             state = state.ready_again(one.version)
@@ -66,8 +66,10 @@ def decide(
     step = _Step(plan, state, {one.number: one for one in replicas}, now_s)
     step.end_unready()
     step.end_drained()
+    step.end_given_up()
     step.succeed()
     step.follow_policy(_events(replicas, losses))
+    step.retire_strays()
     step.begin_successions()
     return step.result()
 
@@ -75,7 +77,7 @@ def decide(
 def _after_losses(plan: ServicePlan, state: ServiceState, losses: Sequence[Loss], now_s: float) -> ServiceState:
     for loss in losses:
         one = loss.replica
-        if loss.kind is LossKind.FAILED and one.stage not in _CANNOT_COUNT:
+        if loss.kind is LossKind.FAILED and one.stage not in _CANNOT_COUNT and one.version == state.launching:
             failures = state.failures + 1
             pause_s = min(_LONGEST_PAUSE_S, plan.failed_pause_s * 2.0 ** min(failures - 1, 10))
             state = replace(state, failures=failures, retry_at_s=now_s + pause_s)
@@ -119,6 +121,8 @@ class _Step:
     now_s: float
     actions: list[ReplicaAction] = field(default_factory=list)
     wakes_s: list[float] = field(default_factory=list)
+    kept: set[int] = field(default_factory=set)
+    """The replicas of older versions that the policy would end, but that are still needed."""
     notes: list[str] = field(default_factory=list)
 
     def end_unready(self) -> None:
@@ -141,38 +145,64 @@ class _Step:
                 else:
                     self.wakes_s.append(due_s)
 
+    def end_given_up(self) -> None:
+        """Ends replicas of a version whose update was given up."""
+        for one in self._countable():
+            if self.state.has_given_up and one.version == self.state.failed_version and one.stage is not Stage.READY:
+                self._end(one, EndCause.UPDATE_GIVEN_UP)
+
     def succeed(self) -> None:
-        """Drains predecessors whose successor is ready; in a blue-green update, once all successors are ready."""
-        pairs = self._pairs()
-        old = [one for one in self._countable() if one.version != self.plan.version and one.replaces is None]
-        waiting = [one for one in old if one.number not in pairs or pairs[one.number].stage is not Stage.READY]
-        for number, successor in pairs.items():
-            if successor.stage is Stage.READY and not (self.plan.blue_green and waiting):
-                self._drain(self.replicas[number], EndCause.SUPERSEDED)
+        """Retires replicas of older versions whose successor is ready; in a blue-green update, all of them together.
+
+        A blue-green update switches once the target number of replicas of the newest version are ready.
+        """
+        if self.plan.blue_green:
+            if not self._is_given_up() and self._ready(newest=True) >= self.state.scaling.target:
+                for one in self._old():
+                    self._retire(one, EndCause.SUPERSEDED)
+            return
+        for number, successor in self._pairs().items():
+            if successor.stage is Stage.READY:
+                self._retire(self.replicas[number], EndCause.SUPERSEDED)
 
     def follow_policy(self, events: tuple[Event, ...]) -> None:
-        """Lets the policy decide, and applies its actions."""
-        target = self.state.scaling.target
+        """Lets the policy decide, and applies its actions.
+
+        A ready replica of an older version that the policy would end is kept while it is needed: its zone or its kind
+        may not be what the newest version asks for, but it serves until others are ready.
+        """
         seen = tuple(_seen(one) for one in self._visible())
-        after, actions = self.plan.policy.decide(self.state.policy, Observation(self.now_s, target, seen, events))
+        observation = Observation(self.now_s, self.state.scaling.target, seen, events)
+        after, actions = self.plan.policy.decide(self.state.policy, observation)
         self.state = replace(self.state, policy=after)
         pairs = self._pairs()
         for action in actions:
             if isinstance(action, Launch):
-                self._launch(action.kind, action.zone)
                 continue
-            for one in (self.replicas[action.number], pairs.get(action.number)):
-                if one is not None and one.stage in (Stage.READY, Stage.UNREADY):
-                    self._drain(one, EndCause.SCALED_DOWN)
-                elif one is not None:
-                    self._end(one, EndCause.SCALED_DOWN)
+            one, successor = self.replicas[action.number], pairs.get(action.number)
+            if successor is not None:
+                self._retire(successor, EndCause.SCALED_DOWN)
+            if self._is_needed(one):
+                self.kept.add(one.number)
+            else:
+                self._retire(one, EndCause.SCALED_DOWN)
+        launches = [action for action in actions if isinstance(action, Launch)]
+        for launch in self._within_surge(launches):
+            self._launch(launch.kind, launch.zone)
+
+    def retire_strays(self) -> None:
+        """Retires spot replicas in zones that the service may no longer use, as soon as they are not needed."""
+        for one in sorted(self._strays(), key=lambda one: (one.stage is Stage.READY, one.number)):
+            if not self._is_needed(one):
+                self._retire(one, EndCause.SUPERSEDED)
 
     def begin_successions(self) -> None:
         """Launches successors of replicas of older versions, as many as the update may add now."""
-        if self.state.failed_version == self.plan.version or self._is_paused():
+        if self._is_given_up() or self._is_paused():
             return
-        pairs = self._pairs()
-        for one in successions(self.plan, self._countable(), pairs):
+        strays = {one.number for one in self._strays()}
+        candidates = [one for one in self._countable() if one.number not in strays | self.kept]
+        for one in successions(self.plan.version, candidates, self._pairs(), self._surge()):
             if one.stage is Stage.STARTING and not one.was_ready:
                 self._end(one, EndCause.SUPERSEDED)  # The policy launches the next one at the new version.
                 continue
@@ -185,7 +215,7 @@ class _Step:
         """Returns the decision."""
         there = set(self.replicas)
         self.state = replace(self.state, refused_for=tuple(n for n in self.state.refused_for if n in there))
-        if self.state.failed_version == self.plan.version:
+        if self._is_given_up():
             self.notes.append("update_given_up")
         wake_s = min(self.wakes_s, default=None)
         notes = tuple(dict.fromkeys(self.notes))
@@ -196,16 +226,67 @@ class _Step:
     def _countable(self) -> list[ReplicaFacts]:
         return [one for one in self.replicas.values() if one.stage not in _CANNOT_COUNT]
 
+    def _old(self) -> list[ReplicaFacts]:
+        return [one for one in self._countable() if one.version != self.plan.version]
+
+    def _strays(self) -> list[ReplicaFacts]:
+        """Returns the spot replicas in zones that the service may no longer use. The policy does not see them."""
+        return [one for one in self._countable() if self._is_stray(one)]
+
+    def _is_stray(self, one: ReplicaFacts) -> bool:
+        zones = self.plan.zones
+        return one.kind is CapacityKind.SPOT and zones is not None and one.zone not in zones
+
     def _pairs(self) -> dict[int, ReplicaFacts]:
         """Returns the successors of replicas that are still there, by the predecessor's number."""
-        here = {one.number for one in self._countable()}
-        return {one.replaces: one for one in self._countable() if one.replaces is not None and one.replaces in here}
+        strays = {one.number for one in self._strays()}
+        here = {one.number for one in self._countable()} - strays
+        return {
+            one.replaces: one for one in self._countable() if one.replaces in here and one.number not in strays
+        }  # fmt: skip
 
     def _visible(self) -> list[ReplicaFacts]:
         """Returns the replicas that the policy sees: of a pair, the predecessor until its successor is ready."""
-        pairs = self._pairs()
-        hidden = {one.number if one.stage is not Stage.READY else number for number, one in pairs.items()}
+        hidden = {one.number if one.stage is not Stage.READY else number for number, one in self._pairs().items()}
+        hidden |= {one.number for one in self._strays()}
         return [one for one in self._countable() if one.number not in hidden]
+
+    def _is_given_up(self) -> bool:
+        return self.state.has_given_up and self.state.failed_version == self.plan.version
+
+    def _ready(self, *, newest: bool) -> int:
+        """Returns the number of ready replicas of the newest version, or of older versions."""
+        return sum(o.stage is Stage.READY and (o.version == self.plan.version) == newest for o in self._countable())
+
+    def _is_needed(self, one: ReplicaFacts) -> bool:
+        """Returns whether the end of a replica of an older version would leave too few that serve requests.
+
+        Before the switch of a blue-green update, only replicas of older versions serve.
+        """
+        if one.stage is not Stage.READY or (one.version == self.plan.version and not self._is_stray(one)):
+            return False
+        others = 0 if self.plan.blue_green else self._ready(newest=True)
+        return self._ready(newest=False) + others <= self.state.scaling.target
+
+    def _surge(self) -> int:
+        """Returns the largest number of replicas that an update may add to those that serve."""
+        return self.state.scaling.target if self.plan.blue_green else self.plan.max_surge
+
+    def _within_surge(self, launches: list[Launch]) -> list[Launch]:
+        """Returns the launches that are carried out now.
+
+        While replicas serve that the policy does not want or does not see, it asks for the replacements of all of them.
+        Spot replicas come first, because on-demand ones only stand in for them.
+        """
+        strays = self._strays()
+        if not strays and not self.kept:
+            return launches
+        if self.plan.blue_green:
+            room = self._surge() - (len(self._countable()) - len(self._old()))
+        else:
+            missing = max(0, self.state.scaling.target - self._ready(newest=False) - self._ready(newest=True))
+            room = self._surge() + missing - sum(one.stage is Stage.STARTING for one in self._visible())
+        return sorted(launches, key=lambda one: one.kind is not CapacityKind.SPOT)[: max(0, room)]
 
     def _launch(self, kind: CapacityKind, zone: str | None) -> None:
         if self._is_paused():
@@ -214,9 +295,9 @@ class _Step:
             self.wakes_s.append(self.state.on_demand_at_s)
             self.notes.append("on_demand_refused")
             return
-        base = sum(one.is_base for one in self._visible())
+        base = sum(one.is_base for one in self._visible() if one.number not in self.kept)
         base += sum(isinstance(one, LaunchReplica) and one.is_base for one in self.actions)
-        version = version_to_launch(self.plan.version, self.state)
+        version = self.state.version_to_launch(self.plan.version)
         self.actions.append(LaunchReplica(version, kind, zone, base < self.plan.min_replicas))
 
     def _is_paused(self) -> bool:
@@ -226,7 +307,11 @@ class _Step:
         self.notes.append("replicas_fail" if self.state.failures else "installation_stopped")
         return True
 
-    def _drain(self, one: ReplicaFacts, cause: EndCause) -> None:
+    def _retire(self, one: ReplicaFacts, cause: EndCause) -> None:
+        """Drains a replica that may have requests in progress, and ends one that has none."""
+        if one.stage is Stage.STARTING:
+            self._end(one, cause)
+            return
         self.actions.append(DrainReplica(one.number, cause))
         self.replicas[one.number] = replace(one, stage=Stage.DRAINING, since_s=self.now_s)
         self.wakes_s.append(self.now_s + self.plan.drain_s)

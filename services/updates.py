@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from services.values import ReplicaFacts, ServicePlan, ServiceState, Stage
+from services.values import ReplicaFacts, Stage
 
 FAILURES_IN_A_ROW = 3
 """An update is given up after this many failed replicas of the new version, if none of them has been ready."""
@@ -20,25 +20,21 @@ def is_halted(newest: int, version: int, failures: int, good_version: int) -> bo
     return version == newest and 0 < good_version < newest and failures >= FAILURES_IN_A_ROW
 
 
-def version_to_launch(newest: int, state: ServiceState) -> int:
-    """Returns the version of further replicas: the newest, or the last good one if the update was given up."""
-    return state.good_version if state.failed_version == newest and state.good_version else newest
-
-
 def successions(
-    plan: ServicePlan, replicas: Sequence[ReplicaFacts], pairs: Mapping[int, ReplicaFacts]
+    newest: int, replicas: Sequence[ReplicaFacts], pairs: Mapping[int, ReplicaFacts], surge: int
 ) -> list[ReplicaFacts]:
     """Returns the replicas of older versions whose successors are launched now.
 
     Args:
-        plan: the plan of the service.
+        newest: the version of the update.
         replicas: the replicas of the service, without those that are leaving or draining.
         pairs: the existing successors, by their predecessor's number.
+        surge: the largest number of successors that may exist beside their predecessors.
 
     Returns:
         First the replicas that have never been ready, then those whose probe fails, then the others. Within each group,
         the oldest comes first.
     """
-    old = [one for one in replicas if one.version != plan.version and one.number not in pairs]
+    old = [one for one in replicas if one.version != newest and one.number not in pairs]
     old.sort(key=lambda one: (one.was_ready, one.stage is Stage.READY, one.number))
-    return old if plan.blue_green else old[: max(0, plan.max_surge - len(pairs))]
+    return old[: max(0, surge - len(pairs))]

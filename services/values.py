@@ -83,6 +83,8 @@ class ServicePlan:
     autoscaler: Autoscaler
     version: int
     """The newest version."""
+    zones: frozenset[str] | None = None
+    """The names of the zones in which the service may have spot replicas; None: in any."""
     min_replicas: int = 1
     """The number of replicas at the service's own priority level; further ones run at a lower level."""
     blue_green: bool = False
@@ -104,8 +106,12 @@ class ServiceState:
 
     policy: PolicyState
     scaling: ScalingState
+    decided_at_s: float | None = None
+    """The time of the decision before; None: there was none."""
+    launching: int = 0
+    """The version that was launched when the decision before was taken; `failures` are those of this version."""
     failures: int = 0
-    """Number of replicas that failed by themselves since one of the newest version became ready."""
+    """Number of replicas of the version that is launched that failed by themselves since one of them became ready."""
     retry_at_s: float = 0.0
     """No replica is launched before this time, because replicas have failed or the installation is being stopped."""
     on_demand_at_s: float = 0.0
@@ -122,6 +128,8 @@ class ServiceState:
         return {
             "policy": self.policy.to_json(),
             "scaling": self.scaling.to_json(),
+            "decided_at_s": self.decided_at_s,
+            "launching": self.launching,
             "failures": self.failures,
             "retry_at_s": self.retry_at_s,
             "on_demand_at_s": self.on_demand_at_s,
@@ -132,21 +140,54 @@ class ServiceState:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "ServiceState":
-        """Returns the state from the result of `to_json`."""
+        """Returns the state from the result of `to_json`. A body may lack fields that were added later."""
         return cls(
-            PolicyState.from_json(body["policy"]),
-            ScalingState.from_json(body["scaling"]),
-            int(body["failures"]),
-            float(body["retry_at_s"]),
-            float(body["on_demand_at_s"]),
-            int(body["good_version"]),
-            int(body["failed_version"]),
-            tuple(int(number) for number in body["refused_for"]),
+            policy=PolicyState.from_json(body["policy"]),
+            scaling=ScalingState.from_json(body["scaling"]),
+            decided_at_s=body.get("decided_at_s"),
+            launching=int(body.get("launching", 0)),
+            failures=int(body["failures"]),
+            retry_at_s=float(body["retry_at_s"]),
+            on_demand_at_s=float(body["on_demand_at_s"]),
+            good_version=int(body["good_version"]),
+            failed_version=int(body["failed_version"]),
+            refused_for=tuple(int(number) for number in body["refused_for"]),
         )
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether the update to the newest version was given up, so that the last good version is launched."""
+        return self.failed_version > self.good_version > 0
+
+    def version_to_launch(self, newest: int) -> int:
+        """Returns the version of further replicas: the newest, or the last good one if its update was given up."""
+        return self.good_version if self.failed_version == newest and self.has_given_up else newest
+
+    def begun(self, newest: int, now_s: float) -> "ServiceState":
+        """Returns the state at the beginning of a decision.
+
+        Failures of another version than the one that is launched now are forgotten. If the clock was set back, all
+        times are moved by as much, because otherwise pauses would last until it has caught up.
+        """
+        state = self
+        if state.decided_at_s is not None and now_s < state.decided_at_s:
+            by_s = now_s - state.decided_at_s
+            state = replace(
+                state,
+                policy=state.policy.moved(by_s),
+                scaling=state.scaling.moved(by_s),
+                retry_at_s=state.retry_at_s + by_s,
+                on_demand_at_s=state.on_demand_at_s + by_s,
+            )
+        launching = state.version_to_launch(newest)
+        if launching != state.launching:
+            state = replace(state, launching=launching, failures=0, retry_at_s=0.0)
+        return replace(state, decided_at_s=now_s)
 
     def ready_again(self, version: int) -> "ServiceState":
         """Returns the state after a replica of `version` became ready."""
-        return replace(self, failures=0, retry_at_s=0.0, good_version=max(self.good_version, version))
+        state = replace(self, good_version=max(self.good_version, version))
+        return replace(state, failures=0, retry_at_s=0.0) if version == self.launching else state
 
 
 @dataclass(frozen=True)
@@ -167,6 +208,8 @@ class EndCause(StrEnum):
     """The policy no longer needs it."""
     SUPERSEDED = "superseded"
     """A replica of a newer version has taken its place."""
+    UPDATE_GIVEN_UP = "update_given_up"
+    """It belongs to a version whose update was given up."""
     NOT_ANSWERING = "not_answering"
     """Its probe has failed for too long."""
     SERVICE_ENDED = "service_ended"

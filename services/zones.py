@@ -53,10 +53,12 @@ def option_of(spec: ServiceSpec, offer: Offer) -> ResourceOption | None:
     return None
 
 
-def spot_zones(spec: ServiceSpec, offers: Iterable[Offer]) -> list[ZoneOffer]:
+def spot_zones(spec: ServiceSpec, offers: Iterable[Offer], held: Iterable[ZoneOffer] = ()) -> list[ZoneOffer]:
     """Returns the zones in which spot replicas of a service may be launched, sorted by name.
 
-    In each zone, the cheapest offer of the first option that any of its offers satisfies is used.
+    In each zone, the cheapest offer of the first option that any of its offers satisfies is used. A zone of `held`, in
+    which the service has replicas, stays a zone while it is not offered: otherwise a provider that offers nothing for a
+    moment would cost replicas that serve.
     """
     best: dict[str, tuple[tuple[int, float, tuple[str, ...]], Offer]] = {}
     for offer in offers:
@@ -67,7 +69,9 @@ def spot_zones(spec: ServiceSpec, offers: Iterable[Offer]) -> list[ZoneOffer]:
         name = f"{offer.region}/{offer.zone}"
         if name not in best or key < best[name][0]:
             best[name] = key, offer
-    return [ZoneOffer(Zone(name, o.region, o.usd_per_h), o) for name, (_, o) in sorted(best.items())]
+    found = {one.zone.name: one for one in held if option_of(spec, one.offer) is not None}
+    found |= {name: ZoneOffer(Zone(name, o.region, o.usd_per_h), o) for name, (_, o) in best.items()}
+    return [found[name] for name in sorted(found)]
 
 
 def cheapest_on_demand(

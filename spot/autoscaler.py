@@ -19,6 +19,15 @@ class ScalingState:
     below_since_s: float | None = None
     """The time since which N_can has been below the target; None: N_can is not below the target."""
 
+    def moved(self, by_s: float) -> "ScalingState":
+        """Returns the state with all times moved by `by_s` seconds, after the clock was set."""
+        return replace(
+            self,
+            requests=tuple((at_s + by_s, count) for at_s, count in self.requests),
+            above_since_s=None if self.above_since_s is None else self.above_since_s + by_s,
+            below_since_s=None if self.below_since_s is None else self.below_since_s + by_s,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Returns the state as values of JSON."""
         return {

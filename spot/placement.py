@@ -26,6 +26,11 @@ class DynamicPlacement:
         """Returns the state in which all zones are active (line 1)."""
         return PolicyState(available=tuple(zone.name for zone in self.zones))
 
+    def known(self, state: PolicyState) -> PolicyState:
+        """Returns the state for the enabled zones, which may have changed: a new zone is active."""
+        active = {zone.name for zone in self.zones} - set(state.preempting)
+        return self._with(state, active if len(active) >= FEWEST_ACTIVE else {zone.name for zone in self.zones})
+
     def preempted(self, state: PolicyState, zone: str) -> PolicyState:
         """HANDLE-PREEMPTION: the zone becomes inactive; below two active zones, all zones become active.
 

@@ -30,7 +30,7 @@ class SpotHedge:
 
     def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
         """See `Policy.decide`."""
-        state = self._after_events(state, observation)
+        state = self._after_events(self.placement.known(state), observation)
         spot, others = split(observation.replicas)
         wanted = spot_wanted(observation.target, self.extra, self.base)
         actions: list[Action] = list(surplus(spot, wanted))

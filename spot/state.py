@@ -32,6 +32,11 @@ class PolicyState:
         until.update(dict.fromkeys(zones, now_s + retry_s))
         return replace(self, retry_at_s=tuple(sorted(until.items())))
 
+    def moved(self, by_s: float) -> "PolicyState":
+        """Returns the state with all times moved by `by_s` seconds, after the clock was set."""
+        waits = tuple((zone, at_s + by_s) for zone, at_s in self.retry_at_s)
+        return replace(self, retry_at_s=waits, knowledge=self.knowledge.moved(by_s))
+
     def to_json(self) -> dict[str, Any]:
         """Returns the state as values of JSON."""
         return {

@@ -2,6 +2,7 @@
 
 import hmac
 import logging
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -39,6 +40,18 @@ def admits(session: Session, settings: Settings, hello: Hello) -> bool:
             return _refuse(hello, "the join token does not belong to the instance")
         row.machine = hello.machine
     return True
+
+
+def ending(session: Session, machine: str) -> dict[str, Any] | None:
+    """Returns why the instance that belongs to a machine is to end; None if it is not.
+
+    Its machine must get no work even if it joins before the instance's workflow has drained it.
+    """
+    return session.scalar(
+        select(InstanceRow.ending).where(
+            InstanceRow.machine == machine, InstanceRow.gone_at.is_(None), InstanceRow.ending.is_not(None)
+        )
+    )
 
 
 def look(session: Session, machine: str) -> None:

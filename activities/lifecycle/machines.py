@@ -80,6 +80,7 @@ class MachineActivities:
             if given_up or row.state != "ready" or not fits:
                 row.state = "joining"
             session.flush()
+            row.cordon = row.cordon or joining.ending(session, hello.machine)
             live = _live(session, hello.machine)
             keys = {f"{workload}.{attempt}" for workload, attempt in live}
             stop = set(handover.unconfirmed(session, hello.machine))

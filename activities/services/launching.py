@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from activities.capacity.clusters import make_cluster
@@ -13,12 +14,18 @@ from domain.ids import NAME_LENGTH
 from domain.priority import LOWEST_LEVEL
 from domain.service import ResourceOption, ServiceSpec
 from infra.db import events
+from infra.db.capacity import InstanceRow
 from infra.db.models import Tenant
 from infra.db.queueing import enqueue
 from infra.db.services import ServiceReplica, ServiceRow
 from services.values import LaunchReplica
 from services.workloads import replica_workload
 from services.zones import ZoneOffer, cheapest_on_demand, option_of
+
+NO_MACHINE = "no_machine_fits"
+OFFERS_UNKNOWN = "offers_unknown"
+MACHINE_LIMIT = "machine_limit"
+"""The notes why a replica was not launched."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +38,25 @@ class Market:
     """None: unknown, because a provider has not answered yet."""
     refused: Collection[OfferKey]
     """The offers that were refused recently."""
+    tenant_machines: int
+    """The largest number of machines that the services of a tenant may have."""
 
 
-def launch(session: Session, row: ServiceRow, spec: ServiceSpec, action: LaunchReplica, market: Market) -> int | None:
-    """Launches a replica in the session's transaction; returns its number.
+def launch(session: Session, row: ServiceRow, spec: ServiceSpec, action: LaunchReplica, market: Market) -> str | None:
+    """Launches a replica in the session's transaction.
 
     A spot replica gets machines of its own in the zone that the policy chose. An on-demand replica of a service on spot
     machines gets the cheapest on-demand machines if a provider offers any. Other replicas run on shared machines.
-    Returns None, and launches nothing, if the version accepts no machine of the zone, or if the offers are unknown.
+
+    Returns:
+        None; or the note why nothing was launched: the version accepts no machine of the zone, the offers are unknown,
+        or the tenant's services have as many machines as they may have.
     """
     offer, option = _machine_of(spec, action, market)
     if option is None:
-        return None
+        return OFFERS_UNKNOWN if market.offers is None else NO_MACHINE
+    if offer is not None and _machines(session, row.tenant) + spec.machines > market.tenant_machines:
+        return MACHINE_LIMIT
     number, row.replicas = row.replicas, row.replicas + 1
     cluster = None if offer is None else _cluster(session, row.id, offer)
     # On machines of its own, a replica competes only with others of the service, which must not evict each other.
@@ -71,7 +85,13 @@ def launch(session: Session, row: ServiceRow, spec: ServiceSpec, action: LaunchR
             "kind": action.kind.value, "zone": action.zone if offer is None else f"{offer.region}/{offer.zone}",
         },
     )  # fmt: skip
-    return number
+    return None
+
+
+def _machines(session: Session, tenant: str) -> int:
+    """Returns the number of machines of the tenant's services that are not gone."""
+    own = select(func.count()).select_from(InstanceRow).join(ServiceRow, ServiceRow.id == InstanceRow.pool)
+    return session.scalar(own.where(ServiceRow.tenant == tenant, InstanceRow.gone_at.is_(None))) or 0
 
 
 def _machine_of(spec: ServiceSpec, action: LaunchReplica, market: Market) -> tuple[Offer | None, ResourceOption | None]:
@@ -91,11 +111,12 @@ def _machine_of(spec: ServiceSpec, action: LaunchReplica, market: Market) -> tup
 
 
 def _cluster(session: Session, service: str, offer: Offer) -> str:
-    """Returns the cluster of a service's machines of one zone, kind and machine type. It is made if it does not exist.
+    """Returns the cluster of a service's machines of one provider, zone, kind and type; makes it if it is not there.
 
     All machines of a cluster have the same price, so the type is part of the name.
     """
-    wanted = f"{service}-{offer.zone}-{offer.kind.value}-{offer.shape.machine_type}".lower()
+    parts = (service, offer.provider, offer.zone, offer.kind.value, offer.shape.machine_type)
+    wanted = "-".join(parts).lower()
     letters = (letter if letter.isascii() and letter.isalnum() else "-" for letter in wanted)
     name = "".join(letters)[:NAME_LENGTH].rstrip("-")
     make_cluster(session, offer.region, name, offer, service)

@@ -11,6 +11,8 @@ from capacity.providers import Provider, ProviderUnavailable
 _log = logging.getLogger(__name__)
 _KEPT_S = 60.0
 """Offers are read again after this time. Prices change more slowly."""
+_RETRY_S = 5.0
+"""While a provider has not answered yet, all are asked again after this time."""
 
 
 class Offers:
@@ -43,11 +45,12 @@ class Offers:
 
     def _refresh(self) -> None:
         now_s = self._clock()
-        if self._is_complete() and self._read_at_s is not None and now_s - self._read_at_s < _KEPT_S:
+        kept_s = _KEPT_S if self._is_complete() else _RETRY_S
+        if self._read_at_s is not None and now_s - self._read_at_s < kept_s:
             return
-        self._read_at_s = now_s
         for name, provider in self._providers.items():
             try:
                 self._known[name] = provider.offers()
             except ProviderUnavailable as error:
                 _log.warning("provider %s: %s; its last known offers are used", name, error)
+        self._read_at_s = self._clock()

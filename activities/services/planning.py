@@ -11,52 +11,62 @@ from infra.db.services import ServiceRow
 from services.values import ServicePlan
 from services.zones import ZoneOffer, option_of
 from spot.autoscaler import Autoscaler, FixedTarget, LoadAutoscaler
+from spot.changes import on_demand, split
 from spot.policies import PolicySettings, make_policy
 from spot.state import PolicyState
 from spot.values import Action, Observation, Policy
 
 NO_ZONES = "no_spot_zones"
 """The note of a service on spot machines for which no provider offers any."""
-_ON_DEMAND = "on-demand"
-_WAITING = "waiting"
+ON_DEMAND = "on-demand"
+"""The policy of a service without spot machines."""
 _PRICE_RATIO = 3.0
 """The price of on-demand machines in units of the mean price of spot machines, if no provider offers on-demand ones.
 The paper assumes three to four."""
 
 
 @dataclass(frozen=True)
-class _Waits:
-    """The policy of a service that may use only spot machines while no provider offers any: it launches nothing."""
+class _WithoutZones:
+    """Stands in for the policy of a service on spot machines while no provider offers any.
+
+    The state of that policy is kept. On-demand replicas are launched as far as the service allows them.
+    """
+
+    base: int
+    fallback: bool
 
     def start(self) -> PolicyState:
         return PolicyState()
 
-    def decide(self, state: PolicyState, _: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
-        return state, ()
+    def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
+        _, others = split(observation.replicas)
+        wanted = observation.target if self.fallback else min(self.base, observation.target)
+        return state, on_demand(others, wanted)
 
 
-def placer_of(spec: ServiceSpec, zones: Sequence[ZoneOffer]) -> str:
-    """Returns the name of the policy that places the replicas now.
-
-    A service that may fall back to on-demand machines uses only those while there are no zones.
-    """
-    if spec.policy.placer is None:
-        return _ON_DEMAND
-    if zones:
-        return spec.policy.placer
-    may_fall_back = spec.policy.dynamic_ondemand_fallback or spec.policy.base_ondemand_fallback_replicas
-    return _ON_DEMAND if may_fall_back else _WAITING
+def placer_of(spec: ServiceSpec) -> str:
+    """Returns the name of the policy that places the replicas."""
+    return ON_DEMAND if spec.policy.placer is None else spec.policy.placer
 
 
 def plan_of(
     row: ServiceRow, spec: ServiceSpec, zones: Sequence[ZoneOffer], offers: Sequence[Offer], settings: ServiceSettings
 ) -> ServicePlan:
-    """Returns the plan of a service: its row, its newest specification, and its zones."""
+    """Returns the plan of a service.
+
+    Args:
+        row: the service.
+        spec: the specification of the version that is launched.
+        zones: the zones in which that version may be launched.
+        offers: the offers of the providers.
+        settings: the settings.
+    """
     policy = spec.policy
     return ServicePlan(
         policy=_policy(spec, zones, offers, settings),
         autoscaler=_autoscaler(spec),
         version=row.version,
+        zones=frozenset(one.zone.name for one in zones),
         min_replicas=policy.min_replicas,
         blue_green=row.mode == UpdateMode.BLUE_GREEN,
         max_surge=spec.max_surge,
@@ -70,22 +80,22 @@ def plan_of(
 def _policy(
     spec: ServiceSpec, zones: Sequence[ZoneOffer], offers: Sequence[Offer], settings: ServiceSettings
 ) -> Policy:
-    name = placer_of(spec, zones)
-    if name == _WAITING:
-        return _Waits()
+    base, fallback = spec.policy.base_ondemand_fallback_replicas, spec.policy.dynamic_ondemand_fallback
+    if spec.uses_spot and not zones:
+        return _WithoutZones(base, fallback)
     spot = [one.zone.usd_per_h for one in zones]
-    on_demand = on_demand_price(spec, offers)
-    if on_demand is None:
-        on_demand = _PRICE_RATIO * sum(spot) / len(spot) if spot else 1.0
+    price = on_demand_price(spec, offers)
+    if price is None:
+        price = _PRICE_RATIO * sum(spot) / len(spot) if spot else 1.0
     return make_policy(
-        name,
+        placer_of(spec),
         PolicySettings(
             zones=tuple(one.zone for one in zones),
             extra=spec.policy.num_overprovision,
             retry_s=settings.retry_s,
-            base=spec.policy.base_ondemand_fallback_replicas,
-            fallback=spec.policy.dynamic_ondemand_fallback,
-            on_demand_usd_per_h=on_demand,
+            base=base,
+            fallback=fallback,
+            on_demand_usd_per_h=price,
         ),
     )
 

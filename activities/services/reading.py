@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from domain.capacity import CapacityKind
@@ -36,6 +36,8 @@ class _Instance:
     leaves: bool
     """It is gone, lost or to end, or its platform reclaims it."""
     gone: bool
+    unused: bool
+    """Its machine is cordoned, or has been ready for longer than a placement takes."""
 
 
 @dataclass
@@ -58,8 +60,12 @@ class LiveReplica:
 
     @property
     def cannot_start(self) -> bool:
-        """Whether it waits for machines of its own of which at least one will not serve it."""
-        return self.phase in QUEUED_PHASES and any(one.leaves for one in self.instances)
+        """Whether it waits for machines of its own of which at least one will not serve it.
+
+        Whatever keeps it from being placed on machines that are ready, such as an operator's hold or the quota, the
+        machines are billed meanwhile.
+        """
+        return self.phase in QUEUED_PHASES and any(one.leaves or one.unused for one in self.instances)
 
     @property
     def live_instances(self) -> list[str]:
@@ -71,13 +77,21 @@ class LiveReplica:
         """How it was lost, if it `has_ended` or `cannot_start`."""
         reasons = [self.reason] if self.has_ended else [one.reason for one in self.instances if one.leaves]
         codes = {reason.get("code") for reason in reasons}
-        if codes & _REFUSED:
+        if codes & _REFUSED or not reasons:
             return LossKind.REFUSED
         if codes & _PREEMPTED or not self.has_ended:
             return LossKind.PREEMPTED
         if ReasonCode.STACK_STOPPED in codes:
             return LossKind.STOPPED
         return LossKind.EVICTED if codes & _EVICTED else LossKind.FAILED
+
+    def limit_times(self, now_s: float) -> None:
+        """Replaces times in the future with now. After the clock was set back, drains would otherwise wait for them."""
+        now = datetime.fromtimestamp(now_s, UTC)
+        for name in ("draining_at", "leaving_at", "ready_changed_at"):
+            at = getattr(self.row, name)
+            if at is not None and at > now:
+                setattr(self.row, name, now)
 
     def facts(self, now_s: float) -> ReplicaFacts:
         """Returns the facts for a decision at `now_s`, in seconds since the epoch."""
@@ -114,10 +128,21 @@ def _epoch_s(at: datetime | None, otherwise_s: float) -> float:
     return otherwise_s if at is None else at.timestamp()
 
 
-def read_replicas(session: Session, service: str) -> list[LiveReplica]:
+def held_zones(session: Session, service: str) -> set[str]:
+    """Returns the names of the zones in which a service has replicas."""
+    own = select(ServiceReplica.zone).where(ServiceReplica.service == service, ServiceReplica.ended_at.is_(None))
+    return {zone for zone in session.scalars(own.distinct()) if zone is not None}
+
+
+def read_replicas(session: Session, service: str, placement_s: float) -> list[LiveReplica]:
     """Returns the replicas of a service that have not ended, according to their rows, by number.
 
     Locks their rows, so that their readiness does not change before the end of the transaction.
+
+    Args:
+        session: the session.
+        service: the id of the service.
+        placement_s: the longest time from a machine's being ready until its replica is placed, in seconds.
     """
     rows = session.execute(
         select(ServiceReplica, Workload.phase, Workload.reason)
@@ -138,20 +163,21 @@ def read_replicas(session: Session, service: str) -> list[LiveReplica]:
         row.workload: LiveReplica(row, None if phase is None else Phase(phase), reason or {}, row.workload in noticed)
         for row, phase, reason in rows
     }
-    _add_instances(session, found)
+    _add_instances(session, found, placement_s)
     return list(found.values())
 
 
-def _add_instances(session: Session, found: Mapping[str, LiveReplica]) -> None:
+def _add_instances(session: Session, found: Mapping[str, LiveReplica], placement_s: float) -> None:
+    late = InstanceRow.ready_at < func.now() - timedelta(seconds=placement_s)
     rows: Sequence[Any] = session.execute(
-        select(InstanceRow, Machine.notice)
+        select(InstanceRow, Machine.notice, func.coalesce(late, False) | Machine.cordon.is_not(None))
         .outerjoin(Machine, Machine.id == InstanceRow.machine)
         .where(InstanceRow.workload.in_(found))
         .order_by(InstanceRow.id)
     ).all()
-    for row, notice in rows:
+    for row, notice, unused in rows:
         gone = row.gone_at is not None
         leaves = gone or row.ending is not None or row.lost_at is not None or notice is not None
         reason = row.ending or notice or row.reason or {}
         if row.workload is not None:
-            found[row.workload].instances.append(_Instance(row.id, reason, leaves, gone))
+            found[row.workload].instances.append(_Instance(row.id, reason, leaves, gone, bool(unused)))

@@ -19,10 +19,11 @@ from activities.services.launching import Market, launch
 from activities.services.offers import Offers
 from activities.services.pairing import pair_instances
 from activities.services.planning import NO_ZONES, is_scaled, on_demand_price, placer_of, plan_of
-from activities.services.reading import LiveReplica, read_replicas
+from activities.services.reading import LiveReplica, held_zones, read_replicas
 from activities.services.requests import take_requests
 from capacity.offers import Offer
 from capacity.providers import Provider
+from domain.phases import QUEUED_PHASES
 from domain.protocol import Activity, ServiceRef, ServiceStep
 from domain.service import ServiceSpec
 from infra.config import Settings
@@ -35,6 +36,7 @@ from services.account import Account
 from services.controller import decide
 from services.values import (
     DrainReplica,
+    EndCause,
     LaunchReplica,
     Loss,
     ServiceDecision,
@@ -85,8 +87,11 @@ class _Step:
         self._session, self._row, self._settings = session, row, settings
         self._offers, self._now_s = offers, now_s
         self._specs: dict[int, ServiceSpec] = {}
-        self._spec = self._version(row.version)
+        before = None if row.state is None else ServiceState.from_json(row.state)
+        self._spec = self._version(row.version if before is None else before.version_to_launch(row.version))
+        """The specification of the version that is launched: the last good one, if an update was given up."""
         self._zones = self._read_zones()
+        self._notes: list[str] = []
 
     def run(self) -> ServiceStep:
         """Decides, carries the decision out and stores what the next one needs."""
@@ -111,6 +116,8 @@ class _Step:
         end_left_instances(self._session, self._row)
         if plan.stopping and not live and not self._instances():
             self._row.ended_at = func.now()
+            if listed:
+                self._record("service.endpoints", ready=0)
             self._record("service.ended")
             return _ENDED
         self._store(decision, listed)
@@ -129,18 +136,26 @@ class _Step:
 
     def _read_zones(self) -> list[ZoneOffer]:
         """Returns the zones of the policy. They change only if all providers have answered."""
-        if self._spec.uses_spot and self._offers is not None:
-            self._row.zones = [one.to_json() for one in spot_zones(self._spec, self._offers)]
-        return [ZoneOffer.from_json(one) for one in self._row.zones] if self._spec.uses_spot else []
+        if not self._spec.uses_spot:
+            return []
+        known = [ZoneOffer.from_json(one) for one in self._row.zones]
+        if self._offers is not None:
+            names = held_zones(self._session, self._row.id)
+            known = spot_zones(self._spec, self._offers, [one for one in known if one.zone.name in names])
+            self._row.zones = [one.to_json() for one in known]
+        return known
 
     def _replicas(self) -> tuple[dict[int, LiveReplica], list[Loss]]:
         """Returns the replicas that have not ended, and the losses. Closes the replicas that have ended."""
         pair_instances(self._session, self._row.id)
         live: dict[int, LiveReplica] = {}
         losses: list[Loss] = []
-        for one in read_replicas(self._session, self._row.id):
+        for one in read_replicas(self._session, self._row.id, self._settings.services.placement_s):
             if not one.has_ended and not one.cannot_start:
+                one.limit_times(self._now_s)
                 live[one.row.number] = one
+                if self._waits_in_vain(one):
+                    end_replica(self._session, self._row, one, EndCause.SCALED_DOWN.value)
                 continue
             kind = one.loss
             if one.row.ending_at is None:
@@ -150,6 +165,15 @@ class _Step:
             close_replica(self._session, self._row, one, kind.value)
         return live, losses
 
+    def _waits_in_vain(self, one: LiveReplica) -> bool:
+        """Returns whether a replica waits for shared machines although it could have machines of its own now.
+
+        It was launched while no provider offered any.
+        """
+        spec = self._version(one.row.version)
+        waits = one.row.cluster is None and one.phase in QUEUED_PHASES
+        return waits and spec.uses_spot and on_demand_price(spec, self._offers or []) is not None
+
     def _plan(self) -> ServicePlan:
         return plan_of(self._row, self._spec, self._zones, self._offers or [], self._settings.services)
 
@@ -158,7 +182,7 @@ class _Step:
         before = self._row.state
         if before is None:
             return ServiceState(plan.policy.start(), plan.autoscaler.start())
-        if before["placer"] != placer_of(self._spec, self._zones):
+        if before["placer"] != placer_of(self._spec):
             before = {**before, "policy": plan.policy.start().to_json()}
         return ServiceState.from_json(before)
 
@@ -171,10 +195,14 @@ class _Step:
 
     def _carry_out(self, decision: ServiceDecision, live: dict[int, LiveReplica]) -> None:
         market: Market | None = None
-        for action in decision.actions:
+        ends = [action for action in decision.actions if not isinstance(action, LaunchReplica)]
+        # Workloads are always locked in the order of their ids.
+        ends.sort(key=lambda action: live[action.number].row.workload)
+        for action in [*ends, *(one for one in decision.actions if isinstance(one, LaunchReplica))]:
             if isinstance(action, LaunchReplica):
                 market = market or self._market()
-                launch(self._session, self._row, self._version(action.version), action, market)
+                note = launch(self._session, self._row, self._version(action.version), action, market)
+                self._notes += [] if note is None else [note]
             elif isinstance(action, DrainReplica):
                 own = live[action.number].row
                 own.draining_at, own.cause = func.now(), action.cause.value
@@ -185,7 +213,8 @@ class _Step:
 
     def _market(self) -> Market:
         refused = recently_refused(self._session, self._settings.capacity.refused_pause_s)
-        return Market({one.zone.name: one for one in self._zones}, self._offers, refused)
+        most = self._settings.services.tenant_machines
+        return Market({one.zone.name: one for one in self._zones}, self._offers, refused, most)
 
     def _store(self, decision: ServiceDecision, listed: list[str]) -> None:
         row = self._row
@@ -194,7 +223,7 @@ class _Step:
         ready = sum(e.state == READY for e in endpoints)
         row.state = {
             **decision.state.to_json(),
-            "placer": placer_of(self._spec, self._zones),
+            "placer": placer_of(self._spec),
             "listed": listing,
             "account": self._account(ready, decision.target).to_json(),
         }
@@ -203,7 +232,8 @@ class _Step:
         if row.target != decision.target:
             self._record("service.target", before=row.target, target=decision.target)
             row.target = decision.target
-        row.notes = [*decision.notes, *([NO_ZONES] if self._spec.uses_spot and not self._zones else [])]
+        without = [NO_ZONES] if self._spec.uses_spot and not self._zones else []
+        row.notes = list(dict.fromkeys([*decision.notes, *self._notes, *without]))
 
     def _account(self, ready: int, target: int) -> Account:
         before = (self._row.state or {}).get("account")

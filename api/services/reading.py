@@ -44,6 +44,9 @@ _NOTES = {
     "replicas_fail": "replicas failed; further ones are launched after a pause",
     "installation_stopped": "the installation was stopped; replicas are launched again after a pause",
     "update_given_up": "replicas of the newest version failed, so the update was given up; the older version serves",
+    "no_machine_fits": "a replica was not launched, because the version accepts no machine that is offered there",
+    "offers_unknown": "replicas wait until the providers have answered what they offer",
+    "machine_limit": "the services of the tenant have as many machines as the setting services.tenant_machines allows",
     "no_spot_zones": "no provider offers spot machines that the service may use",
 }
 """Sentences for the notes of decisions (`services.values.ServiceDecision.notes`)."""

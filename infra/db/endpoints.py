@@ -6,8 +6,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from domain.phases import PLACED_PHASES, Phase
+from domain.service import UpdateMode
 from infra.db.models import Allocation, Cluster, Machine, Workload
-from infra.db.services import ServiceReplica
+from infra.db.services import ServiceReplica, ServiceRow
 
 READY, DRAINING = "ready", "draining"
 
@@ -33,9 +34,10 @@ class Endpoint:
 def read_endpoints(session: Session, service: str) -> list[Endpoint]:
     """Returns the endpoints of a service, by the replica's number.
 
-    During an update, the successor of a replica is not an endpoint before its predecessor drains. So in a blue-green
-    update no request reaches the new version before all of its replicas are ready.
+    During an update, the successor of a replica is not an endpoint before its predecessor drains. In a blue-green
+    update, no replica of the newest version is an endpoint while one of an older version is ready.
     """
+    service_row = session.get_one(ServiceRow, service)
     rows = session.execute(
         select(ServiceReplica, Workload.phase, Machine.region, Cluster.zone, Machine.notice)
         .join(Workload, Workload.id == ServiceReplica.workload)
@@ -51,11 +53,13 @@ def read_endpoints(session: Session, service: str) -> list[Endpoint]:
         .order_by(ServiceReplica.number, Allocation.machine)
     ).all()
     serving = {row.number for row, phase, *_ in rows if _serves(row, phase)}
+    older = any(_serves(row, phase) and row.ready and row.version < service_row.version for row, phase, *_ in rows)
+    hides_newest = older and service_row.mode == UpdateMode.BLUE_GREEN
     found: dict[int, Endpoint] = {}
     for row, phase, region, zone, notice in rows:
         assert row.address is not None and row.port is not None
         drains = not _serves(row, phase) or notice is not None
-        is_early = row.replaces is not None and row.replaces in serving
+        is_early = row.replaces in serving or (hides_newest and row.version == service_row.version)
         if row.first_ready_at is None or (not drains and (is_early or not row.ready)):
             continue
         state = DRAINING if drains or (row.number in found and found[row.number].state == DRAINING) else READY

@@ -126,6 +126,16 @@ def test_what_is_gone_does_not_join(launched: Launched) -> None:
     assert not launched.says_hello()
 
 
+def test_what_is_to_end_joins_without_taking_work(launched: Launched) -> None:
+    """An instance that was told to end before its machine registered: the machine is cordoned from the start."""
+    with launched.world.session() as session:
+        assert tell_to_end(session, launched.id, Reason(ReasonCode.ENDED_BY_OPERATOR, {"by": "k"}))
+    assert launched.says_hello()
+    with launched.world.session() as session:
+        cordon = session.get_one(Machine, launched.machine).cordon
+        assert cordon is not None and cordon["code"] == "ended_by_operator"
+
+
 def test_a_machine_that_nobody_launched_needs_no_token(world: World) -> None:
     """A machine that no provider launched joins without a token."""
     world.region("r")

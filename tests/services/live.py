@@ -156,6 +156,7 @@ class Live:
             unready_s=1.0,
             retry_s=2.0,
             failed_pause_s=0.1,
+            placement_s=3.0,
         )
         site.settings = site.settings.model_copy(update={"services": quick})
         live = cls(site)

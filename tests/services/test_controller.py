@@ -142,6 +142,104 @@ def test_an_update_that_fails_is_given_up() -> None:
     assert replaced == (LaunchReplica(1, CapacityKind.ON_DEMAND, None, True),)
 
 
+def test_late_replicas_of_a_failed_version_end() -> None:
+    """When an update is given up, its replicas that are not ready are ended; one that is ready saves the update."""
+    plan = _plan(version=2, max_surge=2)
+    state = _state(plan, good_version=1, failures=FAILURES_IN_A_ROW - 1, launching=2)
+    lost = Loss(_replica(2, 2, Stage.STARTING, replaces=0), LossKind.FAILED)
+    late = _replica(3, 2, Stage.STARTING, replaces=1)
+    old = [_replica(0), _replica(1)]
+    given_up = _decide(plan, [*old, late], [lost], state)
+    assert given_up.actions == (EndReplica(3, EndCause.UPDATE_GIVEN_UP),)
+    ready = replace(late, stage=Stage.READY)
+    saved = _decide(plan, [*old, ready], [lost], state)
+    assert saved.actions[0] == DrainReplica(1, EndCause.SUPERSEDED)
+    assert (saved.state.version_to_launch(2), saved.notes) == (2, ())
+
+
+def test_failures_belong_to_a_version() -> None:
+    """The update that repairs a version which fails again and again is neither delayed nor given up because of it."""
+    first = _plan(version=1, target=1)
+    state = _state(first, good_version=1)
+    for _ in range(FAILURES_IN_A_ROW):
+        state = _decide(first, [], [Loss(_replica(0, stage=Stage.READY), LossKind.FAILED)], state).state
+    assert (state.failures, state.retry_at_s) == (FAILURES_IN_A_ROW, 120.0)
+    repaired = _plan(version=2, target=1)
+    begun = _decide(repaired, [], [Loss(_replica(1), LossKind.FAILED)], state)
+    assert begun.actions == (LaunchReplica(2, CapacityKind.ON_DEMAND, None, True),)
+    assert (begun.state.failures, begun.state.version_to_launch(2)) == (0, 2)
+
+
+_SPOT = {"kind": CapacityKind.SPOT, "zone": "old"}
+
+
+@pytest.mark.parametrize("policy", ["spothedge", "spothedge+", "even-spread", "on-demand"])
+def test_a_rolling_update_to_other_zones_keeps_what_serves(policy: str) -> None:
+    """Replicas in zones that the newest version does not allow serve until enough of those of the policy are ready."""
+    zones = frozenset() if policy == "on-demand" else frozenset(zone.name for zone in _ZONES)
+    plan = _plan(version=2, policy=policy, zones=zones)
+    replicas = {number: _replica(number, **_SPOT) for number in range(2)}
+    state, number, least = _state(plan, good_version=1), 2, 2
+    for second in range(40):
+        found = _decide(plan, list(replicas.values()), (), state, 100.0 + 10.0 * second)
+        state = found.state
+        for action in found.actions:
+            if isinstance(action, LaunchReplica):
+                one = _replica(number, action.version, Stage.STARTING, kind=action.kind, zone=action.zone)
+                replicas[number], number = replace(one, replaces=action.replaces), number + 1
+            elif isinstance(action, DrainReplica):
+                del replicas[action.number]
+            else:
+                assert replicas.pop(action.number).stage is Stage.STARTING
+        starting = [one for one in replicas.values() if one.stage is Stage.STARTING]
+        old = [one for one in replicas.values() if one.version == 1]
+        assert len(starting) <= 1 or not old
+        least = min(least, len(replicas) - len(starting))
+        for one in starting:
+            replicas[one.number] = replace(one, stage=Stage.READY)
+    assert least == 2
+    assert {(one.version, one.zone in zones or one.zone is None) for one in replicas.values()} == {(2, True)}
+
+
+def test_a_blue_green_update_to_other_zones_switches_at_once() -> None:
+    """All replacements are ready before any replica is drained, although the policy sees only the new ones."""
+    plan = _plan(version=2, policy="spothedge", zones=frozenset(zone.name for zone in _ZONES), blue_green=True)
+    old = [_replica(number, **_SPOT) for number in range(2)]
+    first = _decide(plan, old)
+    launched = [action for action in first.actions if isinstance(action, LaunchReplica)]
+    assert [one.zone for one in launched] == ["z-0", "z-1"] and len(first.actions) == 2
+    new = [_replica(2 + at, 2, kind=one.kind, zone=one.zone) for at, one in enumerate(launched)]
+    starting = replace(new[1], stage=Stage.STARTING)
+    assert _decide(plan, [*old, new[0], starting], (), first.state).actions == ()
+    switched = _decide(plan, [*old, *new], (), first.state).actions
+    assert switched == (DrainReplica(0, EndCause.SUPERSEDED), DrainReplica(1, EndCause.SUPERSEDED))
+
+
+def test_an_update_to_spot_only_keeps_on_demand_replicas_until_spot_ones_are_ready() -> None:
+    """The policy wants no on-demand replica from the first decision on."""
+    plan = _plan(version=2, target=1, policy="spot-only", zones=frozenset(zone.name for zone in _ZONES))
+    first = _decide(plan, [_replica(0)])
+    assert first.actions == (LaunchReplica(2, CapacityKind.SPOT, "z-0", True),)
+    starting = _replica(1, 2, Stage.STARTING, kind=CapacityKind.SPOT, zone="z-0")
+    assert _decide(plan, [_replica(0), starting], (), first.state).actions == ()
+    ready = replace(starting, stage=Stage.READY)
+    assert _decide(plan, [_replica(0), ready], (), first.state).actions == (DrainReplica(0, EndCause.SCALED_DOWN),)
+
+
+def test_times_follow_a_clock_that_is_set_back() -> None:
+    """A pause does not last until the clock has caught up, and what was learned keeps its age."""
+    plan = _plan(target=1, policy="spothedge+")
+    spot = _replica(0, kind=CapacityKind.SPOT, zone="z-0")
+    state = _decide(plan, [spot], now_s=5000.0).state
+    state = _decide(plan, [], [Loss(spot, LossKind.PREEMPTED)], state, now_s=6000.0).state
+    refused = Loss(_replica(1, stage=Stage.STARTING, kind=CapacityKind.SPOT, zone="z-1"), LossKind.REFUSED)
+    state = _decide(plan, [], [refused, Loss(_replica(2), LossKind.FAILED)], state, now_s=6010.0).state
+    back = state.begun(1, 10.0)
+    assert (back.retry_at_s, dict(back.policy.retry_at_s), back.policy.knowledge.now_s) == (15.0, {"z-1": 310.0}, 10.0)
+    record = back.policy.knowledge.zones["z-0"]
+    assert (record.lost_at_s, record.seen_at_s) == (0.0, 0.0)
+
+
 def test_failures_are_retried_with_backoff() -> None:
     """Replicas that fail by themselves are launched again after 5, 10, 20 seconds; a ready replica ends the backoff."""
     plan, now_s = _plan(target=1), 100.0

@@ -1,7 +1,7 @@
 """Services on spot and on-demand machines: real workflows, ledger and scheduler, simulated machines."""
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from domain import ids
 from domain.protocol import MailKind, TaskExit
@@ -14,6 +14,14 @@ from tests.activities.temporal import until
 from tests.services.live import SHARED, Live, service
 from tests.services.recording import Recording
 
+_HOLD = """
+create function hold() returns trigger language plpgsql as $$ begin
+    new.held_by := 'operator';
+    return new;
+end $$;
+create trigger hold before insert on workload for each row when (new.spec->>'name' = 'chat-0') execute function hold()
+"""
+
 
 def _zones(endpoints: list[Endpoint]) -> list[str]:
     return sorted(str(one.zone) for one in endpoints)
@@ -21,6 +29,12 @@ def _zones(endpoints: list[Endpoint]) -> list[str]:
 
 def _kinds(live: Live) -> list[str]:
     return sorted(one.kind for one in live.endpoints())
+
+
+def _decided_s(live: Live) -> float:
+    state = live.row().state
+    assert state is not None
+    return float(state["decided_at_s"])
 
 
 async def test_a_service_comes_up_and_goes_down(live: Live) -> None:
@@ -93,50 +107,6 @@ async def test_failed_replicas_are_launched_again_after_a_pause(live: Live) -> N
     assert other.replica > one.replica
     assert live.replicas()[one.replica].cause == "failed"
     assert live.phase(one.replica) == ("failed", "retries_exhausted")
-
-
-async def test_a_rolling_update_keeps_the_replicas_that_serve(live: Live) -> None:
-    """Each replica of the new version becomes ready before its predecessor drains."""
-    live.up(service(num_overprovision=0))
-    await live.ready(2)
-    live.update(service(num_overprovision=0))
-    counts: set[int] = set()
-
-    def switched() -> bool:
-        ready = live.endpoints()
-        counts.add(len(ready))
-        return len(ready) == 2 and {e.version for e in ready} == {2}
-
-    await until(switched, "two replicas of version 2 are ready", 40.0)
-    assert min(counts) >= 2
-    await until(lambda: sum(one.ended_at is None for one in live.replicas()) == 2, "the older replicas have ended")
-
-
-async def test_a_blue_green_update_switches_at_once(live: Live) -> None:
-    """No replica of the new version is an endpoint before all of them are ready."""
-    live.up(service(num_overprovision=0))
-    await live.ready(2)
-    live.cold_s = 1.0
-    live.update(service(num_overprovision=0), "blue_green")
-    seen: list[tuple[int, ...]] = []
-
-    def switched() -> bool:
-        versions = tuple(sorted(e.version for e in live.endpoints()))
-        seen.append(versions)
-        return versions == (2, 2)
-
-    await until(switched, "version 2 serves", 40.0)
-    assert set(seen) <= {(1, 1), (2, 2)}
-
-
-async def test_an_update_that_fails_is_given_up(live: Live) -> None:
-    """After three failed replicas of the new version, the older one goes on and the service says so."""
-    live.up(service(num_overprovision=0, min_replicas=1, max_replicas=1))
-    await live.ready(1)
-    live.fails_from_version = 2
-    live.update(service(num_overprovision=0, min_replicas=1, max_replicas=1))
-    await until(lambda: "update_given_up" in live.row().notes, "the update is given up", 60.0)
-    assert [e.version for e in live.endpoints()] == [1]
 
 
 async def test_a_service_without_spot_runs_on_shared_machines(live: Live) -> None:
@@ -214,3 +184,53 @@ async def test_no_machine_stays_without_a_replica(live: Live) -> None:
     live.down()
     await until(lambda: live.row().ended_at is not None, "the service has ended")
     assert live.site.natives() == set()
+
+
+async def test_offers_that_vanish_cost_no_replica(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider that offers no spot machines for a moment does not take them away."""
+    live.up(service())
+    await until(lambda: _kinds(live) == ["spot"] * 3, "spot replicas are ready", 40.0)
+    launched = len(live.replicas())
+    monkeypatch.setattr("activities.services.offers._KEPT_S", 0.0)
+    monkeypatch.setattr(live.site.provider, "offers", list)
+    for _ in range(2):
+        decided_s = _decided_s(live)
+        await until(lambda since_s=decided_s: _decided_s(live) > since_s, "another decision was taken")
+    assert (_kinds(live), len(live.replicas())) == (["spot"] * 3, launched)
+
+
+async def test_a_replica_that_is_not_placed_costs_no_machine_for_ever(live: Live) -> None:
+    """A replica on hold: its machine is ready, and ended after `placement_s`, and another replica is launched."""
+    with live.world.session() as session:
+        session.execute(text(_HOLD))
+    live.up(service(num_overprovision=0, min_replicas=1, max_replicas=1, dynamic_ondemand_fallback=False))
+    (one,) = await live.ready(1)
+    first = live.replicas()[0]
+    assert (first.cause, first.ended_at is not None, one.replica > 0) == ("refused", True, True)
+    gone = {row.workload for row in live.site.rows(InstancePhase.GONE)}
+    assert first.workload in gone
+
+
+async def test_a_tenant_has_a_limit_on_machines(live: Live) -> None:
+    """Replicas beyond `tenant_machines` are not launched, and the status says so."""
+    few = live.site.settings.services.model_copy(update={"tenant_machines": 2})
+    object.__setattr__(live.site.settings, "services", few)
+    live.up(service(min_replicas=3, max_replicas=3))
+    await live.ready(2)
+    assert "machine_limit" in live.row().notes
+    assert len(live.site.natives()) == 2
+
+
+async def test_a_replica_on_shared_machines_gets_machines_of_its_own(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that was launched while no provider offered machines waits for shared ones only until one does."""
+    monkeypatch.setattr("activities.services.offers._KEPT_S", 0.0)
+    offers = live.site.provider.offers
+    monkeypatch.setattr(live.site.provider, "offers", list)
+    live.up(service(num_overprovision=0, min_replicas=1, max_replicas=1))
+    await until(lambda: len(live.replicas()) == 1 and live.replicas()[0].cluster is None, "a replica waits")
+    assert "no_spot_zones" in live.row().notes
+    monkeypatch.setattr(live.site.provider, "offers", offers)
+    await until(lambda: _kinds(live) == ["spot"], "a spot replica is ready", 40.0)
+    assert live.replicas()[0].ended_at is not None

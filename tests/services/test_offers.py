@@ -33,15 +33,20 @@ class _Provider(StaticProvider):
 
 
 def test_offers_are_kept_for_a_while() -> None:
-    """They are read again after a minute; the last known ones stand in for a provider that does not answer."""
+    """They are read again after a minute; the last known ones stand in for a provider that does not answer.
+
+    A provider that has never answered is asked again after some seconds, not in each decision.
+    """
     provider, now_s = _Provider(), [0.0]
     offers = Offers({"p": provider}, lambda: now_s[0])
     provider.fails = True
     assert offers.read() is None
     provider.fails = False
+    assert (offers.read(), provider.reads) == (None, 1)
+    now_s[0] = 5.0
     assert offers.read() == offers.read() == [_OFFER]
     assert provider.reads == 2
-    provider.fails, now_s[0] = True, 61.0
+    provider.fails, now_s[0] = True, 66.0
     assert offers.read() == [_OFFER]
     assert provider.reads == 3
 

@@ -43,6 +43,15 @@ def test_types_of_gpus_match_in_any_case() -> None:
     assert [one.offer for one in zones] == offers[:2]
 
 
+def test_a_zone_with_replicas_stays_while_it_is_not_offered() -> None:
+    """Only if the specification still accepts it; the newest offer of a zone that is offered is used."""
+    known = spot_zones(_SPEC, [_offer("z-1", "a100", 1.0), _offer("z-2", "v100", 0.2)])
+    assert spot_zones(_SPEC, [], known) == known
+    dearer = _offer("z-1", "a100", 2.0)
+    assert [one.offer for one in spot_zones(_SPEC, [dearer], known)] == [dearer, known[1].offer]
+    assert spot_zones(_SPEC.model_copy(update={"options": (_A100,)}), [], known) == known[:1]
+
+
 def test_options_without_spot_have_no_zones() -> None:
     """Spot machines are used only where an option allows them."""
     spec = _SPEC.model_copy(update={"options": (_A100.model_copy(update={"spot": False}),)})
