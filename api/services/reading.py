@@ -195,7 +195,7 @@ def _usd(session: Session, services: Collection[str]) -> dict[str, float]:
 def _requests(session: Session, services: Collection[str]) -> dict[str, RequestsView]:
     now = func.extract("epoch", func.now())
     counted = ServiceRequests.requests
-    rows = session.execute(
+    rows: Sequence[Any] = session.execute(
         select(
             ServiceRequests.service,
             func.sum(counted),
@@ -212,7 +212,7 @@ def _requests(session: Session, services: Collection[str]) -> dict[str, Requests
             ServiceRequests.second <= now - REQUESTS_LATE_S,
         )
         .group_by(ServiceRequests.service)
-    )
+    ).all()
     return {
         service: RequestsView(
             per_s=float(requests) / REQUESTS_WINDOW_S,
