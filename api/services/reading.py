@@ -22,7 +22,7 @@ from api.views import reason_view
 from domain.phases import Phase
 from domain.service import ServiceSpec, UpdateMode
 from infra.db.capacity import InstanceRow
-from infra.db.endpoints import DRAINING, READY, Endpoint, read_endpoints
+from infra.db.endpoints import DRAINING, READY, Endpoint, read_endpoints, read_endpoints_of
 from infra.db.models import Workload
 from infra.db.services import (
     REQUESTS_LATE_S,
@@ -107,7 +107,7 @@ def detail_fields(session: Session, row: ServiceRow) -> dict[str, Any]:
 
 def _fields(session: Session, rows: Sequence[ServiceRow]) -> list[dict[str, Any]]:
     ids = [row.id for row in rows]
-    endpoints = _endpoints(session, ids)
+    endpoints = read_endpoints_of(session, ids)
     replicas = _replica_counts(session, ids)
     usd = _usd(session, ids)
     requests = _requests(session, ids)
@@ -165,10 +165,6 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
     for name in sorted(names):
         out[name] = out.get(name, 0) + 1
     return out
-
-
-def _endpoints(session: Session, services: Iterable[str]) -> dict[str, list[Endpoint]]:
-    return {service: read_endpoints(session, service) for service in services}
 
 
 def _replica_counts(session: Session, services: Collection[str]) -> dict[str, tuple[int, int]]:
@@ -238,7 +234,7 @@ def replica_views(session: Session, rows: Sequence[ServiceReplica]) -> list[Serv
     workloads = {one.id: one for one in session.scalars(wanted)}
     own = select(InstanceRow.workload, InstanceRow.region, InstanceRow.zone).where(InstanceRow.workload.in_(workloads))
     zones = {workload: f"{region}/{zone}" for workload, region, zone in session.execute(own)}
-    endpoints = _endpoints(session, {row.service for row in rows})
+    endpoints = read_endpoints_of(session, {row.service for row in rows})
     states = {(service, one.replica): one.state for service, found in endpoints.items() for one in found}
     return [_replica_view(row, workloads.get(row.workload), states, zones.get(row.workload)) for row in rows]
 

@@ -1,15 +1,17 @@
 """Lists and metrics of many services: pages, the number of queries, and counters that only grow."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
-from sqlalchemy import func
+from sqlalchemy import event, func
 
 from api.metrics import Installation
 from domain.phases import Phase
 from domain.service import ServiceSpec
 from infra.db.capacity import InstanceRow
 from infra.db.services import ServiceReplica, ServiceRow, ServiceVersion
-from tests.api.calls import walk
+from tests.api.calls import get, walk
 from tests.api.world import INSTANCE, ApiWorld
 
 
@@ -34,6 +36,20 @@ def _add(world: ApiWorld, name: str, tenant: str = "vision", *, ended: bool = Fa
     return id_
 
 
+@contextmanager
+def _queries(world: ApiWorld) -> Iterator[list[str]]:
+    """Yields a list that gets the queries of the API."""
+    found: list[str] = []
+    engine = world.app.state.mizzen.engine
+
+    def note(*args: object) -> None:
+        found.append(str(args[2]))
+
+    event.listen(engine, "before_cursor_execute", note)
+    yield found
+    event.remove(engine, "before_cursor_execute", note)
+
+
 def _samples(world: ApiWorld, name: str) -> dict[str, float]:
     """Returns the current values of a metric by service."""
     families = Installation(world.app.state.mizzen.engine).collect()
@@ -53,6 +69,22 @@ async def test_the_list_is_paged(world: ApiWorld) -> None:
     for limit in (1, 2):
         assert await walk(world, "/v1/services", limit, ended="true") == (whole, -(-5 // limit))
     assert await walk(world, "/v1/services", 2, tenant="vision") == (whole[2:], 2)
+
+
+async def test_the_number_of_queries_does_not_depend_on_the_number_of_services(world: ApiWorld) -> None:
+    """The list and the metrics of seven services take as many queries as those of one, and show each of them."""
+    counts = []
+    for first, last in ((0, 1), (1, 7)):
+        for number in range(first, last):
+            _add(world, f"s{number}", ready=number % 3)
+        with _queries(world) as listing:
+            items = (await get(world, "/v1/services"))["items"]
+        with _queries(world) as scraping:
+            scraped = _samples(world, "mizzen_service_ready")
+        counts.append((len(listing), len(scraping)))
+    assert counts[0] == counts[1]
+    assert [sum(one["ready"].values()) for one in items] == [number % 3 for number in range(7)]
+    assert scraped == {"s1": 1, "s2": 2, "s4": 1, "s5": 2}
 
 
 async def test_the_cost_does_not_fall_when_a_machine_ends(world: ApiWorld) -> None:
