@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,3 +163,15 @@ def test_a_folder_belongs_to_one_balancer(api: Api, replicas: list[Replica], sta
     assert done.returncode == 6 and "is used by another balancer" in done.stderr
     balancer.wait_replicas({replicas[0]})
     assert balancer.haproxy() == haproxy
+
+
+def test_checks_do_not_reset_their_connections(api: Api, replicas: list[Replica], start: Start) -> None:
+    """The checks of a replica close their connections in order: many servers log an error for each reset."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(30.0)
+        api.set([replicas[0].entry(port=server.getsockname()[1])])
+        start()
+        for _ in range(3):
+            connection, _address = server.accept()
+            with connection:
+                assert connection.recv(1) == b""
