@@ -92,6 +92,7 @@ def detail_fields(session: Session, row: ServiceRow) -> dict[str, Any]:
         "zones": [zone["name"] for zone in row.zones],
         "replicas": replica_views(session, session.scalars(own.order_by(ServiceReplica.number)).all()),
         "spec": spec.model_dump(mode="json"),
+        "notes": _notes_with_failure(session, row),
     }
 
 
@@ -246,3 +247,31 @@ def endpoint_list(session: Session, row: ServiceRow) -> EndpointList:
         probe_is_get=spec.serving.probe.body is None,
         endpoints=[EndpointView(**vars(one)) for one in read_endpoints(session, row.id)],
     )
+
+
+# --------------------------------------------------------------------------------------------------------------- notes
+
+
+def _notes_with_failure(session: Session, row: ServiceRow) -> list[NoteView]:
+    """Returns the notes of a service. A note that replicas failed also says why the newest of them did."""
+    return [
+        NoteView(code=code, sentence="; ".join((_NOTES.get(code, code), *_failure(session, row, code))))
+        for code in row.notes
+    ]
+
+
+def _failure(session: Session, row: ServiceRow, note: str) -> list[str]:
+    """Returns the reason of the newest replica that failed, if the note is about failures and the reason is kept."""
+    failed = (
+        select(ServiceReplica.number, Workload.reason)
+        .join(Workload, Workload.id == ServiceReplica.workload)
+        .where(ServiceReplica.service == row.id, ServiceReplica.cause == LossKind.FAILED.value)
+        .order_by(ServiceReplica.number.desc())
+        .limit(1)
+    )
+    if note == "update_given_up":
+        failed = failed.where(ServiceReplica.version == row.version)
+    elif note != "replicas_fail":
+        return []
+    found = [(number, reason_view(body)) for number, body in session.execute(failed)]
+    return [f"replica {number}: {reason.sentence}" for number, reason in found if reason is not None]
