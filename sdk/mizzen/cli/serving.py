@@ -178,7 +178,7 @@ def logs(session: Session, service: str, replica: int | None, follow: bool, tail
 @click.option("--wait", "wait_", is_flag=True, help="Wait until all replicas and their machines have ended.")
 @click.pass_obj
 def down(session: Session, services: tuple[str, ...], wait_: bool) -> None:
-    """End services with all their replicas and machines."""
+    """End services with all their replicas and machines. Requests in progress are cut."""
     done, code = session.each_name(services, session.client.end_service)
     if wait_:
         done = [_until(session, one["id"], "ended") for one in done]
