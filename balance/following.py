@@ -52,8 +52,10 @@ class Api:
             raise httpx.DecodingError("the answer is not JSON", request=answer.request) from None
         return parse_service(name, body), body
 
-    async def report(self, name: str, balancer: str, seconds: Iterable[Second]) -> None:
-        """Sends counts. The API keeps the last counts of each second and balancer, so a repeated report is harmless.
+    async def report(self, name: str, balancer: str, seconds: Iterable[Second]) -> str | None:
+        """Sends counts. The API keeps the first counts of each second and balancer, so a repeated report is harmless.
+
+        Returns why the API refuses these counts, which another try would not change; None: it has accepted them.
 
         Raises:
             httpx.HTTPError: the counts should be sent again.
@@ -61,9 +63,9 @@ class Api:
         body = {"balancer": balancer, "seconds": [one.to_json() for one in seconds]}
         answer = await self._http.post(f"/v1/services/{name}/requests", json=body)
         if answer.status_code in _INVALID:
-            _log.warning("%s: the API refused counts of requests: %s %s", name, answer.status_code, answer.text[:500])
-            return
+            return f"{answer.status_code} {answer.text[:500]}"
         answer.raise_for_status()
+        return None
 
     async def follow(self, connected: Callable[[], None], changed: Callable[[str], None]) -> None:
         """Follows the event stream until it is cancelled, across lost connections.

@@ -14,6 +14,7 @@ from activities.lifecycle import handover
 from activities.lifecycle.machine_keys import accept_proven, is_pinned, offer
 from domain.protocol import Activity, Attend, Hello, MachineNotice, MailKind, Welcome
 from domain.reasons import Reason, ReasonCode
+from domain.reported import OWNER
 from infra.config import Settings
 from infra.db import events, outbox
 from infra.db.models import MAX_SLOTS, Allocation, Cluster, Machine, Region, Workload
@@ -77,6 +78,10 @@ class MachineActivities:
                 if row.cordon is not None and row.cordon.get("code") == ReasonCode.PLATFORM_NOTICE:
                     row.cordon = None
             fits = _resize(row, hello)
+            if not hello.taken and row.notice is not None and row.notice.get("detail", {}).get("platform") == OWNER:
+                row.notice = None  # The owner lends the machine again.
+                if row.cordon is not None and row.cordon.get("detail", {}).get("platform") == OWNER:
+                    row.cordon = None
             if given_up or row.state != "ready" or not fits:
                 row.state = "joining"
             session.flush()

@@ -142,6 +142,10 @@ class Hello:
     """Id of the machine's instance; empty: the machine was not launched by a provider."""
     join_token: str = ""
     """Token that was passed at the launch; it proves that the machine is this instance."""
+    taken: bool = False
+    """Whether the owner has taken the whole machine back, now or from an announced time."""
+    withheld: int = 0
+    """Mask of the GPU slots that the owner has taken back while the rest of the machine is lent."""
 
 
 @dataclass

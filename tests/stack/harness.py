@@ -19,17 +19,18 @@ from mizzen.client import Client
 ROOT = Path(__file__).resolve().parent.parent.parent
 JOB = Path(__file__).with_name("job.py")
 
-FLEET = """
+_MACHINES = f'{{name: m, count: 2, gpus: 4, gpu_type: a100, cpus: 16, memory: 16GiB, owner: "{os.getuid()}"}}'
+FLEET = f"""
 version: 1
 regions:
   - name: east
     clusters:
       - name: a
-        machines: [{name: m, count: 2, gpus: 4, gpu_type: a100, cpus: 16, memory: 16GiB}]
+        machines: [{_MACHINES}]
   - name: west
     clusters:
       - name: a
-        machines: [{name: m, count: 2, gpus: 4, gpu_type: a100, cpus: 16, memory: 16GiB}]
+        machines: [{_MACHINES}]
 """
 
 CONFIG = """
