@@ -24,6 +24,7 @@ def test_replicas_come_and_go_without_a_restart_of_haproxy(api: Api, replicas: l
     haproxy = balancer.haproxy()
     api.set([first.entry(), second.entry()])
     balancer.wait_replicas({first, second})
+    assert "chat: version 2, ready replicas: 2\n" in balancer.log.read_text()
     with httpx.Client() as client:
         ports = [client.get(balancer.url).headers["x-replica"] for _ in range(20)]
     assert ports.count(str(first.port)) == ports.count(str(second.port)) == 10
@@ -76,6 +77,7 @@ def test_an_error_of_the_api_is_not_an_empty_list(api: Api, replicas: list[Repli
     api.set([])
     wait_for("the list is fetched again", lambda: api.fetches > fetches)
     balancer.wait_replicas(set(replicas))
+    assert "chat: the last list of replicas stays: the API answers 500: broken\n" in balancer.log.read_text()
     api.fails = False
     api.set([])
     answer = wait_for("no replica is left", lambda: (got := httpx.get(balancer.url)).status_code == 503 and got)
