@@ -68,11 +68,22 @@ def find_service(session: Session, caller: Caller, ref: str, *, lock: bool = Fal
     rows = session.scalars(wanted.with_for_update() if lock else wanted).all()
     seen = [row for row in rows if caller.sees(row.tenant)]
     if not seen:
+        ended = _newest_ended(session, caller, ref)
+        if ended is not None:
+            raise Problem(Kind.NOT_FOUND, f"there is no service {ref!r}; the last one has ended, its id is {ended}")
         raise not_found("service", ref, is_hidden=bool(rows))
     if len(seen) > 1:
         found = ", ".join(sorted(f"{row.id} of {row.tenant}" for row in seen))
         raise Problem(Kind.CONFLICT, f"several services are named {ref}: {found}; use an id")
     return seen[0]
+
+
+def _newest_ended(session: Session, caller: Caller, name: str) -> str | None:
+    """Returns the id of the service with this name that the caller may see and that ended last."""
+    wanted = select(ServiceRow.id).where(ServiceRow.name == name, ServiceRow.ended_at.is_not(None))
+    if caller.tenant is not None:
+        wanted = wanted.where(ServiceRow.tenant == caller.tenant)
+    return session.scalar(wanted.order_by(ServiceRow.ended_at.desc()).limit(1))
 
 
 def spec_of(session: Session, row: ServiceRow) -> ServiceSpec:

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
@@ -92,6 +92,19 @@ async def test_other_tenants_see_nothing(world: ApiWorld) -> None:
     assert (await act(world, "/v1/services/chat", method="GET")).status_code == 409
     assert (await get(world, "/v1/services/chat", "vision"))["id"] == mine
     assert len((await get(world, "/v1/services"))["items"]) == 2
+
+
+async def test_a_service_that_has_ended_is_found_by_its_id(world: ApiWorld) -> None:
+    """Its name is free again. The error names the id, but not to other tenants."""
+    made = (await _put(world, "/v1/services", DOCUMENT)).json()
+    with world.session() as session:
+        session.get_one(ServiceRow, made["id"]).ended_at = func.now()
+    missing = await act(world, "/v1/services/chat", "vision", method="GET")
+    assert (missing.status_code, made["id"] in missing.json()["detail"]) == (404, True)
+    other = await act(world, "/v1/services/chat", "speech", method="GET")
+    assert (other.status_code, made["id"] in other.text) == (404, False)
+    assert (await get(world, f"/v1/services/{made['id']}", "vision"))["state"] == "ended"
+    assert (await _put(world, "/v1/services", DOCUMENT)).status_code == 201
 
 
 async def test_requests_are_counted_once(world: ApiWorld) -> None:
