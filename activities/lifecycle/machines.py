@@ -63,7 +63,7 @@ class MachineActivities:
             if row is None:
                 row = Machine(
                     id=hello.machine, state="joining", held=0, promised=0, failed_gangs=0, gpus=0, cpus_milli=0,
-                    free_cpus_milli=0, memory_bytes=0, free_memory_bytes=0, draining=False,
+                    free_cpus_milli=0, memory_bytes=0, free_memory_bytes=0, draining=False, withheld=0,
                 )  # fmt: skip
                 session.add(row)
             row.region, row.cluster, row.rack, row.gpu_type = hello.region, hello.cluster, hello.rack, hello.gpu_type
@@ -196,5 +196,6 @@ def _resize(row: Machine, hello: Hello) -> bool:
     if row.held >> hello.gpus or free_cpus_milli < 0 or free_memory_bytes < 0:
         return False
     row.free_cpus_milli, row.free_memory_bytes = free_cpus_milli, free_memory_bytes
+    row.withheld = hello.withheld & ((1 << hello.gpus) - 1)
     row.cpus_milli, row.memory_bytes, row.gpus = hello.cpus_milli, hello.memory_bytes, hello.gpus
     return True

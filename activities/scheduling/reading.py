@@ -127,7 +127,7 @@ _HOLDING = (
 )
 _MACHINE = (
     "select m.id, m.region, m.cluster, m.rack, m.gpu_type, m.gpus, m.cpus_milli, m.memory_bytes,"
-    " m.gpus - bit_count(m.held::bit(64)), m.free_cpus_milli, m.free_memory_bytes, m.state = 'ready',"
+    " m.gpus - bit_count((m.held | m.withheld)::bit(64)), m.free_cpus_milli, m.free_memory_bytes, m.state = 'ready',"
     " m.state = 'ready' and m.cordon is null and not m.draining,"
     f" case when c.service is null then c.capacity else '{dedicated('')}' || c.name end,"
     " coalesce((c.prices ->> m.gpu_type)::float8, 0), coalesce((c.prices ->> 'cpu')::float8, 0)"

@@ -52,7 +52,9 @@ def test_a_gang_leaves_the_machine_that_its_owner_takes(shared: Up, tmp_path: Pa
     wait_until(lambda: shared.phase(workload) == "running", "the next attempt runs")
     assert shared.machines_of(workload) != [machine]
     first = shared.client().attempts(workload)[0]
-    assert (first["outcome"]["code"], first["outcome"]["detail"]["platform"]) == ("platform_notice", "owner")
+    outcome = first["outcome"]
+    assert outcome is not None
+    assert (outcome["code"], outcome["detail"]["platform"]) == ("platform_notice", "owner")
     wait_until(lambda: len(_steps(shared, workload, "starting")) == 2, "the next attempt has begun")
     resumed = _steps(shared, workload, "starting")[1]
     if how[0] == "--notice":
@@ -63,3 +65,30 @@ def test_a_gang_leaves_the_machine_that_its_owner_takes(shared: Up, tmp_path: Pa
     wait_until(lambda: _ready(shared, machine), "the machine takes work again")
     shared.client().cancel(workload)
     wait_until(lambda: shared.phase(workload) == "cancelled", "the workload has ended")
+
+
+def test_one_gpu_of_four_is_taken(shared: Up, tmp_path: Path) -> None:
+    """The gang on this GPU goes on elsewhere; gangs on the other GPUs of the machine run on in their first attempt."""
+    gate = tmp_path / "gate"
+    workloads = [shared.submit(f"one-gpu-{number}", 100_000, 0.05, gate=gate) for number in range(4)]
+    wait_until(lambda: all(shared.saved_step(one) for one in workloads), "all workloads have saved")
+    slots = {one: shared.client().allocations(one)[0] for one in workloads}
+    machines = [held["machine"] for held in slots.values()]
+    machine = max(machines, key=machines.count)
+    here = [one for one in workloads if slots[one]["machine"] == machine]
+    assert len(here) > 1
+    gpu = str(slots[here[0]]["slots"][0])
+    status = _owner(shared, machine, "reclaim", "--notice", "10s", "--gpus", gpu)
+    assert (status["free"], list(status["gpus_at_s"]), len(status["running"])) == (True, [gpu], len(here) - 1)
+    wait_until(lambda: len(shared.client().attempts(here[0])) == 2, "the gang is awarded again")
+    wait_until(lambda: shared.phase(here[0]) == "running", "the gang runs again")
+    after = next(one for one in shared.client().allocations(here[0]) if one["attempt"] == 2)
+    assert after["machine"] != machine or str(after["slots"][0]) != gpu
+    row = next(one for one in shared.client().machines() if one["id"] == machine)
+    assert (row["slots_withheld"], row["cordon"]) == ([int(gpu)], None)
+    assert _owner(shared, machine, "lend")["lent"]
+    gate.touch()
+    for one in workloads:
+        shared.client().cancel(one)
+    wait_until(lambda: {shared.phase(one) for one in workloads} == {"cancelled"}, "all workloads have ended")
+    assert [len(shared.client().attempts(one)) for one in here[1:]] == [1] * (len(here) - 1)
