@@ -42,9 +42,9 @@ class Side:
     events: int = 0
     expected: float = 0.0
 
-    def following(self, ratio: float, events: int, expected: float, until_s: float) -> "Side":
+    def following(self, ratio: float, events: int, expected: float, until_s: float, dispersion: float) -> "Side":
         """Returns the statistic after another period, which ends at `until_s`."""
-        score = self.score + events * log(ratio) - (ratio - 1) * expected
+        score = self.score + (events * log(ratio) - (ratio - 1) * expected) / dispersion
         if score <= 0:
             return Side(since_s=until_s)
         return Side(score, self.since_s, self.events + events, self.expected + expected)
@@ -86,7 +86,7 @@ class DriftState:
 
 
 def watch(
-    state: DriftState, settings: DriftSettings, events: int, expected: float, until_s: float
+    state: DriftState, settings: DriftSettings, events: int, expected: float, until_s: float, dispersion: float = 1.0
 ) -> tuple[DriftState, Alarm | None]:
     """Returns the state after a period, and an alarm if the rate has changed. After an alarm the detector starts again.
 
@@ -96,9 +96,11 @@ def watch(
         events: the departures in the period.
         expected: the departures that the model expected in it.
         until_s: the end of the period.
+        dispersion: the variance of counts divided by their mean, 1 for a Poisson process. Machines that leave together
+            are no independent evidence, so the log likelihood ratio is divided by it.
     """
-    more = state.more.following(settings.ratio, events, expected, until_s)
-    fewer = state.fewer.following(1 / settings.ratio, events, expected, until_s)
+    more = state.more.following(settings.ratio, events, expected, until_s, dispersion)
+    fewer = state.fewer.following(1 / settings.ratio, events, expected, until_s, dispersion)
     side = more if more.score >= fewer.score else fewer
     if side.score < settings.threshold:
         return replace(state, more=more, fewer=fewer), None
@@ -125,8 +127,8 @@ class Delay:
 def delay(settings: DriftSettings, shift: float, runs: int = 2000, seed: int = 1) -> Delay:
     """Returns the delay until an alarm of either direction, simulated from one event to the next.
 
-    The detector starts from 0, which is its worst state. A statistic for more departures grows only at an event, and one
-    for fewer only between two events, so no finer step of time is needed.
+    The detector starts from 0, which is its worst state. A statistic for more departures grows only at an event, and
+    one for fewer only between two events, so no finer step of time is needed.
     """
     draw = np.random.default_rng(seed)
     up, down = log(settings.ratio), -log(settings.ratio)

@@ -7,9 +7,12 @@ The process is a non-homogeneous Poisson process. The hazard of a node is a prod
 - the profile of the site over the time of day (`reclaim.profile`);
 - the recent activity of the building: its departures of about the last hour, against the number that was expected.
 
-Only time in which a node is lent counts as exposure, because only a lent node can depart. The upper bound is that of the
-node's level: with the weight of its building counted as observed departures, it is the quantile of a gamma distribution
-(`reclaim.gamma`).
+Only time in which a node is lent counts as exposure, because only a lent node can depart. The upper bound is that of
+the node's level: with the weight of its building counted as observed departures, it is the quantile of a gamma
+distribution (`reclaim.gamma`).
+
+Real departures are rarely independent: a whole room leaves at once. The dispersion of the site's counts is measured,
+and what many nodes did together weighs less by this factor.
 
 If the site's rate has moved (`reclaim.drift`), the hours before the change are scaled to the new rate. Levels then
 follow the data since the change, and the proportions between nodes keep the whole window.
@@ -54,6 +57,8 @@ class HazardSettings:
     """The weight of no recent activity, as a number of departures."""
     change_events: float = 5.0
     """The weight of no change in the size of a change that was noticed, as a number of departures."""
+    dispersion_events: float = 20.0
+    """The weight of a Poisson process in the dispersion of counts, as a number of departures."""
     drift_from: int = 20
     """The number of departures from which on changes are looked for. Before, the model is too uncertain."""
     profile: ProfileSettings = field(default_factory=ProfileSettings)
@@ -65,7 +70,8 @@ class HazardSettings:
         if not 0 < self.confidence < 1:
             raise ValueError(f"confidence: {self.confidence}: must be between 0 and 1, without both")
         for name in (
-            "prior_per_h", "site_events", "building_events", "node_events", "recent_h", "recent_events", "change_events",
+            "prior_per_h", "site_events", "building_events", "node_events", "recent_h", "recent_events",
+            "change_events", "dispersion_events",
         ):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)}: must be above 0")
@@ -172,7 +178,7 @@ class HazardModel:
         """
         horizon = column("horizon_s", horizon_s, len(state.nodes))
         profile = self.settings.profile
-        week = state.profile.week()
+        week = state.profile.week(self.dispersion(state))
         # The integral of the profile from Monday 0:00, at the edges of its parts.
         edges = np.concatenate(([0.0], np.cumsum(week))) * profile.bin_s
         part = profile.week_bin(at_s)
@@ -181,8 +187,8 @@ class HazardModel:
         end_s = start_s + horizon
         length_s = len(week) * profile.bin_s
         grid = np.arange(len(edges)) * profile.bin_s
-        usual = (end_s // length_s) * edges[-1] + np.interp(end_s % length_s, grid, edges) - np.interp(
-            start_s, grid, edges
+        usual = (
+            (end_s // length_s) * edges[-1] + np.interp(end_s % length_s, grid, edges) - np.interp(start_s, grid, edges)
         )
         excess = self._activity(state, at_s)[state.building] - 1
         usual += excess * self._fading(week, start_s, horizon)
@@ -214,7 +220,7 @@ class HazardModel:
         weighted[-1] += hours * factor
         change = state.change
         if change is not None:
-            change = Change(change.since_s, change.events + count, change.expected + mean / self._shift(change))
+            change = Change(change.since_s, change.events + count, change.expected + mean / self._shift(state))
         found = replace(
             state,
             now_s=end_s,
@@ -225,15 +231,38 @@ class HazardModel:
             recent_expected=state.recent_expected * kept + np.bincount(state.building, expected, minlength=size),
             change=change,
             departures=state.departures + count,
+            part_events=state.part_events + count,
+            part_expected=state.part_expected + mean,
         )
-        if state.departures < settings.drift_from:
-            return replace(found, drift=DriftState.start(end_s))
-        drift, alarm = watch(state.drift, settings.drift, count, mean, end_s)
+        return self._part_ended(found) if end_s == settings.profile.end_of_bin_s(state.now_s) else found
+
+    def _part_ended(self, state: HazardState) -> HazardState:
+        """Returns the state at the end of a part of the day, after which changes of the rate are looked for."""
+        settings = self.settings
+        kept = np.exp(-settings.profile.bin_s / DAY_S / settings.profile.memory_days)
+        count, mean = state.part_events, state.part_expected
+        found = replace(
+            state,
+            part_events=0,
+            part_expected=0.0,
+            squares=float(state.squares * kept + (count - mean) ** 2),
+            means=float(state.means * kept + mean),
+        )
+        if found.departures < settings.drift_from * self.dispersion(found):
+            return replace(found, drift=DriftState.start(found.now_s))
+        drift, alarm = watch(found.drift, settings.drift, count, mean, found.now_s, self.dispersion(found))
         if alarm is None:
             return replace(found, drift=drift)
         # Hours before an earlier change stay scaled to the rate after it.
         scaled = found.hours * self._scales(found)[:, None]
         return replace(found, drift=drift, hours=scaled, change=Change(alarm.since_s, alarm.events, alarm.expected))
+
+    def dispersion(self, state: HazardState) -> float:
+        """Returns the variance of the site's counts divided by their mean: 1 for independent departures, more if nodes
+        leave together. Weights of estimates for the whole site are multiplied by it.
+        """
+        weight = self.settings.dispersion_events
+        return max(1.0, (state.squares + weight) / (state.means + weight))
 
     def _next_row(self, state: HazardState) -> HazardState:
         """Returns the state with a row for a new day, without the rows that have left the window."""
@@ -248,36 +277,39 @@ class HazardModel:
         is_over = moved.change is not None and moved.change.since_s <= moved.row_starts_s[0]
         return replace(moved, change=None) if is_over else moved
 
-    def _shift(self, change: Change) -> float:
-        """Returns the rate after a change divided by the rate before, shrunk to 1."""
-        weight = self.settings.change_events
+    def _shift(self, state: HazardState) -> float:
+        """Returns the rate after the last change divided by the rate before, shrunk to 1."""
+        change = state.change
+        if change is None:
+            return 1.0
+        weight = self.settings.change_events * self.dispersion(state)
         return (change.events + weight) / (change.expected + weight)
 
     def _scales(self, state: HazardState) -> Floats:
-        """Returns the factor for the hours of each row that makes departures before the change fit the rate after it."""
+        """Returns the factor for the hours of each row with which departures before the change fit the rate after it."""
         if state.change is None:
             return np.ones(len(state.events))
         before = np.clip((state.change.since_s - state.row_starts_s) / DAY_S, 0, 1)
-        return 1 - before + before / self._shift(state.change)
+        return 1 - before + before / self._shift(state)
 
     def _levels(self, state: HazardState) -> _Levels:
         settings = self.settings
         events = state.events.sum(0).astype(np.float64)
         hours = self._scales(state) @ state.hours
         site = (settings.site_events + events.sum()) / (settings.site_events / settings.prior_per_h + hours.sum())
-        size, weight = len(state.building_names), settings.building_events
+        size, weight = len(state.building_names), settings.building_events * self.dispersion(state)
         of_building = np.bincount(state.building, events, minlength=size)
         held = np.bincount(state.building, hours, minlength=size)
         building = (weight + of_building) / (weight / site + held)
         return _Levels(settings.node_events + events, settings.node_events / building[state.building] + hours)
 
     def _factor(self, state: HazardState, at_s: float) -> float:
-        return float(state.profile.week()[self.settings.profile.week_bin(at_s)])
+        return float(state.profile.week(self.dispersion(state))[self.settings.profile.week_bin(at_s)])
 
     def _activity(self, state: HazardState, at_s: float) -> Floats:
         """Returns the factor of recent activity of each building."""
         kept = np.exp(-max(0.0, at_s - state.now_s) / _HOUR_S / self.settings.recent_h)
-        weight = self.settings.recent_events
+        weight = self.settings.recent_events * self.dispersion(state)
         return (weight + state.recent_events * kept) / (weight + state.recent_expected * kept)
 
 

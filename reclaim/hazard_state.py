@@ -48,6 +48,14 @@ class HazardState:
     change: Change | None = None
     departures: int = 0
     """All departures so far."""
+    part_events: int = 0
+    """The departures in the current part of the day..."""
+    part_expected: float = 0.0
+    """...and how many were expected."""
+    squares: float = 0.0
+    """The sum of (departures - expected)^2 over past parts of the day, with the decay of the profile..."""
+    means: float = 0.0
+    """...and the sum of the expected departures, which it equals in the mean for a Poisson process."""
 
     @classmethod
     def start(
@@ -130,6 +138,10 @@ class HazardState:
             "drift": self.drift.to_json(),
             "change": None if self.change is None else asdict(self.change),
             "departures": self.departures,
+            "part_events": self.part_events,
+            "part_expected": self.part_expected,
+            "squares": self.squares,
+            "means": self.means,
         }
 
     @classmethod
@@ -152,6 +164,10 @@ class HazardState:
             drift=DriftState.from_json(body["drift"]),
             change=None if body["change"] is None else Change(**body["change"]),
             departures=int(body["departures"]),
+            part_events=int(body["part_events"]),
+            part_expected=float(body["part_expected"]),
+            squares=float(body["squares"]),
+            means=float(body["means"]),
         )
 
 

@@ -93,23 +93,26 @@ class Profile:
         kept = exp(-passed_s / DAY_S / self.settings.memory_days)
         return replace(self, events=self.events * kept, expected=self.expected * kept)
 
-    def week(self) -> Floats:
+    def week(self, dispersion: float = 1.0) -> Floats:
         """Returns the factor of each part of the week, from Monday 0:00 local time.
+
+        `dispersion` is the variance of counts divided by their mean. Counts weigh less by this factor.
 
         The rate of all days is shrunk to the mean rate, and the rate of each kind of day to that of all days. The
         factors are scaled so that they are 1 on average over the observed exposure: the level is estimated elsewhere.
         """
         settings = self.settings
+        bin_events, weekend_events = settings.bin_events * dispersion, settings.weekend_events * dispersion
         total = self.expected.sum()
         if not total > 0:
             return np.ones(7 * settings.bins)
         expected = self.expected * (self.events.sum() / total)
-        all_days = (self.events.sum(0) + settings.bin_events) / (expected.sum(0) + settings.bin_events)
+        all_days = (self.events.sum(0) + bin_events) / (expected.sum(0) + bin_events)
         # The level of each kind of day, beside what the parts of the day explain.
         explained = (expected * all_days).sum(1)
-        kind = (self.events.sum(1) + settings.weekend_events) / (explained + settings.weekend_events)
+        kind = (self.events.sum(1) + weekend_events) / (explained + weekend_events)
         usual = all_days * kind[:, None]
-        factors = (self.events + settings.bin_events * usual) / (expected + settings.bin_events)
+        factors = (self.events + bin_events * usual) / (expected + bin_events)
         mean = (factors * self.expected).sum() / total
         return np.asarray((factors / mean)[settings.kinds].ravel())
 
