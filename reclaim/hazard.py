@@ -286,7 +286,7 @@ class HazardModel:
         return (change.events + weight) / (change.expected + weight)
 
     def _scales(self, state: HazardState) -> Floats:
-        """Returns the factor for the hours of each row with which departures before the change fit the rate after it."""
+        """Returns the factor for the hours of each row that makes earlier departures fit the rate after the change."""
         if state.change is None:
             return np.ones(len(state.events))
         before = np.clip((state.change.since_s - state.row_starts_s) / DAY_S, 0, 1)
