@@ -6,7 +6,6 @@ time is sqrt(E[lambda] E[1 / B]) / E[W]. It is 1 only if lambda B is constant.
 
 from dataclasses import dataclass
 from math import exp, log, sqrt
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -103,36 +102,3 @@ def second_order_ratio(hazard_cv: float, slowness_cv: float, correlation: float)
     It is 1 + (CV1^2 + CV2^2 - 2 correlation CV1 CV2) / 8.
     """
     return 1 + (hazard_cv**2 + slowness_cv**2 - 2 * correlation * hazard_cv * slowness_cv) / 8
-
-
-def peaks_ratio(peak: float, share: float, slowness_cv: float, correlation: float, points: int = 2001) -> float:
-    """Returns the ratio of equation 6 for a hazard with two values, and a lognormal 1 / B that is slower in the peaks.
-
-    Args:
-        peak: the hazard in the peaks divided by that at other times.
-        share: the share of time in the peaks.
-        slowness_cv: the coefficient of variation of 1 / B.
-        correlation: of the hazard and 1 / B.
-        points: the number of quantiles by which 1 / B is represented.
-
-    Raises:
-        ValueError: two means of 1 / B with the same variance around each cannot have this correlation.
-    """
-    high = sqrt(share * (1 - share))
-    # 1 / B has the means 1 + d (1 - share) in the peaks and 1 - d share otherwise. Its correlation with the hazard is
-    # d sqrt(share (1 - share)) / CV.
-    step = correlation * slowness_cv / high
-    inner = slowness_cv**2 - (step * high) ** 2
-    means = np.array([1 - step * share, 1 + step * (1 - share)])
-    if inner < 0 or not (means > 0).all():
-        raise ValueError(f"correlation: {correlation}: is not possible with the variation {slowness_cv} of 1 / B")
-    normal = NormalDist()
-    at = np.array([normal.inv_cdf((i + 0.5) / points) for i in range(points)])
-    found, weight, hazard = [], [], []
-    for mean, part, level in zip(means, (1 - share, share), (1.0, peak), strict=True):
-        # The same variance in both states, so that the whole variance is the given one.
-        sigma = sqrt(log(1 + inner / mean**2))
-        found.append(mean * np.exp(sigma * at - sigma**2 / 2))
-        weight.append(np.full(points, part / points))
-        hazard.append(np.full(points, level))
-    return adaptivity(np.concatenate(hazard), 1 / np.concatenate(found), 1.0, np.concatenate(weight)).ratio
