@@ -28,7 +28,7 @@ WINDOW_S = 600.0
 CONFIDENCE = 0.9
 """The probability with which the next block is at least as fast as the bound."""
 _SLACK = 1.25
-"""A rate above this multiple of the capacity is an error of a counter: a short burst may arrive faster than the link."""
+"""A rate above this multiple of the capacity is an error of a counter. A short burst may be faster than the link."""
 
 _Table: TypeAlias = NDArray[np.float64]
 """A row for each link, a column for each sample."""

@@ -53,7 +53,7 @@ class HazardSettings:
     """The weight of the building's level in a node's, as a number of departures."""
     recent_h: float = 1.0
     """The time constant in hours with which recent activity is forgotten."""
-    recent_events: float = 6.0
+    recent_events: float = 2.0
     """The weight of no recent activity, as a number of departures."""
     change_events: float = 5.0
     """The weight of no change in the size of a change that was noticed, as a number of departures."""
