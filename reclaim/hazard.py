@@ -192,7 +192,7 @@ class HazardModel:
         )
         excess = self._activity(state, at_s)[state.building] - 1
         usual += excess * self._fading(week, start_s, horizon)
-        return self._levels(state).mean_per_h * usual / _HOUR_S
+        return np.asarray(self._levels(state).mean_per_h * usual / _HOUR_S)
 
     def _fading(self, week: Floats, start_s: float, horizon: Floats) -> Floats:
         """Returns the integral of the profile times the decay of recent activity."""
@@ -310,7 +310,7 @@ class HazardModel:
         """Returns the factor of recent activity of each building."""
         kept = np.exp(-max(0.0, at_s - state.now_s) / _HOUR_S / self.settings.recent_h)
         weight = self.settings.recent_events * self.dispersion(state)
-        return (weight + state.recent_events * kept) / (weight + state.recent_expected * kept)
+        return np.asarray((weight + state.recent_events * kept) / (weight + state.recent_expected * kept))
 
 
 def _numbers(name: str, values: ArrayLike, size: int) -> Ints:
