@@ -1,0 +1,229 @@
+"""P2, where the work of a leaving node goes: TopoAware-Select (section VI, algorithm 2, equation 11).
+
+A destination must have the memory and the capability that the job asks for, must not be overloaded, and must be
+reachable before the source leaves. Of these candidates, those in the building of the source are preferred if there are
+enough (lemma 3). The score of a candidate is the time of this migration, plus the expected time of the next one.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from reclaim.onward import Onward
+from reclaim.topology import B1, F8, I8, NOWHERE, Topology
+
+I1 = npt.NDArray[np.int8]
+
+
+class Constraint(IntEnum):
+    """Why a node is not a candidate. A node counts for the first constraint that it fails, in this order."""
+
+    NONE = 0
+    """The node is a candidate."""
+    SOURCE = 1
+    """The node is the one that leaves."""
+    MEMORY = 2
+    CAPABILITY = 3
+    LOAD = 4
+    DEADLINE = 5
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The parameters of algorithm 2 (docs/reclaim-traffic.md has their sensitivity)."""
+
+    alpha: float = 1.0
+    """The weight of the expected next migration, dimensionless."""
+    max_load: float = 0.8
+    """Theta: a node with a higher load is not a candidate."""
+    min_local: int = 2
+    """k_min: with at least as many candidates in the building of the source, all others are left out."""
+
+    def __post_init__(self) -> None:
+        if not self.alpha >= 0:
+            raise ValueError(f"alpha is {self.alpha}; it must be at least 0")
+        if not 0 <= self.max_load <= 1:
+            raise ValueError(f"max_load is {self.max_load}; it must be from 0 to 1")
+        if self.min_local < 1:
+            raise ValueError(f"min_local is {self.min_local}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """What the nodes have left, one element for each node of the topology."""
+
+    memory_bytes: F8
+    """Free memory of the GPUs."""
+    capability: F8
+    """The compute capability, such as 8.6."""
+    load: F8
+    """The share of the node that is in use. Infinity excludes a node, such as one that is not lent now."""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Jobs that have to leave their node, one element for each job."""
+
+    source: I8
+    """The node of the job."""
+    checkpoint_bytes: F8
+    """C, the bytes that have to be transferred."""
+    memory_bytes: F8
+    """The memory that the job needs at its destination."""
+    capability: F8
+    """The least compute capability that the job accepts."""
+    load: F8
+    """The load that the job adds to its destination."""
+    notice_s: F8
+    """Tau, the time until the source leaves. Infinity: no deadline, as for a job that restarts from its last
+    checkpoint."""
+    restart_s: F8
+    """T_r, the time from the arrival of the checkpoint until the job continues."""
+    commit_s: F8
+    """The time from the last uploaded byte until the checkpoint is complete. Used with stores."""
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A topology, prepared for the choice of destinations."""
+
+    topology: Topology
+    onward: Onward
+    stores: I8 | None
+    """The store of each node; None: checkpoints go directly from node to node."""
+
+    @classmethod
+    def direct(cls, topology: Topology) -> "Network":
+        """Returns the network of the paper, in which checkpoints go directly from node to node."""
+        return cls(topology, Onward.of(topology), None)
+
+    @classmethod
+    def by_store(cls, topology: Topology) -> "Network":
+        """Returns the network in which checkpoints go by way of the store of the source (`Topology.store_of`).
+
+        Raises:
+            ValueError: a node has no store.
+        """
+        stores = topology.store_of(np.arange(topology.nodes))
+        if (stores == NOWHERE).any():
+            node = int(np.flatnonzero(stores == NOWHERE)[0])
+            raise ValueError(f"node {node} has no store; its building or its site must have one")
+        return cls(topology, Onward.of(topology, stores), stores)
+
+    def times_s(self, source: int, checkpoint_bytes: float, restart_s: float, commit_s: float) -> tuple[F8, F8]:
+        """Returns for each destination T_mig, and the time for which the source has to stay.
+
+        Directly, the source stays until the job runs at its destination, as in algorithm 2. By way of a store, it stays
+        until the upload is committed.
+        """
+        everywhere = np.arange(self.topology.nodes)
+        store = None if self.stores is None else self.stores[source]
+        total_s = self.topology.migration_s(source, everywhere, checkpoint_bytes, restart_s, store)
+        if store is None:
+            return total_s, total_s
+        upload_s = checkpoint_bytes / self.topology.bandwidth_bytes_s(source, store)
+        return total_s, np.broadcast_to(upload_s + commit_s, total_s.shape)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The decisions for all jobs, in their order."""
+
+    destination: I8
+    """The chosen node; NOWHERE (FAIL): the job restarts from its last checkpoint when a node becomes free."""
+    score_s: F8
+    """The score of the chosen node; nan without one."""
+    migration_s: F8
+    """T_mig to the chosen node; nan without one."""
+    counts: I8
+    """For each job the number of nodes by `Constraint`; NONE counts the candidates."""
+    needs: Leaving
+    rules: Rules
+
+    def reason(self, job: int) -> str:
+        """Returns the sentence that explains why a job has no destination: which constraint removed how many nodes."""
+        count, needs = self.counts[job], self.needs
+        words = {
+            Constraint.SOURCE: "the source itself",
+            Constraint.MEMORY: f"less than {needs.memory_bytes[job]:,.0f} bytes of free memory",
+            Constraint.CAPABILITY: f"a capability below {needs.capability[job]:g}",
+            Constraint.LOAD: f"a load above {self.rules.max_load:g}",
+            Constraint.DEADLINE: f"no migration within the notice of {needs.notice_s[job]:g} s",
+        }
+        found = [f"{count[which]:,}: {text}" for which, text in words.items() if count[which]]
+        return f"{count[Constraint.NONE]:,} of {count.sum():,} nodes can take the job ({'; '.join(found)})"
+
+
+def removed_by(network: Network, nodes: Nodes, leaving: Leaving, job: int, rules: Rules) -> tuple[I1, F8]:
+    """Returns for each node the first `Constraint` that it fails for a job, and T_mig to each node."""
+    source = int(leaving.source[job])
+    migration_s, stay_s = network.times_s(
+        source, float(leaving.checkpoint_bytes[job]), float(leaving.restart_s[job]), float(leaving.commit_s[job])
+    )
+    removed = np.zeros(network.topology.nodes, np.int8)
+    # The last assignment wins, so the constraints are checked from the last to the first.
+    removed[~(stay_s <= leaving.notice_s[job])] = Constraint.DEADLINE
+    removed[~(nodes.load <= rules.max_load)] = Constraint.LOAD
+    removed[~(nodes.capability >= leaving.capability[job])] = Constraint.CAPABILITY
+    removed[~(nodes.memory_bytes >= leaving.memory_bytes[job])] = Constraint.MEMORY
+    removed[source] = Constraint.SOURCE
+    return removed, migration_s
+
+
+def choose(
+    network: Network, nodes: Nodes, leaving: Leaving, survival: npt.ArrayLike, rules: Rules = Rules()
+) -> Choices:
+    """Returns the destinations of all jobs (algorithm 2 for each), in time proportional to jobs times nodes.
+
+    Jobs choose in the order of their notice, then of their position. A destination's free memory and load change with
+    every job that it takes, so two jobs do not take the same memory.
+
+    `survival` is S_d(T_rem), the probability that a node stays for the rest of the job: one row for each job, or one
+    for all. Scores are compared in microseconds, so that a rounding error does not decide. Of equal scores the least
+    migration time is chosen, then the lowest node number.
+
+    Raises:
+        ValueError: a survival is not from 0 to 1.
+    """
+    jobs, count = len(leaving), network.topology.nodes
+    survives = np.broadcast_to(np.asarray(survival, np.float64), (jobs, count))
+    if not ((survives >= 0) & (survives <= 1)).all():
+        raise ValueError("survival has an element that is not from 0 to 1")
+    left = Nodes(nodes.memory_bytes.astype(np.float64), nodes.capability, nodes.load.astype(np.float64))
+    destination = np.full(jobs, NOWHERE)
+    score_s, migration_s = np.full(jobs, np.nan), np.full(jobs, np.nan)
+    counts = np.zeros((jobs, len(Constraint)), np.int64)
+    building = network.topology.building[:count]
+    for job in np.argsort(leaving.notice_s, kind="stable"):
+        removed, times_s = removed_by(network, left, leaving, job, rules)
+        counts[job] = np.bincount(removed, minlength=len(Constraint))
+        candidates = removed == Constraint.NONE
+        if not counts[job, Constraint.NONE]:
+            continue
+        pool = _preferred(candidates, building == building[leaving.source[job]], rules.min_local)
+        next_s = leaving.checkpoint_bytes[job] * network.onward.mean_s_byte(candidates)[pool] + leaving.restart_s[job]
+        scores_s = times_s[pool] + rules.alpha * (1 - survives[job, pool]) * next_s
+        best = _least(scores_s, times_s[pool])
+        chosen = pool[best]
+        destination[job], score_s[job], migration_s[job] = chosen, scores_s[best], times_s[chosen]
+        left.memory_bytes[chosen] -= leaving.memory_bytes[job]
+        left.load[chosen] += leaving.load[job]
+    return Choices(destination, score_s, migration_s, counts, leaving, rules)
+
+
+def _preferred(candidates: B1, is_local: B1, min_local: int) -> I8:
+    """Returns the nodes to score: the local candidates if there are enough, else all (algorithm 2, line 6)."""
+    local = np.flatnonzero(candidates & is_local)
+    return local if len(local) >= min_local else np.flatnonzero(candidates)
+
+
+def _least(scores_s: F8, times_s: F8) -> int:
+    """Returns the position of the least score; of equal ones, of the least time; of equal ones, the first."""
+    scores_us = np.rint(scores_s * 1e6)
+    ties = np.flatnonzero(scores_us == scores_us.min())
+    return int(ties[np.argmin(np.rint(times_s[ties] * 1e6))])
