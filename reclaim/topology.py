@@ -1,4 +1,4 @@
-"""The network between machines as a tree of links with measured bandwidth, and the bottleneck of any path (section VI.A).
+"""The network between machines as a tree of measured links, and the bottleneck of any path (section VI.A).
 
 A site (campus) has buildings, a building has nodes. Each node has an access link, each building a switch of its own and
 a distribution link to the core of its site, each site a core and a link to other sites. A store (an object store for
@@ -226,11 +226,11 @@ class Topology:
         stores: npt.ArrayLike | None = None,
     ) -> F8:
         """Returns T_mig for each pair: equation 10, or by way of `stores`: C/bw(s, store) + C/bw(store, d) + T_r."""
-        size = np.asarray(checkpoint_bytes, np.float64)
+        size, rest_s = np.asarray(checkpoint_bytes, np.float64), np.asarray(restart_s, np.float64)
         if stores is None:
-            return size / self.bandwidth_bytes_s(sources, targets) + restart_s
+            return np.asarray(size / self.bandwidth_bytes_s(sources, targets) + rest_s)
         upload_s = size / self.bandwidth_bytes_s(sources, stores)
-        return upload_s + size / self.bandwidth_bytes_s(stores, targets) + restart_s
+        return np.asarray(upload_s + size / self.bandwidth_bytes_s(stores, targets) + rest_s)
 
 
 def _of_building(bandwidth_bytes_s: F8, buildings: I8) -> F8:

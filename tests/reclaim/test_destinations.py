@@ -177,7 +177,7 @@ def test_wrong_values_are_refused() -> None:
         choose(Network.direct(topology), nodes, leaving, 1.5)
     with pytest.raises(ValueError, match="node 0 has no store"):
         Network.by_store(topology)
-    with pytest.raises(ValueError, match="max_load is 1.5; it must be from 0 to 1"):
+    with pytest.raises(ValueError, match=r"max_load is 1\.5; it must be from 0 to 1"):
         Rules(max_load=1.5)
     with pytest.raises(ValueError, match="up_bytes_s of link 1 is nan"):
         Links.of([1.0, np.nan], 1.0)
