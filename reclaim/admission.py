@@ -1,0 +1,145 @@
+"""P3, which migrations are admitted, at which rate and when they start (section VII.B, theorems 3 and 4).
+
+A decision holds on every controlled link of every path. It is made again when a flow arrives, starts or ends, when the
+bandwidth changes, and in each control period. An admitted flow keeps its admission unless the bandwidth falls: new
+flows get only what the admitted ones do not need. So every admitted flow completes before its deadline if the links
+carry the rates that were assigned (theorem 3), and the rates on a link never exceed its share (theorem 4).
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from reclaim.topology import B1, F8, I8
+from reclaim.traffic import fill, least_rates, link_sums
+
+
+class Outcome(IntEnum):
+    """What became of a flow. All but the first mean degraded recovery: the job restarts from its last checkpoint."""
+
+    ADMITTED = 0
+    NO_TIME = 1
+    """The notice is not longer than the time that must be left after the transfer."""
+    TOO_NARROW = 2
+    """The flow alone needs more than its own limit or than the share of a link of its path."""
+    CROWDED = 3
+    """What is left by admitted flows and by flows with earlier deadlines is too little."""
+
+
+@dataclass(frozen=True)
+class Flows:
+    """Planned migrations, one element for each. Times are seconds on the caller's clock."""
+
+    remaining_bytes: F8
+    """The bytes on the wire that are still to be sent."""
+    deadline_s: F8
+    """When the source leaves."""
+    rest_s: F8
+    """The time that must be left after the transfer: T_r if the job must run at its destination before the source
+    leaves (`Route.DIRECT`), the commit of the upload with a store."""
+    limit_bytes_s: I8
+    """The highest useful rate, such as that of the disk."""
+    paths: I8
+    """The controlled links of each flow (`Topology.paths`), padded with -1."""
+    start_s: F8
+    """When each flow starts, for admitted flows from the decision that admitted it."""
+    is_admitted: B1
+    """Whether an earlier decision has admitted the flow."""
+
+    def __len__(self) -> int:
+        return len(self.remaining_bytes)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The decision for all flows, in their order."""
+
+    outcome: I8
+    """An `Outcome` for each flow."""
+    least_bytes_s: I8
+    """What each flow needs from its start until its deadline (equation 12)."""
+    rate_bytes_s: I8
+    """The rate of each flow from now until the next decision. 0 for flows that have not started or are not admitted."""
+    start_s: F8
+    """When each flow starts. Flows that were admitted before keep their start."""
+    left_bytes_s: I8
+    """What is left of the share of each link. Pre-sync may use it (`fill` with rates of 0) until the next decision."""
+
+
+def decide(flows: Flows, share_bytes_s: I8, now_s: float, headroom_share: float = 0.0) -> Decision:
+    """Returns who is admitted and at which rate. `share_bytes_s` is the migration share of each link.
+
+    Flows are considered in this order: those that are admitted already, then by deadline, then by the rate that they
+    need, then by position. A flow is admitted if the rate that it needs is left on every link of its path. A flow that
+    is not admitted is passed over: a later flow that needs less may still be admitted. If all flows fit, this admits
+    all. The rest of each link is spread by max-min fair increments over the flows that have started.
+
+    Starts of newly admitted flows are staggered: flow i of K' starts i tau/K' later, but no later than the bandwidth
+    that is free now permits (`_starts`).
+
+    `headroom_share` is the share of each link that new flows leave free, so that admitted flows still fit when the
+    network has carried less than it was assigned.
+    """
+    links = len(share_bytes_s)
+    begin_s = np.where(flows.is_admitted, np.maximum(flows.start_s, now_s), now_s)
+    window_s = flows.deadline_s - flows.rest_s - begin_s
+    # A new flow gets one byte per second more than it needs. While it runs, what it needs then never exceeds, even when
+    # rounded, what it was admitted for. So rounding cannot end an admission.
+    least = least_rates(flows.remaining_bytes, window_s, np.where(flows.is_admitted, 0, 1))
+    ceiling = np.append(share_bytes_s, np.iinfo(np.int64).max)
+    outcome = np.full(len(flows), Outcome.ADMITTED, np.int64)
+    narrowest = np.minimum(ceiling[flows.paths].min(axis=1, initial=np.iinfo(np.int64).max), flows.limit_bytes_s)
+    outcome[least > narrowest] = Outcome.TOO_NARROW
+    outcome[(window_s <= 0) & (flows.remaining_bytes > 0)] = Outcome.NO_TIME
+    open_to_new = np.floor(share_bytes_s * (1 - headroom_share)).astype(np.int64)
+    _by_deadline(flows, least, outcome, share_bytes_s, open_to_new)
+
+    admitted = outcome == Outcome.ADMITTED
+    floors = np.where(admitted, least, 0)
+    limits = np.where(admitted, flows.limit_bytes_s, 0)
+    start_s = flows.start_s
+    is_new = admitted & ~flows.is_admitted
+    if is_new.any():
+        planned = fill(floors, limits, flows.paths, share_bytes_s)
+        start_s = np.where(is_new, _starts(flows, planned, is_new, now_s), start_s)
+    running = admitted & (start_s <= now_s)
+    rates = fill(np.where(running, least, 0), np.where(running, limits, 0), flows.paths, share_bytes_s)
+    return Decision(outcome, least, rates, start_s, share_bytes_s - link_sums(rates, flows.paths, links))
+
+
+def _by_deadline(flows: Flows, least: I8, outcome: I8, share: I8, open_to_new: I8) -> None:
+    """Marks flows as CROWDED for which too little is left, in the order of `decide`."""
+    eligible = outcome == Outcome.ADMITTED
+    links = len(share)
+    old = link_sums(np.where(eligible & flows.is_admitted, least, 0), flows.paths, links)
+    new = link_sums(np.where(eligible & ~flows.is_admitted, least, 0), flows.paths, links)
+    if (old <= share).all() and ((new == 0) | (old + new <= open_to_new)).all():
+        return
+    used = np.zeros(links, np.int64)
+    for flow in np.lexsort((least, flows.deadline_s, ~flows.is_admitted)):
+        if not eligible[flow]:
+            continue
+        path = flows.paths[flow][flows.paths[flow] >= 0]
+        most = share if flows.is_admitted[flow] else open_to_new
+        if (used[path] + least[flow] <= most[path]).all():
+            used[path] += least[flow]
+        else:
+            outcome[flow] = Outcome.CROWDED
+
+
+def _starts(flows: Flows, planned: I8, is_new: B1, now_s: float) -> F8:
+    """Returns staggered starts of the new flows, in the order of their deadlines.
+
+    A later start raises the rate that a flow needs. It may rise to the rate that the flow would get if all started now;
+    those rates fit on all links together.
+    """
+    starts = np.full(len(flows), now_s)
+    order = np.lexsort((planned, flows.deadline_s))
+    order = order[is_new[order] & (planned[order] > 2)]
+    notice_s = flows.deadline_s[order] - now_s
+    wanted_s = np.arange(len(order)) * notice_s / max(len(order), 1)
+    # Two bytes per second less than planned: the rate that is needed then is rounded up, and has one spare.
+    latest_s = notice_s - flows.rest_s[order] - flows.remaining_bytes[order] / (planned[order] - 2)
+    starts[order] = now_s + np.clip(wanted_s, 0, np.maximum(latest_s, 0))
+    return starts

@@ -1,0 +1,280 @@
+"""P3: classes, shares, the max-min spread, admission, and theorems 3 and 4 in simulated cases."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reclaim.admission import Decision, Flows, Outcome, decide
+from reclaim.topology import F8, I8
+from reclaim.traffic import (
+    UNLIMITED_BYTES_S,
+    TrafficClass,
+    class_of,
+    fill,
+    least_rates,
+    link_sums,
+    migration_share,
+    wire_bytes,
+)
+from tests.depth import examples
+from tests.reclaim import campuses
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def test_classes() -> None:
+    assert {c.value: c.dscp for c in TrafficClass} == {"emergency": 46, "planned": 34, "pre-sync": 8, "research": 0}
+    assert class_of(0) is TrafficClass.EMERGENCY
+    assert class_of(0.5) is TrafficClass.PLANNED
+    with pytest.raises(ValueError, match="notice_s is -1; it must be at least 0"):
+        class_of(-1)
+
+
+def test_share_leaves_the_larger_of_both_reservations() -> None:
+    assert migration_share([1000.0, 1000.0, 1000.0], [0.0, 400.0, 2000.0]).tolist() == [700, 600, 0]
+    assert migration_share(1000.0, 0.0, 0.4, 100.0) == 500
+    assert 0.69 * UNLIMITED_BYTES_S < migration_share(np.inf) <= UNLIMITED_BYTES_S
+    with pytest.raises(ValueError, match=r"research_share is 1\.5; it must be from 0 to 1"):
+        migration_share(1.0, research_share=1.5)
+
+
+def test_least_rate_is_above_the_exact_one() -> None:
+    remaining = np.array([1000.0, 1000.0, 0.0, 1000.0])
+    window = np.array([10.0, 3.0, -1.0, 0.0])
+    assert least_rates(remaining, window).tolist() == [101, 334, 0, UNLIMITED_BYTES_S]
+    assert wire_bytes(100) == 106
+
+
+def plainly_filled(rates: I8, limits: I8, paths: I8, share: I8) -> list[int]:
+    """Progressive filling, one byte per second at a time."""
+    found, growing = rates.tolist(), set(range(len(rates)))
+    users = [{f for f in growing if link in paths[f]} for link in range(len(share))]
+    while growing := {f for f in growing if found[f] < limits[f]}:
+        left = [most - sum(found[f] for f in on_it) for most, on_it in zip(share, users, strict=True)]
+        full = [on_it for room, on_it in zip(left, users, strict=True) if room < len(on_it & growing)]
+        growing = growing.difference(*full)
+        if not full:
+            for f in growing:
+                found[f] += 1
+    return found
+
+
+@given(SEEDS)
+@settings(max_examples=examples(300))
+def test_spread_equals_progressive_filling(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    flows, links = int(rng.integers(0, 7)), int(rng.integers(1, 5))
+    paths = np.array([rng.permutation(np.where(rng.random(links) < 0.5, np.arange(links), -1)) for _ in range(flows)])
+    paths = paths.reshape(flows, links).astype(np.int64)
+    rates = rng.integers(0, 10, flows)
+    limits = rates + rng.integers(0, 40, flows)
+    share = link_sums(rates, paths, links) + rng.integers(0, 60, links)
+    assert fill(rates, limits, paths, share).tolist() == plainly_filled(rates, limits, paths, share)
+
+
+def one_link(*flows: tuple[float, float], rest_s: float = 0.0, limit: int = 10**9, admitted: int = 0) -> Flows:
+    """Flows over one link, each given by bytes and deadline."""
+    count = len(flows)
+    remaining, deadline = (np.array(column, float) for column in zip(*flows, strict=True))
+    return Flows(
+        remaining,
+        deadline,
+        np.full(count, rest_s),
+        np.full(count, limit),
+        np.zeros((count, 1), np.int64),
+        np.zeros(count),
+        np.arange(count) < admitted,
+    )
+
+
+def outcomes(decision: Decision) -> list[Outcome]:
+    return [Outcome(o) for o in decision.outcome]
+
+
+def test_all_are_admitted_if_their_sum_fits() -> None:
+    found = decide(one_link((1000, 10), (1000, 20)), np.array([1000]), 0.0)
+    assert outcomes(found) == [Outcome.ADMITTED] * 2
+    assert found.least_bytes_s.tolist() == [102, 52]
+
+
+def test_rest_is_spread_in_equal_parts() -> None:
+    """Of 1,000 bytes/s, the running flows need 101 and 51; each gets half of the other 848 up to its limit."""
+    both = one_link((1000, 10), (1000, 20), admitted=2)
+    assert decide(both, np.array([1000]), 0.0).rate_bytes_s.tolist() == [525, 475]
+    capped = replace(both, limit_bytes_s=np.array([200, 10**9]))
+    found = decide(capped, np.array([1000]), 0.0)
+    assert found.rate_bytes_s.tolist() == [200, 800]
+    assert found.left_bytes_s.tolist() == [0]
+
+
+def test_earliest_deadlines_first_if_the_sum_does_not_fit() -> None:
+    """The second deadline is passed over, because it does not fit; the third needs less and fits."""
+    found = decide(one_link((9000, 30), (1000, 10), (8000, 20)), np.array([450]), 0.0)
+    assert outcomes(found) == [Outcome.ADMITTED, Outcome.ADMITTED, Outcome.CROWDED]
+    assert found.rate_bytes_s[2] == 0
+
+
+def test_newcomer_does_not_displace_an_admitted_flow() -> None:
+    found = decide(one_link((9000, 100), (1000, 10), admitted=1), np.array([150]), 0.0)
+    assert outcomes(found) == [Outcome.ADMITTED, Outcome.CROWDED]
+
+
+def test_headroom_is_closed_only_to_newcomers() -> None:
+    for admitted, expected in ((0, Outcome.CROWDED), (1, Outcome.ADMITTED)):
+        found = decide(one_link((960, 10), admitted=admitted), np.array([100]), 0.0, headroom_share=0.05)
+        assert outcomes(found) == [expected]
+
+
+def test_flows_that_cannot_make_it_are_told_apart() -> None:
+    late = decide(one_link((1000, 10), rest_s=10.0), np.array([10**6]), 0.0)
+    assert outcomes(late) == [Outcome.NO_TIME]
+    narrow = decide(one_link((1000, 10), limit=100), np.array([10**6]), 0.0)
+    assert outcomes(narrow) == [Outcome.TOO_NARROW]
+    wide = decide(one_link((1000, 10)), np.array([90]), 0.0)
+    assert outcomes(wide) == [Outcome.TOO_NARROW]
+
+
+def test_falling_bandwidth_ends_the_latest_deadline() -> None:
+    found = decide(one_link((1000, 20), (1000, 10), admitted=2), np.array([110]), 0.0)
+    assert outcomes(found) == [Outcome.CROWDED, Outcome.ADMITTED]
+
+
+def test_starts_are_staggered_as_far_as_deadlines_allow() -> None:
+    """With ample bandwidth four flows start a quarter of the notice apart. Without any to spare all start at once."""
+    flows = one_link(*[(1000, 40)] * 4)
+    ample = decide(flows, np.array([10**6]), 0.0)
+    assert ample.start_s.tolist() == [0, 10, 20, 30]
+    assert (ample.rate_bytes_s > 0).tolist() == [True, False, False, False]
+    scarce = decide(flows, np.array([4 * 27]), 0.0)
+    assert scarce.start_s.tolist() == [0, 0, 0, 0]
+    assert (scarce.rate_bytes_s == 27).all()
+
+
+class Campus:
+    """Migrations over shared links in exact arithmetic. Decisions are made at arrivals, starts, ends and changes."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        count, links = int(rng.integers(1, 9)), int(rng.integers(1, 6))
+        self.links = rng.integers(10**6, 10**8, links)
+        self.bandwidth_falls = rng.random() < 0.5
+        deadline_s = rng.uniform(1, 300, count)
+        demand = rng.uniform(0.01, 0.6, count) * np.median(self.links) * 0.7
+        self.arrival_s = rng.choice([0.0, 0.0, 7.5, 60.0, 133.3], count)
+        self.flows = Flows(
+            remaining_bytes=np.ceil(demand * deadline_s),
+            deadline_s=self.arrival_s + deadline_s,
+            rest_s=rng.uniform(-0.2, 0.3, count).clip(0) * deadline_s,
+            limit_bytes_s=rng.choice([10**9, 2 * 10**7], count),
+            paths=np.array([np.where(rng.random(links) < 0.6, np.arange(links), -1) for _ in range(count)]),
+            start_s=np.zeros(count),
+            is_admitted=np.zeros(count, bool),
+        )
+        self.remaining = [Fraction(int(b)) for b in self.flows.remaining_bytes]
+        self.finished: dict[int, Fraction] = {}
+        self.refused: dict[int, Outcome] = {}
+        self.revoked: set[int] = set()
+
+    def share(self, now_s: float) -> I8:
+        level = np.cos(now_s) if self.bandwidth_falls else 0.0
+        return migration_share(self.links * (1 + 0.3 * level), 10**5)
+
+    def run(self) -> None:
+        now_s, changes = 0.0, np.arange(0.0, 450.0 if self.bandwidth_falls else 0.0, 29.0)
+        while True:
+            present = [f for f in np.flatnonzero(self.arrival_s <= now_s) if self._is_open(f)]
+            rates = self._decide(np.array(present, int), now_s) if present else {}
+            waiting = [self.flows.start_s[f] for f in rates if self.flows.start_s[f] > now_s]
+            ends = [now_s + float(self.remaining[f] / r) for f, r in rates.items() if r]
+            times = [*changes[changes > now_s], *self.arrival_s[self.arrival_s > now_s], *waiting, *ends]
+            if not times:
+                return
+            then_s = max(min(times), np.nextafter(now_s, np.inf))
+            for f, rate in rates.items():
+                sent = rate * (Fraction(then_s) - Fraction(now_s))
+                if rate and sent >= self.remaining[f]:
+                    self.finished[f] = Fraction(now_s) + self.remaining[f] / rate
+                self.remaining[f] = max(Fraction(0), self.remaining[f] - sent)
+            now_s = then_s
+
+    def _is_open(self, flow: int) -> bool:
+        return flow not in self.finished and flow not in self.refused and flow not in self.revoked
+
+    def _decide(self, at: I8, now_s: float) -> dict[int, int]:
+        """Decides for the flows `at`, checks theorem 4 and the least rates, and returns the rates of admitted flows."""
+        remaining: F8 = np.array([float(self.remaining[f]) for f in at])
+        picked = {name: getattr(self.flows, name)[at] for name in Flows.__dataclass_fields__}
+        share = self.share(now_s)
+        found = decide(Flows(**picked | {"remaining_bytes": remaining}), share, now_s)
+        assert (link_sums(found.rate_bytes_s, picked["paths"], len(share)) <= share).all()
+        assert (found.left_bytes_s >= 0).all()
+        rates = {}
+        for f, outcome, rate, least, start_s in zip(
+            at, found.outcome, found.rate_bytes_s, found.least_bytes_s, found.start_s, strict=True
+        ):
+            if outcome != Outcome.ADMITTED:
+                assert rate == 0
+                (self.revoked.add(f) if self.flows.is_admitted[f] else self.refused.setdefault(f, Outcome(outcome)))
+                continue
+            assert rate <= self.flows.limit_bytes_s[f]
+            assert rate >= least if start_s <= now_s else rate == 0
+            self.flows.is_admitted[f], self.flows.start_s[f] = True, start_s
+            rates[int(f)] = int(rate)
+        return rates
+
+
+def test_theorems_3_and_4_in_simulated_cases() -> None:
+    """Every admitted migration completes in time while others arrive, and no link carries more than its share.
+
+    Half of the cases have a bandwidth that changes. There an admission may be revoked, and only then.
+    """
+    cases = examples(10_000)
+    completed = staggered = refused = revoked = 0
+    for seed in range(cases):
+        campus = Campus(np.random.default_rng(seed))
+        campus.run()
+        flows = campus.flows
+        for f in range(len(flows)):
+            if f in campus.refused or f in campus.revoked:
+                continue
+            assert campus.finished[f] <= Fraction(flows.deadline_s[f]) - Fraction(flows.rest_s[f]), f"case {seed}"
+        assert campus.bandwidth_falls or not campus.revoked, f"case {seed}"
+        completed += len(campus.finished)
+        staggered += int((flows.is_admitted & (flows.start_s > campus.arrival_s)).sum())
+        refused += len(campus.refused)
+        revoked += len(campus.revoked)
+    # The cases are not trivial.
+    assert min(completed, staggered, refused) > cases / 2
+    assert revoked > cases / 50
+
+
+@given(SEEDS)
+@settings(max_examples=examples(100))
+def test_admission_holds_on_every_link_of_a_campus(seed: int) -> None:
+    """On the paths of a random campus, no link exceeds its share, and a refused flow does not fit beside the others."""
+    rng = np.random.default_rng(seed)
+    topology = campuses.topology(rng, 12)
+    count = int(rng.integers(1, 30))
+    paths = topology.paths(rng.integers(0, 12, count), rng.integers(0, len(topology.building), count))
+    share = migration_share(topology.links_bytes_s)
+    flows = Flows(
+        rng.uniform(1e6, 1e9, count),
+        rng.uniform(5, 600, count),
+        np.zeros(count),
+        np.full(count, UNLIMITED_BYTES_S),
+        paths,
+        np.zeros(count),
+        np.zeros(count, bool),
+    )
+    found = decide(flows, share, 0.0)
+    admitted = found.outcome == Outcome.ADMITTED
+    promised = link_sums(np.where(admitted, found.least_bytes_s, 0), paths, len(share))
+    assert (link_sums(found.rate_bytes_s, paths, len(share)) <= share).all()
+    assert (promised <= share).all()
+    for f in np.flatnonzero(~admitted):
+        path = paths[f][paths[f] >= 0]
+        assert (promised[path] + found.least_bytes_s[f] > share[path]).any()
