@@ -121,4 +121,5 @@ def fill(rates: I8, limits: I8, paths: I8, share_bytes_s: I8) -> I8:
         if grows.any():
             # The least step of all: a flow elsewhere may grow further, in the next round.
             found[grows] += step[grows].min()
+            grows &= found < limits
     return found
