@@ -5,6 +5,7 @@ reachable before the source leaves. Of these candidates, those in the building o
 enough (lemma 3). The score of a candidate is the time of this migration, plus the expected time of the next one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -15,6 +16,8 @@ from reclaim.onward import Onward
 from reclaim.topology import B1, F8, I8, NOWHERE, Topology
 
 I1 = npt.NDArray[np.int8]
+Score = Callable[[int, B1, F8], tuple[I8, F8]]
+"""Given a job, its candidates and T_mig to each node, returns the candidates to choose from and their scores."""
 
 
 class Constraint(IntEnum):
@@ -50,6 +53,9 @@ class Rules:
             raise ValueError(f"min_local is {self.min_local}; it must be at least 1")
 
 
+DEFAULT_RULES = Rules()
+
+
 @dataclass(frozen=True)
 class Nodes:
     """What the nodes have left, one element for each node of the topology."""
@@ -60,6 +66,15 @@ class Nodes:
     """The compute capability, such as 8.6."""
     load: F8
     """The share of the node that is in use. Infinity excludes a node, such as one that is not lent now."""
+
+    def copy(self) -> "Nodes":
+        """Returns a copy that `take` may change."""
+        return Nodes(self.memory_bytes.astype(np.float64), self.capability, self.load.astype(np.float64))
+
+    def take(self, node: int, leaving: "Leaving", job: int) -> None:
+        """Deducts from a node what a job needs."""
+        self.memory_bytes[node] -= leaving.memory_bytes[job]
+        self.load[node] += leaving.load[job]
 
 
 @dataclass(frozen=True)
@@ -114,6 +129,10 @@ class Network:
             node = int(np.flatnonzero(stores == NOWHERE)[0])
             raise ValueError(f"node {node} has no store; its building or its site must have one")
         return cls(topology, Onward.of(topology, stores), stores)
+
+    def next_s(self, candidates: B1, checkpoint_bytes: float, restart_s: float) -> F8:
+        """Returns T_mig_mean(d), the mean time of a migration from each node to the other candidates."""
+        return self.onward.mean_s_byte(candidates) * checkpoint_bytes + restart_s
 
     def times_s(self, source: int, checkpoint_bytes: float, restart_s: float, commit_s: float) -> tuple[F8, F8]:
         """Returns for each destination T_mig, and the time for which the source has to stay.
@@ -176,43 +195,52 @@ def removed_by(network: Network, nodes: Nodes, leaving: Leaving, job: int, rules
 
 
 def choose(
-    network: Network, nodes: Nodes, leaving: Leaving, survival: npt.ArrayLike, rules: Rules = Rules()
+    network: Network, nodes: Nodes, leaving: Leaving, survival: npt.ArrayLike, rules: Rules = DEFAULT_RULES
 ) -> Choices:
-    """Returns the destinations of all jobs (algorithm 2 for each), in time proportional to jobs times nodes.
-
-    Jobs choose in the order of their notice, then of their position. A destination's free memory and load change with
-    every job that it takes, so two jobs do not take the same memory.
+    """Returns the destinations of all jobs (algorithm 2 for each, see `assign`).
 
     `survival` is S_d(T_rem), the probability that a node stays for the rest of the job: one row for each job, or one
-    for all. Scores are compared in microseconds, so that a rounding error does not decide. Of equal scores the least
-    migration time is chosen, then the lowest node number.
+    for all.
 
     Raises:
         ValueError: a survival is not from 0 to 1.
     """
-    jobs, count = len(leaving), network.topology.nodes
-    survives = np.broadcast_to(np.asarray(survival, np.float64), (jobs, count))
+    survives = np.broadcast_to(np.asarray(survival, np.float64), (len(leaving), network.topology.nodes))
     if not ((survives >= 0) & (survives <= 1)).all():
         raise ValueError("survival has an element that is not from 0 to 1")
-    left = Nodes(nodes.memory_bytes.astype(np.float64), nodes.capability, nodes.load.astype(np.float64))
+    building = network.topology.building[: network.topology.nodes]
+
+    def score(job: int, candidates: B1, migration_s: F8) -> tuple[I8, F8]:
+        pool = _preferred(candidates, building == building[leaving.source[job]], rules.min_local)
+        leave_again = 1 - survives[job, pool]
+        next_s = network.next_s(candidates, leaving.checkpoint_bytes[job], leaving.restart_s[job])[pool]
+        return pool, migration_s[pool] + rules.alpha * leave_again * next_s
+
+    return assign(network, nodes, leaving, rules, score)
+
+
+def assign(network: Network, nodes: Nodes, leaving: Leaving, rules: Rules, score: Score) -> Choices:
+    """Returns for each job the candidate with the least score, in time proportional to jobs times nodes.
+
+    Jobs choose in the order of their notice, then of their position. A destination's free memory and load change with
+    every job that it takes, so two jobs do not take the same memory. Scores are compared in microseconds, so that a
+    rounding error does not decide. Of equal scores the least migration time is chosen, then the lowest node number.
+    """
+    jobs = len(leaving)
+    left = nodes.copy()
     destination = np.full(jobs, NOWHERE)
     score_s, migration_s = np.full(jobs, np.nan), np.full(jobs, np.nan)
     counts = np.zeros((jobs, len(Constraint)), np.int64)
-    building = network.topology.building[:count]
     for job in np.argsort(leaving.notice_s, kind="stable"):
         removed, times_s = removed_by(network, left, leaving, job, rules)
         counts[job] = np.bincount(removed, minlength=len(Constraint))
-        candidates = removed == Constraint.NONE
         if not counts[job, Constraint.NONE]:
             continue
-        pool = _preferred(candidates, building == building[leaving.source[job]], rules.min_local)
-        next_s = leaving.checkpoint_bytes[job] * network.onward.mean_s_byte(candidates)[pool] + leaving.restart_s[job]
-        scores_s = times_s[pool] + rules.alpha * (1 - survives[job, pool]) * next_s
-        best = _least(scores_s, times_s[pool])
+        pool, scores_s = score(job, removed == Constraint.NONE, times_s)
+        best = least(scores_s, times_s[pool])
         chosen = pool[best]
         destination[job], score_s[job], migration_s[job] = chosen, scores_s[best], times_s[chosen]
-        left.memory_bytes[chosen] -= leaving.memory_bytes[job]
-        left.load[chosen] += leaving.load[job]
+        left.take(chosen, leaving, job)
     return Choices(destination, score_s, migration_s, counts, leaving, rules)
 
 
@@ -222,7 +250,7 @@ def _preferred(candidates: B1, is_local: B1, min_local: int) -> I8:
     return local if len(local) >= min_local else np.flatnonzero(candidates)
 
 
-def _least(scores_s: F8, times_s: F8) -> int:
+def least(scores_s: F8, times_s: F8) -> int:
     """Returns the position of the least score; of equal ones, of the least time; of equal ones, the first."""
     scores_us = np.rint(scores_s * 1e6)
     ties = np.flatnonzero(scores_us == scores_us.min())
