@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from reclaim.topology import B1, F8, I8
+from reclaim.arrays import Bools, Floats, Ints
 from reclaim.traffic import fill, least_rates, link_sums
 
 
@@ -31,20 +31,20 @@ class Outcome(IntEnum):
 class Flows:
     """Planned migrations, one element for each. Times are seconds on the caller's clock."""
 
-    remaining_bytes: F8
+    remaining_bytes: Floats
     """The bytes on the wire that are still to be sent."""
-    deadline_s: F8
+    deadline_s: Floats
     """When the source leaves."""
-    rest_s: F8
+    rest_s: Floats
     """The time that must be left after the transfer: T_r if the job must run at its destination before the source
     leaves (`Route.DIRECT`), the commit of the upload with a store."""
-    limit_bytes_s: I8
+    limit_bytes_s: Ints
     """The highest useful rate, such as that of the disk."""
-    paths: I8
+    paths: Ints
     """The controlled links of each flow (`Topology.paths`), padded with -1."""
-    start_s: F8
+    start_s: Floats
     """When each flow starts, for admitted flows from the decision that admitted it."""
-    is_admitted: B1
+    is_admitted: Bools
     """Whether an earlier decision has admitted the flow."""
 
     def __len__(self) -> int:
@@ -55,19 +55,19 @@ class Flows:
 class Decision:
     """The decision for all flows, in their order."""
 
-    outcome: I8
+    outcome: Ints
     """An `Outcome` for each flow."""
-    least_bytes_s: I8
+    least_bytes_s: Ints
     """What each flow needs from its start until its deadline (equation 12)."""
-    rate_bytes_s: I8
+    rate_bytes_s: Ints
     """The rate of each flow from now until the next decision. 0 for flows that have not started or are not admitted."""
-    start_s: F8
+    start_s: Floats
     """When each flow starts. Flows that were admitted before keep their start."""
-    left_bytes_s: I8
+    left_bytes_s: Ints
     """What is left of the share of each link. Pre-sync may use it (`fill` with rates of 0) until the next decision."""
 
 
-def decide(flows: Flows, share_bytes_s: I8, now_s: float, headroom_share: float = 0.0) -> Decision:
+def decide(flows: Flows, share_bytes_s: Ints, now_s: float, headroom_share: float = 0.0) -> Decision:
     """Returns who is admitted and at which rate. `share_bytes_s` is the migration share of each link.
 
     Flows are considered in this order: those that are admitted already, then by deadline, then by the rate that they
@@ -108,7 +108,7 @@ def decide(flows: Flows, share_bytes_s: I8, now_s: float, headroom_share: float 
     return Decision(outcome, least, rates, start_s, share_bytes_s - link_sums(rates, flows.paths, links))
 
 
-def _by_deadline(flows: Flows, least: I8, outcome: I8, share: I8, open_to_new: I8) -> None:
+def _by_deadline(flows: Flows, least: Ints, outcome: Ints, share: Ints, open_to_new: Ints) -> None:
     """Marks flows as CROWDED for which too little is left, in the order of `decide`."""
     eligible = outcome == Outcome.ADMITTED
     links = len(share)
@@ -128,7 +128,7 @@ def _by_deadline(flows: Flows, least: I8, outcome: I8, share: I8, open_to_new: I
             outcome[flow] = Outcome.CROWDED
 
 
-def _starts(flows: Flows, planned: I8, is_new: B1, now_s: float) -> F8:
+def _starts(flows: Flows, planned: Ints, is_new: Bools, now_s: float) -> Floats:
     """Returns staggered starts of the new flows, in the order of their deadlines.
 
     A later start raises the rate that a flow needs. It may rise to the rate that the flow would get if all started now;

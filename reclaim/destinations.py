@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from reclaim.onward import Onward
-from reclaim.topology import B1, F8, I8, NOWHERE, Topology
+from reclaim.arrays import Bools, Floats, Ints
+from reclaim.topology import NOWHERE, Topology
 
 I1 = npt.NDArray[np.int8]
-Score = Callable[[int, B1, F8], tuple[I8, F8]]
+Score = Callable[[int, Bools, Floats], tuple[Ints, Floats]]
 """Given a job, its candidates and T_mig to each node, returns the candidates to choose from and their scores."""
 
 
@@ -60,11 +61,11 @@ DEFAULT_RULES = Rules()
 class Nodes:
     """What the nodes have left, one element for each node of the topology."""
 
-    memory_bytes: F8
+    memory_bytes: Floats
     """Free memory of the GPUs."""
-    capability: F8
+    capability: Floats
     """The compute capability, such as 8.6."""
-    load: F8
+    load: Floats
     """The share of the node that is in use. Infinity excludes a node, such as one that is not lent now."""
 
     def copy(self) -> "Nodes":
@@ -81,22 +82,22 @@ class Nodes:
 class Leaving:
     """Jobs that have to leave their node, one element for each job."""
 
-    source: I8
+    source: Ints
     """The node of the job."""
-    checkpoint_bytes: F8
+    checkpoint_bytes: Floats
     """C, the bytes that have to be transferred."""
-    memory_bytes: F8
+    memory_bytes: Floats
     """The memory that the job needs at its destination."""
-    capability: F8
+    capability: Floats
     """The least compute capability that the job accepts."""
-    load: F8
+    load: Floats
     """The load that the job adds to its destination."""
-    notice_s: F8
+    notice_s: Floats
     """Tau, the time until the source leaves. Infinity: no deadline, as for a job that restarts from its last
     checkpoint."""
-    restart_s: F8
+    restart_s: Floats
     """T_r, the time from the arrival of the checkpoint until the job continues."""
-    commit_s: F8
+    commit_s: Floats
     """The time from the last uploaded byte until the checkpoint is complete. Used with stores."""
 
     def __len__(self) -> int:
@@ -109,7 +110,7 @@ class Network:
 
     topology: Topology
     onward: Onward
-    stores: I8 | None
+    stores: Ints | None
     """The store of each node; None: checkpoints go directly from node to node."""
 
     @classmethod
@@ -130,11 +131,11 @@ class Network:
             raise ValueError(f"node {node} has no store; its building or its site must have one")
         return cls(topology, Onward.of(topology, stores), stores)
 
-    def next_s(self, candidates: B1, checkpoint_bytes: float, restart_s: float) -> F8:
+    def next_s(self, candidates: Bools, checkpoint_bytes: float, restart_s: float) -> Floats:
         """Returns T_mig_mean(d), the mean time of a migration from each node to the other candidates."""
         return self.onward.mean_s_byte(candidates) * checkpoint_bytes + restart_s
 
-    def times_s(self, source: int, checkpoint_bytes: float, restart_s: float, commit_s: float) -> tuple[F8, F8]:
+    def times_s(self, source: int, checkpoint_bytes: float, restart_s: float, commit_s: float) -> tuple[Floats, Floats]:
         """Returns for each destination T_mig, and the time for which the source has to stay.
 
         Directly, the source stays until the job runs at its destination, as in algorithm 2. By way of a store, it stays
@@ -153,13 +154,13 @@ class Network:
 class Choices:
     """The decisions for all jobs, in their order."""
 
-    destination: I8
+    destination: Ints
     """The chosen node; NOWHERE (FAIL): the job restarts from its last checkpoint when a node becomes free."""
-    score_s: F8
+    score_s: Floats
     """The score of the chosen node; nan without one."""
-    migration_s: F8
+    migration_s: Floats
     """T_mig to the chosen node; nan without one."""
-    counts: I8
+    counts: Ints
     """For each job the number of nodes by `Constraint`; NONE counts the candidates."""
     needs: Leaving
     rules: Rules
@@ -178,7 +179,7 @@ class Choices:
         return f"{count[Constraint.NONE]:,} of {count.sum():,} nodes can take the job ({'; '.join(found)})"
 
 
-def removed_by(network: Network, nodes: Nodes, leaving: Leaving, job: int, rules: Rules) -> tuple[I1, F8]:
+def removed_by(network: Network, nodes: Nodes, leaving: Leaving, job: int, rules: Rules) -> tuple[I1, Floats]:
     """Returns for each node the first `Constraint` that it fails for a job, and T_mig to each node."""
     source = int(leaving.source[job])
     migration_s, stay_s = network.times_s(
@@ -210,7 +211,7 @@ def choose(
         raise ValueError("survival has an element that is not from 0 to 1")
     building = network.topology.building[: network.topology.nodes]
 
-    def score(job: int, candidates: B1, migration_s: F8) -> tuple[I8, F8]:
+    def score(job: int, candidates: Bools, migration_s: Floats) -> tuple[Ints, Floats]:
         pool = _preferred(candidates, building == building[leaving.source[job]], rules.min_local)
         leave_again = 1 - survives[job, pool]
         next_s = network.next_s(candidates, leaving.checkpoint_bytes[job], leaving.restart_s[job])[pool]
@@ -244,13 +245,13 @@ def assign(network: Network, nodes: Nodes, leaving: Leaving, rules: Rules, score
     return Choices(destination, score_s, migration_s, counts, leaving, rules)
 
 
-def _preferred(candidates: B1, is_local: B1, min_local: int) -> I8:
+def _preferred(candidates: Bools, is_local: Bools, min_local: int) -> Ints:
     """Returns the nodes to score: the local candidates if there are enough, else all (algorithm 2, line 6)."""
     local = np.flatnonzero(candidates & is_local)
     return local if len(local) >= min_local else np.flatnonzero(candidates)
 
 
-def least(scores_s: F8, times_s: F8) -> int:
+def least(scores_s: Floats, times_s: Floats) -> int:
     """Returns the position of the least score; of equal ones, of the least time; of equal ones, the first."""
     scores_us = np.rint(scores_s * 1e6)
     ties = np.flatnonzero(scores_us == scores_us.min())

@@ -11,28 +11,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reclaim.topology import B1, F8, I8, NOWHERE, Topology
+from reclaim.arrays import Bools, Floats, Ints
+from reclaim.topology import NOWHERE, Topology
 
 
 @dataclass(frozen=True)
 class _Sums:
     """Sums of seconds per byte over the candidates of a group, for one outward bandwidth of each source."""
 
-    order: I8
+    order: Ints
     """The nodes, by group, and within a group by inward bandwidth."""
-    inward_s_byte: F8
+    inward_s_byte: Floats
     """The inverse of the inward bandwidth of each node, in this order."""
-    outward_s_byte: F8
+    outward_s_byte: Floats
     """The inverse of the outward bandwidth of each source."""
-    first: I8
+    first: Ints
     """Where the group of each source begins in the order."""
-    middle: I8
+    middle: Ints
     """Where the nodes of the group begin whose inward bandwidth exceeds the outward bandwidth of the source."""
-    last: I8
+    last: Ints
     """Where the group ends."""
 
     @classmethod
-    def of(cls, group: I8, groups: int, inward_bytes_s: F8, asked: I8, outward_bytes_s: F8) -> "_Sums":
+    def of(cls, group: Ints, groups: int, inward_bytes_s: Floats, asked: Ints, outward_bytes_s: Floats) -> "_Sums":
         """Returns the sums of nodes in groups for sources that each ask for one group; NOWHERE asks for none."""
         # Ranks make the pair (group, bandwidth) one integer, which can be sorted and searched.
         ascending = np.sort(inward_bytes_s)
@@ -48,7 +49,7 @@ class _Sums:
         first, middle, last = (np.where(none, 0, place) for place in (first, middle, last))
         return cls(order, 1 / inward_bytes_s[order], 1 / outward_bytes_s, first, middle, last)
 
-    def over(self, candidates: B1) -> tuple[F8, I8]:
+    def over(self, candidates: Bools) -> tuple[Floats, Ints]:
         """Returns the sum of seconds per byte and the number of the candidates, for each source."""
         chosen = candidates[self.order]
         seconds = np.concatenate([[0.0], np.cumsum(np.where(chosen, self.inward_s_byte, 0.0))])
@@ -62,9 +63,9 @@ class _Sums:
 class Onward:
     """Mean seconds per byte from each node to the other candidates, for any set of candidates."""
 
-    upload_s_byte: F8
+    upload_s_byte: Floats
     """Seconds per byte from each node to its store; 0 for direct migrations."""
-    self_s_byte: F8
+    self_s_byte: Floats
     """Seconds per byte of the path from the source back to the node itself, which is no candidate."""
     building: _Sums
     """The targets in the building of the source."""
@@ -76,7 +77,7 @@ class Onward:
     """All targets, and those of the site at the bandwidth with which the first sum contains them; None: one site."""
 
     @classmethod
-    def of(cls, topology: Topology, stores: I8 | None = None) -> "Onward":
+    def of(cls, topology: Topology, stores: Ints | None = None) -> "Onward":
         """Returns the means for direct migrations, or for those by way of the store of each node."""
         nodes = np.arange(topology.nodes)
         sources = nodes if stores is None else stores
@@ -101,7 +102,7 @@ class Onward:
             abroad=abroad,
         )
 
-    def mean_s_byte(self, candidates: B1) -> F8:
+    def mean_s_byte(self, candidates: Bools) -> Floats:
         """Returns the mean for each node over the candidates other than itself; 0 if there are none."""
         seconds, count = self.building.over(candidates)
         for whole, part in [(self.site, self.minus_building)] + ([self.abroad] if self.abroad else []):

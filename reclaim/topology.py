@@ -13,9 +13,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-B1 = npt.NDArray[np.bool_]
-I8 = npt.NDArray[np.int64]
-F8 = npt.NDArray[np.float64]
+from reclaim.arrays import Bools, Floats, Ints
+
 
 LEAST_BYTES_S = 1.0
 """The bandwidth of a link that is measured as less, or as nothing. It keeps every time finite; no deadline is met over
@@ -37,11 +36,11 @@ class Route(StrEnum):
 class Links:
     """The links of one level of the tree (access, distribution, core), in bytes per second."""
 
-    up_bytes_s: F8
+    up_bytes_s: Floats
     """Towards the core."""
-    down_bytes_s: F8
+    down_bytes_s: Floats
     """From the core."""
-    inside_bytes_s: F8
+    inside_bytes_s: Floats
     """Between members of the group: a building's switch, a site's core. For nodes it is not used."""
 
     @classmethod
@@ -82,9 +81,9 @@ class Topology:
     """Sites, buildings and endpoints. Endpoints are numbered: first the nodes, then the stores."""
 
     nodes: int
-    building: I8
+    building: Ints
     """The building of each endpoint; NOWHERE for a store at the core."""
-    site: I8
+    site: Ints
     """The site of each endpoint."""
     access: Links
     distribution: Links
@@ -137,7 +136,7 @@ class Topology:
             core=core,
         )
 
-    def store_of(self, nodes: npt.ArrayLike) -> I8:
+    def store_of(self, nodes: npt.ArrayLike) -> Ints:
         """Returns the endpoint of the store of each node: that of its building, else of its site, else NOWHERE.
 
         Of several stores in one place the first is used.
@@ -153,7 +152,7 @@ class Topology:
         local = of_building[self.building[asked]]
         return np.where(local == NOWHERE, of_site[self.site[asked]], local)
 
-    def bandwidth_bytes_s(self, sources: npt.ArrayLike, targets: npt.ArrayLike) -> F8:
+    def bandwidth_bytes_s(self, sources: npt.ArrayLike, targets: npt.ArrayLike) -> Floats:
         """Returns bw_bot, the least bandwidth of a link of each path from a source endpoint to a target endpoint.
 
         The arrays are broadcast, so one source and an array of targets is a row. A path from an endpoint to itself goes
@@ -168,18 +167,18 @@ class Topology:
         beyond = np.where(same_site, np.minimum(leave_building, middle), np.minimum(leave_site, far))
         return np.where(same_building, np.minimum(within, near), beyond)
 
-    def switch_bytes_s(self, endpoints: I8) -> F8:
+    def switch_bytes_s(self, endpoints: Ints) -> Floats:
         """Returns the bandwidth of the switch of each endpoint's building; of a store at the core, infinity."""
         return _of_building(self.distribution.inside_bytes_s, self.building[endpoints])
 
-    def outward(self, endpoints: I8) -> tuple[F8, F8]:
+    def outward(self, endpoints: Ints) -> tuple[Floats, Floats]:
         """Returns the bottlenecks from each endpoint to another building of its site, and to another site."""
         buildings, sites = self.building[endpoints], self.site[endpoints]
         up = np.minimum(self.access.up_bytes_s[endpoints], _of_building(self.distribution.up_bytes_s, buildings))
         core = np.minimum(up, self.core.inside_bytes_s[sites])
         return core, np.minimum(core, self.core.up_bytes_s[sites])
 
-    def inward(self, endpoints: I8) -> tuple[F8, F8, F8]:
+    def inward(self, endpoints: Ints) -> tuple[Floats, Floats, Floats]:
         """Returns the bottlenecks to each endpoint from its building, from the core of its site, from another site."""
         buildings, sites = self.building[endpoints], self.site[endpoints]
         near = self.access.down_bytes_s[endpoints]
@@ -188,14 +187,14 @@ class Topology:
         return near, middle, far
 
     @property
-    def links_bytes_s(self) -> F8:
+    def links_bytes_s(self) -> Floats:
         """The bandwidth of every link, in the numbering of `paths`."""
         parts = [self.access.up_bytes_s, self.access.down_bytes_s]
         for links in (self.distribution, self.core):
             parts += [links.up_bytes_s, links.down_bytes_s, links.inside_bytes_s]
         return np.concatenate(parts)
 
-    def paths(self, sources: npt.ArrayLike, targets: npt.ArrayLike) -> I8:
+    def paths(self, sources: npt.ArrayLike, targets: npt.ArrayLike) -> Ints:
         """Returns the links of each path from a source to a target, one row for each pair, padded with -1."""
         s, t = np.broadcast_arrays(np.asarray(sources, np.int64), np.asarray(targets, np.int64))
         s, t = np.atleast_1d(s), np.atleast_1d(t)
@@ -224,7 +223,7 @@ class Topology:
         checkpoint_bytes: npt.ArrayLike,
         restart_s: npt.ArrayLike,
         stores: npt.ArrayLike | None = None,
-    ) -> F8:
+    ) -> Floats:
         """Returns T_mig for each pair: equation 10, or by way of `stores`: C/bw(s, store) + C/bw(store, d) + T_r."""
         size, rest_s = np.asarray(checkpoint_bytes, np.float64), np.asarray(restart_s, np.float64)
         if stores is None:
@@ -233,14 +232,14 @@ class Topology:
         return np.asarray(upload_s + size / self.bandwidth_bytes_s(stores, targets) + rest_s)
 
 
-def _of_building(bandwidth_bytes_s: F8, buildings: I8) -> F8:
+def _of_building(bandwidth_bytes_s: Floats, buildings: Ints) -> Floats:
     """Returns the bandwidth of each building, infinity for NOWHERE."""
     if not len(bandwidth_bytes_s):
         return np.full(buildings.shape, np.inf)
     return np.where(buildings == NOWHERE, np.inf, bandwidth_bytes_s[buildings])
 
 
-def _check(name: str, numbers: I8, count: int) -> None:
+def _check(name: str, numbers: Ints, count: int) -> None:
     """Raises ValueError if a number is not one of `count` places."""
     wrong = np.flatnonzero((numbers < 0) | (numbers >= count))
     if len(wrong):

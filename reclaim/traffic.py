@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from reclaim.topology import F8, I8
+from reclaim.arrays import Floats, Ints
 
 RESEARCH_SHARE = 0.3
 """P3's beta, the share of a link's bandwidth that is reserved for research traffic."""
@@ -56,7 +56,7 @@ def class_of(notice_s: float) -> TrafficClass:
     return TrafficClass.PLANNED if notice_s > 0 else TrafficClass.EMERGENCY
 
 
-def wire_bytes(payload_bytes: npt.ArrayLike, overhead_share: float = OVERHEAD_SHARE) -> F8:
+def wire_bytes(payload_bytes: npt.ArrayLike, overhead_share: float = OVERHEAD_SHARE) -> Floats:
     """Returns the bytes on the wire of some bytes of payload."""
     return np.asarray(np.ceil(np.asarray(payload_bytes, np.float64) * (1 + overhead_share)))
 
@@ -66,7 +66,7 @@ def migration_share(
     least_research_bytes_s: npt.ArrayLike = 0.0,
     research_share: float = RESEARCH_SHARE,
     uncontrolled_bytes_s: npt.ArrayLike = 0.0,
-) -> I8:
+) -> Ints:
     """Returns B_mig = B - max(beta B, B_min) of each link, for all migrations together, at least 0.
 
     `uncontrolled_bytes_s` is the burst of migrations that no agent of ours limits. It is deducted as well, so the
@@ -83,7 +83,7 @@ def migration_share(
     return np.asarray(np.floor(np.maximum(share, 0)), np.int64)
 
 
-def least_rates(remaining_bytes: F8, window_s: F8, spare_bytes_s: npt.ArrayLike = 0) -> I8:
+def least_rates(remaining_bytes: Floats, window_s: Floats, spare_bytes_s: npt.ArrayLike = 0) -> Ints:
     """Returns r_min = C/(tau - T_r) (equation 12), rounded up, for flows whose window is tau - T_r.
 
     The rate of a window that is not above 0 is `UNLIMITED_BYTES_S`; that of a flow without remaining bytes is 0.
@@ -95,14 +95,14 @@ def least_rates(remaining_bytes: F8, window_s: F8, spare_bytes_s: npt.ArrayLike 
     return np.where(remaining_bytes > 0, rates, 0).astype(np.int64)
 
 
-def link_sums(rates: I8, paths: I8, links: int) -> I8:
+def link_sums(rates: Ints, paths: Ints, links: int) -> Ints:
     """Returns the sum of the rates on each link. Elements of `paths` below 0 are padding."""
     sums = np.zeros(links + 1, np.int64)
     np.add.at(sums, paths, rates[:, None])
     return sums[:-1]
 
 
-def fill(rates: I8, limits: I8, paths: I8, share_bytes_s: I8) -> I8:
+def fill(rates: Ints, limits: Ints, paths: Ints, share_bytes_s: Ints) -> Ints:
     """Returns rates raised as far as the links allow, by max-min fair increments (progressive filling).
 
     The increments of all flows grow together. A flow stops at its limit, or when a link of its path is full: less than

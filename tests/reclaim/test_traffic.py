@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reclaim.admission import Decision, Flows, Outcome, decide
-from reclaim.topology import F8, I8
+from reclaim.arrays import Floats, Ints
 from reclaim.traffic import (
     UNLIMITED_BYTES_S,
     TrafficClass,
@@ -49,7 +49,7 @@ def test_least_rate_is_above_the_exact_one() -> None:
     assert wire_bytes(100) == 106
 
 
-def plainly_filled(rates: I8, limits: I8, paths: I8, share: I8) -> list[int]:
+def plainly_filled(rates: Ints, limits: Ints, paths: Ints, share: Ints) -> list[int]:
     """Progressive filling, one byte per second at a time."""
     found, growing = rates.tolist(), set(range(len(rates)))
     users = [{f for f in growing if link in paths[f]} for link in range(len(share))]
@@ -179,7 +179,7 @@ class Campus:
         self.refused: dict[int, Outcome] = {}
         self.revoked: set[int] = set()
 
-    def share(self, now_s: float) -> I8:
+    def share(self, now_s: float) -> Ints:
         level = np.cos(now_s) if self.bandwidth_falls else 0.0
         return migration_share(self.links * (1 + 0.3 * level), 10**5)
 
@@ -204,9 +204,9 @@ class Campus:
     def _is_open(self, flow: int) -> bool:
         return flow not in self.finished and flow not in self.refused and flow not in self.revoked
 
-    def _decide(self, at: I8, now_s: float) -> dict[int, int]:
+    def _decide(self, at: Ints, now_s: float) -> dict[int, int]:
         """Decides for the flows `at`, checks theorem 4 and the least rates, and returns the rates of admitted flows."""
-        remaining: F8 = np.array([float(self.remaining[f]) for f in at])
+        remaining: Floats = np.array([float(self.remaining[f]) for f in at])
         picked = {name: getattr(self.flows, name)[at] for name in Flows.__dataclass_fields__}
         share = self.share(now_s)
         found = decide(Flows(**picked | {"remaining_bytes": remaining}), share, now_s)
