@@ -10,15 +10,19 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike, NDArray
 
+from reclaim.arrays import Bools, Floats, Ints, column
 from reclaim.onward import Onward
-from reclaim.arrays import Bools, Floats, Ints
-from reclaim.topology import NOWHERE, Topology
+from reclaim.topology import NOWHERE, Topology, check_numbers
 
-I1 = npt.NDArray[np.int8]
+I1 = NDArray[np.int8]
 Score = Callable[[int, Bools, Floats], tuple[Ints, Floats]]
 """Given a job, its candidates and T_mig to each node, returns the candidates to choose from and their scores."""
+RESTART_S = 30.0
+"""T_r if nothing was measured: the start of a container and of a training."""
+COMMIT_S = 2.0
+"""The commit of an uploaded checkpoint if nothing was measured."""
 
 
 class Constraint(IntEnum):
@@ -47,11 +51,11 @@ class Rules:
 
     def __post_init__(self) -> None:
         if not self.alpha >= 0:
-            raise ValueError(f"alpha is {self.alpha}; it must be at least 0")
+            raise ValueError(f"alpha: {self.alpha}: must be 0 or more")
         if not 0 <= self.max_load <= 1:
-            raise ValueError(f"max_load is {self.max_load}; it must be from 0 to 1")
+            raise ValueError(f"max_load: {self.max_load}: must be from 0 to 1")
         if self.min_local < 1:
-            raise ValueError(f"min_local is {self.min_local}; it must be at least 1")
+            raise ValueError(f"min_local: {self.min_local}: must be 1 or more")
 
 
 DEFAULT_RULES = Rules()
@@ -67,6 +71,19 @@ class Nodes:
     """The compute capability, such as 8.6."""
     load: Floats
     """The share of the node that is in use. Infinity excludes a node, such as one that is not lent now."""
+
+    @classmethod
+    def of(cls, count: int, *, memory_bytes: ArrayLike, capability: ArrayLike, load: ArrayLike) -> "Nodes":
+        """Returns `count` nodes. A single number applies to all.
+
+        Raises:
+            ValueError: a column has a wrong size, or an element that is negative or not a number.
+        """
+        return cls(
+            column("memory_bytes", memory_bytes, count),
+            column("capability", capability, count),
+            column("load", load, count, infinite=True),
+        )
 
     def copy(self) -> "Nodes":
         """Returns a copy that `take` may change."""
@@ -100,6 +117,37 @@ class Leaving:
     commit_s: Floats
     """The time from the last uploaded byte until the checkpoint is complete. Used with stores."""
 
+    @classmethod
+    def of(
+        cls,
+        source: ArrayLike,
+        *,
+        checkpoint_bytes: ArrayLike,
+        memory_bytes: ArrayLike,
+        notice_s: ArrayLike = np.inf,
+        restart_s: ArrayLike = RESTART_S,
+        commit_s: ArrayLike = COMMIT_S,
+        capability: ArrayLike = 0.0,
+        load: ArrayLike = 0.0,
+    ) -> "Leaving":
+        """Returns jobs, one for each element of `source`. A single number applies to all.
+
+        Raises:
+            ValueError: a column has a wrong size, or an element that is negative or not a number.
+        """
+        nodes = np.asarray(source, np.int64)
+        count = len(nodes)
+        return cls(
+            nodes,
+            column("checkpoint_bytes", checkpoint_bytes, count),
+            column("memory_bytes", memory_bytes, count),
+            column("capability", capability, count),
+            column("load", load, count),
+            column("notice_s", notice_s, count, infinite=True),
+            column("restart_s", restart_s, count),
+            column("commit_s", commit_s, count),
+        )
+
     def __len__(self) -> int:
         return len(self.source)
 
@@ -128,7 +176,7 @@ class Network:
         stores = topology.store_of(np.arange(topology.nodes))
         if (stores == NOWHERE).any():
             node = int(np.flatnonzero(stores == NOWHERE)[0])
-            raise ValueError(f"node {node} has no store; its building or its site must have one")
+            raise ValueError(f"node {node}: no store: its building or its site must have one")
         return cls(topology, Onward.of(topology, stores), stores)
 
     def next_s(self, candidates: Bools, checkpoint_bytes: float, restart_s: float) -> Floats:
@@ -196,7 +244,7 @@ def removed_by(network: Network, nodes: Nodes, leaving: Leaving, job: int, rules
 
 
 def choose(
-    network: Network, nodes: Nodes, leaving: Leaving, survival: npt.ArrayLike, rules: Rules = DEFAULT_RULES
+    network: Network, nodes: Nodes, leaving: Leaving, survival: ArrayLike, rules: Rules = DEFAULT_RULES
 ) -> Choices:
     """Returns the destinations of all jobs (algorithm 2 for each, see `assign`).
 
@@ -208,7 +256,7 @@ def choose(
     """
     survives = np.broadcast_to(np.asarray(survival, np.float64), (len(leaving), network.topology.nodes))
     if not ((survives >= 0) & (survives <= 1)).all():
-        raise ValueError("survival has an element that is not from 0 to 1")
+        raise ValueError(f"survival: from {survives.min()} to {survives.max()}: must be from 0 to 1")
     building = network.topology.building[: network.topology.nodes]
 
     def score(job: int, candidates: Bools, migration_s: Floats) -> tuple[Ints, Floats]:
@@ -228,6 +276,7 @@ def assign(network: Network, nodes: Nodes, leaving: Leaving, rules: Rules, score
     rounding error does not decide. Of equal scores the least migration time is chosen, then the lowest node number.
     """
     jobs = len(leaving)
+    check_numbers("source", leaving.source, network.topology.nodes)
     left = nodes.copy()
     destination = np.full(jobs, NOWHERE)
     score_s, migration_s = np.full(jobs, np.nan), np.full(jobs, np.nan)

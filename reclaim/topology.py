@@ -13,8 +13,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from reclaim.arrays import Bools, Floats, Ints
-
+from reclaim.arrays import Floats, Ints
 
 LEAST_BYTES_S = 1.0
 """The bandwidth of a link that is measured as less, or as nothing. It keeps every time finite; no deadline is met over
@@ -55,9 +54,8 @@ class Links:
         arrays = np.broadcast_arrays(*(np.asarray(a, np.float64) for a in (up_bytes_s, down_bytes_s, inside_bytes_s)))
         for name, array in zip(("up_bytes_s", "down_bytes_s", "inside_bytes_s"), arrays, strict=True):
             if np.isnan(array).any():
-                raise ValueError(
-                    f"{name} of link {int(np.flatnonzero(np.isnan(array))[0])} is nan; it must be a number"
-                )
+                wrong = int(np.flatnonzero(np.isnan(array))[0])
+                raise ValueError(f"{name}[{wrong}]: nan: must be a number")
         up, down, inside = (np.maximum(np.atleast_1d(array), LEAST_BYTES_S) for array in arrays)
         return cls(up, down, inside)
 
@@ -110,18 +108,17 @@ class Topology:
         levels = ("access", access, len(building)), ("distribution", distribution, len(site))
         for name, links, count in levels:
             if len(links) != count:
-                raise ValueError(f"{name} has {len(links)} links; it must have {count}, one for each of its members")
-        _check("node_building", building, len(site))
-        _check("building_site", site, len(core))
-        _check(
-            "building of a store", np.array([s.building for s in stores if s.building != NOWHERE], np.int64), len(site)
+                raise ValueError(f"{name}: {len(links)} links: must be {count}, one for each member of the level")
+        check_numbers("node_building", building, len(site))
+        check_numbers("building_site", site, len(core))
+        check_numbers(
+            "building of stores", np.array([s.building for s in stores if s.building != NOWHERE], np.int64), len(site)
         )
-        _check("site of a store", np.array([s.site for s in stores], np.int64), len(core))
+        check_numbers("site of stores", np.array([s.site for s in stores], np.int64), len(core))
         for number, store in enumerate(stores):
             if store.building != NOWHERE and site[store.building] != store.site:
                 raise ValueError(
-                    f"store {number} is in building {store.building} and site {store.site}; "
-                    f"its site must be that of the building, {site[store.building]}"
+                    f"stores[{number}].site: {store.site}: must be {site[store.building]}, the site of its building"
                 )
         ends = Links.of(
             np.concatenate([access.up_bytes_s, [s.read_bytes_s for s in stores]]),
@@ -239,8 +236,8 @@ def _of_building(bandwidth_bytes_s: Floats, buildings: Ints) -> Floats:
     return np.where(buildings == NOWHERE, np.inf, bandwidth_bytes_s[buildings])
 
 
-def _check(name: str, numbers: Ints, count: int) -> None:
-    """Raises ValueError if a number is not one of `count` places."""
+def check_numbers(name: str, numbers: Ints, count: int) -> None:
+    """Raises ValueError, with the name of the array, if an element is not from 0 to count - 1."""
     wrong = np.flatnonzero((numbers < 0) | (numbers >= count))
     if len(wrong):
-        raise ValueError(f"{name} is {numbers[wrong[0]]} at position {wrong[0]}; it must be from 0 to {count - 1}")
+        raise ValueError(f"{name}[{wrong[0]}]: {numbers[wrong[0]]}: must be from 0 to {count - 1}")

@@ -52,7 +52,7 @@ def class_of(notice_s: float) -> TrafficClass:
         ValueError: the notice is negative or not a number.
     """
     if not notice_s >= 0:
-        raise ValueError(f"notice_s is {notice_s}; it must be at least 0")
+        raise ValueError(f"notice_s: {notice_s}: must be 0 or more")
     return TrafficClass.PLANNED if notice_s > 0 else TrafficClass.EMERGENCY
 
 
@@ -76,7 +76,7 @@ def migration_share(
         ValueError: the share for research traffic is not from 0 to 1.
     """
     if not 0 <= research_share <= 1:
-        raise ValueError(f"research_share is {research_share}; it must be from 0 to 1")
+        raise ValueError(f"research_share: {research_share}: must be from 0 to 1")
     bandwidth = np.minimum(np.asarray(bandwidth_bytes_s, np.float64), UNLIMITED_BYTES_S)
     reserved = np.maximum(research_share * bandwidth, np.asarray(least_research_bytes_s, np.float64))
     share = bandwidth - reserved - np.asarray(uncontrolled_bytes_s, np.float64)

@@ -32,7 +32,8 @@ def topology(rng: np.random.Generator, nodes: int = 0, *, distinct: bool = False
 
 
 def nodes(rng: np.random.Generator, count: int) -> Nodes:
-    return Nodes(
+    return Nodes.of(
+        count,
         memory_bytes=rng.choice([8e9, 24e9, 48e9, 80e9], count),
         capability=rng.choice([7.5, 8.0, 8.6, 8.9], count),
         load=np.where(rng.random(count) < 0.1, np.inf, rng.choice([0.0, 0.3, 0.8, 0.9], count)),
@@ -40,8 +41,8 @@ def nodes(rng: np.random.Generator, count: int) -> Nodes:
 
 
 def leaving(rng: np.random.Generator, count: int, jobs: int) -> Leaving:
-    return Leaving(
-        source=rng.integers(0, count, jobs),
+    return Leaving.of(
+        rng.integers(0, count, jobs),
         checkpoint_bytes=rng.choice([1.2e8, 3.2e9, 4.8e10], jobs),
         memory_bytes=rng.choice([4e9, 20e9, 40e9], jobs),
         capability=rng.choice([7.0, 8.0, 8.6], jobs),

@@ -30,7 +30,7 @@ def test_classes() -> None:
     assert {c.value: c.dscp for c in TrafficClass} == {"emergency": 46, "planned": 34, "pre-sync": 8, "research": 0}
     assert class_of(0) is TrafficClass.EMERGENCY
     assert class_of(0.5) is TrafficClass.PLANNED
-    with pytest.raises(ValueError, match="notice_s is -1; it must be at least 0"):
+    with pytest.raises(ValueError, match="notice_s: -1: must be 0 or more"):
         class_of(-1)
 
 
@@ -38,7 +38,7 @@ def test_share_leaves_the_larger_of_both_reservations() -> None:
     assert migration_share([1000.0, 1000.0, 1000.0], [0.0, 400.0, 2000.0]).tolist() == [700, 600, 0]
     assert migration_share(1000.0, 0.0, 0.4, 100.0) == 500
     assert 0.69 * UNLIMITED_BYTES_S < migration_share(np.inf) <= UNLIMITED_BYTES_S
-    with pytest.raises(ValueError, match=r"research_share is 1\.5; it must be from 0 to 1"):
+    with pytest.raises(ValueError, match=r"research_share: 1\.5: must be from 0 to 1"):
         migration_share(1.0, research_share=1.5)
 
 
