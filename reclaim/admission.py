@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from reclaim.arrays import Bools, Floats, Ints
-from reclaim.traffic import fill, least_rates, link_sums
+from reclaim.arrays import Bools, Floats, Ints, column
+from reclaim.traffic import UNLIMITED_BYTES_S, fill, least_rates, link_sums
 
 
 class Outcome(IntEnum):
@@ -46,6 +47,35 @@ class Flows:
     """When each flow starts, for admitted flows from the decision that admitted it."""
     is_admitted: Bools
     """Whether an earlier decision has admitted the flow."""
+
+    @classmethod
+    def of(
+        cls,
+        remaining_bytes: ArrayLike,
+        deadline_s: ArrayLike,
+        paths: Ints,
+        *,
+        rest_s: ArrayLike,
+        limit_bytes_s: ArrayLike = UNLIMITED_BYTES_S,
+        start_s: ArrayLike = 0.0,
+        is_admitted: ArrayLike = False,
+    ) -> "Flows":
+        """Returns flows, one for each row of `paths`. A single number applies to all.
+
+        Raises:
+            ValueError: a column has a wrong size, or an element that is negative or not a number.
+        """
+        count = len(paths)
+        limit = np.minimum(column("limit_bytes_s", limit_bytes_s, count, infinite=True), UNLIMITED_BYTES_S)
+        return cls(
+            column("remaining_bytes", remaining_bytes, count),
+            column("deadline_s", deadline_s, count),
+            column("rest_s", rest_s, count),
+            limit.astype(np.int64),
+            paths,
+            column("start_s", start_s, count),
+            np.broadcast_to(np.asarray(is_admitted, np.bool_), count),
+        )
 
     def __len__(self) -> int:
         return len(self.remaining_bytes)
