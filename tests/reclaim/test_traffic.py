@@ -154,6 +154,33 @@ def test_starts_are_staggered_as_far_as_deadlines_allow() -> None:
     assert (scarce.rate_bytes_s == 27).all()
 
 
+@given(SEEDS)
+@settings(max_examples=examples(100))
+def test_rounding_does_not_end_an_admission(seed: int) -> None:
+    """A flow that runs at exactly the rate it was admitted for, on a link without any rest, stays admitted."""
+    rng = np.random.default_rng(seed)
+    size, deadline_s = float(rng.integers(10**6, 10**11)), float(rng.uniform(1, 600))
+    flow = one_link((size, deadline_s))
+    share = decide(flow, np.array([10**12]), 0.0).least_bytes_s
+    rate = decide(flow, share, 0.0).rate_bytes_s[0]
+    assert rate == share[0]
+    flow = replace(flow, is_admitted=np.array([True]))
+    for now_s in np.sort(rng.uniform(0, deadline_s, 30)):
+        # Counters of bytes lag: what remains is rounded up.
+        left = replace(flow, remaining_bytes=np.ceil(np.maximum(flow.remaining_bytes - rate * now_s, 0)))
+        found = decide(left, share, now_s)
+        assert outcomes(found) == [Outcome.ADMITTED]
+        assert found.rate_bytes_s[0] >= found.least_bytes_s[0]
+
+
+def test_pre_sync_gets_what_migrations_leave() -> None:
+    found = decide(one_link((4000, 10), limit=600, admitted=1), np.array([1000]), 0.0)
+    assert found.left_bytes_s.tolist() == [400]
+    background = np.zeros((2, 1), np.int64)
+    rates = fill(np.zeros(2, np.int64), np.array([100, 10**6]), background, found.left_bytes_s)
+    assert rates.tolist() == [100, 300]
+
+
 class Campus:
     """Migrations over shared links in exact arithmetic. Decisions are made at arrivals, starts, ends and changes."""
 
