@@ -18,8 +18,8 @@ import numpy as np
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, exponent, interleave, medians, timed
 from reclaim.admission import Decision, Flows, decide
 from reclaim.arrays import Floats, Ints
-from reclaim.destinations import NOWHERE, Choices, Leaving, Network, Nodes, choose
-from reclaim.topology import Links, Store, Topology
+from reclaim.destinations import Choices, Leaving, Network, Nodes, choose
+from reclaim.topology import NOWHERE, Links, Store, Topology
 from reclaim.traffic import migration_share, wire_bytes
 
 NODES = (500, 2_000, 10_000, 50_000)

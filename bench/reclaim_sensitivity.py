@@ -16,8 +16,8 @@ import numpy as np
 from bench.reclaim import CORE_BYTES_S, LOCAL_BYTES_S
 from reclaim.admission import Flows, Outcome, decide
 from reclaim.arrays import Floats
-from reclaim.destinations import NOWHERE, Leaving, Network, Nodes, Rules, choose
-from reclaim.topology import Links, Topology
+from reclaim.destinations import Leaving, Network, Nodes, Rules, choose
+from reclaim.topology import NOWHERE, Links, Topology
 from reclaim.traffic import migration_share, wire_bytes
 
 NODES, BUILDINGS = 54, 4
