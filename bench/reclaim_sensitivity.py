@@ -9,6 +9,7 @@ drawn from fixed seeds, so every setting sees the same campuses, jobs and notice
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import click
 import numpy as np
@@ -92,45 +93,32 @@ def assumed_restart(assumed_s: float) -> tuple[float, float, float]:
     return float((admitted & fits).mean()), float((admitted & ~fits).mean()), float((~admitted & fits).mean())
 
 
-def control_period(period_s: int, headroom_share: float) -> tuple[float, float, float]:
-    """Returns the shares of seven simultaneous uploads that complete in time, are late, and are refused or revoked.
+def control_period(period_s: float, headroom_share: float) -> tuple[float, float, float]:
+    """Returns the shares of seven simultaneous uploads that complete in time, are admitted but late, and are refused.
 
-    They share one link, whose bandwidth moves between 40 % and 160 % of its mean within about ten minutes. A decision is
-    made in every period from the bandwidth of that second. Until the next one, a link that cannot carry what was
-    assigned slows all flows in proportion.
+    They share one link, whose bandwidth moves between 40 % and 160 % of its mean within about ten minutes. A decision
+    is made in every period from the bandwidth of that second. Until the next one, a link that cannot carry what was
+    assigned slows all flows in proportion. A flow that is refused is offered again until its notice is over.
     """
     counts = np.zeros(3)
     for seed in range(CASES):
         rng = np.random.default_rng(seed)
-        phase = rng.uniform(0, 2 * np.pi, 3)
-        clock = np.arange(0, 1800)
+        phase, clock = rng.uniform(0, 2 * np.pi, 3), np.arange(1800)
         swing = sum(np.sin(2 * np.pi * clock / length + p) for length, p in zip((600, 240, 70), phase, strict=True)) / 3
-        noise = np.clip(rng.normal(0, 0.05, len(clock)), -0.1, 0.1)
-        bandwidth = LOCAL_BYTES_S * (1 + 0.6 * swing + noise)
+        share = migration_share(LOCAL_BYTES_S * (1 + 0.6 * swing + rng.uniform(-0.1, 0.1, len(clock))))
         deadline_s = np.exp(rng.uniform(np.log(60), np.log(1700), MIGRATIONS))
         flows = Flows.of(wire_bytes(sizes(rng, MIGRATIONS)), deadline_s, np.zeros((MIGRATIONS, 1), int), rest_s=2.0)
-        dropped = np.zeros(MIGRATIONS, bool)
-        rates = np.zeros(MIGRATIONS)
-        for now_s in clock:
-            active = (flows.remaining_bytes > 0) & ~dropped
-            if not active.any():
-                break
-            share = migration_share(bandwidth[now_s : now_s + 1])
+        for now_s in clock.tolist():
             if now_s % period_s == 0:
-                picked = Flows(**{name: column[active] for name, column in vars(flows).items()})
-                found = decide(picked, share, float(now_s), headroom_share)
-                rates[:], start_s, admitted = 0.0, flows.start_s.copy(), flows.is_admitted.copy()
-                rates[active] = found.rate_bytes_s
-                start_s[active], admitted[active] = found.start_s, found.outcome == Outcome.ADMITTED
-                late = active & (flows.deadline_s - flows.rest_s <= now_s)
-                dropped |= active & ~admitted & ~late
-                flows = replace(flows, start_s=start_s, is_admitted=admitted)
-            slowed = min(1.0, share[0] / max(rates.sum(), 1.0))
-            until = flows.deadline_s - flows.rest_s > now_s + 1
-            left = np.maximum(flows.remaining_bytes - np.where(until, rates * slowed, 0.0), 0.0)
-            flows = replace(flows, remaining_bytes=left)
+                found = decide(flows, share[now_s : now_s + 1], float(now_s), headroom_share)
+                takes_part = found.outcome <= Outcome.SQUEEZED
+                flows = replace(flows, start_s=found.start_s, is_admitted=takes_part | flows.is_admitted)
+            slowed = min(1.0, share[now_s] / max(found.rate_bytes_s.sum(), 1))
+            in_time = flows.deadline_s - flows.rest_s >= now_s + 1
+            left = flows.remaining_bytes - np.where(in_time, found.rate_bytes_s * slowed, 0.0)
+            flows = replace(flows, remaining_bytes=np.maximum(left, 0.0))
         done = flows.remaining_bytes <= 0
-        counts += [done.sum(), (~done & ~dropped).sum(), dropped.sum()]
+        counts += [done.sum(), (~done & flows.is_admitted).sum(), (~done & ~flows.is_admitted).sum()]
     shares = counts / (CASES * MIGRATIONS)
     return float(shares[0]), float(shares[1]), float(shares[2])
 
@@ -147,11 +135,8 @@ def tables() -> Iterator[str]:
         yield f"| {name} | {waited_s:.0f} | {migrations:.2f} |"
     yield from _rows("T_r", (0.0, 15.0, 30.0, 60.0, 120.0), assumed_restart)
     for headroom in (0.0, 0.05):
-        yield from _rows(
-            f"headroom {headroom:g}, period",
-            (1, 5, 10, 30, 60),
-            lambda period, h=headroom: control_period(int(period), h),
-        )
+        measure = partial(control_period, headroom_share=headroom)
+        yield from _rows(f"headroom {headroom:g}, period", (1, 5, 10, 30, 60), measure)
 
 
 def _rows(name: str, values: tuple[float, ...], measure: Callable[[float], tuple[float, ...]]) -> Iterator[str]:

@@ -1,9 +1,10 @@
 """P3, which migrations are admitted, at which rate and when they start (section VII.B, theorems 3 and 4).
 
 A decision holds on every controlled link of every path. It is made again when a flow arrives, starts or ends, when the
-bandwidth changes, and in each control period. An admitted flow keeps its admission unless the bandwidth falls: new
-flows get only what the admitted ones do not need. So every admitted flow completes before its deadline if the links
-carry the rates that were assigned (theorem 3), and the rates on a link never exceed its share (theorem 4).
+bandwidth changes, and in each control period. New flows get only what the admitted ones do not need. So every admitted
+flow completes before its deadline if the links carry the rates that were assigned (theorem 3), and the rates on a link
+never exceed its share (theorem 4). If the bandwidth falls below what was promised, flows that no longer fit get what is
+left, because dips are often short.
 """
 
 from dataclasses import dataclass
@@ -17,14 +18,19 @@ from reclaim.traffic import UNLIMITED_BYTES_S, fill, least_rates, link_sums
 
 
 class Outcome(IntEnum):
-    """What became of a flow. All but the first mean degraded recovery: the job restarts from its last checkpoint."""
+    """What became of a flow."""
 
     ADMITTED = 0
-    NO_TIME = 1
-    """The notice is not longer than the time that must be left after the transfer."""
-    TOO_NARROW = 2
+    """The flow completes in time if the links carry the assigned rates."""
+    SQUEEZED = 1
+    """The flow was admitted, but since the bandwidth has fallen it needs more than is left. It gets what is left, and
+    is admitted again if the bandwidth recovers in time."""
+    NO_TIME = 2
+    """The notice is not longer than the time that must be left after the transfer. This and the following outcomes mean
+    degraded recovery: the job restarts from its last complete checkpoint."""
+    TOO_NARROW = 3
     """The flow alone needs more than its own limit or than the share of a link of its path."""
-    CROWDED = 3
+    CROWDED = 4
     """What is left by admitted flows and by flows with earlier deadlines is too little."""
 
 
@@ -46,7 +52,7 @@ class Flows:
     start_s: Floats
     """When each flow starts, for admitted flows from the decision that admitted it."""
     is_admitted: Bools
-    """Whether an earlier decision has admitted the flow."""
+    """Whether an earlier decision has admitted the flow; also of a flow that is squeezed."""
 
     @classmethod
     def of(
@@ -90,7 +96,7 @@ class Decision:
     least_bytes_s: Ints
     """What each flow needs from its start until its deadline (equation 12)."""
     rate_bytes_s: Ints
-    """The rate of each flow from now until the next decision. 0 for flows that have not started or are not admitted."""
+    """The rate of each flow from now until the next decision. 0 for flows that have not started or are refused."""
     start_s: Floats
     """When each flow starts. Flows that were admitted before keep their start."""
     left_bytes_s: Ints
@@ -100,10 +106,11 @@ class Decision:
 def decide(flows: Flows, share_bytes_s: Ints, now_s: float, headroom_share: float = 0.0) -> Decision:
     """Returns who is admitted and at which rate. `share_bytes_s` is the migration share of each link.
 
-    Flows are considered in this order: those that are admitted already, then by deadline, then by the rate that they
-    need, then by position. A flow is admitted if the rate that it needs is left on every link of its path. A flow that
-    is not admitted is passed over: a later flow that needs less may still be admitted. If all flows fit, this admits
-    all. The rest of each link is spread by max-min fair increments over the flows that have started.
+    Flows are considered in the order of their deadlines, then of the rate that they need, then of their position; those
+    that are admitted already come first. A flow is admitted if the rate that it needs is left on every link of its
+    path. A flow that is not admitted is passed over: a later flow that needs less may still be admitted. If all flows
+    fit, this admits all. The rest of each link is spread by max-min fair increments over the flows that have started. A
+    refused flow may be offered again in later decisions.
 
     Starts of newly admitted flows are staggered: flow i of K' starts i tau/K' later, but no later than the bandwidth
     that is free now permits (`_starts`).
@@ -111,51 +118,68 @@ def decide(flows: Flows, share_bytes_s: Ints, now_s: float, headroom_share: floa
     `headroom_share` is the share of each link that new flows leave free, so that admitted flows still fit when the
     network has carried less than it was assigned.
     """
-    links = len(share_bytes_s)
     begin_s = np.where(flows.is_admitted, np.maximum(flows.start_s, now_s), now_s)
     window_s = flows.deadline_s - flows.rest_s - begin_s
     # A new flow gets one byte per second more than it needs. While it runs, what it needs then never exceeds, even when
     # rounded, what it was admitted for. So rounding cannot end an admission.
     least = least_rates(flows.remaining_bytes, window_s, np.where(flows.is_admitted, 0, 1))
-    ceiling = np.append(share_bytes_s, np.iinfo(np.int64).max)
     outcome = np.full(len(flows), Outcome.ADMITTED, np.int64)
-    narrowest = np.minimum(ceiling[flows.paths].min(axis=1, initial=np.iinfo(np.int64).max), flows.limit_bytes_s)
-    outcome[least > narrowest] = Outcome.TOO_NARROW
+    outcome[least > _narrowest(flows, share_bytes_s)] = Outcome.TOO_NARROW
     outcome[(window_s <= 0) & (flows.remaining_bytes > 0)] = Outcome.NO_TIME
     open_to_new = np.floor(share_bytes_s * (1 - headroom_share)).astype(np.int64)
-    _by_deadline(flows, least, outcome, share_bytes_s, open_to_new)
+    floors = _floors(flows, least, outcome, share_bytes_s, open_to_new)
 
-    admitted = outcome == Outcome.ADMITTED
-    floors = np.where(admitted, least, 0)
-    limits = np.where(admitted, flows.limit_bytes_s, 0)
+    takes_part = outcome <= Outcome.SQUEEZED
+    limits = np.where(takes_part, flows.limit_bytes_s, 0)
     start_s = flows.start_s
-    is_new = admitted & ~flows.is_admitted
+    is_new = takes_part & ~flows.is_admitted
     if is_new.any():
         planned = fill(floors, limits, flows.paths, share_bytes_s)
         start_s = np.where(is_new, _starts(flows, planned, is_new, now_s), start_s)
-    running = admitted & (start_s <= now_s)
-    rates = fill(np.where(running, least, 0), np.where(running, limits, 0), flows.paths, share_bytes_s)
-    return Decision(outcome, least, rates, start_s, share_bytes_s - link_sums(rates, flows.paths, links))
+    running = takes_part & (start_s <= now_s)
+    rates = fill(np.where(running, floors, 0), np.where(running, limits, 0), flows.paths, share_bytes_s)
+    left = share_bytes_s - link_sums(rates, flows.paths, len(share_bytes_s))
+    return Decision(outcome, least, rates, start_s, left)
 
 
-def _by_deadline(flows: Flows, least: Ints, outcome: Ints, share: Ints, open_to_new: Ints) -> None:
-    """Marks flows as CROWDED for which too little is left, in the order of `decide`."""
-    eligible = outcome == Outcome.ADMITTED
+def _narrowest(flows: Flows, room_bytes_s: Ints) -> Ints:
+    """Returns the highest rate that each flow may have alone, in the room of the links."""
+    most = np.iinfo(np.int64).max
+    room = np.append(room_bytes_s, most)
+    return np.asarray(np.minimum(room[flows.paths].min(axis=1, initial=most), flows.limit_bytes_s))
+
+
+def _floors(flows: Flows, least: Ints, outcome: Ints, share: Ints, open_to_new: Ints) -> Ints:
+    """Returns the rate that each flow is assured of, and marks flows that do not fit as SQUEEZED or CROWDED."""
     links = len(share)
-    old = link_sums(np.where(eligible & flows.is_admitted, least, 0), flows.paths, links)
-    new = link_sums(np.where(eligible & ~flows.is_admitted, least, 0), flows.paths, links)
-    if (old <= share).all() and ((new == 0) | (old + new <= open_to_new)).all():
-        return
+    fits = outcome == Outcome.ADMITTED
+    old = link_sums(np.where(fits & flows.is_admitted, least, 0), flows.paths, links)
+    new = link_sums(np.where(fits & ~flows.is_admitted, least, 0), flows.paths, links)
+    none_squeezed = (fits | (outcome == Outcome.NO_TIME))[flows.is_admitted].all() and (old <= share).all()
+    if none_squeezed and ((new == 0) | (old + new <= open_to_new)).all():
+        return np.where(fits, least, 0)
+    floors = np.zeros_like(least)
     used = np.zeros(links, np.int64)
-    for flow in np.lexsort((least, flows.deadline_s, ~flows.is_admitted)):
-        if not eligible[flow]:
-            continue
+
+    def admit(candidates: Bools, most: Ints, otherwise: Outcome) -> None:
+        for flow in order[candidates[order]]:
+            path = flows.paths[flow][flows.paths[flow] >= 0]
+            if (used[path] + least[flow] <= most[path]).all():
+                floors[flow] = least[flow]
+                used[path] += least[flow]
+            else:
+                outcome[flow] = otherwise
+
+    order = np.lexsort((least, flows.deadline_s))
+    outcome[flows.is_admitted & (outcome == Outcome.TOO_NARROW)] = Outcome.SQUEEZED
+    admit(fits & flows.is_admitted, share, Outcome.SQUEEZED)
+    # Only now: a flow that cannot complete must not take from flows with later deadlines that can.
+    for flow in order[outcome[order] == Outcome.SQUEEZED]:
         path = flows.paths[flow][flows.paths[flow] >= 0]
-        most = share if flows.is_admitted[flow] else open_to_new
-        if (used[path] + least[flow] <= most[path]).all():
-            used[path] += least[flow]
-        else:
-            outcome[flow] = Outcome.CROWDED
+        floors[flow] = min((share - used)[path].min(initial=least[flow]), least[flow], flows.limit_bytes_s[flow])
+        used[path] += floors[flow]
+    admit(fits & ~flows.is_admitted, open_to_new, Outcome.CROWDED)
+    return floors
 
 
 def _starts(flows: Flows, planned: Ints, is_new: Bools, now_s: float) -> Floats:
