@@ -98,7 +98,7 @@ class Decision:
     rate_bytes_s: Ints
     """The rate of each flow from now until the next decision. 0 for flows that have not started or are refused."""
     start_s: Floats
-    """When each flow starts. Flows that were admitted before keep their start."""
+    """When each flow starts. A flow keeps its start, but if it is squeezed it starts now."""
     left_bytes_s: Ints
     """What is left of the share of each link. Pre-sync may use it (`fill` with rates of 0) until the next decision."""
 
@@ -131,7 +131,7 @@ def decide(flows: Flows, share_bytes_s: Ints, now_s: float, headroom_share: floa
 
     takes_part = outcome <= Outcome.SQUEEZED
     limits = np.where(takes_part, flows.limit_bytes_s, 0)
-    start_s = flows.start_s
+    start_s = np.where(outcome == Outcome.SQUEEZED, np.minimum(flows.start_s, now_s), flows.start_s)
     is_new = takes_part & ~flows.is_admitted
     if is_new.any():
         planned = fill(floors, limits, flows.paths, share_bytes_s)
