@@ -31,9 +31,10 @@ from reclaim.destinations import (
     least,
     removed_by,
 )
+from reclaim.intervals import P1Settings, intervals
 from reclaim.topology import NOWHERE, check_numbers
 
-DAY_S = 86_400.0
+HOUR_S, DAY_S = 3600.0, 86_400.0
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Outlook:
     """N_d, likewise."""
     write_bytes_s: Floats
     """b_d, the bandwidth for checkpoints at each node."""
-    longest_s: Floats
-    """2 L_max, the longest interval of each job."""
+    loss_budget_s: Floats
+    """L_max, the mean work that a departure may cost each job."""
 
     @classmethod
     def of(
@@ -60,7 +61,7 @@ class Outlook:
         horizon_s: ArrayLike,
         emergencies: ArrayLike,
         write_bytes_s: ArrayLike,
-        longest_s: ArrayLike,
+        loss_budget_s: ArrayLike,
         notices: ArrayLike = 0.0,
     ) -> "Outlook":
         """Returns the outlook. Departures may be given for each node only; a single number applies to all.
@@ -73,19 +74,16 @@ class Outlook:
             _table("emergencies", emergencies, jobs, nodes),
             _table("notices", notices, jobs, nodes),
             column("write_bytes_s", write_bytes_s, nodes, positive=True),
-            column("longest_s", longest_s, jobs, positive=True),
+            column("loss_budget_s", loss_budget_s, jobs, positive=True),
         )
 
     def loss_s(self, job: int, checkpoint_bytes: float, next_s: Floats, write_share: float) -> tuple[Floats, Floats]:
-        """Returns the least expected loss of a job at each node in seconds, and the interval that has it.
-
-        As in equation 9, the interval is at least C/(beta b) and at most 2 L_max; of both, the former wins.
-        """
+        """Returns the least expected loss of a job at each node in seconds, and the interval that has it."""
         events, horizon_s = self.emergencies[job], self.horizon_s[job]
         write_s = checkpoint_bytes / self.write_bytes_s
-        with np.errstate(divide="ignore"):
-            free_s = np.sqrt(2 * horizon_s * write_s / np.where(events > 0, events, 0.0))
-        interval_s = np.maximum(np.minimum(free_s, self.longest_s[job]), write_s / write_share)
+        interval_s, _ = intervals(
+            events / horizon_s * HOUR_S, checkpoint_bytes, self.write_bytes_s, self.loss_budget_s[job], write_share
+        )
         saving_s = np.divide(horizon_s * write_s, interval_s, out=np.zeros_like(write_s), where=write_s > 0)
         again_s = events * (interval_s / 2 + next_s) + self.notices[job] * next_s
         return again_s + saving_s, interval_s
@@ -102,7 +100,7 @@ def _table(name: str, values: ArrayLike, jobs: int, nodes: int) -> Floats:
 class Policy:
     """The parameters of early moves (docs/reclaim-traffic.md has their sensitivity)."""
 
-    write_share: float = 0.2
+    write_share: float = P1Settings.write_share
     """P1's beta, the share of a job's bandwidth for checkpoints."""
     traffic_weight: float = 0.1
     """The price of a second of transfer, in seconds of lost work: other migrations and research use the links, too."""

@@ -30,7 +30,7 @@ def least_loss(
 ) -> tuple[float, float]:
     """Returns the least loss over the permitted intervals and its interval, by a search in a shrinking grid."""
     shortest_s = leaving.checkpoint_bytes[job] / (write_share * outlook.write_bytes_s[node])
-    low, high = shortest_s, max(outlook.longest_s[job], shortest_s)
+    low, high = shortest_s, max(2 * outlook.loss_budget_s[job], shortest_s)
     for _ in range(12):
         grid = np.linspace(low, high, 21)
         best = int(np.argmin(losses(outlook, leaving, job, node, next_s, grid)))
@@ -49,7 +49,7 @@ def world(seed: int, jobs: int = 4) -> tuple[np.random.Generator, Network, Nodes
         emergencies=rng.choice([0.0, 0.1, 1.0, 5.0], (jobs, count)),
         notices=rng.choice([0.0, 0.5, 2.0], (jobs, count)),
         write_bytes_s=rng.uniform(1e6, 1e9, count),
-        longest_s=rng.choice([60.0, 1800.0, 36_000.0], jobs),
+        loss_budget_s=rng.choice([30.0, 900.0, 18_000.0], jobs),
     )
     return rng, Network.direct(topology), campuses.nodes(rng, count), campuses.leaving(rng, count, jobs), outlook
 
@@ -118,7 +118,7 @@ def test_no_job_moves_if_hazards_are_equal(seed: int) -> None:
         emergencies=float(rng.uniform(0, 10)),
         notices=float(rng.uniform(0, 10)),
         write_bytes_s=outlook.write_bytes_s,
-        longest_s=outlook.longest_s,
+        loss_budget_s=outlook.loss_budget_s,
     )
     found = early_moves(network, nodes, leaving, equal, NEVER, 0.0, policy=Policy(margin=0, least_gain_s=0))
     assert (found.destination == NOWHERE).all()
@@ -144,7 +144,7 @@ def moves(
     network, nodes = campus(hazards)
     jobs = Leaving.of(sources, checkpoint_bytes=1e9, memory_bytes=40e9, restart_s=5.0)
     outlook = Outlook.of(
-        len(sources), len(hazards), horizon_s=10_800.0, emergencies=hazards, write_bytes_s=1e8, longest_s=3600.0
+        len(sources), len(hazards), horizon_s=10_800.0, emergencies=hazards, write_bytes_s=1e8, loss_budget_s=1800.0
     )
     return early_moves(network, nodes, jobs, outlook, moved_s[: len(sources)], now_s, policy=Policy(**policy))
 
@@ -207,7 +207,7 @@ def test_moves_of_a_job_in_a_day_are_limited(seed: int) -> None:
 
 def test_wrong_values_are_refused() -> None:
     with pytest.raises(ValueError, match=r"emergencies: from -1\.0 to 0\.0: must be 0 or more and finite"):
-        Outlook.of(1, 2, horizon_s=1, emergencies=[-1, 0], write_bytes_s=1, longest_s=1)
+        Outlook.of(1, 2, horizon_s=1, emergencies=[-1, 0], write_bytes_s=1, loss_budget_s=1)
     with pytest.raises(ValueError, match="moved_s: 8 columns: must be 9 or more"):
         moves([1.0, 1.0], [0], most_per_day=9)
     with pytest.raises(ValueError, match="write_share: 0: must be above 0 and at most 1"):
