@@ -98,7 +98,7 @@ def _table(name: str, values: ArrayLike, jobs: int, nodes: int) -> Floats:
 
 @dataclass(frozen=True)
 class Policy:
-    """The parameters of early moves (docs/reclaim-traffic.md has their sensitivity)."""
+    """The parameters of early moves."""
 
     write_share: float = P1Settings.write_share
     """P1's beta, the share of a job's bandwidth for checkpoints."""
