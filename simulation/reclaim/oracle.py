@@ -1,0 +1,151 @@
+"""The oracle (B6): it knows each epoch's true hazard and bandwidth, but no instant of a departure.
+
+It chooses intervals from 1 to 60 minutes and destinations with the least expected loss, with OR-Tools where several
+jobs compete, and by enumeration where there is one job. It may use the same share of the bandwidth for checkpoints as
+P1. Its objective is work loss, the number that is judged: the expected work between a departure and the newest complete
+checkpoint.
+"""
+
+from functools import lru_cache
+from math import inf
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from reclaim.arrays import Floats, Ints
+from simulation.reclaim.scenario import EPOCH_S, HOUR_S, STEP_S, Scenario
+from simulation.reclaim.state import NOWHERE, Job, Node
+from simulation.reclaim.systems import Parameters
+
+GRID_S = tuple(60.0 * minutes for minutes in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60))
+_UNIT = 1_000_000
+_AHEAD_S = 24 * 3600.0
+"""The horizon of its expectation at a destination."""
+
+
+class Truth:
+    """The true hazards and bandwidths of a scenario."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        """Sums hazards over epochs, so that any horizon is a difference."""
+        self.scenario = scenario
+        hours = EPOCH_S / HOUR_S
+        zero = np.zeros((len(scenario.machines), 1))
+        self.emergencies = np.concatenate((zero, np.cumsum(scenario.emergency_per_h, 1) * hours), axis=1)
+        self.notices = np.concatenate((zero, np.cumsum(scenario.notice_per_h, 1) * hours), axis=1)
+
+    def bandwidth_bytes_s(self, links: tuple[int, ...], at_s: float) -> float:
+        """Returns the least mean bandwidth of some links in the epoch that contains a time."""
+        first = int(at_s // EPOCH_S) * round(EPOCH_S / STEP_S)
+        rows = self.scenario.links_bytes_s[list(links), first : first + round(EPOCH_S / STEP_S)]
+        return float(rows.mean(1).min()) if rows.size else float(self.scenario.links_bytes_s[list(links), -1].min())
+
+    def expected(self, at_s: float, horizon_s: float) -> tuple[Floats, Floats]:
+        """Returns the expected departures of each machine, without and with notice."""
+        first = self.scenario.epoch(at_s)
+        last = min(self.scenario.epochs, first + max(1, round(horizon_s / EPOCH_S)))
+        return (
+            self.emergencies[:, last] - self.emergencies[:, first],
+            self.notices[:, last] - self.notices[:, first],
+        )
+
+
+def best_intervals(
+    truth: Truth, building: int, at: Ints, payload: Floats, now_s: float, parameters: Parameters
+) -> Floats:
+    """Returns the intervals of the jobs of a building with the least expected work loss.
+
+    Their writes may use the share `write_share` of what research leaves of the link to the store.
+    """
+    bandwidth = truth.bandwidth_bytes_s((truth.scenario.switch(building),), now_s) * (1 - parameters.research_share)
+    budget = bandwidth * parameters.p1.write_share
+    hazard = truth.scenario.emergency_per_h[at, truth.scenario.epoch(now_s)]
+    if len(at) == 1:
+        fitting = [one for one in GRID_S if payload[0] / one <= budget]
+        return np.array([fitting[0] if fitting else max(GRID_S[-1], payload[0] / budget)])
+    # Rounded, so that neighbouring epochs find the same solution in the cache.
+    loads = tuple(tuple(round(float(size) / one / budget, 3) for one in GRID_S) for size in payload)
+    relative = tuple(round(float(one), 2) for one in hazard / max(float(hazard.max()), 1e-12))
+    return np.array(_solve(loads, relative))
+
+
+@lru_cache(maxsize=20_000)
+def _solve(loads: tuple[tuple[float, ...], ...], hazards: tuple[float, ...]) -> tuple[float, ...]:
+    least = sum(row[-1] for row in loads)
+    room = max(1.0, least)
+    model = cp_model.CpModel()
+    chosen = [[model.new_bool_var("") for _ in GRID_S] for _ in loads]
+    for row in chosen:
+        model.add_exactly_one(row)
+    model.add(
+        sum(round(load * _UNIT) * var for loads_of, row in zip(loads, chosen, strict=True)
+            for load, var in zip(loads_of, row, strict=True))
+        <= int(room * _UNIT) + len(loads)
+    )  # fmt: skip
+    model.minimize(
+        sum(round(max(hazard, 0.01) * interval * 100) * var for hazard, row in zip(hazards, chosen, strict=True)
+            for interval, var in zip(GRID_S, row, strict=True))
+    )  # fmt: skip
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return (GRID_S[-1],) * len(loads)
+    return tuple(
+        next(interval for interval, var in zip(GRID_S, row, strict=True) if solver.value(var)) for row in chosen
+    )
+
+
+def assign_jobs(
+    truth: Truth, nodes: list[Node], jobs: list[Job], now_s: float, notice_s: float, parameters: Parameters
+) -> list[int]:
+    """Returns the destinations with the least expected loss; NOWHERE where no machine has room in time."""
+    scenario = truth.scenario
+    costs = np.full((len(jobs), len(nodes)), inf)
+    for row, job in enumerate(jobs):
+        left_s = min(max(job.work_s - job.progress_s, 1.0), _AHEAD_S)
+        emergencies, notices = truth.expected(now_s, left_s)
+        size = job.checkpoint_bytes * (1 + scenario.traffic.overhead_share)
+        source = nodes[job.node].building
+        transfers = [
+            size / max(truth.bandwidth_bytes_s(scenario.path(source, building), now_s), 1.0)
+            / (1 - parameters.research_share)
+            for building in range(len(scenario.buildings))
+        ]  # fmt: skip
+        again_s = job.interval_s / 2 if job.interval_s < inf else parameters.loss_budget_s
+        for node in nodes:
+            time_s = transfers[node.building] + scenario.restart_s
+            if node.number == job.node or not node.takes(job) or time_s > notice_s:
+                continue
+            number = node.number
+            costs[row, number] = time_s * 0.1 + emergencies[number] * (again_s + time_s) + notices[number] * time_s
+    if len(jobs) == 1:
+        return [int(np.argmin(costs[0])) if np.isfinite(costs[0]).any() else NOWHERE]
+    return _assign(costs, nodes, jobs)
+
+
+def _assign(costs: Floats, nodes: list[Node], jobs: list[Job]) -> list[int]:
+    model = cp_model.CpModel()
+    unplaced = float(costs[np.isfinite(costs)].max(initial=1.0)) * 100
+    chosen: list[dict[int, cp_model.IntVar]] = []
+    total = 0
+    for row in range(len(jobs)):
+        options = {node: model.new_bool_var("") for node in np.flatnonzero(np.isfinite(costs[row])).tolist()}
+        options[NOWHERE] = model.new_bool_var("")
+        model.add_exactly_one(options.values())
+        total += sum(
+            round((unplaced if node == NOWHERE else float(costs[row, node])) * 1000) * var
+            for node, var in options.items()
+        )
+        chosen.append(options)
+    for node in nodes:
+        model.add(
+            sum(job.gpus * options[node.number] for job, options in zip(jobs, chosen, strict=True)
+                if node.number in options)
+            <= node.free
+        )  # fmt: skip
+    model.minimize(total)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return [NOWHERE] * len(jobs)
+    return [next(node for node, var in options.items() if solver.value(var)) for options in chosen]

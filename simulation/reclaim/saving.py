@@ -1,0 +1,66 @@
+"""When jobs save: the intervals of the systems, with P1 of `reclaim.intervals` for each building's store."""
+
+import numpy as np
+
+from reclaim.allocation import water_fill
+from reclaim.intervals import SiteJobs, intervals, phases, tick
+from simulation.reclaim.knowledge import Knowledge
+from simulation.reclaim.oracle import Truth, best_intervals
+from simulation.reclaim.scenario import Scenario
+from simulation.reclaim.state import Job, Node
+from simulation.reclaim.systems import Saving, System
+
+LEAST_S = 60.0
+"""No system saves more often: a job's steps and the commit of a checkpoint take their time."""
+
+
+class Saver:
+    """Sets the intervals of all running jobs of one system."""
+
+    def __init__(self, scenario: Scenario, system: System, knowledge: Knowledge, nodes: list[Node]) -> None:
+        """All jobs of a building share the link to its store."""
+        self._scenario, self._system, self._knowledge, self._nodes = scenario, system, knowledge, nodes
+        self._truth = Truth(scenario)
+
+    def set_intervals(self, jobs: list[Job], now_s: float) -> None:
+        """Sets `interval_s` of the running jobs."""
+        if self._system.saving is Saving.FIXED:
+            for job in jobs:
+                job.interval_s = self._system.interval_s
+            return
+        by_building: dict[int, list[Job]] = {}
+        for job in jobs:
+            by_building.setdefault(self._nodes[job.node].building, []).append(job)
+        for building, members in by_building.items():
+            found = self._of(building, members, now_s)
+            for job, interval_s in zip(members, found.tolist(), strict=True):
+                job.interval_s = max(interval_s, LEAST_S)
+
+    def _of(self, building: int, jobs: list[Job], now_s: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        parameters, traffic = self._system.parameters, self._scenario.traffic
+        share = 1 - parameters.research_share
+        payload = np.array([job.checkpoint_bytes for job in jobs]) * (1 + traffic.overhead_share)
+        at = np.array([job.node for job in jobs])
+        if self._system.saving is Saving.ORACLE:
+            return best_intervals(self._truth, building, at, payload, now_s, parameters)
+        if self._system.saving is Saving.P1:
+            site = SiteJobs(
+                np.array([job.number for job in jobs], np.uint64),
+                self._knowledge.upper_per_h(now_s)[at],
+                payload,
+                loss_budget_s=parameters.loss_budget_s,
+                cap_bytes_s=traffic.write_bytes_s,
+            )
+            budget = share * float(self._knowledge.links_bytes_s(now_s)[building])
+            return tick(site, budget, parameters.p1).interval_s
+        # pi_ind: the same allocation and limits, but from the means of the last day.
+        hazard = self._knowledge.day_upper_per_h(now_s)[at]
+        budget = share * float(self._knowledge.day_links_bytes_s(now_s)[building])
+        allocated = water_fill(hazard, payload, traffic.write_bytes_s, budget)
+        return intervals(hazard, payload, allocated, parameters.loss_budget_s, parameters.p1.write_share).interval_s
+
+    def offset_s(self, job: Job) -> float:
+        """Returns the offset of a job's checkpoints, which keeps those of a building apart."""
+        return float(phases([job.number])[0]) * self._system.parameters.p1.stagger_s
+
+

@@ -1,0 +1,152 @@
+"""What a simulation takes as given: machines, when they are lent, jobs, links, and the true hazards.
+
+All times are seconds since the start of the scenario; `start_s` is the start on the wall clock, for the time of day.
+Everything here is the same for all systems that are compared.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from reclaim.arrays import Bools, Floats, Ints
+
+STEP_S = 60.0
+"""The bandwidth of a link is constant for this time."""
+EPOCH_S = 600.0
+"""The true hazard is constant for this time, and decisions of P1 are made once in it unless a system says otherwise."""
+DAY_S, HOUR_S = 86_400.0, 3600.0
+
+
+@dataclass(frozen=True)
+class Machines:
+    """The machines, one element for each."""
+
+    names: tuple[str, ...]
+    building: Ints
+    gpus: Ints
+    memory_bytes: Floats
+    """The memory of one GPU."""
+    is_controlled: Bools
+    """Whether an agent limits the machine's traffic. The others take part, but send without limits (section X)."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class Lending:
+    """The intervals in which machines are lent, sorted by their start. Intervals of one machine do not overlap."""
+
+    node: Ints
+    from_s: Floats
+    to_s: Floats
+    """When the machine departs."""
+    notice_s: Floats
+    """The notice of the departure; 0: an emergency."""
+    departs: Bools
+    """Whether the interval ends with a departure; False: it lasts until the end of the scenario."""
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The jobs, sorted by the time of submission. A job runs on GPUs of one machine."""
+
+    submit_s: Floats
+    gpus: Ints
+    work_s: Floats
+    """The time of computation, without interruptions."""
+    checkpoint_bytes: Floats
+    memory_bytes: Floats
+    """What the job needs of each GPU."""
+
+    def __len__(self) -> int:
+        return len(self.submit_s)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """How links are shared."""
+
+    research_share: float = 0.3
+    """What research traffic offers on each link, as a share of the link's bandwidth at that time."""
+    connections: int = 4
+    """TCP connections of one transfer. Without shaping, a link is shared fairly between connections."""
+    overhead_share: float = 0.06
+    """Bytes of headers for each byte of payload."""
+    write_bytes_s: float = 1.1e9
+    """W, the speed of a local write. No transfer is faster."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """All that is given."""
+
+    name: str
+    seed: int
+    start_s: float
+    length_s: float
+    measured_from_s: float
+    """Departures before are for calibration and are not counted."""
+    buildings: tuple[str, ...]
+    machines: Machines
+    lending: Lending
+    work: Work
+    links_bytes_s: Floats
+    """The bandwidth of each link (rows) in each step of `STEP_S`: the switch of each building, then the link of each
+    building towards the core, then the link of each building from the core."""
+    emergency_per_h: Floats
+    """The true hazard of each machine (rows) in each epoch of `EPOCH_S`, of departures without notice..."""
+    notice_per_h: Floats
+    """...and with notice."""
+    restart_s: float = 30.0
+    """T_r."""
+    traffic: Traffic = field(default_factory=Traffic)
+
+    @cached_property
+    def epochs(self) -> int:
+        """The number of epochs."""
+        return self.emergency_per_h.shape[1]
+
+    def step(self, at_s: float) -> int:
+        """Returns the number of the bandwidth step that contains a time."""
+        return min(int(at_s // STEP_S), self.links_bytes_s.shape[1] - 1)
+
+    def epoch(self, at_s: float) -> int:
+        """Returns the number of the epoch that contains a time."""
+        return min(int(at_s // EPOCH_S), self.epochs - 1)
+
+    def switch(self, building: int) -> int:
+        """Returns the number of the link within a building."""
+        return building
+
+    def path(self, source: int, target: int) -> tuple[int, ...]:
+        """Returns the links from a building to a building."""
+        count = len(self.buildings)
+        return (source,) if source == target else (count + source, 2 * count + target)
+
+    @cached_property
+    def lent_gpu_s(self) -> float:
+        """The GPU seconds that are lent after `measured_from_s`."""
+        held_s = np.clip(self.lending.to_s - np.maximum(self.lending.from_s, self.measured_from_s), 0, None)
+        return float(held_s @ self.machines.gpus[self.lending.node])
+
+    @cached_property
+    def is_measured(self) -> Bools:
+        """For each interval of lending, whether its departure is counted."""
+        return self.lending.departs & (self.lending.to_s >= self.measured_from_s)
+
+    def correlation(self) -> float:
+        """Returns the correlation of the mean hazard of emergencies and a link's bandwidth over epochs, as the mean over
+        all links; nan if one of them is constant.
+        """
+        per_epoch = round(EPOCH_S / STEP_S)
+        epochs = self.links_bytes_s.shape[1] // per_epoch
+        means = self.links_bytes_s[:, : epochs * per_epoch].reshape(-1, epochs, per_epoch).mean(2)
+        hazard = self.emergency_per_h.mean(0)[:epochs]
+        if not (hazard.std() > 0 and (means.std(1) > 0).all()):
+            return float("nan")
+        return float(np.mean([np.corrcoef(hazard, one)[0, 1] for one in means]))
