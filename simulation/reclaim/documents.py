@@ -37,7 +37,7 @@ class Drawn(_Part):
     """Comings and goings that are drawn."""
 
     departures: int = Field(ge=1, default=847)
-    lent_share: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    lent_share: Annotated[float, Field(gt=0, lt=1)] = 0.6
     machine_sigma: NotNegative = 0.8
     building_sigma: NotNegative = 0.3
 
@@ -72,7 +72,7 @@ class Departures(_Part):
 
     emergency_share: Share = 0.42
     notice_least_s: NotNegative = 10.0
-    notice_median_s: Positive = 300.0
+    notice_median_s: Positive = 600.0
     notice_sigma: NotNegative = 1.0
 
     @model_validator(mode="after")

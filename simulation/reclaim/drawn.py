@@ -39,7 +39,7 @@ class Owners:
     """How owners lend and take back their machines."""
 
     departures: int = 847
-    lent_share: float = 0.25
+    lent_share: float = 0.6
     """The share of the time in which a machine is lent."""
     machine_sigma: float = 0.8
     """The spread of the hazard between machines (of its logarithm)..."""
@@ -53,7 +53,7 @@ class Notices:
 
     emergency_share: float = 0.42
     least_s: float = 10.0
-    median_s: float = 300.0
+    median_s: float = 600.0
     sigma: float = 1.0
 
     def draw(self, rng: np.random.Generator, count: int) -> Floats:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from math import inf
 from time import perf_counter
 
-from reclaim.intervals import next_start_s
+from reclaim.intervals import final_feasible, next_start_s
 from simulation.reclaim.choosing import Chooser
 from simulation.reclaim.knowledge import Knowledge
 from simulation.reclaim.network import Flow, Kind, Network
@@ -21,7 +21,9 @@ from simulation.reclaim.systems import Choosing, Saving, System
 
 STALL_SHARE = 0.09
 """The share of a local write for which a background save stalls training, as measured by mizzen's bench."""
-WITHIN_S = 300.0
+_MARGIN = 1.5
+"""A final checkpoint begins when the notice still lasts this multiple of its expected time."""
+WITHIN_S = 600.0
 """A migration succeeds if the job runs again at most this long after its machine left."""
 
 
@@ -34,8 +36,9 @@ def simulate(scenario: Scenario, system: System, knowledge: Knowledge | None = N
     parameters = system.parameters
     if knowledge is None:
         knowledge = Knowledge(
-            scenario, parameters.window_days, parameters.hazard_confidence, parameters.bandwidth_confidence
-        )
+            scenario, parameters.window_days, parameters.hazard_confidence, parameters.bandwidth_confidence,
+            parameters.budget_confidence,
+        )  # fmt: skip
     outcome = _Run(scenario, system, knowledge).run()
     outcome.wall_s = perf_counter() - started_s
     return outcome
@@ -164,23 +167,20 @@ class _Run:
             self._totals.useful += gained_s * job.gpus
             self._totals.saving += stalled_s * job.gpus
             self._totals.shadow += (held_s - gained_s - stalled_s) * job.gpus
-            job.progress_s = progress_s
+            job.progress_s, job.since_s = progress_s, max(job.since_s, self._now_s)
         elif job.phase in (Phase.LOADING, Phase.MOVING):
             self._totals.moving += held_s * job.gpus
-        job.segment_s, job.stalled_s = self._now_s, 0.0
+        job.segment_s, job.segment_progress_s, job.stalled_s = self._now_s, job.progress_s, 0.0
 
     def _enter(self, job: Job, phase: Phase) -> None:
         self._end_segment(job)
-        job.phase, job.segment_progress_s = phase, job.progress_s
+        job.phase = phase
         job.version += 1
 
     def _measure(self) -> None:
         for job in self._jobs:
             if job.phase in (Phase.RUNNING, Phase.LOADING, Phase.MOVING):
                 self._end_segment(job)
-                job.segment_progress_s = job.progress_s
-                if job.phase is Phase.RUNNING:
-                    job.since_s = max(job.since_s, self._now_s)
         self._hold(0)
         self._at_measure = Totals(**vars(self._totals))
 
@@ -318,7 +318,7 @@ class _Run:
             return
         self._begin_save(job, Kind.WRITE)
 
-    def _begin_save(self, job: Job, kind: Kind, deadline_s: float = inf) -> None:
+    def _begin_save(self, job: Job, kind: Kind) -> None:
         """Takes a snapshot now and sends it to the building's store."""
         progress_s = job.progress(self._now_s, self._system.slowdown)
         stall_s = STALL_SHARE * job.checkpoint_bytes / self._scenario.traffic.write_bytes_s
@@ -336,7 +336,7 @@ class _Run:
             return
         node = self._nodes[job.node]
         flow = self._flow(job, kind, self._scenario.path(node.building, node.building), node.is_controlled)
-        flow.progress_s, flow.deadline_s = progress_s, deadline_s
+        flow.progress_s = progress_s
         job.write = flow
         self._done[flow.number] = self._saved
 
@@ -469,21 +469,25 @@ class _Run:
         self._save_at_least(job, flow.deadline_s)
 
     def _save_at_least(self, job: Job, leaves_s: float) -> None:
-        """Beyond the paper: if no move fits into the notice, but the upload of a checkpoint does, the job saves."""
-        if self._system.choosing is not Choosing.JOINT or job.phase is not Phase.RUNNING:
+        """P1, for a job that cannot move within its notice: a final checkpoint to the store, if that alone fits.
+
+        It begins as late as is safe, so that it contains most of the work.
+        """
+        if self._system.saving is Saving.FIXED or job.phase is not Phase.RUNNING:
             return
         upload_s = self._chooser.upload_s(job, self._now_s)
-        latest_s = max(self._now_s, leaves_s - 2 * upload_s)
-        if upload_s <= leaves_s - self._now_s:
-            self._push(latest_s, 2, lambda: self._last_save(job, job.version, leaves_s))
+        version = job.version
+        if final_feasible(upload_s, 1.0, 0.0, leaves_s - self._now_s):
+            latest_s = max(self._now_s, leaves_s - _MARGIN * upload_s)
+            self._push(latest_s, 2, lambda: self._last_save(job, version))
 
-    def _last_save(self, job: Job, version: int, leaves_s: float) -> None:
+    def _last_save(self, job: Job, version: int) -> None:
         if job.version != version or job.phase is not Phase.RUNNING or job.move is not None:
             return
         if job.write is not None:
             self._network.remove(job.write)
             self._done.pop(job.write.number, None)
-        self._begin_save(job, Kind.PLANNED, leaves_s)
+        self._begin_save(job, Kind.RECOVERY)
 
     def _drop_move(self, job: Job) -> None:
         """Ends a planned move whose destination is no longer there. The job runs on."""

@@ -5,6 +5,7 @@ Estimates depend on departures and links, which are the same for all systems, so
 
 from dataclasses import replace
 from functools import cached_property
+from math import log
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from simulation.reclaim.scenario import DAY_S, EPOCH_S, STEP_S, Scenario
 
 _STEP_S = 1800.0
 """The time between two estimates of hazards."""
+_GRID = 1.25
+"""The ratio of successive horizons in the grid of `Knowledge.expected`."""
 _UNMEASURED = 0.5
 """The share of a link's mean bandwidth that counts as its lower bound before anything was measured."""
 
@@ -24,12 +27,22 @@ class Knowledge:
     """The estimates of one scenario with one set of constants."""
 
     def __init__(
-        self, scenario: Scenario, window_days: int = 14, hazard_confidence: float = 0.8, confidence: float = 0.9
+        self,
+        scenario: Scenario,
+        window_days: int = 14,
+        hazard_confidence: float = 0.8,
+        confidence: float = 0.9,
+        budget_confidence: float = 0.5,
     ) -> None:
-        """Computes all estimates of the lower bounds of links; those of hazards are computed when first used."""
+        """Computes all estimates of links; those of hazards are computed when first used.
+
+        `confidence` is that of deadlines, `budget_confidence` that of the budget of periodic checkpoints.
+        """
         self._scenario = scenario
         self._model = HazardModel(replace(HazardSettings(), window_days=window_days, confidence=hazard_confidence))
+        self._expected: dict[tuple[int, float], tuple[Floats, Floats]] = {}
         self._bounds = self._lower_bounds(confidence)
+        self._budgets = self._lower_bounds(budget_confidence)
 
     def _lower_bounds(self, confidence: float) -> Floats:
         links = self._scenario.links_bytes_s
@@ -43,6 +56,10 @@ class Knowledge:
     def links_bytes_s(self, at_s: float) -> Floats:
         """Returns the lower bound of each link's bandwidth, from the ten minutes before the current epoch."""
         return np.asarray(self._bounds[:, min(int(at_s // EPOCH_S), self._bounds.shape[1] - 1)])
+
+    def budget_bytes_s(self, at_s: float) -> Floats:
+        """Returns the bandwidth of each link that P1 divides."""
+        return np.asarray(self._budgets[:, min(int(at_s // EPOCH_S), self._budgets.shape[1] - 1)])
 
     @cached_property
     def _states(self) -> tuple[list[HazardState], list[HazardState]]:
@@ -94,14 +111,24 @@ class Knowledge:
         last = self._at(at_s) + 1
         return np.asarray(self._hazards[1][max(0, last - round(DAY_S / _STEP_S)) : last].mean(0))
 
-    def day_links_bytes_s(self, at_s: float) -> Floats:
-        """Returns 1 / the mean of 1/B over the last day, of the lower bound of each link's bandwidth."""
-        last = min(int(at_s // EPOCH_S), self._bounds.shape[1] - 1) + 1
-        recent = self._bounds[:, max(0, last - round(DAY_S / EPOCH_S)) : last]
+    def day_budget_bytes_s(self, at_s: float) -> Floats:
+        """Returns 1 / the mean of 1/B over the last day, of `budget_bytes_s`."""
+        last = min(int(at_s // EPOCH_S), self._budgets.shape[1] - 1) + 1
+        recent = self._budgets[:, max(0, last - round(DAY_S / EPOCH_S)) : last]
         return np.asarray(1 / (1 / np.maximum(recent, 1.0)).mean(1))
 
     def expected(self, at_s: float, horizon_s: float) -> tuple[Floats, Floats]:
-        """Returns the expected departures of each machine within a horizon, without and with notice."""
-        step, wall_s = self._at(at_s), self._scenario.start_s + at_s
-        first, second = (self._model.expected(states[step], wall_s, horizon_s) for states in self._states)
-        return first, second
+        """Returns the expected departures of each machine within a horizon, without and with notice.
+
+        Horizons are rounded to a grid, and the result is scaled to the horizon, so that jobs can share it.
+        """
+        rounded_s = _GRID ** round(log(max(horizon_s, 60.0), _GRID))
+        key = (self._at(at_s), rounded_s)
+        if key not in self._expected:
+            if len(self._expected) > 5000:
+                self._expected.clear()
+            wall_s = self._scenario.start_s + at_s
+            first, second = (self._model.expected(states[key[0]], wall_s, rounded_s) for states in self._states)
+            self._expected[key] = first, second
+        emergencies, notices = self._expected[key]
+        return emergencies * (horizon_s / rounded_s), notices * (horizon_s / rounded_s)

@@ -8,12 +8,12 @@ proportion.
 
 from dataclasses import dataclass
 from enum import IntEnum
-from math import inf
+from math import ceil, floor, inf
 
 import numpy as np
 
 from reclaim.admission import Decision, Flows, Outcome, decide
-from reclaim.arrays import Floats
+from reclaim.arrays import Floats, Ints
 from reclaim.traffic import migration_share
 from simulation.reclaim.scenario import STEP_S, Scenario
 
@@ -77,6 +77,7 @@ class Network:
         self._lost: dict[int, tuple[float, float, bool]] = {}
         """For each link with flows: research traffic offered and displaced per second, and whether a migration runs."""
         self._next_change_s = inf
+        self._shares: dict[int, Ints] = {}
 
     def add(self, flow: Flow) -> None:
         """Adds a flow; `recompute` sets its rate."""
@@ -127,7 +128,7 @@ class Network:
         bandwidth = self._scenario.links_bytes_s[:, step]
         refused: list[Flow] = []
         if self._is_shaped:
-            refused = self._shape(now_s, bandwidth)
+            refused = self._shape(now_s)
         started = [flow for flow in self.flows.values() if flow.start_s <= now_s]
         self._share(bandwidth, started)
         changes = [(step + 1) * STEP_S if step + 1 < self._scenario.links_bytes_s.shape[1] else inf]
@@ -142,19 +143,24 @@ class Network:
         return refused
 
     def _measured_at_s(self, now_s: float) -> float:
-        return max(0.0, (np.floor(now_s / self._period_s + 1e-9) - 1) * self._period_s)
+        return max(0.0, (floor(now_s / self._period_s + 1e-9) - 1) * self._period_s)
 
     def _next_measured_s(self, now_s: float) -> float:
         """Returns when the measured bandwidth changes next: one period after the next step, at a control time."""
         step = self._scenario.step(self._measured_at_s(now_s))
-        return float(np.ceil((step + 1) * STEP_S / self._period_s - 1e-9) + 1) * self._period_s
+        return (ceil((step + 1) * STEP_S / self._period_s - 1e-9) + 1) * self._period_s
 
-    def _shape(self, now_s: float, bandwidth: Floats) -> list[Flow]:
+    def _share_of(self, step: int) -> Ints:
+        """Returns the migration share of each link as of a step."""
+        if step not in self._shares:
+            measured = self._scenario.links_bytes_s[:, step]
+            self._shares = {step: migration_share(measured, research_share=self._research_share)}
+        return self._shares[step]
+
+    def _shape(self, now_s: float) -> list[Flow]:
         """Sets the rates of controlled flows by P3."""
-        measured = bandwidth
-        if self._period_s > 0:
-            measured = self._scenario.links_bytes_s[:, self._scenario.step(self._measured_at_s(now_s))]
-        share = migration_share(measured, research_share=self._research_share)
+        measured_at_s = self._measured_at_s(now_s) if self._period_s > 0 else now_s
+        share = self._share_of(self._scenario.step(measured_at_s))
         left = share.tolist()
         planned = [one for one in self.flows.values() if one.kind is Kind.PLANNED and one.is_controlled]
         refused = []
@@ -242,6 +248,9 @@ def max_min(wants: list[tuple[tuple[int, ...], float, float]], room: list[float]
 
     All rates grow in proportion to their weights; a flow stops at its limit, or when a link of its path is full.
     """
+    if len(wants) == 1:
+        path, _, limit = wants[0]
+        return [max(0.0, min(limit, *(room[link] for link in path)))]
     rates = [0.0] * len(wants)
     left = dict.fromkeys((link for path, _, _ in wants for link in path), 0.0)
     for link in left:

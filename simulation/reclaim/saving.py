@@ -21,6 +21,7 @@ class Saver:
         """All jobs of a building share the link to its store."""
         self._scenario, self._system, self._knowledge, self._nodes = scenario, system, knowledge, nodes
         self._truth = Truth(scenario)
+        self._offsets_s = phases(np.arange(len(scenario.work), dtype=np.uint64)) * system.parameters.p1.stagger_s
 
     def set_intervals(self, jobs: list[Job], now_s: float) -> None:
         """Sets `interval_s` of the running jobs."""
@@ -51,16 +52,16 @@ class Saver:
                 loss_budget_s=parameters.loss_budget_s,
                 cap_bytes_s=traffic.write_bytes_s,
             )
-            budget = share * float(self._knowledge.links_bytes_s(now_s)[building])
+            budget = share * float(self._knowledge.budget_bytes_s(now_s)[building])
             return tick(site, budget, parameters.p1).interval_s
         # pi_ind: the same allocation and limits, but from the means of the last day.
         hazard = self._knowledge.day_upper_per_h(now_s)[at]
-        budget = share * float(self._knowledge.day_links_bytes_s(now_s)[building])
+        budget = share * float(self._knowledge.day_budget_bytes_s(now_s)[building])
         allocated = water_fill(hazard, payload, traffic.write_bytes_s, budget)
         return intervals(hazard, payload, allocated, parameters.loss_budget_s, parameters.p1.write_share).interval_s
 
     def offset_s(self, job: Job) -> float:
         """Returns the offset of a job's checkpoints, which keeps those of a building apart."""
-        return float(phases([job.number])[0]) * self._system.parameters.p1.stagger_s
+        return float(self._offsets_s[job.number])
 
 

@@ -44,13 +44,16 @@ class Parameters:
     research_share: float = RESEARCH_SHARE
     """P3's beta."""
     loss_budget_s: float = 150.0
-    """L_max of every job, so intervals are at most five minutes. The paper reports 4 to 6 minutes, and gives no L_max."""
+    """L_max of every job. The paper gives none; see docs/reclaim-experiments.md for its calibration."""
     restart_s: float | None = None
     """T_r that decisions assume; None: the true one."""
     window_days: int = 14
     """The window of the hazard's levels."""
     hazard_confidence: float = 0.8
     bandwidth_confidence: float = 0.9
+    """The confidence of the bandwidth that deadlines count on..."""
+    budget_confidence: float = 0.5
+    """...and of the budget that P1 divides: a share of the bandwidth over hours, which no single minute endangers."""
     period_s: float = 600.0
     """The control period of P1."""
     traffic_period_s: float = 10.0
