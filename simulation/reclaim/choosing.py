@@ -62,9 +62,14 @@ class Chooser:
         )  # fmt: skip
 
     def upload_s(self, job: Job, now_s: float) -> float:
-        """Returns the time that a final checkpoint to the building's store takes, by the lower bound."""
+        """Returns the time that a final checkpoint to the building's store is expected to take.
+
+        It is only tried if the job cannot move, and costs nothing if it fails, so no lower bound is needed.
+        """
         building = self._nodes[job.node].building
-        return self._wire(job) / float(self._share(now_s)[building])
+        bandwidth = float(self._knowledge.budget_bytes_s(now_s)[building])
+        share = 1 - self._system.parameters.research_share if self._system.is_shaped else 1.0
+        return self._wire(job) / max(bandwidth * share, 1.0)
 
     def _simple(self, jobs: list[Job]) -> list[int]:
         taken = dict.fromkeys(range(len(self._nodes)), 0)

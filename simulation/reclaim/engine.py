@@ -21,7 +21,7 @@ from simulation.reclaim.systems import Choosing, Saving, System
 
 STALL_SHARE = 0.09
 """The share of a local write for which a background save stalls training, as measured by mizzen's bench."""
-_MARGIN = 1.5
+_MARGIN = 1.3
 """A final checkpoint begins when the notice still lasts this multiple of its expected time."""
 WITHIN_S = 600.0
 """A migration succeeds if the job runs again at most this long after its machine left."""
