@@ -9,6 +9,8 @@ from importlib.util import find_spec
 
 _NEEDED = {"click": "click", "httpx": "httpx", "yaml": "pyyaml"}
 _COMPLETE_VARIABLE = "_MIZZEN_COMPLETE"
+_MOVED = {("reclaim", "simulate"): "reclaim-simulate"}
+"""Commands of the server's distribution whose first word is a command of `plain`."""
 
 
 def main() -> None:
@@ -18,6 +20,8 @@ def main() -> None:
         from mizzen.cli.plain.running import run as run_plain
 
         arguments = sys.argv[1:]
+        if moved := _MOVED.get(tuple(arguments[:2])):
+            arguments = [moved, *arguments[2:]]
         if arguments and arguments[0] in COMMANDS and _COMPLETE_VARIABLE not in os.environ:
             sys.exit(run_plain(arguments))
         missing = [distribution for module, distribution in _NEEDED.items() if find_spec(module) is None]
@@ -29,7 +33,7 @@ def main() -> None:
         from mizzen.cli.app import run
     except KeyboardInterrupt:
         sys.exit(130)
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run(arguments))
 
 
 if __name__ == "__main__":
