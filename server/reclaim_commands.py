@@ -13,9 +13,7 @@ from server.commands import run_command
 
 
 @click.command("reclaim-simulate")
-@click.option(
-    "--scenario", type=click.Path(path_type=Path, dir_okay=False), required=True, help="YAML or JSON file."
-)
+@click.option("--scenario", type=click.Path(path_type=Path, dir_okay=False), required=True, help="YAML or JSON file.")
 @click.option("--system", "names", multiple=True, required=True, help="A system, table-3, table-4 or all; repeatable.")
 @click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Scenarios, one for each seed.")
 @click.option("--seed", type=click.IntRange(min=0), help="The first seed (default: the scenario's).")

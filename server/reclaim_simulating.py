@@ -125,7 +125,13 @@ def document_of(found: Simulated) -> dict[str, Any]:
     if found.gap is not None:
         gap = {name: None if value != value else value for name, value in asdict(found.gap).items()}
         gap["ratio"] = found.gap.ratio
-    return {"scenario": found.scenario.name, "about": about(found), "seeds": found.seeds, "gap": gap, "rows": found.rows}
+    return {
+        "scenario": found.scenario.name,
+        "about": about(found),
+        "seeds": found.seeds,
+        "gap": gap,
+        "rows": found.rows,
+    }
 
 
 def _systems(names: Sequence[str]) -> list[System]:

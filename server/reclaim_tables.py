@@ -26,12 +26,12 @@ def main_table(found: Mapping[str, Figures]) -> Table:
         rows.append(
             [
                 name,
-                _pair(one.mean("loss_gpu_h"), row and row.loss_gpu_h, 2),
-                _with(relative or NONE, row and row.loss_gpu_h / was.loss_gpu_h, 2),
-                _pair(one.mean("downtime_s"), row and row.downtime_s, 0),
-                _pair(100 * one.mean("success"), row and 100 * row.success, 1),
-                _pair(100 * one.mean("degradation"), row and 100 * row.degradation, 1),
-                _pair(100 * one.mean("utilization"), row and 100 * row.utilization, 1),
+                _pair(one.mean("loss_gpu_h"), row.loss_gpu_h if row else None, 2),
+                _with(relative or NONE, row.loss_gpu_h / was.loss_gpu_h if row else None, 2),
+                _pair(one.mean("downtime_s"), row.downtime_s if row else None, 0),
+                _pair(100 * one.mean("success"), 100 * row.success if row else None, 1),
+                _pair(100 * one.mean("degradation"), 100 * row.degradation if row else None, 1),
+                _pair(100 * one.mean("utilization"), 100 * row.utilization if row else None, 1),
             ]
         )
     head = ["SYSTEM", "LOSS GPU-H", "X SLURM", "DOWNTIME S", "SUCCESS %", "DEGRADATION %", "GPU UTIL. %"]

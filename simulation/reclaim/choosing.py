@@ -146,5 +146,3 @@ class Chooser:
             write_bytes_s=write,
             loss_budget_s=self._system.parameters.loss_budget_s,
         )
-
-

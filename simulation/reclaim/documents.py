@@ -78,7 +78,9 @@ class Departures(_Part):
     @model_validator(mode="after")
     def _ordered(self) -> "Departures":
         if self.notice_median_s <= self.notice_least_s:
-            raise ValueError(f"notice_median_s: {self.notice_median_s:g}: must be above {self.notice_least_s:g}, notice_least_s")
+            raise ValueError(
+                f"notice_median_s: {self.notice_median_s:g}: must be above {self.notice_least_s:g}, notice_least_s"
+            )
         return self
 
 
@@ -302,5 +304,3 @@ def _work(mix: JobMix, machines: Machines, length_s: float, folder: Path, rng: n
         found.append(values)
     columns = np.array(sorted(found), np.float64).reshape(-1, 5).T
     return Work(columns[0], columns[1].astype(np.int64), columns[2], columns[3], columns[4])
-
-

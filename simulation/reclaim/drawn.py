@@ -58,9 +58,7 @@ class Notices:
 
     def draw(self, rng: np.random.Generator, count: int) -> Floats:
         """Returns the notice of each departure; 0 for the share of emergencies, rounded to a whole number of them."""
-        notice_s = self.least_s + np.exp(
-            rng.normal(np.log(max(self.median_s - self.least_s, 1e-9)), self.sigma, count)
-        )
+        notice_s = self.least_s + np.exp(rng.normal(np.log(max(self.median_s - self.least_s, 1e-9)), self.sigma, count))
         notice_s[rng.permutation(count)[: round(count * self.emergency_share)]] = 0.0
         return notice_s
 
@@ -190,7 +188,7 @@ def bandwidth(
     # The distribution function of the normal distribution, so that deviations are uniform.
     uniform = np.tanh(0.7978845608 * (noise + 0.044715 * noise**3)).T
     swing = 1 + swings.swing * uniform
-    peak = day.is_peak(start_s + np.arange(steps) * STEP_S)
+    peak = day.is_peak(np.asarray(start_s + np.arange(steps) * STEP_S, np.float64))
     mean = np.repeat([swings.local_bytes_s, swings.core_bytes_s, swings.core_bytes_s], buildings)[:, None]
     per_epoch = round(EPOCH_S / STEP_S)
     epochs = steps // per_epoch

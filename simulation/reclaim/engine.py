@@ -325,6 +325,7 @@ class _Run:
         # A snapshot that begins while the last one still stalls the job adds to its time.
         job.progress_s, job.since_s = progress_s, max(job.since_s, self._now_s) + stall_s
         job.stalled_s += stall_s
+        job.save_version += 1
         self._outcome.saves += 1
         if kind is Kind.WRITE and self._now_s >= self._scenario.measured_from_s:
             self._outcome.intervals_s.append(self._now_s - job.last_save_s)
@@ -631,4 +632,3 @@ class _Run:
         if self._moves:
             outcome.local_share = self._local / self._moves
         return outcome
-

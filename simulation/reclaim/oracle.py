@@ -1,7 +1,7 @@
 """The oracle (B6): it knows each epoch's true hazard and bandwidth, but no instant of a departure.
 
 It chooses intervals from 1 to 60 minutes and destinations with the least expected loss, with OR-Tools where several
-jobs compete, and by enumeration where there is one job. It may use the same share of the bandwidth for checkpoints as
+jobs compete, and by enumeration where there are one or two jobs. It may use the same share of the bandwidth for checkpoints as
 P1. Its objective is work loss, the number that is judged: the expected work between a departure and the newest complete
 checkpoint.
 """
@@ -73,6 +73,12 @@ def best_intervals(
 def _solve(loads: tuple[tuple[float, ...], ...], hazards: tuple[float, ...]) -> tuple[float, ...]:
     least = sum(row[-1] for row in loads)
     room = max(1.0, least)
+    if len(loads) == 2:
+        first, second = np.array(loads[0])[:, None], np.array(loads[1])[None, :]
+        grid = np.array(GRID_S)
+        cost = max(hazards[0], 0.01) * grid[:, None] + max(hazards[1], 0.01) * grid[None, :]
+        pair = np.unravel_index(int(np.argmin(np.where(first + second <= room + 1e-9, cost, np.inf))), cost.shape)
+        return GRID_S[int(pair[0])], GRID_S[int(pair[1])]
     model = cp_model.CpModel()
     chosen = [[model.new_bool_var("") for _ in GRID_S] for _ in loads]
     for row in chosen:
@@ -127,7 +133,7 @@ def _assign(costs: Floats, nodes: list[Node], jobs: list[Job]) -> list[int]:
     model = cp_model.CpModel()
     unplaced = float(costs[np.isfinite(costs)].max(initial=1.0)) * 100
     chosen: list[dict[int, cp_model.IntVar]] = []
-    total = 0
+    total: cp_model.LinearExprT = 0
     for row in range(len(jobs)):
         options = {node: model.new_bool_var("") for node in np.flatnonzero(np.isfinite(costs[row])).tolist()}
         options[NOWHERE] = model.new_bool_var("")

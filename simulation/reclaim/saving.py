@@ -63,5 +63,3 @@ class Saver:
     def offset_s(self, job: Job) -> float:
         """Returns the offset of a job's checkpoints, which keeps those of a building apart."""
         return float(self._offsets_s[job.number])
-
-

@@ -109,11 +109,11 @@ class Scenario:
     @cached_property
     def epochs(self) -> int:
         """The number of epochs."""
-        return self.emergency_per_h.shape[1]
+        return int(self.emergency_per_h.shape[1])
 
     def step(self, at_s: float) -> int:
         """Returns the number of the bandwidth step that contains a time."""
-        return min(int(at_s // STEP_S), self.links_bytes_s.shape[1] - 1)
+        return min(int(at_s // STEP_S), int(self.links_bytes_s.shape[1]) - 1)
 
     def epoch(self, at_s: float) -> int:
         """Returns the number of the epoch that contains a time."""
@@ -140,8 +140,9 @@ class Scenario:
         return self.lending.departs & (self.lending.to_s >= self.measured_from_s)
 
     def correlation(self) -> float:
-        """Returns the correlation of the mean hazard of emergencies and a link's bandwidth over epochs, as the mean over
-        all links; nan if one of them is constant.
+        """Returns the correlation of the mean hazard of emergencies and a link's bandwidth over epochs.
+
+        It is the mean over all links; nan if one of them is constant.
         """
         per_epoch = round(EPOCH_S / STEP_S)
         epochs = self.links_bytes_s.shape[1] // per_epoch

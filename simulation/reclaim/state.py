@@ -91,6 +91,4 @@ class Node:
 
     def takes(self, job: Job) -> bool:
         """Returns whether a job can start here."""
-        return (
-            self.is_lent and self.leaves_s == inf and self.free >= job.gpus and self.memory_bytes >= job.memory_bytes
-        )
+        return self.is_lent and self.leaves_s == inf and self.free >= job.gpus and self.memory_bytes >= job.memory_bytes

@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from reclaim.destinations import Rules
+from reclaim.destinations import DEFAULT_RULES, Rules
 from reclaim.intervals import P1Settings
-from reclaim.joint import Policy
+from reclaim.joint import DEFAULT_POLICY, Policy
 from reclaim.traffic import RESEARCH_SHARE
+
+
+_P1 = P1Settings()
 
 
 class Saving(StrEnum):
@@ -38,9 +41,9 @@ class Choosing(StrEnum):
 class Parameters:
     """Constants that the sensitivity table varies."""
 
-    rules: Rules = Rules()
-    p1: P1Settings = P1Settings()
-    policy: Policy = Policy()
+    rules: Rules = DEFAULT_RULES
+    p1: P1Settings = _P1
+    policy: Policy = DEFAULT_POLICY
     research_share: float = RESEARCH_SHARE
     """P3's beta."""
     loss_budget_s: float = 150.0
@@ -58,7 +61,7 @@ class Parameters:
     """The control period of P1."""
     traffic_period_s: float = 10.0
     """The control period of P3: its rates follow the bandwidth of the period before."""
-    early_period_s: float = 1800.0
+    early_period_s: float = 3600.0
     """The time between two searches for early moves."""
     early_horizon_s: float = 4 * 3600.0
     """The horizon of forecasts for early moves, at most."""

@@ -55,7 +55,9 @@ def table(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, dict[str
         raise ScenarioError(f"{path}: has the columns {', '.join(header) or 'none'}: {', '.join(missing)} is missing")
     for (number_of_line, _), row in zip(lines[1:], reader, strict=False):
         if len(row) != len(header):
-            raise ScenarioError(f"{path}, line {number_of_line}: {len(row)} values: must be {len(header)}, as the header")
+            raise ScenarioError(
+                f"{path}, line {number_of_line}: {len(row)} values: must be {len(header)}, as the header"
+            )
         yield number_of_line, {name: value.strip() for name, value in zip(header, row, strict=True)}
 
 
@@ -79,8 +81,8 @@ def read_csv(path: Path, start_s: float, length_s: float) -> list[Interval]:
     """Returns the intervals of a CSV file with the columns `node`, `up` and `down`.
 
     `up` and `down` are seconds since the start of the scenario, or times of ISO 8601. An empty `down`: until the end.
-    Optional columns: `notice_s` (0: an emergency; empty: drawn), `building`, `gpus`, `memory_gb`. Intervals of a machine
-    that overlap or touch are joined; parts outside the scenario are cut off.
+    Optional columns: `notice_s` (0: an emergency; empty: drawn), `building`, `gpus`, `memory_gb`. Intervals of a
+    machine that overlap or touch are joined; parts outside the scenario are cut off.
 
     Raises:
         ScenarioError: the file is not valid, or no interval is within the scenario.
@@ -109,7 +111,9 @@ def read_csv(path: Path, start_s: float, length_s: float) -> list[Interval]:
         )
     kept = _joined(found, length_s, 0.0)
     if not kept:
-        raise ScenarioError(f"{path}: no interval is between 0 and {length_s:g} s after the start: check start and days")
+        raise ScenarioError(
+            f"{path}: no interval is between 0 and {length_s:g} s after the start: check start and days"
+        )
     return kept
 
 
@@ -199,7 +203,9 @@ def read_failure_trace(
     members = defaultdict(list)
     for node in sorted(present):
         members[_site(node)].append(node)
-    chosen = list(sites) or [site for site, _ in Counter({s: len(m) for s, m in members.items()}).most_common(buildings)]
+    chosen = list(sites) or [
+        site for site, _ in Counter({s: len(m) for s, m in members.items()}).most_common(buildings)
+    ]
     unknown = [site for site in chosen if site not in members]
     if unknown or not chosen:
         known = ", ".join(sorted(members)) or "none"

@@ -1,0 +1,149 @@
+"""The simulator against scenarios that are computed by hand, and what must hold for every system and scenario."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulation.reclaim.documents import Document, build
+from simulation.reclaim.engine import STALL_SHARE, simulate
+from simulation.reclaim.network import max_min
+from simulation.reclaim.scenario import Traffic
+from simulation.reclaim.systems import SYSTEMS, System
+from tests.simulation.reclaim.tiny import HOUR_S, scenario
+
+SIZE = 3e9  # 30 s within a building, 120 s to another, 3 s on the local disk.
+STALL_S = STALL_SHARE * 3.0
+ALL = ("slurm-pr", "no-migration", "static", "bamboo-like", "random-dst", "no-shaping", "tv-fi", "reclaimnet",
+       "oracle", "joint", "none", "p1", "p2", "p3", "p2+p3")  # fmt: skip
+
+
+def fixed(interval_s: float, **changes: object) -> System:
+    return replace(SYSTEMS["none"], interval_s=interval_s, **changes)  # type: ignore[arg-type]
+
+
+def test_emergency_by_hand() -> None:
+    # The job starts at 30 s and saves every 600 s: at 630, 1230, ... The machine leaves at 3500 s. The newest complete
+    # checkpoint is that of 3030 s, of which 4 stalls are subtracted.
+    given = scenario(intervals=[(0, 0, 3500, 0), (1, 1000, 10 * HOUR_S, 0)], jobs=[(0, 1, 5 * HOUR_S, SIZE)])
+    found = simulate(given, fixed(600))
+    (hit,) = found.hits
+    assert hit.lost_s == pytest.approx(3500 - 3030 - STALL_S)
+    # The checkpoint takes 30 s to the other machine, and the restart 30 s.
+    assert hit.resumed_s - hit.stopped_s == pytest.approx(60)
+    assert not hit.handed_over and hit.succeeded(60) and not hit.succeeded(59)
+    # Clairvoyant: a checkpoint that completes just before 3500 s holds the work up to 3470 s.
+    assert hit.clairvoyant_s == pytest.approx(30)
+    assert found.finished == 1
+
+
+def test_departure_during_a_checkpoint_loses_the_interval_before() -> None:
+    given = scenario(intervals=[(0, 0, 1250, 0), (1, 0, 10 * HOUR_S, 0)], jobs=[(0, 1, 5 * HOUR_S, SIZE)])
+    # The second checkpoint, begun at 1230 s, would be complete at 1260 s.
+    (hit,) = simulate(given, fixed(600)).hits
+    assert hit.lost_s == pytest.approx(1250 - 630 - 2 * STALL_S)
+
+
+@pytest.mark.parametrize(("notice_s", "lost"), [(130.0, False), (70.0, True)])
+def test_notice_by_hand(notice_s: float, lost: bool) -> None:
+    # The other machine is in another building: 120 s of transfer without shaping.
+    given = scenario(
+        intervals=[(0, 0, 2000, notice_s), (1, 0, 10 * HOUR_S, 0)], jobs=[(0, 1, 5 * HOUR_S, SIZE)], building=(0, 1)
+    )
+    (hit,) = simulate(given, fixed(600)).hits
+    assert hit.stopped_s == 2000 - notice_s
+    if lost:
+        # It stopped for a transfer that did not complete, and restarts from the checkpoint of 1830 s.
+        assert hit.lost_s == pytest.approx(2000 - notice_s - 1830 - STALL_S)
+        assert hit.resumed_s == pytest.approx(2000 + 120 + 30)
+    else:
+        assert hit.lost_s == 0 and hit.handed_over
+        assert hit.resumed_s == pytest.approx(2000 - notice_s + 120 + 30)
+
+
+def test_reclaimnet_refuses_what_cannot_complete_and_saves_instead() -> None:
+    # 60 s suffice for an upload within the building at 0.7 of 100 MB/s, but not for a transfer to the other.
+    given = scenario(
+        intervals=[(0, 0, 5000, 60.0), (1, 0, 10 * HOUR_S, 0)], jobs=[(0, 1, 5 * HOUR_S, SIZE)], building=(0, 1)
+    )
+    (hit,) = simulate(given, SYSTEMS["reclaimnet"]).hits
+    upload_s = SIZE / 70e6
+    assert not hit.handed_over
+    assert hit.stopped_s == 5000
+    # The final checkpoint began when the notice still lasted 1.3 times the upload: that much work is lost, no more.
+    assert hit.lost_s == pytest.approx(1.3 * upload_s - STALL_S, abs=0.01)
+
+
+def test_no_migration_waits_for_its_machine() -> None:
+    given = scenario(
+        intervals=[(0, 0, 3600, 0), (0, 7200, 10 * HOUR_S, 0), (1, 4000, 10 * HOUR_S, 0)],
+        jobs=[(0, 1, 2 * HOUR_S, SIZE)],
+    )
+    found = simulate(given, SYSTEMS["no-migration"])
+    (hit,) = found.hits
+    assert hit.resumed_s == pytest.approx(7230)
+    assert found.migrated_bytes == found.written_bytes == 0
+
+
+def test_writes_share_the_link_of_a_building() -> None:
+    # Two jobs start together and save together: each write takes twice as long, 60 s, so the checkpoint that was begun
+    # at 630 s is not complete at 680 s, and all work is lost.
+    given = scenario(
+        intervals=[(0, 0, 680, 0), (1, 0, 10 * HOUR_S, 0), (2, 0, 10 * HOUR_S, 0)],
+        jobs=[(0, 1, 5 * HOUR_S, SIZE), (0, 1, 5 * HOUR_S, SIZE)],
+        building=(0, 0, 0), gpus=(1, 1, 1),
+    )  # fmt: skip
+    (hit,) = simulate(given, fixed(600)).hits
+    assert hit.lost_s == pytest.approx(650 - STALL_S)
+
+
+def test_research_traffic_without_and_with_shaping() -> None:
+    # Research offers 0.3 of the link. Four connections of one transfer leave it a fifth: a third of it is displaced.
+    given = scenario(
+        intervals=[(0, 0, 2000, 0), (1, 0, 10 * HOUR_S, 0)], jobs=[(0, 1, 5 * HOUR_S, SIZE)],
+        traffic=Traffic(research_share=0.3, connections=4, overhead_share=0.0, write_bytes_s=1e9),
+    )  # fmt: skip
+    assert simulate(given, SYSTEMS["none"]).degradation == pytest.approx(1 / 3)
+    assert simulate(given, SYSTEMS["p3"]).degradation == pytest.approx(0, abs=1e-9)
+
+
+def test_max_min() -> None:
+    # Link 0 is shared by all; the first flow stops at link 1, the third at its limit.
+    wants = [((0, 1), 1.0, 1e9), ((0,), 2.0, 1e9), ((0,), 1.0, 5.0)]
+    assert max_min(wants, [100.0, 10.0]) == pytest.approx([10.0, 85.0, 5.0])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_gpu_time_is_conserved(name: str) -> None:
+    given = build(
+        Document(version=1, name="short", days=5, calibration_days=1, jobs={"count": 60, "gpu_hours": 900},  # type: ignore[arg-type]
+                 availability={"drawn": {"departures": 250}}),  # type: ignore[arg-type]
+        Path(),
+        seed=3,
+    )  # fmt: skip
+    found = simulate(given, SYSTEMS[name])
+    whole = found.whole
+    assert whole.held == pytest.approx(whole.useful + whole.lost + whole.overhead, abs=1e-3)
+    assert min(whole.useful, whole.saving, whole.moving, whole.shadow, whole.lost) >= 0
+    held_s = np.minimum(given.lending.to_s, given.length_s) - given.lending.from_s
+    assert whole.held <= float(held_s @ given.machines.gpus[given.lending.node]) + 1e-3
+    # Each job's work is done once: what is useful never exceeds what the jobs ask for.
+    assert whole.useful <= float(given.work.gpus @ given.work.work_s) + 1e-3
+    assert len(found.hits) > 10
+    for hit in found.hits:
+        assert hit.lost_s >= 0 and hit.resumed_s >= hit.stopped_s
+        assert not (hit.handed_over and hit.lost_s > 0)
+        assert hit.notice_s > 0 or not hit.handed_over
+    # The same seed gives the same result.
+    again = simulate(given, SYSTEMS[name])
+    first, second = found.row(), again.row()
+    first.pop("wall_s"), second.pop("wall_s")
+    assert repr(first) == repr(second)
+
+
+def test_oracle_loses_less_than_fixed_intervals_in_emergencies() -> None:
+    given = scenario(intervals=[(0, 0, 17_000, 0), (1, 0, 10 * HOUR_S, 0)], jobs=[(0, 1, 5 * HOUR_S, 100e6)])
+    (best,), (worst,) = simulate(given, SYSTEMS["oracle"]).hits, simulate(given, SYSTEMS["none"]).hits
+    # 100 MB every minute is within a fifth of 70 MB/s.
+    assert best.lost_s <= 62 < worst.lost_s
