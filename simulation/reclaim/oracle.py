@@ -1,8 +1,8 @@
 """The oracle (B6): it knows each epoch's true hazard and bandwidth, but no instant of a departure.
 
-It chooses intervals from 1 to 60 minutes and destinations with the least expected loss, with OR-Tools where several
-jobs compete, and by enumeration where there are one or two jobs. It may use the same share of the bandwidth for checkpoints as
-P1. Its objective is work loss, the number that is judged: the expected work between a departure and the newest complete
+It chooses intervals from 1 to 60 minutes and destinations with the least expected loss: with OR-Tools where more than
+two jobs compete, otherwise by enumeration. It may use the same share of the bandwidth for checkpoints as P1. Its
+objective is work loss, the number that is judged: the expected work between a departure and the newest complete
 checkpoint.
 """
 
@@ -133,15 +133,15 @@ def _assign(costs: Floats, nodes: list[Node], jobs: list[Job]) -> list[int]:
     model = cp_model.CpModel()
     unplaced = float(costs[np.isfinite(costs)].max(initial=1.0)) * 100
     chosen: list[dict[int, cp_model.IntVar]] = []
-    total: cp_model.LinearExprT = 0
+    terms = []
     for row in range(len(jobs)):
         options = {node: model.new_bool_var("") for node in np.flatnonzero(np.isfinite(costs[row])).tolist()}
         options[NOWHERE] = model.new_bool_var("")
         model.add_exactly_one(options.values())
-        total += sum(
+        terms += [
             round((unplaced if node == NOWHERE else float(costs[row, node])) * 1000) * var
             for node, var in options.items()
-        )
+        ]
         chosen.append(options)
     for node in nodes:
         model.add(
@@ -149,7 +149,7 @@ def _assign(costs: Floats, nodes: list[Node], jobs: list[Job]) -> list[int]:
                 if node.number in options)
             <= node.free
         )  # fmt: skip
-    model.minimize(total)
+    model.minimize(cp_model.LinearExpr.sum(terms))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -9,7 +9,6 @@ from reclaim.intervals import P1Settings
 from reclaim.joint import DEFAULT_POLICY, Policy
 from reclaim.traffic import RESEARCH_SHARE
 
-
 _P1 = P1Settings()
 
 

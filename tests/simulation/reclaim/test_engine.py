@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from simulation.reclaim.documents import Document, build
-from simulation.reclaim.engine import STALL_SHARE, simulate
+from simulation.reclaim.engine import simulate
 from simulation.reclaim.network import max_min
+from simulation.reclaim.running import STALL_SHARE
 from simulation.reclaim.scenario import Traffic
 from simulation.reclaim.systems import SYSTEMS, System
 from tests.simulation.reclaim.tiny import HOUR_S, scenario
