@@ -215,7 +215,7 @@ class HashMap:
         Raises:
             OSError: the table is full.
         """
-        self._do(_MAP_UPDATE, key, value)
+        self._change(_MAP_UPDATE, key, value)
 
     def drop(self, key: bytes) -> None:
         """Removes an entry.
@@ -223,15 +223,16 @@ class HashMap:
         Raises:
             OSError: there is no such entry.
         """
-        self._do(_MAP_DELETE, key, b"")
+        self._change(_MAP_DELETE, key)
 
     def close(self) -> None:
         """Closes the table; programs that use it keep it."""
         os.close(self.map)
 
-    def _do(self, command: int, key: bytes, value: bytes) -> None:
-        buffers = [ctypes.create_string_buffer(data, len(data)) for data in (key, value)]
-        _bpf(command, struct.pack("<I4xQQQ", self.map, *(ctypes.addressof(b) for b in buffers), 0))
+    def _change(self, command: int, *parts: bytes) -> None:
+        buffers = [ctypes.create_string_buffer(data, len(data)) for data in parts]
+        addresses = [ctypes.addressof(buffer) for buffer in buffers]
+        _bpf(command, struct.pack(f"<I4x{len(addresses)}Q", self.map, *addresses))
 
 
 def _create(kind: int, key_bytes: int, value_bytes: int, entries: int, name: str, flags: int) -> int:

@@ -1,6 +1,5 @@
 """Migration flows: which packets belong to one, and the class of its traffic (P3, section VII of ReclaimNet)."""
 
-import os
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -38,7 +37,7 @@ class Flow:
         Raises:
             OSError: the cgroup does not exist.
         """
-        return cls(name, _migration(traffic), FLOW_KEY.pack(os.stat(path).st_ino))
+        return cls(name, _migration(traffic), FLOW_KEY.pack(Path(path).stat().st_ino))
 
     @classmethod
     def of_mark(cls, name: str, traffic: TrafficClass, mark: int) -> Self:
