@@ -53,7 +53,7 @@ _WAIT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Share:
+class LinkShare:
     """How the bandwidth of the interface's bottleneck is divided, in bytes on the wire per second."""
 
     link_bytes_s: float
@@ -81,7 +81,7 @@ class _Class:
 class Shaper:
     """The HTB classes of one interface. Not thread-safe. Calls block for milliseconds: use a thread in asyncio code."""
 
-    def __init__(self, edge: Edge, share: Share) -> None:
+    def __init__(self, edge: Edge, share: LinkShare) -> None:
         """Removes what a killed agent and its guardian may have left on the interface.
 
         Raises:
@@ -106,14 +106,15 @@ class Shaper:
         """The largest sum of rates that `apply` accepts."""
         return self._share.migration_bytes_s / (1 + self.overhead)
 
-    def apply(self, rates: Mapping[Flow, float], share: Share | None = None) -> None:
+    def apply(self, rates: Mapping[Flow, float], share: LinkShare | None = None) -> None:
         """Makes `rates`, in bytes of payload per second, the rates of the migration flows, and ends all other flows.
 
         With `share`, also changes how the bandwidth is divided. Without flows the qdisc is removed. If the call fails,
         the shaping is removed.
 
         Raises:
-            ValueError: a rate is less than 1,000 bytes/s, there are too many flows, or the sum exceeds `payload_bytes_s`.
+            ValueError: a rate is less than 1,000 bytes/s, there are too many flows, or the sum exceeds
+                `payload_bytes_s`.
             OSError: somebody has configured a qdisc for this interface, or the kernel refused a change.
         """
         new = share or self._share
@@ -163,7 +164,7 @@ class Shaper:
             unlock_interface(*self._lock)
             self._lock = None
 
-    def _check(self, rates: Mapping[Flow, float], share: Share) -> None:
+    def _check(self, rates: Mapping[Flow, float], share: LinkShare) -> None:
         for flow, rate_bytes_s in rates.items():
             if not _SLOWEST_BYTES_S <= rate_bytes_s < math.inf:
                 raise ValueError(
@@ -178,7 +179,7 @@ class Shaper:
                 f" most {largest_bytes_s:.0f} bytes/s, the migration share without headers"
             )
 
-    def _install(self, netlink: IPRoute, share: Share) -> None:
+    def _install(self, netlink: IPRoute, share: LinkShare) -> None:
         """Installs the qdisc and the classes above the flows, or changes them to `share`; starts the guardian."""
         if self._lock is None:
             self._lock = lock_interface(self._edge.interface, self._index)
