@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 _FOLDER = Path("/run")
-_PATIENCE_S = 5.0
+PATIENCE_S = 5.0
 _RETRY_S = 0.02
 
 
-def lock_interface(interface: str, index: int, patience_s: float = _PATIENCE_S) -> tuple[int, Path]:
+def lock_interface(interface: str, index: int) -> tuple[int, Path]:
     """Locks an interface of this network namespace; returns the descriptor that holds the lock, and the lock's file.
 
     The lock is held until every copy of the descriptor is closed. Waits, because after the end of an agent its guardian
@@ -20,9 +20,9 @@ def lock_interface(interface: str, index: int, patience_s: float = _PATIENCE_S) 
     Raises:
         OSError: another process holds the lock, or this process is not root.
     """
-    namespace = Path("/proc/self/ns/net").stat().st_ino
+    namespace = Path("/proc/thread-self/ns/net").stat().st_ino
     path = _FOLDER / f"mizzen-shaping-{namespace}-{index}"
-    give_up_s = time.monotonic() + patience_s
+    give_up_s = time.monotonic() + PATIENCE_S
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:

@@ -15,7 +15,7 @@ from agent.network.edge import Edge, KillSwitch, Sent
 from agent.network.flows import Flow, TrafficClass
 from agent.network.pacing import Pace
 from agent.network.programs import MEMORY_BYTES
-from agent.network.shaping import MINIMUM_OVERHEAD, Shaper, LinkShare
+from agent.network.shaping import MINIMUM_OVERHEAD, LinkShare, Shaper
 
 _log = logging.getLogger(__name__)
 
