@@ -122,11 +122,11 @@ def default_interface() -> str:
     Raises:
         OSError: there is no default route.
     """
-    for line in Path("/proc/net/route").read_text().splitlines()[1:]:
+    for line in Path("/proc/thread-self/net/route").read_text().splitlines()[1:]:
         name, destination, *_, mask = line.split()[:8]
         if destination == mask == "00000000":
             return name
-    for line in Path("/proc/net/ipv6_route").read_text().splitlines():
+    for line in Path("/proc/thread-self/net/ipv6_route").read_text().splitlines():
         fields = line.split()
         if fields[0] == "0" * 32 and fields[1] == "00" and fields[9] != "lo":
             return fields[9]

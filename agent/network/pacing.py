@@ -7,6 +7,8 @@ from collections.abc import Callable
 from domain.token_bucket import TokenBucket
 
 _BURST_S = 0.1
+_SHORTEST_S = 1e-6
+"""A wait that every clock shows, so that rounding cannot make `Pace.draw` loop."""
 
 
 class Pace:
@@ -24,6 +26,12 @@ class Pace:
         self._bucket: TokenBucket | None = None
         self.change(rate_bytes_s)
 
+    @property
+    def rate_bytes_s(self) -> float | None:
+        """The rate; None: as fast as possible."""
+        with self._changing:
+            return None if self._bucket is None else self._bucket.rate
+
     def change(self, rate_bytes_s: float | None) -> None:
         """Changes the rate. A transfer that waits continues at the new rate after its wait."""
         with self._changing:
@@ -37,7 +45,7 @@ class Pace:
     def draw(self, size_bytes: int) -> None:
         """Waits until `size_bytes` may be sent. They may exceed the burst; later calls then wait longer."""
         while (delay_s := self._take(size_bytes)) > 0:
-            self._sleep(delay_s)
+            self._sleep(max(delay_s, _SHORTEST_S))
 
     def _take(self, size_bytes: int) -> float:
         with self._changing:

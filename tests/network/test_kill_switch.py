@@ -1,6 +1,8 @@
 """The kill-switch: new connections to the closed ports are refused, everything else continues."""
 
 import socket
+import subprocess
+import threading
 
 import pytest
 
@@ -69,8 +71,6 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as transfer:
     assert transfer.recv(1) == b"+"
     transfer.sendall(bytes(int(sys.argv[3])))
 """
-        import threading
-
         received: list[int] = []
 
         def receive() -> None:
@@ -93,8 +93,6 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as transfer:
 
 
 def test_ipv6_and_its_extension_headers_do_not_bypass_it(network: Network) -> None:
-    import subprocess
-
     for name, address in (("a", "fd00::1"), ("b", "fd00::2")):
         command = ["ip", "addr", "add", f"{address}/64", "dev", "eth0", "nodad"]
         subprocess.run([*network.enter(name), *command], check=True)

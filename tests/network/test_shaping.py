@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from agent.cgroups import make_cgroup, remove_cgroup
+from agent.network import locks
 from agent.network.edge import Edge
 from agent.network.flows import Flow, TrafficClass
 from agent.network.shaping import MINIMUM_OVERHEAD, LinkShare, Shaper
@@ -26,6 +28,7 @@ PORT, MARK = 9000, 77
 FLOW = Flow.of_mark("run-1", TrafficClass.PLANNED, MARK)
 HOLDER = """
 import sys, time
+from agent.network import locks
 from agent.network.edge import Edge
 from agent.network.flows import Flow, TrafficClass
 from agent.network.shaping import LinkShare, Shaper
@@ -195,10 +198,9 @@ def test_after_sigkill_the_interface_is_as_before(network: Network, also_guardia
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"shaped\n"
     assert state() != before
-    guardians = network.processes("a") - {holder.pid, os.getpid()}
-    assert len(guardians) == 1
+    guardian = _guardian_of(holder.pid)
     if also_guardian:
-        os.kill(guardians.pop(), signal.SIGKILL)
+        os.kill(guardian, signal.SIGKILL)
     holder.kill()
     with holder:
         holder.wait()
@@ -208,7 +210,9 @@ def test_after_sigkill_the_interface_is_as_before(network: Network, also_guardia
         Shaper(edge, SHARE)
         edge.close()
     wait_until(lambda: state() == before, "the interface is restored")
-    wait_until(lambda: network.processes("a") <= {os.getpid()}, "the guardian has ended")
+    wait_until(lambda: not Path(f"/proc/{guardian}").exists(), "the guardian has ended")
+    namespace = Path("/proc/thread-self/ns/net").stat().st_ino
+    assert not list(Path("/run").glob(f"mizzen-*-{namespace}-*"))
 
 
 def test_a_signal_to_both_does_not_end_the_guardian_first(network: Network) -> None:
@@ -216,16 +220,13 @@ def test_a_signal_to_both_does_not_end_the_guardian_first(network: Network) -> N
     holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, cwd=ROOT, env=_environment())
     assert holder.stdout is not None
     holder.stdout.readline()
-    guardian = (network.processes("a") - {holder.pid, os.getpid()}).pop()
-    os.kill(guardian, signal.SIGTERM)
+    os.kill(_guardian_of(holder.pid), signal.SIGTERM)
     with holder:
         holder.terminate()
     wait_until(lambda: state() == before, "the interface is restored")
 
 
 def test_one_process_shapes_an_interface(network: Network, edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
-    from agent.network import locks
-
     shaper, rival = Shaper(edge, SHARE), Shaper(edge, SHARE)
     shaper.apply({FLOW: 1e6})
     shaped = state()
@@ -244,6 +245,12 @@ def test_one_process_shapes_an_interface(network: Network, edge: Edge, monkeypat
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'sdk'}"}
+
+
+def _guardian_of(pid: int) -> int:
+    """Returns the pid of the holder's only child."""
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
 
 
 def _qdiscs() -> str:
