@@ -40,6 +40,8 @@ SUITES = {
     "backlog": "backlog",
     "machines": "machines",
     "balance": "balance",
+    "killswitch": "killswitch",
+    "shaping": "shaping",
     "memory": "memory",
 }
 """Module of each suite, in the order of execution."""
