@@ -1,4 +1,4 @@
-"""What a node of the suite `shaping` does: sends and receives transfers, with or without shaping (`bench.network_lab`)."""
+"""What a node of the suite `shaping` does (`bench.network_lab`): sends and receives transfers, shaped or not."""
 
 import socket
 import threading
@@ -62,7 +62,7 @@ def send(
     rate_bytes_s: float | None = None,
     mark: int = MARK,
 ) -> dict[str, Any]:
-    """Sends `size_bytes`, or for `duration_s`, paced to `rate_bytes_s`; returns the times and the bytes that arrived."""
+    """Sends `size_bytes`, or for `duration_s`, at most at `rate_bytes_s`; returns the times and the bytes that arrived."""
     pace = Pace(rate_bytes_s)
     chunk = bytes(_CHUNK_BYTES)
     with socket.socket() as transfer:

@@ -42,9 +42,11 @@ _ENOUGH_BYTES = 1 << 23
 _LINK, _RESEARCH, _MIGRATION, _FIRST_FLOW = 1, 2, 3, 0x10
 """Minor numbers of the classes; flow number n has the class `_FIRST_FLOW + n`."""
 _QUANTUM_BYTES = 60_000
-_BURST_BYTES = 1 << 16
-"""At least one packet before segmentation."""
-_BURST_S = 0.001
+BURST_S = 0.01
+"""What a class may send at once after a pause, in seconds of its rate. Late timers of a busy computer cost no rate, and
+in any time T all migrations together send at most the migration share of T + `BURST_S`."""
+_BURST_BYTES = 3200
+"""At least two packets."""
 _SLOWEST_BYTES_S = 1000
 """HTB cannot represent the time that a burst takes at much lower rates."""
 _ROUNDING = 1e-6
@@ -230,8 +232,8 @@ class Shaper:
             parent=parent,
             rate=rate,
             ceil=ceil,
-            burst=max(_BURST_BYTES, round(rate * _BURST_S)),
-            cburst=max(_BURST_BYTES, round(ceil * _BURST_S)),
+            burst=max(_BURST_BYTES, round(rate * BURST_S)),
+            cburst=max(_BURST_BYTES, round(ceil * BURST_S)),
             quantum=_QUANTUM_BYTES,
         )
 
