@@ -15,7 +15,7 @@ deadlines, C / (tau - T_r - `_CONTROL_S`). All migrations start together, with t
 store has acknowledged the last byte and the restart time has passed, relative to the notice.
 
 *Theorem 4*: in the same cases, the bytes of IP with the class of migrations that left the bottleneck, in the busiest
-window of `_WINDOW_S`, relative to the migration share. The classes may send bursts (`BURST_S`), so the bar is more than 1.
+window of `_WINDOW_S`, relative to the migration share. Classes may send bursts (`BURST_S`), so the bar is above 1.
 """
 
 import random

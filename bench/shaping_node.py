@@ -62,7 +62,7 @@ def send(
     rate_bytes_s: float | None = None,
     mark: int = MARK,
 ) -> dict[str, Any]:
-    """Sends `size_bytes`, or for `duration_s`, at most at `rate_bytes_s`; returns the times and the bytes that arrived."""
+    """Sends `size_bytes`, or for `duration_s`, at most at `rate_bytes_s`; returns the times and the bytes."""
     pace = Pace(rate_bytes_s)
     chunk = bytes(_CHUNK_BYTES)
     with socket.socket() as transfer:
