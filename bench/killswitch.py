@@ -11,8 +11,8 @@ connections are refused in four ways, one after the other, and permitted again:
 
 The time is from before the call until the last SYN that was let through: an eBPF program where the kernel looks up the
 listening socket, after all filters, stores the time of each SYN. It is 0 if no SYN was let through after the call
-began. For the flag it is the time until the listening socket was closed. New work is the bytes that the server read from
-connections that were opened after the call began.
+began. For the flag it is the time until the listening socket was closed. New work is the bytes of requests that the
+server read from connections that were opened after the call had returned; for comparison, after it began.
 """
 
 import ctypes
@@ -34,8 +34,20 @@ import numpy as np
 
 from agent.bpf import VALUE, Hook, Kind, Op, Program, SharedMemory, Step, link, load
 from agent.network.edge import Edge
+from agent.network.flows import TrafficClass
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, collector_off
-from bench.killswitch_server import CLOSED_NS, FLAG, NEW_BYTES, SERVED, SHARED_BYTES, SINCE_NS, shared
+from bench.killswitch_node import REQUEST_BYTES
+from bench.killswitch_server import (
+    BEGUN_BYTES,
+    BEGUN_NS,
+    CLOSED_NS,
+    DONE_BYTES,
+    DONE_NS,
+    FLAG,
+    SERVED,
+    SHARED_BYTES,
+    shared,
+)
 from bench.network_lab import SUBNET, ip, lab, nodes
 
 TRIALS = 500
@@ -43,7 +55,8 @@ _ADDRESS = f"{SUBNET}.1"
 _WORK_PORT, _STREAM_PORT = 7000, 7001
 _PORTS = range(7000, 7010)
 _RULE = "tcp dport 7000-7009 tcp flags & (syn | ack) == syn drop"
-_LEAST_BYTES = 500
+_WORK_BYTES = 500
+"""The bound on new work."""
 _SETTLE_S = 0.004
 _PATIENCE_S = 10.0
 _GET_TIME = 5
@@ -53,8 +66,8 @@ LINES = (
     Line("time to the last SYN, kill-switch over libnftables: P99 of 500", 1 / 5),
     Line("time to the last SYN, kill-switch over iptables: median of 500", None),
     Line("time to refusal, kill-switch over a flag in the server: median of 500", None),
-    Line(f"most bytes of new work after the kill-switch in 500 trials, over {_LEAST_BYTES}", 1.0),
-    Line(f"most bytes of new work after libnftables in 500 trials, over {_LEAST_BYTES}", None),
+    Line("most bytes of new work after the kill-switch in 500 trials, over 500", 1.0),
+    Line("bytes of new work since the call began, kill-switch over libnftables: mean of 500", None),
 )
 
 
@@ -64,6 +77,15 @@ class _Way:
 
     on: Callable[[], object]
     off: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class _Trial:
+    took_s: float
+    begun_bytes: int
+    """New work on connections that were opened after the call began."""
+    done_bytes: int
+    """New work on connections that were opened after the call had returned."""
 
 
 class _Nftables:
@@ -104,25 +126,26 @@ class _Machine:
             "flag": _Way(lambda: self._flag(1), lambda: self._flag(0)),
         }
 
-    def trial(self, name: str) -> tuple[float, int]:
-        """Refuses connections in one way; returns the seconds until it had effect, and the bytes of new work."""
-        way = self.ways[name]
+    def trial(self, name: str) -> _Trial:
+        """Refuses connections in one way, and permits them again."""
+        way, values = self.ways[name], self._values
         self._flowing()
-        self._values[NEW_BYTES] = 0
-        begin_ns = time.monotonic_ns()
-        self._values[SINCE_NS] = begin_ns
+        values[BEGUN_BYTES] = values[DONE_BYTES] = 0
+        begun_ns = time.monotonic_ns()
+        values[BEGUN_NS] = begun_ns
         way.on()
+        values[DONE_NS] = time.monotonic_ns()
         if name == "flag":
-            self._until(lambda: self._values[CLOSED_NS] > 0, "the server closes its listening socket")
-            last_ns = self._values[CLOSED_NS]
+            self._until(lambda: values[CLOSED_NS] > 0, "the server closes its listening socket")
+            last_ns = values[CLOSED_NS]
         else:
             time.sleep(_SETTLE_S)
             last_ns = self._seen[0]
             self._refused(name)
-        new_bytes = self._values[NEW_BYTES]
+        trial = _Trial(max(0.0, (last_ns - begun_ns) / 1e9), values[BEGUN_BYTES], values[DONE_BYTES])
         way.off()
-        self._values[SINCE_NS] = 0
-        return max(0.0, (last_ns - begin_ns) / 1e9), new_bytes
+        values[BEGUN_NS] = values[DONE_NS] = 0
+        return trial
 
     def interval_s(self) -> float:
         """Returns the mean time between two SYNs of the stream."""
@@ -141,8 +164,8 @@ class _Machine:
 
     def _refused(self, name: str) -> None:
         """Checks that no SYN is let through any more although SYNs arrive."""
-        seen, arrived = self._seen[1], self._edge.received_bytes(0)
-        self._until(lambda: self._edge.received_bytes(0) > arrived, "SYNs arrive")
+        seen, arrived = self._seen[1], self._edge.received_bytes(TrafficClass.RESEARCH)
+        self._until(lambda: self._edge.received_bytes(TrafficClass.RESEARCH) > arrived, "SYNs arrive")
         if self._seen[1] != seen:
             raise InvalidBenchmark(f"{name} let {self._seen[1] - seen} SYNs through after {_SETTLE_S} s")
 
@@ -201,36 +224,31 @@ def _machine() -> Iterator[_Machine]:
 def run(bench: Bench) -> Iterable[Figure]:
     """Yields the figures."""
     with _machine() as machine:
-        times: dict[str, list[float]] = {name: [] for name in machine.ways}
-        work: dict[str, list[int]] = {name: [] for name in machine.ways}
-        sizes: dict[str, float | str] = {
-            "trials": TRIALS,
-            "syn_interval_s": machine.interval_s(),
-            "paper_p99_s": 0.0009,
-        }
+        trials: dict[str, list[_Trial]] = {name: [] for name in machine.ways}
+        sizes: dict[str, float | str] = {"trials": TRIALS, "request_bytes": REQUEST_BYTES, "paper_p99_s": 0.0009}
+        sizes["syn_interval_s"] = machine.interval_s()
         with collector_off():
             for number in range(TRIALS):
                 bench.say(f"trials: {number} of {TRIALS}")
-                for name in machine.ways:
-                    took_s, new_bytes = machine.trial(name)
-                    times[name].append(took_s)
-                    work[name].append(new_bytes)
-    middle = {name: float(np.median(values)) for name, values in times.items()}
-    late = {name: float(np.percentile(values, 99)) for name, values in times.items()}
-    most = {name: max(values) for name, values in work.items()}
-    medians = {f"{name}_s": value for name, value in middle.items()}
-    p99 = {f"{name}_s": value for name, value in late.items()}
-    bytes_found = {f"{name}_bytes": float(value) for name, value in most.items()}
+                for name, found in trials.items():
+                    found.append(machine.trial(name))
 
-    def figure(line: Line, ratio: float, absolute: dict[str, float]) -> Figure:
-        return Figure("killswitch", line, ratio, absolute, TRIALS, sizes)
+    def each(statistic: Callable[[list[_Trial]], object]) -> dict[str, float]:
+        return {name: float(np.asarray(statistic(found))) for name, found in trials.items()}
 
-    yield figure(LINES[0], middle["kill_switch"] / middle["libnftables"], medians)
-    yield figure(LINES[1], late["kill_switch"] / late["libnftables"], p99)
-    yield figure(LINES[2], middle["kill_switch"] / middle["iptables"], medians)
-    yield figure(LINES[3], middle["kill_switch"] / middle["flag"], medians)
-    yield figure(LINES[4], most["kill_switch"] / _LEAST_BYTES, bytes_found)
-    yield figure(LINES[5], most["libnftables"] / _LEAST_BYTES, bytes_found)
+    def figure(number: int, values: dict[str, float], unit: str, over: str) -> Figure:
+        absolute = {f"{name}_{unit}": value for name, value in values.items()}
+        return Figure("killswitch", LINES[number], values["kill_switch"] / values[over], absolute, TRIALS, sizes)
+
+    middle = each(lambda found: np.median([t.took_s for t in found]))
+    late = each(lambda found: np.percentile([t.took_s for t in found], 99))
+    yield figure(0, middle, "s", "libnftables")
+    yield figure(1, late, "s", "libnftables")
+    yield figure(2, middle, "s", "iptables")
+    yield figure(3, middle, "s", "flag")
+    most = each(lambda found: max(t.done_bytes for t in found))
+    yield figure(4, most | {"bound": _WORK_BYTES}, "bytes", "bound")
+    yield figure(5, each(lambda found: np.mean([t.begun_bytes for t in found])), "bytes", "libnftables")
 
 
 SUITE = Suite("killswitch", LINES, run)

@@ -6,7 +6,7 @@ import struct
 import threading
 import time
 
-WORK_BYTES = 512
+REQUEST_BYTES = 512
 """Size of a request."""
 STAMP = struct.Struct("<Q")
 """A request begins with the time at which its connection was opened, in nanoseconds of the monotonic clock."""
@@ -63,7 +63,7 @@ def work(address: str, port: int) -> None:
                 opened_ns = time.monotonic_ns()
                 try:
                     connection.connect((address, port))
-                    connection.sendall(STAMP.pack(opened_ns).ljust(WORK_BYTES))
+                    connection.sendall(STAMP.pack(opened_ns).ljust(REQUEST_BYTES))
                     connection.recv(1)
                 except OSError:  # Refused, or dropped until the timeout.
                     continue

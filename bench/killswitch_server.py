@@ -10,11 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-from bench.killswitch_node import STAMP, WORK_BYTES
+from bench.killswitch_node import REQUEST_BYTES, STAMP
 
-FLAG, SINCE_NS, NEW_BYTES, CLOSED_NS, SERVED = range(5)
-"""Numbers of the values in the shared file, 8 bytes each: the flag; the time of the switch (0: none); bytes of requests
-on connections that were opened after it; when the listening socket was closed (0: it is open); requests in total."""
+FLAG, BEGUN_NS, BEGUN_BYTES, DONE_NS, DONE_BYTES, CLOSED_NS, SERVED = range(7)
+"""Numbers of the values in the shared file, 8 bytes each: the flag; when the refusal began (0: not) and the bytes of
+requests on connections that were opened later; when the call had returned, and the bytes on connections that were
+opened after that; when the listening socket was closed (0: it is open); requests in total."""
 SHARED_BYTES = mmap.PAGESIZE
 _PAUSE_S = 0.0005
 
@@ -35,10 +36,12 @@ def _serve(address: str, port: int, values: memoryview) -> None:
                 with connection:
                     if values[FLAG]:
                         break
-                    request = connection.recv(WORK_BYTES)
+                    request = connection.recv(REQUEST_BYTES)
                     values[SERVED] += 1
-                    if len(request) >= STAMP.size and 0 < values[SINCE_NS] < STAMP.unpack_from(request)[0]:
-                        values[NEW_BYTES] += len(request)
+                    opened_ns = STAMP.unpack_from(request)[0] if len(request) >= STAMP.size else 0
+                    for time_ns, sum_bytes in ((BEGUN_NS, BEGUN_BYTES), (DONE_NS, DONE_BYTES)):
+                        if 0 < values[time_ns] < opened_ns:
+                            values[sum_bytes] += len(request)
         values[CLOSED_NS] = time.monotonic_ns()
         while values[FLAG]:
             time.sleep(_PAUSE_S)

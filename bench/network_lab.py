@@ -1,7 +1,7 @@
 """Network namespaces for benchmarks: each belongs to a process and disappears with it, so nothing is left behind.
 
-`lab` moves a benchmark into a namespace of its own. `Node` is a process in another namespace, connected to the first by a
-veth pair. A node runs `python -m bench.network_lab MODULE`, reads a request from each line (JSON: name of a
+`lab` moves a benchmark into a namespace of its own. `Node` is a process in another namespace, connected to the first by
+a veth pair. A node runs `python -m bench.network_lab MODULE`, reads a request from each line (JSON: name of a
 function of the module, and its named arguments) and writes each response.
 """
 
