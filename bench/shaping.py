@@ -10,8 +10,9 @@ acknowledged.
 
 *Theorem 3*: a case draws one to seven migrations with notices, restart times and rates whose sum is 60 to 100 % of the
 migration share (100 % in every second case), and the sizes for which these rates are exactly the least that meet the
-deadlines, C / (tau - T_r - `_CONTROL_S`). All migrations start together, with the research traffic beside them.
-`_CONTROL_S` is the time from the notice until the rates are in force. The margin is what remains of the notice when the
+deadlines, C / (tau - T_r - `_CONTROL_S`). All notices come at the same time, with the research traffic beside the
+migrations. `_CONTROL_S` is what an admission allows for the time from the notice to the first byte; a migration starts
+as soon as its own rate is in force. The margin is what remains of the notice when the
 store has acknowledged the last byte and the restart time has passed, relative to the notice.
 
 *Theorem 4*: in the same cases, the bytes of IP with the class of migrations that left the bottleneck, in the busiest
@@ -24,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
@@ -53,6 +55,16 @@ LINES = (
     Line("smallest margin before a deadline, over the notice, 50 cases", 0.0, at_least=True),
     Line("migration traffic in the busiest half second, over the migration share, 50 cases", 1 + BURST_S / _WINDOW_S),
 )
+
+
+@dataclass(frozen=True)
+class _Landing:
+    """A migration that has arrived."""
+
+    margin: float
+    """What remained of the notice after the restart time, relative to the notice."""
+    begin_s: float
+    """Time from the notice to the first byte."""
 
 
 class _Network:
@@ -132,7 +144,7 @@ def run(bench: Bench) -> Iterable[Figure]:
 
 def _theorems(network: _Network, say: Callable[[str], None], sizes: Mapping[str, float | str]) -> Iterator[Figure]:
     draw = random.Random(16)
-    margins: list[float] = []
+    landings: list[_Landing] = []
     busiest: list[float] = []
     for number in range(_CASES):
         say(f"deadlines: case {number + 1} of {_CASES}")
@@ -144,10 +156,16 @@ def _theorems(network: _Network, say: Callable[[str], None], sizes: Mapping[str,
         restarts_s = [draw.uniform(0.2, 0.8) for _ in rates]
         providers = draw.sample(network.providers, count)
         with _watched(network.store) as window:
-            margins += _case(network, providers, rates, notices_s, restarts_s)
+            landings += _case(network, providers, rates, notices_s, restarts_s)
         busiest.append(max(window) / _MIGRATION_BYTES_S)
+    margins = [landing.margin for landing in landings]
     met = sum(margin >= 0 for margin in margins) / len(margins)
-    absolute = {"median_margin": median(margins), "migrations": len(margins)}
+    absolute = {
+        "median_margin": median(margins),
+        "migrations": len(margins),
+        "median_begin_s": median(landing.begin_s for landing in landings),
+        "latest_begin_s": max(landing.begin_s for landing in landings),
+    }
     yield Figure("shaping", LINES[2], met, absolute, _CASES, sizes)
     yield Figure("shaping", LINES[3], min(margins), absolute, _CASES, sizes)
     absolute = {"median_share": median(busiest), "least_share": min(busiest)}
@@ -156,21 +174,21 @@ def _theorems(network: _Network, say: Callable[[str], None], sizes: Mapping[str,
 
 def _case(
     network: _Network, providers: list[Node], rates: list[float], notices_s: list[float], restarts_s: list[float]
-) -> list[float]:
-    """Runs one case; returns the margin of each migration, relative to its notice."""
+) -> list[_Landing]:
+    """Runs one case."""
     for idle in network.providers:
         network.shape(idle, _IDLE_BYTES_S)  # Sends nothing; also ends the rate of the case before.
     noticed_s = time.monotonic()
 
-    def migrate(provider: Node, rate_bytes_s: float, notice_s: float, restart_s: float) -> float:
+    def migrate(provider: Node, rate_bytes_s: float, notice_s: float, restart_s: float) -> _Landing:
         size = int(rate_bytes_s * (notice_s - restart_s - _CONTROL_S))
         network.shape(provider, rate_bytes_s)
-        time.sleep(max(0.0, noticed_s + _CONTROL_S - time.monotonic()))
         result = provider("send", address=network.store.address, size_bytes=size)
-        return float((noticed_s + notice_s - restart_s - result["end_s"]) / notice_s)
+        margin = (noticed_s + notice_s - restart_s - result["end_s"]) / notice_s
+        return _Landing(float(margin), float(result["begin_s"] - noticed_s))
 
     calls = [partial(migrate, *case) for case in zip(providers, rates, notices_s, restarts_s, strict=True)]
-    return [float(margin) for margin in together([*calls, network.send_research])[:-1]]
+    return together([*calls, network.send_research])[:-1]
 
 
 @contextmanager
