@@ -1,8 +1,9 @@
 """killswitch: the time until new connections are refused, and the new work that still arrives.
 
 A machine and a peer are network namespaces, connected by a veth pair. The peer streams SYNs to one port without pause,
-and in addition opens real connections to another port one after the other, with a request on each. In each trial
-connections are refused in four ways, one after the other, and permitted again:
+on a CPU of its own; the stream and the refusing process have a high priority. In addition the peer opens real
+connections to another port one after the other, with a request on each. In each trial, new connections are refused in
+four ways, one after the other, and permitted again:
 
 - the kill-switch of the agent: one store to memory that the eBPF program reads;
 - libnftables in this process: a rule is added to a chain that exists;
@@ -24,6 +25,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -36,7 +38,7 @@ from agent.bpf import VALUE, Hook, Kind, Op, Program, SharedMemory, Step, link, 
 from agent.network.edge import Edge
 from agent.network.flows import TrafficClass
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, collector_off
-from bench.killswitch_node import REQUEST_BYTES
+from bench.killswitch_node import PRIORITY, REQUEST_BYTES
 from bench.killswitch_server import (
     BEGUN_BYTES,
     BEGUN_NS,
@@ -58,6 +60,7 @@ _RULE = "tcp dport 7000-7009 tcp flags & (syn | ack) == syn drop"
 _WORK_BYTES = 500
 """The bound on new work."""
 _SETTLE_S = 0.004
+_FRESH_NS = 20_000
 _PATIENCE_S = 10.0
 _GET_TIME = 5
 """Number of the helper function that returns the time of the monotonic clock."""
@@ -131,8 +134,8 @@ class _Machine:
         way, values = self.ways[name], self._values
         self._flowing()
         values[BEGUN_BYTES] = values[DONE_BYTES] = 0
+        values[BEGUN_NS] = time.monotonic_ns()
         begun_ns = time.monotonic_ns()
-        values[BEGUN_NS] = begun_ns
         way.on()
         values[DONE_NS] = time.monotonic_ns()
         if name == "flag":
@@ -157,10 +160,15 @@ class _Machine:
         self._values[FLAG] = value
 
     def _flowing(self) -> None:
-        """Waits until SYNs and requests arrive, and then for a random time."""
+        """Waits until SYNs and requests arrive, then for a random time, then until a SYN has just been let through.
+
+        It does not sleep at the end, because other processes could then run first.
+        """
         seen, served = self._seen[1], self._values[SERVED]
         self._until(lambda: self._seen[1] > seen + 10 and self._values[SERVED] > served, "SYNs and requests arrive")
-        time.sleep(random.uniform(0.0005, 0.0015))
+        ready_ns = time.monotonic_ns() + random.randint(500_000, 1_500_000)
+        while time.monotonic_ns() < ready_ns or time.monotonic_ns() - self._seen[0] > _FRESH_NS:
+            pass
 
     def _refused(self, name: str) -> None:
         """Checks that no SYN is let through any more although SYNs arrive."""
@@ -196,6 +204,9 @@ def _machine() -> Iterator[_Machine]:
         raise InvalidBenchmark("iptables is not installed: apt-get install libnftables1 iptables")
     with ExitStack() as stack:
         stack.enter_context(lab())
+        stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
+        machine_cpu, peer_cpu = _two_cpus()
+        os.sched_setaffinity(0, {machine_cpu})
         (peer,) = stack.enter_context(nodes(1, "bench.killswitch_node"))
         ip("addr", "add", f"{_ADDRESS}/24", "dev", peer.port)
         edge = Edge(peer.port, _PORTS)
@@ -216,9 +227,20 @@ def _machine() -> Iterator[_Machine]:
         stack.enter_context(socket.create_server((_ADDRESS, _STREAM_PORT)))
         with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as own:
             own.bind((peer.port, 0))
-            peer("stream", target=own.getsockname()[4].hex(), address=_ADDRESS, port=_STREAM_PORT)
+            peer("stream", target=own.getsockname()[4].hex(), address=_ADDRESS, port=_STREAM_PORT, cpu=peer_cpu)
         peer("work", address=_ADDRESS, port=_WORK_PORT)
+        # The call itself must not wait for a CPU: that would measure the other load of this computer.
+        thread, before = threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, thread, PRIORITY)
+        stack.callback(os.setpriority, os.PRIO_PROCESS, thread, before)
         yield _Machine(edge, memory.memory.cast("Q"), shared(path))
+
+
+def _two_cpus() -> tuple[int, int]:
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        raise InvalidBenchmark("the machine and its peer need two CPUs: this process may use only one")
+    return cpus[0], cpus[1]
 
 
 def run(bench: Bench) -> Iterable[Figure]:

@@ -1,6 +1,7 @@
 """What the node of the suite `killswitch` does (`bench.network_lab`): streams SYNs, and connects and sends requests."""
 
 import ctypes
+import os
 import socket
 import struct
 import threading
@@ -11,6 +12,8 @@ REQUEST_BYTES = 512
 STAMP = struct.Struct("<Q")
 """A request begins with the time at which its connection was opened, in nanoseconds of the monotonic clock."""
 _FRAMES = 64
+PRIORITY = -15
+"""Niceness of the stream and of the refusing process, so that neither waits on a busy computer."""
 _PATIENCE_S = 0.05
 _SPOOFED = "192.0.2.1"
 """Source of the stream: an address without a route, so that the machine does not answer."""
@@ -36,8 +39,8 @@ class _Message(ctypes.Structure):
     ]
 
 
-def stream(target: str, address: str, port: int) -> None:
-    """Sends SYNs to a port without pause, in a thread. `target` is the machine's MAC address in hexadecimal."""
+def stream(target: str, address: str, port: int, cpu: int) -> None:
+    """Sends SYNs to a port without pause, in a thread on one CPU. `target` is the machine's MAC address in hex."""
     sender = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
     sender.bind(("eth0", 0))
     ethernet = bytes.fromhex(target) + sender.getsockname()[4] + b"\x08\x00"
@@ -46,6 +49,8 @@ def stream(target: str, address: str, port: int) -> None:
     messages = (_Message * _FRAMES)(*(_Message(None, 0, ctypes.pointer(piece), 1, None, 0, 0, 0) for piece in pieces))
 
     def send() -> None:
+        os.sched_setaffinity(0, {cpu})
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRIORITY)
         while True:
             _libc.sendmmsg(sender.fileno(), messages, _FRAMES, 0)
             assert frames
