@@ -41,7 +41,7 @@ def received() -> tuple[float, int]:
 
 
 def shape(link_bytes_s: float, migration_bytes_s: float, rate_bytes_s: float) -> None:
-    """Gives this node's migration a rate of payload."""
+    """Gives this node's migration a rate, in bytes on the wire per second."""
     if "sender" not in _machines:
         _machines["sender"] = MachineNetwork("eth0", (), LinkShare(link_bytes_s, migration_bytes_s))
     _machines["sender"].apply({_FLOW: rate_bytes_s})

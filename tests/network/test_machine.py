@@ -9,7 +9,7 @@ import pytest
 from agent.network.flows import Flow, TrafficClass
 from agent.network.machine import MachineNetwork, default_interface
 from agent.network.pacing import Pace
-from agent.network.shaping import LinkShare
+from agent.network.shaping import OVERHEAD_SHARE, LinkShare
 from tests.netns.namespaces import Network
 from tests.network.conftest import PORTS, ROOT, state
 
@@ -23,7 +23,7 @@ def test_the_kernel_enforces_and_own_transfers_need_no_pace(network: Network) ->
     with MachineNetwork(None, PORTS, SHARE) as machine:
         assert machine.why_not is None
         assert machine.kill_switch.in_kernel
-        assert machine.payload_bytes_s == pytest.approx(5_000_000)
+        assert machine.overhead_share == OVERHEAD_SHARE
         machine.apply({FLOW: 2e6})
         assert machine.pace(FLOW).rate_bytes_s is None
         assert machine.sent(FLOW).packets == 0
@@ -45,7 +45,7 @@ def test_without_a_qdisc_of_its_own_the_agent_paces_and_says_so_once(
         assert "pfifo" in machine.why_not
         assert machine.kill_switch.in_kernel
         pace = machine.pace(FLOW)
-        assert pace.rate_bytes_s == 3e6
+        assert pace.rate_bytes_s == pytest.approx(3e6 / (1 + OVERHEAD_SHARE))
         machine.apply({})
         assert pace.rate_bytes_s is None
     assert len(caplog.records) == 1
@@ -58,7 +58,7 @@ def test_without_root_nothing_is_enforced() -> None:
 import logging, os, sys
 from agent.network.flows import Flow, TrafficClass
 from agent.network.machine import MachineNetwork
-from agent.network.shaping import LinkShare
+from agent.network.shaping import OVERHEAD_SHARE, LinkShare
 if os.geteuid() == 0:
     os.setgid(65534); os.setuid(65534)
 logging.basicConfig(stream=sys.stdout)
