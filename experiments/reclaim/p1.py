@@ -224,8 +224,10 @@ def sections(sites: int = 8) -> Iterator[str]:
     head = "window | block | confidence | transfer is as fast | bound / speed"
     yield "Bandwidth\n\n" + table(head, bandwidth_sensitivity())
     yield "Control period\n\n" + table("control period | extra cost", control_period())
-    head = ("`write_share` | L_max | median interval | expected loss | bandwidth written | `optimum` | `network_share` | "
-            "`loss_budget` | `loss_budget_unreachable`")  # fmt: skip
+    head = (
+        "`write_share` | L_max | median interval | expected loss | bandwidth written | "
+        "`optimum` | `network_share` | `loss_budget` | `loss_budget_unreachable`"
+    )
     yield "Share of checkpoints\n\n" + table(head, share_sensitivity())
     head = "T_r or commit | bandwidth | notice 30 s | 1 min | 2 min | 5 min | 15 min"
     yield "Final checkpoint\n\n" + table(head, restart_sensitivity())
