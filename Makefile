@@ -129,6 +129,7 @@ experiment-pools: setup $(VENV)/.compiled
 	@$(BIN)/python -m experiments.pools --data '$(DATA)' --out '$(OUT)' $(ARGS)
 
 lint: setup
+	@! git grep -nE '^(<{7}|>{7}) ' || { echo "lint: these lines are left of a merge" >&2; exit 1; }
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check -q .
 	@$(BIN)/mypy
