@@ -19,10 +19,12 @@ from activities.leader import Leader, lead
 from activities.reclaim.reading import (
     LentMachine,
     RunningJob,
+    forget_departures,
     read_departures,
     read_jobs,
     read_machines,
     read_now_s,
+    write_departures,
 )
 from domain import ids
 from domain.protocol import Pace, RunPace
@@ -37,6 +39,9 @@ from reclaim.profile import DAY_S
 
 _PERIODS = 3.0
 """An interval applies for this number of control periods."""
+_HORIZON_S = 8 * 3600.0
+"""Plans compare clusters by the departures that are expected within this time (T_rem of equation 11): the remaining
+runtime of a workload is not known."""
 _CLOCK_S = 3600.0
 """If the clock was set back by more than this, the observations begin anew; otherwise they wait."""
 
@@ -68,8 +73,10 @@ class Pacer:
         with transaction(self._engine) as session:
             found: list[Pace] = []
             now_s = read_now_s(session)
+            forget_departures(session)
             for region, machines in read_machines(session).items():
                 state = self._observe(session, region, machines, now_s)
+                write_departures(session, region, _departures_per_h(state, self._model, now_s))
                 jobs = read_jobs(session, [one.id for one in machines])
                 if jobs:
                     found += _paces(state, self._model, jobs, now_s, self._settings)
@@ -105,6 +112,14 @@ class Pacer:
             )
         row.state, row.lent = state.to_json(), [one.id for one in machines if one.lent]
         return state
+
+
+def _departures_per_h(state: HazardState, model: HazardModel, now_s: float) -> dict[str, float]:
+    """Returns the expected departures of one machine of each cluster per hour, over the next hours."""
+    expected = model.expected(state, now_s, _HORIZON_S) / (_HORIZON_S / 3600)
+    return {
+        name: float(expected[state.building == number].mean()) for number, name in enumerate(state.building_names)
+    }  # fmt: skip
 
 
 def _paces(

@@ -1,10 +1,10 @@
 """Reads a region's lent machines, their departures and the jobs on them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import Session
 
 from domain.capacity import CapacityKind
@@ -14,6 +14,8 @@ from infra.db.models import Allocation, Attempt, Cluster, Machine, Workload
 
 EMERGENCY_S = 10.0
 """A notice shorter than this is an emergency departure (II-A: the shortest notice of the deployment is 10 s)."""
+_NOTICEABLE = 0.1
+"""A relative change of a hazard by less is not stored."""
 _DEPARTURES = text(
     "select e.machine, extract(epoch from e.at)::float8 from event as e join machine as m on m.id = e.machine"
     " where e.region = :region and e.at > to_timestamp(:since_s) and e.at <= to_timestamp(:until_s)"
@@ -76,6 +78,23 @@ def read_departures(session: Session, region: str, since_s: float, until_s: floa
     """
     values = {"region": region, "since_s": since_s, "until_s": until_s, "owner": OWNER, "emergency_s": EMERGENCY_S}
     return [(machine, at_s) for machine, at_s in session.execute(_DEPARTURES, values).all()]
+
+
+def write_departures(session: Session, region: str, departures_per_h: Mapping[str, float]) -> None:
+    """Stores the expected departures per hour of the machines of each cluster, if they have changed noticeably.
+
+    Each change lets the schedulers read the cluster's machines again.
+    """
+    for cluster, value in departures_per_h.items():
+        row = session.get(Cluster, (region, cluster), with_for_update=True)
+        if row is not None and abs(row.departures_per_h - value) > _NOTICEABLE * max(row.departures_per_h, value):
+            row.departures_per_h = float(f"{value:.2g}")
+
+
+def forget_departures(session: Session) -> None:
+    """Clears what was learned about clusters that are not lent by owners any more."""
+    other = Cluster.capacity != CapacityKind.VOLUNTARY.value, Cluster.departures_per_h != 0
+    session.execute(update(Cluster).where(*other).values(departures_per_h=0.0))
 
 
 def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:

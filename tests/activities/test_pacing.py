@@ -15,6 +15,11 @@ from tests.activities.world import World, job
 
 CALM, BUSY, OWNED = "r/lab/calm", "r/hall/busy", "r/own/m"
 _BYTES = 3_200_000_000
+_DEPARTED = text(
+    "insert into event (kind, region, machine, reason) values ('machine.notice', 'r', :machine, jsonb_build_object("
+    "'code', 'platform_notice', 'detail', jsonb_build_object('platform', 'owner', 'ends_at_s', extract(epoch from now()"
+    "))))"
+)
 
 
 @pytest.fixture
@@ -90,6 +95,28 @@ def test_jobs_on_machines_that_depart_often_save_more_often(fleet: World) -> Non
         bandwidth = budget * share / sum(shares)
         wanted_s = (2 * _BYTES / (one.hazard_per_h / 3600 * bandwidth)) ** 0.5
         assert one.interval_s == pytest.approx(min(3600.0, max(wanted_s, _BYTES / (0.2 * bandwidth))), rel=1e-6)
+
+
+def test_plans_prefer_clusters_that_depart_less_often(fleet: World) -> None:
+    """A workload that may run in either building gets the calmer one, however the two are named."""
+    for machine in (CALM, BUSY):
+        fleet.machine(machine)
+    _paces(fleet)
+    for _ in range(4):
+        _pass(fleet, 1.0)
+        with fleet.session() as session:
+            session.execute(_DEPARTED, {"machine": BUSY})
+        _paces(fleet)
+    with fleet.session() as session:
+        calm, busy = (session.get_one(Cluster, ("r", name)).departures_per_h for name in ("lab", "hall"))
+    assert busy > 2 * calm > 0
+    workload = fleet.submit(job(), capacity=("voluntary",))
+    fleet.tick()
+    assert list(fleet.holdings(workload)) == [CALM]
+    fleet.alter(Cluster, ("r", "hall"), capacity="spot")
+    _paces(fleet)
+    with fleet.session() as session:
+        assert session.get_one(Cluster, ("r", "hall")).departures_per_h == 0
 
 
 def test_announced_departures_do_not_count(fleet: World) -> None:
