@@ -130,7 +130,7 @@ def decide(flows: Flows, share_bytes_s: Ints, now_s: float, headroom_share: floa
     floors = _floors(flows, least, outcome, share_bytes_s, open_to_new)
 
     takes_part = outcome <= Outcome.SQUEEZED
-    limits = np.where(takes_part, flows.limit_bytes_s, 0)
+    limits = np.where(takes_part & (flows.remaining_bytes > 0), flows.limit_bytes_s, 0)
     start_s = np.where(outcome == Outcome.SQUEEZED, np.minimum(flows.start_s, now_s), flows.start_s)
     is_new = takes_part & ~flows.is_admitted
     if is_new.any():

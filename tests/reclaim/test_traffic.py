@@ -111,6 +111,11 @@ def test_rest_is_spread_in_equal_parts() -> None:
     assert found.left_bytes_s.tolist() == [0]
 
 
+def test_completed_flow_gets_nothing() -> None:
+    found = decide(one_link((0, 10), (1000, 20), admitted=2), np.array([1000]), 0.0)
+    assert found.rate_bytes_s.tolist() == [0, 1000]
+
+
 def test_earliest_deadlines_first_if_the_sum_does_not_fit() -> None:
     """The second deadline is passed over, because it does not fit; the third needs less and fits."""
     found = decide(one_link((9000, 30), (1000, 10), (8000, 20)), np.array([450]), 0.0)
