@@ -123,3 +123,15 @@ def fill(rates: Ints, limits: Ints, paths: Ints, share_bytes_s: Ints) -> Ints:
             found[grows] += step[grows].min()
             grows &= found < limits
     return found
+
+
+def fill_in_order(rates: Ints, limits: Ints, paths: Ints, share_bytes_s: Ints, order: Ints) -> Ints:
+    """Returns rates raised one flow after the other, each as far as its limit and the links allow."""
+    found = rates.copy()
+    left = share_bytes_s - link_sums(found, paths, len(share_bytes_s))
+    for flow in order[found[order] < limits[order]]:
+        path = paths[flow][paths[flow] >= 0]
+        more = left[path].min(initial=limits[flow] - found[flow])
+        found[flow] += more
+        left[path] -= more
+    return found
