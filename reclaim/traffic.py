@@ -91,7 +91,8 @@ def least_rates(remaining_bytes: Floats, window_s: Floats, spare_bytes_s: npt.Ar
     """
     usable = window_s > 0
     exact = np.divide(remaining_bytes, window_s, out=np.full(len(window_s), np.inf), where=usable)
-    rates = np.minimum(np.floor(exact) + 1 + spare_bytes_s, UNLIMITED_BYTES_S)
+    # The margin is larger than the rounding errors of the window and of the quotient.
+    rates = np.minimum(np.floor(exact * (1 + 2.0**-40)) + 1 + spare_bytes_s, UNLIMITED_BYTES_S)
     return np.where(remaining_bytes > 0, rates, 0).astype(np.int64)
 
 
