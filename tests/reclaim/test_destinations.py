@@ -159,6 +159,12 @@ def test_with_a_store_only_the_upload_must_precede_the_departure() -> None:
     assert choose(Network.by_store(stored), nodes, leaving, 1.0).destination[0] == NOWHERE
 
 
+def test_job_of_a_machine_that_is_gone_only_downloads() -> None:
+    _, nodes, leaving = one_building(3, upload_bytes=0.0, notice_s=np.inf)
+    found = choose(Network.by_store(building(3, stores=(Store(0),))), nodes, leaving, 1.0)
+    assert found.migration_s[0] == 15.0
+
+
 def test_dead_link_meets_no_deadline() -> None:
     topology, nodes, leaving = one_building(2)
     dead = Topology.of(
