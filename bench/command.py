@@ -41,6 +41,7 @@ SUITES = {
     "backlog": "backlog",
     "machines": "machines",
     "balance": "balance",
+    "reclaim-now": "reclaim_now",
     "memory": "memory",
 }
 """Module of each suite, in the order of execution."""

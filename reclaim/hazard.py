@@ -53,7 +53,7 @@ class HazardSettings:
     """The weight of the building's level in a node's, as a number of departures."""
     recent_h: float = 1.0
     """The time constant in hours with which recent activity is forgotten."""
-    recent_events: float = 6.0
+    recent_events: float = 2.0
     """The weight of no recent activity, as a number of departures."""
     change_events: float = 5.0
     """The weight of no change in the size of a change that was noticed, as a number of departures."""
@@ -192,7 +192,7 @@ class HazardModel:
         )
         excess = self._activity(state, at_s)[state.building] - 1
         usual += excess * self._fading(week, start_s, horizon)
-        return self._levels(state).mean_per_h * usual / _HOUR_S
+        return np.asarray(self._levels(state).mean_per_h * usual / _HOUR_S)
 
     def _fading(self, week: Floats, start_s: float, horizon: Floats) -> Floats:
         """Returns the integral of the profile times the decay of recent activity."""
@@ -310,7 +310,7 @@ class HazardModel:
         """Returns the factor of recent activity of each building."""
         kept = np.exp(-max(0.0, at_s - state.now_s) / _HOUR_S / self.settings.recent_h)
         weight = self.settings.recent_events * self.dispersion(state)
-        return (weight + state.recent_events * kept) / (weight + state.recent_expected * kept)
+        return np.asarray((weight + state.recent_events * kept) / (weight + state.recent_expected * kept))
 
 
 def _numbers(name: str, values: ArrayLike, size: int) -> Ints:

@@ -94,7 +94,7 @@ class HazardState:
     @cached_property
     def row_starts_s(self) -> Floats:
         """When each row began."""
-        return self.row_from_s - DAY_S * np.arange(len(self.events))[::-1]
+        return np.asarray(self.row_from_s - DAY_S * np.arange(len(self.events))[::-1], np.float64)
 
     def with_nodes(self, nodes: Sequence[str], buildings: Sequence[str]) -> "HazardState":
         """Returns the state for another list of nodes: known nodes keep their counts, the counts of others are dropped.

@@ -1,8 +1,8 @@
 """How the hazard of a site depends on the time of day: a factor with the mean 1 for each part of the day (F1).
 
-Departures follow the habits of people, so all nodes of a site share one profile. Workdays and weekends have a profile
-each. The counts are forgotten exponentially, with a longer memory than the window of the levels, because habits change
-more slowly than the number of departures.
+Departures follow the habits of people, so all nodes of a site share one profile. Weekends have another level than
+workdays, with the same profile. The counts are forgotten exponentially, with a longer memory than the window of the
+levels, because habits change more slowly than the number of departures.
 """
 
 from dataclasses import dataclass, replace
@@ -27,13 +27,13 @@ class ProfileSettings:
     utc_offset_s: float = 0.0
     """Local time minus UTC in seconds."""
     weekend: tuple[int, ...] = (5, 6)
-    """The days of the weekend; Monday is 0. Empty: all days have the same profile."""
+    """The days of the weekend; Monday is 0. Empty: all days have the same level."""
     memory_days: float = 28.0
     """The time constant in days with which counts are forgotten."""
-    bin_events: float = 3.0
-    """The weight of the mean factor in each part of the day, as a number of departures."""
+    bin_events: float = 1.0
+    """The weight of 1 in the factor of each part of the day, as a number of departures."""
     weekend_events: float = 4.0
-    """The weight of the rate of all days in the rates of workdays and of weekends, as a number of departures."""
+    """The weight of 1 in the factors of workdays and of weekends, as a number of departures."""
 
     def __post_init__(self) -> None:
         if not (self.bin_s > 0 and DAY_S % self.bin_s == 0):
@@ -98,8 +98,9 @@ class Profile:
 
         `dispersion` is the variance of counts divided by their mean. Counts weigh less by this factor.
 
-        The rate of all days is shrunk to the mean rate, and the rate of each kind of day to that of all days. The
-        factors are scaled so that they are 1 on average over the observed exposure: the level is estimated elsewhere.
+        A factor is the product of two: that of the part of the day, from all days and averaged with its neighbours, and
+        that of the kind of day. Both are shrunk to 1, and scaled so that the mean over the observed exposure is 1: the
+        level is estimated elsewhere.
         """
         settings = self.settings
         bin_events, weekend_events = settings.bin_events * dispersion, settings.weekend_events * dispersion
@@ -107,12 +108,10 @@ class Profile:
         if not total > 0:
             return np.ones(7 * settings.bins)
         expected = self.expected * (self.events.sum() / total)
-        all_days = (self.events.sum(0) + bin_events) / (expected.sum(0) + bin_events)
-        # The level of each kind of day, beside what the parts of the day explain.
-        explained = (expected * all_days).sum(1)
+        part = (_smooth(self.events.sum(0)) + bin_events) / (_smooth(expected.sum(0)) + bin_events)
+        explained = (expected * part).sum(1)
         kind = (self.events.sum(1) + weekend_events) / (explained + weekend_events)
-        usual = all_days * kind[:, None]
-        factors = (self.events + bin_events * usual) / (expected + bin_events)
+        factors = kind[:, None] * part
         mean = (factors * self.expected).sum() / total
         return np.asarray((factors / mean)[settings.kinds].ravel())
 
@@ -131,3 +130,8 @@ class Profile:
         if events.shape != (2, settings.bins):
             raise ValueError(f"events: has the shape {events.shape}: must be (2, {settings.bins}) for these settings")
         return cls(settings, events, expected)
+
+
+def _smooth(parts: Floats) -> Floats:
+    """Returns the weighted mean of each part of the day and its two neighbours, around the clock."""
+    return np.asarray(parts / 2 + (np.roll(parts, 1) + np.roll(parts, -1)) / 4)
