@@ -27,6 +27,7 @@ SUITES = {
     "award": "award",
     "simulate": "simulate",
     "cadence": "cadence",
+    "reclaim": "reclaim",
     "tetris-gap": "tetris_gap",
     "tetris-shape": "tetris_shape",
     "tetris-colocation": "tetris_colocation",
