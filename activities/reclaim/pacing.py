@@ -90,9 +90,9 @@ class Pacer:
         row = session.get(SiteHazard, region, with_for_update=True)
         nodes, buildings = [one.id for one in machines], [one.cluster for one in machines]
         if row is None:
-            row = SiteHazard(region=region, state=self._model.start(nodes, buildings, now_s).to_json(), lent=[])
+            row = SiteHazard(region=region, counts=self._model.start(nodes, buildings, now_s).to_json(), lent=[])
             session.add(row)
-        state = self._model.from_json(row.state).with_nodes(nodes, buildings)
+        state = self._model.from_json(row.counts).with_nodes(nodes, buildings)
         if not -_CLOCK_S <= now_s - state.now_s <= self._model.settings.window_days * DAY_S:
             # The clock was set back, or nothing was observed for so long that nothing is left in the window.
             state, row.lent = self._model.start(nodes, buildings, now_s), []
@@ -110,7 +110,7 @@ class Pacer:
                 [state.now_s] * len(lent),
                 [left_s.get(machine, now_s) for machine in lent],
             )
-        row.state, row.lent = state.to_json(), [one.id for one in machines if one.lent]
+        row.counts, row.lent = state.to_json(), [one.id for one in machines if one.lent]
         return state
 
 

@@ -13,7 +13,7 @@ class SiteHazard(Base):
 
     __tablename__ = "site_hazard"
     region: Mapped[str] = mapped_column(ForeignKey("region.name", ondelete="CASCADE"), primary_key=True)
-    state: Mapped[Json] = mapped_column(JSONB)
-    """The counts up to the last control period."""
+    counts: Mapped[Json] = mapped_column(JSONB)
+    """The counts up to the last control period, a `reclaim.hazard_state.HazardState` as JSON."""
     lent: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
     """The machines that were lent at the last control period."""

@@ -70,7 +70,7 @@ def _pass(world: World, hours: float) -> None:
     with world.session() as session:
         session.execute(text("update event set at = at - make_interval(secs => :s)"), {"s": hours * 3600})
         row = session.get_one(SiteHazard, "r")
-        row.state = {**row.state, **{key: row.state[key] - hours * 3600 for key in ("now_s", "row_from_s")}}
+        row.counts = {**row.counts, **{key: row.counts[key] - hours * 3600 for key in ("now_s", "row_from_s")}}
 
 
 def test_jobs_on_machines_that_depart_often_save_more_often(fleet: World) -> None:
@@ -173,4 +173,4 @@ def test_without_lent_machines_nothing_is_stored(world: World) -> None:
 
 def _state(world: World) -> dict[str, Any]:
     with world.session() as session:
-        return session.get_one(SiteHazard, "r").state
+        return session.get_one(SiteHazard, "r").counts

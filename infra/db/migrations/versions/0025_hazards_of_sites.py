@@ -19,7 +19,7 @@ def upgrade() -> None:
     op.create_table(
         "site_hazard",
         sa.Column("region", sa.Text(), nullable=False),
-        sa.Column("state", postgresql.JSONB(), nullable=False),
+        sa.Column("counts", postgresql.JSONB(), nullable=False),
         sa.Column("lent", postgresql.ARRAY(sa.Text()), server_default=sa.text("'{}'"), nullable=False),
         sa.PrimaryKeyConstraint("region", name="pk_site_hazard"),
         sa.ForeignKeyConstraint(["region"], ["region.name"], name="fk_site_hazard_region_region", ondelete="CASCADE"),
