@@ -7,7 +7,6 @@ continue, and a retry, even in another agent process, re-attaches to them.
 import asyncio
 import contextlib
 import logging
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -20,6 +19,9 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from agent import tasks
 from agent.config import AgentConfig
 from agent.failures import is_disk_full, launch_failure, refusal
+from agent.intervals import set_pace
+from agent.lending.lender import Lender
+from agent.locks import StartLocks
 from agent.logs import Shipping
 from agent.notices import MachineNotices
 from agent.outcomes import kept_outcome, outcome
@@ -37,6 +39,7 @@ from domain.protocol import (
     Attend,
     NodeOutcome,
     NodePrepared,
+    Pace,
     PrepareNode,
     ProveKey,
     RunNode,
@@ -54,14 +57,22 @@ class NodeActivities:
     """The activities of one machine."""
 
     def __init__(
-        self, config: AgentConfig, state: StateFolder, stager: Stager, shipping: Shipping, notices: MachineNotices
+        self,
+        config: AgentConfig,
+        state: StateFolder,
+        stager: Stager,
+        shipping: Shipping,
+        notices: MachineNotices,
+        lender: Lender,
+        locks: StartLocks,
     ) -> None:
         self._config = config
+        self._lender = lender
         self._notices = notices
         self._state = state
         self._stager = stager
         self._shipping = shipping
-        self._starting: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._locks = locks
         self.attending = 0
         """Number of `machine.attend` activities that run. If it is 0, the control plane cannot see that the machine is
         alive."""
@@ -70,7 +81,7 @@ class NodeActivities:
 
     def all(self) -> Sequence[Callable[..., Awaitable[Any]]]:
         """Returns the activities that the worker registers."""
-        return [self.prepare, self.run, self.stop, self.attend, self.prove_key]
+        return [self.prepare, self.run, self.stop, self.attend, self.pace, self.prove_key]
 
     @activity.defn(name=Activity.PREPARE_NODE.value)
     async def prepare(self, request: PrepareNode) -> NodePrepared:
@@ -93,8 +104,9 @@ class NodeActivities:
             with self._judging(request):
                 async with self._heartbeats():
                     staged, masters = await self._prepared(request)
-                    async with self._lock(request.workload_id):
+                    async with self._locks.of(request.workload_id):
                         self._refuse_stopped(request.workload_id, request.attempt)
+                        self._refuse_taken(staged.folder, [slot for place in staged.places for slot in place.slots])
                         await self._start(staged, masters)
             try:
                 await self._watch(staged)
@@ -131,6 +143,12 @@ class NodeActivities:
                 self.attending -= 1
                 self.let_go.set()
 
+    @activity.defn(name=Activity.PACE_NODE.value)
+    async def pace(self, request: Pace) -> None:
+        """Tells the running tasks how often they should save. Runs that are not here are left out."""
+        self._check_machine(request.machine)
+        await asyncio.to_thread(set_pace, self._state, request)
+
     @activity.defn(name=Activity.PROVE_KEY.value)
     async def prove_key(self, request: ProveKey) -> str:
         """Returns the proof that this machine still holds its registered key after a rotation to a new one."""
@@ -157,6 +175,15 @@ class NodeActivities:
             message = f"attempt {attempt} of {workload_id}: attempt {stopped} was stopped on this machine"
             raise refusal(LaunchError.STOPPED_ATTEMPT, message)
 
+    def _refuse_taken(self, folder: AttemptFolder, slots: Sequence[int] = ()) -> None:
+        """Refuses to start tasks if the owner has taken the machine back, or GPUs in `slots`.
+
+        Tasks that run already are not refused: they get the owner's notice.
+        """
+        if self._lender.refuses(slots) and not self._state.is_started(folder):
+            what = "the machine" if self._lender.lending.is_whole else "GPUs of the machine"
+            raise refusal(LaunchError.TAKEN_BACK, f"the owner of {self._config.machine} has taken {what} back")
+
     @contextlib.contextmanager
     def _judging(self, request: PrepareNode | RunNode) -> Iterator[None]:
         """Converts exceptions to launch errors (`domain.blame`).
@@ -176,9 +203,6 @@ class NodeActivities:
         if attempt > 1:
             await self._end(workload_id, attempt - 1, 0.0)
 
-    def _lock(self, workload_id: str) -> asyncio.Lock:
-        return self._starting.setdefault(workload_id, asyncio.Lock())
-
     # ------------------------------------------------------------------------------------------------------ staging
 
     async def _stage(self, request: PrepareNode | RunNode) -> tuple[StagedAttempt, dict[str, int]]:
@@ -187,6 +211,7 @@ class NodeActivities:
         Refuses an attempt that was stopped, and ends older attempts first.
         """
         self._refuse_stopped(request.workload_id, request.attempt)
+        self._refuse_taken(self._state.attempt(request.workload_id, request.attempt))
         await self._end_older(request.workload_id, request.attempt)
 
         def stage() -> tuple[StagedAttempt, dict[str, int]]:
@@ -252,7 +277,7 @@ class NodeActivities:
         folders = [a for a in self._state.attempts() if a.workload_id == workload_id and a.attempt <= attempt]
         runs = [run for folder in folders for run in folder.runs()]
         # A concurrent start checks for stopped attempts under the same lock.
-        async with self._lock(workload_id):
+        async with self._locks.of(workload_id):
             await notify(runs, grace_s, told=True)
         while running := await still_running(runs):
             await next_look(running, self._config.poll_interval_s)
@@ -265,7 +290,8 @@ class NodeActivities:
     def _outcome(self, staged: StagedAttempt) -> NodeOutcome:
         """Returns the attempt's outcome on this machine (`agent.outcomes.outcome`), with the machine's own notice."""
         found = outcome(self._config.machine, staged.runs, staged.masker)
-        return replace(found, notice=self._notices.current or found.notice)
+        own = self._notices.current or self._notices.of_owner(staged.folder.key)
+        return replace(found, notice=own or found.notice)
 
     def _stopped_outcome(self, request: StopNode) -> NodeOutcome:
         """Returns the outcome of a stopped attempt. `stopped` is false if all its tasks ended by themselves before."""

@@ -79,6 +79,11 @@ class AgentConfig(BaseModel):
     polled. `sigterm` polls nothing."""
     notice_file: Path | None = None
     """With platform `file`: path of the file that announces the end of the machine (`mizzen.notices.file`)."""
+    owner: str | None = None
+    """User name or user id of the owner who lends this machine, and may take it back at any time through a local
+    socket. None: nobody may."""
+    owner_socket: Path | None = None
+    """Path of the owner's socket. None: `owner.sock` in `state_dir`."""
     instance: str = ""
     """Id of the machine's instance, if mizzen launched the machine."""
     join_token: str = ""
@@ -105,8 +110,17 @@ class AgentConfig(BaseModel):
         if self.platform is not None and self.platform not in (DETECT, *PLATFORMS, *PRIORS):
             known = ", ".join(dict.fromkeys((DETECT, *PLATFORMS, *PRIORS)))
             raise ValueError(f"platform {self.platform!r}: must be one of {known}")
-        self.owner()
+        self.task_owner()
+        self.owner_uid()
         return self
+
+    def owner_uid(self) -> int | None:
+        """Returns the user id of the machine's owner; None: it has none.
+
+        Raises:
+            ValueError: the user does not exist.
+        """
+        return None if self.owner is None else _user("owner", self.owner).pw_uid
 
     def owner_of(self, tenant_number: int | None) -> Owner | None:
         """Returns the user that a tenant's tasks run as, or None for the agent's own user.
@@ -117,13 +131,13 @@ class AgentConfig(BaseModel):
             ValueError: `tenant_uids` has no user id for this tenant.
         """
         if self.run_as is not None or self.tenant_uids is None or tenant_number is None:
-            return self.owner()
+            return self.task_owner()
         first, count = self.tenant_uids
         if not 0 <= tenant_number < count:
             raise ValueError(f"tenant number {tenant_number}: must be less than the {count} user ids of tenant_uids")
         return Owner(first + tenant_number, first + tenant_number, ())
 
-    def owner(self) -> Owner | None:
+    def task_owner(self) -> Owner | None:
         """Returns the user in `run_as`, or None for the agent's own user.
 
         Raises:
@@ -131,8 +145,12 @@ class AgentConfig(BaseModel):
         """
         if self.run_as is None:
             return None
-        try:
-            user = pwd.getpwuid(int(self.run_as)) if self.run_as.isdigit() else pwd.getpwnam(self.run_as)
-        except KeyError:
-            raise ValueError(f"run_as {self.run_as!r}: this user does not exist on this machine") from None
+        user = _user("run_as", self.run_as)
         return Owner(user.pw_uid, user.pw_gid, tuple(os.getgrouplist(user.pw_name, user.pw_gid)))
+
+
+def _user(field: str, name: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
+    except KeyError:
+        raise ValueError(f"{field} {name!r}: this user does not exist on this machine") from None

@@ -17,6 +17,9 @@ from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 from agent import sealed, tasks
 from agent.activities import NodeActivities
 from agent.config import AgentConfig
+from agent.lending.lender import Lender
+from agent.lending.serving import open_socket, serve_owner
+from agent.locks import StartLocks
 from agent.logs import Shipping, shipped
 from agent.notices import MachineNotices
 from agent.outcomes import forget_outcomes, keep_outcome
@@ -48,6 +51,7 @@ _LONGEST_PAUSE_S = 3600.0
 _THROTTLE = timedelta(seconds=0.2)
 _STEADY_S = 30.0
 """If a worker ran for longer than this before it failed, the restart backoff is reset."""
+_FIRST = asyncio.FIRST_COMPLETED
 _log = logging.getLogger(__name__)
 
 
@@ -71,19 +75,28 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     executor = ThreadPoolExecutor(4, thread_name_prefix="ship")
     shipping = Shipping(executor, config.output_bytes)
     stager = Stager(config, state, open_store, notices)
-    activities = NodeActivities(config, state, stager, shipping, notices)
+    locks = StartLocks()
+    lender = Lender(config, state, notices, locks)
+    activities = NodeActivities(config, state, stager, shipping, notices, lender, locks)
     tidying = asyncio.create_task(_tidy(config, state))
     listening = asyncio.create_task(notices.run())
+    lending = [asyncio.create_task(lender.run())]
     try:
+        if (listening_to_owner := open_socket(config)) is not None:
+            lending.append(asyncio.create_task(serve_owner(config, listening_to_owner, lender)))
         activities.resume()
         failures = 0
         while not stop.is_set():
             began_s = time.monotonic()
+            if lender.away.is_set():
+                _log.info("%s: the owner has the machine; the agent is disconnected", config.machine)
+                await _unless(stop, lender.until_lent())
+                continue
             try:
                 client = await _unless(stop, client_factory())
                 if client is not None:
-                    await _unless(stop, _say_hello(client, config, state))
-                    await _work(client, config, state, activities, notices, stop)
+                    await _unless(stop, _say_hello(client, config, state, lender))
+                    await _work(client, config, state, activities, notices, lender, stop)
             except ConfigurationError:
                 raise
             except Exception as error:
@@ -92,8 +105,9 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
                 _log.warning("%s: Temporal is unavailable, next try in %.1f s: %s", config.machine, pause_s, error)
                 await _unless(stop, asyncio.sleep(pause_s))
     finally:
-        tidying.cancel()
-        listening.cancel()
+        for task in (tidying, listening, *lending):
+            task.cancel()
+        await asyncio.wait(lending, timeout=1.0)
         await shipping.close()
         executor.shutdown(wait=False, cancel_futures=True)
         state.release()
@@ -125,9 +139,10 @@ async def _work(
     state: StateFolder,
     activities: NodeActivities,
     notices: MachineNotices,
+    lender: Lender,
     stop: asyncio.Event,
 ) -> None:
-    """Polls the machine's task queue until `stop` is set or the worker fails."""
+    """Polls the machine's task queue until `stop` is set, the owner has taken the machine, or the worker fails."""
     worker = Worker(
         client,
         task_queue=agent_queue(config.machine),
@@ -143,10 +158,11 @@ async def _work(
     )
     working = asyncio.create_task(worker.run())
     stopping = asyncio.create_task(stop.wait())
-    announcing = asyncio.create_task(_stay_known(client, config, state, activities))
+    leaving = asyncio.create_task(lender.away.wait())
+    announcing = asyncio.create_task(_stay_known(client, config, state, activities, lender))
     forwarding = asyncio.create_task(_forward(client, config, state, notices))
     try:
-        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, stopping, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             # This cancels the activities. Each then reports `DETACHED`, if Temporal is reachable.
             with contextlib.suppress(TimeoutError):
@@ -155,10 +171,11 @@ async def _work(
         if working.done():
             await working
     finally:
-        for task in (stopping, announcing, forwarding, working):
+        others = {stopping, leaving, announcing, forwarding, working}
+        for task in others:
             task.cancel()
         # A worker that cannot reach Temporal may take long to end. The next agent need not wait for it.
-        await asyncio.wait({stopping, announcing, forwarding, working}, timeout=1.0)
+        await asyncio.wait(others, timeout=1.0)
 
 
 def _environ(config: AgentConfig) -> dict[str, str]:
@@ -166,7 +183,7 @@ def _environ(config: AgentConfig) -> dict[str, str]:
     return {**os.environ, **given}
 
 
-async def _say_hello(client: Client, config: AgentConfig, state: StateFolder) -> None:
+async def _say_hello(client: Client, config: AgentConfig, state: StateFolder, lender: Lender) -> None:
     hello = Hello(
         machine=config.machine,
         region=config.region,
@@ -182,6 +199,8 @@ async def _say_hello(client: Client, config: AgentConfig, state: StateFolder) ->
         runs=state.running(),
         instance=config.instance,
         join_token=config.join_token,
+        taken=lender.lending.is_whole,
+        withheld=lender.lending.withheld,
     )
     await client.start_workflow(
         MACHINE_WORKFLOW,
@@ -195,21 +214,30 @@ async def _say_hello(client: Client, config: AgentConfig, state: StateFolder) ->
     )
 
 
-async def _stay_known(client: Client, config: AgentConfig, state: StateFolder, activities: NodeActivities) -> None:
+async def _stay_known(
+    client: Client, config: AgentConfig, state: StateFolder, activities: NodeActivities, lender: Lender
+) -> None:
     """Registers the machine again while no `machine.attend` runs: its workflow may be lost or missed the registration.
 
     Repeats every `hello_interval_s`, and soon after a `machine.attend` has ended: it ends, for example, if the machine
-    was disconnected for so long that it was declared lost.
+    was disconnected for so long that it was declared lost. Also registers it at once when the owner takes GPUs back or
+    lends them again.
     """
+    said = (lender.lending.is_whole, lender.lending.withheld)
     while True:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(config.hello_interval_s):
-                await activities.let_go.wait()
+        let_go, changed = asyncio.ensure_future(activities.let_go.wait()), asyncio.ensure_future(lender.changed.wait())
+        done, pending = await asyncio.wait({let_go, changed}, timeout=config.hello_interval_s, return_when=_FIRST)
+        for waiting in pending:
+            waiting.cancel()
+        if let_go in done:
             activities.let_go.clear()
             await asyncio.sleep(min(_HANDOVER_S, config.hello_interval_s))
-        if activities.attending == 0:
+        lender.changed.clear()
+        now = (lender.lending.is_whole, lender.lending.withheld)
+        if activities.attending == 0 or now != said:
             try:
-                await _say_hello(client, config, state)
+                await _say_hello(client, config, state, lender)
+                said = now
             except Exception as error:
                 _log.warning("%s: registration failed: %s", config.machine, error)
 

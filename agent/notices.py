@@ -43,12 +43,19 @@ class MachineNotices:
         given.pop("MIZZEN_GRACE_S", None)
         self._environ = {**given, "MIZZEN_PLATFORM": "" if self._named == DETECT else self._named or "sigterm"}
         self._watcher: Watcher | None = None if self._named == DETECT else from_environment(self._environ)
-        self.current: NoticeReport | None = None
-        """The most urgent notice that the machine will certainly end, or None."""
+        self._of_platform: NoticeReport | None = None
+        self._of_owner: NoticeReport | None = None
+        self._owner_takes_runs: dict[str, NoticeReport] = {}
         self.heard = asyncio.Event()
         """Set when a notice is new. The waiting task must clear it."""
         self._notice: Notice | None = None
         self._of_runs: dict[str, NoticeReport] = {}
+
+    @property
+    def current(self) -> NoticeReport | None:
+        """The most urgent notice that the machine will certainly end, or None."""
+        given = [one for one in (self._of_owner, self._of_platform) if one is not None]
+        return min(given, key=lambda one: math.inf if one.ends_at_s is None else one.ends_at_s, default=None)
 
     @property
     def prior(self) -> str | None:
@@ -79,6 +86,24 @@ class MachineNotices:
             self._of_runs[run] = notice
             self.heard.set()
 
+    def owner_takes(self, notice: NoticeReport, run: str | None = None) -> None:
+        """Stores the owner's word that the machine, or what one run uses, is the owner's from `ends_at_s` on."""
+        if run is None:
+            self._of_owner = notice
+        else:
+            self._owner_takes_runs[run] = notice
+            self._of_runs[run] = notice
+        self.heard.set()
+
+    def owner_lends(self) -> None:
+        """Drops what the owner has said before."""
+        self._of_owner = None
+        self._owner_takes_runs.clear()
+
+    def of_owner(self, run: str) -> NoticeReport | None:
+        """Returns the owner's word about the GPUs of a run, also after the run has ended; None: there is none."""
+        return self._owner_takes_runs.get(run)
+
     def over(self, run: str) -> None:
         """Drops the notice that a task of `run` reported, because the run has ended here."""
         self._of_runs.pop(run, None)
@@ -97,13 +122,13 @@ class MachineNotices:
         before = self._notice
         if notice is None and before is not None and (before.ends_at_s or math.inf) < time.time():
             # The announced end has passed: the machine was stopped and restarted, or was not stopped at all.
-            self._notice = self.current = None
+            self._notice = self._of_platform = None
         if notice is None or not notice.supersedes(before):
             return
         self._notice = notice
         _log.warning("notice of platform %s, kind %s: %s", notice.platform, notice.kind, notice.words)
         if notice.certain:
-            self.current = NoticeReport(
+            self._of_platform = NoticeReport(
                 notice.platform, str(notice.kind), True, notice.seen_at_s, notice.ends_at_s, notice.words
             )
             self.heard.set()

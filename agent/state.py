@@ -5,6 +5,7 @@
     key.previous                previous private key, if the key was rotated
     incarnation                 id of this boot of the machine; deleted by `agent.fleet.power_off`
     powered-off                 marker: the machine is off and its agent must not be started
+    lending.json, owner.sock    what the owner of the machine lends, and the owner's socket (`agent.lending`)
     stopped/WORKLOAD            number of the workload's last stopped attempt; it and older attempts are refused
     outcomes/WORKLOAD.ATTEMPT.json     outcome of an attempt whose folder was removed (`agent.outcomes`)
     runs/WORKLOAD.ATTEMPT/      one attempt: launch.json, bucket.json, ports.json

@@ -76,7 +76,8 @@ class Installation(Collector):
                 "mizzen_gpu_slots", "GPU slots of machines that are not lost", labels=["region", "gpu_type", "state"]
             )
             for region, gpu_type, *counts in rows(
-                "select region, gpu_type, sum(gpus), sum(bit_count(held::bit(64))), sum(bit_count(promised::bit(64)))"
+                "select region, gpu_type, sum(gpus - bit_count(withheld::bit(64))), sum(bit_count(held::bit(64))),"
+                " sum(bit_count(promised::bit(64)))"
                 " from machine where gpu_type is not null and state <> 'lost' group by region, gpu_type order by 1, 2"
             ):
                 for state, count in zip(("total", "held", "promised"), counts, strict=True):

@@ -6,15 +6,16 @@ file contains the servers and values at the time of the start, so that a restart
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from balance.seats import BACKENDS, ZONE_BACKENDS, Seat
 from balance.values import Service
 
 SOCKET = "haproxy.sock"
 """The runtime socket, in the working folder of HAProxy: an absolute path can be too long for a socket."""
-KEYS = "keys.acl"
-"""The hashes of the admitted keys, in the same folder."""
+KEYS = "keys.map"
+"""The hashes of the admitted keys with their owners, in the same folder."""
+CERTIFICATE = "certificate.pem"
+"""The certificate and its private key, in the same folder."""
 RETRY_AFTER_S = 2
 """Sent with 503."""
 RETRIED_BODY_BYTES = 14_000
@@ -26,11 +27,12 @@ _OBSERVED = "observe layer4 error-limit 1 on-error fail-check"
 """A failed connection of a request counts as a failed check."""
 _TEXT = "content-type text/plain"
 LOG_FORMAT = "%ST %ts %Ta %rc"
-"""Status, termination state, total time in milliseconds, retries."""
+"""Status, termination state, total time in milliseconds, retries; with keys also the owner of the key."""
 
 
 # A tunnel may be silent for long. The client's timeout ends a stalled upload, not a pause of the answer; the server's
-# timeout ends a stalled request. Keepalive finds a machine that vanished without closing its connections.
+# timeout ends a stalled request. Keepalive finds a machine that vanished without closing its connections. Without
+# `linger`, a check would reset its connection, and servers such as Python's http.server log an error for each reset.
 _DEFAULTS = """\
 defaults
   mode http
@@ -51,6 +53,8 @@ defaults
   srvtcpka-intvl 1s
   srvtcpka-cnt 3
   option clitcpka
+  option tcp-check
+  tcp-check connect linger
   retries 3
   option redispatch 1
   retry-on conn-failure empty-response
@@ -84,8 +88,8 @@ class Limits:
 class Access:
     """Which clients are admitted, and how."""
 
-    certificate: Path | None = None
-    """PEM file with certificate and private key; None: no TLS."""
+    tls: bool = False
+    """Whether clients must use TLS, with the certificate in the file `CERTIFICATE`."""
     needs_key: bool = False
     """Whether clients must send a key whose SHA-256 is in the file `KEYS`."""
 
@@ -138,13 +142,14 @@ global
 
 
 def _frontend(access: Access, descriptors: Descriptors, limits: Limits, zones: bool) -> str:
-    tls = f" ssl crt {access.certificate} alpn h2,http/1.1 ssl-min-ver TLSv1.2" if access.certificate else ""
-    scheme = "https" if access.certificate else "http"
+    tls = f" ssl crt {CERTIFICATE} alpn h2,http/1.1 ssl-min-ver TLSv1.2" if access.tls else ""
+    scheme = "https" if access.tls else "http"
+    owner = " %[var(txn.owner)]" if access.needs_key else ""
     lines = [
         "frontend service",
         f"  bind fd@{descriptors.listener}{tls}",
         f"  log fd@{descriptors.log} format raw local0",
-        f'  log-format "{LOG_FORMAT}"',
+        f'  log-format "{LOG_FORMAT}{owner}"',
         "  option forwardfor",
         f"  http-request set-header X-Forwarded-Proto {scheme}",
     ]
@@ -152,7 +157,8 @@ def _frontend(access: Access, descriptors: Descriptors, limits: Limits, zones: b
         refused = '"the API key is missing or unknown\\n"'
         key = "req.fhdr(Authorization),regsub(^[Bb]earer\\ +,),sha2(256),hex,lower"
         lines += [
-            f"  acl admitted {key} -m str -f {KEYS}",
+            f"  http-request set-var(txn.owner) {key},map_str({KEYS})",
+            "  acl admitted var(txn.owner) -m found",
             f"  http-request deny deny_status 401 {_TEXT} hdr WWW-Authenticate Bearer string {refused} unless admitted",
         ]
     if zones:

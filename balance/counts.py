@@ -11,6 +11,7 @@ import fcntl
 import io
 import os
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,8 @@ READ_S = 0.25
 """Interval of the reads. The pipe holds 50,000 lines or more; HAProxy drops lines that do not fit."""
 _PIPE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
+_NO_OWNER = [b"-"]
+"""The request had no key that is admitted, or the key has no named owner."""
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -60,6 +63,8 @@ class Totals:
     retries: int = 0
     seconds: float = 0.0
     """Sum of the total times of the answered requests."""
+    by_owner: Counter[str] = field(default_factory=Counter)
+    """The number of requests that ended, by the owner of their key."""
     at_most: list[int] = field(default_factory=lambda: [0] * len(BUCKETS_S))
     """The number of answered requests that took at most each of `BUCKETS_S`."""
 
@@ -88,9 +93,11 @@ class Counts:
         times_ms, retries = self._times_ms, 0
         for line in lines:
             try:
-                status, ended, time_ms, tries = line.split(b" ")
+                status, ended, time_ms, tries, *owner = line.split(b" ")
                 if tries != b"0":
                     retries += int(tries.lstrip(b"+"))
+                if owner and owner != _NO_OWNER:
+                    self.totals.by_owner[owner[0].decode()] += 1
                 if ended == b"--" and b"100" < status < b"500":
                     if status != b"101":  # The time of a websocket is not that of an answer.
                         times_ms.append(int(time_ms))

@@ -45,15 +45,19 @@ class Api:
             InvalidList: a field is invalid.
         """
         answer = await self._http.get(f"/v1/services/{name}/endpoints")
-        answer.raise_for_status()
+        if not answer.is_success:
+            words = f"the API answers {answer.status_code}: {_problem_in(answer)}"
+            raise httpx.HTTPStatusError(words, request=answer.request, response=answer)
         try:
             body = answer.json()
         except ValueError:
             raise httpx.DecodingError("the answer is not JSON", request=answer.request) from None
         return parse_service(name, body), body
 
-    async def report(self, name: str, balancer: str, seconds: Iterable[Second]) -> None:
-        """Sends counts. The API keeps the last counts of each second and balancer, so a repeated report is harmless.
+    async def report(self, name: str, balancer: str, seconds: Iterable[Second]) -> str | None:
+        """Sends counts. The API keeps the first counts of each second and balancer, so a repeated report is harmless.
+
+        Returns why the API refuses these counts, which another try would not change; None: it has accepted them.
 
         Raises:
             httpx.HTTPError: the counts should be sent again.
@@ -61,9 +65,9 @@ class Api:
         body = {"balancer": balancer, "seconds": [one.to_json() for one in seconds]}
         answer = await self._http.post(f"/v1/services/{name}/requests", json=body)
         if answer.status_code in _INVALID:
-            _log.warning("%s: the API refused counts of requests: %s %s", name, answer.status_code, answer.text[:500])
-            return
+            return f"{answer.status_code} {answer.text[:500]}"
         answer.raise_for_status()
+        return None
 
     async def follow(self, connected: Callable[[], None], changed: Callable[[str], None]) -> None:
         """Follows the event stream until it is cancelled, across lost connections.
@@ -96,6 +100,16 @@ class Api:
             longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**tries)
             tries = min(tries + 1, 10)
             await asyncio.sleep(random.uniform(longest_s / 2, longest_s))
+
+
+def _problem_in(answer: httpx.Response) -> str:
+    """Returns the API's sentence in an answer with an error, or the beginning of its text."""
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    known = body if isinstance(body, dict) else {}
+    return str(known.get("detail") or known.get("title") or answer.text[:200])
 
 
 async def _lines(answer: httpx.Response) -> AsyncIterator[str]:

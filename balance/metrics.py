@@ -28,7 +28,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[ServiceBalancer], float]], ...] = (
     (
         "list_age_seconds",
         "Seconds since the list of replicas was fetched; not a number: not since the start",
-        lambda one: time.time() - one.fetched_s if one.fetched_s else float("nan"),
+        lambda one: time.monotonic() - one.fetched_s if one.fetched_s is not None else float("nan"),
     ),
     ("unsent_seconds", "Seconds whose counts the API has not got yet", lambda one: len(one.reports)),
 )
@@ -50,8 +50,18 @@ class _Balancers(Collector):
             for one in self._balancers:
                 gauge.add_metric([one.name], value(one))
             yield gauge
+        yield self._owners()
         yield self._replicas()
         yield self._times()
+
+    def _owners(self) -> Metric:
+        counter = CounterMetricFamily(
+            f"{_PREFIX}_owner_requests", "Requests that ended, by the owner of their key", labels=["service", "owner"]
+        )
+        for one in self._balancers:
+            for owner, count in sorted(one.counts.totals.by_owner.copy().items()):
+                counter.add_metric([one.name, owner], count)
+        return counter
 
     def _replicas(self) -> Metric:
         gauge = GaugeMetricFamily(

@@ -26,9 +26,12 @@ class RuntimeSocket:
     async def ask(self, command: str) -> str:
         """Sends a command and returns the answer, without the messages that HAProxy also writes to its log.
 
+        A command that ends with `<<` may be followed by the lines of a payload, the last one with a line end.
+
         Raises:
             RuntimeSocketError: HAProxy does not answer.
         """
+        first_line = command.partition("\n")[0]  # The lines after it may be a private key.
         async with self._lock:
             try:
                 async with asyncio.timeout(_ANSWER_S):
@@ -37,8 +40,10 @@ class RuntimeSocket:
                     answer = await reader.readuntil(_PROMPT)
             except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
                 self.close()
-                raise RuntimeSocketError(f"{command}: no answer from HAProxy ({error!r})") from None
-        lines = answer.removesuffix(_PROMPT).decode("utf-8", "replace").splitlines()
+                raise RuntimeSocketError(f"{first_line}: no answer from HAProxy ({error!r})") from None
+        # HAProxy prompts with "+ " for each line of a payload.
+        text = answer.removesuffix(_PROMPT).decode("utf-8", "replace").lstrip("+ ")
+        lines = text.splitlines()
         return "\n".join(one for one in lines if not one.startswith(("[NOTICE]", "[WARNING]", "[ALERT]"))).strip()
 
     async def do(self, command: str, expected: str = "") -> None:

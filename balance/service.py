@@ -5,7 +5,6 @@ import contextlib
 import fcntl
 import json
 import logging
-import math
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -15,6 +14,7 @@ from typing import IO, Any
 
 import httpx
 
+from balance.certificate import CertificateFile
 from balance.configuration import KEYS, SOCKET, Access, Descriptors, Limits, render
 from balance.counts import READ_S, Counters, Counts
 from balance.following import Api
@@ -24,6 +24,7 @@ from balance.process import CONFIGURATION, Process
 from balance.reports import Reports
 from balance.runtime import RuntimeSocket, RuntimeSocketError
 from balance.seats import Seat, effective_policy, seats
+from balance.seconds import Seconds
 from balance.values import InvalidList, Service, Zone, is_ip, parse_service
 from infra.errors import ConfigurationError, StackError
 from infra.files import write_private
@@ -78,8 +79,10 @@ class ServiceBalancer:
         self._lock_file = _locked(self._folder)
         self._list = self._folder / "endpoints.json"
         self._keys = KeyFile(settings.keys) if settings.keys else None
+        self._certificate = CertificateFile(settings.certificate, self._folder) if settings.certificate else None
         self.counts = Counts()
         self.reports = Reports(api, name, balancer)
+        self._seconds = Seconds(time.time())
         self.restarts = 0
         """The number of times that HAProxy ended by itself."""
         stored = self._stored()
@@ -88,8 +91,8 @@ class ServiceBalancer:
         """Set once there is a list, or the first attempt to fetch one has failed."""
         if stored is not None:
             self._has_list.set()
-        self.fetched_s = 0.0
-        """The time of the last successful fetch in seconds since 1970; 0: none since the start."""
+        self.fetched_s: float | None = None
+        """The monotonic time of the last successful fetch; None: none since the start."""
         self._problem = ""
         """The error of the last fetch, which is logged only once."""
         self._addresses: dict[str, str] = {}
@@ -146,7 +149,7 @@ class ServiceBalancer:
     async def last_report(self) -> None:
         """Sends the counts that are not sent yet, after `run` has ended."""
         self.counts.read()
-        self.reports.add(self.counts.close(math.floor(time.time())))
+        self.reports.add(self.counts.close(self._seconds.last(time.time())))
         await self.reports.send()
 
     # ------------------------------------------------------------------------------------------------------- HAProxy
@@ -175,11 +178,12 @@ class ServiceBalancer:
             service, there = self._effective(), await self._seats()
             descriptors = Descriptors(self._listener.fileno(), self.counts.log)
             settings = self._settings
-            access = Access(settings.certificate, needs_key=self._keys is not None)
+            access = Access(tls=self._certificate is not None, needs_key=self._keys is not None)
             zones = settings.clients is not None
             text = render(service, there, settings.limits, access, descriptors, zones=zones)
             if self._keys is not None:
-                write_private(self._folder / KEYS, "".join(f"{one}\n" for one in self._keys.hashes))
+                lines = (f"{digest} {owner}\n" for digest, owner in self._keys.owners.items())
+                write_private(self._folder / KEYS, "".join(lines))
             write_private(self._folder / CONFIGURATION, text)
             (self._folder / SOCKET).unlink(missing_ok=True)
             inherited = (descriptors.listener, descriptors.log)
@@ -243,8 +247,10 @@ class ServiceBalancer:
             self._problem = problem
             return
         self._problem = ""
-        self.fetched_s = time.time()
+        self.fetched_s = time.monotonic()
         if service != self.service:
+            ready = sum(one.state == "ready" for one in service.endpoints)
+            _log.info("%s: version %d, ready replicas: %d", self.name, service.version, ready)
             self.service = service
             write_private(self._list, json.dumps(body))
             await self._apply()
@@ -298,16 +304,14 @@ class ServiceBalancer:
 
     async def _tick(self) -> None:
         """Closes a second of counts at each turn of the second, and removes drained servers."""
-        last = math.floor(time.time())
         sending: asyncio.Task[Any] | None = None
         while True:
             await asyncio.sleep(_TICK_S - time.time() % _TICK_S)
             await self._read_counters()
             self.counts.read()
-            second = math.floor(time.time()) - 1
-            if second > last:  # The clock may have been set back; then the counts are those of a later second.
+            second = self._seconds.over(time.time())
+            if second is not None:
                 self.reports.add(self.counts.close(second))
-                last = second
             if sending is None or sending.done():
                 sending = asyncio.create_task(self.reports.send())
             await self._tidy()
@@ -336,6 +340,7 @@ class ServiceBalancer:
                 try:
                     await self._running.members.remove_drained()
                     await self._apply_keys(self._running.socket)
+                    await self._apply_certificate(self._running.socket)
                 except RuntimeSocketError as error:
                     _log.warning("%s: %s", self.name, error)
 
@@ -349,8 +354,18 @@ class ServiceBalancer:
             _log.warning("%s: the keys stay as they were: %s", self.name, error)
             return
         if self._keys_due:  # Until HAProxy has accepted them: a revoked key must not stay admitted.
-            await replace_keys(runtime, self._keys.hashes)
+            await replace_keys(runtime, self._keys.owners)
             self._keys_due = False
+
+    async def _apply_certificate(self, runtime: RuntimeSocket) -> None:
+        """Replaces the certificate if its file has changed."""
+        if self._certificate is None:
+            return
+        try:
+            if await self._certificate.refresh(runtime):
+                _log.info("%s: clients get the new certificate", self.name)
+        except ConfigurationError as error:
+            _log.warning("%s: the certificate stays as it was: %s", self.name, error)
 
 
 def _locked(folder: Path) -> IO[bytes]:

@@ -43,10 +43,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Stores counts."""
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         name = self.path.split("/")[3]
+        if self.server.api.refuses is not None:
+            self.server.api.refusals += 1
+            detail = self.server.api.refuses.format(second=body["seconds"][0]["second"])
+            return self._send(422, {"title": "Invalid request", "detail": detail})
         with self.server.api.lock:
             for one in body["seconds"]:
                 self.server.api.counts[name, body["balancer"], one["second"]] = one
-        self._send(200, {})
+        return self._send(200, {})
 
     def _send(self, status: int, body: Any) -> None:
         text = json.dumps(body).encode()
@@ -94,6 +98,9 @@ class Api:
         """The last counts by service, balancer and second."""
         self.fetches = 0
         self.fails = False
+        self.refuses: str | None = None
+        """Why counts are refused; `{second}` is replaced with their first second. None: they are stored."""
+        self.refusals = 0
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.closing = threading.Event()

@@ -36,6 +36,7 @@ class LaunchError(StrEnum):
     CHANGED_LAUNCH = "ChangedLaunch"
     STOPPED_ATTEMPT = "StoppedAttempt"
     WRONG_MACHINE = "WrongMachine"
+    TAKEN_BACK = "TakenBack"
     TOO_SLOW = "TooSlow"
     MISSING_SECRET = "MissingSecret"
     MISSING_ARCHIVE = "MissingArchive"
@@ -93,6 +94,9 @@ TABLE: dict[LaunchError, Verdict] = {
     ),
     LaunchError.STOPPED_ATTEMPT: Verdict(Blame.NOBODY, True, "the attempt was already stopped on this machine"),
     LaunchError.WRONG_MACHINE: Verdict(Blame.NOBODY, True, "the agent of another machine received the request"),
+    LaunchError.TAKEN_BACK: Verdict(
+        Blame.NOBODY, True, "the owner has taken the machine, or the GPUs of the task, back"
+    ),
     LaunchError.TOO_SLOW: Verdict(
         Blame.NOBODY, True, "preparation took longer than ten minutes although the agent sent heartbeats"
     ),

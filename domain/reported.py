@@ -7,6 +7,9 @@ are untrusted. Therefore a report may affect only the task's own attempt.
 from dataclasses import dataclass
 from enum import StrEnum
 
+OWNER = "owner"
+"""The platform of a notice by which the owner of a machine takes it back."""
+
 
 class LoadState(StrEnum):
     """The state of loading a checkpoint in a task."""

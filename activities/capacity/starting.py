@@ -2,8 +2,8 @@
 
 from sqlalchemy.orm import Session
 from temporalio.client import Client
-from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 
+from activities.singular import ensure_workflow
 from domain import ids
 from domain.protocol import InstanceInput
 from infra.config import CapacitySettings
@@ -21,13 +21,11 @@ def read_instance(session: Session, instance: str, settings: CapacitySettings) -
 
 async def start_instance(client: Client, start: InstanceInput) -> None:
     """Starts the workflow, or signals the running one to read the ledger."""
-    await client.start_workflow(
+    await ensure_workflow(
+        client,
         "InstanceWorkflow",
+        ids.instance_workflow_id(start.instance),
         start,
-        id=ids.instance_workflow_id(start.instance),
-        task_queue=ids.CONTROL_QUEUE,
-        start_signal="look",
-        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-        static_summary=f"machine of a pool, {start.instance}",
+        signal="look",
+        summary=f"machine of a pool, {start.instance}",
     )

@@ -15,15 +15,14 @@ import psycopg
 from sqlalchemy import Engine, Text, case, cast, func, select, update
 from sqlalchemy.exc import DBAPIError
 from temporalio.client import Client
-from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.capacity.starting import read_instance, start_instance
 from activities.lifecycle.starting import Start, read_start, start_workflow
 from activities.scheduling.pace import Pace
-from activities.services.starting import start_service
+from activities.singular import ensure_workflow
 from domain import ids
-from domain.protocol import ON_DEMAND, InstanceInput, Mail, MailKind, ReplicateTable, Scrub
+from domain.protocol import ON_DEMAND, InstanceInput, Mail, MailKind, ReplicateTable, Scrub, ServiceRef
 from infra.config import CapacitySettings, SchedulerSettings
 from infra.db.listening import notified
 from infra.db.logs import Outbox
@@ -202,14 +201,7 @@ class Dispatcher:
                 session.execute(update(Outbox).where(Outbox.id.in_(done)).values(delivered_at=func.now()))
 
     async def _wake(self) -> None:
-        await self._client.start_workflow(
-            "SchedulerWorkflow",
-            id=ids.SCHEDULER_WORKFLOW_ID,
-            task_queue=ids.CONTROL_QUEUE,
-            start_signal="wake",
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-        )
+        await ensure_workflow(self._client, "SchedulerWorkflow", ids.SCHEDULER_WORKFLOW_ID, signal="wake")
 
     async def _deliver(self, row: _Row) -> None:
         body = row.body
@@ -229,7 +221,7 @@ class Dispatcher:
             elif row.kind == "instance":
                 deliver = self._instance(str(body["instance"]))
             elif row.kind == "service":
-                deliver = start_service(self._client, str(body["service"]))
+                deliver = self._service(str(body["service"]))
             elif row.kind == "unconfirmed":
                 grace_s = float(body.get("grace_s", 0.0))
                 deliver = self._unconfirmed(ids.machine_workflow_id(body["machine"]), str(body["run"]), grace_s)
@@ -275,15 +267,8 @@ class Dispatcher:
                 raise
 
     async def _placement_run(self, placement_run: str) -> None:
-        await self._client.start_workflow(
-            "NightWorkflow",
-            id=placement_run,
-            task_queue=ids.CONTROL_QUEUE,
-            start_signal="look",
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            static_summary="plans the placement of tables and moves them",
-        )
+        summary = "plans the placement of tables and moves them"
+        await ensure_workflow(self._client, "NightWorkflow", placement_run, signal="look", summary=summary)
 
     async def _instance(self, instance: str) -> None:
         start = await in_thread(self._read_instance, instance)
@@ -294,28 +279,32 @@ class Dispatcher:
         with transaction(self._engine) as session:
             return read_instance(session, instance, self._capacity)
 
+    async def _service(self, service: str) -> None:
+        """Starts a service's workflow, or signals the running one to decide again.
+
+        If the service has ended, the workflow ends at once.
+        """
+        await ensure_workflow(
+            self._client,
+            "ServiceWorkflow",
+            ids.service_workflow_id(service),
+            ServiceRef(service),
+            signal="look",
+            summary="keeps the replicas of a service",
+        )
+
     async def _replicate(self, request: ReplicateTable) -> None:
         """Starts the copy workflow, or signals the running one to check for missing partitions again at its end."""
-        await self._client.start_workflow(
+        await ensure_workflow(
+            self._client,
             "ReplicaWorkflow",
+            ids.replica_workflow_id(request.table, request.target_region),
             request,
-            id=ids.replica_workflow_id(request.table, request.target_region),
-            task_queue=ids.CONTROL_QUEUE,
-            start_signal="asked",
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            static_summary=f"table {request.table} to region {request.target_region}",
+            signal="asked",
+            summary=f"table {request.table} to region {request.target_region}",
         )
 
 
 async def start_scrub(client: Client, region: str) -> None:
     """Starts a region's verification workflow, or signals the running one to look for due checks."""
-    await client.start_workflow(
-        "ScrubWorkflow",
-        Scrub(region),
-        id=ids.scrub_workflow_id(region),
-        task_queue=ids.CONTROL_QUEUE,
-        start_signal="look",
-        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-    )
+    await ensure_workflow(client, "ScrubWorkflow", ids.scrub_workflow_id(region), Scrub(region), signal="look")

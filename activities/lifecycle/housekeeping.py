@@ -91,8 +91,10 @@ class HousekeepingActivities:
             session.execute(delete(Event).where(Event.at < long_ago, ~known))
             session.execute(delete(Audit).where(Audit.at < long_ago))
             session.execute(delete(UsageRun).where(UsageRun.ended_at < long_ago))
-            session.execute(delete(InstanceRow).where(InstanceRow.gone_at < long_ago))
             session.execute(delete(ServiceRow).where(ServiceRow.ended_at < long_ago))
+            # The cost of a service is the sum over its instances, so they are kept as long as the service.
+            of_service = exists().where(ServiceRow.id == InstanceRow.pool)
+            session.execute(delete(InstanceRow).where(InstanceRow.gone_at < long_ago, ~of_service))
             session.execute(delete(ServiceRequests).where(ServiceRequests.second < time.time() - _KEEP_REQUESTS_S))
             session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(_KEEP_MAIL_S)))
             changes.forget(session, timedelta(seconds=_KEEP_CHANGES_S))

@@ -14,6 +14,7 @@ from activities.lifecycle import handover
 from activities.lifecycle.machine_keys import accept_proven, is_pinned, offer
 from domain.protocol import Activity, Attend, Hello, MachineNotice, MailKind, Welcome
 from domain.reasons import Reason, ReasonCode
+from domain.reported import OWNER
 from infra.config import Settings
 from infra.db import events, outbox
 from infra.db.models import MAX_SLOTS, Allocation, Cluster, Machine, Region, Workload
@@ -62,7 +63,7 @@ class MachineActivities:
             if row is None:
                 row = Machine(
                     id=hello.machine, state="joining", held=0, promised=0, failed_gangs=0, gpus=0, cpus_milli=0,
-                    free_cpus_milli=0, memory_bytes=0, free_memory_bytes=0, draining=False,
+                    free_cpus_milli=0, memory_bytes=0, free_memory_bytes=0, draining=False, withheld=0,
                 )  # fmt: skip
                 session.add(row)
             row.region, row.cluster, row.rack, row.gpu_type = hello.region, hello.cluster, hello.rack, hello.gpu_type
@@ -77,6 +78,10 @@ class MachineActivities:
                 if row.cordon is not None and row.cordon.get("code") == ReasonCode.PLATFORM_NOTICE:
                     row.cordon = None
             fits = _resize(row, hello)
+            if not hello.taken and row.notice is not None and row.notice.get("detail", {}).get("platform") == OWNER:
+                row.notice = None  # The owner lends the machine again.
+                if row.cordon is not None and row.cordon.get("detail", {}).get("platform") == OWNER:
+                    row.cordon = None
             if given_up or row.state != "ready" or not fits:
                 row.state = "joining"
             session.flush()
@@ -191,5 +196,6 @@ def _resize(row: Machine, hello: Hello) -> bool:
     if row.held >> hello.gpus or free_cpus_milli < 0 or free_memory_bytes < 0:
         return False
     row.free_cpus_milli, row.free_memory_bytes = free_cpus_milli, free_memory_bytes
+    row.withheld = hello.withheld & ((1 << hello.gpus) - 1)
     row.cpus_milli, row.memory_bytes, row.gpus = hello.cpus_milli, hello.memory_bytes, hello.gpus
     return True

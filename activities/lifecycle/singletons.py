@@ -9,10 +9,10 @@ import itertools
 import logging
 
 from temporalio.client import Client, ScheduleAlreadyRunningError, WorkflowExecutionStatus
-from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.data.placement_schedule import placement_schedule
+from activities.singular import ensure_workflow
 from domain import ids
 from infra.config import NightlySettings
 from infra.search_attributes import register
@@ -43,14 +43,7 @@ async def assert_singletons(client: Client, nightly: NightlySettings) -> None:
 async def _start(client: Client) -> None:
     """Starts the singleton workflows that are not running."""
     for name, (id_, summary) in SINGLETONS.items():
-        await client.start_workflow(
-            name,
-            id=id_,
-            task_queue=ids.CONTROL_QUEUE,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-            static_summary=summary,
-        )
+        await ensure_workflow(client, name, id_, summary=summary)
 
 
 async def _runs(client: Client) -> list[str | None]:

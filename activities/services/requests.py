@@ -3,11 +3,7 @@
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from infra.db.services import ServiceRequests, ServiceRow
-
-_WINDOW_S = 60
-_LATE_S = 3
-"""A second takes part in a decision this long after its end, so that the counts of all balancers have arrived."""
+from infra.db.services import REQUESTS_LATE_S, REQUESTS_WINDOW_S, ServiceRequests, ServiceRow
 
 
 def take_requests(session: Session, row: ServiceRow, silent_s: float, now_s: float) -> int | None:
@@ -17,13 +13,13 @@ def take_requests(session: Session, row: ServiceRow, silent_s: float, now_s: flo
     balancer also reports seconds without requests, so its silence does not mean that there are none. `now_s` is the
     time of the database, in seconds since the epoch.
     """
-    until = int(now_s) - _LATE_S
+    until = int(now_s) - REQUESTS_LATE_S
     before, row.counted_until = row.counted_until, until
     own = ServiceRequests.service == row.id
     newest = session.scalar(select(func.max(ServiceRequests.second)).where(own, ServiceRequests.second <= until))
     if newest is None or newest < until - silent_s or before > until:
         return None
     counted = select(func.coalesce(func.sum(ServiceRequests.requests), 0)).where(
-        own, ServiceRequests.second > max(before, until - _WINDOW_S), ServiceRequests.second <= until
+        own, ServiceRequests.second > max(before, until - REQUESTS_WINDOW_S), ServiceRequests.second <= until
     )
     return int(session.scalar(counted) or 0)

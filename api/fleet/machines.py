@@ -53,6 +53,7 @@ class MachineView(View):
     slots_promised: list[int] = Field(
         description="Indices of the slots that are held by a workload that is being evicted, and promised to another"
     )
+    slots_withheld: list[int] = Field(description="Indices of the slots that the machine's owner has taken back")
     cpus: float
     free_cpus: float
     memory_bytes: int
@@ -236,6 +237,7 @@ def _fields(row: Machine) -> dict[str, object]:
         "gpus": row.gpus,
         "slots_held": bits(row.held),
         "slots_promised": bits(row.promised),
+        "slots_withheld": bits(row.withheld),
         "cpus": row.cpus_milli / 1000,
         "free_cpus": row.free_cpus_milli / 1000,
         "memory_bytes": row.memory_bytes,

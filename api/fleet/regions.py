@@ -243,12 +243,12 @@ def counts(machines: Iterable[Machine]) -> MachineCountsView:
 
 
 def slots(machines: Iterable[Machine]) -> dict[str, SlotsView]:
-    """Returns the GPU slots of machines that are not lost, by GPU type."""
+    """Returns the GPU slots of machines that are not lost, by GPU type, without those that owners have taken back."""
     found: dict[str, list[int]] = {}
     for machine in machines:
         if machine.gpu_type is not None and machine.state != "lost":
             sums = found.setdefault(machine.gpu_type, [0, 0, 0])
-            sums[0] += machine.gpus
+            sums[0] += machine.gpus - machine.withheld.bit_count()
             sums[1] += machine.held.bit_count()
             sums[2] += machine.promised.bit_count()
     return {

@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from api.services.reading import service_view
+from api.services.reading import service_views
 from infra.db.services import ServiceRow
 
 _LABELS = ["tenant", "service"]
@@ -37,8 +37,7 @@ def service_metrics(session: Session) -> Iterator[Metric]:
     )
     live = select(ServiceRow).where(ServiceRow.ended_at.is_(None)).order_by(ServiceRow.tenant, ServiceRow.name)
     families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {**gauges, **usd}
-    for row in session.scalars(live):
-        view = service_view(session, row)
+    for view in service_views(session, session.scalars(live).all()):
         own = [view.tenant, view.name]
         for place, count in view.ready.items():
             kind, _, zone = place.partition(" ")

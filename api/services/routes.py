@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import Query, Request
-from sqlalchemy import select
+from sqlalchemy import select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -16,7 +16,7 @@ from api.documents.service import ServiceDraft, read_service
 from api.documents.service_schema import DOCUMENT, EXAMPLE
 from api.masking import mask
 from api.openapi import refusals
-from api.paging import Limit, NumberCursor, page
+from api.paging import Cursor, Limit, NumberCursor, page
 from api.problems import Kind, Problem, refuse_document
 from api.routing import Router
 from api.services.reading import (
@@ -25,13 +25,13 @@ from api.services.reading import (
     find_service,
     replica_views,
     service_detail,
-    service_view,
+    service_views,
 )
 from api.services.views import (
     EndpointList,
     ServiceChanged,
     ServiceDetail,
-    ServiceList,
+    ServicePage,
     ServiceReplicaPage,
 )
 from api.state import State, StateOf
@@ -149,16 +149,24 @@ def list_services(
     caller: Viewer,
     tenant: Annotated[Name | None, Query(description="Only services of this tenant")] = None,
     ended: Annotated[bool, Query(description="Also services that have ended")] = False,
-) -> ServiceList:
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> ServicePage:
     """Lists the services that the caller may see, sorted by tenant and name."""
-    wanted = select(ServiceRow).order_by(ServiceRow.tenant, ServiceRow.name, ServiceRow.id)
+    order = (ServiceRow.tenant, ServiceRow.name, ServiceRow.id)
+    wanted = select(ServiceRow).order_by(*order).limit(limit + 1)
     for name in (tenant, caller.tenant):
         if name is not None:
             wanted = wanted.where(ServiceRow.tenant == name)
     if not ended:
         wanted = wanted.where(ServiceRow.ended_at.is_(None))
+    if cursor is not None:
+        after_tenant, _slash, after = cursor.partition("/")
+        after_name, _slash, after_id = after.partition("/")
+        wanted = wanted.where(tuple_(*order) > tuple_(after_tenant, after_name, after_id))
     with state.transaction() as session:
-        return ServiceList(items=[service_view(session, row) for row in session.scalars(wanted).all()])
+        rows, following = page(session.scalars(wanted).all(), limit, lambda row: f"{row.tenant}/{row.name}/{row.id}")
+        return ServicePage(items=service_views(session, rows), next_cursor=following)
 
 
 @router.get("/{id}", summary="Show a service", responses=refusals(404, 409))

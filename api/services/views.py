@@ -97,10 +97,11 @@ class ServiceChanged(ServiceDetail):
     document_notes: list[str] = Field(description="Fields of the document that have no effect or another one")
 
 
-class ServiceList(View):
-    """Services, sorted by tenant and name."""
+class ServicePage(View):
+    """A page of services, sorted by tenant and name."""
 
     items: list[ServiceView]
+    next_cursor: NextCursor
 
 
 class ServiceReplicaPage(View):

@@ -142,6 +142,10 @@ class Hello:
     """Id of the machine's instance; empty: the machine was not launched by a provider."""
     join_token: str = ""
     """Token that was passed at the launch; it proves that the machine is this instance."""
+    taken: bool = False
+    """Whether the owner has taken the whole machine back, now or from an announced time."""
+    withheld: int = 0
+    """Mask of the GPU slots that the owner has taken back while the rest of the machine is lent."""
 
 
 @dataclass
@@ -175,6 +179,31 @@ class MachineNotice:
     run: str | None = None
     """`workload.attempt` of the task that received the notice, which then concerns only this attempt; None: the agent
     received it, and it concerns the machine."""
+
+
+@dataclass
+class RunPace:
+    """How often the tasks of a run should save."""
+
+    run: str
+    """`workload.attempt`."""
+    interval_s: float
+    hazard_per_h: float
+    """Expected interruptions of the gang per hour."""
+    period_s: float
+    """Saves begin `offset_s` after a multiple of this period, so that those of a site do not begin together."""
+    offset_s: float
+    reason: str = ""
+    """What determined the interval (`reclaim.intervals.IntervalReason`)."""
+
+
+@dataclass
+class Pace:
+    """How often the tasks on a machine should save, until `expires_at_s` (seconds since the epoch)."""
+
+    machine: str
+    expires_at_s: float
+    runs: list[RunPace]
 
 
 @dataclass

@@ -1,6 +1,8 @@
 """The endpoints of a service: the replicas to which its balancers send requests."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -37,29 +39,44 @@ def read_endpoints(session: Session, service: str) -> list[Endpoint]:
     During an update, the successor of a replica is not an endpoint before its predecessor drains. In a blue-green
     update, no replica of the newest version is an endpoint while one of an older version is ready.
     """
-    service_row = session.get_one(ServiceRow, service)
-    rows = session.execute(
-        select(ServiceReplica, Workload.phase, Machine.region, Cluster.zone, Machine.notice)
+    return read_endpoints_of(session, [service])[service]
+
+
+def read_endpoints_of(session: Session, services: Collection[str]) -> dict[str, list[Endpoint]]:
+    """Returns the result of `read_endpoints` for each of the services, with one query."""
+    rows: Sequence[Any] = session.execute(
+        select(
+            ServiceReplica, Workload.phase, Machine.region, Cluster.zone, Machine.notice,
+            ServiceRow.version, ServiceRow.mode,
+        )
+        .join(ServiceRow, ServiceRow.id == ServiceReplica.service)
         .join(Workload, Workload.id == ServiceReplica.workload)
         .join(Allocation, (Allocation.workload == Workload.id) & (Allocation.attempt == Workload.attempt))
         .join(Machine, Machine.id == Allocation.machine)
         .join(Cluster, (Cluster.region == Machine.region) & (Cluster.name == Machine.cluster))
         .where(
-            ServiceReplica.service == service,
+            ServiceReplica.service.in_(services),
             ServiceReplica.ended_at.is_(None),
             ServiceReplica.address.is_not(None),
             Workload.phase.in_(sorted(PLACED_PHASES)),
         )
         .order_by(ServiceReplica.number, Allocation.machine)
-    ).all()
+    ).all()  # fmt: skip
+    by_service: dict[str, list[Any]] = {service: [] for service in services}
+    for row in rows:
+        by_service[row[0].service].append(row)
+    return {service: _endpoints(own) for service, own in by_service.items()}
+
+
+def _endpoints(rows: Sequence[Any]) -> list[Endpoint]:
     serving = {row.number for row, phase, *_ in rows if _serves(row, phase)}
-    older = any(_serves(row, phase) and row.ready and row.version < service_row.version for row, phase, *_ in rows)
-    hides_newest = older and service_row.mode == UpdateMode.BLUE_GREEN
+    older = any(_serves(row, phase) and row.ready and row.version < version for row, phase, *_, version, _ in rows)
     found: dict[int, Endpoint] = {}
-    for row, phase, region, zone, notice in rows:
+    for row, phase, region, zone, notice, version, mode in rows:
         assert row.address is not None and row.port is not None
         drains = not _serves(row, phase) or notice is not None
-        is_early = row.replaces in serving or (hides_newest and row.version == service_row.version)
+        is_hidden = older and mode == UpdateMode.BLUE_GREEN and row.version == version
+        is_early = row.replaces in serving or is_hidden
         if row.first_ready_at is None or (not drains and (is_early or not row.ready)):
             continue
         state = DRAINING if drains or (row.number in found and found[row.number].state == DRAINING) else READY

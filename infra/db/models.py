@@ -123,11 +123,14 @@ class Cluster(Base):
     capacity: Mapped[str] = mapped_column(server_default=CapacityKind.RESERVED.value)
     prices: Mapped[Json] = mapped_column(server_default=text("'{}'"))
     """US dollars per hour of a GPU, by type, and of a core (key `domain.capacity.CPU`). Others have no price."""
+    departures_per_h: Mapped[float] = mapped_column(server_default="0")
+    """How often the owner of one machine takes it back without notice, as learned (`activities.reclaim`)."""
     service: Mapped[str | None]
     """Id of the service whose replicas are the only workloads on these machines; None: the machines are shared."""
     __table_args__ = (
         ForeignKeyConstraint(["region", "datacenter"], ["datacenter.region", "datacenter.name"]),
         CheckConstraint(_CAPACITY, name="cluster_capacity"),
+        CheckConstraint("departures_per_h >= 0", name="cluster_departures"),
     )
 
 
@@ -163,6 +166,8 @@ class Machine(Base):
     """Bit mask of the slots that allocations hold."""
     promised: Mapped[int] = mapped_column(server_default="0")
     """Bit mask of the slots that victims hold and that are promised to another allocation."""
+    withheld: Mapped[int] = mapped_column(server_default="0")
+    """Bit mask of the slots that the machine's owner has taken back. A workload that leaves may still hold some."""
     free_cpus_milli: Mapped[int]
     free_memory_bytes: Mapped[int]
     state: Mapped[str] = mapped_column(CheckConstraint("state in ('joining', 'ready', 'lost')", name="machine_state"))
@@ -192,6 +197,7 @@ class Machine(Base):
         CheckConstraint("free_cpus_milli between 0 and cpus_milli", name="machine_cpus"),
         CheckConstraint("free_memory_bytes between 0 and memory_bytes", name="machine_memory"),
         CheckConstraint("held >= 0 and held < (1::bigint << gpus::int)", name="machine_held"),
+        CheckConstraint("withheld >= 0 and withheld < (1::bigint << gpus::int)", name="machine_withheld"),
         Index("machine_region", "region"),
     )
 

@@ -117,6 +117,12 @@ class ServiceReplica(Base):
     )
 
 
+REQUESTS_WINDOW_S = 60
+"""The time over which the rate of a service's requests is measured."""
+REQUESTS_LATE_S = 3
+"""A second is part of that time from this long after its end, so that the counts of all balancers have arrived."""
+
+
 class ServiceRequests(Base):
     """The requests of one balancer of a service in one second."""
 

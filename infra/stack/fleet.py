@@ -35,6 +35,8 @@ class MachineEntry(MachineShape, _Part):
     run_as: str | None = None
     """User that all tasks on the machine run as. None: a separate user for each tenant if mizzen runs as root, else
     mizzen's own user."""
+    owner: str | None = None
+    """User who lends the machine, and may take it back (`docs/lending.md`). None: nobody may."""
 
 
 class ClusterEntry(_Part):

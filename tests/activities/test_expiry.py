@@ -3,6 +3,7 @@
 import fcntl
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from domain.phases import Phase
 from infra.db.logs import Audit, Event, Outbox
 from infra.db.models import Allocation, Archive, Idempotency, Region, Workload
 from infra.db.schema import SCHEMA
+from infra.db.services import ServiceRow
 from mizzen.objects.files import FileStore
 from tests.activities.invariants import check_machines
 from tests.activities.world import World, job
@@ -227,3 +229,23 @@ def test_instances_that_have_been_gone_for_long_go(town: World, house: Housekeep
     with town.session() as session:
         assert set(session.scalars(text("select id from instance"))) == {young, live}
         assert session.scalars(text("select instance from launch_refusal")).all() == []
+
+
+def test_instances_of_a_service_are_kept_as_long_as_the_service(town: World, house: HousekeepingActivities) -> None:
+    """The cost of a service is read from its instances, so it does not fall. They are deleted with the service."""
+    offer = Offer("sim", "r", "za", CapacityKind.SPOT, Shape("small", 4, "a100", 1000, 1), 4.0, 30.0)
+    with town.session() as session:
+        session.add(ServiceRow(id="sv-1", tenant="t", name="chat"))
+        own = request_instance(session, Pool("r", "sv-1", 0), offer)
+        aged = "update instance set phase = 'gone', gone_at = now() - interval '1 year' where id = :id"
+        session.execute(text(aged), {"id": own})
+    kept = []
+    for ended_days in (None, 89, 91):
+        with town.session() as session:
+            session.get_one(ServiceRow, "sv-1").ended_at = (
+                None if ended_days is None else func.now() - timedelta(days=ended_days)
+            )
+        ActivityEnvironment().run(house.expire)
+        with town.session() as session:
+            kept.append(session.scalars(text("select id from instance")).all())
+    assert kept == [[own], [own], []]

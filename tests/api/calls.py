@@ -23,6 +23,21 @@ async def act(world: ApiWorld, path: str, key: str = "operator", body: object = 
         return await client.request(method, path, json=body)
 
 
+async def walk(world: ApiWorld, path: str, limit: int, **only: str) -> tuple[list[Any], int]:
+    """Reads a list in pages of `limit`; returns all items and the number of pages."""
+    items: list[Any] = []
+    more: dict[str, str] = {}
+    pages = 0
+    while True:
+        page = await get(world, path, limit=limit, **only, **more)
+        assert len(page["items"]) <= limit
+        items += page["items"]
+        pages += 1
+        if page["next_cursor"] is None:
+            return items, pages
+        more = {"cursor": page["next_cursor"]}
+
+
 def mail(world: ApiWorld, workload: str | None = None) -> list[tuple[str, str | None, Any]]:
     """Returns the messages in the outbox, all or of one workload."""
     with world.session() as session:

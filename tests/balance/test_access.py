@@ -1,6 +1,9 @@
 """API keys, TLS, and options that are refused."""
 
+import contextlib
 import hashlib
+import os
+import signal
 import ssl
 import subprocess
 from collections.abc import Callable
@@ -10,6 +13,7 @@ import httpx
 import pytest
 
 from bench.balance_api import Api
+from infra.stack.ports import free_port
 from tests.balance.world import Balancer, Replica, wait_for
 
 Start = Callable[..., Balancer]
@@ -45,15 +49,109 @@ def test_clients_need_a_key_of_the_file(api: Api, replicas: list[Replica], start
     assert status(authorization="Bearer two") == 200 and balancer.haproxy() == haproxy
 
 
-def test_tls_with_http_1_and_2(api: Api, replicas: list[Replica], start: Start, tmp_path: Path) -> None:
-    """Clients that accept the certificate get HTTP/1.1 or HTTP/2, as they ask."""
-    key, certificate, both = tmp_path / "key.pem", tmp_path / "cert.pem", tmp_path / "both.pem"
+def test_requests_are_counted_by_the_owner_of_their_key(
+    api: Api, replicas: list[Replica], start: Start, tmp_path: Path
+) -> None:
+    """The metrics have the owners that the file names. A new name takes effect; refused requests have no owner."""
+    keys, port = tmp_path / "keys", free_port()
+    one, two, three = (hashlib.sha256(key).hexdigest() for key in (b"one", b"two", b"three"))
+    keys.write_text(f"{one} vision\n{two} speech\n{three}\n")
+    api.set([replicas[0].entry()])
+    balancer = start("--keys", str(keys), "--metrics", f"127.0.0.1:{port}")
+
+    def ask(key: str, times: int = 1) -> int:
+        for _ in range(times):
+            status = httpx.get(balancer.url, headers={"authorization": f"Bearer {key}"}).status_code
+        return status
+
+    def counted() -> dict[str, float]:
+        lines = httpx.get(f"http://127.0.0.1:{port}/metrics").text.splitlines()
+        name = 'mizzen_balancer_owner_requests_total{owner="'
+        found = (line.removeprefix(name).split('",service="chat"} ') for line in lines if line.startswith(name))
+        return {owner: float(count) for owner, count in found}
+
+    wait_for("the replica is ready", lambda: ask("three") == 200)
+    assert (ask("one", 3), ask("two", 2), ask("four")) == (200, 200, 401)
+    wait_for("the requests are counted", lambda: counted() == {"vision": 3, "speech": 2})
+    keys.write_text(f"{one} robotics\n")
+    wait_for("the other key is revoked", lambda: ask("two") == 401)
+    assert ask("one") == 200
+    wait_for("the new name is used", lambda: counted().get("robotics") == 1)
+    keys.write_text(f"{one} vision team\n")
+    wait_for("the error is logged", lambda: "may be followed by the name of its owner" in balancer.log.read_text())
+
+
+def _certificate(folder: Path, name: str) -> tuple[Path, str]:
+    """Returns the path of a new certificate, and its text with the private key."""
+    key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate,
          "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
         check=True, capture_output=True,
     )  # fmt: skip
-    both.write_text(certificate.read_text() + key.read_text())
+    return certificate, certificate.read_text() + key.read_text()
+
+
+def test_a_new_certificate_is_used_without_a_restart(
+    api: Api, replicas: list[Replica], start: Start, tmp_path: Path
+) -> None:
+    """New connections get the certificate of the changed file, and running answers continue.
+
+    A file that HAProxy cannot use is logged once, and changes nothing, also when HAProxy is restarted.
+    """
+    (first, first_pem), (second, second_pem) = (_certificate(tmp_path, name) for name in ("first", "second"))
+    link, served = tmp_path / "link.pem", tmp_path / "served.pem"
+    served.write_text(first_pem)
+    link.symlink_to(served)
+    api.set([replicas[0].entry()])
+    balancer = start("--cert", str(link))
+    url = f"https://127.0.0.1:{balancer.port}"
+
+    def accepts(certificate: Path) -> bool:
+        with contextlib.suppress(httpx.ConnectError):
+            return httpx.get(url, verify=ssl.create_default_context(cafile=str(certificate))).status_code == 200
+        return False
+
+    wait_for("the replica is ready", lambda: accepts(first))
+    haproxy, errors = balancer.haproxy(), list[str]()
+    context = ssl.create_default_context(cafile=str(first))
+    with httpx.stream("GET", f"{url}/events?count=1000000&every_s=0.01", verify=context) as answer:
+        chunks = answer.iter_raw()
+        next(chunks)
+        renewed = tmp_path / "renewed.pem"
+        renewed.write_text(second_pem.replace("-----BEGIN PRIVATE", "\nA comment\n\n-----BEGIN PRIVATE"))
+        link.unlink()
+        link.symlink_to(renewed)
+        wait_for("the new certificate is used", lambda: accepts(second))
+        assert not accepts(first)
+        next(chunks)
+        lone, no_pair, long = first.read_text(), first.read_text() + second_pem, first_pem + first.read_text() * 20
+        for bad, said in (
+            (lone, "must have PEM blocks of a certificate and its private key"),
+            ("no certificate", "must have PEM blocks of a certificate and its private key"),
+            (no_pair, "(key values mismatch)"),
+            (long, "needs a restart of the balancer"),
+        ):
+            errors.append(f"the certificate stays as it was: --cert: {link}: ")
+            renewed.write_text(bad)
+            wait_for("the error is logged", lambda: balancer.log.read_text().count(errors[0]) == len(errors))
+            assert said in balancer.log.read_text().splitlines()[-1]
+            assert accepts(second)
+        next(chunks)
+        assert balancer.haproxy() == haproxy
+    assert "PRIVATE KEY" not in balancer.log.read_text()
+    os.kill(haproxy, signal.SIGKILL)
+    wait_for("HAProxy is restarted", lambda: accepts(second))
+    renewed.write_text(first_pem)
+    wait_for("the next certificate is used", lambda: accepts(first))
+    assert balancer.log.read_text().count("stays as it was") == len(errors)
+
+
+def test_tls_with_http_1_and_2(api: Api, replicas: list[Replica], start: Start, tmp_path: Path) -> None:
+    """Clients that accept the certificate get HTTP/1.1 or HTTP/2, as they ask."""
+    certificate, text = _certificate(tmp_path, "cert")
+    both = tmp_path / "both.pem"
+    both.write_text(text)
     api.set([replicas[0].entry()])
     balancer = start("--cert", str(both))
     url = f"https://127.0.0.1:{balancer.port}"

@@ -1,11 +1,15 @@
 """Counts of requests in the API, metrics, and the reading of HAProxy's log."""
 
+import asyncio
 import os
 from collections.abc import Callable
 
 import httpx
 
-from balance.counts import Counters, Counts
+from balance.counts import Counters, Counts, Second
+from balance.following import Api as BalancerApi
+from balance.reports import Reports
+from balance.seconds import Seconds
 from bench.balance_api import Api
 from infra.stack.ports import free_port
 from tests.balance.world import Balancer, Replica, wait_for
@@ -83,6 +87,57 @@ def test_metrics(api: Api, replicas: list[Replica], start: Start) -> None:
         'mizzen_balancer_replicas{service="chat",state="ready"} 2.0',
     ):
         assert line in text
+
+
+def test_a_refusal_is_logged_once(api: Api, replicas: list[Replica], start: Start) -> None:
+    """Counts with a wrong clock are refused each second. The log has the reason once, and again when it changes."""
+    api.refuses = "seconds[0].second: {second} is in the future"
+    api.set([replicas[0].entry()])
+    balancer = start()
+    balancer.wait_replicas({replicas[0]})
+
+    def refused(times: int) -> None:
+        wanted = api.refusals + times
+
+        def is_so() -> bool:
+            httpx.get(balancer.url)
+            return api.refusals >= wanted
+
+        wait_for(f"the API has refused {times} reports", is_so)
+
+    refused(3)
+    api.refuses = "balancer: {second} is too long"
+    refused(2)
+    logged = [line for line in balancer.log.read_text().splitlines() if "refused counts" in line]
+    assert ["future" in line for line in logged] == [True, False]
+
+
+def test_seconds_after_the_clock_was_set() -> None:
+    """No second is returned twice. After a clock that was far ahead, the seconds go on from the right time at once."""
+    seconds = Seconds(1000.5)
+    assert [seconds.over(at_s) for at_s in (1001.0, 1002.0, 1002.9, 1003.1)] == [None, 1001, None, 1002]
+    assert [seconds.over(at_s) for at_s in (993.0, 1003.5, 1004.0)] == [None, None, 1003]
+    a_year = 365 * 86400
+    assert seconds.over(1005.0 + a_year) == 1004 + a_year
+    assert [seconds.over(at_s) for at_s in (1006.0, 1006.5, 1007.0)] == [1005, None, 1006]
+    assert (seconds.last(1007.5), seconds.last(1007.5)) == (1007, 1008)
+
+
+def test_counts_of_a_clock_that_was_ahead_do_not_block_later_ones(api: Api) -> None:
+    """Counts from before the clock was set back are dropped, because the API refuses them; later ones are sent."""
+
+    async def report() -> int:
+        client = BalancerApi(api.url, None)
+        reports = Reports(client, "chat", "b1")
+        for second in (90_000, 90_001, 1_000, 1_001):
+            reports.add(Second(second, 5, 0, 0, None, None))
+        async with asyncio.timeout(20):
+            await reports.send()
+        await client.close()
+        return len(reports)
+
+    assert asyncio.run(report()) == 0
+    assert {second for _, _, second in api.counts} == {1_000, 1_001}
 
 
 def test_lines_of_the_log_are_classified() -> None:

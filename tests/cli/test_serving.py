@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import httpx
 import yaml
+from sqlalchemy import func
 
 from infra.db.services import ServiceReplica, ServiceRow
 from infra.db.session import transaction
 from mizzen.cli.app import run
-from tests.cli.service import Capture, Service
+from tests.cli.service import Capture, Service, Submit
 
 SKYPILOT = """
 service:
@@ -64,3 +66,47 @@ def test_wrong_files_are_refused(as_vision: Service, capsys: Capture, tmp_path: 
         assert complaint in capsys.readouterr().err
     assert run(["serve", "up", str(tmp_path / "missing.yaml")]) == 2
     assert run(["serve", "status", "chat"]) == 3
+
+
+def test_logs_of_a_service_with_many_replicas(
+    as_vision: Service, submit: Submit, capsys: Capture, tmp_path: Path
+) -> None:
+    """One replica, or all that have not ended and the newest others. Old replicas are neither read nor printed."""
+    file = tmp_path / "many.yaml"
+    file.write_text(SKYPILOT)
+    assert run(["serve", "up", str(file), "-o", "json"]) == 0
+    id_ = json.loads(capsys.readouterr().out)[0]["id"]
+    workloads = {number: submit() for number in (3, 600, 601)}
+    for number, workload in workloads.items():
+        as_vision.place(workload)
+        as_vision.write_log(workload, f"I am {number}\n", end=True)
+    with transaction(as_vision.engine) as session:
+        session.add_all(
+            ServiceReplica(
+                service=id_, number=number, version=1, workload=workloads.get(number, f"wl-{id_}-{number}"),
+                kind="on_demand", is_base=True, ended_at=None if number in (3, 601) else func.now(),
+            )
+            for number in range(602)
+        )  # fmt: skip
+
+    def read() -> float:
+        """Returns the number of pages of replicas that the API has sent."""
+        lines = httpx.get(f"{as_vision.url}/metrics").text.splitlines()
+        route = 'mizzen_api_requests_total{method="GET",route="/v1/services/{id}/replicas",status="200"} '
+        return sum(float(line.removeprefix(route)) for line in lines if line.startswith(route))
+
+    for options, expected in (
+        (["600"], "train/0| I am 600\n"),
+        ([], "train/0| I am 601\n"),
+        (["--all"], "".join(f"{number}| train/0| I am {number}\n" for number in workloads)),
+    ):
+        before = read()
+        assert run(["serve", "logs", "many", *options]) == 0
+        assert read() == before + 1
+        shown = capsys.readouterr()
+        assert shown.out == expected
+    assert "replica 582 has no logs" in shown.err and "replica 581 " not in shown.err
+    assert run(["serve", "logs", "many", "602"]) == 3
+    assert "has no replica 602" in capsys.readouterr().err
+    for options in (["--all", "-f"], ["--all", "3"]):
+        assert run(["serve", "logs", "many", *options]) == 2

@@ -43,12 +43,12 @@ begin
         order by id for update) as w;
 
     -- 2. Lock the machines, by id.
-    select array_agg(m.id), array_agg((m.free_slots, m.promised, m.free_cpus_milli, m.free_memory_bytes)::award_machine)
+    select array_agg(m.id), array_agg((m.free_slots, m.promised | m.withheld, m.free_cpus_milli, m.free_memory_bytes)::award_machine)
     into machine_ids, machines
     from (
-        select id, promised, free_cpus_milli, free_memory_bytes,
+        select id, promised, withheld, free_cpus_milli, free_memory_bytes,
                case when state = 'ready' and cordon is null and not draining
-                   then ((1::bigint << gpus::int) - 1) & ~held end as free_slots
+                   then ((1::bigint << gpus::int) - 1) & ~(held | withheld) end as free_slots
         from machine where id = any (array(select r.machine from unnest(batch) as c, unnest(c.machines) as r))
         order by id for update) as m;
 

@@ -57,6 +57,13 @@ class _Application(LazyGroup):
             "keys": Lazy("mizzen.cli.tenants:keys", "List, create and revoke API keys."),
             "audit": Lazy("mizzen.cli.tenants:audit", "Show the audit log: who changed what."),
         },
+        "This machine": {
+            "reclaim": Lazy(
+                "mizzen.cli.passing:reclaim", "Take this machine back from mizzen, at once or with a notice."
+            ),
+            "lend": Lazy("mizzen.cli.passing:lend", "Lend this machine to mizzen again, always or at certain hours."),
+            "lending": Lazy("mizzen.cli.passing:lending", "Show what this machine lends, and what runs on it."),
+        },
         "Training code": {
             "cadence": Lazy("mizzen.cli.passing:cadence", "Explain how often to save a checkpoint."),
             "checkpoint": Lazy("mizzen.cli.passing:checkpoint", "List, check and export checkpoints."),

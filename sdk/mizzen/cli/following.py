@@ -41,8 +41,8 @@ def logs(
         interrupted(f"{id_} continues; `mizzen logs -f {id_}` follows it again")
 
 
-def print_logs(session: Session, workload_id: str, **options: Any) -> None:
-    """Print log lines as they arrive; with `-o json` or `-o yaml`, one object per line.
+def print_logs(session: Session, workload_id: str, prefix: str = "", **options: Any) -> None:
+    """Print log lines as they arrive, each after `prefix`; with `-o json` or `-o yaml`, one object per line.
 
     On a terminal, control characters are printed as visible text (`^[`), so that the output of tasks cannot control the
     terminal. A pipe or a file receives the unchanged bytes. If the workload is queued or has no attempt, its status is
@@ -54,6 +54,7 @@ def print_logs(session: Session, workload_id: str, **options: Any) -> None:
     out = sys.stdout.buffer
     is_terminal = sys.stdout.isatty()
     for line in session.client.logs(workload_id, on_attempt=_say_attempt, **options):
+        line = prefix.encode() + line
         if session.output in ("json", "yaml"):
             body = dump_line({"line": line.decode("utf-8", "replace")})
             out.write(f"{'--- ' if session.output == 'yaml' else ''}{body}\n".encode())

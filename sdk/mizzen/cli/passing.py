@@ -63,3 +63,6 @@ def _command(command: spec.Command) -> click.Command:
 
 cadence = passing("cadence")
 checkpoint = passing("checkpoint")
+reclaim = passing("reclaim")
+lend = passing("lend")
+lending = passing("lending")

@@ -17,8 +17,11 @@ from mizzen.client.errors import ClientError, NotFound, UnknownReference
 
 if TYPE_CHECKING:
     from mizzen.client.documents import Document
+    from mizzen.client.views import ServiceReplica
 
 _LOOK_S = 1.0
+_NEWEST = 20
+"""Of the replicas that have ended, `logs --all` prints those among this number of newest replicas."""
 _SERVICE = click.argument("service", shell_complete=complete_service)
 _FILE = click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
 _WAIT = click.option("--wait", "wait_", is_flag=True, help="Wait until the service is ready.")
@@ -153,24 +156,58 @@ def status(session: Session, service: str | None, tenant: str | None, ended: boo
 
 @serve.command("logs")
 @_SERVICE
-@click.argument("replica", required=False, type=click.IntRange(min=0))
+@click.argument("replica", required=False, type=click.IntRange(0, 10**9 - 2))
+@click.option(
+    "--all",
+    "all_",
+    is_flag=True,
+    help=f"Print all replicas that have not ended, and those that have ended among the {_NEWEST} newest ones.",
+)
 @click.option("-f", "--follow", is_flag=True, help="Continue until the replica has ended.")
-@click.option("-n", "--tail", type=click.IntRange(min=0), help="Print only the last lines.")
+@click.option("-n", "--tail", type=click.IntRange(min=0), help="Print only the last lines of each task.")
 @click.pass_obj
-def logs(session: Session, service: str, replica: int | None, follow: bool, tail: int | None) -> None:
-    """Print the output of a replica. Default: the oldest ready replica, or else the newest one."""
-    replicas = list(session.client.service_replicas(service))
-    found = [one for one in replicas if replica is None or one["number"] == replica]
-    if not found:
-        what = "has no replicas yet" if replica is None else f"has no replica {replica}"
-        raise UnknownReference(f"service {service} {what}; `mizzen serve status {service}` lists them")
-    ready = [one for one in found if one["stage"] == "ready"]
-    chosen = ready[-1] if ready else found[0]
-    say(f"replica {chosen['number']} ({chosen['stage']}), workload {chosen['workload']}")
+def logs(session: Session, service: str, replica: int | None, all_: bool, follow: bool, tail: int | None) -> None:
+    """Print the output of a replica. Default: the oldest ready replica, or else the newest one.
+
+    With --all, each line starts with `REPLICA| `.
+    """
+    if all_ and (follow or replica is not None):
+        raise click.UsageError(f"--all cannot be used with {'--follow' if follow else 'a replica'}")
+    chosen = _all(session, service) if all_ else [_one(session, service, replica)]
     try:
-        print_logs(session, chosen["workload"], follow=follow, tail=tail)
+        for one in chosen:
+            say(f"replica {one['number']} ({one['stage']}), workload {one['workload']}")
+            prefix = f"{one['number']}| " if all_ else ""
+            try:
+                print_logs(session, one["workload"], prefix, follow=follow, tail=tail)
+            except NotFound:
+                if not all_:
+                    raise
+                say(f"replica {one['number']} has no logs: the record of its workload is deleted")
     except KeyboardInterrupt:
-        interrupted(f"the replica continues; `mizzen serve logs -f {service} {chosen['number']}` follows it again")
+        again = f"`mizzen serve logs -f {service} {chosen[0]['number']}` follows it again"
+        interrupted("only this listing has stopped" if all_ else f"the replica continues; {again}")
+
+
+def _one(session: Session, service: str, number: int | None) -> "ServiceReplica":
+    """Return a replica by its number; without one, the oldest ready replica or else the newest replica."""
+    if number is not None:
+        found = session.client.service_replica(service, number)
+        missing = f"has no replica {number}"
+    else:
+        ready = [one for one in session.client.service(service)["replicas"] if one["stage"] == "ready"]
+        found = next(iter(ready or session.client.service_replicas(service, 1)), None)
+        missing = "has no replicas yet"
+    if found is None:
+        raise UnknownReference(f"service {service} {missing}; `mizzen serve status {service}` lists them")
+    return found
+
+
+def _all(session: Session, service: str) -> "list[ServiceReplica]":
+    """Return the replicas that have not ended, and the newest ones, by number."""
+    shown = [*session.client.service(service)["replicas"], *session.client.service_replicas(service, _NEWEST)]
+    by_number = {one["number"]: one for one in shown}
+    return [by_number[number] for number in sorted(by_number)]
 
 
 @serve.command("down")
@@ -178,7 +215,7 @@ def logs(session: Session, service: str, replica: int | None, follow: bool, tail
 @click.option("--wait", "wait_", is_flag=True, help="Wait until all replicas and their machines have ended.")
 @click.pass_obj
 def down(session: Session, services: tuple[str, ...], wait_: bool) -> None:
-    """End services with all their replicas and machines."""
+    """End services with all their replicas and machines. Requests in progress are cut."""
     done, code = session.each_name(services, session.client.end_service)
     if wait_:
         done = [_until(session, one["id"], "ended") for one in done]
@@ -251,7 +288,8 @@ def _until(session: Session, id_: str, state: str) -> Any:
                 finish(Exit.WORKLOAD_FAILED)
             time.sleep(_LOOK_S)
     except KeyboardInterrupt:
-        interrupted(f"the service continues; `mizzen serve status {id_}` shows it")
+        goes_on = "replicas continue to end" if state == "ended" else "the service continues"
+        interrupted(f"{goes_on}; `mizzen serve status {id_}` shows it")
     except NotFound:
         finish(Exit.WORKLOAD_FAILED)
 
@@ -272,7 +310,7 @@ def _page(service: Mapping[str, Any]) -> str:
         ("service", f"{service['name']} of {service['tenant']} ({service['id']})"),
         ("state", f"{service['state']}, {_ready(service)} replicas ready: {_where(service)}"),
         ("version", f"{service['version']}" + (f"; ready: {words.pairs(versions)}" if len(versions) > 1 else "")),
-        ("policy", f"{service['policy']}, zones {', '.join(service['zones']) or 'none'}"),
+        ("policy", f"{service['policy']}" + (f", zones {', '.join(service['zones'])}" if service["zones"] else "")),
         ("availability", ", ".join((available, words.plural(service["preemptions"], "preemption")))),
         ("cost", _cost(service)),
         ("requests", served),

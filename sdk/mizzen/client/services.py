@@ -32,8 +32,7 @@ class Services(Uploads):
 
     def services(self, tenant: str | None = None, *, ended: bool = False) -> list[views.Service]:
         """Return the services, optionally of one tenant. `ended` includes services that have ended."""
-        params = {"tenant": tenant, "ended": ended or None}
-        return cast(list[views.Service], self._call("GET", "services", params=params)["items"])
+        return list(self._pages("services", {"tenant": tenant, "ended": ended or None}, None))
 
     def service(self, service: str) -> views.ServiceDetail:
         """Return a service with its replicas."""
@@ -42,6 +41,12 @@ class Services(Uploads):
     def service_replicas(self, service: str, limit: int | None = None) -> Iterator[views.ServiceReplica]:
         """Return all replicas of a service, newest first. Replicas that have ended are included."""
         return self._pages(("services", service, "replicas"), {}, limit)
+
+    def service_replica(self, service: str, number: int) -> views.ServiceReplica | None:
+        """Return a replica of a service by its number, or None if there is none. It may have ended."""
+        params = {"limit": 1, "cursor": number + 1}  # A page has the replicas below its cursor, the newest first.
+        found = self._call("GET", "services", service, "replicas", params=params)["items"]
+        return cast(views.ServiceReplica, found[0]) if found and found[0]["number"] == number else None
 
     def endpoints(self, service: str) -> views.EndpointList:
         """Return the replicas of a service that serve, and how requests are balanced between them."""

@@ -477,6 +477,8 @@ class Machine(TypedDict):
     """Indices of the held slots."""
     slots_promised: list[int]
     """Indices of the slots that are held by a workload that is being evicted, and promised to another."""
+    slots_withheld: list[int]
+    """Indices of the slots that the machine's owner has taken back."""
     cpus: float
     free_cpus: float
     memory_bytes: int

@@ -15,6 +15,9 @@ from mizzen.cli.plain.spec import Command, Failure, Group, UsageError
 COMMANDS = {
     "cadence": "mizzen.cli.plain.cadence:CADENCE",
     "checkpoint": "mizzen.cli.plain.checkpoint:CHECKPOINT",
+    "reclaim": "mizzen.cli.plain.owner:RECLAIM",
+    "lend": "mizzen.cli.plain.owner:LEND",
+    "lending": "mizzen.cli.plain.owner:LENDING",
 }
 """The location (`module:name`) of each command."""
 

@@ -1,0 +1,345 @@
+"""Carries out what the owner of the machine says: takes resources back, and lends them again."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from agent import tasks
+from agent.config import AgentConfig
+from agent.gpus import GpuUse, gpu_use
+from agent.lending.hours import LendingHours
+from agent.lending.record import Lending, LendingFile
+from agent.locks import StartLocks
+from agent.notices import MachineNotices
+from agent.shim import boot_time_s
+from agent.state import AttemptFolder, StateFolder
+from agent.tasks import RunFolder, State
+from agent.watching import next_look, notify, still_running
+from domain.reported import OWNER, NoticeReport
+from infra.errors import MizzenError
+from mizzen.notices import Kind
+
+HOURS_NOTICE_S = 300.0
+"""The notice that tasks get before the lending hours end."""
+_TICK_S = 5.0
+_STORE_S = 60.0
+"""Interval at which the GPU time is stored."""
+_PARTING_S = 15.0
+"""How long the agent stays connected after its machine was taken and no task runs, so that the control plane can
+confirm the stops of the gangs."""
+_DRIVER_S = 10.0
+"""The longest time that a reclaim waits, after the end of all tasks, for the driver to free the memory of the GPUs."""
+_DRIVER_POLL_S = 0.2
+_log = logging.getLogger(__name__)
+
+
+class BadRequest(MizzenError):
+    """The owner's request is invalid. The message names the field, the value and what would be right."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """An attempt with tasks on this machine that have not ended."""
+
+    folder: AttemptFolder
+    slots: frozenset[int]
+    """The GPU slots that its tasks hold here."""
+
+
+class Lender:
+    """What the owner lends, and the running reclaim, if there is one."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        state: StateFolder,
+        notices: MachineNotices,
+        locks: StartLocks,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._config, self._state, self._notices, self._locks = config, state, notices, locks
+        self._clock = clock
+        self._file = LendingFile(state.path)
+        self.changed = asyncio.Event()
+        """Set when the record has changed. The waiting task must clear it."""
+        self.away = asyncio.Event()
+        """Set while the whole machine is the owner's and nothing of it is left to do: the agent disconnects."""
+        self._quiet_since_s: float | None = None
+        self.problem: str | None = None
+        """Why the record could not be read or written; None: it could."""
+        try:
+            self.lending = self._file.read()
+        except (ValueError, KeyError, TypeError) as error:
+            # The owner may have taken the machine back, so nothing runs until the owner lends it again.
+            self.problem = f"{error.__class__.__name__}: {error}"
+            self.lending = Lending(machine_at_s=self._clock())
+            _log.error("%s: lending.json is damaged, so the machine takes no work: %s", config.machine, error)
+        else:
+            self._reserve()
+        if self.lending.is_whole and (self.lending.machine_at_s or 0.0) <= self._clock() and not self._held():
+            self.away.set()  # The owner took the machine before it was restarted.
+
+    # ------------------------------------------------------------------------------------------------------- requests
+
+    async def reclaim(self, gpus: frozenset[int] | None, notice_s: float) -> None:
+        """Takes GPUs back, or the whole machine (None), and returns when no task runs there any more.
+
+        It then waits up to `_DRIVER_S` until no process holds the GPUs and their memory reads free.
+        New work is refused from now on. Tasks get the notice; what still runs at its end is killed. Repeating a request
+        with a shorter notice makes it more urgent. Cancelling this does not end the reclaim.
+
+        Raises:
+            BadRequest: a GPU does not exist, or the notice is not a number of seconds.
+        """
+        self._check(gpus)
+        if not 0 <= notice_s <= 86400:
+            raise BadRequest(f"notice: {notice_s}: must be from 0 to 86400 seconds")
+        at_s = self._clock() + notice_s
+        self._change(self.lending.taking(gpus, at_s))
+        await self._announce()
+        await asyncio.shield(asyncio.ensure_future(self._until_free(gpus)))
+        give_up_s = time.monotonic() + _DRIVER_S
+        while not (await asyncio.to_thread(self._use_of_taken)).is_free and time.monotonic() < give_up_s:
+            await asyncio.sleep(_DRIVER_POLL_S)
+
+    def lend(self, gpus: frozenset[int] | None, hours: str | None) -> None:
+        """Lends GPUs of the machine, or all of it (None). `hours` are new lending hours; `always` removes them.
+
+        Outside the lending hours, the machine stays the owner's until they begin.
+
+        Raises:
+            BadRequest: a GPU or the hours are invalid.
+        """
+        self._check(gpus)
+        lending = self.lending
+        if hours is not None:
+            try:
+                lending = replace(lending, hours=None if hours == "always" else LendingHours.parse(hours))
+            except ValueError as error:
+                raise BadRequest(str(error)) from None
+        lending = lending.lending(gpus, self._config.gpus)
+        if lending.hours is not None and not lending.hours.is_open(self._local()):
+            lending = lending.taking(None, self._clock(), by_hours=True)
+        self._change(lending)
+        if not lending.is_whole:
+            self._notices.owner_lends()
+
+    # ---------------------------------------------------------------------------------------------------------- state
+
+    def refuses(self, slots: Iterable[int] = ()) -> bool:
+        """Returns whether a task with these GPU slots may not be started."""
+        return self.lending.refuses(slots)
+
+    async def run(self) -> None:
+        """Follows the lending hours, finishes a reclaim that an earlier agent began, and counts the GPU time."""
+        if self.lending.is_whole or self.lending.gpus_at_s:
+            await self._announce()
+        counted_s = stored_s = time.monotonic()
+        while True:
+            try:
+                await self._finish()
+                await self._follow_hours()
+            except OSError as error:
+                _log.warning("%s: cannot read the running tasks, retrying: %s", self._config.machine, error)
+            await asyncio.sleep(min(_TICK_S, self._next_end_s()))
+            now_s = time.monotonic()
+            used = sum(len(one.slots) for one in await asyncio.to_thread(self._held))
+            self.lending = replace(self.lending, given_gpu_s=self.lending.given_gpu_s + used * (now_s - counted_s))
+            counted_s = now_s
+            if used and now_s - stored_s >= _STORE_S:
+                self._write()
+                stored_s = now_s
+
+    async def until_lent(self) -> None:
+        """Waits until the machine is not wholly the owner's."""
+        while self.lending.is_whole:
+            self.changed.clear()
+            await self.changed.wait()
+
+    def status(self) -> dict[str, Any]:
+        """Returns what is lent, what runs, and how long until it is free, as values of JSON."""
+        lending, now_s = self.lending, self._clock()
+        running = [self._view(one) for one in self._held()]
+        use = self._use_of_taken()
+        taken = [one for one in running if lending.is_whole or set(one["gpus"]) & set(lending.gpus_at_s)]
+        return {
+            "machine": self._config.machine,
+            "gpus": self._config.gpus,
+            "lent": not lending.is_whole,
+            "machine_at_s": lending.machine_at_s,
+            "by_hours": lending.by_hours,
+            "gpus_at_s": {str(gpu): at_s for gpu, at_s in sorted(lending.gpus_at_s.items())},
+            "free": not taken and use.is_free,
+            "gpu_holders": list(use.holders),
+            "gpu_used_bytes": {str(gpu): size for gpu, size in use.used_bytes.items()},
+            "gpus_unknown": use.unknown,
+            "free_in_s": max((one["ends_in_s"] for one in taken), default=0.0),
+            "hours": None if lending.hours is None else lending.hours.text,
+            "opens_at_s": self._opens_at_s(),
+            "running": running,
+            "given_gpu_h": lending.given_gpu_s / 3600,
+            "problem": self.problem,
+            "now_s": now_s,
+        }
+
+    # -------------------------------------------------------------------------------------------------------- helpers
+
+    def _check(self, gpus: frozenset[int] | None) -> None:
+        for gpu in sorted(gpus or ()):
+            if not 0 <= gpu < self._config.gpus:
+                there = f"the machine has GPUs 0 to {self._config.gpus - 1}" if self._config.gpus else "it has no GPUs"
+                raise BadRequest(f"gpus: {gpu}: {there}")
+        if gpus is not None and not gpus:
+            raise BadRequest("gpus: must name at least one GPU")
+
+    def _change(self, lending: Lending) -> None:
+        """Applies a new record at once, and writes it. A disk that fails does not keep the owner's machine."""
+        self.lending = lending
+        self._quiet_since_s = None
+        self.away.clear()
+        self._write()
+        self.changed.set()
+
+    def _write(self) -> None:
+        try:
+            self._file.write(self.lending)
+            self.problem = None
+        except OSError as error:
+            self.problem = f"lending.json: {error.strerror}: a restart of the machine would lend it again"
+            _log.error("%s: %s", self._config.machine, self.problem)
+        self._reserve()
+
+    def _reserve(self) -> None:
+        try:
+            self._file.reserve()
+        except OSError as error:
+            _log.warning("%s: no space is reserved for lending.json: %s", self._config.machine, error)
+
+    def _held(self) -> list[_Held]:
+        """Returns the attempts that have tasks running here."""
+        found = []
+        for folder in self._state.unfinished():
+            if any(tasks.look(run) in (State.RUNNING, State.LOST) for run in folder.runs()):
+                found.append(_Held(folder, self._slots(folder)))
+        return found
+
+    def _use_of_taken(self) -> GpuUse:
+        """Returns who uses the GPUs that the owner has taken."""
+        lending = self.lending
+        return gpu_use(range(self._config.gpus) if lending.is_whole else lending.gpus_at_s)
+
+    def _slots(self, folder: AttemptFolder) -> frozenset[int]:
+        launch = folder.launch()
+        places = () if launch is None else launch.on_machine(self._config.machine)
+        return frozenset(slot for place in places for slot in place.slots)
+
+    async def _announce(self) -> None:
+        """Gives the tasks that must leave their notice, and passes it on to the control plane.
+
+        Tasks that are being started are told once they have started: their start holds the lock.
+        """
+        lending, now_s = self.lending, self._clock()
+        if lending.machine_at_s is not None:
+            words = "the owner takes the machine back"
+            self._notices.owner_takes(NoticeReport(OWNER, str(Kind.PREEMPT), True, now_s, lending.machine_at_s, words))
+        for folder in await asyncio.to_thread(self._state.unfinished):
+            at_s = lending.due_s(self._slots(folder))
+            if at_s is None:
+                continue
+            if lending.machine_at_s is None:
+                words = "the owner takes GPUs back"
+                self._notices.owner_takes(NoticeReport(OWNER, str(Kind.PREEMPT), True, now_s, at_s, words), folder.key)
+            launch = folder.launch()
+            left_s = max(0.0, at_s - now_s)
+            grace_s = left_s if launch is None else min(left_s, launch.checkpoint.grace_s)
+            async with self._locks.of(folder.workload_id):
+                await self._notify(folder, grace_s)
+
+    async def _notify(self, folder: AttemptFolder, grace_s: float) -> None:
+        runs = [run for run in folder.runs() if tasks.look(run) is State.RUNNING]
+        await notify(runs, grace_s, told=False)
+
+    async def _until_free(self, gpus: frozenset[int] | None) -> None:
+        while True:
+            held = await asyncio.to_thread(self._held)
+            runs = [run for one in held if gpus is None or one.slots & gpus for run in one.folder.runs()]
+            running = await still_running(runs)
+            if not running:
+                return
+            await next_look(running, self._config.poll_interval_s)
+
+    async def _finish(self) -> None:
+        """Kills what still runs at the end of a notice, and lets the agent disconnect when the machine is free."""
+        lending, now_s = self.lending, self._clock()
+        ended = lending.machine_at_s is not None and lending.machine_at_s <= now_s
+        gpus = {gpu for gpu, at_s in lending.gpus_at_s.items() if at_s <= now_s}
+        held = await asyncio.to_thread(self._held)
+        for one in held:
+            if ended or one.slots & gpus:
+                await self._notify(one.folder, 0.0)
+                await still_running(one.folder.runs())
+        if not lending.is_whole or held:
+            self._quiet_since_s = None
+        elif self._quiet_since_s is None:
+            self._quiet_since_s = time.monotonic()
+        elif time.monotonic() - self._quiet_since_s >= _PARTING_S and not self.away.is_set():
+            self.away.set()
+
+    def _next_end_s(self) -> float:
+        """Returns the time until the next announced end, so that it is not missed by a tick."""
+        ends = [*self.lending.gpus_at_s.values(), self.lending.machine_at_s or 0.0]
+        return max(0.05, min((end - self._clock() for end in ends if end > self._clock()), default=_TICK_S))
+
+    async def _follow_hours(self) -> None:
+        hours = self.lending.hours
+        if hours is None:
+            return
+        now = self._local()
+        closes_at = hours.closes_at(now)
+        if hours.is_open(now):
+            if self.lending.by_hours and (closes_at is None or _left_s(closes_at, now) > HOURS_NOTICE_S):
+                self.lend(None, None)
+            elif closes_at is not None and _left_s(closes_at, now) <= HOURS_NOTICE_S and not self.lending.is_whole:
+                self._change(self.lending.taking(None, closes_at.timestamp(), by_hours=True))
+                await self._announce()
+        elif not self.lending.is_whole:
+            self._change(self.lending.taking(None, self._clock(), by_hours=True))
+            await self._announce()
+
+    def _local(self) -> datetime:
+        return datetime.fromtimestamp(self._clock()).astimezone()
+
+    def _opens_at_s(self) -> float | None:
+        lending = self.lending
+        opens_at = None if lending.hours is None or not lending.by_hours else lending.hours.opens_at(self._local())
+        return None if opens_at is None else opens_at.timestamp()
+
+    def _view(self, one: _Held) -> dict[str, Any]:
+        launch = one.folder.launch()
+        runs = one.folder.runs()
+        started = [at_s for run in runs if (at_s := run.started_at_s()) is not None]
+        grace_s = 0.0 if launch is None else launch.checkpoint.grace_s
+        ends = [ends_s for run in runs if (ends_s := _ends_in_s(run)) is not None]
+        return {
+            "workload": one.folder.workload_id,
+            "name": None if launch is None else launch.name,
+            "tenant": None if launch is None else launch.tenant,
+            "gpus": sorted(one.slots),
+            "tasks": len(runs),
+            "since_s": min(started, default=None),
+            "ends_in_s": max(ends, default=grace_s),
+        }
+
+
+def _ends_in_s(run: RunFolder) -> float | None:
+    """Returns the time until a task that was told to stop is killed, in seconds; None: it was not told."""
+    stop = run.stop()
+    return None if stop is None else max(0.0, stop.deadline_boot_s - boot_time_s())
+
+
+def _left_s(until: datetime, now: datetime) -> float:
+    return until.timestamp() - now.timestamp()

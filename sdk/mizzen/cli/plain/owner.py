@@ -1,0 +1,227 @@
+"""The commands of a machine's owner: `reclaim`, `lend` and `lending`.
+
+They talk to the agent of this machine through a local socket, so they work while the rest of the installation is down.
+"""
+
+import json
+import os
+import socket
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mizzen.cli import words
+from mizzen.cli.exits import Exit
+from mizzen.cli.plain.printing import Column, emit_one, say, table
+from mizzen.cli.plain.spec import BadValue, Command, Failure, Option, UsageError, duration
+
+_PLACES = ("/run/mizzen/owner.sock", "mizzen-agent/owner.sock")
+_ANSWER_S = 30.0
+
+
+def _gpus(text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1]
+    if min(found) < 0:
+        raise BadValue(f"{text!r} must be GPU numbers such as 0 or 0,1")
+    return found
+
+
+_GPUS = Option(("--gpus",), "gpus", "GPU numbers such as 0,1. Default: the whole machine.", _gpus, "NUMBERS")
+_SOCKET = Option(
+    ("--socket",),
+    "socket",
+    f"The owner's socket of the machine's agent. Default: MIZZEN_OWNER_SOCKET, or the first of {', '.join(_PLACES)}.",
+    metavar="PATH",
+)
+
+
+def _path(given: Namespace) -> Path:
+    named = given.socket or os.environ.get("MIZZEN_OWNER_SOCKET")
+    if named:
+        return Path(named)
+    found = next((Path(place) for place in _PLACES if Path(place).exists()), None)
+    if found is None:
+        places = " or ".join(_PLACES)
+        raise Failure(Exit.NOT_FOUND, f"no agent with an owner was found at {places}; name its socket with --socket")
+    return found
+
+
+def _ask(path: Path, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Send a request to the agent, and yield each status that it answers with.
+
+    Raises:
+        Failure: the agent does not answer, or refuses.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(_ANSWER_S)
+    with connection:
+        try:
+            folder = os.open(path.parent, os.O_DIRECTORY | os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                connection.connect(f"/proc/self/fd/{folder}/{path.name}")
+            finally:
+                os.close(folder)
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            with connection.makefile("rb") as lines:
+                for line in lines:
+                    answer = json.loads(line)
+                    if "error" in answer:
+                        raise Failure(_code(answer["error"]), answer["error"])
+                    if "done" in answer:
+                        return
+                    yield answer["status"]
+        except FileNotFoundError:
+            raise Failure(Exit.NOT_FOUND, f"socket {path}: does not exist; the machine's agent makes it") from None
+        except PermissionError:
+            raise Failure(Exit.REFUSED, f"socket {path}: only the owner of the machine may use it") from None
+        except (OSError, ValueError) as error:
+            raise Failure(Exit.UNAVAILABLE, f"socket {path}: the agent does not answer: {error}") from None
+    raise Failure(
+        Exit.UNAVAILABLE, f"socket {path}: the agent ended before it had answered; what it began, it finishes"
+    )
+
+
+def _code(error: str) -> Exit:
+    return Exit.REFUSED if "is not the owner" in error else Exit.USAGE
+
+
+def _reclaim(given: Namespace) -> int:
+    if given.now and given.notice_s is not None:
+        raise UsageError("'--now' and '--notice': give one of them")
+    if not given.now and given.notice_s is None:
+        raise UsageError("'--now' or '--notice DURATION': give one of them")
+    request = {"command": "reclaim", "gpus": given.gpus, "notice_s": given.notice_s or 0.0}
+    status: dict[str, Any] = {}
+    told = ""
+    try:
+        for status in _ask(_path(given), request):
+            line = _progress(status)
+            if line != told and not status["free"]:
+                say(line)
+            told = line
+    except KeyboardInterrupt:
+        say("the reclaim goes on; `mizzen lending` shows it, `mizzen lend` ends it")
+        raise
+    emit_one(given.output, status, lambda: _page(status), name=status["machine"])
+    return Exit.OK
+
+
+def _lend(given: Namespace) -> int:
+    return _show(given, {"command": "lend", "gpus": given.gpus, "hours": given.hours})
+
+
+def _lending(given: Namespace) -> int:
+    return _show(given, {"command": "status"})
+
+
+def _show(given: Namespace, request: Mapping[str, Any]) -> int:
+    *_, status = _ask(_path(given), request)
+    emit_one(given.output, status, lambda: _page(status), name=status["machine"])
+    return Exit.OK
+
+
+def _progress(status: Mapping[str, Any]) -> str:
+    count = sum(one["tasks"] for one in status["running"])
+    return (
+        f"{count} task{'' if count == 1 else 's'} to stop; free in {words.duration(status['free_in_s'])} at the latest"
+    )
+
+
+def _page(status: Mapping[str, Any]) -> str:
+    lines = [
+        _headline(status),
+        f"hours: {status['hours'] or 'always'}",
+        f"given: {status['given_gpu_h']:.1f} GPU hours",
+    ]
+    for problem in (status["problem"], status["gpus_unknown"]):
+        if problem:
+            lines.append(f"problem: {problem}")
+    if status["gpu_holders"]:
+        lines.append(f"processes that hold GPUs: {', '.join(map(str, status['gpu_holders']))}")
+    for gpu, used_bytes in status["gpu_used_bytes"].items():
+        lines.append(f"GPU {gpu}: {words.size(used_bytes)} of its memory are in use")
+    if not status["running"]:
+        return "\n".join([*lines, "no task runs"])
+    columns = [
+        Column("WORKLOAD", lambda one: one["name"] or one["workload"], flexible=True),
+        Column("TENANT", lambda one: one["tenant"]),
+        Column("GPUS", lambda one: ",".join(map(str, one["gpus"]))),
+        Column("TASKS", lambda one: one["tasks"], right=True),
+        Column("FOR", lambda one: None if one["since_s"] is None else words.duration(status["now_s"] - one["since_s"])),
+        Column("FREE IN", lambda one: words.duration(one["ends_in_s"])),
+    ]
+    width = os.get_terminal_size().columns if sys.stdout.isatty() else None
+    return "\n".join([*lines, "", *table(status["running"], columns, width)])
+
+
+def _headline(status: Mapping[str, Any]) -> str:
+    machine, now_s = status["machine"], status["now_s"]
+    if not status["lent"]:
+        left_s = status["machine_at_s"] - now_s
+        until = "until its hours begin" if status["by_hours"] else "until `mizzen lend`"
+        if status["by_hours"] and status["opens_at_s"] is not None:
+            until = f"until {datetime.fromtimestamp(status['opens_at_s']):%a %H:%M}"
+        if left_s > 0 and not status["free"]:
+            return f"{machine} is yours in {words.duration(left_s)} at the latest, {until}"
+        what = "and free" if status["free"] else "but not free yet"
+        return f"{machine} is yours, {what}, {until}"
+    if status["gpus_at_s"]:
+        gpus = ", ".join(status["gpus_at_s"])
+        free = " and free" if status["free"] else f", free in {words.duration(status['free_in_s'])} at the latest"
+        return f"{machine} is lent, except GPU {gpus}: yours{free}"
+    return f"{machine} is lent"
+
+
+RECLAIM = Command(
+    "reclaim",
+    """\
+Take this machine back from mizzen, at once or with a notice.
+
+For its owner. No new work starts on it until `mizzen lend`, also after a restart of the machine. With a notice, tasks
+first save, and leave for other machines; whatever runs at its end is killed. The command ends when no task runs any
+more.
+
+    mizzen reclaim --now
+    mizzen reclaim --notice 5m --gpus 0,1""",
+    _reclaim,
+    (
+        Option(("--now",), "now", "Kill the tasks at once.", is_flag=True, default=False),
+        Option(("--notice",), "notice_s", "How long the tasks may stay.", duration(above_zero=True), "DURATION"),
+        _GPUS,
+        _SOCKET,
+    ),
+)
+LEND = Command(
+    "lend",
+    """\
+Lend this machine to mizzen again, always or at certain hours.
+
+For its owner. Tasks get a notice of five minutes before the hours end. `--hours always` removes them.
+
+    mizzen lend
+    mizzen lend --hours "20:00-08:00 mon-fri; 00:00-24:00 sat-sun"
+    mizzen lend --gpus 2,3""",
+    _lend,
+    (
+        Option(("--hours",), "hours", "When the machine is lent, in its local time.", metavar="HOURS"),
+        _GPUS,
+        _SOCKET,
+    ),
+)
+LENDING = Command(
+    "lending",
+    """\
+Show what this machine lends, and what runs on it.
+
+For each workload: for whom it runs, since when, and how long until its GPUs are free.
+
+    mizzen lending""",
+    _lending,
+    (_SOCKET,),
+)

@@ -1,0 +1,253 @@
+"""The owner of a machine takes it back and lends it again: real agent, real tasks, real socket."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent import tasks
+from agent.config import AgentConfig
+from agent.host import serve
+from agent.lending.hours import LendingHours
+from agent.lending.record import Lending, LendingFile
+from agent.tasks import State
+from domain.ids import machine_workflow_id
+from domain.protocol import Activity, NodeOutcome, Pace, RunPace
+from infra.config import TemporalSettings
+from infra.temporal_client import connect
+from tests.agent.harness import Lab, description, until_async
+
+OWNER = str(os.getuid())
+STUBBORN = "trap '' TERM; while :; do sleep 0.05; done"
+_SDK = Path(__file__).resolve().parent.parent.parent / "sdk"
+_COMMAND = Path(sys.executable).parent / "mizzen"
+
+
+def _lent(config: AgentConfig, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the owner's command line."""
+    command = [str(_COMMAND), *arguments, "--socket", str(config.state_dir / "owner.sock")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _as_nobody(config: AgentConfig) -> str:
+    """Returns the agent's answer to another user, whom the mode of the socket does not keep away."""
+    (config.state_dir / "owner.sock").chmod(0o666)
+    code = (
+        f"import os, socket; os.chdir({str(config.state_dir)!r}); os.setuid(65534)\n"
+        "asking = socket.socket(socket.AF_UNIX); asking.connect('owner.sock'); print(asking.recv(999).decode())"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+async def _mizzen(config: AgentConfig, *arguments: str) -> dict[str, Any]:
+    """Runs the owner's command line, and returns the status that it prints."""
+    done = await asyncio.to_thread(_lent, config, *arguments, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    status: dict[str, Any] = json.loads(done.stdout)
+    return status
+
+
+async def test_the_owner_takes_the_machine_at_once(lab: Lab) -> None:
+    """Tasks are killed, new ones are refused, also after a restart of the agent, until the owner lends again."""
+    config = lab.config(gpus=2, gpu_type="g", owner=OWNER)
+    launch = description(lab.region, config, STUBBORN, "sleep 600")
+    lab.write(launch)
+    async with lab.agent(config):
+        pending = await lab.run(launch, config.machine)
+        runs = [lab.folder_of(launch, config, task=task) for task in range(2)]
+        await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs))
+        shown = await _mizzen(config, "lending")
+        assert [(one["name"], one["tenant"], one["gpus"]) for one in shown["running"]] == [("trial", "vision", [0, 1])]
+        status = await _mizzen(config, "reclaim", "--now")
+        assert (status["free"], status["lent"], status["running"]) == (True, False, [])
+        assert all(tasks.look(run) is State.ENDED for run in runs)
+        outcome: NodeOutcome = await pending.result(NodeOutcome)
+        assert outcome.notice is not None and outcome.notice.platform == "owner" and not outcome.stopped
+        workflow = lab.client.get_workflow_handle(machine_workflow_id(config.machine))
+        notices = await workflow.query("notices", result_type=list[dict[str, Any]])
+        assert [one["notice"]["platform"] for one in notices] == ["owner"]
+    other = description(lab.region, config, "exit 0")
+    lab.write(other)
+    stop = asyncio.Event()
+    serving = asyncio.create_task(serve(config, lambda: connect(lab.temporal), stop))
+    await until_async((config.state_dir / "owner.sock").exists)
+    refused = await lab.run(other, config.machine)
+    await asyncio.sleep(1.0)
+    assert not lab.folder_of(other, config).path.exists()
+    assert (await _mizzen(config, "lend"))["lent"]
+    again: NodeOutcome = await refused.result(NodeOutcome)
+    assert [end.exit_code for end in again.exits] == [0]
+    stop.set()
+    await serving
+
+
+async def test_a_notice_lets_tasks_save(lab: Lab) -> None:
+    """Tasks get SIGTERM at once; one that saves within the notice ends by itself, one that does not is killed then."""
+    config = lab.config(gpus=2, gpu_type="g", owner=OWNER)
+    saving = "trap 'echo saved > saved; exit 0' TERM; while :; do sleep 0.05; done"
+    launch = description(lab.region, config, saving, STUBBORN, grace_s=60.0)
+    lab.write(launch)
+    async with lab.agent(config):
+        await lab.run(launch, config.machine)
+        runs = [lab.folder_of(launch, config, task=task) for task in range(2)]
+        await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs))
+        await asyncio.sleep(0.3)
+        status = await _mizzen(config, "reclaim", "--notice", "2s")
+    assert status["free"]
+    assert (runs[0].work / "saved").read_text() == "saved\n"
+    assert runs[1].exit() is not None and runs[1].exit().signal == 9  # type: ignore[union-attr]
+
+
+async def test_single_gpus_are_taken(lab: Lab) -> None:
+    """Only the tasks on these GPUs end, and only tasks on these GPUs are refused. The machine is registered anew."""
+    config = lab.config(gpus=4, gpu_type="g", owner=OWNER)
+    first = description(lab.region, config, "sleep 600")
+    other = description(lab.region, config, "sleep 600")
+    other = other.model_copy(update={"tasks": (other.tasks[0].model_copy(update={"slots": (2,)}),)})
+    for launch in (first, other):
+        lab.write(launch)
+    async with lab.agent(config):
+        gone, stays = await lab.run(first, config.machine), await lab.run(other, config.machine)
+        runs = [lab.folder_of(launch, config) for launch in (first, other)]
+        await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs))
+        status = await _mizzen(config, "reclaim", "--now", "--gpus", "0,1")
+        assert [tasks.look(run) for run in runs] == [State.ENDED, State.RUNNING]
+        assert (status["lent"], sorted(status["gpus_at_s"])) == (True, ["0", "1"])
+        outcome: NodeOutcome = await gone.result(NodeOutcome)
+        assert outcome.notice is not None and outcome.notice.platform == "owner"
+        workflow = lab.client.get_workflow_handle(machine_workflow_id(config.machine))
+        hellos = await workflow.query("hellos", result_type=list[dict[str, Any]])
+        assert hellos[-1]["withheld"] == 0b11 and not hellos[-1]["taken"]
+        again = description(lab.region, config, "exit 0")
+        lab.write(again)
+        refused = await (await lab.run(again, config.machine, attempts=1)).failure()
+        assert "has taken GPUs of the machine back" in str(refused)
+        await _mizzen(config, "lend", "--gpus", "0")
+        assert LendingFile(config.state_dir).read().withheld == 0b10
+        await lab.stop(other, config.machine, 0.0)
+        await stays.result(NodeOutcome)
+
+
+async def test_the_owner_needs_nothing_else(lab: Lab) -> None:
+    """Without a Temporal server, tasks that run are killed at the owner's word."""
+    config = lab.config(gpus=1, gpu_type="g", owner=OWNER)
+    launch = description(lab.region, config, "sleep 600")
+    lab.write(launch)
+    run = lab.folder_of(launch, config)
+    async with lab.agent(config):
+        await lab.run(launch, config.machine)
+        await until_async(lambda: tasks.look(run) is State.RUNNING)
+    nowhere = TemporalSettings(address="127.0.0.1:1")
+    stop = asyncio.Event()
+    serving = asyncio.create_task(serve(config, lambda: connect(nowhere), stop))
+    await until_async((config.state_dir / "owner.sock").exists)
+    assert (await _mizzen(config, "reclaim", "--now"))["free"]
+    assert tasks.look(run) is State.ENDED
+    stop.set()
+    await serving
+
+
+async def test_only_the_owner_is_heard(lab: Lab) -> None:
+    """Wrong requests are refused by name; a socket of another owner is refused by the agent."""
+    config = lab.config(gpus=2, gpu_type="g", owner=OWNER)
+    async with lab.agent(config):
+        await until_async((config.state_dir / "owner.sock").exists)
+        assert (config.state_dir / "owner.sock").stat().st_mode & 0o777 == 0o600
+        wrong = [
+            (["reclaim", "--now", "--gpus", "2"], "gpus: 2: the machine has GPUs 0 to 1"),
+            (["reclaim"], "'--now' or '--notice DURATION': give one of them"),
+            (["lend", "--hours", "8-9"], "hours: '8-9': must be like '20:00-08:00 mon-fri'"),
+            (["lend", "--hours", "08:00-09:00 xyz"], "'xyz' is not a day"),
+            (["reclaim", "--now", "--gpus", "x"], "'x' must be GPU numbers"),
+        ]
+        for arguments, message in wrong:
+            done = await asyncio.to_thread(_lent, config, *arguments)
+            assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+        assert (await _mizzen(config, "lending"))["lent"]
+        if os.getuid() == 0:
+            assert (
+                await asyncio.to_thread(_as_nobody, config)
+                == '{"error": "user 65534 is not the owner of this machine"}'
+            )
+    done = await asyncio.to_thread(_lent, config, "lending")
+    assert (done.returncode, "does not exist" in done.stderr) == (3, True)
+
+
+async def test_tasks_learn_how_often_to_save(lab: Lab) -> None:
+    """The interval that the control plane sends is in the file that the task's environment names, and in effect."""
+    config = lab.config()
+    code = (
+        "import os, time; from mizzen.cadence.interval_file import IntervalFile\n"
+        "file = IntervalFile.from_environ(os.environ, time.monotonic)\n"
+        "while file.current() is None: time.sleep(0.05)\n"
+        "print(file.current())"
+    )
+    launch = description(lab.region, config, f'PYTHONPATH={_SDK} exec {sys.executable} -c "{code}"')
+    lab.write(launch)
+    async with lab.agent(config):
+        pending = await lab.run(launch, config.machine)
+        await until_async(lambda: tasks.look(lab.folder_of(launch, config)) is State.RUNNING)
+        run = RunPace(f"{launch.workload_id}.1", 412.5, 0.8, 30.0, 11.25, "optimum")
+        other = RunPace("wl-elsewhere.1", 1.0, 0.8, 30.0, 11.25)
+        await (await lab.start(Activity.PACE_NODE, config.machine, Pace(config.machine, 1e10, [other, run]))).result(
+            object
+        )
+        outcome: NodeOutcome = await pending.result(NodeOutcome)
+        assert [end.exit_code for end in outcome.exits] == [0]
+        await until_async(lambda: lab.log(launch)[1])
+    assert b"interval_s=412.5, expires_at_s=10000000000.0, hazard_per_h=0.8, period_s=30.0" in lab.log(launch)[0]
+
+
+def test_lending_hours() -> None:
+    """A window may pass midnight and the end of the week; days are names and ranges."""
+    hours = LendingHours.parse("20:00-08:00 mon-fri; 00:00-24:00 sat,sun")
+    monday = datetime(2026, 3, 2)
+    assert [hours.is_open(monday.replace(hour=hour)) for hour in (0, 7, 8, 19, 20, 23)] == [
+        False, False, False, False, True, True,
+    ]  # fmt: skip
+    assert hours.closes_at(monday.replace(hour=21)) == datetime(2026, 3, 3, 8)
+    assert hours.opens_at(monday.replace(hour=7, minute=30, second=5)) == monday.replace(hour=20)
+    assert hours.opens_at(monday.replace(hour=21)) is None
+    saturday = datetime(2026, 3, 7, 12)
+    assert hours.is_open(saturday) and hours.closes_at(saturday) == datetime(2026, 3, 9)
+    sunday = LendingHours.parse("22:00-06:00 sun")
+    assert sunday.is_open(monday.replace(hour=5)) and not sunday.is_open(monday.replace(hour=6))
+    assert sunday.closes_at(monday.replace(hour=5)) == monday.replace(hour=6)
+    always = LendingHours.parse("00:00-24:00")
+    assert always.is_open(monday) and always.closes_at(monday) is None
+    for wrong in ("", "8:00", "25:00-26:00", "10:60-11:00", "10:00-11:00 mon-", "10:00-11:00 xyz", "10:00-11:00,mon"):
+        with pytest.raises(ValueError, match=r"^hours: "):
+            LendingHours.parse(wrong)
+
+
+async def test_hours_take_the_machine_and_lend_it_again(lab: Lab) -> None:
+    """Outside its hours the machine is the owner's. The owner's own reclaim is not ended by the hours."""
+    config = lab.config(gpus=1, gpu_type="g", owner=OWNER)
+    now = datetime.now().astimezone()
+    closed = f"{(now.hour + 2) % 24:02}:00-{(now.hour + 3) % 24 or 24:02}:00"
+    async with lab.agent(config):
+        await until_async((config.state_dir / "owner.sock").exists)
+        status = await _mizzen(config, "lend", "--hours", closed)
+        assert (status["lent"], status["by_hours"], status["opens_at_s"] > now.timestamp()) == (False, True, True)
+        status = await _mizzen(config, "lend", "--hours", "always")
+        assert (status["lent"], status["hours"]) == (True, None)
+
+
+def test_a_damaged_record_lends_nothing(tmp_path: Path) -> None:
+    """The record survives a full disk as far as space was reserved, and is read as it was written."""
+    file = LendingFile(tmp_path)
+    assert file.read() == Lending()
+    file.reserve()
+    taken = Lending(hours=LendingHours.parse("08:00-09:00")).taking(frozenset(range(62)), 12.5).taking(None, 9.0)
+    file.write(taken)
+    assert file.read() == taken and taken.refuses([]) and taken.lending(frozenset({3}), 62).refuses([4])
+    assert not taken.lending(frozenset({3}), 62).refuses([3])
+    (tmp_path / "lending.json").write_text("{")
+    with pytest.raises(ValueError, match="Expecting"):
+        file.read()

@@ -1,0 +1,94 @@
+"""Owners take machines back on a whole stack, and gangs go on elsewhere."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.agents import machine_state_dir
+from tests.stack.harness import Up, wait_until
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+
+
+def _owner(up: Up, machine: str, *arguments: str) -> dict[str, Any]:
+    """Runs a command of the owner of a machine; returns the status that it prints."""
+    socket = machine_state_dir(up.data, machine) / "owner.sock"
+    command = [str(Path(sys.executable).parent / "mizzen"), *arguments, "--socket", str(socket), "-o", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    status: dict[str, Any] = json.loads(done.stdout)
+    return status
+
+
+def _steps(up: Up, workload: str, words: str) -> list[int]:
+    """Returns the steps that the tasks wrote to their output after these words, in the order of the attempts."""
+    lines = [line for number in (1, 2) for line in up.client().logs(workload, attempt=number, task=0)]
+    text = b"\n".join(lines).decode()
+    return [int(step) for step in re.findall(rf"{words} at step (\d+)", text)]
+
+
+def _ready(up: Up, machine: str) -> bool:
+    row = next(one for one in up.client().machines() if one["id"] == machine)
+    return row["state"] == "ready" and row["cordon"] is None
+
+
+@pytest.mark.parametrize("how", [("--notice", "20s"), ("--now",)], ids=["notice", "now"])
+def test_a_gang_leaves_the_machine_that_its_owner_takes(shared: Up, tmp_path: Path, how: tuple[str, ...]) -> None:
+    """With notice it loses no step, and without at most the work since its last checkpoint.
+
+    The owner is told 'free' when no task runs there; the machine takes work again when the owner lends it.
+    """
+    workload = shared.submit(f"lent-{len(how)}", 100_000, 0.05, gate=tmp_path / "gate")
+    wait_until(lambda: (shared.saved_step(workload) or 0) > 0, "the workload has saved")
+    (machine,) = shared.machines_of(workload)
+    saved = shared.saved_step(workload) or 0
+    status = _owner(shared, machine, "reclaim", *how)
+    assert (status["free"], status["running"]) == (True, [])
+    wait_until(lambda: len(shared.client().attempts(workload)) == 2, "the next attempt is awarded")
+    wait_until(lambda: shared.phase(workload) == "running", "the next attempt runs")
+    assert shared.machines_of(workload) != [machine]
+    first = shared.client().attempts(workload)[0]
+    outcome = first["outcome"]
+    assert outcome is not None
+    assert (outcome["code"], outcome["detail"]["platform"]) == ("platform_notice", "owner")
+    wait_until(lambda: len(_steps(shared, workload, "starting")) == 2, "the next attempt has begun")
+    resumed = _steps(shared, workload, "starting")[1]
+    if how[0] == "--notice":
+        assert [resumed] == _steps(shared, workload, "stopped")
+    assert resumed >= saved
+    assert not _ready(shared, machine)
+    assert _owner(shared, machine, "lend")["lent"]
+    wait_until(lambda: _ready(shared, machine), "the machine takes work again")
+    shared.client().cancel(workload)
+    wait_until(lambda: shared.phase(workload) == "cancelled", "the workload has ended")
+
+
+def test_one_gpu_of_four_is_taken(shared: Up, tmp_path: Path) -> None:
+    """The gang on this GPU goes on elsewhere; gangs on the other GPUs of the machine run on in their first attempt."""
+    gate = tmp_path / "gate"
+    workloads = [shared.submit(f"one-gpu-{number}", 100_000, 0.05, gate=gate) for number in range(4)]
+    wait_until(lambda: all(shared.saved_step(one) for one in workloads), "all workloads have saved")
+    slots = {one: shared.client().allocations(one)[0] for one in workloads}
+    machines = [held["machine"] for held in slots.values()]
+    machine = max(machines, key=machines.count)
+    here = [one for one in workloads if slots[one]["machine"] == machine]
+    assert len(here) > 1
+    gpu = str(slots[here[0]]["slots"][0])
+    status = _owner(shared, machine, "reclaim", "--notice", "10s", "--gpus", gpu)
+    assert (status["free"], list(status["gpus_at_s"]), len(status["running"])) == (True, [gpu], len(here) - 1)
+    wait_until(lambda: len(shared.client().attempts(here[0])) == 2, "the gang is awarded again")
+    wait_until(lambda: shared.phase(here[0]) == "running", "the gang runs again")
+    after = next(one for one in shared.client().allocations(here[0]) if one["attempt"] == 2)
+    assert after["machine"] != machine or str(after["slots"][0]) != gpu
+    row = next(one for one in shared.client().machines() if one["id"] == machine)
+    assert (row["slots_withheld"], row["cordon"]) == ([int(gpu)], None)
+    assert _owner(shared, machine, "lend")["lent"]
+    gate.touch()
+    for one in workloads:
+        shared.client().cancel(one)
+    wait_until(lambda: {shared.phase(one) for one in workloads} == {"cancelled"}, "all workloads have ended")
+    assert [len(shared.client().attempts(one)) for one in here[1:]] == [1] * (len(here) - 1)
