@@ -29,9 +29,10 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from agent.network.shaping import BURST_S, OVERHEAD_SHARE
+from agent.network.shaping import BURST_S
 from bench.harness import Bench, Figure, Line, Suite, medians
 from bench.network_lab import Node, ip, lab, nodes, together
+from domain.traffic import OVERHEAD_SHARE
 
 _LINK_BYTES_S = 12_500_000
 _RESERVED = 0.3

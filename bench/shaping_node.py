@@ -5,11 +5,12 @@ import threading
 import time
 from typing import Any
 
-from agent.network.flows import Flow, TrafficClass
+from agent.network.flows import Flow
 from agent.network.machine import MachineNetwork
 from agent.network.pacing import Pace
 from agent.network.shaping import LinkShare
 from bench.harness import InvalidBenchmark
+from domain.traffic import TrafficClass
 
 PORT, MARK = 9000, 7
 _FLOW = Flow.of_mark("migration", TrafficClass.PLANNED, MARK)

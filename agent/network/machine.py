@@ -12,10 +12,11 @@ from types import TracebackType
 from typing import Self
 
 from agent.network.edge import Edge, KillSwitch, Sent
-from agent.network.flows import Flow, TrafficClass
+from agent.network.flows import Flow
 from agent.network.pacing import Pace
 from agent.network.programs import MEMORY_BYTES
-from agent.network.shaping import OVERHEAD_SHARE, LinkShare, Shaper
+from agent.network.shaping import LinkShare, Shaper
+from domain.traffic import OVERHEAD_SHARE, TrafficClass
 
 _log = logging.getLogger(__name__)
 

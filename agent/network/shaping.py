@@ -34,9 +34,8 @@ from agent.network.flows import Flow
 from agent.network.guardian import HANDLE, READY, remove_shaping
 from agent.network.locks import lock_interface, unlock_interface
 from agent.network.programs import FLOWS
+from domain.traffic import OVERHEAD_SHARE
 
-OVERHEAD_SHARE = 0.06
-"""Headers relative to payload, at least: 4.6 % for full segments of IPv4 on Ethernet, 6.0 % of IPv6."""
 _MARGIN = 0.01
 _ENOUGH_BYTES = 1 << 23
 """Payload after which the measured overhead is used."""

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-from agent.network.flows import Flow, TrafficClass
+from agent.network.flows import Flow
 from agent.network.machine import MachineNetwork, default_interface
 from agent.network.pacing import Pace
-from agent.network.shaping import OVERHEAD_SHARE, LinkShare
+from agent.network.shaping import LinkShare
+from domain.traffic import OVERHEAD_SHARE, TrafficClass
 from tests.netns.namespaces import Network
 from tests.network.conftest import PORTS, ROOT, state
 
@@ -56,9 +57,10 @@ def test_without_root_nothing_is_enforced() -> None:
     """The flag of the kill-switch still works for the agent's own checks."""
     code = """
 import logging, os, sys
-from agent.network.flows import Flow, TrafficClass
+from agent.network.flows import Flow
+from domain.traffic import TrafficClass
 from agent.network.machine import MachineNetwork
-from agent.network.shaping import OVERHEAD_SHARE, LinkShare
+from agent.network.shaping import LinkShare
 if os.geteuid() == 0:
     os.setgid(65534); os.setuid(65534)
 logging.basicConfig(stream=sys.stdout)

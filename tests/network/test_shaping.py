@@ -17,8 +17,9 @@ import pytest
 from agent.cgroups import make_cgroup, remove_cgroup
 from agent.network import locks
 from agent.network.edge import Edge
-from agent.network.flows import Flow, TrafficClass
-from agent.network.shaping import BURST_S, OVERHEAD_SHARE, LinkShare, Shaper
+from agent.network.flows import Flow
+from agent.network.shaping import BURST_S, LinkShare, Shaper
+from domain.traffic import OVERHEAD_SHARE, TrafficClass
 from tests.netns.namespaces import Network
 from tests.network.conftest import PORTS, ROOT, entered, state
 from tests.stack.harness import wait_until
@@ -30,7 +31,8 @@ HOLDER = """
 import sys, time
 from agent.network import locks
 from agent.network.edge import Edge
-from agent.network.flows import Flow, TrafficClass
+from agent.network.flows import Flow
+from domain.traffic import TrafficClass
 from agent.network.shaping import LinkShare, Shaper
 shaper = Shaper(Edge("eth0", range(7000, 7010)), LinkShare(12_500_000, 8_750_000))
 shaper.apply({Flow.of_mark("run-1", TrafficClass.EMERGENCY, 5): 1e6})
