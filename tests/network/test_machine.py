@@ -14,6 +14,9 @@ from domain.traffic import OVERHEAD_SHARE, TrafficClass
 from tests.netns.namespaces import Network
 from tests.network.conftest import PORTS, ROOT, state
 
+# The method `thread` would end the whole test run and leave the namespaces behind.
+pytestmark = pytest.mark.timeout(180, method="signal")
+
 SHARE = LinkShare(10_600_000, 5_300_000)
 FLOW = Flow.of_mark("run-1", TrafficClass.PLANNED, 5)
 

@@ -24,6 +24,9 @@ from tests.netns.namespaces import Network
 from tests.network.conftest import PORTS, ROOT, entered, state
 from tests.stack.harness import wait_until
 
+# The method `thread` would end the whole test run and leave the namespaces behind.
+pytestmark = pytest.mark.timeout(180, method="signal")
+
 SHARE = LinkShare(link_bytes_s=12_500_000, migration_bytes_s=8_750_000)
 PORT, MARK = 9000, 77
 FLOW = Flow.of_mark("run-1", TrafficClass.PLANNED, MARK)
