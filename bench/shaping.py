@@ -49,6 +49,8 @@ _CONTROL_S = 0.3
 _WINDOW_S = 0.5
 _IDLE_BYTES_S = 1000.0
 _MODULE = "bench.shaping_node"
+_NICENESS = -10
+"""Of all nodes: a sender that waits for a CPU would measure the other load of this computer."""
 LINES = (
     Line("throughput of research beside seven shaped migrations, over alone", 0.97, at_least=True),
     Line("throughput of research beside seven unshaped migrations, over alone", None),
@@ -103,7 +105,7 @@ def _network() -> Iterator[_Network]:
     with lab():
         ip("link", "add", "lan", "type", "bridge")
         ip("link", "set", "lan", "up")
-        with nodes(_PROVIDERS + 2, _MODULE) as made:
+        with nodes(_PROVIDERS + 2, _MODULE, _NICENESS) as made:
             for node in made:
                 ip("link", "set", node.port, "master", "lan")
             *providers, research, store = made
