@@ -15,11 +15,12 @@ import numpy as np
 from agent.config import DEFAULT_INTERFACE, AgentConfig
 from agent.lending.leaving import Leaving
 from agent.network.edge import KillSwitch
-from agent.network.flows import Flow, TrafficClass
+from agent.network.flows import Flow
 from agent.network.machine import MachineNetwork
 from agent.network.shaping import LinkShare
+from domain.traffic import TrafficClass
 from reclaim.admission import Decision, Flows, Outcome, Spread, decide
-from reclaim.traffic import migration_share
+from reclaim.traffic import migration_share, wire_bytes
 
 COMMIT_S = 2.0
 """Time that must be left after the last byte, for the commit in the store."""
@@ -44,6 +45,8 @@ class MigrationTraffic:
     """The flows of the tasks that leave now. Its methods block for milliseconds; only one may run at a time."""
 
     network: MachineNetwork
+    share_bytes_s: int
+    """The migration share of the link, in bytes on the wire per second."""
     _known: dict[str, _Known] = field(default_factory=dict)
 
     @property
@@ -74,12 +77,11 @@ class MigrationTraffic:
         return outcomes
 
     def _decide(self, leaving: Sequence[Leaving], now_s: float) -> tuple[dict[Flow, float], dict[str, Outcome | None]]:
-        """Returns the rate of each flow in bytes of payload per second, and what became of each task."""
+        """Returns the rate of each flow in bytes on the wire per second, and what became of each task."""
         sized = [one for one in leaving if one.checkpoint_bytes is not None]
         known = [self._known[one.run_id] for one in sized]
-        total = int(self.network.payload_bytes_s)
-        least = min(_LEAST_BYTES_S, total // (10 * max(1, len(leaving))))
-        share = total - least * len(leaving)
+        least = min(_LEAST_BYTES_S, self.share_bytes_s // (10 * max(1, len(leaving))))
+        share = self.share_bytes_s - least * len(leaving)
         rates = {self._known[one.run_id].flow: float(least) for one in leaving}
         outcomes: dict[str, Outcome | None] = {one.run_id: None for one in leaving}
         left = share
@@ -111,13 +113,14 @@ class MigrationTraffic:
     def _remaining_bytes(self, one: Leaving) -> int:
         known = self._known[one.run_id]
         sent = self.network.sent(known.flow).payload_bytes if known.is_counted else 0
-        return max(0, (one.checkpoint_bytes or 0) - sent)
+        left = max(0, (one.checkpoint_bytes or 0) - sent)
+        return int(wire_bytes(left, self.network.overhead_share))
 
 
 def open_traffic(config: AgentConfig) -> MigrationTraffic:
     """Prepares the machine's interface. `config.interface` must be set."""
     name = None if config.interface == DEFAULT_INTERFACE else config.interface
-    migration_bytes_s = float(migration_share(config.link_bytes_s, config.research_bytes_s))
+    share_bytes_s = int(migration_share(config.link_bytes_s, config.research_bytes_s))
     first, last = config.ports
-    share = LinkShare(config.link_bytes_s, migration_bytes_s)
-    return MigrationTraffic(MachineNetwork(name, range(first, last + 1), share))
+    share = LinkShare(config.link_bytes_s, share_bytes_s)
+    return MigrationTraffic(MachineNetwork(name, range(first, last + 1), share), share_bytes_s)

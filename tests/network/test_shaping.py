@@ -117,7 +117,7 @@ def test_the_overhead_is_measured(network: Network, edge: Edge) -> None:
     shaper = Shaper(edge, SHARE)
     shaper.apply({FLOW: SHARE.migration_bytes_s})
     assert shaper.overhead_share == OVERHEAD_SHARE
-    with _sink(network) as address:
+    with sink(network) as address:
         _send(address, 9_000_000, MARK)
     shaper.apply({FLOW: SHARE.migration_bytes_s})
     assert shaper.overhead_share == pytest.approx(590 / 524 - 1 + 0.01, rel=0.05)
