@@ -122,11 +122,11 @@ class Sessions:
             message = f"key {key_id} has the role {role}; an agent needs a key of its machine: mizzen keys create"
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{message} --role machine --machine ID")
         # Two lookups of a key can overlap; their calls must share one session.
-        return self._known.setdefault(sha256, Session(sha256, key_id, machine, now_s, now_s))
+        session = self._known.setdefault(sha256, Session(sha256, key_id, machine, now_s, now_s))
+        session.checked_s = session.used_s = now_s
+        return session
 
-    async def _run(
-        self, executor: ThreadPoolExecutor, hashes: Sequence[str]
-    ) -> dict[str, tuple[str, str | None, str]]:
+    async def _run(self, executor: ThreadPoolExecutor, hashes: Sequence[str]) -> dict[str, tuple[str, str | None, str]]:
         return await asyncio.get_running_loop().run_in_executor(executor, partial(_valid, self._engine, hashes))
 
     def close(self) -> None:

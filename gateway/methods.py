@@ -54,12 +54,12 @@ class Method:
 
     request: type[Message]
     check: Callable[[Scope, Any], Message]
-    """Returns the request to forward; raises `Refused`."""
+    """Returns the request to forward. Raises `Refused`."""
     response: type[Message]
     answer: Callable[[Scope, Any], Message] | None = None
     """Returns the response for the caller from Temporal's; None: Temporal's response is passed on unchanged."""
     is_local: bool = False
-    """The call is not forwarded: the checked request is the basis of the answer."""
+    """The call is not forwarded: `check` returns the response."""
     is_poll: bool = False
     """The call waits for a task, for up to a minute."""
     is_signal: bool = False
@@ -261,7 +261,7 @@ def _only(message: M, *fields: str) -> M:
     """Returns a message of the same type with only these fields."""
     kept = type(message)()
     kept.CopyFrom(message)
-    kept.DiscardUnknownFields()  # type: ignore[attr-defined]
+    kept.DiscardUnknownFields()
     for field, _ in message.ListFields():
         if field.name not in fields:
             kept.ClearField(field.name)

@@ -80,7 +80,11 @@ class Certificate:
 
 
 async def serve(
-    settings: Settings, listen: str, certificate: Certificate, stop: asyncio.Event, port: "asyncio.Future[int] | None" = None
+    settings: Settings,
+    listen: str,
+    certificate: Certificate,
+    stop: asyncio.Event,
+    port: asyncio.Future[int] | None = None,
 ) -> None:
     """Serves agents on the address `listen` (host:port) until `stop` is set. `port` gets the number of the port.
 
@@ -107,7 +111,8 @@ async def serve(
         _log.info("listening on %s", listen)
         if port is not None:
             port.set_result(bound)
-        await asyncio.wait({checking, stopping := asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({checking, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         gateway.stop()
         await server.stop(_STOP_S)
@@ -152,9 +157,7 @@ def _channel(settings: TemporalSettings) -> grpc.aio.Channel:
     if tls is False:
         return grpc.aio.insecure_channel(settings.address, options=_CHANNEL_OPTIONS)
     given = tls if isinstance(tls, TLSConfig) else TLSConfig()
-    credentials = grpc.ssl_channel_credentials(
-        given.server_root_ca_cert, given.client_private_key, given.client_cert
-    )
+    credentials = grpc.ssl_channel_credentials(given.server_root_ca_cert, given.client_private_key, given.client_cert)
     return grpc.aio.secure_channel(settings.address, credentials, options=_CHANNEL_OPTIONS)
 
 

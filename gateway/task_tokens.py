@@ -1,8 +1,8 @@
 """Binds Temporal's task tokens to the machine that polled them.
 
-A task token of Temporal contains only ids, which can be guessed or read elsewhere. With another machine's token an agent
-could complete that machine's tasks. So the gateway adds a message authentication code over machine and token to each
-token that it hands out, and accepts no other token.
+A task token of Temporal contains only ids, which can be guessed or read elsewhere. With another machine's token an
+agent could complete that machine's tasks. So the gateway adds a message authentication code over machine and token to
+each token that it hands out, and accepts no other token.
 """
 
 import hashlib

@@ -295,6 +295,37 @@ def list_machines(session: Session, region: str | None, cluster: str | None) -> 
     emit_list(session, session.client.machines(region, cluster), _MACHINE_COLUMNS)
 
 
+_GUEST_COLUMNS = (
+    Column("WORKLOAD", lambda g: g["workload"]),
+    Column("NAME", lambda g: g["name"], flexible=True),
+    Column("TENANT", lambda g: g["tenant"]),
+    Column("GPUS", lambda g: ",".join(map(str, g["slots"])) or None),
+    Column("CPUS", lambda g: f"{g['cpus']:g}", drop=1, right=True),
+    Column("SINCE", lambda g: words.ago(g["since"])),
+)
+
+
+@machines.command()
+@click.argument("machine_id", metavar="REGION/CLUSTER/MACHINE", shell_complete=complete_machine)
+@click.pass_obj
+def lending(session: Session, machine_id: str) -> None:
+    """Show what runs on a machine, for which tenants, and how many GPU hours it has given.
+
+    The machine's own key can read this too.
+    """
+    found = session.client.machine_lending(machine_id)
+    if session.output not in ("table", "wide"):
+        emit_one(session, found, lambda: found["machine"], name=found["machine"])
+        return
+    why = found["cordon"] or found["notice"]
+    state = found["state"] if found["state"] != "ready" or found["takes_work"] else "ready, takes no new work"
+    say(f"{found['machine']}: {state}{f': {words.reason(why)}' if why else ''}")
+    if found["slots_withheld"]:
+        say(f"GPUs that the owner has taken back: {', '.join(map(str, found['slots_withheld']))}")
+    say(f"{found['given_gpu_h']:.1f} GPU hours given, {found['given_gpu_h_30d']:.1f} in the last 30 days")
+    emit_list(session, found["running"], _GUEST_COLUMNS, name=lambda g: g["workload"])
+
+
 def _set(session: Session, machine_ids: tuple[str, ...], action: str, reason: str | None = None) -> None:
     done, code = [], 0
     for machine in machine_ids:
