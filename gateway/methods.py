@@ -118,8 +118,8 @@ def _of_task(*fields: str) -> Callable[[Scope, Any], Message]:
     def check(scope: Scope, request: Any) -> Message:
         _own_namespace(scope, request.namespace)
         token = scope.tokens.open(scope.machine, request.task_token)
-        kept = _only(request, *fields)
-        kept.namespace, kept.task_token, kept.identity = scope.namespace, token, scope.identity
+        kept: Message = _only(request, *fields)
+        kept.MergeFrom(type(request)(namespace=scope.namespace, task_token=token, identity=scope.identity))
         return kept
 
     return check
