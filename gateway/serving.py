@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,9 @@ def run_gateway(settings: Settings, listen: str, certificate: Certificate) -> No
     Raises:
         ConfigurationError: see `serve`.
     """
+
+    # Otherwise gRPC writes a line for each failed handshake, which anyone can cause. It reads this at its first use.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
     async def until_signalled() -> None:
         stop = asyncio.Event()
