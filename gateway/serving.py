@@ -132,7 +132,6 @@ def run_gateway(settings: Settings, listen: str, certificate: Certificate) -> No
     Raises:
         ConfigurationError: see `serve`.
     """
-
     # Otherwise gRPC writes a line for each failed handshake, which anyone can cause. It reads this at its first use.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 

@@ -44,12 +44,12 @@ async def test_an_agent_runs_tasks(site: Site) -> None:
     lab = site.lab
     config = lab.config(heartbeat_interval_s=0.2)
     async with site.agent(config, site.key(config.machine)):
-        good = description(lab.region, config, "echo from rank $RANK; sleep 1", "exit 3")
+        good = description(lab.region, config, "echo from rank $RANK; sleep 1; exit 3")
         lab.write(good)
         running = await lab.run(good, config.machine)
         await until_async(lambda: lab.folder_of(good, config).output.exists())
         outcome: NodeOutcome = await running.result(NodeOutcome)
-        assert [one.exit_code for one in outcome.exits] == [0, 3]
+        assert [one.exit_code for one in outcome.exits] == [3]
         missing = description(lab.region, config, "true")
         failed = await (await lab.run(missing, config.machine, attempts=1)).failure()
         assert failed.type == "BucketUnavailable"
