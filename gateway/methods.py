@@ -248,7 +248,9 @@ def _must_be(field: str, value: str, wanted: str) -> None:
 
 
 def _named(value: str) -> str:
-    return value if len(value) <= _MAX_NAMED else f"{value[:_MAX_NAMED]}..."
+    """Returns a value for a message: shortened, and on one line, because messages are also logged."""
+    short = value if len(value) <= _MAX_NAMED else f"{value[:_MAX_NAMED]}..."
+    return "".join(char if char.isprintable() else " " for char in short)
 
 
 def _request_id(text: str) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,28 +57,40 @@ class Certificate:
         """Returns the credentials of the server.
 
         Raises:
-            ConfigurationError: a file cannot be read.
+            ConfigurationError: a file cannot be read, or the key does not belong to the certificate.
         """
         try:
-            self._read = self._pem()
+            self._pem = self._read()
+            self._check(self._pem)
         except OSError as error:
-            raise ConfigurationError(f"--tls-cert, --tls-key: {error.filename}: {error.strerror}") from None
-        return grpc.dynamic_ssl_server_credentials(_configuration(self._read), self._changed, False)
+            raise ConfigurationError(f"--tls-cert {self.chain}, --tls-key {self.key}: {error}") from None
+        return grpc.dynamic_ssl_server_credentials(_configuration(self._pem), self._changed, False)
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
         """Returns the new certificate, if the files have changed. gRPC calls this for each new connection."""
         try:
-            pem = self._pem()
+            pem = self._read()
+            if pem == self._pem:
+                return None
+            self._check(pem)
         except OSError as error:
-            _log.warning("the certificate cannot be read again, the earlier one stays: %s", error)
+            _log.warning("the new certificate cannot be used, the earlier one stays: %s", error)
             return None
-        if pem == self._read:
-            return None
-        self._read = pem
+        self._pem = pem
         return _configuration(pem)
 
-    def _pem(self) -> tuple[bytes, bytes]:
+    def _read(self) -> tuple[bytes, bytes]:
         return self.key.read_bytes(), self.chain.read_bytes()
+
+    def _check(self, pem: tuple[bytes, bytes]) -> None:
+        """Checks that the files still contain `pem`, and that key and certificate belong together.
+
+        Raises:
+            OSError: they do not, for example because only one of the files has been replaced so far.
+        """
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.chain, self.key)
+        if self._read() != pem:
+            raise OSError("the files are being changed")
 
 
 async def serve(

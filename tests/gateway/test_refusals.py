@@ -45,7 +45,7 @@ def _hello(machine: str, **fields: Any) -> dict[str, Any]:
 
 
 def _notice(machine: str) -> dict[str, Any]:
-    told = {"platform": "aws", "kind": "preempt", "sure": True, "at_s": 1.0, "ends_at_s": None, "words": "gone"}
+    told = {"platform": "aws", "kind": "preempt", "certain": True, "at_s": 1.0, "ends_at_s": None, "words": "gone"}
     return {"machine": machine, "incarnation": "i", "notice": told}
 
 
@@ -100,11 +100,11 @@ REFUSED: dict[str, tuple[Callable[[str], Message], grpc.StatusCode, str]] = {
     "describe a namespace by id": (lambda m: service.DescribeNamespaceRequest(id="1"), DENIED, "namespace"),
     "register another machine": (lambda m: hello(OTHER), DENIED, f"workflow_id: machine/{OTHER}"),
     "start a workload's workflow": (
-        lambda m: hello(m, workflow_id=workload_workflow_id("wl-1"), workflow_type=WorkflowType(name="WorkloadWorkflow")),
+        lambda m: hello(m, workflow_id=workload_workflow_id("wl-1"), workflow_type=WorkflowType(name="Workload")),
         DENIED,
         "workflow_id: workload/wl-1",
     ),
-    "start another type": (lambda m: hello(m, workflow_type=WorkflowType(name="Scrub")), DENIED, "workflow_type: Scrub"),
+    "start another type": (lambda m: hello(m, workflow_type=WorkflowType(name="Scrub")), DENIED, "workflow_type"),
     "start on another queue": (lambda m: hello(m, task_queue=TaskQueue(name="region/r")), DENIED, "task_queue"),
     "send another signal": (lambda m: hello(m, signal_name="unconfirmed"), DENIED, "signal_name: unconfirmed"),
     "start with another machine": (lambda m: hello(m, input=_payloads(OTHER)), DENIED, f"input: {OTHER}"),
