@@ -9,7 +9,7 @@ import click
 
 from mizzen.cli import words
 from mizzen.cli.exits import exit_of
-from mizzen.cli.output import Column, dump, emit_list, emit_one
+from mizzen.cli.output import Column, cell, dump, emit_list, emit_one, table
 from mizzen.cli.session import (
     Command,
     Commands,
@@ -314,16 +314,21 @@ def lending(session: Session, machine_id: str) -> None:
     The machine's own key can read this too.
     """
     found = session.client.machine_lending(machine_id)
-    if session.output not in ("table", "wide"):
-        emit_one(session, found, lambda: found["machine"], name=found["machine"])
-        return
-    why = found["cordon"] or found["notice"]
-    state = found["state"] if found["state"] != "ready" or found["takes_work"] else "ready, takes no new work"
-    say(f"{found['machine']}: {state}{f': {words.reason(why)}' if why else ''}")
-    if found["slots_withheld"]:
-        say(f"GPUs that the owner has taken back: {', '.join(map(str, found['slots_withheld']))}")
-    say(f"{found['given_gpu_h']:.1f} GPU hours given, {found['given_gpu_h_30d']:.1f} in the last 30 days")
-    emit_list(session, found["running"], _GUEST_COLUMNS, name=lambda g: g["workload"])
+    emit_one(session, found, lambda: _lending_page(found), name=found["machine"])
+
+
+def _lending_page(lending: Mapping[str, Any]) -> str:
+    """Return the state of a machine, what it has given, and the workloads on it."""
+    why = words.reason(lending["cordon"] or lending["notice"])
+    idle = ", takes no new work" if lending["state"] == "ready" and not lending["takes_work"] else ""
+    lines = [cell(f"{lending['machine']}: {lending['state']}{idle}{f' - {why}' if why else ''}")]
+    if lending["slots_withheld"]:
+        lines.append(f"GPUs that the owner has taken back: {', '.join(map(str, lending['slots_withheld']))}")
+    all_h, month_h = words.hours(lending["given_gpu_h"]), words.hours(lending["given_gpu_h_30d"])
+    lines.append(f"{all_h} GPU hours given, {month_h} in the last 30 days")
+    if lending["running"]:
+        lines += ["", *table(lending["running"], _GUEST_COLUMNS, None)]
+    return "\n".join(lines)
 
 
 def _set(session: Session, machine_ids: tuple[str, ...], action: str, reason: str | None = None) -> None:
