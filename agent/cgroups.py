@@ -2,7 +2,9 @@
 
 Supports cgroup v1 and v2; for each controller it uses the version that has it. A task's cgroups are children of the
 agent's own cgroup. A cgroup v2 that contains processes cannot give controllers to its children; in that case the
-parent is a cgroup `mizzen` below the root. Uses the standard library only, because the shim imports this module.
+parent is a cgroup `mizzen` below the root, or, if the agent is not root, the parent of its own. A process is in one
+cgroup v2 only, so a task has one for all its purposes. Uses the standard library only, because the shim imports this
+module.
 """
 
 import contextlib
@@ -50,9 +52,10 @@ class Limits:
 def make_cgroup(run_id: str) -> str | None:
     """Creates a cgroup v2 through which all processes of a run can be killed at once, and returns its path.
 
-    Returns None if the agent may not create it or the kernel has no `cgroup.kill`.
+    The limits of `limit` on controllers of cgroup v2 apply to the same cgroup. Returns None if the agent may not create
+    it or the kernel has no `cgroup.kill`.
     """
-    parent = _own().get("")
+    parent, _ = _unified()
     if parent is None:
         return None
     path = os.path.join(parent, f"mizzen-{run_id}")
@@ -82,6 +85,7 @@ def limit(run_id: str, limits: Limits) -> tuple[list[str], list[str]]:
 
 
 def _set(path: str, values: list[tuple[str, int]]) -> bool:
+    made = not os.path.isdir(path)
     try:
         os.makedirs(path, exist_ok=True)
         for number, (name, value) in enumerate(values):
@@ -92,8 +96,9 @@ def _set(path: str, values: list[tuple[str, int]]) -> bool:
                 if number == 0:
                     raise
     except OSError:
-        with contextlib.suppress(OSError):
-            os.rmdir(path)
+        if made:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
         return False
     return True
 
@@ -207,17 +212,23 @@ def _unified() -> tuple[str | None, frozenset[str]]:
     if own is None:
         return None, frozenset()
     found = _enable(own)
-    if not found and os.geteuid() == 0:
-        # The cgroup contains processes, so its children cannot have controllers. A new cgroup below the root can: the
-        # root itself is exempt from that rule.
-        root = own
-        while os.path.exists(os.path.join(os.path.dirname(root), "cgroup.controllers")):
-            root = os.path.dirname(root)
-        if _enable(root):
-            parent = os.path.join(root, "mizzen")
-            with contextlib.suppress(OSError):
-                os.makedirs(parent, exist_ok=True)
-                return parent, _enable(parent)
+    if found:
+        return own, found
+    # The cgroup contains processes, so its children cannot have controllers.
+    above = os.path.dirname(own)
+    if os.geteuid() != 0:
+        # With `DelegateSubgroup`, systemd starts the agent in a child of the cgroup that the agent may use.
+        found = _enable(above) if os.access(above, os.W_OK) else found
+        return (above if found else own), found
+    # The children of a new cgroup below the root can have controllers: the root itself is exempt from that rule.
+    root = own
+    while os.path.exists(os.path.join(os.path.dirname(root), "cgroup.controllers")):
+        root = os.path.dirname(root)
+    if _enable(root):
+        parent = os.path.join(root, "mizzen")
+        with contextlib.suppress(OSError):
+            os.makedirs(parent, exist_ok=True)
+            return parent, _enable(parent)
     return own, found
 
 

@@ -206,6 +206,7 @@ class Stager:
             masters=masters,
             home=run.work,
             report=run.report,
+            interval_file=run.interval_file,
             python=sys.executable,
             platform=self._notices.prior,
             secrets=staged.secrets.get(place.job, {}),

@@ -7,6 +7,7 @@
     begun                                   when the command began, after the setup script
     work/                                   working directory and HOME; owned by the task's user
     report/report.json                      the task's report; the folder is owned by the task's user
+    interval.json                           how often the task should save, if a coordinator decides it
     serving.json                            readiness of a task that serves requests (`agent.serving`)
     ship.json                               how much of the output was shipped (`agent.logs`)
 
@@ -111,6 +112,11 @@ class RunFolder:
     def report(self) -> Path:
         """Path of the task's report (`MIZZEN_REPORT`)."""
         return self.path / "report" / "report.json"
+
+    @property
+    def interval_file(self) -> Path:
+        """Path of the file with the interval between saves (`MIZZEN_INTERVAL_FILE`, `agent.intervals`)."""
+        return self.path / "interval.json"
 
     @property
     def output(self) -> Path:

@@ -31,7 +31,8 @@ LOG_FORMAT = "%ST %ts %Ta %rc"
 
 
 # A tunnel may be silent for long. The client's timeout ends a stalled upload, not a pause of the answer; the server's
-# timeout ends a stalled request. Keepalive finds a machine that vanished without closing its connections.
+# timeout ends a stalled request. Keepalive finds a machine that vanished without closing its connections. Without
+# `linger`, a check would reset its connection, and servers such as Python's http.server log an error for each reset.
 _DEFAULTS = """\
 defaults
   mode http
@@ -52,6 +53,8 @@ defaults
   srvtcpka-intvl 1s
   srvtcpka-cnt 3
   option clitcpka
+  option tcp-check
+  tcp-check connect linger
   retries 3
   option redispatch 1
   retry-on conn-failure empty-response

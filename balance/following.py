@@ -45,7 +45,9 @@ class Api:
             InvalidList: a field is invalid.
         """
         answer = await self._http.get(f"/v1/services/{name}/endpoints")
-        answer.raise_for_status()
+        if not answer.is_success:
+            words = f"the API answers {answer.status_code}: {_problem_in(answer)}"
+            raise httpx.HTTPStatusError(words, request=answer.request, response=answer)
         try:
             body = answer.json()
         except ValueError:
@@ -98,6 +100,16 @@ class Api:
             longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**tries)
             tries = min(tries + 1, 10)
             await asyncio.sleep(random.uniform(longest_s / 2, longest_s))
+
+
+def _problem_in(answer: httpx.Response) -> str:
+    """Returns the API's sentence in an answer with an error, or the beginning of its text."""
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    known = body if isinstance(body, dict) else {}
+    return str(known.get("detail") or known.get("title") or answer.text[:200])
 
 
 async def _lines(answer: httpx.Response) -> AsyncIterator[str]:

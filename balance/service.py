@@ -249,6 +249,8 @@ class ServiceBalancer:
         self._problem = ""
         self.fetched_s = time.monotonic()
         if service != self.service:
+            ready = sum(one.state == "ready" for one in service.endpoints)
+            _log.info("%s: version %d, ready replicas: %d", self.name, service.version, ready)
             self.service = service
             write_private(self._list, json.dumps(body))
             await self._apply()

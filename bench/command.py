@@ -27,6 +27,7 @@ SUITES = {
     "award": "award",
     "simulate": "simulate",
     "cadence": "cadence",
+    "reclaim": "reclaim",
     "tetris-gap": "tetris_gap",
     "tetris-shape": "tetris_shape",
     "tetris-colocation": "tetris_colocation",
@@ -40,6 +41,9 @@ SUITES = {
     "backlog": "backlog",
     "machines": "machines",
     "balance": "balance",
+    "reclaim-now": "reclaim_now",
+    "killswitch": "killswitch",
+    "shaping": "shaping",
     "memory": "memory",
 }
 """Module of each suite, in the order of execution."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from agent import tasks
 from agent.config import AgentConfig
+from agent.gpus import GpuUse, gpu_use
 from agent.lending.hours import LendingHours
 from agent.lending.record import Lending, LendingFile
 from agent.locks import StartLocks
@@ -30,6 +31,9 @@ _STORE_S = 60.0
 _PARTING_S = 15.0
 """How long the agent stays connected after its machine was taken and no task runs, so that the control plane can
 confirm the stops of the gangs."""
+_DRIVER_S = 10.0
+"""The longest time that a reclaim waits, after the end of all tasks, for the driver to free the memory of the GPUs."""
+_DRIVER_POLL_S = 0.2
 _log = logging.getLogger(__name__)
 
 
@@ -84,6 +88,7 @@ class Lender:
     async def reclaim(self, gpus: frozenset[int] | None, notice_s: float) -> None:
         """Takes GPUs back, or the whole machine (None), and returns when no task runs there any more.
 
+        It then waits up to `_DRIVER_S` until no process holds the GPUs and their memory reads free.
         New work is refused from now on. Tasks get the notice; what still runs at its end is killed. Repeating a request
         with a shorter notice makes it more urgent. Cancelling this does not end the reclaim.
 
@@ -97,6 +102,9 @@ class Lender:
         self._change(self.lending.taking(gpus, at_s))
         await self._announce()
         await asyncio.shield(asyncio.ensure_future(self._until_free(gpus)))
+        give_up_s = time.monotonic() + _DRIVER_S
+        while not (await asyncio.to_thread(self._use_of_taken)).is_free and time.monotonic() < give_up_s:
+            await asyncio.sleep(_DRIVER_POLL_S)
 
     def lend(self, gpus: frozenset[int] | None, hours: str | None) -> None:
         """Lends GPUs of the machine, or all of it (None). `hours` are new lending hours; `always` removes them.
@@ -156,6 +164,7 @@ class Lender:
         """Returns what is lent, what runs, and how long until it is free, as values of JSON."""
         lending, now_s = self.lending, self._clock()
         running = [self._view(one) for one in self._held()]
+        use = self._use_of_taken()
         taken = [one for one in running if lending.is_whole or set(one["gpus"]) & set(lending.gpus_at_s)]
         return {
             "machine": self._config.machine,
@@ -164,7 +173,10 @@ class Lender:
             "machine_at_s": lending.machine_at_s,
             "by_hours": lending.by_hours,
             "gpus_at_s": {str(gpu): at_s for gpu, at_s in sorted(lending.gpus_at_s.items())},
-            "free": not taken,
+            "free": not taken and use.is_free,
+            "gpu_holders": list(use.holders),
+            "gpu_used_bytes": {str(gpu): size for gpu, size in use.used_bytes.items()},
+            "gpus_unknown": use.unknown,
             "free_in_s": max((one["ends_in_s"] for one in taken), default=0.0),
             "hours": None if lending.hours is None else lending.hours.text,
             "opens_at_s": self._opens_at_s(),
@@ -214,6 +226,11 @@ class Lender:
             if any(tasks.look(run) in (State.RUNNING, State.LOST) for run in folder.runs()):
                 found.append(_Held(folder, self._slots(folder)))
         return found
+
+    def _use_of_taken(self) -> GpuUse:
+        """Returns who uses the GPUs that the owner has taken."""
+        lending = self.lending
+        return gpu_use(range(self._config.gpus) if lending.is_whole else lending.gpus_at_s)
 
     def _slots(self, folder: AttemptFolder) -> frozenset[int]:
         launch = folder.launch()

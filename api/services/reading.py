@@ -68,11 +68,22 @@ def find_service(session: Session, caller: Caller, ref: str, *, lock: bool = Fal
     rows = session.scalars(wanted.with_for_update() if lock else wanted).all()
     seen = [row for row in rows if caller.sees(row.tenant)]
     if not seen:
+        ended = _newest_ended(session, caller, ref)
+        if ended is not None:
+            raise Problem(Kind.NOT_FOUND, f"there is no service {ref!r}; the last one has ended, its id is {ended}")
         raise not_found("service", ref, is_hidden=bool(rows))
     if len(seen) > 1:
         found = ", ".join(sorted(f"{row.id} of {row.tenant}" for row in seen))
         raise Problem(Kind.CONFLICT, f"several services are named {ref}: {found}; use an id")
     return seen[0]
+
+
+def _newest_ended(session: Session, caller: Caller, name: str) -> str | None:
+    """Returns the id of the service with this name that the caller may see and that ended last."""
+    wanted = select(ServiceRow.id).where(ServiceRow.name == name, ServiceRow.ended_at.is_not(None))
+    if caller.tenant is not None:
+        wanted = wanted.where(ServiceRow.tenant == caller.tenant)
+    return session.scalar(wanted.order_by(ServiceRow.ended_at.desc()).limit(1))
 
 
 def spec_of(session: Session, row: ServiceRow) -> ServiceSpec:
@@ -102,6 +113,7 @@ def detail_fields(session: Session, row: ServiceRow) -> dict[str, Any]:
         "zones": [zone["name"] for zone in row.zones],
         "replicas": replica_views(session, session.scalars(own.order_by(ServiceReplica.number)).all()),
         "spec": spec.model_dump(mode="json"),
+        "notes": _notes_with_failure(session, row),
     }
 
 
@@ -294,3 +306,31 @@ def endpoint_list(session: Session, row: ServiceRow) -> EndpointList:
         probe_is_get=spec.serving.probe.body is None,
         endpoints=[EndpointView(**vars(one)) for one in read_endpoints(session, row.id)],
     )
+
+
+# --------------------------------------------------------------------------------------------------------------- notes
+
+
+def _notes_with_failure(session: Session, row: ServiceRow) -> list[NoteView]:
+    """Returns the notes of a service. A note that replicas failed also says why the newest of them did."""
+    return [
+        NoteView(code=code, sentence="; ".join((_NOTES.get(code, code), *_failure(session, row, code))))
+        for code in row.notes
+    ]
+
+
+def _failure(session: Session, row: ServiceRow, note: str) -> list[str]:
+    """Returns the reason of the newest replica that failed, if the note is about failures and the reason is kept."""
+    failed = (
+        select(ServiceReplica.number, Workload.reason)
+        .join(Workload, Workload.id == ServiceReplica.workload)
+        .where(ServiceReplica.service == row.id, ServiceReplica.cause == LossKind.FAILED.value)
+        .order_by(ServiceReplica.number.desc())
+        .limit(1)
+    )
+    if note == "update_given_up":
+        failed = failed.where(ServiceReplica.version == row.version)
+    elif note != "replicas_fail":
+        return []
+    found = [(number, reason_view(body)) for number, body in session.execute(failed)]
+    return [f"replica {number}: {reason.sentence}" for number, reason in found if reason is not None]

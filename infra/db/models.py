@@ -134,11 +134,14 @@ class Cluster(Base):
     capacity: Mapped[str] = mapped_column(server_default=CapacityKind.RESERVED.value)
     prices: Mapped[Json] = mapped_column(server_default=text("'{}'"))
     """US dollars per hour of a GPU, by type, and of a core (key `domain.capacity.CPU`). Others have no price."""
+    departures_per_h: Mapped[float] = mapped_column(server_default="0")
+    """How often the owner of one machine takes it back without notice, as learned (`activities.reclaim`)."""
     service: Mapped[str | None]
     """Id of the service whose replicas are the only workloads on these machines; None: the machines are shared."""
     __table_args__ = (
         ForeignKeyConstraint(["region", "datacenter"], ["datacenter.region", "datacenter.name"]),
         CheckConstraint(_CAPACITY, name="cluster_capacity"),
+        CheckConstraint("departures_per_h >= 0", name="cluster_departures"),
     )
 
 

@@ -260,7 +260,8 @@ class EmbeddedStack:
         while present and time.monotonic() < deadline_s and not hurry.is_set():
             left = len({workload for workload, _ in present})
             if left != shown:
-                self._say(f"waiting for {left} workloads to save and stop (press Ctrl-C again to stop waiting)")
+                who = "1 workload" if left == 1 else f"{left} workloads"
+                self._say(f"waiting for {who} to save and stop (press Ctrl-C again to stop waiting)")
                 shown = left
             await asyncio.sleep(0.2)
             present, _ = await asyncio.to_thread(withdraw, engine, machines, told)

@@ -11,6 +11,7 @@
 | `MIZZEN_RUN_ID` | id of this task in this attempt, for logs |
 | `MIZZEN_CHECKPOINT_URI` | root of the workload's checkpoints, in the region's bucket: `file://`, `s3://` or `gs://` |
 | `MIZZEN_CHECKPOINT_INTERVAL_S` | seconds between two saves, if the workload sets an interval |
+| `MIZZEN_INTERVAL_FILE` | file with the interval that a coordinator computes (`mizzen.cadence.interval_file`) |
 | `MIZZEN_CHECKPOINT_KEEP` | number of checkpoints to keep |
 | `MIZZEN_MACHINE_HAZARD_PER_H` | interruptions per machine hour in the cluster, if the scheduler has enough data |
 | `MIZZEN_GANG_MACHINES` | number of machines of the gang |

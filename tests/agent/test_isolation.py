@@ -18,6 +18,7 @@ import pytest
 from agent import tasks
 from agent.cgroups import CONTROLLERS, Limits, limit, remove_cgroup
 from agent.config import AgentConfig
+from agent.intervals import TaskInterval, write_interval
 from agent.isolation import TENANT_UIDS, why_not_separate
 from agent.state import StateFolder
 from domain.launch import LaunchDescription
@@ -167,6 +168,28 @@ async def test_a_tasks_python_and_sdk_work_although_only_root_may_enter_their_fo
     assert uid == TENANT_UIDS[0] + 7
     needed = Path(sys.base_prefix).resolve()
     assert set(seen) <= ({needed.parts[2]} if needed.parts[1] == "root" else set(seen))
+
+
+async def test_a_tenants_task_reads_its_interval_while_it_runs(open_lab: Lab) -> None:
+    """The agent's file appears and is replaced below a folder that only root may enter; the task cannot change it."""
+    lab, config = open_lab, tenants(open_lab)
+    script = """
+        until grep -q 60 "$MIZZEN_INTERVAL_FILE" 2>/dev/null; do sleep 0.05; done; touch seen
+        until grep -q 90 "$MIZZEN_INTERVAL_FILE"; do sleep 0.05; done
+        echo 1 2>/dev/null > "$MIZZEN_INTERVAL_FILE" || rm -f "$MIZZEN_INTERVAL_FILE" 2>/dev/null || echo kept
+    """
+    launch = description(lab.region, config, script, tenant_number=5)
+    lab.write(launch)
+    run = lab.folder_of(launch, config)
+    async with lab.agent(config):
+        running = await lab.run(launch, config.machine)
+        await until_async(run.path.exists)
+        write_interval(run, TaskInterval(60.0, 4e9))
+        await until_async((run.work / "seen").exists)
+        write_interval(run, TaskInterval(90.0, 4e9))
+        outcome: NodeOutcome = await running.result(NodeOutcome)
+    assert [e.exit_code for e in outcome.exits] == [0]
+    assert run.output.read_text() == "kept\n"
 
 
 def test_what_an_agent_keeps_is_closed_also_where_it_was_open(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def test_the_environment_is_exactly_the_documented_one() -> None:
         masters={"main": "10.0.0.1:7001", "param-server": "10.0.0.2:7002"},
         home=Path("/runs/x/work"),
         report=Path("/runs/x/report/report.json"),
+        interval_file=Path("/runs/x/interval.json"),
         python="/venv/bin/python",
         secrets={"TOKEN": "hunter2", "MIZZEN_TENANT": "forged"},
         platform="aws-spot",
@@ -99,6 +100,7 @@ def test_the_environment_is_exactly_the_documented_one() -> None:
         "MIZZEN_CHECKPOINT_KEEP": "2",
         "MIZZEN_GRACE_S": "0.5",
         "MIZZEN_REPORT": "/runs/x/report/report.json",
+        "MIZZEN_INTERVAL_FILE": "/runs/x/interval.json",
         "MIZZEN_PYTHON": "/venv/bin/python",
         "MIZZEN_TABLE_RAW_TEXT": "file:///b/tables/raw-text/",
         "MIZZEN_TABLE_ADS__CLICKS": "file:///b/tables/ads.clicks/",
@@ -123,7 +125,7 @@ def test_an_interval_that_nobody_asked_for_is_not_given() -> None:
     """Without a checkpoint interval in the workload's document, tasks compute their own."""
     checkpoint = {**LAUNCH["checkpoint"], "interval_s": None, "machine_hazard_per_h": None}
     launch = LaunchDescription.model_validate({**LAUNCH, "checkpoint": checkpoint})
-    given = {"masters": {}, "home": Path("/h"), "report": Path("/r"), "python": "py"}
+    given = {"masters": {}, "home": Path("/h"), "report": Path("/r"), "interval_file": Path("/i"), "python": "py"}
     env = environment(launch, launch.on_machine("r1/c1/m1")[0], secrets={}, **given)  # type: ignore[arg-type]
     assert not {"MIZZEN_CHECKPOINT_INTERVAL_S", "MIZZEN_MACHINE_HAZARD_PER_H", "MIZZEN_PLATFORM"} & set(env)
 
@@ -134,7 +136,13 @@ def test_the_sdk_reads_the_same_environment() -> None:
 
     launch = LaunchDescription.model_validate(LAUNCH)
     place = launch.on_machine("r1/c1/m1")[1]
-    given = {"masters": {"param-server": "[::1]:7002"}, "home": Path("/h"), "report": Path("/r"), "python": "py"}
+    given = {
+        "masters": {"param-server": "[::1]:7002"},
+        "home": Path("/h"),
+        "report": Path("/r"),
+        "interval_file": Path("/i"),
+        "python": "py",
+    }
     read = TaskEnvironment.from_environ(environment(launch, place, secrets={}, **given))  # type: ignore[arg-type]
     assert (read.workload, read.attempt, read.job, read.task, read.tasks) == ("wl-1", 3, "param-server", 0, 1)
     assert (read.checkpoint_interval_s, read.checkpoint_keep, read.grace_s) == (600.0, 2, 0.5)

@@ -18,13 +18,14 @@ from agent.lending.hours import LendingHours
 from agent.lending.record import Lending, LendingFile
 from agent.tasks import State
 from domain.ids import machine_workflow_id
-from domain.protocol import NodeOutcome
+from domain.protocol import Activity, NodeOutcome, Pace, RunPace
 from infra.config import TemporalSettings
 from infra.temporal_client import connect
 from tests.agent.harness import Lab, description, until_async
 
 OWNER = str(os.getuid())
 STUBBORN = "trap '' TERM; while :; do sleep 0.05; done"
+_SDK = Path(__file__).resolve().parent.parent.parent / "sdk"
 _COMMAND = Path(sys.executable).parent / "mizzen"
 
 
@@ -176,6 +177,31 @@ async def test_only_the_owner_is_heard(lab: Lab) -> None:
             )
     done = await asyncio.to_thread(_lent, config, "lending")
     assert (done.returncode, "does not exist" in done.stderr) == (3, True)
+
+
+async def test_tasks_learn_how_often_to_save(lab: Lab) -> None:
+    """The interval that the control plane sends is in the file that the task's environment names, and in effect."""
+    config = lab.config()
+    code = (
+        "import os, time; from mizzen.cadence.interval_file import IntervalFile\n"
+        "file = IntervalFile.from_environ(os.environ, time.monotonic)\n"
+        "while file.current() is None: time.sleep(0.05)\n"
+        "print(file.current())"
+    )
+    launch = description(lab.region, config, f'PYTHONPATH={_SDK} exec {sys.executable} -c "{code}"')
+    lab.write(launch)
+    async with lab.agent(config):
+        pending = await lab.run(launch, config.machine)
+        await until_async(lambda: tasks.look(lab.folder_of(launch, config)) is State.RUNNING)
+        run = RunPace(f"{launch.workload_id}.1", 412.5, 0.8, 30.0, 11.25, "optimum")
+        other = RunPace("wl-elsewhere.1", 1.0, 0.8, 30.0, 11.25)
+        await (await lab.start(Activity.PACE_NODE, config.machine, Pace(config.machine, 1e10, [other, run]))).result(
+            object
+        )
+        outcome: NodeOutcome = await pending.result(NodeOutcome)
+        assert [end.exit_code for end in outcome.exits] == [0]
+        await until_async(lambda: lab.log(launch)[1])
+    assert b"interval_s=412.5, expires_at_s=10000000000.0, hazard_per_h=0.8, period_s=30.0" in lab.log(launch)[0]
 
 
 def test_lending_hours() -> None:

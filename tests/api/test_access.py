@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from api.app import create_app
 from api.auth import Role
 from domain.phases import Phase
 from domain.service import ServiceSpec
-from infra.config import Settings
 from infra.db.placement_runs import begin_placement_run
 from infra.db.services import ServiceRow, ServiceVersion
-from tests.api.world import ARCHIVE, ARCHIVE_SHA256, INSTANCE, ApiWorld, document
+from tests.api.world import ARCHIVE, ARCHIVE_SHA256, INSTANCE, ApiWorld, document, openapi_document
 
 VALUES = {
     "name": "vision", "secret": "hf-token", "region": "north", "cluster": "alpha", "machine": "m1", "datacenter": "dc1",
@@ -67,8 +65,7 @@ BODIES: dict[tuple[str, str], object] = {
 
 
 def _operations() -> Iterator[tuple[str, str, Role | None]]:
-    described = create_app(Settings(database="postgresql://nobody@127.0.0.1:1/nothing")).openapi()
-    for path, methods in described["paths"].items():
+    for path, methods in openapi_document()["paths"].items():
         for method, operation in methods.items():
             (scopes,) = [s["apiKey"] for s in operation.get("security", [])] or [[]]
             yield method, path, Role(scopes[0]) if scopes else None

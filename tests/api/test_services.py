@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
@@ -94,6 +94,19 @@ async def test_other_tenants_see_nothing(world: ApiWorld) -> None:
     assert len((await get(world, "/v1/services"))["items"]) == 2
 
 
+async def test_a_service_that_has_ended_is_found_by_its_id(world: ApiWorld) -> None:
+    """Its name is free again. The error names the id, but not to other tenants."""
+    made = (await _put(world, "/v1/services", DOCUMENT)).json()
+    with world.session() as session:
+        session.get_one(ServiceRow, made["id"]).ended_at = func.now()
+    missing = await act(world, "/v1/services/chat", "vision", method="GET")
+    assert (missing.status_code, made["id"] in missing.json()["detail"]) == (404, True)
+    other = await act(world, "/v1/services/chat", "speech", method="GET")
+    assert (other.status_code, made["id"] in other.text) == (404, False)
+    assert (await get(world, f"/v1/services/{made['id']}", "vision"))["state"] == "ended"
+    assert (await _put(world, "/v1/services", DOCUMENT)).status_code == 201
+
+
 async def test_requests_are_counted_once(world: ApiWorld) -> None:
     """A repeated report changes nothing; the status shows the last minute."""
     made = (await _put(world, "/v1/services", DOCUMENT)).json()
@@ -149,3 +162,24 @@ async def test_ids_of_other_tenants_are_masked(world: ApiWorld) -> None:
         shown = str(await get(world, path, "vision"))
         assert evicted in shown and "evicted" in shown and other not in shown
         assert other in str(await get(world, f"/v1/services/{made['id']}{path.partition('chat')[2]}"))
+
+
+@pytest.mark.parametrize("note", ["replicas_fail", "update_given_up"])
+async def test_a_note_of_failures_says_why_the_newest_replica_failed(world: ApiWorld, note: str) -> None:
+    """The sentence names the replica and the reason of its end, without the ids of other tenants' workloads."""
+    made = (await _put(world, "/v1/services", DOCUMENT)).json()
+    other = world.add_workload(Phase.RUNNING, tenant="speech")
+    ends = [("failed", "not this"), ("failed", f"port 80 is reserved for {other}.1"), ("preempted", "nor this")]
+    with world.session() as session:
+        for number, (cause, says) in enumerate(ends):
+            reason = {"code": "launch_failed", "detail": {}, "sentence": says}
+            workload = world.add_workload(Phase.FAILED, reason=reason)
+            replica = ServiceReplica(
+                service=made["id"], number=number, version=1, workload=workload, kind="spot", is_base=True, cause=cause
+            )
+            session.add(replica)
+        session.get_one(ServiceRow, made["id"]).notes = [note, "no_spot_zones"]
+    first, second = (await get(world, "/v1/services/chat", "vision"))["notes"]
+    assert first["code"] == note
+    assert first["sentence"].endswith("; replica 1: port 80 is reserved for a workload of another tenant.1")
+    assert "replica" not in second["sentence"]

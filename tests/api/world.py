@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,12 @@ MACHINES = {
     "south/beta/m1": ("v100", 4, 16_000, 64 * GIB),
     "south/beta/c1": (None, 0, 8_000, 32 * GIB),
 }
+
+
+@cache
+def openapi_document() -> dict[str, Any]:
+    """Returns the OpenAPI document. It is computed once, because every test worker needs it to collect its tests."""
+    return create_app(Settings(database="postgresql://nobody@127.0.0.1:1/nothing")).openapi()
 
 
 def archive_of(files: Mapping[str, str]) -> bytes:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def test_replicas_come_and_go_without_a_restart_of_haproxy(api: Api, replicas: l
     haproxy = balancer.haproxy()
     api.set([first.entry(), second.entry()])
     balancer.wait_replicas({first, second})
+    assert "chat: version 2, ready replicas: 2\n" in balancer.log.read_text()
     with httpx.Client() as client:
         ports = [client.get(balancer.url).headers["x-replica"] for _ in range(20)]
     assert ports.count(str(first.port)) == ports.count(str(second.port)) == 10
@@ -75,6 +77,7 @@ def test_an_error_of_the_api_is_not_an_empty_list(api: Api, replicas: list[Repli
     api.set([])
     wait_for("the list is fetched again", lambda: api.fetches > fetches)
     balancer.wait_replicas(set(replicas))
+    assert "chat: the last list of replicas stays: the API answers 500: broken\n" in balancer.log.read_text()
     api.fails = False
     api.set([])
     answer = wait_for("no replica is left", lambda: (got := httpx.get(balancer.url)).status_code == 503 and got)
@@ -162,3 +165,15 @@ def test_a_folder_belongs_to_one_balancer(api: Api, replicas: list[Replica], sta
     assert done.returncode == 6 and "is used by another balancer" in done.stderr
     balancer.wait_replicas({replicas[0]})
     assert balancer.haproxy() == haproxy
+
+
+def test_checks_do_not_reset_their_connections(api: Api, replicas: list[Replica], start: Start) -> None:
+    """The checks of a replica close their connections in order: many servers log an error for each reset."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(30.0)
+        api.set([replicas[0].entry(port=server.getsockname()[1])])
+        start()
+        for _ in range(3):
+            connection, _address = server.accept()
+            with connection:
+                assert connection.recv(1) == b""

@@ -11,17 +11,23 @@ from typing import Any
 import pytest
 from botocore.exceptions import EndpointConnectionError
 from pydantic import ValidationError
+from sqlalchemy import Engine
+from temporalio.client import Client
 
 from capacity.offers import Offer
 from capacity.providers import LaunchRefused, ProviderUnavailable, Refusal
 from domain.capacity import CapacityKind
+from domain.protocol import TaskExit
 from infra.keys import installation_id, load_master_key
 from providers.ec2 import Ec2Provider
 from providers.ec2.prices import SpotPrices
 from providers.ec2.settings import Ec2Settings
 from providers.ec2.user_data import user_data
+from tests.activities.temporal import until
 from tests.capacity.ec2 import ZONES, Ec2, ec2
 from tests.capacity.requests import request_for
+from tests.services.live import service
+from tests.services.on_ec2 import OnEc2
 
 SETTINGS: dict[str, Any] = {
     "region": "west",
@@ -35,6 +41,8 @@ SETTINGS: dict[str, Any] = {
     "image": "ami-03cf127a",
     "agent": "mizzen agent --temporal temporal:7233 --platform aws-spot",
 }  # fmt: skip
+SMALL = {"gpus": 1, "gpu_type": "a100", "cpus": 16, "memory": "16GiB", "usd_per_h": 4.0, "spot_usd_per_h": 1.0}
+"""What the simulated agents of services have."""
 
 
 @pytest.fixture(scope="module")
@@ -217,3 +225,40 @@ def test_bad_settings_are_refused(change: dict[str, Any], says: str) -> None:
     """Invalid settings are refused before any request to EC2."""
     with pytest.raises(ValidationError, match=says):
         Ec2Settings.model_validate({**SETTINGS, **change})
+
+
+async def test_a_replica_of_a_service_has_an_instance_for_its_life(
+    region: Ec2, database: Engine, database_url: str, client: Client, tmp_path: Path
+) -> None:
+    """Replicas on spot and on-demand machines get instances of their kind, with the token and the tag of the ledger's
+    instance. An instance is terminated when its replica fails or its service ends, and another replica gets another.
+    """
+    OnEc2.region = region
+    settings = Ec2Settings.model_validate(
+        {**SETTINGS, "endpoint": region.url, "machine_types": {"p4d.24xlarge": SMALL}}
+    )
+    provider = Ec2Provider("sim", settings, "0123456789abcdef")
+    async with OnEc2.open(database, database_url, client, tmp_path, provider) as live:
+        live.up(service(num_overprovision=0, dynamic_ondemand_fallback=False, base_ondemand_fallback_replicas=1))
+        ready = await live.ready(2)
+        assert sorted(one.kind for one in ready) == ["on_demand", "spot"]
+        replicas, ledger = live.replicas(), live.ledger()
+        for one in ready:
+            row = ledger[replicas[one.replica].workload]
+            (found,) = [there for there in region.live() if there["InstanceId"] == row.native_id]
+            assert (found["InstanceType"], found["Placement"]["AvailabilityZone"]) == ("p4d.24xlarge", row.zone)
+            assert found.get("InstanceLifecycle") == ("spot" if one.kind == "spot" else None)
+            assert found["ClientToken"] == row.id
+            assert live.tags()[row.native_id] == {
+                "mizzen:instance": row.id, "mizzen:installation": "0123456789abcdef", "Name": row.machine,
+            }  # fmt: skip
+        failed = replicas[ready[0].replica].workload
+        ended = ledger[failed].native_id
+        live.agents[live.machine_of(ready[0].replica)].ends = TaskExit("server", 0, exit_code=1)
+        await until(lambda: ended not in live.tags(), "its instance is terminated")
+        await live.ready(2)
+        assert len(live.tags()) == 2
+        live.down()
+        await until(lambda: live.row().ended_at is not None, "the service has ended")
+        assert live.tags() == {}
+        assert all(row.gone_at is not None for row in live.ledger().values())

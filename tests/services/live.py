@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import Engine, select
 from sqlalchemy.dialects.postgresql import insert
@@ -21,6 +21,7 @@ from temporalio.worker import Worker
 
 from activities.roles import control_worker
 from activities.services.readiness import Readiness
+from capacity.providers import Provider
 from domain.capacity import CapacityKind
 from domain.ids import agent_queue, new_service_id
 from domain.protocol import (
@@ -47,6 +48,7 @@ from infra.db.services import ServiceReplica, ServiceRequests, ServiceRow, Servi
 from tests.activities.temporal import dispatching, until
 from tests.activities.world import World
 from tests.capacity.site import Site
+from tests.capacity.unreliable import Unreliable
 
 CLOUD: dict[str, Any] = {
     "zones": {
@@ -60,7 +62,7 @@ CLOUD: dict[str, Any] = {
     "notice_s": 0,
 }
 SHARED = "west/owned/m1"
-TICK = timedelta(seconds=0.05)
+TICK = timedelta(seconds=0.2)
 _OPTION = ResourceOption(
     resources=ResourceSpec(gpus=1, gpu_types=("a100",), cpus_milli=1000, memory_bytes=1 << 30), spot=True
 )
@@ -107,7 +109,7 @@ class ServingAgent:
             report = ServingReport("127.0.0.1", 30_000, ready, changed_s, None if ready else "status 503")
             activity.heartbeat(NodeHeartbeat([TaskProgress("server", 0, serving=report)], 1))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), 0.05)
+                await asyncio.wait_for(stop.wait(), 0.2)
         return NodeOutcome(self.machine, [self.ends or TaskExit("server", 0, signal=15)], [], self.ends is None)
 
     @activity.defn(name=Activity.STOP_NODE.value)
@@ -146,13 +148,17 @@ class Live:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, engine: Engine, url: str, client: Client, folder: Path) -> AsyncIterator["Live"]:
-        """Opens the installation, with its keeper."""
-        site = Site(engine, url, client, folder, CLOUD, interval_s=0.2)
+    async def open(
+        cls, engine: Engine, url: str, client: Client, folder: Path, provider: Provider | None = None
+    ) -> AsyncIterator[Self]:
+        """Opens the installation, with its keeper. `provider` replaces the simulated cloud."""
+        site = Site(engine, url, client, folder, CLOUD, interval_s=0.4)
+        if provider is not None:
+            site.provider = Unreliable(provider)
         quick = ServiceSettings(
             interval_s=1.0,
             scaling_interval_s=0.5,
-            readiness_interval_s=0.1,
+            readiness_interval_s=0.2,
             unready_s=1.0,
             retry_s=2.0,
             failed_pause_s=0.1,
@@ -183,18 +189,21 @@ class Live:
 
     async def _attend(self) -> None:
         """Starts the agents of machines that have started, and ends those of machines that are gone."""
-        site = self.site
         while True:
-            started = {one.machine: one for one in await asyncio.to_thread(site.cloud.started)}
-            for machine, one in started.items():
+            started = await asyncio.to_thread(self.started)
+            for machine, (instance, join_token) in started.items():
                 if machine in self._polls:
                     continue
                 self._poll(machine)
-                instance = one.instance.token.partition(".")[0]
-                await asyncio.to_thread(self._hello, machine, instance=instance, join_token=one.join_token)
+                await asyncio.to_thread(self._hello, machine, instance=instance, join_token=join_token)
             for machine in set(self._polls) - set(started) - self._owned:
                 self._polls.pop(machine).cancel()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)
+
+    def started(self) -> dict[str, tuple[str, str]]:
+        """Returns the instance and the token of each machine that the provider has started."""
+        there = self.site.cloud.started()
+        return {one.machine: (one.instance.token.partition(".")[0], one.join_token) for one in there}
 
     def _poll(self, machine: str) -> None:
         agent = self.agents[machine] = ServingAgent(self, machine)

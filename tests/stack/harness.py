@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from agent.fleet import power_off
 from infra.stack.fleet import DEFAULT_FLEET
 from infra.stack.ports import free_port
 from mizzen.client import Client
@@ -199,7 +200,7 @@ class Up:
         return self.process.wait(timeout_s)
 
     def close(self) -> None:
-        """Kills all remaining processes, after a test that failed."""
+        """Kills all remaining processes, and removes the cgroups of tasks."""
         if self._client is not None:
             self._client.close()
         for pid in [*processes_of(self.data), *([self.process.pid] if self.process else [])]:
@@ -209,3 +210,5 @@ class Up:
                 continue
         if self.process is not None:
             self.process.wait()
+        for machine in (self.data / "machines").glob("*"):
+            power_off(machine)

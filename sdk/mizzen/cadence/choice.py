@@ -13,7 +13,7 @@ from mizzen.cadence.formula import (
 )
 from mizzen.cadence.interruptions import Mtbf
 
-Rule: TypeAlias = Literal["told", "young", "daly", "mtbf", "write", "end"]
+Rule: TypeAlias = Literal["told", "site", "young", "daly", "mtbf", "write", "end"]
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,10 @@ class Choice:
     rule: Rule
     """How W was determined.
 
-    `told`: the scheduler or the user set it. `young`, `daly`: by that formula. `mtbf`: W is mu, because a save takes
-    longer than 2 mu. `write`: W is the time of the write in the background, because the formula gives less. `end`: W
-    divides the time until the known end of the machines.
+    `told`: the scheduler or the user set it. `site`: the coordinator of the site computed it (`interval_file`).
+    `young`, `daly`: by that formula. `mtbf`: W is mu, because a save takes longer than 2 mu. `write`: W is the time of
+    the write in the background, because the formula gives less. `end`: W divides the time until the known end of the
+    machines.
     """
     steps: int
     """W in whole steps, rounded down, at least 1."""
@@ -66,6 +67,7 @@ class Choice:
         mu_s, c_s = self.mtbf.mtbf_s, self.save_s
         forms = {
             "told": f"The interval was set: {_s(self.interval_s)}.",
+            "site": f"The coordinator of the site computed the interval: {_s(self.interval_s)}.",
             "young": f"Young: sqrt(2 * {_s(mu_s)} * {_s(c_s)}) = {_s(self.interval_s)} of work between two saves.",
             "daly": f"Daly, because that is {c_s / mu_s:.1%} of the mean time between interruptions: "
             f"{_s(self.interval_s)} of work between two saves.",
@@ -106,6 +108,7 @@ def choose(
     write_s: float = 0.0,
     save_why: str = "as given",
     ends_in_s: float | None = None,
+    site_interval_s: float | None = None,
 ) -> Choice:
     """Choose the interval for these values.
 
@@ -118,6 +121,8 @@ def choose(
         save_why: the source of `save_s`, as the end of a sentence.
         ends_in_s: the time until the machines certainly end, more than 0 seconds; None: not known. The interval divides
             this time, so that the last save is durable at the end. `mtbf` then counts only earlier interruptions.
+        site_interval_s: the interval that the coordinator of the site computed, 0 or more seconds; it takes precedence
+            over the formula, and `interval_s` over it.
 
     Raises:
         ValueError: a number is out of its range. The message names it.
@@ -128,6 +133,8 @@ def choose(
         raise ValueError(f"write_s={write_s}: must be 0 or more seconds")
     if interval_s is not None and not (interval_s >= 0 and isfinite(interval_s)):
         raise ValueError(f"interval_s={interval_s}: must be 0 or more seconds")
+    if site_interval_s is not None and not (site_interval_s >= 0 and isfinite(site_interval_s)):
+        raise ValueError(f"site_interval_s={site_interval_s}: must be 0 or more seconds")
     if ends_in_s is not None and not (ends_in_s > 0 and isfinite(ends_in_s)):
         raise ValueError(f"ends_in_s={ends_in_s}: must be more than 0 seconds")
     rule: Rule
@@ -135,6 +142,8 @@ def choose(
     best_s, rule = best_interval_s(mtbf.mtbf_s, save_s)
     if interval_s is not None:
         best_s, rule = interval_s, "told"
+    elif site_interval_s is not None:
+        best_s, rule = site_interval_s, "site"
     else:
         if write_s > best_s:
             best_s, rule = write_s, "write"

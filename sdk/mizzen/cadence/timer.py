@@ -20,6 +20,7 @@ from math import inf
 from mizzen.cadence.choice import Choice, choose
 from mizzen.cadence.formula import whole_steps
 from mizzen.cadence.interruptions import Mtbf, ends_in_s_of_environ, mtbf_of_environ, number
+from mizzen.cadence.interval_file import IntervalFile, SiteInterval
 
 INTERVAL = "MIZZEN_CHECKPOINT_INTERVAL_S"
 FIRST_SAVE_S = 10.0
@@ -63,6 +64,7 @@ class Cadence:
         save_s: float | None = None,
         ends_in_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        interval_file: IntervalFile | None = None,
     ) -> None:
         """Create a cadence. The first interval starts with `begin`, or else with the first `should_save`.
 
@@ -72,11 +74,15 @@ class Cadence:
             save_s: the cost of a save in an earlier attempt; None: 10 s is assumed until the first save.
             ends_in_s: seconds from now until the machines certainly end; None: not known.
             clock: returns monotonic seconds.
+            interval_file: the file with the interval that the coordinator of the site computes. It takes precedence
+                over the formula, and `interval_s` over it.
 
         Raises:
             ValueError: a number is out of its range. The message names it.
         """
         self._mtbf = mtbf
+        self._file = interval_file
+        self._site: SiteInterval | None = None
         self._told_s = interval_s
         self._clock = clock
         self._ends_s = self._end(ends_in_s)
@@ -95,6 +101,7 @@ class Cadence:
         # `_base`: step at the start of the interval. `_seen`, `_look`: steps of the last and the next clock reading.
         self._base = self._seen = self._look = -1
         self._base_s = self._seen_s = 0.0
+        self._reread()
         self._interval_s = self._choice().interval_s
 
     def _end(self, ends_in_s: float | None) -> float | None:
@@ -116,7 +123,8 @@ class Cadence:
         ends_in_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> "Cadence":
-        """Create a cadence from environment variables (`interruptions`, and `MIZZEN_CHECKPOINT_INTERVAL_S`).
+        """Create a cadence from environment variables: those of `interruptions` and `interval_file`, and
+        `MIZZEN_CHECKPOINT_INTERVAL_S`.
 
         Args:
             environ: the variables; None: `os.environ`.
@@ -135,7 +143,8 @@ class Cadence:
         found = mtbf_of_environ(given, platform=platform)
         known_s = ends_in_s_of_environ(given, time.time())
         end_s = known_s if ends_in_s is None else ends_in_s
-        return cls(found, interval_s=set_s, save_s=save_s, ends_in_s=end_s, clock=clock)
+        file = IntervalFile.from_environ(given, clock)
+        return cls(found, interval_s=set_s, save_s=save_s, ends_in_s=end_s, clock=clock, interval_file=file)
 
     def should_save(self, step: int) -> bool:
         """Return whether a save is due now, after `step`.
@@ -192,7 +201,7 @@ class Cadence:
             free.clear()
             busy.clear()
             self._look = self._seen
-            self._interval_s = self._choice().interval_s
+            self._interval_s = self._planned_s()
 
     def failed(self) -> None:
         """Record that the write in the background failed. A save is due again after a tenth of the interval."""
@@ -221,7 +230,7 @@ class Cadence:
             self._ends_s = self._ends_s if ends_in_s is None else self._end(ends_in_s)
             self._mtbf, self._told_s = mtbf or self._mtbf, told_s
             self._look = self._seen
-            self._interval_s = self._choice().interval_s
+            self._interval_s = self._planned_s()
 
     def explain(self) -> Choice:
         """Return the current choice with its reasons."""
@@ -241,6 +250,8 @@ class Cadence:
             if self._base < 0 or step < self._seen:
                 self._restart(step, now_s)
                 return False
+            if self._reread():
+                self._interval_s = self._planned_s()
             if step > self._seen:
                 self._measure((now_s - self._seen_s) / (step - self._seen))
                 self._seen, self._seen_s = step, now_s
@@ -278,7 +289,21 @@ class Cadence:
         self._base = self._seen = step
         self._base_s = self._seen_s = now_s
         self._look = step + 1
-        self._interval_s = self._choice().interval_s
+        self._reread()
+        self._interval_s = self._planned_s()
+
+    def _reread(self) -> bool:
+        """Read the coordinator's interval, and return whether it has changed."""
+        before = self._site
+        self._site = None if self._file is None else self._file.current()
+        return self._site != before
+
+    def _planned_s(self) -> float:
+        """Return the interval, counted from the start of the current one."""
+        choice = self._choice()
+        if choice.rule == "site" and self._base >= 0 and self._site is not None and self._file is not None:
+            return self._file.staggered_s(self._site, self._clock() - self._base_s)
+        return choice.interval_s
 
     def _choice(self) -> Choice:
         write_s = _median(self._writes) if self._writes else 0.0
@@ -290,14 +315,18 @@ class Cadence:
         if slowed:
             why += f", and steps are {slowed:.0%} slower while it is written"
         cost_s = held_s + slowed * write_s
+        mtbf, site = self._mtbf, self._site
+        if site is not None and site.hazard_per_h:
+            mtbf = Mtbf(3600 / site.hazard_per_h, "scheduler", "as the coordinator of the site estimates")
         return choose(
-            self._mtbf,
+            mtbf,
             cost_s,
             self._step_s,
             interval_s=self._told_s,
             write_s=write_s,
             save_why=why,
             ends_in_s=self._ends_in_s(cost_s + write_s),
+            site_interval_s=None if site is None else site.interval_s,
         )
 
     def _ends_in_s(self, durable_s: float) -> float | None:

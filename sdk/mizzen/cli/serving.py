@@ -215,7 +215,7 @@ def _all(session: Session, service: str) -> "list[ServiceReplica]":
 @click.option("--wait", "wait_", is_flag=True, help="Wait until all replicas and their machines have ended.")
 @click.pass_obj
 def down(session: Session, services: tuple[str, ...], wait_: bool) -> None:
-    """End services with all their replicas and machines."""
+    """End services with all their replicas and machines. Requests in progress are cut."""
     done, code = session.each_name(services, session.client.end_service)
     if wait_:
         done = [_until(session, one["id"], "ended") for one in done]
@@ -288,7 +288,8 @@ def _until(session: Session, id_: str, state: str) -> Any:
                 finish(Exit.WORKLOAD_FAILED)
             time.sleep(_LOOK_S)
     except KeyboardInterrupt:
-        interrupted(f"the service continues; `mizzen serve status {id_}` shows it")
+        goes_on = "replicas continue to end" if state == "ended" else "the service continues"
+        interrupted(f"{goes_on}; `mizzen serve status {id_}` shows it")
     except NotFound:
         finish(Exit.WORKLOAD_FAILED)
 
@@ -309,7 +310,7 @@ def _page(service: Mapping[str, Any]) -> str:
         ("service", f"{service['name']} of {service['tenant']} ({service['id']})"),
         ("state", f"{service['state']}, {_ready(service)} replicas ready: {_where(service)}"),
         ("version", f"{service['version']}" + (f"; ready: {words.pairs(versions)}" if len(versions) > 1 else "")),
-        ("policy", f"{service['policy']}, zones {', '.join(service['zones']) or 'none'}"),
+        ("policy", f"{service['policy']}" + (f", zones {', '.join(service['zones'])}" if service["zones"] else "")),
         ("availability", ", ".join((available, words.plural(service["preemptions"], "preemption")))),
         ("cost", _cost(service)),
         ("requests", served),

@@ -139,8 +139,13 @@ def _page(status: Mapping[str, Any]) -> str:
         f"hours: {status['hours'] or 'always'}",
         f"given: {status['given_gpu_h']:.1f} GPU hours",
     ]
-    if status["problem"]:
-        lines.append(f"problem: {status['problem']}")
+    for problem in (status["problem"], status["gpus_unknown"]):
+        if problem:
+            lines.append(f"problem: {problem}")
+    if status["gpu_holders"]:
+        lines.append(f"processes that hold GPUs: {', '.join(map(str, status['gpu_holders']))}")
+    for gpu, used_bytes in status["gpu_used_bytes"].items():
+        lines.append(f"GPU {gpu}: {words.size(used_bytes)} of its memory are in use")
     if not status["running"]:
         return "\n".join([*lines, "no task runs"])
     columns = [
@@ -164,11 +169,12 @@ def _headline(status: Mapping[str, Any]) -> str:
             until = f"until {datetime.fromtimestamp(status['opens_at_s']):%a %H:%M}"
         if left_s > 0 and not status["free"]:
             return f"{machine} is yours in {words.duration(left_s)} at the latest, {until}"
-        return f"{machine} is yours {'' if status['free'] else 'as soon as its tasks have ended, '}{until}"
+        what = "and free" if status["free"] else "but not free yet"
+        return f"{machine} is yours, {what}, {until}"
     if status["gpus_at_s"]:
         gpus = ", ".join(status["gpus_at_s"])
-        free = "" if status["free"] else f", free in {words.duration(status['free_in_s'])} at the latest"
-        return f"{machine} is lent, except GPU {gpus}{free}"
+        free = " and free" if status["free"] else f", free in {words.duration(status['free_in_s'])} at the latest"
+        return f"{machine} is lent, except GPU {gpus}: yours{free}"
     return f"{machine} is lent"
 
 

@@ -1,0 +1,147 @@
+"""The bandwidth of a link that a checkpoint can count on, from samples of counters (ReclaimNet V-E, F3).
+
+An agent reads its counters every 100 ms. There are two kinds of samples:
+
+- the use of an interface by others: what is available is the link's capacity minus this use;
+- what a transfer achieved: only while it had bytes to send, because an idle transfer says nothing about the link.
+
+Samples of 100 ms vary more than a transfer of seconds does, and neighbours are alike. So they are averaged over blocks
+of some seconds first. The lower confidence bound is the value below which the mean of the next block lies with
+probability 1 - confidence, by the order of the blocks in the window. It assumes no distribution, but that the next
+block is like those in the window.
+
+Samples that are missing or impossible are NaN here, and never count.
+"""
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from reclaim.arrays import Floats, column, number
+
+SAMPLE_S = 0.1
+"""The time between two samples."""
+BLOCK_S = 10.0
+"""The length of a block: the order of magnitude of a transfer."""
+WINDOW_S = 600.0
+"""The length of the window. Bandwidth fluctuates by 60% within 10 minutes (F3)."""
+CONFIDENCE = 0.95
+"""The nominal probability with which the next block is at least as fast as the bound. Where neighbouring blocks are
+alike, fewer are: about 90% (docs/reclaim.md)."""
+_SLACK = 1.25
+"""A rate above this multiple of the capacity is an error of a counter. A short burst may be faster than the link."""
+
+_Table: TypeAlias = NDArray[np.float64]
+"""A row for each link, a column for each sample."""
+
+
+def rates_bytes_s(counter_bytes: ArrayLike, at_s: ArrayLike, capacity_bytes_s: ArrayLike) -> _Table:
+    """Returns the rate between each two readings of counters, in bytes per second; one column less than readings.
+
+    A rate is NaN if one of its two readings is missing, if the counter went back (a restart), if time did not pass, or
+    if the rate is above any that the link can have.
+
+    Args:
+        counter_bytes: readings of each link's counter (rows: links, columns: readings); NaN: missing.
+        at_s: the time of each reading, of the same shape, or one row for all links.
+        capacity_bytes_s: the capacity of each link.
+
+    Raises:
+        ValueError: a capacity is not above 0, or the table is not two-dimensional.
+    """
+    counters = np.asarray(counter_bytes, dtype=np.float64)
+    if counters.ndim != 2:
+        raise ValueError(f"counter_bytes: has {counters.ndim} dimensions: must have 2, links and readings")
+    most = _SLACK * column("capacity_bytes_s", capacity_bytes_s, len(counters), positive=True)
+    passed_s = np.diff(np.broadcast_to(np.asarray(at_s, dtype=np.float64), counters.shape))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.diff(counters) / passed_s
+        good = (passed_s > 0) & (found >= 0) & (found <= most[:, None])
+    return np.where(good, found, np.nan)
+
+
+def available_bytes_s(capacity_bytes_s: ArrayLike, others_bytes_s: ArrayLike) -> _Table:
+    """Returns what others leave of each link's capacity, in each sample. A missing sample stays missing."""
+    others = np.asarray(others_bytes_s, dtype=np.float64)
+    capacity = column("capacity_bytes_s", capacity_bytes_s, len(others), positive=True)
+    return np.clip(capacity[:, None] - others, 0, capacity[:, None])
+
+
+def achieved_bytes_s(rate_bytes_s: ArrayLike, pending_bytes: ArrayLike) -> _Table:
+    """Returns the rates of transfers in the samples in which they had bytes to send, NaN in others."""
+    return np.where(np.asarray(pending_bytes) > 0, np.asarray(rate_bytes_s, dtype=np.float64), np.nan)
+
+
+def block_means(samples_bytes_s: ArrayLike, samples_per_block: int) -> _Table:
+    """Returns the mean of each block of samples; NaN where fewer than half of the samples of a block are there.
+
+    The newest samples are in the last block. Samples at the start that fill no block are dropped.
+
+    Raises:
+        ValueError: a block has no samples.
+    """
+    if samples_per_block < 1:
+        raise ValueError(f"samples_per_block: {samples_per_block}: must be 1 or more")
+    samples = np.asarray(samples_bytes_s, dtype=np.float64)
+    links, count = samples.shape
+    blocks = count // samples_per_block
+    parts = samples[:, count - blocks * samples_per_block :].reshape(links, blocks, samples_per_block)
+    there = np.isfinite(parts) & (parts >= 0)
+    enough = 2 * there.sum(2) >= samples_per_block
+    return np.where(enough, np.where(there, parts, 0).sum(2) / np.maximum(there.sum(2), 1), np.nan)
+
+
+def lower_bound_bytes_s(
+    blocks_bytes_s: ArrayLike, unmeasured_bytes_s: ArrayLike, confidence: float = CONFIDENCE
+) -> Floats:
+    """Returns the lower confidence bound of each link's bandwidth.
+
+    With n blocks this is the value at the position (n + 1) (1 - confidence) of the sorted blocks, interpolated between
+    neighbours, with 0 at position 0. So a few blocks give a bound below all of them.
+
+    Args:
+        blocks_bytes_s: the means of the blocks in the window (rows: links); NaN: missing.
+        unmeasured_bytes_s: the bound of a link without any block, for example a tenth of its capacity.
+        confidence: the probability with which the next block is at least as fast.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence: {confidence}: must be between 0 and 1, without both")
+    blocks = np.asarray(blocks_bytes_s, dtype=np.float64)
+    fallback = column("unmeasured_bytes_s", unmeasured_bytes_s, len(blocks))
+    there = np.isfinite(blocks) & (blocks >= 0)
+    counts = there.sum(1)
+    ordered = np.sort(np.where(there, blocks, np.inf), axis=1)
+    table = np.concatenate((np.zeros((len(blocks), 1)), ordered), axis=1)
+    position = np.minimum((counts + 1) * (1 - confidence), counts)
+    low = np.floor(position).astype(np.int64)
+    high = np.minimum(low + 1, counts)
+    row = np.arange(len(blocks))
+    part = position - low
+    found = table[row, low] * (1 - part) + table[row, high] * part
+    return np.where(counts > 0, found, fallback)
+
+
+def effective_bytes_s(write_bytes_s: ArrayLike, bandwidth_bytes_s: ArrayLike) -> Floats:
+    """Returns B_eff = min(W, B): the slower of the local write and the network."""
+    return np.minimum(np.asarray(write_bytes_s, np.float64), np.asarray(bandwidth_bytes_s, np.float64))
+
+
+def lower_bound_of_samples(
+    samples_bytes_s: ArrayLike,
+    unmeasured_bytes_s: ArrayLike,
+    *,
+    sample_s: float = SAMPLE_S,
+    block_s: float = BLOCK_S,
+    window_s: float = WINDOW_S,
+    confidence: float = CONFIDENCE,
+) -> Floats:
+    """Returns `lower_bound_bytes_s` of the newest `window_s` seconds of samples, averaged over blocks of `block_s`."""
+    number("sample_s", sample_s, positive=True)
+    samples = np.asarray(samples_bytes_s, dtype=np.float64)
+    newest = samples[:, max(0, samples.shape[1] - round(window_s / sample_s)) :]
+    blocks = block_means(newest, max(1, round(block_s / sample_s)))
+    return lower_bound_bytes_s(blocks, unmeasured_bytes_s, confidence)

@@ -1,0 +1,206 @@
+"""When each job of a site saves: ReclaimNet's P1 (V-E and V-F, Algorithm 1).
+
+`tick` is one control period. It divides the bandwidth for checkpoints among all jobs, decides which jobs of leaving
+machines have time for a final checkpoint, and sets the interval of each job. All functions are vectorised over jobs.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from reclaim.allocation import water_fill
+from reclaim.arrays import Bools, Floats, column, number, rows
+
+_HOUR_S = 3600.0
+_GOLDEN = np.uint64(11400714819323198485)
+"""2^64 divided by the golden ratio."""
+
+
+class IntervalReason(IntEnum):
+    """What determined an interval. The name in lower case is the reason in documents and events."""
+
+    OPTIMUM = 0
+    """The least expected loss: equation 5."""
+    NETWORK_SHARE = 1
+    """A shorter interval would use more than the share for checkpoints of the job's bandwidth: C / (share b)."""
+    LOSS_BUDGET = 2
+    """A longer interval would lose more than the job accepts: 2 L_max."""
+    LOSS_BUDGET_UNREACHABLE = 3
+    """The share for checkpoints does not suffice for the loss that the job accepts. The share is kept."""
+    NO_BANDWIDTH = 4
+    """The job has no bandwidth for checkpoints, so it does not save: the interval is infinite."""
+    FINAL_CHECKPOINT = 5
+    """The machine leaves, and the notice suffices for a final checkpoint now."""
+
+
+class Intervals(NamedTuple):
+    """The interval of each job, with its reason."""
+
+    interval_s: Floats
+    reason: NDArray[np.int8]
+    """`IntervalReason` of each job."""
+
+
+@dataclass(frozen=True)
+class P1Settings:
+    """The constants of P1. docs/reclaim.md has their sensitivity."""
+
+    write_share: float = 0.2
+    """P1's beta: the share of a job's bandwidth that checkpoints may use. P3's beta is another constant."""
+    stagger_s: float = 30.0
+    """Jobs start their checkpoints at different offsets within periods of this length."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.write_share <= 1:
+            raise ValueError(f"write_share: {self.write_share}: must be above 0 and at most 1")
+        number("stagger_s", self.stagger_s, positive=True)
+
+
+@dataclass(frozen=True)
+class SiteJobs:
+    """The jobs of a site, as columns. A column may be a single number for all jobs."""
+
+    number: NDArray[np.uint64]
+    """A number of each job that never changes, for its offset."""
+    hazard_per_h: Floats
+    """The upper bound of the hazard of each job's node (of its gang: the sum over its nodes)."""
+    checkpoint_bytes: ArrayLike
+    """C: the payload of a checkpoint."""
+    loss_budget_s: ArrayLike = 1800.0
+    """L_max: the mean work that a departure may lose."""
+    cap_bytes_s: ArrayLike = np.inf
+    """W: the write speed or an administrator's cap."""
+    notice_s: ArrayLike = np.inf
+    """tau: the time until the machine leaves; infinite: no departure is announced."""
+    after_s: ArrayLike = 0.0
+    """The time that a final checkpoint needs within the notice beside its transfer.
+
+    In the paper's model this is the restart T_r at the destination. Live, only the upload must precede the departure,
+    so it is the time of the commit in the store.
+    """
+    final_bytes_s: ArrayLike | None = None
+    """The bandwidth of a final checkpoint: the lower bound of the path to the store. None: the job's share, as in
+    Algorithm 1."""
+
+
+class Tick(NamedTuple):
+    """What one control period decides for each job: the demands that Algorithm 1 exports to P3, and the final flags."""
+
+    bandwidth_bytes_s: Floats
+    """b."""
+    interval_s: Floats
+    """The interval; infinite: the job does not save. For a final checkpoint: 0, now."""
+    reason: NDArray[np.int8]
+    """`IntervalReason` of each job."""
+    final: Bools
+    """Whether the job makes its final checkpoint now."""
+    degraded: Bools
+    """Whether the machine leaves too soon for a final checkpoint. The job continues from its newest complete one."""
+    offset_s: Floats
+    """Where in each period of `stagger_s` the job starts its checkpoints."""
+
+
+def intervals(
+    hazard_per_h: Floats,
+    checkpoint_bytes: ArrayLike,
+    bandwidth_bytes_s: ArrayLike,
+    loss_budget_s: ArrayLike,
+    write_share: float = P1Settings.write_share,
+) -> Intervals:
+    """Returns clip(sqrt(2 C / (lambda b)), C / (share b), 2 L_max) for each job (equation 9).
+
+    If the lower limit is above the upper one, the lower one is kept: a shorter interval would only make the job's
+    checkpoints compete with its own traffic.
+
+    Raises:
+        ValueError: a number is out of its range. The message names it.
+    """
+    size = len(hazard_per_h)
+    hazard_per_s = column("hazard_per_h", hazard_per_h, size) / _HOUR_S
+    payload = column("checkpoint_bytes", checkpoint_bytes, size)
+    bandwidth = column("bandwidth_bytes_s", bandwidth_bytes_s, size, infinite=True)
+    most_s = 2 * column("loss_budget_s", loss_budget_s, size, positive=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        write_s = np.where(payload > 0, payload / bandwidth, 0.0)
+        best_s = np.where(hazard_per_s > 0, np.sqrt(2 * write_s / hazard_per_s), np.inf)
+    least_s = write_s / write_share
+    found = np.maximum(least_s, np.minimum(best_s, most_s))
+    reason = np.full(size, IntervalReason.OPTIMUM, dtype=np.int8)
+    reason[best_s > most_s] = IntervalReason.LOSS_BUDGET
+    reason[best_s < least_s] = IntervalReason.NETWORK_SHARE
+    reason[least_s > most_s] = IntervalReason.LOSS_BUDGET_UNREACHABLE
+    reason[np.isinf(least_s)] = IntervalReason.NO_BANDWIDTH
+    return Intervals(found, reason)
+
+
+def final_feasible(
+    checkpoint_bytes: ArrayLike, bandwidth_bytes_s: ArrayLike, after_s: ArrayLike, notice_s: ArrayLike
+) -> Bools:
+    """Returns where C / b + `after_s` <= tau: a final checkpoint can complete before the machine leaves (V-A).
+
+    `after_s` is T_r in the paper's model, and the time of the commit live (`SiteJobs.after_s`).
+    """
+    payload = np.asarray(checkpoint_bytes, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        write_s = np.where(payload > 0, payload / np.asarray(bandwidth_bytes_s, np.float64), 0.0)
+    return np.asarray(write_s + np.asarray(after_s) <= np.asarray(notice_s))
+
+
+def tick(jobs: SiteJobs, budget_bytes_s: float, settings: P1Settings = P1Settings()) -> Tick:
+    """Returns the decisions of one control period for all jobs of a site (Algorithm 1).
+
+    Args:
+        jobs: the active jobs.
+        budget_bytes_s: the lower bound of the bandwidth that the site has for checkpoints.
+        settings: the constants.
+
+    Raises:
+        ValueError: a number is out of its range. The message names it.
+    """
+    size = rows(jobs.number)
+    payload = column("checkpoint_bytes", jobs.checkpoint_bytes, size)
+    notice_s = column("notice_s", jobs.notice_s, size, infinite=True)
+    after_s = column("after_s", jobs.after_s, size)
+    hazard = column("hazard_per_h", jobs.hazard_per_h, size)
+    bandwidth = water_fill(hazard, payload, jobs.cap_bytes_s, budget_bytes_s)
+    path = bandwidth if jobs.final_bytes_s is None else column("final_bytes_s", jobs.final_bytes_s, size, infinite=True)
+    leaves = np.isfinite(notice_s)
+    final = leaves & final_feasible(payload, path, after_s, notice_s)
+    interval_s, reason = intervals(hazard, payload, bandwidth, jobs.loss_budget_s, settings.write_share)
+    return Tick(
+        bandwidth,
+        np.where(final, 0.0, interval_s),
+        np.where(final, np.int8(IntervalReason.FINAL_CHECKPOINT), reason),
+        final,
+        leaves & ~final,
+        phases(jobs.number) * settings.stagger_s,
+    )
+
+
+def phases(numbers: ArrayLike) -> Floats:
+    """Returns a phase in [0, 1) for each job's number: the fractional part of the number divided by the golden ratio.
+
+    The phases of successive numbers are spread as evenly as possible: n of them are nowhere closer than about 1 / (2.6
+    n). A phase depends on the job's own number only, so it stays when other jobs join or leave.
+    """
+    with np.errstate(over="ignore"):
+        turned = np.asarray(numbers).astype(np.uint64) * _GOLDEN
+    return (turned >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+def next_start_s(last_start_s: ArrayLike, interval_s: ArrayLike, offset_s: ArrayLike, stagger_s: float) -> Floats:
+    """Returns when each job starts its next checkpoint: an interval after the last, moved to the job's offset.
+
+    The time is moved by at most half of `stagger_s`, to the nearest time that is the job's offset after a multiple of
+    `stagger_s`. So two jobs never start closer together than their offsets are, whatever their intervals. An interval
+    shorter than two periods is not moved, because the move would change it too much.
+    """
+    last, interval = np.asarray(last_start_s, np.float64), np.asarray(interval_s, np.float64)
+    offset = np.asarray(offset_s, np.float64)
+    due = last + interval
+    with np.errstate(invalid="ignore"):
+        moved = np.round((due - offset) / stagger_s) * stagger_s + offset
+    return np.where(np.isfinite(due) & (interval >= 2 * stagger_s), moved, due)

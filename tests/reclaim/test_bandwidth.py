@@ -1,0 +1,106 @@
+"""Bandwidth from counters: what samples count, and how often the lower bound holds."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reclaim.bandwidth import (
+    achieved_bytes_s,
+    available_bytes_s,
+    block_means,
+    effective_bytes_s,
+    lower_bound_bytes_s,
+    lower_bound_of_samples,
+    rates_bytes_s,
+)
+
+NAN = float("nan")
+
+
+def test_rates_from_counters_with_errors() -> None:
+    """A missing reading costs both of its rates; a restart, a standing clock and an impossible rate cost one."""
+    counters = [[0, 10, NAN, 30, 40, 5, 15, 15], [0, 9, 9, 9e9, 9e9, 9e9, 9e9, 9e9]]
+    at_s = [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.6]
+    found = rates_bytes_s(counters, at_s, [1000.0, 100.0])
+    assert found[0] == pytest.approx([100, NAN, NAN, 100, NAN, 100, NAN], nan_ok=True)
+    assert found[1] == pytest.approx([90, 0, NAN, 0, 0, 0, NAN], nan_ok=True)
+
+
+def test_what_others_leave() -> None:
+    assert available_bytes_s([100.0], [[0.0, 30.0, 120.0, NAN]])[0] == pytest.approx([100, 70, 0, NAN], nan_ok=True)
+
+
+def test_an_idle_transfer_says_nothing() -> None:
+    assert achieved_bytes_s([[5.0, 0.0, 0.0]], [[9, 0, 9]])[0] == pytest.approx([5, NAN, 0], nan_ok=True)
+
+
+def test_blocks_need_half_of_their_samples() -> None:
+    samples = [[99.0, 1, 2, 3, NAN, NAN, 6, NAN, NAN, NAN]]
+    assert block_means(samples, 3)[0] == pytest.approx([2, NAN, NAN], nan_ok=True)
+    assert block_means(samples, 2)[0] == pytest.approx([50, 2.5, NAN, 6, NAN], nan_ok=True)
+
+
+def plain(blocks: list[float], confidence: float) -> float:
+    """The bound of one link, by the definition."""
+    ordered = [0.0, *sorted(blocks)]
+    position = min((len(blocks) + 1) * (1 - confidence), len(blocks))
+    low = int(position)
+    return ordered[low] + (position - low) * (ordered[min(low + 1, len(blocks))] - ordered[low])
+
+
+@given(
+    st.lists(st.lists(st.one_of(st.floats(0, 1e9), st.just(NAN)), min_size=7, max_size=7), min_size=1, max_size=9),
+    st.floats(0.05, 0.99),
+)
+def test_the_bound_equals_its_definition(links: list[list[float]], confidence: float) -> None:
+    there = [[one for one in link if one == one] for link in links]
+    wanted = [plain(link, confidence) if link else 7.0 for link in there]
+    assert lower_bound_bytes_s(links, 7.0, confidence) == pytest.approx(wanted, rel=1e-9, abs=1e-6)
+
+
+@pytest.mark.parametrize(("blocks", "confidence"), [(60, 0.9), (19, 0.9), (60, 0.75)])
+def test_the_next_block_is_as_fast_as_often_as_stated(blocks: int, confidence: float) -> None:
+    """Over 20,000 links with skewed bandwidth, the next block reaches the bound in the stated share of cases."""
+    draws = np.random.default_rng(3).lognormal(18, 0.6, (20_000, blocks + 1))
+    bound = lower_bound_bytes_s(draws[:, :-1], 0.0, confidence)
+    assert (draws[:, -1] >= bound).mean() == pytest.approx(confidence, abs=0.01)
+
+
+def test_few_blocks_give_a_bound_below_all_of_them() -> None:
+    """With two blocks and 90%, the position is 0.3 between 0 and the slower block."""
+    assert lower_bound_bytes_s([[80.0, 50.0]], 1.0, 0.9)[0] == pytest.approx(15.0)
+    assert list(lower_bound_bytes_s([[NAN, NAN], [-3.0, np.inf]], [2.0, 3.0])) == [2.0, 3.0]
+
+
+def test_absurd_samples_do_not_move_the_bound() -> None:
+    """Ten minutes of 100 ms samples; 5% are missing and 1% are impossible. Only the newest window counts."""
+    draw = np.random.default_rng(4)
+    use = np.clip(draw.normal(4e7, 5e6, (1, 6000)), 0, None)
+    counters = np.concatenate((np.zeros((1, 1)), np.cumsum(use * 0.1, axis=1)), axis=1)
+    broken = counters.copy()
+    broken[0, draw.integers(1, 6000, 60)] = 1e18
+    broken[0, draw.integers(1, 6000, 300)] = NAN
+    at_s = np.arange(6001) * 0.1
+    bounds = [
+        lower_bound_of_samples(available_bytes_s(1e8, rates_bytes_s(one, at_s, 1e8)), 0.0)[0]
+        for one in (counters, broken)
+    ]
+    assert bounds[1] == pytest.approx(bounds[0], rel=0.01) and 5.5e7 < bounds[0] < 6e7
+    old = np.concatenate((np.full((1, 5000), 1.0), available_bytes_s(1e8, use)), axis=1)
+    assert lower_bound_of_samples(old, 0.0)[0] == lower_bound_of_samples(old[:, 5000:], 0.0)[0]
+
+
+def test_the_slower_of_write_and_network() -> None:
+    assert list(effective_bytes_s([1.1e9, 1e6], 1e8)) == [1e8, 1e6]
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match=r"confidence: 1.0: must be between 0 and 1"):
+        lower_bound_bytes_s([[1.0]], 1.0, 1.0)
+    with pytest.raises(ValueError, match="counter_bytes: has 1 dimensions: must have 2"):
+        rates_bytes_s([1.0], [1.0], 1.0)
+    with pytest.raises(ValueError, match=r"capacity_bytes_s\[0\]: 0.0: must be above 0"):
+        rates_bytes_s([[1.0, 2.0]], [1.0, 2.0], [0.0])
+    with pytest.raises(ValueError, match="samples_per_block: 0: must be 1 or more"):
+        block_means([[1.0]], 0)
