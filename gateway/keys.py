@@ -130,9 +130,9 @@ class Sessions:
         return await asyncio.get_running_loop().run_in_executor(executor, partial(_valid, self._engine, hashes))
 
     def close(self) -> None:
-        """Stops the threads."""
+        """Stops the threads, and waits until their queries have ended. Blocks."""
         for executor in (self._checking, self._looking):
-            executor.shutdown(wait=False, cancel_futures=True)
+            executor.shutdown(cancel_futures=True)
 
 
 def _valid(engine: Engine, hashes: Sequence[str]) -> dict[str, tuple[str, str | None, str]]:

@@ -135,7 +135,7 @@ async def serve(
     finally:
         checking.cancel()
         await channel.close()
-        sessions.close()
+        await asyncio.to_thread(sessions.close)
         engine.dispose()
 
 
