@@ -36,7 +36,6 @@ import numpy as np
 
 from agent.bpf import VALUE, Hook, Kind, Op, Program, SharedMemory, Step, link, load
 from agent.network.edge import Edge
-from agent.network.flows import TrafficClass
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, collector_off
 from bench.killswitch_node import PRIORITY, REQUEST_BYTES
 from bench.killswitch_server import (
@@ -51,6 +50,7 @@ from bench.killswitch_server import (
     shared,
 )
 from bench.network_lab import SUBNET, ip, lab, nodes
+from domain.traffic import TrafficClass
 
 TRIALS = 500
 _ADDRESS = f"{SUBNET}.1"

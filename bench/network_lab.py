@@ -51,11 +51,11 @@ def ip(*arguments: str) -> None:
 class Node:
     """A process in a network namespace of its own, whose `eth0` is connected to the interface `port` of the lab."""
 
-    def __init__(self, number: int, module: str) -> None:
+    def __init__(self, number: int, module: str, niceness: int = 0) -> None:
         """Starts the node, with the address `SUBNET.number`."""
         self.address = f"{SUBNET}.{number}"
         self.port = f"port{number}"
-        command = ["unshare", "--net", sys.executable, "-m", "bench.network_lab", module]
+        command = ["nice", "-n", str(niceness), "unshare", "--net", sys.executable, "-m", "bench.network_lab", module]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._read()  # The namespace exists.
         # Segments as they are on a wire: without segmentation offload each packet has its own headers.
@@ -86,12 +86,12 @@ class Node:
 
 
 @contextmanager
-def nodes(count: int, module: str) -> Iterator[list[Node]]:
+def nodes(count: int, module: str, niceness: int = 0) -> Iterator[list[Node]]:
     """Starts `count` nodes with the numbers from 2 on; must run in `lab`."""
     with ExitStack() as stack:
         made = []
         for number in range(count):
-            made.append(Node(2 + number, module))
+            made.append(Node(2 + number, module, niceness))
             stack.callback(made[-1].close)
         yield made
 

@@ -29,16 +29,17 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from agent.network.shaping import BURST_S, MINIMUM_OVERHEAD
+from agent.network.shaping import BURST_S
 from bench.harness import Bench, Figure, Line, Suite, medians
 from bench.network_lab import Node, ip, lab, nodes, together
+from domain.traffic import OVERHEAD_SHARE
 
 _LINK_BYTES_S = 12_500_000
 _RESERVED = 0.3
 """P3's share of the bandwidth for research traffic."""
 _MIGRATION_BYTES_S = _LINK_BYTES_S * (1 - _RESERVED)
-_PAYLOAD_BYTES_S = _MIGRATION_BYTES_S / (1 + MINIMUM_OVERHEAD)
-_RESEARCH_BYTES_S = _LINK_BYTES_S * _RESERVED / (1 + MINIMUM_OVERHEAD)
+_PAYLOAD_BYTES_S = _MIGRATION_BYTES_S / (1 + OVERHEAD_SHARE)
+_RESEARCH_BYTES_S = _LINK_BYTES_S * _RESERVED / (1 + OVERHEAD_SHARE)
 """Payload of research traffic that uses B_res on the wire."""
 _PROVIDERS, _CASES = 7, 50
 _QUEUE_PACKETS = 100
@@ -48,6 +49,8 @@ _CONTROL_S = 0.3
 _WINDOW_S = 0.5
 _IDLE_BYTES_S = 1000.0
 _MODULE = "bench.shaping_node"
+_NICENESS = -10
+"""Of all nodes: a sender that waits for a CPU would measure the other load of this computer."""
 LINES = (
     Line("throughput of research beside seven shaped migrations, over alone", 0.97, at_least=True),
     Line("throughput of research beside seven unshaped migrations, over alone", None),
@@ -80,7 +83,9 @@ class _Network:
         )
         return float(result["bytes"] / (result["end_s"] - result["begin_s"]))
 
-    def shape(self, provider: Node, rate_bytes_s: float) -> None:
+    def shape(self, provider: Node, payload_bytes_s: float) -> None:
+        """Gives a provider's migration a rate of payload; its class gets the headers in addition."""
+        rate_bytes_s = payload_bytes_s * (1 + OVERHEAD_SHARE)
         provider("shape", link_bytes_s=_LINK_BYTES_S, migration_bytes_s=_MIGRATION_BYTES_S, rate_bytes_s=rate_bytes_s)
 
     def beside_migrations(self) -> float:
@@ -100,7 +105,7 @@ def _network() -> Iterator[_Network]:
     with lab():
         ip("link", "add", "lan", "type", "bridge")
         ip("link", "set", "lan", "up")
-        with nodes(_PROVIDERS + 2, _MODULE) as made:
+        with nodes(_PROVIDERS + 2, _MODULE, _NICENESS) as made:
             for node in made:
                 ip("link", "set", node.port, "master", "lan")
             *providers, research, store = made

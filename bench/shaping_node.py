@@ -5,11 +5,12 @@ import threading
 import time
 from typing import Any
 
-from agent.network.flows import Flow, TrafficClass
+from agent.network.flows import Flow
 from agent.network.machine import MachineNetwork
 from agent.network.pacing import Pace
 from agent.network.shaping import LinkShare
 from bench.harness import InvalidBenchmark
+from domain.traffic import TrafficClass
 
 PORT, MARK = 9000, 7
 _FLOW = Flow.of_mark("migration", TrafficClass.PLANNED, MARK)
@@ -41,7 +42,7 @@ def received() -> tuple[float, int]:
 
 
 def shape(link_bytes_s: float, migration_bytes_s: float, rate_bytes_s: float) -> None:
-    """Gives this node's migration a rate of payload."""
+    """Gives this node's migration a rate, in bytes on the wire per second."""
     if "sender" not in _machines:
         _machines["sender"] = MachineNetwork("eth0", (), LinkShare(link_bytes_s, migration_bytes_s))
     _machines["sender"].apply({_FLOW: rate_bytes_s})

@@ -4,45 +4,16 @@ Rates are whole bytes per second, as in the maps and classes that enforce them, 
 on the wire (`wire_bytes`): a rate that is enforced on packets contains their headers.
 """
 
-from enum import StrEnum
-
 import numpy as np
 import numpy.typing as npt
 
+from domain.traffic import OVERHEAD_SHARE, TrafficClass
 from reclaim.arrays import Floats, Ints
 
 RESEARCH_SHARE = 0.3
 """P3's beta, the share of a link's bandwidth that is reserved for research traffic."""
-OVERHEAD_SHARE = 0.06
-"""Bytes of headers and of retransmissions for each byte of payload, at least. An agent measures its own."""
 UNLIMITED_BYTES_S = 2**52
 """The bandwidth of a link or a flow without a limit. Sums of many stay exact."""
-
-
-class TrafficClass(StrEnum):
-    """The class of a packet (section VII.A), marked in its header."""
-
-    EMERGENCY = "emergency"
-    """Notifications of a departure without notice. No checkpoint is sent in this class."""
-    PLANNED = "planned"
-    """Migrations within a notice, however short."""
-    PRE_SYNC = "pre-sync"
-    """Parts of checkpoints that are sent ahead of time."""
-    RESEARCH = "research"
-    """All other traffic."""
-
-    @property
-    def dscp(self) -> int:
-        """The DSCP value: EF, AF41, CS1 or best effort."""
-        return _DSCP[self]
-
-
-_DSCP = {
-    TrafficClass.EMERGENCY: 46,
-    TrafficClass.PLANNED: 34,
-    TrafficClass.PRE_SYNC: 8,
-    TrafficClass.RESEARCH: 0,
-}
 
 
 def class_of(notice_s: float) -> TrafficClass:

@@ -206,6 +206,8 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
 @click.option(
     "--owner-socket", type=click.Path(path_type=Path), help="The owner's socket (default: owner.sock in --state-dir)."
 )
+@click.option("--interface", help="Enforce rates and the kill-switch on this network interface; or: default.")
+@click.option("--link-mbit", type=click.FloatRange(min=0, min_open=True), default=1000.0, show_default=True)
 @click.option("--rotate-key", is_flag=True, help="Create a new key, and prove possession of the old one.")
 @click.option("--instance", envvar="MIZZEN_INSTANCE", default="", help="Id of the instance that launched the machine.")
 @click.option("--platform", help="Source of notices, such as aws-spot, or detect (default: MIZZEN_PLATFORM).")

@@ -9,12 +9,14 @@ import os
 import socket
 import struct
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from agent.bpf import HashMap, Hook, Kind, SharedMemory, link, load
 from agent.network import programs
-from agent.network.flows import Flow, TrafficClass
+from agent.network.flows import Flow
 from agent.network.programs import FLOW, FLOW_KEY, FLOWS
+from domain.traffic import TrafficClass
 
 _SIOCGIFHWADDR = 0x8927
 _LINK_BYTES = {1: 14, 65534: 0}
@@ -78,28 +80,27 @@ class Edge:
         """
         self.interface = interface
         link_bytes = _link_bytes(interface)
-        self._shared = SharedMemory(programs.MEMORY_BYTES, "mizzen_edge")
-        self._links: list[int] = []
-        try:
+        with ExitStack() as opened:
+            shared = SharedMemory(programs.MEMORY_BYTES, "mizzen_edge")
+            opened.callback(shared.close)
             self._flows = HashMap(FLOW_KEY.size, FLOW.size, FLOWS, "mizzen_flows")
-            memory = self._shared.memory
+            opened.callback(self._flows.close)
+            memory = shared.memory
             for port in ports:
                 if not 0 < port < 1 << 16:
                     raise ValueError(f"port {port}: must be within 1 to 65535")
                 memory[programs.PORTS + port] = 1
             index = socket.if_nametoindex(interface)
             for hook, program in (
-                (Hook.TCX_INGRESS, programs.ingress(self._shared.map)),
-                (Hook.TCX_EGRESS, programs.egress(self._shared.map, self._flows.map, link_bytes)),
+                (Hook.TCX_INGRESS, programs.ingress(shared.map)),
+                (Hook.TCX_EGRESS, programs.egress(shared.map, self._flows.map, link_bytes)),
             ):
                 descriptor = load(program, Kind.SCHED_CLS, hook, "mizzen_edge")
                 try:
-                    self._links.append(link(descriptor, index, hook))
+                    opened.callback(os.close, link(descriptor, index, hook))
                 finally:
                     os.close(descriptor)
-        except BaseException:
-            self.close()
-            raise
+            self._opened = opened.pop_all()
         self.kill_switch = KillSwitch(memory, in_kernel=True)
         self._received = memory[programs.RECEIVED : programs.SENT].cast("Q")
         self._sent = memory[programs.SENT : programs.PORTS].cast("Q")
@@ -110,7 +111,7 @@ class Edge:
         Raises:
             OSError: there are too many flows.
         """
-        self._flows.put(flow.key, FLOW.pack(priority, number, flow.traffic, 0))
+        self._flows.put(flow.key, FLOW.pack(priority, number, flow.traffic.dscp, 0))
 
     def drop(self, flow: Flow) -> None:
         """Ends a flow: its packets are no longer changed.
@@ -122,7 +123,7 @@ class Edge:
 
     def received_bytes(self, traffic: TrafficClass) -> int:
         """Returns the bytes of IP packets with the DSCP of this class that arrived since the programs were attached."""
-        return self._received[traffic]
+        return self._received[traffic.dscp]
 
     def sent(self, number: int = 0) -> Sent:
         """Returns what was sent by flow `number`; 0: by all traffic without a flow. Costs no system call."""
@@ -130,9 +131,7 @@ class Edge:
 
     def close(self) -> None:
         """Detaches the programs. Idempotent."""
-        for descriptor in self._links:
-            os.close(descriptor)
-        self._links.clear()
+        self._opened.close()
 
 
 def _link_bytes(interface: str) -> int:

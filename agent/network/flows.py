@@ -1,21 +1,11 @@
 """Migration flows: which packets belong to one, and the class of its traffic (P3, section VII of ReclaimNet)."""
 
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import Self
 
 from agent.network.programs import FLOW_KEY, MARKED
-
-
-class TrafficClass(IntEnum):
-    """Classes of traffic; the value is the DSCP."""
-
-    EMERGENCY = 46
-    PLANNED = 34
-    PRE_SYNC = 8
-    RESEARCH = 0
-    """All traffic that is not a migration. It has no flow."""
+from domain.traffic import TrafficClass
 
 
 @dataclass(frozen=True)
@@ -53,5 +43,5 @@ class Flow:
 
 def _migration(traffic: TrafficClass) -> TrafficClass:
     if traffic is TrafficClass.RESEARCH:
-        raise ValueError(f"traffic {traffic.name}: research traffic has no flow; use another class")
+        raise ValueError(f"traffic {traffic.value!r}: research traffic has no flow; use another class")
     return traffic

@@ -12,10 +12,11 @@ from types import TracebackType
 from typing import Self
 
 from agent.network.edge import Edge, KillSwitch, Sent
-from agent.network.flows import Flow, TrafficClass
+from agent.network.flows import Flow
 from agent.network.pacing import Pace
 from agent.network.programs import MEMORY_BYTES
-from agent.network.shaping import MINIMUM_OVERHEAD, LinkShare, Shaper
+from agent.network.shaping import LinkShare, Shaper
+from domain.traffic import OVERHEAD_SHARE, TrafficClass
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,6 @@ class MachineNetwork:
         Raises:
             ValueError: one of the ports is invalid.
         """
-        self._share = share
         self._edge: Edge | None = None
         self._shaper: Shaper | None = None
         self._paces: dict[Flow, Pace] = {}
@@ -61,14 +61,12 @@ class MachineNetwork:
         self.close()
 
     @property
-    def payload_bytes_s(self) -> float:
-        """The largest sum of rates that `apply` accepts, in bytes of payload per second."""
-        if self._shaper is not None:
-            return self._shaper.payload_bytes_s
-        return self._share.migration_bytes_s / (1 + MINIMUM_OVERHEAD)
+    def overhead_share(self) -> float:
+        """Bytes of headers for each byte of payload, for the admission that computes rates."""
+        return OVERHEAD_SHARE if self._shaper is None else self._shaper.overhead_share
 
     def apply(self, rates: Mapping[Flow, float], share: LinkShare | None = None) -> None:
-        """Makes `rates`, in bytes of payload per second, the rates of the migrations, and ends all other flows.
+        """Makes `rates`, in bytes on the wire per second, the rates of the migrations, and ends all other flows.
 
         With `share`, also changes how the bandwidth is divided. If the kernel refuses, the agent's own transfers are
         paced from then on (`pace`), and `why_not` says why.
@@ -76,7 +74,6 @@ class MachineNetwork:
         Raises:
             ValueError: see `Shaper.apply`.
         """
-        self._share = share or self._share
         if self._shaper is not None:
             try:
                 self._shaper.apply(rates, share)
@@ -86,7 +83,8 @@ class MachineNetwork:
         for flow in self._paces.keys() - rates.keys():
             self._paces.pop(flow).change(None)
         for flow, rate_bytes_s in rates.items():
-            self.pace(flow).change(rate_bytes_s if self._shaper is None else None)
+            payload_bytes_s = rate_bytes_s / (1 + self.overhead_share)
+            self.pace(flow).change(payload_bytes_s if self._shaper is None else None)
 
     def pace(self, flow: Flow) -> Pace:
         """Returns the pace that a transfer of the agent itself must keep; unlimited where the kernel shapes it."""

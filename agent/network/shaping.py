@@ -10,7 +10,8 @@ The qdisc is only there while there are flows. It replaces only the qdisc that t
 somebody has configured one, the shaper refuses. The egress program (`agent/network/programs.py`) puts packets into the
 classes. A guardian process removes the qdisc if this process ends without doing so.
 
-A rate is a rate of payload. Its class gets the headers in addition: the measured overhead, at least `MINIMUM_OVERHEAD`.
+Rates are bytes on the wire per second. `Shaper.overhead_share` says how many of them are headers: an admission that
+starts from the sizes of checkpoints must add them.
 """
 
 import contextlib
@@ -33,9 +34,8 @@ from agent.network.flows import Flow
 from agent.network.guardian import HANDLE, READY, remove_shaping
 from agent.network.locks import lock_interface, unlock_interface
 from agent.network.programs import FLOWS
+from domain.traffic import OVERHEAD_SHARE
 
-MINIMUM_OVERHEAD = 0.06
-"""Headers relative to payload: 4.6 % for full segments of IPv4 on Ethernet, 6.0 % of IPv6; the rest is a margin."""
 _MARGIN = 0.01
 _ENOUGH_BYTES = 1 << 23
 """Payload after which the measured overhead is used."""
@@ -51,7 +51,6 @@ _SLOWEST_BYTES_S = 1000
 """HTB cannot represent the time that a burst takes at much lower rates."""
 _ROUNDING = 1e-6
 _ROOT = 0xFFFFFFFF
-_WAIT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class LinkShare:
 @dataclass
 class _Class:
     number: int
-    wire_bytes_s: float
+    rate_bytes_s: float
     before: Sent
     """The counters of this number when the flow began."""
 
@@ -95,28 +94,23 @@ class Shaper:
         self._classes: dict[Flow, _Class] = {}
         self._guardian: subprocess.Popen[bytes] | None = None
         self._lock: tuple[int, Path] | None = None
-        self.overhead = MINIMUM_OVERHEAD
-        """Headers relative to payload, as the next `apply` uses it."""
+        self.overhead_share = OVERHEAD_SHARE
+        """Bytes of headers for each byte of payload, with a margin, as measured until the last `apply`."""
         descriptor, path = lock_interface(edge.interface, self._index)
         try:
             remove_shaping(self._index)
         finally:
             unlock_interface(descriptor, path)
 
-    @property
-    def payload_bytes_s(self) -> float:
-        """The largest sum of rates that `apply` accepts."""
-        return self._share.migration_bytes_s / (1 + self.overhead)
-
     def apply(self, rates: Mapping[Flow, float], share: LinkShare | None = None) -> None:
-        """Makes `rates`, in bytes of payload per second, the rates of the migration flows, and ends all other flows.
+        """Makes `rates`, in bytes on the wire per second, the rates of the migrations, and ends all other flows.
 
         With `share`, also changes how the bandwidth is divided. Without flows the qdisc is removed. If the call fails,
         the shaping is removed.
 
         Raises:
-            ValueError: a rate is less than 1,000 bytes/s, there are too many flows, or the sum exceeds
-                `payload_bytes_s`.
+            ValueError: a rate is less than 1,000 bytes/s, there are too many flows, or the sum exceeds the migration
+                share.
             OSError: somebody has configured a qdisc for this interface, or the kernel refused a change.
         """
         new = share or self._share
@@ -129,7 +123,7 @@ class Shaper:
                 for flow in self._classes.keys() - rates.keys():
                     self._end(netlink, flow)
                 for flow, rate_bytes_s in rates.items():
-                    self._set(netlink, flow, rate_bytes_s * (1 + self.overhead))
+                    self._set(netlink, flow, rate_bytes_s)
         except BaseException:
             self.close()
             raise
@@ -174,11 +168,10 @@ class Shaper:
                 )
         if len(rates) >= FLOWS:
             raise ValueError(f"{len(rates)} flows: must be at most {FLOWS - 1}")
-        largest_bytes_s = share.migration_bytes_s / (1 + self.overhead)
-        if sum(rates.values()) > largest_bytes_s * (1 + _ROUNDING):
+        if sum(rates.values()) > share.migration_bytes_s * (1 + _ROUNDING):
             raise ValueError(
-                f"the rates of {len(rates)} flows: their sum, {sum(rates.values()):.0f} bytes/s of payload, must be at"
-                f" most {largest_bytes_s:.0f} bytes/s, the migration share without headers"
+                f"the rates of {len(rates)} flows: their sum, {sum(rates.values()):.0f} bytes/s, must be at most the"
+                f" migration share, {share.migration_bytes_s:.0f} bytes/s"
             )
 
     def _install(self, netlink: IPRoute, share: LinkShare) -> None:
@@ -208,16 +201,16 @@ class Shaper:
         class_id = self._class_id(self._classes.pop(flow).number)
         netlink.tc("del-class", "htb", self._index, class_id, rate=_SLOWEST_BYTES_S)
 
-    def _set(self, netlink: IPRoute, flow: Flow, wire_bytes_s: float) -> None:
+    def _set(self, netlink: IPRoute, flow: Flow, rate_bytes_s: float) -> None:
         entry = self._classes.get(flow)
-        if entry is not None and entry.wire_bytes_s == wire_bytes_s:
+        if entry is not None and entry.rate_bytes_s == rate_bytes_s:
             return
         if entry is None:
             used = {one.number for one in self._classes.values()}
             number = next(n for n in range(1, FLOWS) if n not in used)
-            entry = _Class(number, wire_bytes_s, self._edge.sent(number))
-        self._class(netlink, _FIRST_FLOW + entry.number, HANDLE | _MIGRATION, wire_bytes_s, wire_bytes_s)
-        entry.wire_bytes_s = wire_bytes_s
+            entry = _Class(number, rate_bytes_s, self._edge.sent(number))
+        self._class(netlink, _FIRST_FLOW + entry.number, HANDLE | _MIGRATION, rate_bytes_s, rate_bytes_s)
+        entry.rate_bytes_s = rate_bytes_s
         if flow not in self._classes:
             self._edge.add(flow, entry.number, self._class_id(entry.number))
             self._classes[flow] = entry
@@ -246,7 +239,7 @@ class Shaper:
         payload = sum(c.payload_bytes for c in counters)
         if payload >= _ENOUGH_BYTES:
             measured = sum(c.wire_bytes for c in counters) / payload - 1
-            self.overhead = max(MINIMUM_OVERHEAD, measured + _MARGIN)
+            self.overhead_share = max(OVERHEAD_SHARE, measured + _MARGIN)
 
     def _guard(self, lock: int, path: Path) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-I", "-S", "-E", guardian.__file__, str(self._index), str(os.getpid()), str(path)]

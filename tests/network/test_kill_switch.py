@@ -10,6 +10,9 @@ from agent.network.edge import Edge
 from tests.netns.namespaces import Network
 from tests.network.conftest import PORTS, other, state
 
+# The method `thread` would end the whole test run and leave the namespaces behind.
+pytestmark = pytest.mark.timeout(180, method="signal")
+
 OPEN_PORT = 8000
 CONNECT = """
 import socket, sys

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from domain.traffic import TrafficClass
 from reclaim.admission import Decision, Flows, Outcome, Spread, decide
 from reclaim.arrays import Floats, Ints
 from reclaim.traffic import (
     UNLIMITED_BYTES_S,
-    TrafficClass,
     class_of,
     fill,
     least_rates,
