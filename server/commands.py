@@ -1,4 +1,4 @@
-"""`mizzen up`, `demo`, `init`, `api`, `worker`, `agent`, `simulate`: added to the SDK's command by entry points."""
+"""`mizzen up`, `init`, `api`, `worker`, `agent`, `gateway` and more: added to the SDK's command by entry points."""
 
 import asyncio
 import logging
@@ -221,6 +221,24 @@ def agent(**options: Any) -> None:
 
 
 @click.command()
+@_connection_options
+@click.option("--listen", required=True, metavar="HOST:PORT", help="Address for agents, such as 0.0.0.0:7443.")
+@click.option("--tls-cert", type=_FILE, required=True, help="PEM file with the certificate chain of this address.")
+@click.option("--tls-key", type=_FILE, required=True, help="PEM file with the certificate's private key.")
+def gateway(listen: str, tls_cert: Path, tls_key: Path, **options: Any) -> None:
+    """Run the gateway to Temporal for agents with keys of the role `machine`."""
+    try:
+        from gateway.serving import Certificate, run_gateway
+    except ModuleNotFoundError as error:
+        if error.name != "grpc":
+            raise
+        raise click.ClickException("the gateway needs grpcio: pip install 'mizzen-server[gateway]'") from None
+
+    log_to_stderr()
+    run_command(lambda: run_gateway(_settings(options), listen, Certificate(tls_cert, tls_key)))
+
+
+@click.command()
 @click.option("--config", type=_FILE, required=True)
 @click.option("--fleet", type=_FILE, required=True)
 def agents(config: Path, fleet: Path) -> None:
@@ -261,5 +279,5 @@ def group() -> None:
     """Commands of mizzen's server."""
 
 
-for _command in (up, demo, init, worker, agent, agents, api, simulate):
+for _command in (up, demo, init, worker, agent, agents, gateway, api, simulate):
     group.add_command(_command)
