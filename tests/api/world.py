@@ -41,8 +41,9 @@ KEYS = {
     "vision": ("submitter", "vision"),
     "vision-viewer": ("viewer", "vision"),
     "speech": ("submitter", "speech"),
+    "machine": ("machine", None),
 }
-"""Role and tenant of each API key, by name."""
+"""Role and tenant of each API key, by name. The machine's key is one of north/alpha/m1."""
 MACHINES = {
     "north/alpha/m1": ("a100", 8, 64_000, 256 * GIB),
     "north/alpha/m2": ("a100", 8, 64_000, 256 * GIB),
@@ -212,7 +213,9 @@ def _fill(session: Session, settings: Settings, buckets: Mapping[str, str], keys
         )  # fmt: skip
     for name, key in keys.items():
         role, tenant = KEYS[name]
-        session.add(ApiKey(id=f"key-{name}", sha256=hash_api_key(key), role=role, tenant=tenant, label=name))
+        machine = "north/alpha/m1" if role == "machine" else None
+        sha256 = hash_api_key(key)
+        session.add(ApiKey(id=f"key-{name}", sha256=sha256, role=role, tenant=tenant, machine=machine, label=name))
     box = encrypt_secret(load_master_key(settings.master_key_path, create=True), "hf_secret")
     session.add(Secret(tenant="vision", name="hf-token", box=box))
     # One archive from before paths were stored, and one from after.

@@ -83,3 +83,26 @@ def other(network: Network, code: str, *arguments: str) -> str:
 
 
 ROOT = Path(__file__).parents[2]
+SINK_PORT = 9000
+
+
+@contextmanager
+def sink(network: Network) -> Iterator[str]:
+    """Reads everything that arrives in namespace `b`, and acknowledges the end of each connection."""
+    code = """
+import socket, threading
+def read(connection):
+    with connection:
+        while connection.recv(1 << 16): pass
+        connection.sendall(b"+")
+with socket.create_server(("", 9000)) as listener:
+    print("ready", flush=True)
+    while True: threading.Thread(target=read, args=(listener.accept()[0],), daemon=True).start()
+"""
+    with subprocess.Popen([*network.enter("b"), sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            process.stdout.readline()
+            yield network.address("b")
+        finally:
+            process.kill()

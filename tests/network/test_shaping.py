@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,14 +20,14 @@ from agent.network.flows import Flow
 from agent.network.shaping import BURST_S, LinkShare, Shaper
 from domain.traffic import OVERHEAD_SHARE, TrafficClass
 from tests.netns.namespaces import Network
-from tests.network.conftest import PORTS, ROOT, entered, state
+from tests.network.conftest import PORTS, ROOT, SINK_PORT, entered, sink, state
 from tests.stack.harness import wait_until
 
 # The method `thread` would end the whole test run and leave the namespaces behind.
 pytestmark = pytest.mark.timeout(180, method="signal")
 
 SHARE = LinkShare(link_bytes_s=12_500_000, migration_bytes_s=8_750_000)
-PORT, MARK = 9000, 77
+MARK = 77
 FLOW = Flow.of_mark("run-1", TrafficClass.PLANNED, MARK)
 HOLDER = """
 import sys, time
@@ -51,32 +50,12 @@ def edge(network: Network) -> Iterator[Edge]:
     attached.close()
 
 
-@contextmanager
-def _sink(network: Network) -> Iterator[str]:
-    """Reads everything that arrives in namespace `b`, and acknowledges the end of each connection."""
-    code = """
-import socket, threading
-def read(connection):
-    with connection:
-        while connection.recv(1 << 16): pass
-        connection.sendall(b"+")
-with socket.create_server(("", 9000)) as listener:
-    print("ready", flush=True)
-    while True: threading.Thread(target=read, args=(listener.accept()[0],), daemon=True).start()
-"""
-    with subprocess.Popen([*network.enter("b"), sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield network.address("b")
-        process.kill()
-
-
 def _send(address: str, size_bytes: int, mark: int = 0) -> float:
     """Sends bytes to the sink; returns the seconds until all have arrived."""
     with socket.socket() as transfer:
         if mark:
             transfer.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
-        transfer.connect((address, PORT))
+        transfer.connect((address, SINK_PORT))
         start_s = time.monotonic()
         transfer.sendall(bytes(size_bytes))
         transfer.shutdown(socket.SHUT_WR)
@@ -88,7 +67,7 @@ def test_a_flow_gets_its_rate_and_not_more(network: Network, edge: Edge) -> None
     rate_bytes_s, size_bytes = 2_000_000.0, 3_000_000
     shaper = Shaper(edge, SHARE)
     shaper.apply({FLOW: rate_bytes_s})
-    with _sink(network) as address:
+    with sink(network) as address:
         took_s = _send(address, size_bytes, MARK)
         sent = shaper.sent(FLOW)
     shaper.close()
@@ -109,12 +88,12 @@ def test_packets_carry_the_dscp_of_their_class(network: Network, edge: Edge) -> 
     with entered(network.namespace("b")):
         receiver = Edge("eth0", ())
     try:
-        with _sink(network) as address:
+        with sink(network) as address:
             _send(address, 100_000, MARK)
             code = f"""
 import socket
 open("{cgroup}/cgroup.procs", "w").write("0")
-with socket.create_connection(("{address}", {PORT})) as transfer:
+with socket.create_connection(("{address}", {SINK_PORT})) as transfer:
     transfer.sendall(bytes(50_000)); transfer.shutdown(1); transfer.recv(1)
 """
             subprocess.run([sys.executable, "-c", code], check=True)
@@ -138,7 +117,7 @@ def test_the_overhead_is_measured(network: Network, edge: Edge) -> None:
     shaper = Shaper(edge, SHARE)
     shaper.apply({FLOW: SHARE.migration_bytes_s})
     assert shaper.overhead_share == OVERHEAD_SHARE
-    with _sink(network) as address:
+    with sink(network) as address:
         _send(address, 9_000_000, MARK)
     shaper.apply({FLOW: SHARE.migration_bytes_s})
     assert shaper.overhead_share == pytest.approx(590 / 524 - 1 + 0.01, rel=0.05)
