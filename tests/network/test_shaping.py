@@ -217,10 +217,12 @@ def test_a_signal_to_both_does_not_end_the_guardian_first(network: Network) -> N
     holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, cwd=ROOT, env=_environment())
     assert holder.stdout is not None
     holder.stdout.readline()
-    os.kill(_guardian_of(holder.pid), signal.SIGTERM)
+    guardian = _guardian_of(holder.pid)
+    os.kill(guardian, signal.SIGTERM)
     with holder:
         holder.terminate()
     wait_until(lambda: state() == before, "the interface is restored")
+    wait_until(lambda: not Path(f"/proc/{guardian}").exists(), "the guardian has ended")
 
 
 def test_one_process_shapes_an_interface(network: Network, edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
