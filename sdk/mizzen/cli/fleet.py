@@ -92,6 +92,14 @@ def _slots(machine: Mapping[str, Any]) -> str | None:
     return f"{machine['gpu_type']} {len(machine['slots_held'])}/{machine['gpus']}" if machine["gpus"] else None
 
 
+def _why_closed(machine: Mapping[str, Any]) -> str | None:
+    """Return why a machine, or some of its GPUs, take no work."""
+    withheld = machine.get("slots_withheld")
+    if machine["cordon"] is None and withheld:
+        return f"the owner has taken back GPU {', '.join(map(str, withheld))}"
+    return words.reason(machine["cordon"])
+
+
 _MACHINE_COLUMNS = (
     Column("ID", lambda m: m["id"]),
     Column("STATE", _state),
@@ -100,7 +108,7 @@ _MACHINE_COLUMNS = (
     Column("FREE MEMORY", lambda m: words.size(m["free_memory_bytes"]), drop=3, right=True),
     Column("RACK", lambda m: m["rack"], wide=True),
     Column("ADDRESS", lambda m: m["address"], wide=True),
-    Column("REASON", lambda m: words.reason(m["cordon"]), drop=1, flexible=True),
+    Column("REASON", _why_closed, drop=1, flexible=True),
 )
 
 
