@@ -1,9 +1,10 @@
 """The tasks that leave a machine within a notice, as the control of their traffic sees them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 PERIOD_S = 1.0
 """Interval of decisions about the traffic while tasks leave."""
@@ -40,6 +41,9 @@ class Traffic(Protocol):
         """The kill-switch."""
         ...
 
-    def update(self, leaving: Sequence[Leaving], now_s: float) -> Any:
-        """Sets the rates of the tasks that leave, and ends those of others."""
+    def update(self, leaving: Sequence[Leaving], now_s: float) -> Mapping[str, IntEnum | None]:
+        """Sets the rates of the tasks that leave, and ends those of others.
+
+        Returns what became of each task (`reclaim.admission.Outcome`), by run id; None: its size is not known.
+        """
         ...

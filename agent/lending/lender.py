@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import IntEnum
 from typing import Any
 
 from agent import tasks
@@ -68,6 +69,7 @@ class Lender:
         self._clock = clock
         self._traffic = traffic
         self._shaped = False
+        self._outcomes: Mapping[str, IntEnum | None] = {}
         self._file = LendingFile(state.path)
         self.changed = asyncio.Event()
         """Set when the record has changed. The waiting task must clear it."""
@@ -298,7 +300,7 @@ class Lender:
             if (cgroup := run.unified_cgroup()) is not None
         ]
         if leaving or self._shaped:
-            self._traffic.update(leaving, self._clock())
+            self._outcomes = self._traffic.update(leaving, self._clock())
         self._shaped = bool(leaving)
 
     async def _finish(self) -> None:
@@ -353,6 +355,7 @@ class Lender:
         runs = one.folder.runs()
         started = [at_s for run in runs if (at_s := run.started_at_s()) is not None]
         grace_s = 0.0 if launch is None else launch.checkpoint.grace_s
+        leaving = [found for run in runs if (found := self._outcomes.get(run.run_id)) is not None]
         ends = [ends_s for run in runs if (ends_s := _ends_in_s(run)) is not None]
         return {
             "workload": one.folder.workload_id,
@@ -362,6 +365,7 @@ class Lender:
             "tasks": len(runs),
             "since_s": min(started, default=None),
             "ends_in_s": max(ends, default=grace_s),
+            "checkpoint": max(leaving).name.lower() if leaving else None,
         }
 
 

@@ -7,7 +7,7 @@ cannot be admitted, or whose checkpoint has no known size, get what is left: the
 others were promised.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,7 +54,7 @@ class MigrationTraffic:
         """The kill-switch of the interface."""
         return self.network.kill_switch
 
-    def update(self, leaving: Sequence[Leaving], now_s: float) -> dict[str, Outcome | None]:
+    def update(self, leaving: Sequence[Leaving], now_s: float) -> Mapping[str, Outcome | None]:
         """Sets the rates of the tasks that leave, and ends those of others; returns what became of each task.
 
         None: the size of its checkpoint is not known. A task whose cgroup is gone is left out.
