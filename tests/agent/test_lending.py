@@ -15,7 +15,11 @@ from agent import tasks
 from agent.config import AgentConfig
 from agent.host import serve
 from agent.lending.hours import LendingHours
+from agent.lending.lender import Lender
 from agent.lending.record import Lending, LendingFile
+from agent.locks import StartLocks
+from agent.notices import MachineNotices
+from agent.state import StateFolder
 from agent.tasks import State
 from domain.ids import machine_workflow_id
 from domain.protocol import Activity, NodeOutcome, Pace, RunPace
@@ -237,6 +241,39 @@ async def test_hours_take_the_machine_and_lend_it_again(lab: Lab) -> None:
         assert (status["lent"], status["by_hours"], status["opens_at_s"] > now.timestamp()) == (False, True, True)
         status = await _mizzen(config, "lend", "--hours", "always")
         assert (status["lent"], status["hours"]) == (True, None)
+
+
+async def test_tasks_get_notice_before_the_hours_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five minutes before a window ends the machine is announced to be the owner's; the next window lends it again.
+
+    What the owner takes stays the owner's, whatever the hours.
+    """
+    monkeypatch.setattr("agent.lending.lender._TICK_S", 0.02)
+    now = [datetime(2026, 3, 3, 7, 54).astimezone()]
+    config = AgentConfig(
+        machine="r/c/m", region="r", cluster="c", rack="k", cpus_milli=1000, memory_bytes=1 << 30, address="a",
+        ports=(21000, 21099), state_dir=tmp_path / "state",
+    )  # fmt: skip
+    notices = MachineNotices(None, {})
+    lender = Lender(config, StateFolder(config.state_dir), notices, StartLocks(), clock=lambda: now[0].timestamp())
+    lender.lend(None, "20:00-08:00 mon-fri")
+    running = asyncio.create_task(lender.run())
+    await asyncio.sleep(0.1)
+    assert not lender.refuses() and notices.current is None
+    now[0] = now[0].replace(hour=7, minute=56)
+    await until_async(lambda: lender.refuses())
+    assert notices.current is not None
+    assert notices.current.ends_at_s == now[0].replace(hour=8, minute=0).timestamp()
+    now[0] = now[0].replace(hour=12)
+    assert lender.status()["opens_at_s"] == now[0].replace(hour=20, minute=0).timestamp()
+    now[0] = now[0].replace(hour=20, minute=1)
+    await until_async(lambda: not lender.refuses())
+    assert notices.current is None
+    await lender.reclaim(None, 0.0)
+    now[0] = now[0].replace(hour=21)
+    await asyncio.sleep(0.1)
+    assert lender.refuses()
+    running.cancel()
 
 
 def test_a_damaged_record_lends_nothing(tmp_path: Path) -> None:
