@@ -69,6 +69,7 @@ class Lender:
         self._clock = clock
         self._traffic = traffic
         self._shaped = False
+        self._counted_s = self._stored_s = time.monotonic()
         self._outcomes: Mapping[str, IntEnum | None] = {}
         self._file = LendingFile(state.path)
         self.changed = asyncio.Event()
@@ -146,22 +147,26 @@ class Lender:
         """Follows the lending hours, finishes a reclaim that an earlier agent began, and counts the GPU time."""
         if self.lending.is_whole or self.lending.gpus_at_s:
             await self._announce()
-        counted_s = stored_s = time.monotonic()
         while True:
             try:
                 await self._finish()
                 await asyncio.to_thread(self._shape)
                 await self._follow_hours()
-            except OSError as error:
-                _log.warning("%s: cannot read the running tasks, retrying: %s", self._config.machine, error)
-            await asyncio.sleep(min(_TICK_S, self._next_end_s()))
-            now_s = time.monotonic()
-            used = sum(len(one.slots) for one in await asyncio.to_thread(self._held))
-            self.lending = replace(self.lending, given_gpu_s=self.lending.given_gpu_s + used * (now_s - counted_s))
-            counted_s = now_s
-            if used and now_s - stored_s >= _STORE_S:
-                self._write()
-                stored_s = now_s
+                await self._count()
+            except Exception:  # The next round must follow: it kills what overstays a notice.
+                _log.exception("%s: a round of lending failed", self._config.machine)
+            await asyncio.sleep(self._next_end_s())
+
+    async def _count(self) -> None:
+        """Adds the GPU time since the last round, and stores it from time to time."""
+        now_s = time.monotonic()
+        used = sum(len(one.slots) for one in await asyncio.to_thread(self._held))
+        given_gpu_s = self.lending.given_gpu_s + used * (now_s - self._counted_s)
+        self.lending = replace(self.lending, given_gpu_s=given_gpu_s)
+        self._counted_s = now_s
+        if used and now_s - self._stored_s >= _STORE_S:
+            self._write()
+            self._stored_s = now_s
 
     async def until_lent(self) -> None:
         """Waits until the machine is not wholly the owner's."""
@@ -324,7 +329,8 @@ class Lender:
         """Returns the time until the next announced end, so that it is not missed by a tick."""
         ends = [*self.lending.gpus_at_s.values(), self.lending.machine_at_s or 0.0]
         period_s = PERIOD_S if self._shaped else _TICK_S
-        return max(0.05, min(period_s, *(end - self._clock() for end in ends if end > self._clock())))
+        now_s = self._clock()
+        return max(0.05, min([period_s, *(end - now_s for end in ends if end > now_s)]))
 
     async def _follow_hours(self) -> None:
         hours = self.lending.hours
