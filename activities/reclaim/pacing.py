@@ -127,7 +127,7 @@ def _paces(
 ) -> list[Pace]:
     """Returns what each machine is told. The hazard of a gang is the sum over its lent machines."""
     upper = dict(zip(state.nodes, model.hazards(state, now_s).upper_per_h.tolist(), strict=True))
-    hazard_per_h = np.array([sum(upper[machine] for machine in job.machines) for job in jobs])
+    hazard_per_h = np.array([sum(upper[machine] for machine in job.lent) for job in jobs])
     p1 = P1Settings()
     decided = tick(
         SiteJobs(

@@ -37,11 +37,14 @@ class LentMachine:
 
 @dataclass(frozen=True)
 class RunningJob:
-    """An attempt whose tasks run on lent machines, with its newest checkpoint."""
+    """An attempt with tasks on lent machines, and its newest checkpoint."""
 
     workload: str
     attempt: int
     machines: tuple[str, ...]
+    """All its machines: any of its tasks may be the one that saves."""
+    lent: tuple[str, ...]
+    """Those that are lent, and may depart."""
     checkpoint_bytes: int
     write_s: float
     """How long the newest checkpoint took until it was durable."""
@@ -98,10 +101,8 @@ def forget_departures(session: Session) -> None:
 
 
 def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
-    """Returns the jobs that run on any of these machines and have saved a checkpoint, by workload.
-
-    A gang may also run on other machines; those do not depart.
-    """
+    """Returns the jobs that run on any of these lent machines and have saved a checkpoint, by workload."""
+    known = set(machines)
     rows: Sequence[Any] = session.execute(
         select(
             Attempt.workload,
@@ -115,14 +116,14 @@ def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
         .where(
             Workload.phase == Phase.RUNNING.value,
             Allocation.released_at.is_(None),
-            Allocation.machine.in_(machines),
             Attempt.checkpoint_bytes.is_not(None),
             Attempt.checkpoint_write_s > 0,
         )
         .group_by(Attempt.workload, Attempt.attempt)
+        .having(func.bool_or(Allocation.machine.in_(machines)))
         .order_by(Attempt.workload)
     ).all()
     return [
-        RunningJob(workload, attempt, tuple(sorted(set(held))), size_bytes, write_s)
+        RunningJob(workload, attempt, tuple(sorted(held)), tuple(sorted(known & set(held))), size_bytes, write_s)
         for workload, attempt, held, size_bytes, write_s in rows
     ]

@@ -97,6 +97,25 @@ def test_jobs_on_machines_that_depart_often_save_more_often(fleet: World) -> Non
         assert one.interval_s == pytest.approx(min(3600.0, max(wanted_s, _BYTES / (0.2 * bandwidth))), rel=1e-6)
 
 
+def test_all_tasks_of_a_gang_are_told(fleet: World) -> None:
+    """The task that saves may run on a machine that is not lent. Only lent machines add to the hazard."""
+    alone = _job(fleet, CALM)
+    with fleet.session() as session:
+        tenant = session.get_one(Tenant, "t")
+        tenant.quota_gpus = {"calm": 4, "m": 4}
+    jobs = [job("a", types=("calm",)), job("b", types=("m",))]
+    gang = fleet.submit(*jobs, capacity=("reserved", "voluntary"))
+    fleet.tick()
+    fleet.run(gang)
+    fleet.alter(Attempt, (gang, 1), checkpoint_bytes=_BYTES, checkpoint_write_s=32.0)
+    paces = _paces(fleet)
+    assert sorted(paces) == [CALM, OWNED]
+    (there,) = paces[OWNED].runs
+    hazards = {one.run: one.hazard_per_h for one in paces[CALM].runs}
+    assert there.run == f"{gang}.1"
+    assert hazards[f"{gang}.1"] == hazards[f"{alone}.1"] == there.hazard_per_h
+
+
 def test_plans_prefer_clusters_that_depart_less_often(fleet: World) -> None:
     """A workload that may run in either building gets the calmer one, however the two are named."""
     for machine in (CALM, BUSY):
