@@ -21,6 +21,7 @@ class Leader(IntEnum):
     PROGRESS = 0x6D697A7A656E02
     POOLS = 0x6D697A7A656E03
     READINESS = 0x6D697A7A656E04
+    PACING = 0x6D697A7A656E05
 
 
 def claim(engine: Engine, lock: int, leader: Connection | None) -> Connection | None:

@@ -32,6 +32,7 @@ from activities.lifecycle.progress import Progress
 from activities.lifecycle.reconcile import Reconciler
 from activities.lifecycle.singletons import keep_singletons
 from activities.lifecycle.workloads import WorkloadActivities
+from activities.reclaim.pacing import Pacer
 from activities.scheduling.auction import AuctionActivities
 from activities.scheduling.bids import RegionActivities
 from activities.scheduling.precompile import precompile
@@ -210,6 +211,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
                 Progress(engine, settings, client).run(),
                 PoolKeeper(engine, settings, client, providers).run(),
                 Readiness(engine, settings, client).run(),
+                Pacer(engine, settings, client).run(),
             )
             for loop in loops:
                 stack.callback(asyncio.create_task(loop).cancel)

@@ -19,6 +19,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from agent import tasks
 from agent.config import AgentConfig
 from agent.failures import is_disk_full, launch_failure, refusal
+from agent.intervals import set_pace
 from agent.lending.lender import Lender
 from agent.locks import StartLocks
 from agent.logs import Shipping
@@ -38,6 +39,7 @@ from domain.protocol import (
     Attend,
     NodeOutcome,
     NodePrepared,
+    Pace,
     PrepareNode,
     ProveKey,
     RunNode,
@@ -79,7 +81,7 @@ class NodeActivities:
 
     def all(self) -> Sequence[Callable[..., Awaitable[Any]]]:
         """Returns the activities that the worker registers."""
-        return [self.prepare, self.run, self.stop, self.attend, self.prove_key]
+        return [self.prepare, self.run, self.stop, self.attend, self.pace, self.prove_key]
 
     @activity.defn(name=Activity.PREPARE_NODE.value)
     async def prepare(self, request: PrepareNode) -> NodePrepared:
@@ -140,6 +142,12 @@ class NodeActivities:
             finally:
                 self.attending -= 1
                 self.let_go.set()
+
+    @activity.defn(name=Activity.PACE_NODE.value)
+    async def pace(self, request: Pace) -> None:
+        """Tells the running tasks how often they should save. Runs that are not here are left out."""
+        self._check_machine(request.machine)
+        await asyncio.to_thread(set_pace, self._state, request)
 
     @activity.defn(name=Activity.PROVE_KEY.value)
     async def prove_key(self, request: ProveKey) -> str:

@@ -12,6 +12,8 @@ from domain.ids import is_name, machine_id
 from mizzen.cadence import PLATFORMS as PRIORS
 from mizzen.notices.detection import PLATFORMS
 
+DEFAULT_INTERFACE = "default"
+"""The value of `AgentConfig.interface` for the interface of the default route."""
 DETECT = "detect"
 """The value of `AgentConfig.platform` that makes the agent detect the platform."""
 
@@ -84,6 +86,13 @@ class AgentConfig(BaseModel):
     socket. None: nobody may."""
     owner_socket: Path | None = None
     """Path of the owner's socket. None: `owner.sock` in `state_dir`."""
+    interface: str | None = None
+    """Network interface on which the rates of leaving checkpoints and the kill-switch are enforced, or `default` for
+    that of the default route (`agent.network`). None: nothing is enforced. Needs root."""
+    link_bytes_s: float = Field(125e6, gt=0)
+    """Bandwidth of the machine's link in bytes per second, with `interface`."""
+    research_bytes_s: float = Field(0.0, ge=0)
+    """Bandwidth that all other traffic keeps at least while checkpoints leave (B_min), with `interface`."""
     instance: str = ""
     """Id of the machine's instance, if mizzen launched the machine."""
     join_token: str = ""
@@ -110,6 +119,8 @@ class AgentConfig(BaseModel):
         if self.platform is not None and self.platform not in (DETECT, *PLATFORMS, *PRIORS):
             known = ", ".join(dict.fromkeys((DETECT, *PLATFORMS, *PRIORS)))
             raise ValueError(f"platform {self.platform!r}: must be one of {known}")
+        if self.research_bytes_s >= self.link_bytes_s:
+            raise ValueError(f"research_bytes_s {self.research_bytes_s:g}: must be less than link_bytes_s")
         self.task_owner()
         self.owner_uid()
         return self

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from temporalio.client import Client
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
@@ -34,6 +34,9 @@ from infra.errors import ConfigurationError
 from infra.liveness_pipe import LivenessReporter
 from infra.temporal_client import connect, use_quiet_runtime
 from mizzen.objects import open_store
+
+if TYPE_CHECKING:
+    from agent.lending.traffic import MigrationTraffic
 
 MACHINE_WORKFLOW = "MachineWorkflow"
 HELLO_SIGNAL = "hello"
@@ -76,7 +79,8 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     shipping = Shipping(executor, config.output_bytes)
     stager = Stager(config, state, open_store, notices)
     locks = StartLocks()
-    lender = Lender(config, state, notices, locks)
+    traffic = await asyncio.to_thread(_traffic, config)
+    lender = Lender(config, state, notices, locks, traffic)
     activities = NodeActivities(config, state, stager, shipping, notices, lender, locks)
     tidying = asyncio.create_task(_tidy(config, state))
     listening = asyncio.create_task(notices.run())
@@ -108,6 +112,8 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
         for task in (tidying, listening, *lending):
             task.cancel()
         await asyncio.wait(lending, timeout=1.0)
+        if traffic is not None:
+            await asyncio.to_thread(traffic.network.close)
         await shipping.close()
         executor.shutdown(wait=False, cancel_futures=True)
         state.release()
@@ -176,6 +182,16 @@ async def _work(
             task.cancel()
         # A worker that cannot reach Temporal may take long to end. The next agent need not wait for it.
         await asyncio.wait(others, timeout=1.0)
+
+
+def _traffic(config: AgentConfig) -> "MigrationTraffic | None":
+    """Returns what enforces rates and the kill-switch on the machine's interface; None: nothing is to be enforced."""
+    if config.interface is None:
+        return None
+    # Imported only where it is used: it needs numpy and pyroute2, which cost every agent memory and time.
+    from agent.lending.traffic import open_traffic
+
+    return open_traffic(config)
 
 
 def _environ(config: AgentConfig) -> dict[str, str]:

@@ -6,14 +6,18 @@ soon, and a machine that fails loses its tasks as well.
 """
 
 import json
+import logging
 import os
 from dataclasses import dataclass
 from math import isfinite
 
+from agent.state import StateFolder
 from agent.tasks import RunFolder
+from domain.protocol import Pace
 
 MIN_INTERVAL_S = 1.0
 MAX_INTERVAL_S = 86_400.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,23 @@ def write_interval(run: RunFolder, interval: TaskInterval) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def set_pace(state: StateFolder, pace: Pace) -> None:
+    """Writes the intervals of a machine's tasks. A run that is not here, or whose values are invalid, is left out."""
+    wanted = {one.run: one for one in pace.runs}
+    for attempt in state.unfinished():
+        one = wanted.get(attempt.key)
+        if one is None:
+            continue
+        try:
+            interval = TaskInterval(
+                max(MIN_INTERVAL_S, one.interval_s), pace.expires_at_s, one.hazard_per_h, one.period_s, one.offset_s
+            )
+            for run in attempt.runs():
+                write_interval(run, interval)
+        except (OSError, ValueError) as error:
+            _log.warning("the interval of %s is not set: %s", attempt.key, error)
 
 
 def remove_interval(run: RunFolder) -> None:

@@ -169,6 +169,11 @@ class RunFolder:
         boot_id = str(body["boot_id"])
         return ProcessIdentity.from_json(body["shim"], boot_id), ProcessIdentity.from_json(body["task"], boot_id)
 
+    def unified_cgroup(self) -> Path | None:
+        """Returns the task's cgroup v2; None: the task was not started, or has none."""
+        body = self._read(shim.PID_FILE)
+        return None if body is None or not body["cgroup"] else Path(body["cgroup"])
+
     def cgroups(self) -> list[str]:
         """Returns the paths of the task's cgroups: those with limits, and the one for killing all its processes."""
         body = self._read(shim.PID_FILE)

@@ -27,7 +27,7 @@ from infra.keys import hash_api_key
 _CALLER = "mizzen.caller"
 _FAILURE = "mizzen.login-failure"
 _KEY = select(
-    ApiKey.id, ApiKey.role, ApiKey.tenant, ApiKey.label, ApiKey.revoked_at, ApiKey.expires_at,
+    ApiKey.id, ApiKey.role, ApiKey.tenant, ApiKey.machine, ApiKey.label, ApiKey.revoked_at, ApiKey.expires_at,
     func.clock_timestamp().label("now"),
 ).where(ApiKey.sha256 == bindparam("sha256"))  # fmt: skip
 _NO_KEY = "send an API key: Authorization: Bearer mzn_..."
@@ -37,14 +37,18 @@ _CHALLENGE = 'Bearer realm="mizzen"'
 
 
 class Role(StrEnum):
-    """Role of a key. A viewer can read, a submitter can also change its tenant's workloads, an operator can do all."""
+    """Role of a key. A viewer can read, a submitter can also change its tenant's workloads, an operator can do all.
 
+    A machine can read only its own page. Its agent connects to the gateway with this key.
+    """
+
+    MACHINE = "machine"
     VIEWER = "viewer"
     SUBMITTER = "submitter"
     OPERATOR = "operator"
 
 
-_ORDER = {Role.VIEWER: 0, Role.SUBMITTER: 1, Role.OPERATOR: 2}
+_ORDER = {Role.MACHINE: -1, Role.VIEWER: 0, Role.SUBMITTER: 1, Role.OPERATOR: 2}
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class Caller:
     """The key can read and change only objects of this tenant; None: of all tenants."""
     label: str
     expires_at: datetime | None = None
+    machine: str | None = None
+    """The key can read only this machine's page; None: the key is not one of a machine."""
 
     def may(self, role: Role) -> bool:
         """Returns whether the key has at least `role`.
@@ -70,7 +76,12 @@ class Caller:
 
     def sees(self, tenant: str | None) -> bool:
         """Returns whether the key may see objects of `tenant`; None: objects that belong to no tenant."""
-        return self.tenant is None or self.tenant == tenant
+        return self.machine is None and (self.tenant is None or self.tenant == tenant)
+
+    def require_machine(self, machine: str) -> None:
+        """Raises 403 if the key is one of another machine."""
+        if self.machine not in (None, machine):
+            raise Problem(Kind.FORBIDDEN, f"machine {machine}: the key can read only machine {self.machine}")
 
     def require_tenant(self, tenant: str) -> None:
         """Raises 404 for an object of another tenant, as if it did not exist."""
@@ -107,7 +118,7 @@ def authenticate(engine: Engine, authorization: str | None) -> Caller:
     if row.expires_at is not None and row.expires_at <= row.now:
         detail = f"the API key expired at {row.expires_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC; request a new one"
         raise LoginFailed("expired key", detail, row, is_token=True)
-    return Caller(row.id, Role(row.role), row.tenant, row.label, row.expires_at)
+    return Caller(row.id, Role(row.role), row.tenant, row.label, row.expires_at, row.machine)
 
 
 class LoginFailed(Problem):
@@ -192,7 +203,8 @@ _bearer = HTTPBearer(
     auto_error=False,
     scheme_name="apiKey",
     bearerFormat="mzn_...",
-    description="An API key. Each operation names the lowest role that it requires: viewer, submitter or operator.",
+    description="An API key. Each operation names the lowest role that it requires: machine, viewer, submitter or"
+    " operator. With a machine's key, only the machine itself can be read.",
 )
 
 
@@ -208,10 +220,13 @@ async def _caller(
         role = Role(scope)
         if not caller.may(role):
             own = f"the key has the role {caller.role.value}" + (f" in tenant {caller.tenant}" if caller.tenant else "")
+            own += f" of {caller.machine}" if caller.machine else ""
             raise Problem(Kind.FORBIDDEN, f"the operation requires the role {role.value}; {own}")
     return caller
 
 
+AnyKey = Annotated[Caller, Security(_caller, scopes=[Role.MACHINE.value])]
+"""Also the key of a machine: the endpoint must check which machine it is."""
 Viewer = Annotated[Caller, Security(_caller, scopes=[Role.VIEWER.value])]
 Submitter = Annotated[Caller, Security(_caller, scopes=[Role.SUBMITTER.value])]
 Operator = Annotated[Caller, Security(_caller, scopes=[Role.OPERATOR.value])]

@@ -12,7 +12,16 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.problems import Kind, Problem
-from domain.ids import NAME_PATTERN, READ_PATTERN, READ_RULE, TABLE_PATTERN, TABLE_RULE, is_read, is_table_name
+from domain.ids import (
+    MACHINE_PATTERN,
+    NAME_PATTERN,
+    READ_PATTERN,
+    READ_RULE,
+    TABLE_PATTERN,
+    TABLE_RULE,
+    is_read,
+    is_table_name,
+)  # fmt: skip
 from infra.config import ApiSettings, LimitSettings
 
 MAX_TEXT = 256
@@ -158,6 +167,8 @@ def _read(text: str) -> str:
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=63)]
 """A name that follows `domain.ids.NAME_RULE`."""
+MachineId = Annotated[str, StringConstraints(pattern=MACHINE_PATTERN, max_length=191)]
+"""The id of a machine, `region/cluster/machine`, of three names."""
 TableName = Annotated[str, StringConstraints(pattern=TABLE_PATTERN, max_length=127), AfterValidator(_table_name)]
 """A table name that follows `domain.ids.TABLE_RULE`."""
 Read = Annotated[str, StringConstraints(pattern=READ_PATTERN, max_length=328), AfterValidator(_read)]

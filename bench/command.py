@@ -42,6 +42,8 @@ SUITES = {
     "machines": "machines",
     "balance": "balance",
     "reclaim-now": "reclaim_now",
+    "killswitch": "killswitch",
+    "shaping": "shaping",
     "memory": "memory",
 }
 """Module of each suite, in the order of execution."""

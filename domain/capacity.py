@@ -37,6 +37,10 @@ NANO_USD = 1_000_000_000
 terms."""
 
 
+NANO_DEPARTURES = 1_000_000_000
+"""Departures are compared in whole billionths an hour, for the same reason."""
+
+
 def nano_usd_per_h(gpus: int, gpu_usd_per_h: float, cpus_milli: int, core_usd_per_h: float) -> int:
     """Returns the price of `gpus` GPUs and `cpus_milli` thousandths of a core, in billionths of a US dollar an hour."""
     return gpus * round(gpu_usd_per_h * NANO_USD) + cpus_milli * round(core_usd_per_h * NANO_USD) // 1000

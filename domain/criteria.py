@@ -58,6 +58,11 @@ class PlanQuality:
         "capacity kinds that come earlier in the document's list (the sum of their positions over all jobs)",
         0,
     )
+    departures_per_h: float = _criterion(
+        About.PLACE,
+        "fewer expected departures per hour of machines that owners lend, summed over all tasks",
+        0.0,
+    )
     usd_per_h: float = _criterion(About.PLACE, "a lower price per hour, by the prices of the clusters", 0.0)
     racks: int = _criterion(About.PACKING, "fewer racks", 0)
     machines: int = _criterion(About.PACKING, "fewer machines", 0)

@@ -16,6 +16,7 @@ PARTITION_RULE = "1 to 200 letters, digits and _=:+@,.- with no dot at the start
 READ_PATTERN = f"{TABLE_PATTERN[:-1]}(/{PARTITION_PATTERN[1:-1]})?$"
 PARTITION_READ_PATTERN = f"{TABLE_PATTERN[:-1]}/{PARTITION_PATTERN[1:]}"
 DATACENTER_PATTERN = f"{NAME_PATTERN[:-1]}/{NAME_PATTERN[1:]}"
+MACHINE_PATTERN = f"{NAME_PATTERN[:-1]}/{NAME_PATTERN[1:-1]}/{NAME_PATTERN[1:]}"
 READ_RULE = f"{TABLE_RULE}; one partition of it is table/partition, where the partition is {PARTITION_RULE}"
 _NAME = re.compile(NAME_PATTERN)
 _TABLE = re.compile(TABLE_PATTERN)

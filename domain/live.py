@@ -26,6 +26,7 @@ class LiveMachine(_Part):
     capacity: CapacityKind = CapacityKind.RESERVED
     gpu_usd_per_h: float = Field(0.0, ge=0)
     core_usd_per_h: float = Field(0.0, ge=0)
+    departures_per_h: float = Field(0.0, ge=0)
 
 
 class LiveTenant(_Part):

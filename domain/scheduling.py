@@ -159,6 +159,8 @@ class MachineState:
     core."""
     gpu_usd_per_h: float = 0.0
     core_usd_per_h: float = 0.0
+    departures_per_h: float = 0.0
+    """How often the owner of a machine of the cluster takes it back without notice."""
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def adaptivity(
     return Adaptivity(
         fixed_cost=sqrt(2 * checkpoint_bytes * mean_hazard * mean_slowness),
         adaptive_cost=sqrt(2 * checkpoint_bytes) * root,
-        defect=mean_hazard * mean_slowness - root**2,
+        defect=max(0.0, mean_hazard * mean_slowness - root**2),
         hazard_cv=spread[0] / mean_hazard,
         slowness_cv=spread[1] / mean_slowness,
         correlation=together / both if both > 0 else float("nan"),

@@ -8,13 +8,13 @@ left, because dips are often short.
 """
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from reclaim.arrays import Bools, Floats, Ints, column
-from reclaim.traffic import UNLIMITED_BYTES_S, fill, least_rates, link_sums
+from reclaim.traffic import UNLIMITED_BYTES_S, fill, fill_in_order, least_rates, link_sums
 
 
 class Outcome(IntEnum):
@@ -32,6 +32,16 @@ class Outcome(IntEnum):
     """The flow alone needs more than its own limit or than the share of a link of its path."""
     CROWDED = 4
     """What is left by admitted flows and by flows with earlier deadlines is too little."""
+
+
+class Spread(StrEnum):
+    """Who gets the bandwidth that is left when every admitted flow has what it needs."""
+
+    MAX_MIN = "max-min"
+    """All flows that have started, by max-min fair increments, as in the paper."""
+    DEADLINE = "deadline"
+    """The flow with the earliest deadline, as much as it can use, then the next one. Flows end one after the other, so
+    fewer are under way when the bandwidth falls."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +113,16 @@ class Decision:
     """What is left of the share of each link. Pre-sync may use it (`fill` with rates of 0) until the next decision."""
 
 
-def decide(flows: Flows, share_bytes_s: Ints, now_s: float, headroom_share: float = 0.0) -> Decision:
+def decide(
+    flows: Flows, share_bytes_s: Ints, now_s: float, headroom_share: float = 0.0, spread: Spread = Spread.MAX_MIN
+) -> Decision:
     """Returns who is admitted and at which rate. `share_bytes_s` is the migration share of each link.
 
     Flows are considered in the order of their deadlines, then of the rate that they need, then of their position; those
     that are admitted already come first. A flow is admitted if the rate that it needs is left on every link of its
     path. A flow that is not admitted is passed over: a later flow that needs less may still be admitted. If all flows
-    fit, this admits all. The rest of each link is spread by max-min fair increments over the flows that have started. A
-    refused flow may be offered again in later decisions.
+    fit, this admits all. What is left of each link goes to the flows that have started (`Spread`). A refused flow may
+    be offered again in later decisions.
 
     Starts of newly admitted flows are staggered: flow i of K' starts i tau/K' later, but no later than the bandwidth
     that is free now permits (`_starts`).
@@ -130,14 +142,18 @@ def decide(flows: Flows, share_bytes_s: Ints, now_s: float, headroom_share: floa
     floors = _floors(flows, least, outcome, share_bytes_s, open_to_new)
 
     takes_part = outcome <= Outcome.SQUEEZED
-    limits = np.where(takes_part, flows.limit_bytes_s, 0)
+    limits = np.where(takes_part & (flows.remaining_bytes > 0), flows.limit_bytes_s, 0)
     start_s = np.where(outcome == Outcome.SQUEEZED, np.minimum(flows.start_s, now_s), flows.start_s)
     is_new = takes_part & ~flows.is_admitted
     if is_new.any():
         planned = fill(floors, limits, flows.paths, share_bytes_s)
         start_s = np.where(is_new, _starts(flows, planned, is_new, now_s), start_s)
     running = takes_part & (start_s <= now_s)
-    rates = fill(np.where(running, floors, 0), np.where(running, limits, 0), flows.paths, share_bytes_s)
+    floors, limits = np.where(running, floors, 0), np.where(running, limits, 0)
+    if spread == Spread.DEADLINE:
+        rates = fill_in_order(floors, limits, flows.paths, share_bytes_s, np.lexsort((least, flows.deadline_s)))
+    else:
+        rates = fill(floors, limits, flows.paths, share_bytes_s)
     left = share_bytes_s - link_sums(rates, flows.paths, len(share_bytes_s))
     return Decision(outcome, least, rates, start_s, left)
 

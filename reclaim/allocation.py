@@ -55,7 +55,7 @@ def water_fill(
         weight = np.ones(size)
     with np.errstate(divide="ignore", over="ignore"):
         ratio = np.where(weight > 0, cap / weight, np.inf)
-    order = np.argsort(ratio, kind="stable")
+    order = np.argsort(ratio)
     # For each position: the level if exactly the jobs before this position are at their caps.
     behind = np.cumsum(weight[order][::-1])[::-1]
     before = np.concatenate(([0.0], np.cumsum(cap[order])[:-1]))

@@ -7,7 +7,8 @@ An agent reads its counters every 100 ms. There are two kinds of samples:
 
 Samples of 100 ms vary more than a transfer of seconds does, and neighbours are alike. So they are averaged over blocks
 of some seconds first. The lower confidence bound is the value below which the mean of the next block lies with
-probability 1 - confidence, by the order of the blocks in the window. It assumes no distribution.
+probability 1 - confidence, by the order of the blocks in the window. It assumes no distribution, but that the next
+block is like those in the window.
 
 Samples that are missing or impossible are NaN here, and never count.
 """
@@ -25,8 +26,9 @@ BLOCK_S = 10.0
 """The length of a block: the order of magnitude of a transfer."""
 WINDOW_S = 600.0
 """The length of the window. Bandwidth fluctuates by 60% within 10 minutes (F3)."""
-CONFIDENCE = 0.9
-"""The probability with which the next block is at least as fast as the bound."""
+CONFIDENCE = 0.95
+"""The nominal probability with which the next block is at least as fast as the bound. Where neighbouring blocks are
+alike, fewer are: about 90% (docs/reclaim.md)."""
 _SLACK = 1.25
 """A rate above this multiple of the capacity is an error of a counter. A short burst may be faster than the link."""
 

@@ -102,7 +102,10 @@ class Leaving:
     source: Ints
     """The node of the job."""
     checkpoint_bytes: Floats
-    """C, the bytes that have to be transferred."""
+    """C, the size of the checkpoint."""
+    upload_bytes: Floats
+    """The part of C that is not in the store yet. 0 if the job continues from a checkpoint that is complete, as after a
+    departure without notice. Used with stores."""
     memory_bytes: Floats
     """The memory that the job needs at its destination."""
     capability: Floats
@@ -124,13 +127,14 @@ class Leaving:
         *,
         checkpoint_bytes: ArrayLike,
         memory_bytes: ArrayLike,
+        upload_bytes: ArrayLike | None = None,
         notice_s: ArrayLike = np.inf,
         restart_s: ArrayLike = RESTART_S,
         commit_s: ArrayLike = COMMIT_S,
         capability: ArrayLike = 0.0,
         load: ArrayLike = 0.0,
     ) -> "Leaving":
-        """Returns jobs, one for each element of `source`. A single number applies to all.
+        """Returns jobs, one for each element of `source`. A single number applies to all. None: all of C is uploaded.
 
         Raises:
             ValueError: a column has a wrong size, or an element that is negative or not a number.
@@ -140,6 +144,7 @@ class Leaving:
         return cls(
             nodes,
             column("checkpoint_bytes", checkpoint_bytes, count),
+            column("upload_bytes", checkpoint_bytes if upload_bytes is None else upload_bytes, count),
             column("memory_bytes", memory_bytes, count),
             column("capability", capability, count),
             column("load", load, count),
@@ -183,19 +188,19 @@ class Network:
         """Returns T_mig_mean(d), the mean time of a migration from each node to the other candidates."""
         return self.onward.mean_s_byte(candidates) * checkpoint_bytes + restart_s
 
-    def times_s(self, source: int, checkpoint_bytes: float, restart_s: float, commit_s: float) -> tuple[Floats, Floats]:
-        """Returns for each destination T_mig, and the time for which the source has to stay.
+    def times_s(self, leaving: Leaving, job: int) -> tuple[Floats, Floats]:
+        """Returns for each destination T_mig of a job, and the time for which the source has to stay.
 
         Directly, the source stays until the job runs at its destination, as in algorithm 2. By way of a store, it stays
         until the upload is committed.
         """
-        everywhere = np.arange(self.topology.nodes)
-        store = None if self.stores is None else self.stores[source]
-        total_s = self.topology.migration_s(source, everywhere, checkpoint_bytes, restart_s, store)
-        if store is None:
-            return total_s, total_s
-        upload_s = checkpoint_bytes / self.topology.bandwidth_bytes_s(source, store)
-        return total_s, np.broadcast_to(upload_s + commit_s, total_s.shape)
+        source, everywhere = leaving.source[job], np.arange(self.topology.nodes)
+        sender = source if self.stores is None else self.stores[source]
+        last_s = self.topology.migration_s(sender, everywhere, leaving.checkpoint_bytes[job], leaving.restart_s[job])
+        if self.stores is None:
+            return last_s, last_s
+        upload_s = leaving.upload_bytes[job] / self.topology.bandwidth_bytes_s(source, sender)
+        return upload_s + last_s, np.broadcast_to(upload_s + leaving.commit_s[job], last_s.shape)
 
 
 @dataclass(frozen=True)
@@ -229,17 +234,14 @@ class Choices:
 
 def removed_by(network: Network, nodes: Nodes, leaving: Leaving, job: int, rules: Rules) -> tuple[I1, Floats]:
     """Returns for each node the first `Constraint` that it fails for a job, and T_mig to each node."""
-    source = int(leaving.source[job])
-    migration_s, stay_s = network.times_s(
-        source, float(leaving.checkpoint_bytes[job]), float(leaving.restart_s[job]), float(leaving.commit_s[job])
-    )
+    migration_s, stay_s = network.times_s(leaving, job)
     removed = np.zeros(network.topology.nodes, np.int8)
     # The last assignment wins, so the constraints are checked from the last to the first.
     removed[~(stay_s <= leaving.notice_s[job])] = Constraint.DEADLINE
     removed[~(nodes.load <= rules.max_load)] = Constraint.LOAD
     removed[~(nodes.capability >= leaving.capability[job])] = Constraint.CAPABILITY
     removed[~(nodes.memory_bytes >= leaving.memory_bytes[job])] = Constraint.MEMORY
-    removed[source] = Constraint.SOURCE
+    removed[leaving.source[job]] = Constraint.SOURCE
     return removed, migration_s
 
 

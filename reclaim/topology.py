@@ -219,14 +219,10 @@ class Topology:
         targets: npt.ArrayLike,
         checkpoint_bytes: npt.ArrayLike,
         restart_s: npt.ArrayLike,
-        stores: npt.ArrayLike | None = None,
     ) -> Floats:
-        """Returns T_mig for each pair: equation 10, or by way of `stores`: C/bw(s, store) + C/bw(store, d) + T_r."""
-        size, rest_s = np.asarray(checkpoint_bytes, np.float64), np.asarray(restart_s, np.float64)
-        if stores is None:
-            return np.asarray(size / self.bandwidth_bytes_s(sources, targets) + rest_s)
-        upload_s = size / self.bandwidth_bytes_s(sources, stores)
-        return np.asarray(upload_s + size / self.bandwidth_bytes_s(stores, targets) + rest_s)
+        """Returns C/bw_bot + T_r for each pair (equation 10)."""
+        transfer_s = np.asarray(checkpoint_bytes, np.float64) / self.bandwidth_bytes_s(sources, targets)
+        return np.asarray(transfer_s + np.asarray(restart_s, np.float64))
 
 
 def _of_building(bandwidth_bytes_s: Floats, buildings: Ints) -> Floats:

@@ -4,45 +4,16 @@ Rates are whole bytes per second, as in the maps and classes that enforce them, 
 on the wire (`wire_bytes`): a rate that is enforced on packets contains their headers.
 """
 
-from enum import StrEnum
-
 import numpy as np
 import numpy.typing as npt
 
+from domain.traffic import OVERHEAD_SHARE, TrafficClass
 from reclaim.arrays import Floats, Ints
 
 RESEARCH_SHARE = 0.3
 """P3's beta, the share of a link's bandwidth that is reserved for research traffic."""
-OVERHEAD_SHARE = 0.06
-"""Bytes of headers and of retransmissions for each byte of payload, at least. An agent measures its own."""
 UNLIMITED_BYTES_S = 2**52
 """The bandwidth of a link or a flow without a limit. Sums of many stay exact."""
-
-
-class TrafficClass(StrEnum):
-    """The class of a packet (section VII.A), marked in its header."""
-
-    EMERGENCY = "emergency"
-    """Notifications of a departure without notice. No checkpoint is sent in this class."""
-    PLANNED = "planned"
-    """Migrations within a notice, however short."""
-    PRE_SYNC = "pre-sync"
-    """Parts of checkpoints that are sent ahead of time."""
-    RESEARCH = "research"
-    """All other traffic."""
-
-    @property
-    def dscp(self) -> int:
-        """The DSCP value: EF, AF41, CS1 or best effort."""
-        return _DSCP[self]
-
-
-_DSCP = {
-    TrafficClass.EMERGENCY: 46,
-    TrafficClass.PLANNED: 34,
-    TrafficClass.PRE_SYNC: 8,
-    TrafficClass.RESEARCH: 0,
-}
 
 
 def class_of(notice_s: float) -> TrafficClass:
@@ -91,7 +62,8 @@ def least_rates(remaining_bytes: Floats, window_s: Floats, spare_bytes_s: npt.Ar
     """
     usable = window_s > 0
     exact = np.divide(remaining_bytes, window_s, out=np.full(len(window_s), np.inf), where=usable)
-    rates = np.minimum(np.floor(exact) + 1 + spare_bytes_s, UNLIMITED_BYTES_S)
+    # The margin is larger than the rounding errors of the window and of the quotient.
+    rates = np.minimum(np.floor(exact * (1 + 2.0**-40)) + 1 + spare_bytes_s, UNLIMITED_BYTES_S)
     return np.where(remaining_bytes > 0, rates, 0).astype(np.int64)
 
 
@@ -122,4 +94,16 @@ def fill(rates: Ints, limits: Ints, paths: Ints, share_bytes_s: Ints) -> Ints:
             # The least step of all: a flow elsewhere may grow further, in the next round.
             found[grows] += step[grows].min()
             grows &= found < limits
+    return found
+
+
+def fill_in_order(rates: Ints, limits: Ints, paths: Ints, share_bytes_s: Ints, order: Ints) -> Ints:
+    """Returns rates raised one flow after the other, each as far as its limit and the links allow."""
+    found = rates.copy()
+    left = share_bytes_s - link_sums(found, paths, len(share_bytes_s))
+    for flow in order[found[order] < limits[order]]:
+        path = paths[flow][paths[flow] >= 0]
+        more = left[path].min(initial=limits[flow] - found[flow])
+        found[flow] += more
+        left[path] -= more
     return found

@@ -1,4 +1,7 @@
-"""Clusters and GPU types on which a job may run, grouped by preference: GPU type, capacity kind, price per hour."""
+"""Clusters and GPU types on which a job may run, grouped by preference.
+
+The preference is the GPU type, then the capacity kind, the expected departures and the price per hour.
+"""
 
 from typing import NamedTuple
 
@@ -13,8 +16,8 @@ from rms.machines import Layout
 class Choices(NamedTuple):
     """Preference classes of a job, the most preferred first.
 
-    A class is a GPU type together with the clusters that have the same capacity kind and price. Options in one class
-    differ only in their victims and their packing.
+    A class is a GPU type together with the clusters of the same capacity kind, departures and price. Options in one
+    class differ only in their victims and their packing.
     """
 
     type: I4
@@ -30,7 +33,7 @@ class Choices(NamedTuple):
 def choices(layout: Layout, job: JobRequest, types: I4) -> Choices:
     """Returns the preference classes of a job. `types` is `Region.type_numbers` of the job."""
     names = job.gpu_types if job.gpus_per_task else (None,)
-    classes: dict[tuple[int, int, int], list[int]] = {}
+    classes: dict[tuple[int, int, int, int], list[int]] = {}
     for preference, name in enumerate(names):
         for cluster, of in enumerate(layout.clusters):
             if name is not None and (of, name) not in layout.gpu_usd_per_h:
@@ -43,12 +46,13 @@ def choices(layout: Layout, job: JobRequest, types: I4) -> Choices:
                     job.cpus_milli_per_task,
                     terms.core_usd_per_h,
                 )
-                classes.setdefault((preference, job.capacity.index(terms.capacity), price), []).append(cluster)
+                key = preference, job.capacity.index(terms.capacity), terms.nano_departures_per_h, price
+                classes.setdefault(key, []).append(cluster)
     ordered = sorted(classes)
     allowed = np.zeros((len(ordered), len(layout.clusters)), np.bool_)
     for number, key in enumerate(ordered):
         allowed[number, classes[key]] = True
-    preference_of = np.array([preference for preference, _, _ in ordered], np.int32)
+    preference_of = np.array([preference for preference, *_ in ordered], np.int32)
     anywhere = np.array([layout.terms[of].capacity in job.capacity for of in layout.clusters], np.bool_)
     return Choices(types[preference_of], preference_of, allowed, anywhere)
 

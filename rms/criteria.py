@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from domain.capacity import NANO_USD
+from domain.capacity import NANO_DEPARTURES, NANO_USD
 from domain.compiled import compiled
 from domain.criteria import PlanQuality
 from rms.arrays import F8, I4
@@ -64,6 +64,7 @@ def quality(holders: Holders, plan: GangPlan) -> PlanQuality:
         spanning=sum(job.cluster == SEVERAL for job in plan.jobs),
         type_preference=sum(job.preference for job in plan.jobs),
         capacity_preference=sum(job.capacity_preference for job in plan.jobs),
+        departures_per_h=sum(job.nano_departures_per_h for job in plan.jobs) / NANO_DEPARTURES,
         usd_per_h=sum(job.nano_usd_per_h for job in plan.jobs) / NANO_USD,
         racks=sum(job.racks for job in plan.jobs),
         machines=sum(len(job.rows) for job in plan.jobs),

@@ -210,24 +210,26 @@ class Planner:
         order = np.argsort(self.region.machines.by_id[where])
         evicted = tuple(self._choice.best[:victims].tolist())
         where, tasks = where[order], tasks[order]
-        kind, price = self._terms(job, preference, cluster, where, tasks)
-        return JobPlan(job, preference, cluster, where, tasks, racks, evicted, kind, price)
+        terms = self._terms(job, preference, cluster, where, tasks)
+        return JobPlan(job, preference, cluster, where, tasks, racks, evicted, *terms)
 
-    def _terms(self, job: JobRequest, preference: int, cluster: int, rows: I4, tasks: I8) -> tuple[int, int]:
-        """Returns the index of the capacity kind in the job's list, and the price in nano-dollars (USD) per hour.
+    def _terms(self, job: JobRequest, preference: int, cluster: int, rows: I4, tasks: I8) -> tuple[int, int, int]:
+        """Returns the index of the capacity kind in the job's list, the departures and the price.
 
-        For several clusters these are the largest index and the sum of the prices.
+        Departures and price are in billionths (of US dollars) per hour. For several clusters, the results are the
+        largest index and the sums.
         """
         gpu_type = job.gpu_types[preference] if job.gpus_per_task else None
-        place, price = 0, 0
+        place, departures, price = 0, 0, 0
         for one in [cluster] if cluster != SEVERAL else self.region.clusters_of(rows):
-            capacity, gpu_usd_per_h, core_usd_per_h = self.region.terms(one, gpu_type)
+            terms, gpu_usd_per_h = self.region.terms(one, gpu_type)
             here = tasks.sum() if cluster != SEVERAL else tasks[self.region.machines_of(one, rows)].sum()
-            place = max(place, job.capacity.index(capacity))
+            place = max(place, job.capacity.index(terms.capacity))
+            departures += int(here) * terms.nano_departures_per_h
             price += int(here) * nano_usd_per_h(
-                job.gpus_per_task, gpu_usd_per_h, job.cpus_milli_per_task, core_usd_per_h
+                job.gpus_per_task, gpu_usd_per_h, job.cpus_milli_per_task, terms.core_usd_per_h
             )
-        return place, price
+        return place, departures, price
 
 
 class Undo:

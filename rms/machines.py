@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from domain.capacity import NANO_DEPARTURES
 from domain.compiled import compiled
 from domain.scheduling import MachineState
 from rms.arrays import I4, I8
@@ -75,11 +76,17 @@ class Terms(NamedTuple):
 
     capacity: str
     core_usd_per_h: float
+    departures_per_h: float
+
+    @property
+    def nano_departures_per_h(self) -> int:
+        """Departures of one machine in billionths per hour."""
+        return round(self.departures_per_h * NANO_DEPARTURES)
 
     @classmethod
     def of(cls, machine: MachineState) -> "Terms":
         """Returns the terms of the cluster of a machine."""
-        return cls(machine.capacity, machine.core_usd_per_h)
+        return cls(machine.capacity, machine.core_usd_per_h, machine.departures_per_h)
 
 
 class Layout:
@@ -120,12 +127,13 @@ class Layout:
         return MachineState(
             self.ids[row], cluster, rack, name, gpus, free_gpus, free_cpus_milli, free_memory_bytes, cpus_milli,
             memory_bytes, terms.capacity, self.gpu_usd_per_h[cluster, name], terms.core_usd_per_h,
+            terms.departures_per_h,
         )  # fmt: skip
 
     def write(self, row: int, machine: MachineState | None) -> bool:
         """Writes the total and free amounts of a row; None writes zeros.
 
-        Returns whether the total amounts, the capacity kind or the prices changed.
+        Returns whether the total amounts, the capacity kind, the departures or the prices changed.
         """
         free, total = (0, 0, 0), (0, 0, 0)
         if machine is not None:

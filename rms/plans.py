@@ -28,6 +28,8 @@ class JobPlan:
     """Numbers of the victims, except those of earlier jobs of the gang."""
     capacity_preference: int = 0
     """Index of the capacity kind in the job's list; the largest index if there are several clusters."""
+    nano_departures_per_h: int = 0
+    """Expected departures of owners in billionths per hour, summed over all tasks."""
     nano_usd_per_h: int = 0
     """Price in billionths of a US dollar per hour."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
 
-from domain.capacity import NANO_USD, nano_usd_per_h
+from domain.capacity import NANO_DEPARTURES, NANO_USD, nano_usd_per_h
 from domain.criteria import PlanQuality
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import (
@@ -318,6 +318,7 @@ def _quality(snapshot: RegionSnapshot, choices: Sequence[_Choice], victims: Sequ
         spanning=sum(not c.place.cluster for c in choices),
         type_preference=sum(c.place.preference for c in choices),
         capacity_preference=sum(_last_kind(snapshot, c) for c in choices),
+        departures_per_h=sum(_nano_departures_per_h(snapshot, c) for c in choices) / NANO_DEPARTURES,
         usd_per_h=sum(_nano_usd_per_h(snapshot, c) for c in choices) / NANO_USD,
         racks=sum(_count_racks(snapshot, c) for c in choices),
         machines=sum(len(c.spread) for c in choices),
@@ -326,6 +327,11 @@ def _quality(snapshot: RegionSnapshot, choices: Sequence[_Choice], victims: Sequ
 
 def _last_kind(snapshot: RegionSnapshot, choice: _Choice) -> int:
     return max(choice.job.capacity.index(m.capacity) for m in snapshot.machines if m.id in choice.spread)
+
+
+def _nano_departures_per_h(snapshot: RegionSnapshot, choice: _Choice) -> int:
+    tasks = choice.spread
+    return sum(tasks.get(m.id, 0) * round(m.departures_per_h * NANO_DEPARTURES) for m in snapshot.machines)
 
 
 def _nano_usd_per_h(snapshot: RegionSnapshot, choice: _Choice) -> int:

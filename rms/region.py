@@ -11,7 +11,7 @@ from domain.scheduling import JobRequest, MachineState, RegionSnapshot, RunningW
 from rms.arrays import B1, I4, I8
 from rms.choices import Choices, choices
 from rms.holders import Holders, HolderTable
-from rms.machines import MISSING, NO_TYPE, Layout, Machines, sort_key
+from rms.machines import MISSING, NO_TYPE, Layout, Machines, Terms, sort_key
 
 
 @dataclass(frozen=True)
@@ -234,8 +234,7 @@ class Region:
             self._choices[key] = choices(self._layout, job, self.type_numbers(job))
         return self._choices[key]
 
-    def terms(self, cluster: int, gpu_type: str | None) -> tuple[str, float, float]:
-        """Returns a cluster's capacity kind, and its prices of one GPU and of one core in US dollars per hour."""
+    def terms(self, cluster: int, gpu_type: str | None) -> tuple[Terms, float]:
+        """Returns a cluster's terms, and its price of one GPU in US dollars per hour."""
         name = self._layout.clusters[cluster]
-        capacity, core_usd_per_h = self._layout.terms[name]
-        return capacity, self._layout.gpu_usd_per_h.get((name, gpu_type), 0.0), core_usd_per_h
+        return self._layout.terms[name], self._layout.gpu_usd_per_h.get((name, gpu_type), 0.0)

@@ -159,6 +159,8 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> None:
         platform=options["platform"],
         owner=options["owner"],
         owner_socket=options["owner_socket"],
+        interface=options["interface"],
+        link_bytes_s=options["link_mbit"] * 125_000,
         instance=options["instance"],
         # A secret, so it is not passed as a flag, which other users can read, and not inherited by child processes.
         join_token=os.environ.pop("MIZZEN_JOIN_TOKEN", ""),

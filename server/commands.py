@@ -1,4 +1,4 @@
-"""`mizzen up`, `demo`, `init`, `api`, `worker`, `agent`, `simulate`: added to the SDK's command by entry points."""
+"""`mizzen up`, `init`, `api`, `worker`, `agent`, `gateway` and more: added to the SDK's command by entry points."""
 
 import asyncio
 import logging
@@ -206,6 +206,8 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
 @click.option(
     "--owner-socket", type=click.Path(path_type=Path), help="The owner's socket (default: owner.sock in --state-dir)."
 )
+@click.option("--interface", help="Enforce rates and the kill-switch on this network interface; or: default.")
+@click.option("--link-mbit", type=click.FloatRange(min=0, min_open=True), default=1000.0, show_default=True)
 @click.option("--rotate-key", is_flag=True, help="Create a new key, and prove possession of the old one.")
 @click.option("--instance", envvar="MIZZEN_INSTANCE", default="", help="Id of the instance that launched the machine.")
 @click.option("--platform", help="Source of notices, such as aws-spot, or detect (default: MIZZEN_PLATFORM).")
@@ -216,6 +218,24 @@ def agent(**options: Any) -> None:
 
     log_to_stderr()
     serve_command(lambda: run_agent(_settings(options), options))
+
+
+@click.command()
+@_connection_options
+@click.option("--listen", required=True, metavar="HOST:PORT", help="Address for agents, such as 0.0.0.0:7443.")
+@click.option("--tls-cert", type=_FILE, required=True, help="PEM file with the certificate chain of this address.")
+@click.option("--tls-key", type=_FILE, required=True, help="PEM file with the certificate's private key.")
+def gateway(listen: str, tls_cert: Path, tls_key: Path, **options: Any) -> None:
+    """Run the gateway to Temporal for agents with keys of the role `machine`."""
+    try:
+        from gateway.serving import Certificate, run_gateway
+    except ModuleNotFoundError as error:
+        if error.name != "grpc":
+            raise
+        raise click.ClickException("the gateway needs grpcio: pip install 'mizzen-server[gateway]'") from None
+
+    log_to_stderr()
+    run_command(lambda: run_gateway(_settings(options), listen, Certificate(tls_cert, tls_key)))
 
 
 @click.command()
@@ -259,5 +279,5 @@ def group() -> None:
     """Commands of mizzen's server."""
 
 
-for _command in (up, demo, init, worker, agent, agents, api, simulate):
+for _command in (up, demo, init, worker, agent, agents, gateway, api, simulate):
     group.add_command(_command)

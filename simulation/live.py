@@ -177,6 +177,7 @@ def _machines(live: LiveSnapshot, taken: dict[str, Amounts]) -> dict[str, tuple[
                 m.capacity.value,
                 m.gpu_usd_per_h,
                 m.core_usd_per_h,
+                m.departures_per_h,
             )
         )
     return {region: tuple(states) for region, states in out.items()}

@@ -1,8 +1,6 @@
-"""Fixtures for all test folders (Postgres and its databases), and the order in which the test files run."""
+"""Fixtures for all test folders: Postgres and its databases."""
 
-import faulthandler
 import gc
-import os
 import signal
 import subprocess
 import uuid
@@ -14,13 +12,26 @@ import hypothesis
 import psycopg
 import pytest
 from sqlalchemy import Engine
-from xdist.scheduler import LoadFileScheduling
+from temporalio.worker._workflow import _WorkflowWorker
 
 from infra.db.migrate import upgrade
 from infra.db.schema import SCHEMA
 from infra.db.session import open_engine
 from infra.stack.ports import free_port
 from infra.stack.postgres import EmbeddedPostgres
+from tests.running import (
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_runtest_teardown,
+    pytest_xdist_make_scheduler,
+)
+
+__all__ = [
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_runtest_teardown",
+    "pytest_xdist_make_scheduler",
+]
 
 # A shell without job control ignores these signals in background processes, and child processes inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,84 +52,26 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-_STACKS = ("tests/stack/", "tests/chaos/test_chaos.py")
+_ACTIVATION_S = 20
 
 
-class Stacks(LoadFileScheduling):
-    """Runs the tests of one file on one worker, and all tests of whole stacks on one worker.
+@pytest.fixture(scope="session", autouse=True)
+def patient_workers() -> Iterator[None]:
+    """Lets Temporal's workers wait 20 s instead of 2 s before they report that a workflow is deadlocked.
 
-    Two stacks at a time are too much for two cores.
+    The first activation of a workflow in the sandbox imports its modules, which can take longer than 2 s on a busy
+    machine. temporalio has no setting for this time: `debug_mode` has no limit, but runs workflows on the event loop.
     """
+    initialise = _WorkflowWorker.__init__
 
-    def _split_scope(self, nodeid: str) -> str:
-        return "tests/stack" if nodeid.startswith(_STACKS) else super()._split_scope(nodeid)
+    def patiently(worker: Any, *arguments: Any, **named: Any) -> None:
+        initialise(worker, *arguments, **named)
+        assert worker._deadlock_timeout_seconds == 2, "temporalio has changed; adapt this fixture"
+        worker._deadlock_timeout_seconds = _ACTIVATION_S
 
-    def schedule(self) -> None:
-        """Assigns tests. A worker that replaces a crashed one runs its last test only once it is told that no other
-        follows, which xdist does in a second call.
-        """
-        replaced = self.collection is not None
-        super().schedule()
-        if replaced:
-            super().schedule()
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Stacks:
-    return Stacks(config, log)
-
-
-_TEARDOWN_S = 120
-_STDERR = pytest.StashKey[int]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Keeps a descriptor of the terminal: pytest redirects that of stderr while a test runs."""
-    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        config.stash[_STDERR] = os.dup(2)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Ends a worker whose teardown hangs, with the tracebacks of its threads: after a test that failed, the limit of
-    pytest-timeout no longer applies.
-    """
-    faulthandler.dump_traceback_later(_TEARDOWN_S, exit=True, file=item.config.stash[_STDERR])
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
-
-_LONG = (
-    "tests/netns/test_netns.py",
-    "tests/bench/test_kill_loop.py",
-    "tests/activities/test_placement_runs.py",
-    "tests/activities/test_scheduler_state.py",
-    "tests/sdk/test_sdk_kill.py",
-    "tests/agent/test_fleet.py",
-    "tests/bench/test_annealing.py",
-    "tests/simulation/test_command.py",
-    "tests/experiments/",
-    "tests/sdk/",
-    "tests/objects/test_copy_kills.py",
-    "tests/simulation/test_reservations.py",
-    "tests/tetris/test_command.py",
-    "tests/api/test_generated.py",
-)
-
-
-def _turn(item: pytest.Item) -> int:
-    starts = (_STACKS, *_LONG)
-    return next((turn for turn, start in enumerate(starts) if item.nodeid.startswith(start)), len(starts))
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Moves the stack tests to the front, then the other long files, those that mostly wait first.
-
-    Stack tests mostly wait while the other workers compute. A long file that starts late would leave a core idle at the
-    end.
-    """
-    items.sort(key=_turn)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_WorkflowWorker, "__init__", patiently)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,11 @@
 
 import os
 
-_SHARE = float(os.environ.get("MIZZEN_EXAMPLES", "0.5"))
+_SHARE = float(os.environ.get("MIZZEN_EXAMPLES", "0.35"))
 
 
 def examples(number: int) -> int:
-    """Returns how many of a test's `number` random examples run: by default half of them, in `make properties` all.
+    """Returns how many of a test's `number` random examples run: by default about a third, in `make properties` all.
 
     MIZZEN_EXAMPLES is the share that runs; it may be more than 1.
     """

@@ -157,19 +157,23 @@ def may_prove(columns: Columns) -> bool:
 
 
 @cache
-def load(exact: bool = True) -> None:
-    """Loads or compiles the compiled code before a search starts its clock; `exact` includes the exact method."""
+def load(exact: bool = True, search: bool = True) -> None:
+    """Loads or compiles the compiled code before a search starts its clock.
+
+    `exact` includes the exact method, `search` the local search.
+    """
     regions = tuple(Region(name, 2.0, {"g": 1.0}) for name in "ab")
     tables = Table("s", 1.0, "a"), Table("t", 1.0, "b")
     jobs = (Job("j", "ml", ("s", "t"), 1, gpu_type="g", gpu_hours=1.0), Job("k", "spark", ("s", "t"), 1))
     columns = Columns.of(TetrisInstance(regions, tables, jobs))
-    # A constant clock: the search ends by effort, because compilation would exceed any short time limit.
-    _Climb(columns, 0.01, 0, None, lambda: False, False, lambda: 0.0).run()
     if exact:
         Branching(columns).go_on()
-    problem = Problem(columns)
-    problem.weigh(0)
-    problem.move(0, 1)
+    if search:
+        # A constant clock: the search ends by effort, because compilation would exceed any short time limit.
+        _Climb(columns, 0.01, 0, None, lambda: False, False, lambda: 0.0).run()
+        problem = Problem(columns)
+        problem.weigh(0)
+        problem.move(0, 1)
 
 
 def one_pass(problem: Problem, spent: Floats, tick: Callable[[], bool] = lambda: True) -> int:

@@ -1,6 +1,7 @@
 """Registration of a machine. While a long activity of its agent sends heartbeats, it is alive; otherwise it is lost."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -12,12 +13,13 @@ from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType
 
 with workflow.unsafe.imports_passed_through():
     from domain import ids
-    from domain.protocol import DETACHED, Activity, Attend, Hello, MachineNotice, ProveKey, StopNode, Welcome
+    from domain.protocol import DETACHED, Activity, Attend, Hello, MachineNotice, Pace, ProveKey, StopNode, Welcome
     from workflows.effects import give_up, record, stop_node, type_of
 
 LONG_HISTORY_EVENTS = 2000
 """The workflow continues as new between two hellos once its history has this many events."""
 _LAST_CHANCE_S = 10.0
+_PACE_S = 60.0
 _SILENT = "TemporalTimeout:Heartbeat"
 """Temporal's name of a heartbeat timeout in `non_retryable_error_types`."""
 
@@ -30,6 +32,8 @@ class MachineWorkflow:
         self._hello: Hello | None = None
         self._unconfirmed: list[tuple[str, float]] = []
         self._notices: list[MachineNotice] = []
+        self._pace: Pace | None = None
+        self._pacing: asyncio.Future[None] | None = None
 
     @workflow.signal
     def hello(self, hello: Hello) -> None:
@@ -48,6 +52,11 @@ class MachineWorkflow:
     def noticed(self, notice: MachineNotice) -> None:
         """Signals that the platform reclaims the machine, as reported by its agent or by a task."""
         self._notices.append(notice)
+
+    @workflow.signal
+    def paced(self, pace: Pace) -> None:
+        """Signals how often the tasks on the machine should save. Only the newest value counts."""
+        self._pace = pace
 
     @workflow.run
     async def run(self, machine: str, unheard: Hello | None = None) -> None:
@@ -150,10 +159,27 @@ class MachineWorkflow:
     async def _until(self, holds: Callable[[], bool]) -> None:
         """Waits until `holds` is true. Records notices immediately meanwhile: some give only five seconds."""
         while True:
-            await workflow.wait_condition(lambda: holds() or self._notices != [])
+            await workflow.wait_condition(lambda: holds() or self._notices != [] or self._pace is not None)
+            if self._pace is not None:
+                pace, self._pace = self._pace, None
+                self._pacing = asyncio.ensure_future(_set_pace(pace))
             if not self._notices:
-                return
+                if holds():
+                    return
+                continue
             await record(Activity.MACHINE_NOTICED, self._notices.pop(0))
+
+
+async def _set_pace(pace: Pace) -> None:
+    """Tells the agent how often its tasks should save. If it does not answer, they keep to what they know."""
+    with contextlib.suppress(ActivityError):
+        await workflow.execute_activity(
+            Activity.PACE_NODE.value,
+            pace,
+            task_queue=ids.agent_queue(pace.machine),
+            schedule_to_close_timeout=timedelta(seconds=_PACE_S),
+            retry_policy=RetryPolicy(maximum_attempts=1),
+        )
 
 
 def _last_chance_s(welcome: Welcome) -> float:

@@ -3,12 +3,13 @@
 The machine code is cached (`domain.compiled`). Compiling takes about 25 s of CPU time once for each version of the
 sources; after that, loading takes a second in each process. `python -m activities.scheduling.precompile` compiles at
 installation, the queue and the bids in separate processes. The placement of tables is compiled at its first use, in
-separate processes, or in advance by `python -m activities.scheduling.precompile tables`.
+separate processes, or in advance by `python -m activities.scheduling.precompile search exact`.
 """
 
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from domain.machine_code import mark_complete
 from domain.scheduling import (
@@ -67,7 +68,12 @@ def compile_bids() -> None:
         region.drop_running(workload)
 
 
-_PARTS: dict[str, Callable[[], None]] = {"queue": compile_queue, "bids": compile_bids, "tables": load}
+_PARTS: dict[str, Callable[[], None]] = {
+    "queue": compile_queue,
+    "bids": compile_bids,
+    "search": partial(load, exact=False),
+    "exact": partial(load, search=False),
+}
 _PACKAGES = {"queue": "gms", "bids": "rms"}
 
 

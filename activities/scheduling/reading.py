@@ -88,6 +88,8 @@ class MachineRow(NamedTuple):
     """The cluster's price of one GPU of the machine's type."""
     core_usd_per_h: float
     """The cluster's price of one core."""
+    departures_per_h: float
+    """How often the owner of a machine of the cluster takes it back without notice."""
 
 
 class TenantRow(NamedTuple):
@@ -130,7 +132,7 @@ _MACHINE = (
     " m.gpus - bit_count((m.held | m.withheld)::bit(64)), m.free_cpus_milli, m.free_memory_bytes, m.state = 'ready',"
     " m.state = 'ready' and m.cordon is null and not m.draining,"
     f" case when c.service is null then c.capacity else '{dedicated('')}' || c.name end,"
-    " coalesce((c.prices ->> m.gpu_type)::float8, 0), coalesce((c.prices ->> 'cpu')::float8, 0)"
+    " coalesce((c.prices ->> m.gpu_type)::float8, 0), coalesce((c.prices ->> 'cpu')::float8, 0), c.departures_per_h"
     " from machine as m join cluster as c on c.region = m.region and c.name = m.cluster"
 )
 _TYPES: dict[type, tuple[str, ...]] = {
@@ -140,7 +142,7 @@ _TYPES: dict[type, tuple[str, ...]] = {
         "float8", "float8",
     ),
     HoldingRow: ("text", "text", "int8", "int8", "int8"),
-    MachineRow: ("text", "text", "text", "text", "text", *("int8",) * 6, "bool", "bool", "text", "float8", "float8"),
+    MachineRow: ("text", "text", "text", "text", "text", *("int8",) * 6, "bool", "bool", "text", *("float8",) * 3),
     TenantRow: ("text", "int8", "jsonb", "int8"),
     UseRow: ("text", "int8", "int8", "jsonb", "int8"),
 }  # fmt: skip

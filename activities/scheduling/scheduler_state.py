@@ -388,7 +388,7 @@ class SchedulerState:
                 MachineState(
                     id_, row.cluster, row.rack, row.gpu_type, row.gpus, row.free_gpus, row.free_cpus_milli,
                     row.free_memory_bytes, row.cpus_milli, row.memory_bytes, row.capacity, row.gpu_usd_per_h,
-                    row.core_usd_per_h,
+                    row.core_usd_per_h, row.departures_per_h,
                 )
             )  # fmt: skip
 

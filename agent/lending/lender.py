@@ -3,18 +3,21 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import IntEnum
 from typing import Any
 
 from agent import tasks
 from agent.config import AgentConfig
 from agent.gpus import GpuUse, gpu_use
 from agent.lending.hours import LendingHours
+from agent.lending.leaving import PERIOD_S, Leaving, Traffic
 from agent.lending.record import Lending, LendingFile
 from agent.locks import StartLocks
 from agent.notices import MachineNotices
+from agent.progress import read_progress
 from agent.shim import boot_time_s
 from agent.state import AttemptFolder, StateFolder
 from agent.tasks import RunFolder, State
@@ -59,10 +62,15 @@ class Lender:
         state: StateFolder,
         notices: MachineNotices,
         locks: StartLocks,
+        traffic: Traffic | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._config, self._state, self._notices, self._locks = config, state, notices, locks
         self._clock = clock
+        self._traffic = traffic
+        self._shaped = False
+        self._counted_s = self._stored_s = time.monotonic()
+        self._outcomes: Mapping[str, IntEnum | None] = {}
         self._file = LendingFile(state.path)
         self.changed = asyncio.Event()
         """Set when the record has changed. The waiting task must clear it."""
@@ -80,6 +88,7 @@ class Lender:
             _log.error("%s: lending.json is damaged, so the machine takes no work: %s", config.machine, error)
         else:
             self._reserve()
+        self._switch()
         if self.lending.is_whole and (self.lending.machine_at_s or 0.0) <= self._clock() and not self._held():
             self.away.set()  # The owner took the machine before it was restarted.
 
@@ -138,21 +147,26 @@ class Lender:
         """Follows the lending hours, finishes a reclaim that an earlier agent began, and counts the GPU time."""
         if self.lending.is_whole or self.lending.gpus_at_s:
             await self._announce()
-        counted_s = stored_s = time.monotonic()
         while True:
             try:
                 await self._finish()
+                await asyncio.to_thread(self._shape)
                 await self._follow_hours()
-            except OSError as error:
-                _log.warning("%s: cannot read the running tasks, retrying: %s", self._config.machine, error)
-            await asyncio.sleep(min(_TICK_S, self._next_end_s()))
-            now_s = time.monotonic()
-            used = sum(len(one.slots) for one in await asyncio.to_thread(self._held))
-            self.lending = replace(self.lending, given_gpu_s=self.lending.given_gpu_s + used * (now_s - counted_s))
-            counted_s = now_s
-            if used and now_s - stored_s >= _STORE_S:
-                self._write()
-                stored_s = now_s
+                await self._count()
+            except Exception:  # The next round must follow: it kills what overstays a notice.
+                _log.exception("%s: a round of lending failed", self._config.machine)
+            await asyncio.sleep(self._next_end_s())
+
+    async def _count(self) -> None:
+        """Adds the GPU time since the last round, and stores it from time to time."""
+        now_s = time.monotonic()
+        used = sum(len(one.slots) for one in await asyncio.to_thread(self._held))
+        given_gpu_s = self.lending.given_gpu_s + used * (now_s - self._counted_s)
+        self.lending = replace(self.lending, given_gpu_s=given_gpu_s)
+        self._counted_s = now_s
+        if used and now_s - self._stored_s >= _STORE_S:
+            self._write()
+            self._stored_s = now_s
 
     async def until_lent(self) -> None:
         """Waits until the machine is not wholly the owner's."""
@@ -199,10 +213,17 @@ class Lender:
     def _change(self, lending: Lending) -> None:
         """Applies a new record at once, and writes it. A disk that fails does not keep the owner's machine."""
         self.lending = lending
+        self._switch()
         self._quiet_since_s = None
         self.away.clear()
         self._write()
         self.changed.set()
+
+    def _switch(self) -> None:
+        """Sets the kill-switch: while the whole machine is the owner's, nobody connects to its tasks."""
+        if self._traffic is not None:
+            switch = self._traffic.kill_switch
+            (switch.on if self.lending.is_whole else switch.off)()
 
     def _write(self) -> None:
         try:
@@ -272,6 +293,21 @@ class Lender:
                 return
             await next_look(running, self._config.poll_interval_s)
 
+    def _shape(self) -> None:
+        """Sets the rates of the checkpoints that leave within a notice."""
+        if self._traffic is None:
+            return
+        leaving = [
+            Leaving(run.run_id, cgroup, read_progress(run, None).checkpoint_bytes, due_s)
+            for one in self._held()
+            if (due_s := self.lending.due_s(one.slots)) is not None and due_s > self._clock()
+            for run in one.folder.runs()
+            if (cgroup := run.unified_cgroup()) is not None
+        ]
+        if leaving or self._shaped:
+            self._outcomes = self._traffic.update(leaving, self._clock())
+        self._shaped = bool(leaving)
+
     async def _finish(self) -> None:
         """Kills what still runs at the end of a notice, and lets the agent disconnect when the machine is free."""
         lending, now_s = self.lending, self._clock()
@@ -292,7 +328,9 @@ class Lender:
     def _next_end_s(self) -> float:
         """Returns the time until the next announced end, so that it is not missed by a tick."""
         ends = [*self.lending.gpus_at_s.values(), self.lending.machine_at_s or 0.0]
-        return max(0.05, min((end - self._clock() for end in ends if end > self._clock()), default=_TICK_S))
+        period_s = PERIOD_S if self._shaped else _TICK_S
+        now_s = self._clock()
+        return max(0.05, min([period_s, *(end - now_s for end in ends if end > now_s)]))
 
     async def _follow_hours(self) -> None:
         hours = self.lending.hours
@@ -323,6 +361,7 @@ class Lender:
         runs = one.folder.runs()
         started = [at_s for run in runs if (at_s := run.started_at_s()) is not None]
         grace_s = 0.0 if launch is None else launch.checkpoint.grace_s
+        leaving = [found for run in runs if (found := self._outcomes.get(run.run_id)) is not None]
         ends = [ends_s for run in runs if (ends_s := _ends_in_s(run)) is not None]
         return {
             "workload": one.folder.workload_id,
@@ -332,6 +371,7 @@ class Lender:
             "tasks": len(runs),
             "since_s": min(started, default=None),
             "ends_in_s": max(ends, default=grace_s),
+            "checkpoint": max(leaving).name.lower() if leaving else None,
         }
 
 

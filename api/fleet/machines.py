@@ -8,7 +8,7 @@ from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from api.auth import Caller, Operator, Viewer
+from api.auth import AnyKey, Caller, Operator, Viewer
 from api.bodies import Body, JsonOnly, Line
 from api.masking import mask
 from api.openapi import refusals
@@ -24,7 +24,7 @@ from infra.db.models import Allocation, Machine, Workload
 from infra.keys import key_fingerprint
 
 router = Router(prefix="/v1/machines", tags=["fleet"], dependencies=[JsonOnly])
-_PATH = "/{region}/{cluster}/{machine}"
+PATH = "/{region}/{cluster}/{machine}"
 
 
 class CordonBody(Body):
@@ -106,14 +106,15 @@ def list_machines(
         return mask(session, caller, found)
 
 
-@router.get(_PATH, summary="Get a machine", responses=refusals(404))
-def get_machine(region: str, cluster: str, machine: str, state: StateOf, caller: Viewer) -> MachineDetail:
-    """Returns one machine with the workloads on it."""
+@router.get(PATH, summary="Get a machine", responses=refusals(404))
+def get_machine(region: str, cluster: str, machine: str, state: StateOf, caller: AnyKey) -> MachineDetail:
+    """Returns one machine with the workloads on it. The machine's own key can read it."""
+    caller.require_machine(machine_id(region, cluster, machine))
     with state.transaction() as session:
         return _detail(session, caller, find_machine(session, region, cluster, machine))
 
 
-@router.post(f"{_PATH}/cordon", summary="Cordon a machine", responses=refusals(404))
+@router.post(f"{PATH}/cordon", summary="Cordon a machine", responses=refusals(404))
 def cordon(
     region: str, cluster: str, machine: str, state: StateOf, caller: Operator, body: CordonBody | None = None
 ) -> MachineDetail:
@@ -127,7 +128,7 @@ def cordon(
         return _detail(session, caller, row)
 
 
-@router.post(f"{_PATH}/uncordon", summary="Uncordon a machine", responses=refusals(404))
+@router.post(f"{PATH}/uncordon", summary="Uncordon a machine", responses=refusals(404))
 def uncordon(region: str, cluster: str, machine: str, state: StateOf, caller: Operator) -> MachineDetail:
     """Removes the cordon of a machine and resets its count of failed gangs. A drain stays in effect."""
     with state.transaction() as session:
@@ -139,7 +140,7 @@ def uncordon(region: str, cluster: str, machine: str, state: StateOf, caller: Op
         return _detail(session, caller, row)
 
 
-@router.post(f"{_PATH}/drain", summary="Drain a machine", responses=refusals(404))
+@router.post(f"{PATH}/drain", summary="Drain a machine", responses=refusals(404))
 def drain(
     region: str, cluster: str, machine: str, state: StateOf, caller: Operator, body: CordonBody | None = None
 ) -> MachineDetail:
@@ -152,7 +153,7 @@ def drain(
         return _detail(session, caller, row)
 
 
-@router.post(f"{_PATH}/undrain", summary="Undrain a machine", responses=refusals(404))
+@router.post(f"{PATH}/undrain", summary="Undrain a machine", responses=refusals(404))
 def undrain(region: str, cluster: str, machine: str, state: StateOf, caller: Operator) -> MachineDetail:
     """Ends a drain and the operator's cordon. A cordon that mizzen set stays until `uncordon`."""
     with state.transaction() as session:
@@ -165,7 +166,7 @@ def undrain(region: str, cluster: str, machine: str, state: StateOf, caller: Ope
         return _detail(session, caller, row)
 
 
-@router.post(f"{_PATH}/trust", summary="Trust a machine's new key", responses=refusals(404, 409))
+@router.post(f"{PATH}/trust", summary="Trust a machine's new key", responses=refusals(404, 409))
 def trust(
     region: str, cluster: str, machine: str, state: StateOf, caller: Operator, body: TrustBody | None = None
 ) -> MachineDetail:

@@ -64,6 +64,7 @@ def _machines(session: Session) -> tuple[LiveMachine, ...]:
             capacity=CapacityKind(c.capacity),
             gpu_usd_per_h=c.prices.get(m.gpu_type or "", 0.0),
             core_usd_per_h=c.prices.get(CPU, 0.0),
+            departures_per_h=c.departures_per_h,
         )
         for m, c in rows
     )

@@ -6,16 +6,19 @@ from typing import Annotated
 from fastapi import Response
 from pydantic import Field
 from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
 
-from api.auth import Operator, Role, Viewer
-from api.bodies import Body, JsonOnly, Line, Name
+from api.auth import AnyKey, Operator, Role
+from api.bodies import Body, JsonOnly, Line, MachineId, Name
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Cursor, Limit, NextCursor, page
 from api.problems import Kind, Problem, invalid, not_found
 from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
-from infra.db.models import ApiKey, Tenant
+from domain.capacity import CapacityKind
+from infra.db.models import ApiKey, Cluster, Region, Tenant
 from infra.keys import new_api_key
 
 _LONGEST_S = 10 * 366 * 86400
@@ -23,10 +26,19 @@ router = Router(prefix="/v1", tags=["tenants"], dependencies=[JsonOnly])
 
 
 class KeyBody(Body):
-    """A new key. An operator's key has no tenant, a submitter's key needs one, for a viewer's key it is optional."""
+    """A new key.
+
+    An operator's key has no tenant, a submitter's key needs one, for a viewer's key it is optional. A machine's key has
+    a machine instead.
+    """
 
     role: Role
     tenant: Name | None = None
+    machine: MachineId | None = Field(
+        None,
+        description="Id of the machine of a machine's key; it need not have joined yet",
+        examples=["north/alpha/m1"],
+    )
     label: Line = ""
     expires_in_s: Annotated[int, Field(ge=1, le=_LONGEST_S, strict=True)] | None = Field(
         None, description="Lifetime from now; null: the key does not expire", examples=[7776000]
@@ -39,6 +51,7 @@ class KeyView(View):
     id: str
     role: Role
     tenant: str | None
+    machine: str | None
     label: str
     created_at: datetime
     revoked_at: datetime | None
@@ -64,15 +77,21 @@ class IdentityView(View):
     id: str
     role: Role
     tenant: str | None
+    machine: str | None
     label: str
     expires_at: datetime | None
 
 
 @router.get("/whoami", summary="Get the caller's identity")
-async def whoami(caller: Viewer) -> IdentityView:
-    """Returns the id, role, tenant, label and expiry of the key that is used."""
+async def whoami(caller: AnyKey) -> IdentityView:
+    """Returns the id, role, tenant, machine, label and expiry of the key that is used."""
     return IdentityView(
-        id=caller.id, role=caller.role, tenant=caller.tenant, label=caller.label, expires_at=caller.expires_at
+        id=caller.id,
+        role=caller.role,
+        tenant=caller.tenant,
+        machine=caller.machine,
+        label=caller.label,
+        expires_at=caller.expires_at,
     )
 
 
@@ -99,23 +118,39 @@ def get_key(id: str, state: StateOf, _: Operator) -> KeyView:
 
 @router.post("/keys", status_code=201, summary="Create an API key")
 def create_key(body: KeyBody, state: StateOf, caller: Operator) -> NewKeyView:
-    """Creates a key. The key itself is returned only in this response."""
+    """Creates a key. The key itself is returned only in this response.
+
+    If the cluster of a machine's key does not exist, it is created with the capacity kind `voluntary`.
+    """
     if body.role is Role.OPERATOR and body.tenant is not None:
         raise invalid("tenant", "must be omitted for an operator's key", body.tenant)
     if body.role is Role.SUBMITTER and body.tenant is None:
         raise invalid("tenant", "is required for a submitter's key")
+    if body.role is Role.MACHINE and body.tenant is not None:
+        raise invalid("tenant", "must be omitted for a machine's key", body.tenant)
+    if (body.role is Role.MACHINE) != (body.machine is not None):
+        raise invalid("machine", "is required for a machine's key, and must be omitted for others", body.machine)
     key_id, key, digest = new_api_key()
     with state.transaction() as session:
         if body.tenant is not None and session.get(Tenant, body.tenant) is None:
             raise invalid("tenant", "this tenant does not exist", body.tenant)
+        if body.machine is not None:
+            _ensure_cluster(session, body.machine)
         lifetime = None if body.expires_in_s is None else func.now() + timedelta(seconds=body.expires_in_s)
         row = ApiKey(
-            id=key_id, sha256=digest, role=body.role.value, tenant=body.tenant, label=body.label, expires_at=lifetime
+            id=key_id,
+            sha256=digest,
+            role=body.role.value,
+            tenant=body.tenant,
+            machine=body.machine,
+            label=body.label,
+            expires_at=lifetime,
         )
         session.add(row)
         session.flush()
         session.refresh(row)
         said = {"role": body.role.value, "label": body.label, "expires_in_s": body.expires_in_s}
+        said |= {} if body.machine is None else {"machine": body.machine}
         write_audit(session, caller, "key.create", key_id, tenant=body.tenant, **said)
         return NewKeyView(**_fields(row), key=key)
 
@@ -142,11 +177,25 @@ def revoke_key(id: str, state: StateOf, caller: Operator) -> Response:
     return Response(status_code=204)
 
 
+def _ensure_cluster(session: Session, machine: str) -> None:
+    """Creates the machine's cluster with the kind `voluntary`, if it does not exist.
+
+    Otherwise the machine's first hello would create it with the kind `reserved`, and every workload could be placed on
+    the machine.
+    """
+    region, cluster, _ = machine.split("/")
+    if session.get(Region, region) is None:
+        raise invalid("machine", f"region {region} does not exist", machine)
+    new = insert(Cluster).values(region=region, name=cluster, capacity=CapacityKind.VOLUNTARY.value)
+    session.execute(new.on_conflict_do_nothing())
+
+
 def _fields(row: ApiKey) -> dict[str, object]:
     return {
         "id": row.id,
         "role": row.role,
         "tenant": row.tenant,
+        "machine": row.machine,
         "label": row.label,
         "created_at": row.created_at,
         "revoked_at": row.revoked_at,

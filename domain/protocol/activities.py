@@ -45,5 +45,6 @@ class Activity(StrEnum):
     PREPARE_NODE = "node.prepare"  # PrepareNode -> NodePrepared
     RUN_NODE = "node.run"  # RunNode -> NodeOutcome
     STOP_NODE = "node.stop"  # StopNode -> NodeOutcome
+    PACE_NODE = "node.pace"  # Pace -> None
     PROVE_KEY = "machine.prove_key"  # ProveKey -> str
     ATTEND = "machine.attend"  # Attend -> None; ends only by failure or shutdown

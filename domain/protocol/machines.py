@@ -182,6 +182,31 @@ class MachineNotice:
 
 
 @dataclass
+class RunPace:
+    """How often the tasks of a run should save."""
+
+    run: str
+    """`workload.attempt`."""
+    interval_s: float
+    hazard_per_h: float
+    """Expected interruptions of the gang per hour."""
+    period_s: float
+    """Saves begin `offset_s` after a multiple of this period, so that those of a site do not begin together."""
+    offset_s: float
+    reason: str = ""
+    """What determined the interval (`reclaim.intervals.IntervalReason`)."""
+
+
+@dataclass
+class Pace:
+    """How often the tasks on a machine should save, until `expires_at_s` (seconds since the epoch)."""
+
+    machine: str
+    expires_at_s: float
+    runs: list[RunPace]
+
+
+@dataclass
 class Attend:
     """Request to an agent to stop the runs in `stop` and then to send heartbeats, which detect a lost machine."""
 

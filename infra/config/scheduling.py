@@ -132,6 +132,18 @@ class ServiceSettings(Section):
     """If no balancer has reported requests for this long, the number of replicas does not follow the requests."""
 
 
+class ReclaimSettings(Section):
+    """Machines whose owners can take them back, and the jobs on them (ReclaimNet)."""
+
+    control_period_s: float = Field(300.0, gt=0)
+    """Interval at which the intervals between checkpoints are computed. They depend on the hazard of departures now."""
+    loss_budget_s: float = Field(1800.0, gt=0)
+    """Most mean work that a departure without notice may lose, in seconds (L_max). Intervals are at most twice it."""
+    checkpoint_bytes_s: float = Field(87.5e6, gt=0)
+    """Bandwidth that the checkpoints of all jobs on lent machines of a region may use, in bytes per second. The default
+    is 70 % of a link of 1 Gbit/s."""
+
+
 class TaskSettings(Section):
     """Limits and isolation of tasks on machines, and how long agents keep their data."""
 

@@ -16,6 +16,7 @@ from infra.config.scheduling import (
     BucketSettings,
     CapacitySettings,
     LifecycleSettings,
+    ReclaimSettings,
     ReconcileSettings,
     SchedulerSettings,
     ServiceSettings,
@@ -44,6 +45,7 @@ class Settings(Section):
     copies: CopySettings = CopySettings()
     capacity: CapacitySettings = CapacitySettings()
     services: ServiceSettings = ServiceSettings()
+    reclaim: ReclaimSettings = ReclaimSettings()
     providers: dict[str, dict[str, Any]] = {}
     """Providers of machines, by a name that the operator chooses. Each has a `kind` and the settings of that kind
     (docs/providers.md)."""

@@ -52,21 +52,32 @@ class Tenant(Base):
 
 
 class ApiKey(Base):
-    """An API key, stored as its SHA-256, with a role. Keys of submitters have a tenant; others may have none."""
+    """An API key, stored as its SHA-256, with a role.
+
+    A submitter's key has a tenant, a machine's key has a machine. Keys of viewers may have a tenant.
+    """
 
     __tablename__ = "api_key"
     id: Mapped[str] = mapped_column(primary_key=True)
     sha256: Mapped[str] = mapped_column(unique=True)
     role: Mapped[str] = mapped_column(
-        CheckConstraint("role in ('viewer', 'submitter', 'operator')", name="api_key_role")
+        CheckConstraint("role in ('viewer', 'submitter', 'operator', 'machine')", name="api_key_role")
     )
     tenant: Mapped[str | None] = mapped_column(ForeignKey("tenant.name"))
+    machine: Mapped[str | None]
+    """Id of the only machine whose agent may use the key. The machine need not have registered yet."""
     label: Mapped[str] = mapped_column(server_default="")
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     revoked_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]
     """Time from which the key is refused; None if it never expires."""
-    __table_args__ = (CheckConstraint("tenant is not null or role in ('operator', 'viewer')", name="api_key_tenant"),)
+    __table_args__ = (
+        CheckConstraint("tenant is not null or role in ('operator', 'viewer', 'machine')", name="api_key_tenant"),
+        CheckConstraint(
+            "case role when 'machine' then machine is not null and tenant is null else machine is null end",
+            name="api_key_machine",
+        ),
+    )
 
     @classmethod
     def is_good(cls) -> ColumnElement[bool]:
@@ -123,11 +134,14 @@ class Cluster(Base):
     capacity: Mapped[str] = mapped_column(server_default=CapacityKind.RESERVED.value)
     prices: Mapped[Json] = mapped_column(server_default=text("'{}'"))
     """US dollars per hour of a GPU, by type, and of a core (key `domain.capacity.CPU`). Others have no price."""
+    departures_per_h: Mapped[float] = mapped_column(server_default="0")
+    """How often the owner of one machine takes it back without notice, as learned (`activities.reclaim`)."""
     service: Mapped[str | None]
     """Id of the service whose replicas are the only workloads on these machines; None: the machines are shared."""
     __table_args__ = (
         ForeignKeyConstraint(["region", "datacenter"], ["datacenter.region", "datacenter.name"]),
         CheckConstraint(_CAPACITY, name="cluster_capacity"),
+        CheckConstraint("departures_per_h >= 0", name="cluster_departures"),
     )
 
 
@@ -345,6 +359,7 @@ class Allocation(Base):
             name="allocation_awaited",
         ),
         Index("allocation_live", "machine", postgresql_where=text("released_at is null")),
+        Index("allocation_past", "machine", "released_at", postgresql_where=text("released_at is not null")),
         Index(
             "allocation_unconfirmed",
             "machine",

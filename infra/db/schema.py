@@ -4,6 +4,7 @@ from infra.db import capacity as capacity
 from infra.db import logs as logs
 from infra.db import models as models
 from infra.db import placement_runs as placement_runs
+from infra.db import reclaim as reclaim
 from infra.db import services as services
 from infra.db import tables as tables
 from infra.db.base import Base

@@ -152,7 +152,7 @@ def region_snapshot(
                 rack=m.rack,
                 gpu_type=m.gpu_type,
                 gpus=m.gpus,
-                free_gpus=m.gpus - m.held.bit_count(),
+                free_gpus=m.gpus - (m.held | m.withheld).bit_count(),
                 free_cpus_milli=m.free_cpus_milli,
                 free_memory_bytes=m.free_memory_bytes,
                 cpus_milli=m.cpus_milli,
@@ -160,6 +160,7 @@ def region_snapshot(
                 capacity=clusters[m.cluster].capacity,
                 gpu_usd_per_h=clusters[m.cluster].prices.get(m.gpu_type or "", 0.0),
                 core_usd_per_h=clusters[m.cluster].prices.get("cpu", 0.0),
+                departures_per_h=clusters[m.cluster].departures_per_h,
             )
             for m in machines
         ),

@@ -23,7 +23,7 @@ async def until(holds: Callable[[], Any], what: str, patience_s: float = 30.0) -
     give_up_s = asyncio.get_running_loop().time() + patience_s
     while not (answer := await asyncio.to_thread(holds)):
         assert asyncio.get_running_loop().time() < give_up_s, f"timed out waiting until {what}"
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.05)
     return answer
 
 

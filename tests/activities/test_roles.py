@@ -11,7 +11,14 @@ from infra.config import Settings
 from infra.errors import ConfigurationError
 from tests.activities.world import World
 
-ON_AGENTS = {Activity.PREPARE_NODE, Activity.RUN_NODE, Activity.STOP_NODE, Activity.ATTEND, Activity.PROVE_KEY}
+ON_AGENTS = {
+    Activity.PREPARE_NODE,
+    Activity.RUN_NODE,
+    Activity.STOP_NODE,
+    Activity.ATTEND,
+    Activity.PACE_NODE,
+    Activity.PROVE_KEY,
+}
 
 
 def _names(activities: list[Any]) -> list[str]:

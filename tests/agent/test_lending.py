@@ -15,16 +15,21 @@ from agent import tasks
 from agent.config import AgentConfig
 from agent.host import serve
 from agent.lending.hours import LendingHours
+from agent.lending.lender import Lender
 from agent.lending.record import Lending, LendingFile
+from agent.locks import StartLocks
+from agent.notices import MachineNotices
+from agent.state import StateFolder
 from agent.tasks import State
 from domain.ids import machine_workflow_id
-from domain.protocol import NodeOutcome
+from domain.protocol import Activity, NodeOutcome, Pace, RunPace
 from infra.config import TemporalSettings
 from infra.temporal_client import connect
 from tests.agent.harness import Lab, description, until_async
 
 OWNER = str(os.getuid())
 STUBBORN = "trap '' TERM; while :; do sleep 0.05; done"
+_SDK = Path(__file__).resolve().parent.parent.parent / "sdk"
 _COMMAND = Path(sys.executable).parent / "mizzen"
 
 
@@ -178,6 +183,31 @@ async def test_only_the_owner_is_heard(lab: Lab) -> None:
     assert (done.returncode, "does not exist" in done.stderr) == (3, True)
 
 
+async def test_tasks_learn_how_often_to_save(lab: Lab) -> None:
+    """The interval that the control plane sends is in the file that the task's environment names, and in effect."""
+    config = lab.config()
+    code = (
+        "import os, time; from mizzen.cadence.interval_file import IntervalFile\n"
+        "file = IntervalFile.from_environ(os.environ, time.monotonic)\n"
+        "while file.current() is None: time.sleep(0.05)\n"
+        "print(file.current())"
+    )
+    launch = description(lab.region, config, f'PYTHONPATH={_SDK} exec {sys.executable} -c "{code}"')
+    lab.write(launch)
+    async with lab.agent(config):
+        pending = await lab.run(launch, config.machine)
+        await until_async(lambda: tasks.look(lab.folder_of(launch, config)) is State.RUNNING)
+        run = RunPace(f"{launch.workload_id}.1", 412.5, 0.8, 30.0, 11.25, "optimum")
+        other = RunPace("wl-elsewhere.1", 1.0, 0.8, 30.0, 11.25)
+        await (await lab.start(Activity.PACE_NODE, config.machine, Pace(config.machine, 1e10, [other, run]))).result(
+            object
+        )
+        outcome: NodeOutcome = await pending.result(NodeOutcome)
+        assert [end.exit_code for end in outcome.exits] == [0]
+        await until_async(lambda: lab.log(launch)[1])
+    assert b"interval_s=412.5, expires_at_s=10000000000.0, hazard_per_h=0.8, period_s=30.0" in lab.log(launch)[0]
+
+
 def test_lending_hours() -> None:
     """A window may pass midnight and the end of the week; days are names and ranges."""
     hours = LendingHours.parse("20:00-08:00 mon-fri; 00:00-24:00 sat,sun")
@@ -211,6 +241,39 @@ async def test_hours_take_the_machine_and_lend_it_again(lab: Lab) -> None:
         assert (status["lent"], status["by_hours"], status["opens_at_s"] > now.timestamp()) == (False, True, True)
         status = await _mizzen(config, "lend", "--hours", "always")
         assert (status["lent"], status["hours"]) == (True, None)
+
+
+async def test_tasks_get_notice_before_the_hours_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five minutes before a window ends the machine is announced to be the owner's; the next window lends it again.
+
+    What the owner takes stays the owner's, whatever the hours.
+    """
+    monkeypatch.setattr("agent.lending.lender._TICK_S", 0.02)
+    now = [datetime(2026, 3, 3, 7, 54).astimezone()]
+    config = AgentConfig(
+        machine="r/c/m", region="r", cluster="c", rack="k", cpus_milli=1000, memory_bytes=1 << 30, address="a",
+        ports=(21000, 21099), state_dir=tmp_path / "state",
+    )  # fmt: skip
+    notices = MachineNotices(None, {})
+    lender = Lender(config, StateFolder(config.state_dir), notices, StartLocks(), clock=lambda: now[0].timestamp())
+    lender.lend(None, "20:00-08:00 mon-fri")
+    running = asyncio.create_task(lender.run())
+    await asyncio.sleep(0.1)
+    assert not lender.refuses() and notices.current is None
+    now[0] = now[0].replace(hour=7, minute=56)
+    await until_async(lambda: lender.refuses())
+    assert notices.current is not None
+    assert notices.current.ends_at_s == now[0].replace(hour=8, minute=0).timestamp()
+    now[0] = now[0].replace(hour=12)
+    assert lender.status()["opens_at_s"] == now[0].replace(hour=20, minute=0).timestamp()
+    now[0] = now[0].replace(hour=20, minute=1)
+    await until_async(lambda: not lender.refuses())
+    assert notices.current is None
+    await lender.reclaim(None, 0.0)
+    now[0] = now[0].replace(hour=21)
+    await asyncio.sleep(0.1)
+    assert lender.refuses()
+    running.cancel()
 
 
 def test_a_damaged_record_lends_nothing(tmp_path: Path) -> None:

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from api.app import create_app
 from api.auth import Role
 from domain.phases import Phase
 from domain.service import ServiceSpec
-from infra.config import Settings
 from infra.db.placement_runs import begin_placement_run
 from infra.db.services import ServiceRow, ServiceVersion
-from tests.api.world import ARCHIVE, ARCHIVE_SHA256, INSTANCE, ApiWorld, document
+from tests.api.world import ARCHIVE, ARCHIVE_SHA256, INSTANCE, ApiWorld, document, openapi_document
 
 VALUES = {
     "name": "vision", "secret": "hf-token", "region": "north", "cluster": "alpha", "machine": "m1", "datacenter": "dc1",
@@ -26,7 +24,8 @@ SERVICE = "sv-0000000000000001"
 OPEN = {"/healthz", "/readyz", "/metrics"}
 SHARED = {
     "/v1/whoami", "/v1/regions", "/v1/regions/{name}", "/v1/clusters", "/v1/machines",
-    "/v1/machines/{region}/{cluster}/{machine}", "/v1/tables", "/v1/tables/{name}", "/v1/tables/{name}/replicas",
+    "/v1/machines/{region}/{cluster}/{machine}", "/v1/machines/{region}/{cluster}/{machine}/lending", "/v1/tables",
+    "/v1/tables/{name}", "/v1/tables/{name}/replicas",
     "/v1/tables/{name}/partitions", "/v1/pools", "/v1/instances", "/v1/instances/{instance}",
 }  # fmt: skip
 """Paths that every key may read: fleet and tables have no tenant."""
@@ -66,8 +65,7 @@ BODIES: dict[tuple[str, str], object] = {
 
 
 def _operations() -> Iterator[tuple[str, str, Role | None]]:
-    described = create_app(Settings(database="postgresql://nobody@127.0.0.1:1/nothing")).openapi()
-    for path, methods in described["paths"].items():
+    for path, methods in openapi_document()["paths"].items():
         for method, operation in methods.items():
             (scopes,) = [s["apiKey"] for s in operation.get("security", [])] or [[]]
             yield method, path, Role(scopes[0]) if scopes else None
@@ -156,7 +154,7 @@ async def test_without_a_key(lived_in: ApiWorld, operation: tuple[str, str, Role
     assert _everything(lived_in) == before
 
 
-@pytest.mark.parametrize("operation", [o for o in GUARDED if o[2] is not Role.VIEWER], ids=_id)
+@pytest.mark.parametrize("operation", [o for o in GUARDED if o[2] not in (Role.MACHINE, Role.VIEWER)], ids=_id)
 async def test_with_too_small_a_role(lived_in: ApiWorld, operation: tuple[str, str, Role]) -> None:
     """With a lower role an operation returns 403, also for the own tenant, and changes nothing."""
     method, path, role = operation
@@ -166,6 +164,31 @@ async def test_with_too_small_a_role(lived_in: ApiWorld, operation: tuple[str, s
         assert (answer.status_code, answer.json()["type"]) == (403, "urn:mizzen:problem:forbidden")
         assert role.value in answer.json()["detail"]
     assert _everything(lived_in) == before
+
+
+@pytest.mark.parametrize("operation", GUARDED, ids=_id)
+async def test_with_a_machines_key(lived_in: ApiWorld, operation: tuple[str, str, Role]) -> None:
+    """A machine's key can read the key's identity and its own machine; everything else returns 403 by name."""
+    method, path, role = operation
+    before = _everything(lived_in)
+    answer = await _send(lived_in, method, path, lived_in.headers("machine"))
+    if role is Role.MACHINE:
+        assert (method, answer.status_code) == ("get", 200)
+        if "{machine}" in path:
+            other = await _send(lived_in, method, path.replace("{machine}", "m2"), lived_in.headers("machine"))
+            assert (other.status_code, "only machine north/alpha/m1" in other.json()["detail"]) == (403, True)
+    else:
+        assert answer.status_code == 403
+        if method != "head":
+            assert f"requires the role {role.value}; the key has the role machine of" in answer.json()["detail"]
+    assert _everything(lived_in) == before
+
+
+def test_what_a_machines_key_can_call() -> None:
+    """The operations that need only the role of a machine are these."""
+    machine = "/v1/machines/{region}/{cluster}/{machine}"
+    found = {(method, path) for method, path, role in GUARDED if role is Role.MACHINE}
+    assert found == {("get", "/v1/whoami"), ("get", machine), ("get", f"{machine}/lending")}
 
 
 @pytest.mark.parametrize("operation", GUARDED, ids=_id)

@@ -90,9 +90,9 @@ async def test_sizes_that_are_not_there_cost_nothing(limited: tuple[ApiWorld, st
 async def test_archives_that_unpack_to_much_delay_nobody(limited: tuple[ApiWorld, str]) -> None:
     """Parallel uploads of large archives over the limit get 429, and other users are served meanwhile."""
     member = tarfile.TarInfo("zeros")
-    member.size = 255 << 20
+    member.size = 128 << 20
     bodies = []
-    whole = gzip.compress(member.tobuf() + bytes(255 << 20) + bytes(1024), compresslevel=1)
+    whole = gzip.compress(member.tobuf() + bytes(128 << 20) + bytes(1024), compresslevel=1)
     for number in range(12):
         note = tarfile.TarInfo(f"note-{number}")
         bodies.append(gzip.compress(note.tobuf()) + whole)

@@ -154,7 +154,8 @@ async def test_new_key_works_once_shown_and_until_revoked(world: ApiWorld) -> No
     key = made.json()["key"]
     world.raw_keys["new"] = key
     assert await get(world, "/v1/whoami", "new") == {
-        "id": made.json()["id"], "role": "viewer", "tenant": "vision", "label": "dashboard", "expires_at": None,
+        "id": made.json()["id"], "role": "viewer", "tenant": "vision", "machine": None, "label": "dashboard",
+        "expires_at": None,
     }  # fmt: skip
     listed = {k["id"]: k for k in (await get(world, "/v1/keys"))["items"]}
     assert "key" not in listed[made.json()["id"]]
@@ -174,6 +175,12 @@ BAD_KEYS: list[tuple[str, dict[str, Any], str]] = [
     ("submitter without tenant", {"role": "submitter"}, "tenant"),
     ("operator with tenant", {"role": "operator", "tenant": "vision"}, "tenant"),
     ("unknown tenant", {"role": "viewer", "tenant": "nobody"}, "tenant"),
+    ("machine without one", {"role": "machine"}, "machine"),
+    ("machine with a tenant", {"role": "machine", "machine": "north/alpha/m1", "tenant": "vision"}, "tenant"),
+    ("machine that is no id", {"role": "machine", "machine": "m1"}, "machine"),
+    ("machine of four names", {"role": "machine", "machine": "north/alpha/m1/m2"}, "machine"),
+    ("machine in no region", {"role": "machine", "machine": "west/alpha/m1"}, "machine"),
+    ("viewer with a machine", {"role": "viewer", "machine": "north/alpha/m1"}, "machine"),
     ("label of lines", {"role": "viewer", "label": "a\nb"}, "label"),
     ("label too long", {"role": "viewer", "label": "x" * 300}, "label"),
 ]
@@ -184,6 +191,19 @@ async def test_bad_keys(shared_world: ApiWorld, body: object, path: str) -> None
     """An invalid role, label or tenant, or a role that does not fit the tenant, is an error with the field."""
     answer = await act(shared_world, "/v1/keys", body=body)
     assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
+
+
+async def test_keys_of_machines(world: ApiWorld) -> None:
+    """The key of a machine in a new cluster creates it as voluntary; existing clusters stay as they are."""
+    for machine, kind in (("north/campus/pc7", "voluntary"), ("north/alpha/m9", "reserved")):
+        made = await act(world, "/v1/keys", body={"role": "machine", "machine": machine})
+        assert (made.status_code, made.json()["machine"], made.json()["tenant"]) == (201, machine, None)
+        world.raw_keys["new"] = made.json()["key"]
+        assert (await get(world, "/v1/whoami", "new"))["machine"] == machine
+        clusters = {(c["region"], c["name"]): c["capacity"] for c in (await get(world, "/v1/clusters"))["items"]}
+        assert clusters[machine.split("/")[0], machine.split("/")[1]] == kind
+    audited = (await get(world, "/v1/audit"))["items"]
+    assert {one["detail"].get("machine") for one in audited} >= {"north/campus/pc7", "north/alpha/m9"}
 
 
 async def test_last_operator_stays(world: ApiWorld) -> None:

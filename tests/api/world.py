@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,21 @@ KEYS = {
     "vision": ("submitter", "vision"),
     "vision-viewer": ("viewer", "vision"),
     "speech": ("submitter", "speech"),
+    "machine": ("machine", None),
 }
-"""Role and tenant of each API key, by name."""
+"""Role and tenant of each API key, by name. The machine's key is one of north/alpha/m1."""
 MACHINES = {
     "north/alpha/m1": ("a100", 8, 64_000, 256 * GIB),
     "north/alpha/m2": ("a100", 8, 64_000, 256 * GIB),
     "south/beta/m1": ("v100", 4, 16_000, 64 * GIB),
     "south/beta/c1": (None, 0, 8_000, 32 * GIB),
 }
+
+
+@cache
+def openapi_document() -> dict[str, Any]:
+    """Returns the OpenAPI document. It is computed once, because every test worker needs it to collect its tests."""
+    return create_app(Settings(database="postgresql://nobody@127.0.0.1:1/nothing")).openapi()
 
 
 def archive_of(files: Mapping[str, str]) -> bytes:
@@ -205,7 +213,9 @@ def _fill(session: Session, settings: Settings, buckets: Mapping[str, str], keys
         )  # fmt: skip
     for name, key in keys.items():
         role, tenant = KEYS[name]
-        session.add(ApiKey(id=f"key-{name}", sha256=hash_api_key(key), role=role, tenant=tenant, label=name))
+        machine = "north/alpha/m1" if role == "machine" else None
+        sha256 = hash_api_key(key)
+        session.add(ApiKey(id=f"key-{name}", sha256=sha256, role=role, tenant=tenant, machine=machine, label=name))
     box = encrypt_secret(load_master_key(settings.master_key_path, create=True), "hf_secret")
     session.add(Secret(tenant="vision", name="hf-token", box=box))
     # One archive from before paths were stored, and one from after.

@@ -24,6 +24,7 @@ class Violation:
 KINDS = {
     "started-twice": "a task of an attempt was started more than once",
     "slot-shared": "two tasks were alive on one GPU slot at the same time",
+    "owner-disturbed": "a task ran where the owner had been told that nothing runs, before the owner lent it again",
     "older-saved": "an older attempt saved after a newer one had loaded",
     "checkpoint-lost": "an attempt resumed from an older step than one whose save had returned",
     "finished-again": "a gang whose tasks had all exited with 0 ran again",
@@ -41,7 +42,7 @@ KINDS = {
 
 def judge(seen: Observed) -> list[Violation]:
     """Returns all violations, by kind in the order of `KINDS`."""
-    found = [*_starts(seen), *_slots(seen), *_checkpoints(seen), *_workloads(seen), *_surroundings(seen)]
+    found = [*_starts(seen), *_slots(seen), *_owned(seen), *_checkpoints(seen), *_workloads(seen), *_surroundings(seen)]
     order = list(KINDS)
     return sorted(found, key=lambda v: (order.index(v.kind), v.detail))
 
@@ -68,6 +69,17 @@ def _slots(seen: Observed) -> Iterator[Violation]:
                 both = " and ".join(f"{r.workload}.{r.attempt} {r.job}/{r.task}" for r in (one, other))
                 for_s = min(one.last_s, other.last_s) - other.started_s
                 yield Violation("slot-shared", f"{machine} slot {slot}: {both} for {for_s:.2f} s")
+
+
+def _owned(seen: Observed) -> Iterator[Violation]:
+    for owned in seen.owned:
+        for run in seen.runs:
+            there = run.machine == owned.machine and (owned.slots is None or set(owned.slots) & set(run.slots))
+            if there and run.started_s < owned.lent_s and owned.free_s < run.last_s:
+                task = f"{run.workload}.{run.attempt} {run.job}/{run.task}"
+                yield Violation(
+                    "owner-disturbed", f"{owned.machine}: {task} until {run.last_s - owned.free_s:.2f} s after"
+                )
 
 
 def _checkpoints(seen: Observed) -> Iterator[Violation]:

@@ -57,6 +57,19 @@ class Killed:
     run_id: str
 
 
+@dataclass(frozen=True)
+class Owned:
+    """A period in which a machine, or some of its GPUs, were the owner's."""
+
+    machine: str
+    slots: tuple[int, ...] | None
+    """None: the whole machine."""
+    free_s: float
+    """When the owner had been told that no task runs there."""
+    lent_s: float
+    """When the owner was about to lend it again."""
+
+
 @dataclass
 class Observed:
     """All observations of a run, the input of the judge."""
@@ -70,6 +83,7 @@ class Observed:
     reasons: dict[str, str] = field(default_factory=dict)
     killed: list[Killed] = field(default_factory=list)
     """Shims and tasks that the harness killed or stopped, so that their exit status may be unknown."""
+    owned: list[Owned] = field(default_factory=list)
     blackouts: list[tuple[float, float]] = field(default_factory=list)
     """Periods in which machines were unreachable for so long that they may count as lost."""
     left_behind: list[str] = field(default_factory=list)

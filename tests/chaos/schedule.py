@@ -19,7 +19,7 @@ _LASTS_S = {
     "temporal-rolled-back": (2.0, 8.0),
     "disk-full": (3.0, 9.0),
 }
-REQUESTS = ("cancel-storm", "quota", "preempt", "drain", "cordon")
+REQUESTS = ("cancel-storm", "quota", "preempt", "drain", "cordon", "reclaim")
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,10 @@ class Schedule:
 
 
 def draw_schedule(seed: int, duration_s: float, fault_every_s: float, submit_every_s: float) -> Schedule:
-    """Draws a seed's schedule of `duration_s` seconds. Every kind of fault occurs once before any kind occurs twice."""
+    """Draws a seed's schedule of `duration_s` seconds.
+
+    Every kind of fault, and every kind of request, occurs once before any kind occurs twice.
+    """
     chance = random.Random(seed)
     return Schedule(
         tuple(_faults(chance, duration_s, fault_every_s)),
@@ -111,5 +114,11 @@ def _submissions(chance: random.Random, duration_s: float, every_s: float) -> li
 
 
 def _requests(chance: random.Random, duration_s: float) -> list[Request]:
-    times = _times(chance, duration_s, 12.0)
-    return [Request(at, chance.choice(REQUESTS), chance.random(), chance.uniform(3.0, 15.0)) for at in times]
+    out: list[Request] = []
+    ahead: list[str] = []
+    for at_s in _times(chance, duration_s, 12.0):
+        if not ahead:
+            ahead = list(REQUESTS)
+            chance.shuffle(ahead)
+        out.append(Request(at_s, ahead.pop(), chance.random(), chance.uniform(3.0, 15.0)))
+    return out

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.judge import KINDS, judge
-from tests.chaos.observed import Killed, Observed, Order, TaskRun, read_journals
+from tests.chaos.observed import Killed, Observed, Order, Owned, TaskRun, read_journals
 from tests.chaos.schedule import FAULTS, draw_schedule
 
 
@@ -34,6 +34,10 @@ def _twice(seen: Observed) -> None:
 
 def _shared(seen: Observed) -> None:
     seen.runs[1] = replace(seen.runs[1], started_s=19.9)
+
+
+def _disturbed(seen: Observed) -> None:
+    seen.owned.append(Owned("east/a/m-1", (0, 3), 29.5, 40.0))
 
 
 def _older(seen: Observed) -> None:
@@ -98,6 +102,7 @@ def _nameless(seen: Observed) -> None:
 BROKEN: dict[str, Callable[[Observed], None]] = {
     "started-twice": _twice,
     "slot-shared": _shared,
+    "owner-disturbed": _disturbed,
     "older-saved": _older,
     "checkpoint-lost": _lost_step,
     "finished-again": _again,

@@ -1,5 +1,8 @@
 """Simulated users: they submit, time out and retry, cancel many workloads, change quotas, preempt, drain and cordon."""
 
+import contextlib
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,8 +11,9 @@ from typing import Any
 
 import httpx
 
+from server.agents import machine_state_dir
 from tests.chaos.faults import now_s
-from tests.chaos.observed import Observed, Order
+from tests.chaos.observed import Observed, Order, Owned
 from tests.chaos.schedule import FLEET_GPUS, LEVELS, Request, Submission
 from tests.stack.harness import ROOT, Up
 
@@ -130,6 +134,7 @@ class Users:
             "preempt": self._preempt,
             "drain": self._drain,
             "cordon": self._cordon,
+            "reclaim": self._reclaim,
         }
         self._pending.append(self._threads.submit(act[what.kind], what))
 
@@ -175,6 +180,39 @@ class Users:
 
     def _cordon(self, what: Request) -> None:
         self._machine(what, "cordon", "uncordon")
+
+    def _reclaim(self, what: Request) -> None:
+        """Takes a machine, or one GPU of it, back at once or with a notice, and lends it again."""
+        machines = sorted(m["id"] for m in self._patiently("GET", "/machines").json()["items"])
+        if not machines:
+            return
+        place = what.draw * len(machines)
+        machine, how = machines[int(place)], int(place % 1 * 4)
+        slots = (int(what.draw * 97) % 4,) if how >= 2 else None
+        arguments = ["--now"] if how % 2 else ["--notice", "3s"]
+        if slots is not None:
+            arguments += ["--gpus", str(slots[0])]
+        if not self._owner(machine, "reclaim", *arguments):
+            return
+        free_s = now_s()
+        time.sleep(what.lasts_s)
+        with self._lock:
+            self._seen.owned.append(Owned(machine, slots, free_s, now_s()))
+        self._owner(machine, "lend")
+        self.asked.append(what.kind)
+
+    def _owner(self, machine: str, *arguments: str) -> bool:
+        """Runs a command of a machine's owner, again while the agent is down; returns False if it stays down."""
+        socket = machine_state_dir(self._up.data, machine) / "owner.sock"
+        command = [str(Path(sys.executable).parent / "mizzen"), *arguments, "--socket", str(socket)]
+        give_up_s = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < give_up_s:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+                if done.returncode == 0:
+                    return True
+            time.sleep(0.3)
+        return False
 
     def _machine(self, what: Request, on: str, off: str) -> None:
         machines = sorted(m["id"] for m in self._patiently("GET", "/machines").json()["items"])

@@ -93,6 +93,33 @@ def test_operators_keep_tenants_keys_and_secrets(
     assert done[:2] == ["tenant.delete", "key.revoke"]
 
 
+def test_the_key_of_a_machine_shows_what_the_machine_gives(
+    as_operator: Service, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator creates the key; with it, the owner sees the own machine and nothing else."""
+    assert run(["keys", "create", "--role", "machine"]) == 2
+    assert "machine: is required" in capsys.readouterr().err
+    assert run(["keys", "create", "--role", "machine", "--machine", "north/alpha/m1", "--label", "owner"]) == 0
+    key = capsys.readouterr().out.strip()
+    assert run(["keys"]) == 0
+    [row] = [line for line in capsys.readouterr().out.splitlines() if " owner " in line]
+    assert "north/alpha/m1" in row
+    assert run(["machines", "cordon", "north/alpha/m1", "--reason", "fan"]) == 0
+    monkeypatch.setenv("MIZZEN_API_KEY", key)
+    capsys.readouterr()
+    assert run(["machines", "lending", "north/alpha/m1", "-o", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["cordon"]["detail"]["note"] == "fan"
+    assert not shown["takes_work"]
+    assert run(["machines", "lending", "north/alpha/m1"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("north/alpha/m1: ready, takes no new work - cordoned_by_operator")
+    assert "GPU hours given" in out
+    assert run(["machines", "lending", "south/beta/m1"]) == run(["ls"]) == 4
+    monkeypatch.setenv("MIZZEN_API_KEY", as_operator.keys["operator"])
+    assert run(["machines", "uncordon", "north/alpha/m1"]) == 0
+
+
 def test_a_quota_for_an_unknown_gpu_type_is_set_with_a_warning(as_operator: Service, capsys: Capture) -> None:
     """A quota for a GPU type that no machine has is set, with a warning that lists the fleet's types."""
     assert run(["tenants", "set", "typo", "--level", "4", "--gpus", "a1000=4", "--gpus", "a100=1"]) == 0

@@ -104,19 +104,21 @@ _LIVES = [
 _KINDS = (USUAL, USUAL, ("spot",), ("on_demand", "spot", "reserved"), ("voluntary", "reserved"))
 """Lists of capacity kinds that a gang may accept."""
 _TERMS = [
-    (capacity, {"a100": a100, "h100": 2.5}, core)
+    (capacity, {"a100": a100, "h100": 2.5}, core, departures_per_h)
     for capacity in ("reserved", "spot", "on_demand", "voluntary")
     for a100 in (0.0, 1.1, 2.5)
     for core in (0.0, 0.033)
+    for departures_per_h in ((0.0, 0.25, 0.5) if capacity == "voluntary" else (0.0,))
 ]
-"""Terms of a cluster: its capacity kind, the prices of GPUs by type, and the price of a core."""
+"""Terms of a cluster: its capacity kind, the prices of GPUs by type, the price of a core, and departures per hour."""
 
 
-def on_terms(machine: MachineState, terms: Mapping[str, tuple[str, Mapping[str, float], float]]) -> MachineState:
+def on_terms(machine: MachineState, terms: Mapping[str, tuple[str, Mapping[str, float], float, float]]) -> MachineState:
     """Returns a machine with the terms of its cluster."""
-    capacity, gpus, core = terms[machine.cluster]
+    capacity, gpus, core, departures_per_h = terms[machine.cluster]
     price = gpus[machine.gpu_type] if machine.gpu_type is not None else 0.0
-    return replace(machine, capacity=capacity, gpu_usd_per_h=price, core_usd_per_h=core)
+    own = replace(machine, capacity=capacity, gpu_usd_per_h=price, core_usd_per_h=core)
+    return replace(own, departures_per_h=departures_per_h)
 
 
 _SHARES = [(machine, share, with_gpus) for machine in range(9) for share in (1, 2, 4) for with_gpus in (1, 1, 1, 0)]

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 CONFTEST = """
-import tests.conftest
-from tests.conftest import pytest_configure, pytest_runtest_teardown, pytest_xdist_make_scheduler
+from tests import running
+from tests.running import pytest_configure, pytest_runtest_teardown, pytest_xdist_make_scheduler
 
-tests.conftest._TEARDOWN_S = 1
+running._TEARDOWN_S = 1
 """
 HANGS = """
 import pathlib

@@ -41,9 +41,11 @@ def nodes(rng: np.random.Generator, count: int) -> Nodes:
 
 
 def leaving(rng: np.random.Generator, count: int, jobs: int) -> Leaving:
+    size = rng.choice([1.2e8, 3.2e9, 4.8e10], jobs)
     return Leaving.of(
         rng.integers(0, count, jobs),
-        checkpoint_bytes=rng.choice([1.2e8, 3.2e9, 4.8e10], jobs),
+        checkpoint_bytes=size,
+        upload_bytes=size * rng.choice([0.0, 0.1, 1.0], jobs),
         memory_bytes=rng.choice([4e9, 20e9, 40e9], jobs),
         capability=rng.choice([7.0, 8.0, 8.6], jobs),
         load=rng.choice([0.0, 0.25, 1.0], jobs),

@@ -77,16 +77,19 @@ class PlainNetwork:
         ]
         return (near + core)[0]
 
-    def migration_s(self, source: int, target: int, size: float, restart_s: float) -> float:
+    def migration_s(
+        self, source: int, target: int, size: float, restart_s: float, upload: float | None = None
+    ) -> float:
         if not self._by_store:
             return size / self.bandwidth(source, target) + restart_s
         store = self.store(source)
-        return size / self.bandwidth(source, store) + size / self.bandwidth(store, target) + restart_s
+        upload = size if upload is None else upload
+        return upload / self.bandwidth(source, store) + size / self.bandwidth(store, target) + restart_s
 
-    def stay_s(self, source: int, target: int, size: float, restart_s: float, commit_s: float) -> float:
+    def stay_s(self, source: int, target: int, size: float, restart_s: float, upload: float, commit_s: float) -> float:
         if not self._by_store:
             return self.migration_s(source, target, size, restart_s)
-        return size / self.bandwidth(source, self.store(source)) + commit_s
+        return upload / self.bandwidth(source, self.store(source)) + commit_s
 
 
 def scores(
@@ -100,6 +103,7 @@ def scores(
 ) -> dict[int, float]:
     """Returns the score of each destination that algorithm 2 considers for one job; empty: FAIL."""
     source, size, restart_s = leaving.source[job], leaving.checkpoint_bytes[job], leaving.restart_s[job]
+    upload = leaving.upload_bytes[job]
     candidates = [
         d
         for d in range(topology.nodes)
@@ -107,12 +111,12 @@ def scores(
         and nodes.memory_bytes[d] >= leaving.memory_bytes[job]
         and nodes.capability[d] >= leaving.capability[job]
         and nodes.load[d] <= rules.max_load
-        and network.stay_s(source, d, size, restart_s, leaving.commit_s[job]) <= leaving.notice_s[job]
+        and network.stay_s(source, d, size, restart_s, upload, leaving.commit_s[job]) <= leaving.notice_s[job]
     ]
     local = [d for d in candidates if topology.building[d] == topology.building[source]]
     out = {}
     for d in local if len(local) >= rules.min_local else candidates:
         onward = [network.migration_s(d, other, size, restart_s) for other in candidates if other != d]
         mean_s = sum(onward) / len(onward) if onward else restart_s
-        out[d] = network.migration_s(source, d, size, restart_s) + rules.alpha * (1 - survival[job, d]) * mean_s
+        out[d] = network.migration_s(source, d, size, restart_s, upload) + rules.alpha * (1 - survival[job, d]) * mean_s
     return out

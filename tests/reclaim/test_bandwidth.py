@@ -69,7 +69,7 @@ def test_the_next_block_is_as_fast_as_often_as_stated(blocks: int, confidence: f
 
 def test_few_blocks_give_a_bound_below_all_of_them() -> None:
     """With two blocks and 90%, the position is 0.3 between 0 and the slower block."""
-    assert lower_bound_bytes_s([[80.0, 50.0]], 1.0)[0] == pytest.approx(15.0)
+    assert lower_bound_bytes_s([[80.0, 50.0]], 1.0, 0.9)[0] == pytest.approx(15.0)
     assert list(lower_bound_bytes_s([[NAN, NAN], [-3.0, np.inf]], [2.0, 3.0])) == [2.0, 3.0]
 
 

@@ -77,15 +77,20 @@ def test_choice_is_that_of_algorithm_2(seed: int, by_store: bool) -> None:
         left.load[chosen] += leaving.load[job]
 
 
-def one_building(nodes: int, **changes: object) -> tuple[Topology, Nodes, Leaving]:
-    """A job of 1 GB leaves node 0 of a building with equal nodes."""
-    topology = Topology.of(
-        np.zeros(nodes, int),
+def building(nodes: int, down_bytes_s: object = 1e8, stores: tuple[Store, ...] = ()) -> Topology:
+    return Topology.of(
+        [0] * nodes,
         [0],
-        access=Links.of(np.full(nodes, 1e8), 1e8),
+        access=Links.of([1e8] * nodes, down_bytes_s),
         distribution=Links.of([1e8], 1e8),
         core=Links.of([1e9], 1e9),
+        stores=stores,
     )
+
+
+def one_building(nodes: int, **changes: object) -> tuple[Topology, Nodes, Leaving]:
+    """A job of 1 GB leaves node 0 of a building with equal nodes."""
+    topology = building(nodes)
     have = Nodes(np.full(nodes, 8e9), np.full(nodes, 8.0), np.zeros(nodes))
     fields: dict[str, object] = {"checkpoint_bytes": 1e9, "memory_bytes": 4e9, "capability": 7.0}
     fields |= {"notice_s": 60.0, "restart_s": 5.0, "commit_s": 0.0} | changes
@@ -142,15 +147,8 @@ def test_reason_counts_the_nodes_that_each_constraint_removes() -> None:
 
 def test_with_a_store_only_the_upload_must_precede_the_departure() -> None:
     """10 s of upload and 1 s of commit fit in 11 s; the download and the restart come afterwards."""
-    topology, nodes, leaving = one_building(3, notice_s=11.0, commit_s=1.0)
-    stored = Topology.of(
-        [0, 0, 0],
-        [0],
-        access=Links.of([1e8] * 3, 1e8),
-        distribution=topology.distribution,
-        core=topology.core,
-        stores=[Store(0)],
-    )
+    _, nodes, leaving = one_building(3, notice_s=11.0, commit_s=1.0)
+    stored = building(3, stores=(Store(0),))
     found = choose(Network.by_store(stored), nodes, leaving, 1.0)
     assert (found.destination[0], found.migration_s[0]) == (1, 25.0)
     removed, _ = removed_by(Network.direct(stored), nodes, leaving, 0, Rules())
@@ -159,11 +157,15 @@ def test_with_a_store_only_the_upload_must_precede_the_departure() -> None:
     assert choose(Network.by_store(stored), nodes, leaving, 1.0).destination[0] == NOWHERE
 
 
+def test_job_of_a_machine_that_is_gone_only_downloads() -> None:
+    _, nodes, leaving = one_building(3, upload_bytes=0.0, notice_s=np.inf)
+    found = choose(Network.by_store(building(3, stores=(Store(0),))), nodes, leaving, 1.0)
+    assert found.migration_s[0] == 15.0
+
+
 def test_dead_link_meets_no_deadline() -> None:
-    topology, nodes, leaving = one_building(2)
-    dead = Topology.of(
-        [0, 0], [0], access=Links.of([1e8, 1e8], [1e8, 0.0]), distribution=topology.distribution, core=topology.core
-    )
+    _, nodes, leaving = one_building(2)
+    dead = building(2, down_bytes_s=[1e8, 0.0])
     found = choose(Network.direct(dead), nodes, leaving, 1.0)
     assert found.counts[0, Constraint.DEADLINE] == 1
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reclaim.admission import Decision, Flows, Outcome, decide
+from domain.traffic import TrafficClass
+from reclaim.admission import Decision, Flows, Outcome, Spread, decide
 from reclaim.arrays import Floats, Ints
 from reclaim.traffic import (
     UNLIMITED_BYTES_S,
-    TrafficClass,
     class_of,
     fill,
     least_rates,
@@ -111,6 +111,17 @@ def test_rest_is_spread_in_equal_parts() -> None:
     assert found.left_bytes_s.tolist() == [0]
 
 
+def test_completed_flow_gets_nothing() -> None:
+    found = decide(one_link((0, 10), (1000, 20), admitted=2), np.array([1000]), 0.0)
+    assert found.rate_bytes_s.tolist() == [0, 1000]
+
+
+def test_rest_may_go_to_the_earliest_deadline() -> None:
+    both = replace(one_link((1000, 20), (1000, 10), admitted=2), limit_bytes_s=np.array([10**9, 700]))
+    found = decide(both, np.array([1000]), 0.0, spread=Spread.DEADLINE)
+    assert found.rate_bytes_s.tolist() == [300, 700]
+
+
 def test_earliest_deadlines_first_if_the_sum_does_not_fit() -> None:
     """The second deadline is passed over, because it does not fit; the third needs less and fits."""
     found = decide(one_link((9000, 30), (1000, 10), (8000, 20)), np.array([450]), 0.0)
@@ -199,6 +210,7 @@ class Campus:
         count, links = int(rng.integers(1, 9)), int(rng.integers(1, 6))
         self.links = rng.integers(10**6, 10**8, links)
         self.bandwidth_falls = rng.random() < 0.5
+        self.spread = rng.choice(list(Spread))
         deadline_s = rng.uniform(1, 300, count)
         demand = rng.uniform(0.01, 0.6, count) * np.median(self.links) * 0.7
         self.arrival_s = rng.choice([0.0, 0.0, 7.5, 60.0, 133.3], count)
@@ -246,7 +258,7 @@ class Campus:
         remaining: Floats = np.array([float(self.remaining[f]) for f in at])
         picked = {name: getattr(self.flows, name)[at] for name in Flows.__dataclass_fields__}
         share = self.share(now_s)
-        found = decide(Flows(**picked | {"remaining_bytes": remaining}), share, now_s)
+        found = decide(Flows(**picked | {"remaining_bytes": remaining}), share, now_s, spread=self.spread)
         assert (link_sums(found.rate_bytes_s, picked["paths"], len(share)) <= share).all()
         assert (found.left_bytes_s >= 0).all()
         rates = {}

@@ -62,7 +62,7 @@ CLOUD: dict[str, Any] = {
     "notice_s": 0,
 }
 SHARED = "west/owned/m1"
-TICK = timedelta(seconds=0.05)
+TICK = timedelta(seconds=0.2)
 _OPTION = ResourceOption(
     resources=ResourceSpec(gpus=1, gpu_types=("a100",), cpus_milli=1000, memory_bytes=1 << 30), spot=True
 )
@@ -109,7 +109,7 @@ class ServingAgent:
             report = ServingReport("127.0.0.1", 30_000, ready, changed_s, None if ready else "status 503")
             activity.heartbeat(NodeHeartbeat([TaskProgress("server", 0, serving=report)], 1))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), 0.05)
+                await asyncio.wait_for(stop.wait(), 0.2)
         return NodeOutcome(self.machine, [self.ends or TaskExit("server", 0, signal=15)], [], self.ends is None)
 
     @activity.defn(name=Activity.STOP_NODE.value)
@@ -152,13 +152,13 @@ class Live:
         cls, engine: Engine, url: str, client: Client, folder: Path, provider: Provider | None = None
     ) -> AsyncIterator[Self]:
         """Opens the installation, with its keeper. `provider` replaces the simulated cloud."""
-        site = Site(engine, url, client, folder, CLOUD, interval_s=0.2)
+        site = Site(engine, url, client, folder, CLOUD, interval_s=0.4)
         if provider is not None:
             site.provider = Unreliable(provider)
         quick = ServiceSettings(
             interval_s=1.0,
             scaling_interval_s=0.5,
-            readiness_interval_s=0.1,
+            readiness_interval_s=0.2,
             unready_s=1.0,
             retry_s=2.0,
             failed_pause_s=0.1,
@@ -198,7 +198,7 @@ class Live:
                 await asyncio.to_thread(self._hello, machine, instance=instance, join_token=join_token)
             for machine in set(self._polls) - set(started) - self._owned:
                 self._polls.pop(machine).cancel()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)
 
     def started(self) -> dict[str, tuple[str, str]]:
         """Returns the instance and the token of each machine that the provider has started."""

@@ -136,7 +136,7 @@ def test_requests(folder: Path, capsys: Capture) -> None:
     assert "a failed request counts as 100 s" in out
 
     def p50_s(*arguments: str) -> float:
-        body = _document(folder, "--policy", "spothedge", "--requests", "poisson:2", *arguments)
+        body = _document(folder, "--policy", "spothedge", "--requests", "poisson:2", "--windows", "1", *arguments)
         return body["policies"][0]["latency"]["means"]["p50_s"]["mean"]
 
     changes = (("--service-s", "5"), ("--concurrency", "8"), ("--timeout-s", "50"), ("--seed", "1"))
@@ -229,7 +229,7 @@ def test_the_frontier(folder: Path, capsys: Capture) -> None:
 
 def test_the_optimum_of_other_settings(folder: Path, capsys: Capture) -> None:
     """A sweep that changes the optimum is not compared with the optimum of the main table."""
-    optimum = ("--optimum", "--optimum-availability", "90")
+    optimum = ("--optimum", "--optimum-availability", "90", "--windows", "2")
     found = _document(folder, "--policy", "spothedge", *optimum, "--sweep", "cold-start-s=60,120")
     assert "OVER OPTIMUM" not in capsys.readouterr().out
     assert "cost_over_optimum" in found["policies"][0]
@@ -258,7 +258,7 @@ def test_the_optimum(folder: Path, capsys: Capture) -> None:
 def test_report(folder: Path, capsys: Capture) -> None:
     """One file without links to others, with the same bytes each time; a chart for each policy's window and sweep."""
     usual = ("--policy", "spothedge", "--policy", "on-demand", "--requests", "poisson:0.5", "--optimum",
-             "--optimum-availability", "90", "--sweep", "cold-start-s=60,120")  # fmt: skip
+             "--optimum-availability", "90", "--sweep", "cold-start-s=60,120", "--windows", "2")  # fmt: skip
     assert run(*USUAL, *usual, "--report", "out.html") == 0
     page = (folder / "out.html").read_text()
     # Availability and cost, latency, failures, a window for each policy, and four charts of the sweep.

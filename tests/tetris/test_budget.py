@@ -41,7 +41,7 @@ def test_effort_or_time_whichever_is_more() -> None:
     assert Budget(10.0, lambda: 5.0, ends_s=4.0).part(0.0) == 1.0
 
 
-@pytest.mark.parametrize("tables", [12, 200])
+@pytest.mark.parametrize("tables", [12, 100])
 def test_a_search_ends_by_the_clock(tables: int) -> None:
     """A search with a slow clock still ends in time: it reads the clock rarely, and its plan is complete.
 

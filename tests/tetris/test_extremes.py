@@ -51,7 +51,7 @@ def test_plans_do_not_depend_on_units(size: float, weight: float, capacity: floa
     """Climb works for any unit of bytes and of the objective, and its total equals the plain score's."""
     given = scaled(small_instance(8, 20, 4, 40), size, weight, capacity)
     columns = Columns.of(given)
-    found = climb(columns, clock=never, time_s=0.3, seed=1)
+    found = climb(columns, clock=never, time_s=0.1, seed=1)
     plain = score(given, columns.plan_of(found.home)).total
     assert math.isfinite(plain)
     assert found.total == pytest.approx(plain, rel=1e-9)
@@ -61,7 +61,7 @@ def test_plans_do_not_depend_on_units(size: float, weight: float, capacity: floa
 def test_the_magnitude_of_weights_does_not_change_what_is_found() -> None:
     """Weights that are 2**30 times larger or smaller give an equally good plan, with and without the full search."""
     given = replace(small_instance(11, 20, 4, 40), move_quota_bytes=None)
-    for time_s in (0.0, 0.3):
+    for time_s in (0.0, 0.1):
         totals = [
             climb(Columns.of(scaled(given, 1.0, weight, 1.0)), clock=never, time_s=time_s, seed=1).total / weight
             for weight in (1.0, 2.0**30, 2.0**-30)
@@ -103,7 +103,7 @@ def test_the_largest_beside_the_smallest(weights: Weights) -> None:
     columns = Columns.of(given)
     before = score(given, {})
     assert math.isfinite(before.total)
-    found = climb(columns, clock=never, time_s=0.2)
+    found = climb(columns, clock=never, time_s=0.1)
     assert score(given, columns.plan_of(found.home)).total <= before.total * (1 + 1e-9) or found.lack < 1e300
     problem = Problem(columns)
     draw = np.random.default_rng(0)

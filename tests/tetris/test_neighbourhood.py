@@ -43,7 +43,7 @@ def test_neighbourhoods_of_mast_shape_are_solved_in_their_effort(tables: int, re
     before = problem.excess[0], problem.total
     near = Neighbourhood(problem)
     draw = np.random.default_rng(5)
-    for turn in range(5):
+    for turn in range(3):
         found, _ = HomesModel(problem, near.choose(draw)).solve(turn, EFFORT_S)
         assert found
         assert near.improve(draw) > 0

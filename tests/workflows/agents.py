@@ -19,6 +19,7 @@ from domain.protocol import (
     NodeHeartbeat,
     NodeOutcome,
     NodePrepared,
+    Pace,
     PrepareNode,
     ProveKey,
     RunNode,
@@ -27,7 +28,7 @@ from domain.protocol import (
 )
 from domain.reported import NoticeReport, NotReadyReport, TaskProgress
 
-R = TypeVar("R", PrepareNode, RunNode, StopNode, Attend, ProveKey)
+R = TypeVar("R", PrepareNode, RunNode, StopNode, Attend, Pace, ProveKey)
 _LOOK_S = 0.02
 
 
@@ -120,7 +121,7 @@ class ScriptedAgent:
         self._worker = Worker(
             self._client,
             task_queue=agent_queue(self.machine),
-            activities=[self.prepare, self.run, self.stop, self.attend, self.prove_key],
+            activities=[self.prepare, self.run, self.stop, self.attend, self.pace, self.prove_key],
             identity="agent",
             build_id="agent",
             activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=2),
@@ -185,6 +186,10 @@ class ScriptedAgent:
     async def attend(self, request: Attend) -> None:
         await self._begin(Activity.ATTEND, request)
         await self._beat_until(Activity.ATTEND, lambda: False)
+
+    @activity.defn(name=Activity.PACE_NODE.value)
+    async def pace(self, request: Pace) -> None:
+        await self._begin(Activity.PACE_NODE, request)
 
     @activity.defn(name=Activity.PROVE_KEY.value)
     async def prove_key(self, request: ProveKey) -> str:

@@ -11,7 +11,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import UnsandboxedWorkflowRunner
 
 import workflows.machine
-from domain.protocol import DETACHED, Activity, Attend, Hello, MachineNotice, ProveKey, StopNode, Welcome
+from domain.protocol import DETACHED, Activity, Attend, Hello, MachineNotice, Pace, ProveKey, RunPace, StopNode, Welcome
 from domain.reported import NoticeReport
 from tests.workflows.agents import ScriptedAgent, until
 from tests.workflows.lab import handled, serving
@@ -364,3 +364,17 @@ async def test_another_key_is_not_attended_to_until_it_is_proven(machine: Regist
     asked = machine.registry.requests(Activity.REGISTER_MACHINE)
     assert [h.key_proof for h in asked] == ["", "", "proof of a box"]
     assert machine.agent.requests(Activity.PROVE_KEY) == [ProveKey(machine.machine, "a box")]
+
+
+async def test_tasks_are_told_how_often_to_save(machine: Registered) -> None:
+    """The newest intervals reach the agent; one that does not take them is attended all the same."""
+    pace = Pace(machine.machine, 1e10, [RunPace("wl-1.1", 300.0, 0.5, 30.0, 12.0, "optimum")])
+    await machine.says_hello()
+    await machine.attended()
+    machine.agent.refusals[Activity.PACE_NODE] = "Unknown"
+    await machine.handle.signal("paced", pace)
+    await until(lambda: machine.agent.requests(Activity.PACE_NODE) == [pace], "the agent is told")
+    machine.agent.refusals.clear()
+    await machine.handle.signal("paced", pace)
+    await until(lambda: machine.agent.requests(Activity.PACE_NODE) == [pace] * 2, "the agent is told again")
+    assert machine.registry.names() == ["machine.register", "machine.ready"]

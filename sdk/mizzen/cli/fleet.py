@@ -9,7 +9,7 @@ import click
 
 from mizzen.cli import words
 from mizzen.cli.exits import exit_of
-from mizzen.cli.output import Column, dump, emit_list, emit_one
+from mizzen.cli.output import Column, cell, dump, emit_list, emit_one, table
 from mizzen.cli.session import (
     Command,
     Commands,
@@ -92,6 +92,14 @@ def _slots(machine: Mapping[str, Any]) -> str | None:
     return f"{machine['gpu_type']} {len(machine['slots_held'])}/{machine['gpus']}" if machine["gpus"] else None
 
 
+def _why_closed(machine: Mapping[str, Any]) -> str | None:
+    """Return why a machine, or some of its GPUs, take no work."""
+    withheld = machine.get("slots_withheld")
+    if machine["cordon"] is None and withheld:
+        return f"the owner has taken back GPU {', '.join(map(str, withheld))}"
+    return words.reason(machine["cordon"])
+
+
 _MACHINE_COLUMNS = (
     Column("ID", lambda m: m["id"]),
     Column("STATE", _state),
@@ -100,7 +108,7 @@ _MACHINE_COLUMNS = (
     Column("FREE MEMORY", lambda m: words.size(m["free_memory_bytes"]), drop=3, right=True),
     Column("RACK", lambda m: m["rack"], wide=True),
     Column("ADDRESS", lambda m: m["address"], wide=True),
-    Column("REASON", lambda m: words.reason(m["cordon"]), drop=1, flexible=True),
+    Column("REASON", _why_closed, drop=1, flexible=True),
 )
 
 
@@ -293,6 +301,42 @@ def machines() -> None:
 def list_machines(session: Session, region: str | None, cluster: str | None) -> None:
     """List machines with their free resources."""
     emit_list(session, session.client.machines(region, cluster), _MACHINE_COLUMNS)
+
+
+_GUEST_COLUMNS = (
+    Column("WORKLOAD", lambda g: g["workload"]),
+    Column("NAME", lambda g: g["name"], flexible=True),
+    Column("TENANT", lambda g: g["tenant"]),
+    Column("GPUS", lambda g: ",".join(map(str, g["slots"])) or None),
+    Column("CPUS", lambda g: f"{g['cpus']:g}", drop=1, right=True),
+    Column("SINCE", lambda g: words.ago(g["since"])),
+)
+
+
+@machines.command()
+@click.argument("machine_id", metavar="REGION/CLUSTER/MACHINE", shell_complete=complete_machine)
+@click.pass_obj
+def lending(session: Session, machine_id: str) -> None:
+    """Show what runs on a machine, for which tenants, and how many GPU hours it has given.
+
+    The machine's own key can read this too.
+    """
+    found = session.client.machine_lending(machine_id)
+    emit_one(session, found, lambda: _lending_page(found), name=found["machine"])
+
+
+def _lending_page(lending: Mapping[str, Any]) -> str:
+    """Return the state of a machine, what it has given, and the workloads on it."""
+    why = words.reason(lending["cordon"] or lending["notice"])
+    idle = ", takes no new work" if lending["state"] == "ready" and not lending["takes_work"] else ""
+    lines = [cell(f"{lending['machine']}: {lending['state']}{idle}{f' - {why}' if why else ''}")]
+    if lending["slots_withheld"]:
+        lines.append(f"GPUs that the owner has taken back: {', '.join(map(str, lending['slots_withheld']))}")
+    all_h, month_h = words.hours(lending["given_gpu_h"]), words.hours(lending["given_gpu_h_30d"])
+    lines.append(f"{all_h} GPU hours given, {month_h} in the last 30 days")
+    if lending["running"]:
+        lines += ["", *table(lending["running"], _GUEST_COLUMNS, None)]
+    return "\n".join(lines)
 
 
 def _set(session: Session, machine_ids: tuple[str, ...], action: str, reason: str | None = None) -> None:

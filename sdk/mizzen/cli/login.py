@@ -31,7 +31,7 @@ def login(session: Session, url: str, key: str | None) -> None:
         say(f"the API key is sent unencrypted to {host}: use https instead")
     chosen = session.context or host
     path = save_contexts(load_contexts().with_context(chosen, Context(url.rstrip("/"), key)))
-    whose = f"tenant {identity['tenant']}" if identity.get("tenant") else "all tenants"
+    whose = f"tenant {identity['tenant']}" if identity.get("tenant") else identity.get("machine") or "all tenants"
     say(f"saved in {path}")
     body = {"context": chosen, "api": url, **identity}
     emit_one(session, body, lambda: f"{chosen}: {url}, {identity['role']} of {whose}", name=chosen)

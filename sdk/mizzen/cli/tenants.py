@@ -9,7 +9,7 @@ import click
 from mizzen.cli import words
 from mizzen.cli.durations import duration
 from mizzen.cli.output import Column, emit_list, emit_one
-from mizzen.cli.session import Command, Commands, Session, complete_tenant, say, stdin_text
+from mizzen.cli.session import Command, Commands, Session, complete_machine, complete_tenant, say, stdin_text
 from mizzen.client.errors import NotFound
 
 
@@ -40,6 +40,7 @@ _KEY_COLUMNS = (
     Column("ID", lambda k: k["id"]),
     Column("ROLE", lambda k: k["role"]),
     Column("TENANT", lambda k: k["tenant"]),
+    Column("MACHINE", lambda k: k.get("machine"), drop=2),
     Column("LABEL", lambda k: k.get("label"), drop=2, flexible=True),
     Column("CREATED", lambda k: words.ago(k.get("created_at")), drop=3),
     Column("EXPIRES", _expires, drop=1),
@@ -179,15 +180,23 @@ def list_keys(session: Session) -> None:
 
 
 @keys.command("create")
-@click.option("--role", required=True, type=click.Choice(["viewer", "submitter", "operator"]))
+@click.option("--role", required=True, type=click.Choice(["viewer", "submitter", "operator", "machine"]))
 @click.option("--tenant", help="Limit the key to this tenant.")
+@click.option(
+    "--machine",
+    metavar="REGION/CLUSTER/MACHINE",
+    shell_complete=complete_machine,
+    help="With --role machine: the machine whose agent uses the key.",
+)
 @click.option("--label", default="", help="A note about the key's purpose.")
 @click.option("--expires", "expires_s", callback=duration(above_zero=True), metavar="DURATION",
               help="How long the key is valid, such as 90d. Default: no expiry.")  # fmt: skip
 @click.pass_obj
-def create_key(session: Session, role: str, tenant: str | None, label: str, expires_s: float | None) -> None:
+def create_key(
+    session: Session, role: str, tenant: str | None, machine: str | None, label: str, expires_s: float | None
+) -> None:
     """Create an API key and print it. The key cannot be shown again."""
-    key = session.client.create_key(role, tenant, label, None if expires_s is None else math.ceil(expires_s))
+    key = session.client.create_key(role, tenant, label, None if expires_s is None else math.ceil(expires_s), machine)
     expiry = "" if key["expires_at"] is None else f"; it expires at {words.clock(key['expires_at'])}"
     say(f"key {key['id']}: save it now, it cannot be shown again{expiry}")
     emit_one(session, key, lambda: key["key"], name=key["key"])

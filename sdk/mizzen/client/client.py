@@ -318,10 +318,19 @@ class Client(Capacity, Data, Services):
         return sorted(self._pages("keys", {}, None), key=lambda key: (key["created_at"], key["id"]))
 
     def create_key(
-        self, role: str, tenant: str | None = None, label: str = "", expires_in_s: int | None = None
+        self,
+        role: str,
+        tenant: str | None = None,
+        label: str = "",
+        expires_in_s: int | None = None,
+        machine: str | None = None,
     ) -> views.NewKey:
-        """Create an API key. Only this response contains the secret value, as `key`. `expires_in_s` None: no expiry."""
-        body = {"role": role, "tenant": tenant, "label": label, "expires_in_s": expires_in_s}
+        """Create an API key. Only this response contains the secret value, as `key`. `expires_in_s` None: no expiry.
+
+        `machine` is the id of the machine, for a key of the role `machine`.
+        """
+        body: dict[str, Any] = {"role": role, "tenant": tenant, "label": label, "expires_in_s": expires_in_s}
+        body |= {} if machine is None else {"machine": machine}
         return cast(views.NewKey, self._call("POST", "keys", body=body))
 
     def revoke_key(self, key_id: str) -> None:
@@ -362,6 +371,10 @@ class Client(Capacity, Data, Services):
     def machine(self, machine_id: str) -> views.MachineDetail:
         """Return a machine, with the workloads on it, by its id `region/cluster/machine`."""
         return cast(views.MachineDetail, self._call("GET", "machines", *_machine(machine_id)))
+
+    def machine_lending(self, machine_id: str) -> views.Lending:
+        """Return what runs on a machine and what it has given, by its id `region/cluster/machine`."""
+        return cast(views.Lending, self._call("GET", "machines", *_machine(machine_id), "lending"))
 
     def set_machine(self, machine_id: str, action: str, reason: str | None = None) -> views.MachineDetail:
         """Apply `action` (`cordon`, `uncordon`, `drain` or `undrain`) to a machine (operators)."""

@@ -333,8 +333,11 @@ class Secret(TypedDict):
     updated_at: str
 
 
-Role = Literal["viewer", "submitter", "operator"]
-"""Role of a key. A viewer can read, a submitter can also change its tenant's workloads, an operator can do all."""
+Role = Literal["machine", "viewer", "submitter", "operator"]
+"""Role of a key. A viewer can read, a submitter can also change its tenant's workloads, an operator can do all.
+
+A machine can read only its own page. Its agent connects to the gateway with this key.
+"""
 
 
 class Identity(TypedDict):
@@ -343,6 +346,7 @@ class Identity(TypedDict):
     id: str
     role: Role
     tenant: str | None
+    machine: str | None
     label: str
     expires_at: str | None
 
@@ -353,6 +357,7 @@ class Key(TypedDict):
     id: str
     role: Role
     tenant: str | None
+    machine: str | None
     label: str
     created_at: str
     revoked_at: str | None
@@ -503,6 +508,48 @@ class MachineDetail(Machine):
     """A machine with the workloads on it that the caller may see."""
 
     workloads: list[str]
+
+
+class Guest(TypedDict):
+    """A workload that holds resources of the machine."""
+
+    workload: str
+    name: str
+    tenant: str
+    attempt: int
+    slots: list[int]
+    """Indices of the GPU slots that it holds."""
+    cpus: float
+    memory_bytes: int
+    since: str
+    """When the resources were awarded."""
+
+
+class Lending(TypedDict):
+    """What a machine does for the installation."""
+
+    machine: str
+    gpu_type: str | None
+    gpus: int
+    state: str
+    """`joining`, `ready` or `lost`."""
+    takes_work: bool
+    """Whether new work can be placed on the machine."""
+    slots_withheld: list[int]
+    """Indices of the slots that the machine's owner has taken back."""
+    cordon: Reason | None
+    """Why nothing new is placed here."""
+    draining: bool
+    notice: Reason | None
+    """The notice that the owner, or the platform, takes the machine back."""
+    running: list[Guest]
+    """Workloads on the machine that the caller may see."""
+    given_gpu_h: float
+    """GPU hours that workloads held here, of all records that are kept."""
+    given_gpu_h_30d: float
+    """GPU hours that workloads held here in the last 30 days."""
+    given_since: str | None
+    """Begin of the records; None: no workload has held resources here."""
 
 
 class Pool(TypedDict):

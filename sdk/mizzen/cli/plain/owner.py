@@ -20,6 +20,14 @@ from mizzen.cli.plain.spec import BadValue, Command, Failure, Option, UsageError
 
 _PLACES = ("/run/mizzen/owner.sock", "mizzen-agent/owner.sock")
 _ANSWER_S = 30.0
+_LEAVES = {
+    "admitted": "leaves in time",
+    "squeezed": "may be late",
+    "no_time": "too late",
+    "too_narrow": "too large",
+    "crowded": "no bandwidth left",
+}
+"""What becomes of the checkpoint of a workload that leaves within a notice."""
 
 
 def _gpus(text: str) -> list[int]:
@@ -155,6 +163,7 @@ def _page(status: Mapping[str, Any]) -> str:
         Column("TASKS", lambda one: one["tasks"], right=True),
         Column("FOR", lambda one: None if one["since_s"] is None else words.duration(status["now_s"] - one["since_s"])),
         Column("FREE IN", lambda one: words.duration(one["ends_in_s"])),
+        Column("CHECKPOINT", lambda one: _LEAVES.get(one["checkpoint"], one["checkpoint"]), drop=1),
     ]
     width = os.get_terminal_size().columns if sys.stdout.isatty() else None
     return "\n".join([*lines, "", *table(status["running"], columns, width)])

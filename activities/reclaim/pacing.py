@@ -1,0 +1,164 @@
+"""The loop that tells the jobs on lent machines how often to save (ReclaimNet, section V, Algorithm 1).
+
+In each control period it observes the departures of each site, allocates the bandwidth for checkpoints among all jobs
+of the site, and sends each machine the intervals of its tasks. What was learned is stored in the transaction that read
+it. An interval expires, so a loop that does not run leaves the tasks to their own formula.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.leader import Leader, lead
+from activities.reclaim.reading import (
+    LentMachine,
+    RunningJob,
+    forget_departures,
+    read_departures,
+    read_jobs,
+    read_machines,
+    read_now_s,
+    write_departures,
+)
+from domain import ids
+from domain.protocol import Pace, RunPace
+from infra.config import Settings
+from infra.config.scheduling import ReclaimSettings
+from infra.db.reclaim import SiteHazard
+from infra.db.session import in_thread, transaction
+from reclaim.hazard import HazardModel
+from reclaim.hazard_state import HazardState
+from reclaim.intervals import IntervalReason, P1Settings, SiteJobs, tick
+from reclaim.profile import DAY_S
+
+_PERIODS = 3.0
+"""An interval applies for this number of control periods."""
+_HORIZON_S = 8 * 3600.0
+"""Plans compare clusters by the departures that are expected within this time (T_rem of equation 11): the remaining
+runtime of a workload is not known."""
+_CLOCK_S = 3600.0
+"""If the clock was set back by more than this, the observations begin anew; otherwise they wait."""
+
+
+class Pacer:
+    """Runs the control periods. In an installation, one process runs them; the others are on standby."""
+
+    def __init__(self, engine: Engine, settings: Settings, client: Client) -> None:
+        self._engine, self._client = engine, client
+        self._settings = settings.reclaim
+        self._model = HazardModel()
+
+    async def run(self) -> None:
+        """Runs rounds until cancelled, while this process is the leader."""
+        await lead(self._engine, Leader.PACING, "pacing", self.round, self._settings.control_period_s)
+
+    async def round(self) -> None:
+        """Runs one control period. For an installation without voluntary machines, it is one query."""
+        for pace in await in_thread(self.paces):
+            handle = self._client.get_workflow_handle(ids.machine_workflow_id(pace.machine))
+            try:
+                await handle.signal("paced", pace)
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND:
+                    raise
+
+    def paces(self) -> list[Pace]:
+        """Observes the departures, and returns what each machine is told, by machine."""
+        with transaction(self._engine) as session:
+            found: list[Pace] = []
+            now_s = read_now_s(session)
+            forget_departures(session)
+            for region, machines in read_machines(session).items():
+                state = self._observe(session, region, machines, now_s)
+                write_departures(session, region, _departures_per_h(state, self._model, now_s))
+                jobs = read_jobs(session, [one.id for one in machines])
+                if jobs:
+                    found += _paces(state, self._model, jobs, now_s, self._settings)
+            return found
+
+    def _observe(self, session: Session, region: str, machines: Sequence[LentMachine], now_s: float) -> HazardState:
+        """Returns what is known of the hazards of a region's machines now, and stores it.
+
+        A machine that was lent in the round before has been lent since then, until it departed.
+        """
+        row = session.get(SiteHazard, region, with_for_update=True)
+        nodes, buildings = [one.id for one in machines], [one.cluster for one in machines]
+        if row is None:
+            row = SiteHazard(region=region, counts=self._model.start(nodes, buildings, now_s).to_json(), lent=[])
+            session.add(row)
+        state = self._model.from_json(row.counts).with_nodes(nodes, buildings)
+        if not -_CLOCK_S <= now_s - state.now_s <= self._model.settings.window_days * DAY_S:
+            # The clock was set back, or nothing was observed for so long that nothing is left in the window.
+            state, row.lent = self._model.start(nodes, buildings, now_s), []
+        if now_s > state.now_s:
+            number = {node: at for at, node in enumerate(nodes)}
+            gone = [one for one in read_departures(session, region, state.now_s, now_s) if one[0] in number]
+            left_s = dict(reversed(gone))
+            lent = [machine for machine in row.lent if machine in number]
+            state = self._model.observe(
+                state,
+                now_s,
+                [number[machine] for machine, _ in gone],
+                [at_s for _, at_s in gone],
+                [number[machine] for machine in lent],
+                [state.now_s] * len(lent),
+                [left_s.get(machine, now_s) for machine in lent],
+            )
+        row.counts, row.lent = state.to_json(), [one.id for one in machines if one.lent]
+        return state
+
+
+def _departures_per_h(state: HazardState, model: HazardModel, now_s: float) -> dict[str, float]:
+    """Returns the expected departures of one machine of each cluster per hour, over the next hours."""
+    expected = model.expected(state, now_s, _HORIZON_S) / (_HORIZON_S / 3600)
+    return {
+        name: float(expected[state.building == number].mean()) for number, name in enumerate(state.building_names)
+    }  # fmt: skip
+
+
+def _paces(
+    state: HazardState, model: HazardModel, jobs: Sequence[RunningJob], now_s: float, settings: ReclaimSettings
+) -> list[Pace]:
+    """Returns what each machine is told. The hazard of a gang is the sum over its lent machines."""
+    upper = dict(zip(state.nodes, model.hazards(state, now_s).upper_per_h.tolist(), strict=True))
+    hazard_per_h = np.array([sum(upper[machine] for machine in job.lent) for job in jobs])
+    p1 = P1Settings()
+    decided = tick(
+        SiteJobs(
+            number=np.array([_number(job.workload) for job in jobs], np.uint64),
+            hazard_per_h=hazard_per_h,
+            checkpoint_bytes=np.array([job.checkpoint_bytes for job in jobs], np.float64),
+            loss_budget_s=settings.loss_budget_s,
+            cap_bytes_s=np.array([job.checkpoint_bytes / job.write_s for job in jobs]),
+        ),
+        settings.checkpoint_bytes_s,
+        p1,
+    )
+    by_machine: dict[str, list[RunPace]] = defaultdict(list)
+    for at, job in enumerate(jobs):
+        interval_s = float(decided.interval_s[at])
+        if not np.isfinite(interval_s):
+            continue
+        pace = RunPace(
+            job.run,
+            interval_s,
+            float(hazard_per_h[at]),
+            p1.stagger_s,
+            float(decided.offset_s[at]),
+            IntervalReason(int(decided.reason[at])).name.lower(),
+        )
+        for machine in job.machines:
+            by_machine[machine].append(pace)
+    expires_at_s = now_s + _PERIODS * settings.control_period_s
+    return [Pace(machine, expires_at_s, runs) for machine, runs in sorted(by_machine.items())]
+
+
+def _number(workload: str) -> int:
+    """Returns a number of a workload that never changes; it determines the offset of its saves."""
+    return int.from_bytes(hashlib.blake2b(workload.encode(), digest_size=8).digest())

@@ -1,0 +1,129 @@
+"""Reads a region's lent machines, their departures and the jobs on them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select, text, update
+from sqlalchemy.orm import Session
+
+from domain.capacity import CapacityKind
+from domain.phases import Phase
+from domain.reported import OWNER
+from infra.db.models import Allocation, Attempt, Cluster, Machine, Workload
+
+EMERGENCY_S = 10.0
+"""A notice shorter than this is an emergency departure (II-A: the shortest notice of the deployment is 10 s)."""
+_NOTICEABLE = 0.1
+"""A relative change of a hazard by less is not stored."""
+_DEPARTURES = text(
+    "select e.machine, extract(epoch from e.at)::float8 from event as e join machine as m on m.id = e.machine"
+    " where e.region = :region and e.at > to_timestamp(:since_s) and e.at <= to_timestamp(:until_s)"
+    " and (e.kind = 'machine.notice' and e.reason -> 'detail' ->> 'platform' = :owner"
+    "      and (e.reason -> 'detail' ->> 'ends_at_s')::float8 - extract(epoch from e.at) < :emergency_s"
+    "      or e.kind = 'machine.lost' and m.notice is null)"
+)
+
+
+@dataclass(frozen=True)
+class LentMachine:
+    """A machine of a voluntary cluster."""
+
+    id: str
+    cluster: str
+    lent: bool
+    """Whether it is ready, and its owner has not taken it back."""
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """An attempt with tasks on lent machines, and its newest checkpoint."""
+
+    workload: str
+    attempt: int
+    machines: tuple[str, ...]
+    """All its machines: any of its tasks may be the one that saves."""
+    lent: tuple[str, ...]
+    """Those that are lent, and may depart."""
+    checkpoint_bytes: int
+    write_s: float
+    """How long the newest checkpoint took until it was durable."""
+
+    @property
+    def run(self) -> str:
+        """The attempt's key `workload.attempt`."""
+        return f"{self.workload}.{self.attempt}"
+
+
+def read_now_s(session: Session) -> float:
+    """Returns the time in seconds since the epoch."""
+    return float(session.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
+
+
+def read_machines(session: Session) -> dict[str, list[LentMachine]]:
+    """Returns the machines of voluntary clusters, by region, each region's sorted by id."""
+    rows = session.execute(
+        select(Machine.id, Machine.region, Machine.cluster, Machine.state, Machine.notice)
+        .join(Cluster, (Cluster.region == Machine.region) & (Cluster.name == Machine.cluster))
+        .where(Cluster.capacity == CapacityKind.VOLUNTARY.value)
+        .order_by(Machine.id)
+    )
+    found: dict[str, list[LentMachine]] = {}
+    for id_, region, cluster, state, notice in rows:
+        found.setdefault(region, []).append(LentMachine(id_, cluster, state == "ready" and notice is None))
+    return found
+
+
+def read_departures(session: Session, region: str, since_s: float, until_s: float) -> list[tuple[str, float]]:
+    """Returns the emergency departures of a region's machines in a period: the machine, and when.
+
+    These are the owners' notices that are shorter than `EMERGENCY_S`, and losses without any notice.
+    """
+    values = {"region": region, "since_s": since_s, "until_s": until_s, "owner": OWNER, "emergency_s": EMERGENCY_S}
+    return [(machine, at_s) for machine, at_s in session.execute(_DEPARTURES, values).all()]
+
+
+def write_departures(session: Session, region: str, departures_per_h: Mapping[str, float]) -> None:
+    """Stores the expected departures per hour of the machines of each cluster, if they have changed noticeably.
+
+    Each change lets the schedulers read the cluster's machines again.
+    """
+    for cluster, value in departures_per_h.items():
+        row = session.get(Cluster, (region, cluster), with_for_update=True)
+        if row is not None and abs(row.departures_per_h - value) > _NOTICEABLE * max(row.departures_per_h, value):
+            row.departures_per_h = float(f"{value:.2g}")
+
+
+def forget_departures(session: Session) -> None:
+    """Clears what was learned about clusters that are not lent by owners any more."""
+    other = Cluster.capacity != CapacityKind.VOLUNTARY.value, Cluster.departures_per_h != 0
+    session.execute(update(Cluster).where(*other).values(departures_per_h=0.0))
+
+
+def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
+    """Returns the jobs that run on any of these lent machines and have saved a checkpoint, by workload."""
+    known = set(machines)
+    rows: Sequence[Any] = session.execute(
+        select(
+            Attempt.workload,
+            Attempt.attempt,
+            func.array_agg(Allocation.machine),
+            Attempt.checkpoint_bytes,
+            Attempt.checkpoint_write_s,
+        )
+        .join(Workload, (Workload.id == Attempt.workload) & (Workload.attempt == Attempt.attempt))
+        .join(Allocation, (Allocation.workload == Attempt.workload) & (Allocation.attempt == Attempt.attempt))
+        .where(
+            Workload.phase == Phase.RUNNING.value,
+            Allocation.released_at.is_(None),
+            Attempt.checkpoint_bytes.is_not(None),
+            Attempt.checkpoint_write_s > 0,
+        )
+        .group_by(Attempt.workload, Attempt.attempt)
+        .having(func.bool_or(Allocation.machine.in_(machines)))
+        .order_by(Attempt.workload)
+    ).all()
+    return [
+        RunningJob(workload, attempt, tuple(sorted(held)), tuple(sorted(known & set(held))), size_bytes, write_s)
+        for workload, attempt, held, size_bytes, write_s in rows
+    ]

@@ -1,0 +1,126 @@
+"""The rates of the checkpoints that leave this machine within a notice of its owner (ReclaimNet's P3 on one link).
+
+Every task that must leave is a flow: what its sockets send is shaped by its cgroup. A flow needs its checkpoint's bytes
+by the end of the notice; the admission gives each admitted flow at least that rate, and gives the rest of the migration
+share to the earliest deadline. Starts are not staggered: tasks begin to save when they get the notice. Tasks that
+cannot be admitted, or whose checkpoint has no known size, get what is left: they must not take the bandwidth that
+others were promised.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agent.config import DEFAULT_INTERFACE, AgentConfig
+from agent.lending.leaving import Leaving
+from agent.network.edge import KillSwitch
+from agent.network.flows import Flow
+from agent.network.machine import MachineNetwork
+from agent.network.shaping import LinkShare
+from domain.traffic import TrafficClass
+from reclaim.admission import Decision, Flows, Outcome, Spread, decide
+from reclaim.traffic import migration_share, wire_bytes
+
+COMMIT_S = 2.0
+"""Time that must be left after the last byte, for the commit in the store."""
+HEADROOM_SHARE = 0.1
+"""Share of the link that new flows leave free: with it, fewer admitted flows are late if the network carries less."""
+_LEAST_BYTES_S = 50_000
+"""What every task gets, also one that is not admitted. At a much lower rate, one large segment would block its class so
+long that it could not use a higher rate later."""
+_ADMITTED = (Outcome.ADMITTED, Outcome.SQUEEZED)
+
+
+@dataclass
+class _Known:
+    flow: Flow
+    is_admitted: bool = False
+    is_counted: bool = False
+    """Whether what it sends is counted: from its first rate on."""
+
+
+@dataclass
+class MigrationTraffic:
+    """The flows of the tasks that leave now. Its methods block for milliseconds; only one may run at a time."""
+
+    network: MachineNetwork
+    share_bytes_s: int
+    """The migration share of the link, in bytes on the wire per second."""
+    _known: dict[str, _Known] = field(default_factory=dict)
+
+    @property
+    def kill_switch(self) -> KillSwitch:
+        """The kill-switch of the interface."""
+        return self.network.kill_switch
+
+    def update(self, leaving: Sequence[Leaving], now_s: float) -> Mapping[str, Outcome | None]:
+        """Sets the rates of the tasks that leave, and ends those of others; returns what became of each task.
+
+        None: the size of its checkpoint is not known. A task whose cgroup is gone is left out.
+        """
+        found: list[Leaving] = []
+        for one in leaving:
+            if one.run_id not in self._known:
+                try:
+                    flow = Flow.of_cgroup(one.run_id, TrafficClass.PLANNED, one.cgroup)
+                except OSError:
+                    continue
+                self._known[one.run_id] = _Known(flow)
+            found.append(one)
+        for run_id in self._known.keys() - {one.run_id for one in found}:
+            del self._known[run_id]
+        rates, outcomes = self._decide(found, now_s)
+        self.network.apply(rates)
+        for known in self._known.values():
+            known.is_counted = True
+        return outcomes
+
+    def _decide(self, leaving: Sequence[Leaving], now_s: float) -> tuple[dict[Flow, float], dict[str, Outcome | None]]:
+        """Returns the rate of each flow in bytes on the wire per second, and what became of each task."""
+        sized = [one for one in leaving if one.checkpoint_bytes is not None]
+        known = [self._known[one.run_id] for one in sized]
+        least = min(_LEAST_BYTES_S, self.share_bytes_s // (10 * max(1, len(leaving))))
+        share = self.share_bytes_s - least * len(leaving)
+        rates = {self._known[one.run_id].flow: float(least) for one in leaving}
+        outcomes: dict[str, Outcome | None] = {one.run_id: None for one in leaving}
+        left = share
+        if sized:
+            remaining = [self._remaining_bytes(one) for one in sized]
+            deadlines_s = [one.deadline_s for one in sized]
+
+            def decided(admitted: Sequence[bool]) -> Decision:
+                paths = np.zeros((len(sized), 1), np.int64)
+                flows = Flows.of(
+                    remaining, deadlines_s, paths, rest_s=COMMIT_S, start_s=now_s, is_admitted=admitted
+                )  # fmt: skip
+                return decide(flows, np.array([share], np.int64), now_s, HEADROOM_SHARE, Spread.DEADLINE)
+
+            outcome = decided([one.is_admitted for one in known]).outcome.tolist()
+            for task, found in zip(known, outcome, strict=True):
+                task.is_admitted = found in _ADMITTED
+            # Again, so that those which are new have started.
+            decision = decided([one.is_admitted for one in known])
+            left = int(decision.left_bytes_s[0])
+            for at, one in enumerate(sized):
+                outcomes[one.run_id] = Outcome(outcome[at])
+                rates[known[at].flow] += float(decision.rate_bytes_s[at])
+        others = [run_id for run_id, result in outcomes.items() if result not in _ADMITTED]
+        for run_id in others:
+            rates[self._known[run_id].flow] += left // len(others)
+        return rates, outcomes
+
+    def _remaining_bytes(self, one: Leaving) -> int:
+        known = self._known[one.run_id]
+        sent = self.network.sent(known.flow).payload_bytes if known.is_counted else 0
+        left = max(0, (one.checkpoint_bytes or 0) - sent)
+        return int(wire_bytes(left, self.network.overhead_share))
+
+
+def open_traffic(config: AgentConfig) -> MigrationTraffic:
+    """Prepares the machine's interface. `config.interface` must be set."""
+    name = None if config.interface == DEFAULT_INTERFACE else config.interface
+    share_bytes_s = int(migration_share(config.link_bytes_s, config.research_bytes_s))
+    first, last = config.ports
+    share = LinkShare(config.link_bytes_s, share_bytes_s)
+    return MigrationTraffic(MachineNetwork(name, range(first, last + 1), share), share_bytes_s)

@@ -1,0 +1,146 @@
+"""The eBPF programs of a machine's network interface: attaches them, and reads and writes what they share.
+
+The programs are attached by TCX links (Linux 6.6 or newer). The kernel detaches the programs when this process ends for
+any reason, so nothing remains on the interface.
+"""
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from agent.bpf import HashMap, Hook, Kind, SharedMemory, link, load
+from agent.network import programs
+from agent.network.flows import Flow
+from agent.network.programs import FLOW, FLOW_KEY, FLOWS
+from domain.traffic import TrafficClass
+
+_SIOCGIFHWADDR = 0x8927
+_LINK_BYTES = {1: 14, 65534: 0}
+"""Length of the link-layer header by type of interface (`ARPHRD_ETHER`, `ARPHRD_NONE`)."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What was sent on the interface since the programs were attached."""
+
+    wire_bytes: int
+    """Bytes with the headers of IP, TCP and the link layer."""
+    payload_bytes: int
+    """Bytes of TCP payload, including retransmissions."""
+    packets: int
+    """Number of packets as the network stack hands them to the interface; one may be split into many on the wire."""
+
+
+class KillSwitch:
+    """Refuses new connections to the closed ports of this machine. Existing connections continue.
+
+    The flag is a word in memory that the kernel's program reads for each packet, so switching takes one store. The flag
+    ends with this process: after a restart, the agent switches it on again from its own durable record.
+    """
+
+    def __init__(self, memory: memoryview, *, in_kernel: bool) -> None:
+        self._flag = memory[programs.ON : programs.ON + 4].cast("I")
+        self._dropped = memory[programs.DROPPED : programs.DROPPED + 8].cast("Q")
+        self.in_kernel = in_kernel
+        """Whether the kernel drops packets. Otherwise the flag is only for the agent's own checks."""
+
+    def on(self) -> None:
+        """Refuses new connections from now on."""
+        self._flag[0] = 1
+
+    def off(self) -> None:
+        """Permits new connections again."""
+        self._flag[0] = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether new connections are refused."""
+        return bool(self._flag[0])
+
+    @property
+    def dropped(self) -> int:
+        """Number of segments that were dropped since the programs were attached."""
+        return self._dropped[0]
+
+
+class Edge:
+    """The programs on one interface. Thread-safe except for `add`, `drop` and `close`."""
+
+    def __init__(self, interface: str, ports: Iterable[int]) -> None:
+        """Attaches the programs to an interface of this network namespace. The kill-switch closes `ports`.
+
+        Raises:
+            OSError: the interface does not exist or is neither an Ethernet nor a tunnel interface, this process is not
+                root, or the kernel is older than 6.6.
+            ValueError: one of the ports is invalid.
+        """
+        self.interface = interface
+        link_bytes = _link_bytes(interface)
+        with ExitStack() as opened:
+            shared = SharedMemory(programs.MEMORY_BYTES, "mizzen_edge")
+            opened.callback(shared.close)
+            self._flows = HashMap(FLOW_KEY.size, FLOW.size, FLOWS, "mizzen_flows")
+            opened.callback(self._flows.close)
+            memory = shared.memory
+            for port in ports:
+                if not 0 < port < 1 << 16:
+                    raise ValueError(f"port {port}: must be within 1 to 65535")
+                memory[programs.PORTS + port] = 1
+            index = socket.if_nametoindex(interface)
+            for hook, program in (
+                (Hook.TCX_INGRESS, programs.ingress(shared.map)),
+                (Hook.TCX_EGRESS, programs.egress(shared.map, self._flows.map, link_bytes)),
+            ):
+                descriptor = load(program, Kind.SCHED_CLS, hook, "mizzen_edge")
+                try:
+                    opened.callback(os.close, link(descriptor, index, hook))
+                finally:
+                    os.close(descriptor)
+            self._opened = opened.pop_all()
+        self.kill_switch = KillSwitch(memory, in_kernel=True)
+        self._received = memory[programs.RECEIVED : programs.SENT].cast("Q")
+        self._sent = memory[programs.SENT : programs.PORTS].cast("Q")
+
+    def add(self, flow: Flow, number: int, priority: int) -> None:
+        """Puts the packets of `flow` in an HTB class (`priority`), and counts them as `number` (1 to `FLOWS` - 1).
+
+        Raises:
+            OSError: there are too many flows.
+        """
+        self._flows.put(flow.key, FLOW.pack(priority, number, flow.traffic.dscp, 0))
+
+    def drop(self, flow: Flow) -> None:
+        """Ends a flow: its packets are no longer changed.
+
+        Raises:
+            OSError: there is no such flow.
+        """
+        self._flows.drop(flow.key)
+
+    def received_bytes(self, traffic: TrafficClass) -> int:
+        """Returns the bytes of IP packets with the DSCP of this class that arrived since the programs were attached."""
+        return self._received[traffic.dscp]
+
+    def sent(self, number: int = 0) -> Sent:
+        """Returns what was sent by flow `number`; 0: by all traffic without a flow. Costs no system call."""
+        return Sent(*self._sent[number * 4 : number * 4 + 3])
+
+    def close(self) -> None:
+        """Detaches the programs. Idempotent."""
+        self._opened.close()
+
+
+def _link_bytes(interface: str) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFHWADDR, struct.pack("16s24x", interface.encode()))
+        except OSError as error:
+            raise OSError(error.errno, f"interface {interface}: {os.strerror(error.errno or 0)}") from None
+    kind: int = struct.unpack_from("<H", answer, 16)[0]
+    if kind not in _LINK_BYTES:
+        raise OSError(f"interface {interface}: type {kind} is not supported; use an Ethernet or tunnel interface")
+    return _LINK_BYTES[kind]

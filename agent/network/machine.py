@@ -1,0 +1,140 @@
+"""The network of a machine whose owner can take it back: rates of migrations, and the kill-switch.
+
+With root and eBPF both are enforced by the kernel. Otherwise the agent only paces its own transfers and checks the
+kill-switch itself, which isolates no traffic of others; `MachineNetwork.why_not` is the reason.
+"""
+
+import logging
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from agent.network.edge import Edge, KillSwitch, Sent
+from agent.network.flows import Flow
+from agent.network.pacing import Pace
+from agent.network.programs import MEMORY_BYTES
+from agent.network.shaping import LinkShare, Shaper
+from domain.traffic import OVERHEAD_SHARE, TrafficClass
+
+_log = logging.getLogger(__name__)
+
+
+class MachineNetwork:
+    """Enforces rates and the kill-switch on one interface. Close it at the end; it is also a context manager.
+
+    `kill_switch` can be used in any thread. All other calls block for milliseconds and need the caller's own lock.
+    """
+
+    def __init__(self, interface: str | None, ports: Iterable[int], share: LinkShare) -> None:
+        """Prepares the interface; None: the interface of the default route. The kill-switch closes `ports`.
+
+        Logs once why the kernel cannot enforce anything, if it cannot.
+
+        Raises:
+            ValueError: one of the ports is invalid.
+        """
+        self._edge: Edge | None = None
+        self._shaper: Shaper | None = None
+        self._paces: dict[Flow, Pace] = {}
+        self.why_not: str | None = None
+        """Why traffic is not isolated on this machine; None: it is."""
+        try:
+            self._edge = Edge(interface or default_interface(), ports)
+            self.kill_switch = self._edge.kill_switch
+        except OSError as error:
+            self.kill_switch = KillSwitch(memoryview(bytearray(MEMORY_BYTES)), in_kernel=False)
+            self._fall_back(error, "new connections are not dropped, and migrations are not shaped")
+            return
+        try:
+            self._shaper = Shaper(self._edge, share)
+        except OSError as error:
+            self._fall_back(error, "migrations are not shaped")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def overhead_share(self) -> float:
+        """Bytes of headers for each byte of payload, for the admission that computes rates."""
+        return OVERHEAD_SHARE if self._shaper is None else self._shaper.overhead_share
+
+    def apply(self, rates: Mapping[Flow, float], share: LinkShare | None = None) -> None:
+        """Makes `rates`, in bytes on the wire per second, the rates of the migrations, and ends all other flows.
+
+        With `share`, also changes how the bandwidth is divided. If the kernel refuses, the agent's own transfers are
+        paced from then on (`pace`), and `why_not` says why.
+
+        Raises:
+            ValueError: see `Shaper.apply`.
+        """
+        if self._shaper is not None:
+            try:
+                self._shaper.apply(rates, share)
+            except OSError as error:
+                self._shaper = None
+                self._fall_back(error, "migrations are not shaped")
+        for flow in self._paces.keys() - rates.keys():
+            self._paces.pop(flow).change(None)
+        for flow, rate_bytes_s in rates.items():
+            payload_bytes_s = rate_bytes_s / (1 + self.overhead_share)
+            self.pace(flow).change(payload_bytes_s if self._shaper is None else None)
+
+    def pace(self, flow: Flow) -> Pace:
+        """Returns the pace that a transfer of the agent itself must keep; unlimited where the kernel shapes it."""
+        return self._paces.setdefault(flow, Pace(None))
+
+    def sent(self, flow: Flow | None = None) -> Sent:
+        """Returns what a flow has sent; None: all traffic without a flow. Zero where there are no programs."""
+        if self._edge is None:
+            return Sent(0, 0, 0)
+        if flow is None:
+            return self._edge.sent()
+        return Sent(0, 0, 0) if self._shaper is None else self._shaper.sent(flow)
+
+    def received_bytes(self, traffic: TrafficClass) -> int:
+        """Returns the bytes that arrived with the DSCP of a class. Zero where there are no programs."""
+        return 0 if self._edge is None else self._edge.received_bytes(traffic)
+
+    def close(self) -> None:
+        """Leaves the interface as it was. Idempotent."""
+        if self._shaper is not None:
+            self._shaper.close()
+        if self._edge is not None:
+            self._edge.close()
+
+    def _fall_back(self, error: OSError, effect: str) -> None:
+        self.why_not = str(error)
+        _log.warning("the network of this machine is not isolated: %s: %s", error, effect)
+
+
+def default_interface() -> str:
+    """Returns the interface of the default route.
+
+    Raises:
+        OSError: there is no default route.
+    """
+    for line in Path("/proc/thread-self/net/route").read_text().splitlines()[1:]:
+        name, destination, *_, mask = line.split()[:8]
+        if destination == mask == "00000000":
+            return name
+    for line in Path("/proc/thread-self/net/ipv6_route").read_text().splitlines():
+        fields = line.split()
+        if fields[0] == "0" * 32 and fields[1] == "00" and fields[9] != "lo":
+            return fields[9]
+    raise OSError("there is no default route: name the interface")
+
+
+def mark_socket(transfer: socket.socket, flow_mark: int) -> None:
+    """Gives a socket of the agent the mark of a flow (`Flow.of_mark`).
+
+    Raises:
+        OSError: this process is not root.
+    """
+    transfer.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, flow_mark)

@@ -1,0 +1,117 @@
+"""Endpoint for the owner of a machine: what runs on the machine, for which tenants, and what it has given."""
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+
+from api.auth import AnyKey, Caller
+from api.bodies import JsonOnly
+from api.fleet.machines import PATH, find_machine
+from api.masking import mask
+from api.openapi import refusals
+from api.routing import Router
+from api.state import StateOf
+from api.views import ReasonView, View, reason_view
+from domain.ids import machine_id
+from domain.slots import bits
+from infra.db.models import Allocation, Machine, Workload
+
+router = Router(prefix="/v1/machines", tags=["fleet"], dependencies=[JsonOnly])
+_GIVEN = text("""
+    select coalesce(sum(gpus * extract(epoch from ended_at - held_at)), 0)::float8 / 3600 as given_gpu_h,
+           coalesce(sum(gpus * extract(epoch from ended_at - greatest(held_at, now() - interval '30 days')))
+                    filter (where ended_at > now() - interval '30 days'), 0)::float8 / 3600 as given_gpu_h_30d,
+           min(held_at) as since
+    from (select bit_count(slots::bit(64)) as gpus, held_at, coalesce(released_at, now()) as ended_at
+          from allocation where machine = :machine and released_at is null and held_at is not null
+          union all
+          select bit_count(slots::bit(64)), held_at, released_at
+          from allocation where machine = :machine and released_at is not null and held_at is not null) as given
+""")
+
+
+class GuestView(View):
+    """A workload that holds resources of the machine."""
+
+    workload: str
+    name: str
+    tenant: str
+    attempt: int
+    slots: list[int] = Field(description="Indices of the GPU slots that it holds")
+    cpus: float
+    memory_bytes: int
+    since: datetime = Field(description="When the resources were awarded")
+
+
+class LendingView(View):
+    """What a machine does for the installation."""
+
+    machine: str = Field(examples=["north/alpha/m1"])
+    gpu_type: str | None
+    gpus: int
+    state: str = Field(description="`joining`, `ready` or `lost`")
+    takes_work: bool = Field(description="Whether new work can be placed on the machine")
+    slots_withheld: list[int] = Field(description="Indices of the slots that the machine's owner has taken back")
+    cordon: ReasonView | None = Field(description="Why nothing new is placed here")
+    draining: bool
+    notice: ReasonView | None = Field(description="The notice that the owner, or the platform, takes the machine back")
+    running: list[GuestView] = Field(description="Workloads on the machine that the caller may see")
+    given_gpu_h: float = Field(description="GPU hours that workloads held here, of all records that are kept")
+    given_gpu_h_30d: float = Field(description="GPU hours that workloads held here in the last 30 days")
+    given_since: datetime | None = Field(description="Begin of the records; null: no workload has held resources here")
+
+
+@router.get(f"{PATH}/lending", summary="Get what a machine gives", responses=refusals(404))
+def get_lending(region: str, cluster: str, machine: str, state: StateOf, caller: AnyKey) -> LendingView:
+    """Returns the workloads on a machine and the GPU hours that it has given. Its own key can read it."""
+    caller.require_machine(machine_id(region, cluster, machine))
+    with state.transaction() as session:
+        row = find_machine(session, region, cluster, machine)
+        given = session.execute(_GIVEN, {"machine": row.id}).one()
+        all_slots = (1 << row.gpus) - 1
+        found = LendingView(
+            machine=row.id,
+            gpu_type=row.gpu_type,
+            gpus=row.gpus,
+            state=row.state,
+            takes_work=row.state == "ready"
+            and row.cordon is None
+            and not row.draining
+            and (row.gpus == 0 or row.withheld != all_slots),
+            slots_withheld=bits(row.withheld),
+            cordon=reason_view(row.cordon),
+            draining=row.draining,
+            notice=reason_view(row.notice),
+            running=_guests(session, caller, row),
+            given_gpu_h=given.given_gpu_h,
+            given_gpu_h_30d=given.given_gpu_h_30d,
+            given_since=given.since,
+        )
+        return mask(session, caller, found)
+
+
+def _guests(session: Session, caller: Caller, row: Machine) -> list[GuestView]:
+    wanted: Any = (
+        select(Allocation, Workload.name, Workload.tenant)
+        .join(Workload, Workload.id == Allocation.workload)
+        .where(Allocation.machine == row.id, Allocation.released_at.is_(None))
+        .order_by(Allocation.awarded_at, Allocation.workload)
+    )
+    if caller.tenant is not None:
+        wanted = wanted.where(Workload.tenant == caller.tenant)
+    return [
+        GuestView(
+            workload=held.workload,
+            name=name,
+            tenant=tenant,
+            attempt=held.attempt,
+            slots=bits(held.slots),
+            cpus=held.cpus_milli / 1000,
+            memory_bytes=held.memory_bytes,
+            since=held.awarded_at,
+        )
+        for held, name, tenant in session.execute(wanted)
+    ]

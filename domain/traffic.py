@@ -1,0 +1,33 @@
+"""Classes of network traffic when machines are taken back by their owners (ReclaimNet, section VII.A)."""
+
+from enum import StrEnum
+
+OVERHEAD_SHARE = 0.06
+"""Bytes of headers for each byte of payload, at least: 4.6 % for full segments of IPv4 on Ethernet, 6.0 % of IPv6. An
+agent measures its own."""
+
+
+class TrafficClass(StrEnum):
+    """The class of a packet, marked in its header."""
+
+    EMERGENCY = "emergency"
+    """Notifications of a departure without notice. No checkpoint is sent in this class."""
+    PLANNED = "planned"
+    """Migrations within a notice, however short."""
+    PRE_SYNC = "pre-sync"
+    """Parts of checkpoints that are sent ahead of time."""
+    RESEARCH = "research"
+    """All other traffic."""
+
+    @property
+    def dscp(self) -> int:
+        """The DSCP value: EF, AF41, CS1 or best effort."""
+        return _DSCP[self]
+
+
+_DSCP = {
+    TrafficClass.EMERGENCY: 46,
+    TrafficClass.PLANNED: 34,
+    TrafficClass.PRE_SYNC: 8,
+    TrafficClass.RESEARCH: 0,
+}

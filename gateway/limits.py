@@ -1,0 +1,106 @@
+"""Limits on the calls of each machine, and on lookups of unknown keys from each address."""
+
+import ipaddress
+import re
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from domain.token_bucket import TokenBucket
+from gateway.methods import Method
+from gateway.refusals import Refused
+
+MAX_REQUEST_BYTES = 4 << 20
+"""Temporal accepts no larger requests."""
+MAX_METADATA_BYTES = 16 << 10
+MAX_CALLS = 20_000
+"""Most calls of one gateway that are in progress, most of them polls. Further calls are refused."""
+MAX_STREAMS = 100
+"""Most concurrent calls of one connection."""
+_CALLS_PER_S, _CALLS_BURST = 50.0, 500.0
+_SIGNALS_PER_S, _SIGNALS_BURST = 1.0, 60.0
+"""A signal adds events to the history of the machine's workflow, and each hello is written to Postgres."""
+_CONCURRENT_POLLS = 4
+"""An agent polls once at a time. A poll of an earlier connection may be left over."""
+_CONCURRENT_CALLS = 32
+_LOOKUPS_PER_S, _LOOKUPS_BURST = 5.0, 50.0
+_ADDRESSES = 10_000
+_IPV6_PREFIX = 64
+_PEER = re.compile(r"ipv[46]:\[?([0-9a-fA-F.:]+?)\]?:\d+")
+
+
+class Buckets:
+    """Token buckets by name; beyond `most`, the least recently used one is removed."""
+
+    def __init__(
+        self, rate: float, size: float, most: int = _ADDRESSES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rate, self._size, self._most, self._clock = rate, size, most, clock
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def take(self, name: str) -> bool:
+        """Takes a token from the bucket of `name`; returns False if it has none."""
+        now_s = self._clock()
+        bucket = self._buckets.pop(name, None) or TokenBucket(self._rate, self._size, self._size, now_s)
+        self._buckets[name] = bucket
+        if len(self._buckets) > self._most:
+            self._buckets.popitem(last=False)
+        if bucket.wait_s(now_s) > 0:
+            return False
+        bucket.tokens -= 1
+        return True
+
+
+class MachineLimits:
+    """Counts the calls of each machine. Its agents back off and repeat a call that was refused."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._calls = Buckets(_CALLS_PER_S, _CALLS_BURST, clock=clock)
+        self._signals = Buckets(_SIGNALS_PER_S, _SIGNALS_BURST, clock=clock)
+        self._open: Counter[tuple[str, bool]] = Counter()
+
+    @contextmanager
+    def admitted(self, machine: str, method: Method) -> Iterator[None]:
+        """Counts a call while the body runs.
+
+        Raises:
+            Refused: the machine is over a limit.
+        """
+        kind = (machine, method.is_poll)
+        most = _CONCURRENT_POLLS if method.is_poll else _CONCURRENT_CALLS
+        if self._open[kind] >= most:
+            raise _over(machine, f"{most} concurrent {'polls' if method.is_poll else 'calls'}")
+        if not self._calls.take(machine):
+            raise _over(machine, f"{_CALLS_PER_S:g} calls per second")
+        if method.is_signal and not self._signals.take(machine):
+            raise _over(machine, f"{_SIGNALS_PER_S:g} signals per second")
+        self._open[kind] += 1
+        try:
+            yield
+        finally:
+            self._open[kind] -= 1
+            if not self._open[kind]:
+                del self._open[kind]
+
+
+def lookups() -> Buckets:
+    """Returns the limits on lookups of unknown keys by address."""
+    return Buckets(_LOOKUPS_PER_S, _LOOKUPS_BURST)
+
+
+def address_of(peer: str) -> str:
+    """Returns the address in gRPC's name of a peer; for IPv6 its /64 network, within which a client can choose."""
+    found = _PEER.fullmatch(peer.replace("%5B", "[").replace("%5D", "]"))
+    if found is None:
+        return peer[:_IPV6_PREFIX]
+    address = ipaddress.ip_address(found.group(1))
+    if address.version == 4:
+        return str(address)
+    return str(ipaddress.ip_network((int(address), _IPV6_PREFIX), strict=False))
+
+
+def _over(machine: str, limit: str) -> Refused:
+    return Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"machine {machine}: over the limit of {limit}; retry later")

@@ -1,0 +1,295 @@
+"""The methods of Temporal's workflow service that agents may call, and what the gateway forwards for each.
+
+Each check returns the request to forward: it contains only fields that the check has examined or set. Other fields are
+dropped, also those that a newer Temporal has and this version does not, because a field may grant more than its method
+suggests (`StartWorkflowExecution`'s callbacks, for example).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from temporalio.api.common.v1 import Payloads, WorkflowType
+from temporalio.api.enums.v1 import TaskQueueKind, WorkflowIdReusePolicy
+from temporalio.api.sdk.v1 import UserMetadata
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice import v1 as service
+
+from domain.ids import CONTROL_QUEUE, agent_queue, machine_workflow_id
+from domain.protocol import Hello, MachineNotice
+from gateway.refusals import denied, malformed
+from gateway.task_tokens import TaskTokens
+from infra.payloads import DATA_CONVERTER
+
+SERVICE = "temporal.api.workflowservice.v1.WorkflowService"
+MACHINE_WORKFLOW = "MachineWorkflow"
+HELLO_SIGNAL = "hello"
+NOTICED_SIGNAL = "noticed"
+_JSON = b"json/plain"
+_MAX_REQUEST_ID = 200
+_MAX_NAMED = 200
+"""Maximum number of characters of a refused value that a message repeats."""
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What one call may concern."""
+
+    machine: str
+    key_id: str
+    namespace: str
+    tokens: TaskTokens
+
+    @property
+    def identity(self) -> str:
+        """The identity in Temporal's records of the call. The caller does not choose it."""
+        return f"agent {self.machine} key {self.key_id}"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method that agents may call."""
+
+    request: type[Message]
+    check: Callable[[Scope, Any], Message]
+    """Returns the request to forward. Raises `Refused`."""
+    response: type[Message]
+    answer: Callable[[Scope, Any], Message] | None = None
+    """Returns the response for the caller from Temporal's; None: Temporal's response is passed on unchanged."""
+    is_local: bool = False
+    """The call is not forwarded: `check` returns the response."""
+    is_poll: bool = False
+    """The call waits for a task, for up to a minute."""
+    is_signal: bool = False
+    """The call adds events to the history of the machine's workflow."""
+
+
+def read(method: Method, body: bytes) -> Message:
+    """Returns the request in `body`.
+
+    Raises:
+        Refused: the bytes are not such a request.
+    """
+    try:
+        return method.request.FromString(body)
+    except DecodeError as error:
+        raise malformed(f"the body must be a {method.request.DESCRIPTOR.name}: {error}") from None
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+def _system_info(_: Scope, __: service.GetSystemInfoRequest) -> Message:
+    return service.GetSystemInfoRequest()
+
+
+def _describe_namespace(scope: Scope, request: service.DescribeNamespaceRequest) -> Message:
+    _own_namespace(scope, request.namespace)
+    return service.DescribeNamespaceRequest(namespace=scope.namespace)
+
+
+def _described(_: Scope, response: service.DescribeNamespaceResponse) -> Message:
+    """Without capabilities, so that the agent's SDK calls no optional method; without the namespace's description."""
+    shown = service.DescribeNamespaceResponse()
+    info = response.namespace_info
+    shown.namespace_info.name, shown.namespace_info.state = info.name, info.state
+    shown.namespace_info.limits.CopyFrom(info.limits)
+    return shown
+
+
+def _poll(scope: Scope, request: service.PollActivityTaskQueueRequest) -> Message:
+    _own_namespace(scope, request.namespace)
+    _own_queue(scope, request.task_queue)
+    queue = TaskQueue(name=agent_queue(scope.machine), kind=TaskQueueKind.TASK_QUEUE_KIND_NORMAL)
+    return service.PollActivityTaskQueueRequest(namespace=scope.namespace, task_queue=queue, identity=scope.identity)
+
+
+def _polled(scope: Scope, response: service.PollActivityTaskQueueResponse) -> Message:
+    if response.task_token:
+        response.task_token = scope.tokens.seal(scope.machine, response.task_token)
+    return response
+
+
+def _of_task(*fields: str) -> Callable[[Scope, Any], Message]:
+    """Returns the check of a method with a task token, which forwards `fields` in addition to the token."""
+
+    def check(scope: Scope, request: Any) -> Message:
+        _own_namespace(scope, request.namespace)
+        token = scope.tokens.open(scope.machine, request.task_token)
+        kept: Message = _only(request, *fields)
+        kept.MergeFrom(type(request)(namespace=scope.namespace, task_token=token, identity=scope.identity))
+        return kept
+
+    return check
+
+
+def _shutdown(scope: Scope, request: service.ShutdownWorkerRequest) -> Message:
+    """The agent's poll ends with its call, so Temporal need not be told."""
+    _own_namespace(scope, request.namespace)
+    return service.ShutdownWorkerResponse()
+
+
+def _hello(scope: Scope, request: service.SignalWithStartWorkflowExecutionRequest) -> Message:
+    _own_namespace(scope, request.namespace)
+    _own_workflow(scope, request.workflow_id)
+    _must_be("workflow_type", request.workflow_type.name, MACHINE_WORKFLOW)
+    _must_be("task_queue", request.task_queue.name, CONTROL_QUEUE)
+    _must_be("signal_name", request.signal_name, HELLO_SIGNAL)
+    _must_be("input", _value("input", request.input, str), scope.machine)
+    hello = _value("signal_input", request.signal_input, Hello)
+    region, cluster, _ = scope.machine.split("/")
+    _must_be("hello.machine", hello.machine, scope.machine)
+    _must_be("hello.region", hello.region, region)
+    _must_be("hello.cluster", hello.cluster, cluster)
+    return service.SignalWithStartWorkflowExecutionRequest(
+        namespace=scope.namespace,
+        workflow_id=machine_workflow_id(scope.machine),
+        workflow_type=WorkflowType(name=MACHINE_WORKFLOW),
+        task_queue=TaskQueue(name=CONTROL_QUEUE),
+        input=_payloads(scope.machine),
+        identity=scope.identity,
+        request_id=_request_id(request.request_id),
+        workflow_id_reuse_policy=WorkflowIdReusePolicy.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE,
+        signal_name=HELLO_SIGNAL,
+        signal_input=_payloads(hello),
+        user_metadata=UserMetadata(summary=_payloads(f"machine {scope.machine}").payloads[0]),
+    )
+
+
+def _noticed(scope: Scope, request: service.SignalWorkflowExecutionRequest) -> Message:
+    _own_namespace(scope, request.namespace)
+    _own_workflow(scope, request.workflow_execution.workflow_id)
+    _must_be("signal_name", request.signal_name, NOTICED_SIGNAL)
+    notice = _value("input", request.input, MachineNotice)
+    _must_be("notice.machine", notice.machine, scope.machine)
+    checked = service.SignalWorkflowExecutionRequest(
+        namespace=scope.namespace,
+        signal_name=NOTICED_SIGNAL,
+        input=_payloads(notice),
+        identity=scope.identity,
+        request_id=_request_id(request.request_id),
+    )
+    checked.workflow_execution.workflow_id = machine_workflow_id(scope.machine)
+    return checked
+
+
+METHODS: Mapping[str, Method] = {
+    "GetSystemInfo": Method(service.GetSystemInfoRequest, _system_info, service.GetSystemInfoResponse),
+    "DescribeNamespace": Method(
+        service.DescribeNamespaceRequest, _describe_namespace, service.DescribeNamespaceResponse, _described
+    ),
+    "PollActivityTaskQueue": Method(
+        service.PollActivityTaskQueueRequest, _poll, service.PollActivityTaskQueueResponse, _polled, is_poll=True
+    ),
+    "RecordActivityTaskHeartbeat": Method(
+        service.RecordActivityTaskHeartbeatRequest, _of_task("details"), service.RecordActivityTaskHeartbeatResponse
+    ),
+    "RespondActivityTaskCompleted": Method(
+        service.RespondActivityTaskCompletedRequest, _of_task("result"), service.RespondActivityTaskCompletedResponse
+    ),
+    "RespondActivityTaskFailed": Method(
+        service.RespondActivityTaskFailedRequest,
+        _of_task("failure", "last_heartbeat_details"),
+        service.RespondActivityTaskFailedResponse,
+    ),
+    "RespondActivityTaskCanceled": Method(
+        service.RespondActivityTaskCanceledRequest, _of_task("details"), service.RespondActivityTaskCanceledResponse
+    ),
+    "ShutdownWorker": Method(service.ShutdownWorkerRequest, _shutdown, service.ShutdownWorkerResponse, is_local=True),
+    "SignalWithStartWorkflowExecution": Method(
+        service.SignalWithStartWorkflowExecutionRequest,
+        _hello,
+        service.SignalWithStartWorkflowExecutionResponse,
+        is_signal=True,
+    ),
+    "SignalWorkflowExecution": Method(
+        service.SignalWorkflowExecutionRequest, _noticed, service.SignalWorkflowExecutionResponse, is_signal=True
+    ),
+}
+"""The methods that an agent's client and worker call, by name. No other method is allowed."""
+
+
+def method_of(path: str) -> tuple[str, Method]:
+    """Returns the name and the method for the path of a call: `/service/name`.
+
+    Raises:
+        Refused: agents may not call the method.
+    """
+    called, _, name = path.removeprefix("/").rpartition("/")
+    method = METHODS.get(name) if called == SERVICE else None
+    if method is None:
+        raise denied(f"method {_named(path)}: an agent may not call it; allowed are {', '.join(METHODS)}")
+    return name, method
+
+
+# ------------------------------------------------------------------------------------------------------------ helpers
+
+
+def _own_namespace(scope: Scope, namespace: str) -> None:
+    _must_be("namespace", namespace, scope.namespace)
+
+
+def _own_workflow(scope: Scope, workflow_id: str) -> None:
+    _must_be("workflow_id", workflow_id, machine_workflow_id(scope.machine))
+
+
+def _own_queue(scope: Scope, queue: TaskQueue) -> None:
+    _must_be("task_queue", queue.name, agent_queue(scope.machine))
+    normal = (TaskQueueKind.TASK_QUEUE_KIND_UNSPECIFIED, TaskQueueKind.TASK_QUEUE_KIND_NORMAL)
+    if queue.kind not in normal:
+        raise denied(f"task_queue.kind: {queue.kind}: must be {TaskQueueKind.TASK_QUEUE_KIND_NORMAL} (normal)")
+
+
+def _must_be(field: str, value: str, wanted: str) -> None:
+    if value != wanted:
+        raise denied(f"{field}: {_named(value)}: the key allows only {wanted}")
+
+
+def _named(value: str) -> str:
+    """Returns a value for a message: shortened, and on one line, because messages are also logged."""
+    short = value if len(value) <= _MAX_NAMED else f"{value[:_MAX_NAMED]}..."
+    return "".join(char if char.isprintable() else " " for char in short)
+
+
+def _request_id(text: str) -> str:
+    if len(text) > _MAX_REQUEST_ID:
+        raise malformed(f"request_id: has {len(text)} characters; must be at most {_MAX_REQUEST_ID}")
+    return text
+
+
+def _only(message: M, *fields: str) -> M:
+    """Returns a message of the same type with only these fields."""
+    kept = type(message)()
+    kept.CopyFrom(message)
+    kept.DiscardUnknownFields()
+    for field, _ in message.ListFields():
+        if field.name not in fields:
+            kept.ClearField(field.name)
+    return kept
+
+
+def _value(field: str, payloads: Payloads, kind: type[Any]) -> Any:
+    """Returns the only value in `payloads`, validated as `kind`.
+
+    Raises:
+        Refused: there is not exactly one, or it is not JSON of this type.
+    """
+    if len(payloads.payloads) != 1:
+        raise malformed(f"{field}: has {len(payloads.payloads)} values; must have one")
+    payload = payloads.payloads[0]
+    if payload.metadata.get("encoding") != _JSON:
+        raise malformed(f"{field}: encoding {payload.metadata.get('encoding')!r}; must be {_JSON.decode()}")
+    try:
+        return DATA_CONVERTER.payload_converter.from_payloads([payload], [kind])[0]
+    except Exception as error:  # The errors of pydantic, of JSON and of the SDK have no common type.
+        raise malformed(f"{field}: must be a {kind.__name__} as JSON: {_named(str(error))}") from None
+
+
+def _payloads(value: Any) -> Payloads:
+    """Returns the payloads of a checked value.
+
+    They are encoded again, so that the receiver decodes exactly what was checked, also if JSON names a field twice.
+    """
+    return Payloads(payloads=DATA_CONVERTER.payload_converter.to_payloads([value]))

@@ -1,0 +1,111 @@
+"""Serves the agents' calls: authentication, limits, the check of the request, and the call of Temporal."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import grpc
+
+from gateway.keys import Session, Sessions
+from gateway.limits import Buckets, MachineLimits, address_of
+from gateway.methods import SERVICE, Method, Scope, method_of, read
+from gateway.refusals import Refused, unauthenticated
+from gateway.task_tokens import TaskTokens
+
+_POLL_S, _CALL_S = 90.0, 30.0
+"""Longest time of a forwarded call. The SDK's own limits are shorter for polls and equal for other calls."""
+_LOGGED_PER_S, _LOGGED_BURST = 0.1, 5.0
+_log = logging.getLogger(__name__)
+
+
+class Gateway:
+    """A generic handler of gRPC for all methods. Create it in a running event loop."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        metadata: tuple[tuple[str, str], ...],
+        namespace: str,
+        sessions: Sessions,
+        tokens: TaskTokens,
+    ) -> None:
+        """`metadata` is sent to Temporal with each call; it contains the installation's credentials."""
+        self._channel, self._metadata, self._namespace = channel, metadata, namespace
+        self._sessions, self._tokens = sessions, tokens
+        self._limits = MachineLimits()
+        self._logged = Buckets(_LOGGED_PER_S, _LOGGED_BURST)
+        self._stopping = asyncio.Event()
+
+    def service(self, details: Any) -> grpc.RpcMethodHandler:
+        """Returns the handler of a call; see `grpc.GenericRpcHandler`."""
+        return grpc.unary_unary_rpc_method_handler(partial(self._serve, details.method))
+
+    def stop(self) -> None:
+        """Ends the calls in progress with UNAVAILABLE. Agents repeat them, at this gateway or another one."""
+        self._stopping.set()
+
+    async def _serve(self, path: str, body: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        try:
+            return await self._answer(path, body, context)
+        except Refused as refused:
+            await context.abort(refused.code, str(refused))
+        except grpc.aio.AioRpcError as error:
+            await context.abort(error.code(), error.details() or "", _details(error))
+        raise AssertionError("abort raises")
+
+    async def _answer(self, path: str, body: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        metadata = dict(context.invocation_metadata() or ())
+        address = address_of(context.peer())
+        session = await self._sessions.of_call(metadata.get("authorization"), address)
+        try:
+            name, method = method_of(path)
+            with self._limits.admitted(session.machine, method):
+                scope = Scope(session.machine, session.key_id, self._namespace, self._tokens)
+                request = method.check(scope, read(method, body))
+                if method.is_local:
+                    return request.SerializeToString()
+                response = await self._until(session, self._forward(name, method, request.SerializeToString(), context))
+                if method.answer is None:
+                    return response
+                return method.answer(scope, method.response.FromString(response)).SerializeToString()
+        except Refused as refused:
+            if self._logged.take(session.machine):
+                _log.warning("machine %s, key %s, %s: %s", session.machine, session.key_id, address, refused)
+            raise
+
+    async def _forward(self, name: str, method: Method, body: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        most_s = _POLL_S if method.is_poll else _CALL_S
+        left_s = context.time_remaining()
+        call: Callable[..., Awaitable[bytes]] = self._channel.unary_unary(f"/{SERVICE}/{name}")
+        return await call(body, timeout=most_s if left_s is None else min(most_s, left_s), metadata=self._metadata)
+
+    async def _until(self, session: Session, work: Awaitable[bytes]) -> bytes:
+        """Returns the result of `work`, unless the key becomes invalid or the gateway stops before.
+
+        Raises:
+            Refused: the key is no longer valid, or the gateway stops.
+        """
+        working = asyncio.ensure_future(work)
+        ending = asyncio.create_task(session.ended.wait())
+        stopping = asyncio.create_task(self._stopping.wait())
+        session.calls += 1
+        try:
+            await asyncio.wait({working, ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if session.ended.is_set():
+                raise unauthenticated(f"key {session.key_id} is no longer valid")
+            if working.done():
+                return working.result()
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "the gateway stops; retry")
+        finally:
+            session.calls -= 1
+            for task in (working, ending, stopping):
+                task.cancel()
+
+
+def _details(error: grpc.aio.AioRpcError) -> tuple[tuple[str, bytes], ...]:
+    """Returns the metadata with Temporal's details of an error, which the SDK reads."""
+    trailing = error.trailing_metadata()
+    found = None if trailing is None else trailing.get("grpc-status-details-bin")
+    return () if found is None else (("grpc-status-details-bin", bytes(found)),)

@@ -1,0 +1,51 @@
+"""Binds Temporal's task tokens to the machine that polled them.
+
+A task token of Temporal contains only ids, which can be guessed or read elsewhere. With another machine's token an
+agent could complete that machine's tasks. So the gateway adds a message authentication code over machine and token to
+each token that it hands out, and accepts no other token.
+"""
+
+import hashlib
+import hmac
+from pathlib import Path
+
+from gateway.refusals import denied
+from infra.keys import load_master_key
+
+_VERSION = b"\x01"
+_TAG_BYTES = hashlib.sha256().digest_size
+
+
+class TaskTokens:
+    """Seals and opens task tokens. Stateless: tokens stay valid when the gateway restarts, and for all gateways."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    @classmethod
+    def of_installation(cls, master_key: Path) -> "TaskTokens":
+        """Returns the tokens of an installation. Their key is derived from its master key.
+
+        Raises:
+            ConfigurationError: the master key cannot be read.
+        """
+        return cls(hmac.digest(load_master_key(master_key), b"gateway task tokens", "sha256"))
+
+    def seal(self, machine: str, token: bytes) -> bytes:
+        """Returns the token for the agent of `machine`."""
+        return _VERSION + self._tag(machine, token) + token
+
+    def open(self, machine: str, sealed: bytes) -> bytes:
+        """Returns the token of Temporal in a sealed token.
+
+        Raises:
+            Refused: the token was not sealed for `machine`.
+        """
+        version, tag, token = sealed[:1], sealed[1 : 1 + _TAG_BYTES], sealed[1 + _TAG_BYTES :]
+        if version != _VERSION or not hmac.compare_digest(tag, self._tag(machine, token)):
+            raise denied(f"task_token: must be a token that machine {machine} polled from this gateway")
+        return token
+
+    def _tag(self, machine: str, token: bytes) -> bytes:
+        # The id of a machine contains no zero byte, so no other pair has the same encoding.
+        return hmac.digest(self._key, machine.encode() + b"\0" + token, "sha256")

@@ -1,0 +1,19 @@
+"""What is known about the machines of voluntary clusters: how often their owners take them back."""
+
+from sqlalchemy import ForeignKey, text
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.types import Text
+
+from infra.db.base import Base, Json
+
+
+class SiteHazard(Base):
+    """The hazards of a region's lent machines, as learned so far (`reclaim.hazard_state`)."""
+
+    __tablename__ = "site_hazard"
+    region: Mapped[str] = mapped_column(ForeignKey("region.name", ondelete="CASCADE"), primary_key=True)
+    counts: Mapped[Json] = mapped_column(JSONB)
+    """The counts up to the last control period, a `reclaim.hazard_state.HazardState` as JSON."""
+    lent: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
+    """The machines that were lent at the last control period."""

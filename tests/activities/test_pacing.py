@@ -1,0 +1,195 @@
+"""How often jobs on lent machines are told to save: observed departures, gangs, and what is stored."""
+
+import time
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from activities.reclaim.pacing import Pacer
+from domain.protocol import MachineNotice, Pace
+from domain.reported import OWNER, NoticeReport
+from infra.db.models import Attempt, Cluster, Machine, Tenant
+from infra.db.reclaim import SiteHazard
+from tests.activities.world import World, job
+
+CALM, BUSY, OWNED = "r/lab/calm", "r/hall/busy", "r/own/m"
+_BYTES = 3_200_000_000
+_DEPARTED = text(
+    "insert into event (kind, region, machine, reason) values ('machine.notice', 'r', :machine, jsonb_build_object("
+    "'code', 'platform_notice', 'detail', jsonb_build_object('platform', 'owner', 'ends_at_s', extract(epoch from now()"
+    "))))"
+)
+
+
+@pytest.fixture
+def fleet(world: World) -> World:
+    """Two machines of owners in different buildings, and one of the installation's own."""
+    world.region("r")
+    for machine in (CALM, BUSY, OWNED):
+        world.machine(machine, gpu_type=_gpu_type(machine))
+    for cluster in ("lab", "hall"):
+        world.alter(Cluster, ("r", cluster), capacity="voluntary")
+    return world
+
+
+def _gpu_type(machine: str) -> str:
+    """Returns the type of a machine's GPUs, by which a job chooses it."""
+    return machine.rpartition("/")[2]
+
+
+def _job(world: World, machine: str, **saved: Any) -> str:
+    """Runs a job on a machine, whose newest checkpoint has some bytes and took some seconds."""
+    gpu_type = _gpu_type(machine)
+    with world.session() as session:
+        tenant = session.get_one(Tenant, "t")
+        tenant.quota_gpus = {**tenant.quota_gpus, gpu_type: 4}
+    workload = world.submit(job(types=(gpu_type,)), capacity=("reserved", "voluntary"))
+    world.tick()
+    world.run(workload)
+    assert list(world.holdings(workload)) == [machine]
+    values = {"checkpoint_bytes": _BYTES, "checkpoint_write_s": 32.0, **saved}
+    world.alter(Attempt, (workload, 1), **values)
+    return workload
+
+
+def _paces(world: World) -> dict[str, Pace]:
+    return {pace.machine: pace for pace in Pacer(world.engine, world.settings, None).paces()}  # type: ignore[arg-type]
+
+
+def _taken(world: World, machine: str, notice_s: float = 0.0) -> None:
+    """Lets the owner of a machine take it back and lend it again."""
+    now_s = time.time()
+    report = NoticeReport(OWNER, "preempt", True, now_s, now_s + notice_s, "the owner takes the machine back")
+    world.machines.noticed(MachineNotice(machine, "boot-1", report))
+    world.machine(machine, gpu_type=_gpu_type(machine))
+
+
+def _pass(world: World, hours: float) -> None:
+    """Lets time pass: moves everything that was recorded into the past."""
+    with world.session() as session:
+        session.execute(text("update event set at = at - make_interval(secs => :s)"), {"s": hours * 3600})
+        row = session.get_one(SiteHazard, "r")
+        row.counts = {**row.counts, **{key: row.counts[key] - hours * 3600 for key in ("now_s", "row_from_s")}}
+
+
+def test_jobs_on_machines_that_depart_often_save_more_often(fleet: World) -> None:
+    """Only jobs on lent machines are told; the interval is equation 9's for the hazard that is told with it."""
+    calm, busy = _job(fleet, CALM), _job(fleet, BUSY)
+    _job(fleet, OWNED)
+    first = _paces(fleet)
+    assert sorted(first) == [BUSY, CALM]
+    assert [one.run for one in first[CALM].runs] == [f"{calm}.1"]
+    for _ in range(8):
+        _pass(fleet, 1.0)
+        _taken(fleet, BUSY)
+        after = _paces(fleet)
+    (of_calm,), (of_busy,) = after[CALM].runs, after[BUSY].runs
+    assert of_busy.run == f"{busy}.1"
+    assert of_busy.hazard_per_h > 2 * of_calm.hazard_per_h
+    assert of_busy.interval_s < of_calm.interval_s
+    assert {of_calm.reason, of_busy.reason} <= {"optimum", "network_share", "loss_budget"}
+    shares = [(one.hazard_per_h * _BYTES) ** (1 / 3) for one in (of_calm, of_busy)]
+    budget = fleet.settings.reclaim.checkpoint_bytes_s
+    for one, share in zip((of_calm, of_busy), shares, strict=True):
+        bandwidth = budget * share / sum(shares)
+        wanted_s = (2 * _BYTES / (one.hazard_per_h / 3600 * bandwidth)) ** 0.5
+        assert one.interval_s == pytest.approx(min(3600.0, max(wanted_s, _BYTES / (0.2 * bandwidth))), rel=1e-6)
+
+
+def test_all_tasks_of_a_gang_are_told(fleet: World) -> None:
+    """The task that saves may run on a machine that is not lent. Only lent machines add to the hazard."""
+    alone = _job(fleet, CALM)
+    with fleet.session() as session:
+        tenant = session.get_one(Tenant, "t")
+        tenant.quota_gpus = {"calm": 4, "m": 4}
+    jobs = [job("a", types=("calm",)), job("b", types=("m",))]
+    gang = fleet.submit(*jobs, capacity=("reserved", "voluntary"))
+    fleet.tick()
+    fleet.run(gang)
+    fleet.alter(Attempt, (gang, 1), checkpoint_bytes=_BYTES, checkpoint_write_s=32.0)
+    paces = _paces(fleet)
+    assert sorted(paces) == [CALM, OWNED]
+    (there,) = paces[OWNED].runs
+    hazards = {one.run: one.hazard_per_h for one in paces[CALM].runs}
+    assert there.run == f"{gang}.1"
+    assert hazards[f"{gang}.1"] == hazards[f"{alone}.1"] == there.hazard_per_h
+
+
+def test_plans_prefer_clusters_that_depart_less_often(fleet: World) -> None:
+    """A workload that may run in either building gets the calmer one, however the two are named."""
+    for machine in (CALM, BUSY):
+        fleet.machine(machine)
+    _paces(fleet)
+    for _ in range(4):
+        _pass(fleet, 1.0)
+        with fleet.session() as session:
+            session.execute(_DEPARTED, {"machine": BUSY})
+        _paces(fleet)
+    with fleet.session() as session:
+        calm, busy = (session.get_one(Cluster, ("r", name)).departures_per_h for name in ("lab", "hall"))
+    assert busy > 2 * calm > 0
+    workload = fleet.submit(job(), capacity=("voluntary",))
+    fleet.tick()
+    assert list(fleet.holdings(workload)) == [CALM]
+    fleet.alter(Cluster, ("r", "hall"), capacity="spot")
+    _paces(fleet)
+    with fleet.session() as session:
+        assert session.get_one(Cluster, ("r", "hall")).departures_per_h == 0
+
+
+def test_announced_departures_do_not_count(fleet: World) -> None:
+    """A job has time to save after a notice, so only departures without one are emergencies."""
+    _job(fleet, CALM)
+    _paces(fleet)
+    before = _state(fleet)
+    _taken(fleet, CALM, notice_s=60.0)
+    _paces(fleet)
+    assert _state(fleet)["departures"] == before["departures"] == 0
+    _taken(fleet, CALM)
+    _paces(fleet)
+    _paces(fleet)
+    assert _state(fleet)["departures"] == 1
+
+
+def test_a_machine_that_is_lost_has_departed(fleet: World) -> None:
+    """A machine that stops answering is one that its owner has switched off."""
+    _job(fleet, CALM)
+    _paces(fleet)
+    fleet.machines.lost(fleet.attend(CALM))
+    _paces(fleet)
+    assert _state(fleet)["departures"] == 1
+    with fleet.session() as session:
+        assert session.get_one(SiteHazard, "r").lent == [BUSY]
+
+
+def test_exposure_is_the_time_in_which_a_machine_was_lent(fleet: World) -> None:
+    """Hours count from one control period to the next, for machines that were lent at the first one."""
+    _paces(fleet)
+    fleet.alter(Machine, BUSY, state="lost")
+    _pass(fleet, 1.0)
+    _paces(fleet)
+    _pass(fleet, 1.0)
+    _paces(fleet)
+    hours = dict(zip(_state(fleet)["nodes"], map(sum, zip(*_state(fleet)["hours"], strict=True)), strict=True))
+    assert 1.5 * hours[BUSY] < hours[CALM] < 2.5 * hours[BUSY]
+
+
+def test_a_job_that_has_not_saved_keeps_its_own_interval(fleet: World) -> None:
+    """Without a checkpoint, neither its size nor its write time is known."""
+    _job(fleet, CALM, checkpoint_bytes=None)
+    assert _paces(fleet) == {}
+
+
+def test_without_lent_machines_nothing_is_stored(world: World) -> None:
+    """An installation without owners has no sites."""
+    world.region("r")
+    world.machine(OWNED)
+    assert _paces(world) == {}
+    with world.session() as session:
+        assert session.get(SiteHazard, "r") is None
+
+
+def _state(world: World) -> dict[str, Any]:
+    with world.session() as session:
+        return session.get_one(SiteHazard, "r").counts

@@ -1,0 +1,80 @@
+"""What a machine gives: the workloads on it, its hours, and why it takes no work."""
+
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import func, update
+
+from domain.phases import Phase
+from domain.reasons import Reason, ReasonCode
+from infra.db.models import Allocation, Machine
+from tests.api.calls import get
+from tests.api.world import ApiWorld
+
+PATH = "/v1/machines/north/alpha/m1/lending"
+DAY = timedelta(days=1)
+
+
+def _held(world: ApiWorld, workload: str, begun_days: float, ended_days: float | None) -> None:
+    """Sets from when to when a workload held its slots, in days before now."""
+    ended = None if ended_days is None else func.now() - ended_days * DAY
+    with world.session() as session:
+        session.execute(
+            update(Allocation)
+            .where(Allocation.workload == workload)
+            .values(held_at=func.now() - begun_days * DAY, released_at=ended)
+        )
+
+
+async def test_hours_and_workloads(world: ApiWorld) -> None:
+    """Hours count each GPU from the award to the release, or until now; other machines do not count."""
+    assert (await get(world, PATH, "machine"))["given_since"] is None
+    old, recent = (world.add_workload(Phase.SUCCEEDED) for _ in range(2))
+    live, hidden = world.add_workload(Phase.RUNNING), world.add_workload(Phase.RUNNING, tenant="speech")
+    elsewhere, cpus = world.add_workload(Phase.RUNNING), world.add_workload(Phase.SUCCEEDED)
+    for workload, slots in ((old, 0b11), (recent, 0b111), (cpus, 0)):
+        world.add_attempt(workload, 1, "north/alpha/m1", slots, released_at=func.now())
+    for workload, slots in ((live, 0b1010), (hidden, 0b100)):
+        world.add_attempt(workload, 1, "north/alpha/m1", slots)
+    world.add_attempt(elsewhere, 1, "north/alpha/m2", 0b1)
+    _held(world, old, 50, 29)
+    _held(world, recent, 3, 2)
+    _held(world, live, 1, None)
+    _held(world, hidden, 0, None)
+    _held(world, cpus, 9, 8)
+    seen = await get(world, PATH, "machine")
+    assert seen["given_gpu_h"] == pytest.approx(24 * (2 * 21 + 3 + 2), abs=0.1)
+    assert seen["given_gpu_h_30d"] == pytest.approx(24 * (2 * 1 + 3 + 2), abs=0.1)
+    assert seen["given_since"] is not None
+    assert [(one["workload"], one["tenant"], one["slots"]) for one in seen["running"]] == [
+        (live, "vision", [1, 3]),
+        (hidden, "speech", [2]),
+    ]
+    assert await get(world, PATH, "operator") == {
+        **seen,
+        "given_gpu_h": pytest.approx(seen["given_gpu_h"], abs=0.1),
+        "given_gpu_h_30d": pytest.approx(seen["given_gpu_h_30d"], abs=0.1),
+    }
+    own = await get(world, PATH, "speech")
+    assert [one["workload"] for one in own["running"]] == [hidden]
+    assert live not in str(own)
+
+
+async def test_why_it_takes_no_work(world: ApiWorld) -> None:
+    """The owner's notice, a cordon, and GPUs that the owner has taken back are shown."""
+    assert (await get(world, PATH, "machine"))["takes_work"]
+    with world.session() as session:
+        session.get_one(Machine, "north/alpha/m1").withheld = 0b11
+    seen = await get(world, PATH, "machine")
+    assert (seen["slots_withheld"], seen["takes_work"]) == ([0, 1], True)
+    told = Reason(ReasonCode.PLATFORM_NOTICE, {"machine": "north/alpha/m1", "platform": "owner"})
+    with world.session() as session:
+        row = session.get_one(Machine, "north/alpha/m1")
+        row.notice = row.cordon = told.to_json()
+    seen = await get(world, PATH, "machine")
+    assert (seen["takes_work"], seen["notice"]["code"], seen["cordon"]) == (
+        False,
+        "platform_notice",
+        seen["notice"],
+    )
+    assert (await get(world, "/v1/machines/north/alpha/m1", "machine"))["cordon"] == seen["cordon"]

@@ -1,0 +1,102 @@
+"""How the suite runs: which worker gets which tests, in which order, and what happens if a teardown hangs.
+
+`tests.conftest` imports these hooks. This module imports nothing of mizzen, so that it loads quickly.
+"""
+
+import faulthandler
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+_STACKS = ("tests/stack/", "tests/chaos/test_chaos.py")
+
+
+class Stacks(LoadFileScheduling):
+    """Runs the tests of one file on one worker, and all tests of whole stacks on one worker.
+
+    Two stacks at a time are too much for two cores.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/stack" if nodeid.startswith(_STACKS) else super()._split_scope(nodeid)
+
+    def schedule(self) -> None:
+        """Assigns tests. A worker that replaces a crashed one runs its last test only once it is told that no other
+        follows, which xdist does in a second call.
+        """
+        replaced = self.collection is not None
+        super().schedule()
+        if replaced:
+            super().schedule()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Stacks:
+    return Stacks(config, log)
+
+
+_TEARDOWN_S = 120
+_STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps a descriptor of the terminal: pytest redirects that of stderr while a test runs."""
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        config.stash[_STDERR] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Ends a worker whose teardown hangs, with the tracebacks of its threads: after a test that failed, the limit of
+    pytest-timeout no longer applies.
+    """
+    faulthandler.dump_traceback_later(_TEARDOWN_S, exit=True, file=item.config.stash[_STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+_LONG = (
+    "tests/netns/test_netns.py",
+    "tests/balance/",
+    "tests/bench/test_kill_loop.py",
+    "tests/workflows/",
+    "tests/services/test_live",
+    "tests/activities/test_placement_runs.py",
+    "tests/activities/test_scheduler_state.py",
+    "tests/sdk/test_sdk_kill.py",
+    "tests/agent/test_fleet.py",
+    "tests/bench/test_annealing.py",
+    "tests/simulation/test_command.py",
+    "tests/experiments/",
+    "tests/capacity/",
+    "tests/services/test_shared_fleet.py",
+    "tests/sdk/",
+    "tests/objects/test_copy_kills.py",
+    "tests/simulation/test_reservations.py",
+    "tests/simulation/test_engine.py",
+    "tests/tetris/test_command.py",
+    "tests/spot/test_command.py",
+    "tests/agent/test_serving.py",
+    "tests/activities/test_walk.py",
+    "tests/api/test_generated.py",
+    "tests/api/test_limits.py",
+    "tests/api/test_access.py",
+)
+
+
+def _turn(item: pytest.Item) -> int:
+    starts = (_STACKS, *_LONG)
+    return next((turn for turn, start in enumerate(starts) if item.nodeid.startswith(start)), len(starts))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Moves the stack tests to the front, then the other long files, those that mostly wait first.
+
+    Stack tests mostly wait while the other workers compute. A long file that starts late would leave a core idle at the
+    end.
+    """
+    items.sort(key=_turn)
