@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter
 from server.reclaim_simulating import Simulated, about
 from server.reclaim_tables import ablation_table, bounds_table, main_table, more_table
 from server.spot_tables import Table
-from simulation.page import figure, head, keys, table
+from simulation.page import figure, head, table
 from simulation.pictures import COLOURS, Picture, picture
 from simulation.reclaim.compare import Figures, figures
 from simulation.reclaim.published import TABLE_3
@@ -32,9 +32,8 @@ def render(found: Simulated) -> str:
     ):
         if len(one.rows) > 1:
             parts += [f"<h2>{heading}</h2>", _table(one)]
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(results)}
-    drawn = [losses(results), *seeds(results, colours), *day(found.scenario)]
-    parts += ["<section><h2>Charts</h2>", keys(colours), '<div class="grid">', *map(figure, drawn), "</div></section>"]
+    drawn = [losses(results), *seeds(results), *day(found.scenario)]
+    parts += ["<h2>Charts</h2>", '<div class="grid">', *map(figure, drawn), "</div>"]
     return "\n".join([*parts, "</body></html>\n"])
 
 
@@ -51,20 +50,20 @@ def losses(results: dict[str, Figures]) -> Picture:
         axes.barh(place + 0.2, published, 0.36, color=COLOURS[4])
         axes.set_yticks(place, names)
         axes.invert_yaxis()
-        axes.set_xlabel("work loss relative to slurm-pr (blue: measured, orange: Table III)")
+        axes.set_xlabel("relative to slurm-pr")
         axes.grid(axis="y", visible=False)
 
-    return picture("Work loss", "Sum over all departures after the calibration.", draw)
+    return picture("Work loss", "Blue: measured, mean over seeds. Orange: the published Table III.", draw)
 
 
-def seeds(results: dict[str, Figures], colours: dict[str, str]) -> list[Picture]:
+def seeds(results: dict[str, Figures]) -> list[Picture]:
     """Returns charts with a point for each seed."""
 
     def chart(title: str, name: str, label: str, says: str, *, percent: bool = False) -> Picture:
         def draw(axes: Axes) -> None:
-            for number, (system, one) in enumerate(results.items()):
+            for number, one in enumerate(results.values()):
                 values = one.values(name)
-                axes.plot(values, [number] * len(values), "o", color=colours[system], ms=4, alpha=0.6)
+                axes.plot(values, [number] * len(values), "o", color=COLOURS[0], ms=4, alpha=0.6)
                 if values:
                     axes.plot(one.mean(name), number, "|", color="#1c2733", ms=12, mew=1.6)
             axes.set_yticks(range(len(results)), list(results))
@@ -117,4 +116,5 @@ def _systems(names: list[str]) -> str:
 def _table(found: Table) -> str:
     columns, rows = found.rows[0], found.rows[1:]
     cells = ([escape(text) for text in row] for row in rows)
-    return f'{table([escape(one) for one in columns], cells)}<p class="muted">{escape(found.note)}</p>'
+    note = "<br>".join(map(escape, found.note.splitlines()))
+    return f'{table([escape(one) for one in columns], cells)}<p class="muted">{note}</p>'

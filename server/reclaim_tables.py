@@ -12,7 +12,7 @@ downtime: median over departures that hit a job; success: running again within 1
 degradation: research traffic displaced on links that carry a migration"""
 _NOTE_4 = "as above; in brackets the value of Table IV; relative: to the row without protocols"
 _NOTE_MORE = """handed over: share of departures with notice before which the job had moved; local: within a building
-saving, moving and shadow: GPU hours stalled by checkpoints, held in transfers and restarts, computed beside the job
+saving: GPU hours stalled by checkpoints; overhead: with those held in transfers and restarts, or computed beside jobs
 clairvoyant: the loss if the newest checkpoint had completed just before each departure without notice"""
 
 

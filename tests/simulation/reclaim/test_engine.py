@@ -118,8 +118,8 @@ def test_max_min() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_gpu_time_is_conserved(name: str) -> None:
     given = build(
-        Document(version=1, name="short", days=5, calibration_days=1, jobs={"count": 60, "gpu_hours": 900},  # type: ignore[arg-type]
-                 availability={"drawn": {"departures": 250}}),  # type: ignore[arg-type]
+        Document(version=1, name="short", days=3, calibration_days=1, jobs={"count": 40, "gpu_hours": 500},  # type: ignore[arg-type]
+                 availability={"drawn": {"departures": 200}}),  # type: ignore[arg-type]
         Path(),
         seed=3,
     )  # fmt: skip
@@ -131,7 +131,7 @@ def test_gpu_time_is_conserved(name: str) -> None:
     assert whole.held <= float(held_s @ given.machines.gpus[given.lending.node]) + 1e-3
     # Each job's work is done once: what is useful never exceeds what the jobs ask for.
     assert whole.useful <= float(given.work.gpus @ given.work.work_s) + 1e-3
-    assert len(found.hits) > 10
+    assert len(found.hits) > 5
     for hit in found.hits:
         assert hit.lost_s >= 0 and hit.resumed_s >= hit.stopped_s
         assert not (hit.handed_over and hit.lost_s > 0)
