@@ -133,8 +133,8 @@ experiment-pools: setup $(VENV)/.compiled
 SEEDS ?= 10
 experiment-reclaim: setup
 	@mkdir -p '$(OUT)'
-	@$(BIN)/python -m experiments.reclaim.systems --scenario examples/reclaim/campus.yaml --out '$(OUT)/campus.jsonl' --seeds $(SEEDS) $(ARGS)
-	@test -z '$(DATA)' || $(BIN)/python -m experiments.reclaim.systems --scenario examples/reclaim/grid5000.yaml --data '$(DATA)' --out '$(OUT)/grid5000.jsonl' --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m experiments.reclaim.systems --scenario experiments/reclaim/scenarios/campus.yaml --out '$(OUT)/campus.jsonl' --seeds $(SEEDS) $(ARGS)
+	@test -z '$(DATA)' || $(BIN)/python -m experiments.reclaim.systems --scenario experiments/reclaim/scenarios/grid5000.yaml --data '$(DATA)' --out '$(OUT)/grid5000.jsonl' --seeds $(SEEDS) $(ARGS)
 	@$(BIN)/python -m experiments.reclaim.tables campus='$(OUT)/campus.jsonl' $(if $(DATA),grid5000='$(OUT)/grid5000.jsonl')
 
 lint: setup

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 _NEEDED = {"click": "click", "httpx": "httpx", "yaml": "pyyaml"}
 _COMPLETE_VARIABLE = "_MIZZEN_COMPLETE"
-_MOVED = {("reclaim", "simulate"): "reclaim-simulate"}
+_MOVED: dict[tuple[str, ...], str] = {("reclaim", "simulate"): "reclaim-simulate"}
 """Commands of the server's distribution whose first word is a command of `plain`."""
 
 

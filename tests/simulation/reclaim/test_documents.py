@@ -1,5 +1,6 @@
 """Scenario files: what is drawn has the promised figures, and any set of comings and goings is accepted or refused."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,12 @@ from simulation.reclaim.scenario import DAY_S
 from simulation.reclaim.systems import SYSTEMS
 from simulation.reclaim.traces import ScenarioError, read_csv, read_failure_trace
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "reclaim"
-CAMPUS = Path("/work/shared/data/campus-availability")
+SCENARIOS = Path(__file__).parents[3] / "experiments" / "reclaim" / "scenarios"
+CAMPUS = Path(os.environ.get("MIZZEN_DATA", Path(__file__).parents[4] / "shared" / "data")) / "campus-availability"
 
 
 def test_the_campus_has_the_figures_of_section_4() -> None:
-    given = build(read(EXAMPLES / "campus.yaml"), EXAMPLES)
+    given = build(read(SCENARIOS / "campus.yaml"), SCENARIOS)
     departs = given.lending.departs
     assert departs.sum() == 847
     notice_s = given.lending.notice_s[departs]
@@ -136,7 +137,7 @@ def test_a_failure_trace(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not CAMPUS.exists(), reason="the folder with Grid'5000's failure trace is absent")
 def test_grid5000() -> None:
-    given = build(read(EXAMPLES / "grid5000.yaml"), EXAMPLES, CAMPUS)
+    given = build(read(SCENARIOS / "grid5000.yaml"), SCENARIOS, CAMPUS)
     assert len(given.machines) > 40 and len(given.buildings) == 4
     assert given.lending.departs.sum() > 500
     for node in range(len(given.machines)):
