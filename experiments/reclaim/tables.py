@@ -20,7 +20,8 @@ _ORDER = (*TABLE_3, "joint", "none", "p1", "p2", "p3", "p2+p3")
 def markdown(table: Table) -> str:
     """Returns a table as Markdown; the header becomes lower case."""
     head, *rows = table.rows
-    lines = [[one.lower() for one in head], ["---"] * len(head), *rows]
+    names = [one.lower().replace("gpu", "GPU").replace(" tb", " TB") for one in head]
+    lines = [names, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in lines)
 
 
