@@ -25,7 +25,9 @@ class Ticking:
         return self.now / self.looks
 
 
-@pytest.mark.parametrize("made", [dense, generate], ids=["dense", "MAST's shape"])
+@pytest.mark.parametrize(
+    "made", [pytest.param(dense, id="dense", marks=pytest.mark.long), pytest.param(generate, id="MAST's shape")]
+)
 def test_it_is_a_rival(made: Callable[[int, int, int], Columns]) -> None:
     """Annealing keeps the start's constraints and finds much better plans than greedy passes."""
     columns = made(60, 4, 1)
