@@ -142,6 +142,8 @@ class Hello:
     """Id of the machine's instance; empty: the machine was not launched by a provider."""
     join_token: str = ""
     """Token that was passed at the launch; it proves that the machine is this instance."""
+    at_s: float = 0.0
+    """When the agent said this, by its own clock, in seconds since the epoch."""
     taken: bool = False
     """Whether the owner has taken the whole machine back, now or from an announced time."""
     withheld: int = 0
