@@ -27,6 +27,7 @@ SERVICE = "temporal.api.workflowservice.v1.WorkflowService"
 MACHINE_WORKFLOW = "MachineWorkflow"
 HELLO_SIGNAL = "hello"
 NOTICED_SIGNAL = "noticed"
+_SMALL_BYTES, _REPORT_BYTES = 64 << 10, 512 << 10
 _MAX_REQUEST_ID = 200
 
 
@@ -55,6 +56,8 @@ class Method:
     response: type[Message]
     answer: Callable[[Scope, Any], Message] | None = None
     """Returns the response for the caller from Temporal's; None: Temporal's response is passed on unchanged."""
+    most_bytes: int = _SMALL_BYTES
+    """The size of the largest request. Reports on tasks can be larger, because a machine can run many tasks."""
     is_local: bool = False
     """The call is not forwarded: `check` returns the response."""
     is_poll: bool = False
@@ -209,13 +212,22 @@ METHODS: Mapping[str, Method] = {
         service.PollActivityTaskQueueRequest, _poll, service.PollActivityTaskQueueResponse, _polled, is_poll=True
     ),
     "RecordActivityTaskHeartbeat": Method(
-        service.RecordActivityTaskHeartbeatRequest, _heartbeat, service.RecordActivityTaskHeartbeatResponse
+        service.RecordActivityTaskHeartbeatRequest,
+        _heartbeat,
+        service.RecordActivityTaskHeartbeatResponse,
+        most_bytes=_REPORT_BYTES,
     ),
     "RespondActivityTaskCompleted": Method(
-        service.RespondActivityTaskCompletedRequest, _completed, service.RespondActivityTaskCompletedResponse
+        service.RespondActivityTaskCompletedRequest,
+        _completed,
+        service.RespondActivityTaskCompletedResponse,
+        most_bytes=_REPORT_BYTES,
     ),
     "RespondActivityTaskFailed": Method(
-        service.RespondActivityTaskFailedRequest, _failed, service.RespondActivityTaskFailedResponse
+        service.RespondActivityTaskFailedRequest,
+        _failed,
+        service.RespondActivityTaskFailedResponse,
+        most_bytes=_REPORT_BYTES,
     ),
     "RespondActivityTaskCanceled": Method(
         service.RespondActivityTaskCanceledRequest, _canceled, service.RespondActivityTaskCanceledResponse
