@@ -6,6 +6,8 @@ from domain.reported import NoticeReport, NotReadyReport, TaskProgress
 
 DETACHED = "Detached"
 """Type of the error with which an agent ends an activity when the agent stops; the tasks go on without it."""
+MAX_RUNS = 1000
+"""The most attempts that a hello may name."""
 
 
 @dataclass
@@ -135,7 +137,7 @@ class Hello:
     public_key: str
     """X25519 public key in base64. Secrets of the machine's tasks are sealed for it."""
     runs: list[str] = field(default_factory=list)
-    """Attempts that still run on the machine, each as `workload.attempt`."""
+    """Attempts that still run on the machine, each as `workload.attempt`; at most `MAX_RUNS`."""
     key_proof: str = ""
     """Response to `Welcome.challenge`, if the machine also holds the pinned key."""
     instance: str = ""
