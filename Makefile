@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting serve-demo test test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench bench-skypilot experiment experiment-pools experiment-reclaim clean
+.PHONY: setup demo demo-bursting serve-demo test test-all test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench bench-skypilot experiment experiment-pools experiment-reclaim clean
 
 setup: $(VENV)/.ready
 
@@ -59,9 +59,17 @@ $(VENV)/.collected: $(VENV)/.ready
 	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 	@touch $@
 
+PYTEST = $(BIN)/python -m pytest --numprocesses 4 --max-worker-restart 2 --dist loadfile --no-loadscope-reorder
+
+# Without the tests marked `long`, and with few examples of random tests (tests/depth.py).
 test: setup
 	@$(MAKE) -s -j2 $(VENV)/.compiled $(VENV)/.collected
-	@$(BIN)/python -m pytest --numprocesses 4 --max-worker-restart 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(PYTEST) -m "not long" $(ARGS)
+
+# Every test with all examples.
+test-all: setup
+	@$(MAKE) -s -j2 $(VENV)/.compiled $(VENV)/.collected
+	@MIZZEN_EXAMPLES=1 $(PYTEST) --timeout 3600 $(ARGS)
 
 # The SDK with torch, transformers and lightning, in a separate environment because they are large. pip installs them:
 # it uses a CPU-only build of torch if the user has configured an index that has one, otherwise the registry's build, which

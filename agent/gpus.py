@@ -29,14 +29,15 @@ class GpuUse:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing is known to use the GPUs."""
-        return not self.holders and not self.used_bytes
+        """Whether it is known that nothing uses the GPUs."""
+        return not self.holders and not self.used_bytes and self.unknown is None
 
 
 def gpu_use(gpus: Iterable[int], devices: Path = Path("/dev")) -> GpuUse:
     """Returns who uses the GPUs with these indices. Takes up to some seconds; a process of another user may be missed.
 
-    Only root sees the open files of other users' processes.
+    Only root sees the open files of other users' processes. The index of a GPU is taken for the number of its device
+    file; they differ where the driver numbers devices in another order than their bus.
     """
     there = [gpu for gpu in gpus if (devices / f"nvidia{gpu}").exists()]
     if not there:

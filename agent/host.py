@@ -215,6 +215,7 @@ async def _say_hello(client: Client, config: AgentConfig, state: StateFolder, le
         runs=state.running(),
         instance=config.instance,
         join_token=config.join_token,
+        at_s=time.time(),
         taken=lender.lending.is_whole,
         withheld=lender.lending.withheld,
     )

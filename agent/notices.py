@@ -98,6 +98,8 @@ class MachineNotices:
     def owner_lends(self) -> None:
         """Drops what the owner has said before."""
         self._of_owner = None
+        for run in self._owner_takes_runs:
+            self._of_runs.pop(run, None)
         self._owner_takes_runs.clear()
 
     def of_owner(self, run: str) -> NoticeReport | None:

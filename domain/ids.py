@@ -17,10 +17,13 @@ READ_PATTERN = f"{TABLE_PATTERN[:-1]}(/{PARTITION_PATTERN[1:-1]})?$"
 PARTITION_READ_PATTERN = f"{TABLE_PATTERN[:-1]}/{PARTITION_PATTERN[1:]}"
 DATACENTER_PATTERN = f"{NAME_PATTERN[:-1]}/{NAME_PATTERN[1:]}"
 MACHINE_PATTERN = f"{NAME_PATTERN[:-1]}/{NAME_PATTERN[1:-1]}/{NAME_PATTERN[1:]}"
+RUN_PATTERN = r"^[A-Za-z0-9_-]{1,63}\.[0-9]{1,9}$"
+RUN_RULE = "WORKLOAD.ATTEMPT, such as wl-0k2m4.3, where ATTEMPT has at most 9 digits"
 READ_RULE = f"{TABLE_RULE}; one partition of it is table/partition, where the partition is {PARTITION_RULE}"
 _NAME = re.compile(NAME_PATTERN)
 _TABLE = re.compile(TABLE_PATTERN)
 _PARTITION = re.compile(PARTITION_PATTERN)
+_RUN = re.compile(RUN_PATTERN)
 INSTANCE_PREFIX = "in-"
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -38,6 +41,11 @@ def is_table_name(text: str) -> bool:
 def is_partition_name(text: str) -> bool:
     """Returns whether `text` is a valid name of a partition of a table (`PARTITION_RULE`)."""
     return _PARTITION.fullmatch(text) is not None
+
+
+def is_run(text: str) -> bool:
+    """Returns whether `text` names an attempt of a workload (`RUN_RULE`)."""
+    return _RUN.fullmatch(text) is not None
 
 
 def is_read(text: str) -> bool:

@@ -71,7 +71,13 @@ class NoticeReport:
 
     def numbers(self) -> dict[str, object]:
         """Returns the details for a `ReasonCode.PLATFORM_NOTICE`."""
-        return {"platform": self.platform, "notice": self.kind, "ends_at_s": self.ends_at_s, "words": self.words}
+        return {
+            "platform": self.platform,
+            "notice": self.kind,
+            "at_s": self.at_s,
+            "ends_at_s": self.ends_at_s,
+            "words": self.words,
+        }
 
 
 @dataclass

@@ -3,15 +3,21 @@
 Valid keys are kept in memory and are all checked again every two seconds with one query. If Postgres cannot be read,
 they stay valid for some minutes, so that an outage of Postgres does not disconnect the machines: while their tasks run,
 agents need only Temporal.
+
+Lookups of unknown keys are limited for each address. So that the many machines behind one address can connect at the
+same time, also while one of them sends wrong keys, the hashes of all valid keys of machines are read every 30 seconds:
+their lookups are not limited.
 """
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import grpc
 from sqlalchemy import Engine, select
@@ -28,10 +34,13 @@ _TRUSTED_S = 600.0
 _FORGOTTEN_S = 60.0
 """A key without calls is forgotten after this time."""
 _QUERY_S = 5.0
+_LISTED_S = 30.0
+"""How often the hashes of all valid keys are read."""
 _KEY_LENGTH = 200
 _NO_KEY = "send the API key of a machine: --temporal-api-key mzn_... (metadata authorization: Bearer mzn_...)"
 _BAD_KEY = "the API key is unknown, expired or revoked"
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -59,6 +68,8 @@ class Sessions:
         self._looking = ThreadPoolExecutor(2, thread_name_prefix="lookup")
         self._known: dict[str, Session] = {}
         self._lookups: Buckets = lookups()
+        self._listed: set[str] = set()
+        self._listed_at_s = -math.inf
 
     async def of_call(self, authorization: str | None, address: str) -> Session:
         """Returns the session for the `authorization` metadata of a call from `address`.
@@ -76,9 +87,27 @@ class Sessions:
         if session is not None and now_s - session.checked_s < _TRUSTED_S:
             session.used_s = now_s
             return session
+        if sha256 in self._listed:
+            return await self._look_up(sha256)
+        # The token is taken before the lookup, which also limits the lookups of an address that are in progress.
         if not self._lookups.take(address):
             raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"address {address}: too many unknown keys; retry later")
-        return await self._look_up(sha256)
+        session = await self._look_up(sha256)
+        self._lookups.give_back(address)
+        return session
+
+    async def list_keys(self) -> None:
+        """Reads the hashes of all valid keys of machines, unless they were read recently or Postgres is unavailable."""
+        now_s = self._clock()
+        if now_s - self._listed_at_s < _LISTED_S:
+            return
+        try:
+            async with asyncio.timeout(_QUERY_S):
+                self._listed = await self._run(self._looking, _all_valid)
+        except (SQLAlchemyError, TimeoutError) as error:
+            _log.warning("keys cannot be listed, lookups are limited for each address: %s", error)
+        else:
+            self._listed_at_s = now_s
 
     async def check(self) -> None:
         """Checks all keys in use until cancelled. Calls of keys that are no longer valid end."""
@@ -88,6 +117,7 @@ class Sessions:
                 await self._check_once()
             except (SQLAlchemyError, TimeoutError) as error:
                 _log.warning("keys cannot be checked, revocations are delayed: %s", error)
+            await self.list_keys()
 
     async def _check_once(self) -> None:
         now_s = self._clock()
@@ -98,7 +128,7 @@ class Sessions:
         if not asked:
             return
         async with asyncio.timeout(_QUERY_S):
-            valid = await self._run(self._checking, [session.sha256 for session in asked])
+            valid = await self._run(self._checking, partial(_valid, hashes=[session.sha256 for session in asked]))
         for session in asked:
             if valid.get(session.sha256, ("", "", None))[:2] == (session.key_id, session.machine):
                 session.checked_s = now_s
@@ -111,11 +141,12 @@ class Sessions:
         now_s = self._clock()
         try:
             async with asyncio.timeout(_QUERY_S):
-                found = (await self._run(self._looking, [sha256])).get(sha256)
+                found = (await self._run(self._looking, partial(_valid, hashes=[sha256]))).get(sha256)
         except (SQLAlchemyError, TimeoutError) as error:
             _log.warning("a key cannot be looked up: %s", error)
             raise Refused(grpc.StatusCode.UNAVAILABLE, "keys cannot be looked up now; retry later") from None
         if found is None:
+            self._listed.discard(sha256)
             raise unauthenticated(_BAD_KEY)
         key_id, machine, role = found
         if machine is None:
@@ -126,8 +157,8 @@ class Sessions:
         session.checked_s = session.used_s = now_s
         return session
 
-    async def _run(self, executor: ThreadPoolExecutor, hashes: Sequence[str]) -> dict[str, tuple[str, str | None, str]]:
-        return await asyncio.get_running_loop().run_in_executor(executor, partial(_valid, self._engine, hashes))
+    async def _run(self, executor: ThreadPoolExecutor, query: Callable[[Engine], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(executor, query, self._engine)
 
     def close(self) -> None:
         """Stops the threads, and waits until their queries have ended. Blocks."""
@@ -142,3 +173,10 @@ def _valid(engine: Engine, hashes: Sequence[str]) -> dict[str, tuple[str, str | 
     )
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         return {sha256: (id_, machine, role) for sha256, id_, machine, role in connection.execute(wanted)}
+
+
+def _all_valid(engine: Engine) -> set[str]:
+    """Returns the SHA-256 of all keys of machines that are neither revoked nor expired."""
+    wanted = select(ApiKey.sha256).where(ApiKey.machine.is_not(None), ApiKey.is_good())
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        return set(connection.scalars(wanted))

@@ -1,4 +1,4 @@
-"""Limits on the calls of each machine, and on lookups of unknown keys from each address."""
+"""Limits on the calls and bytes of each machine, and on lookups of unknown keys from each address."""
 
 import ipaddress
 import re
@@ -10,11 +10,11 @@ from contextlib import contextmanager
 import grpc
 
 from domain.token_bucket import TokenBucket
-from gateway.methods import Method
+from gateway.methods import METHODS, Method
 from gateway.refusals import Refused
 
-MAX_REQUEST_BYTES = 4 << 20
-"""Temporal accepts no larger requests."""
+MAX_REQUEST_BYTES = max(method.most_bytes for method in METHODS.values())
+"""The transport ends calls with larger requests while it reads them."""
 MAX_METADATA_BYTES = 16 << 10
 MAX_CALLS = 20_000
 """Most calls of one gateway that are in progress, most of them polls. Further calls are refused."""
@@ -23,6 +23,8 @@ MAX_STREAMS = 100
 _CALLS_PER_S, _CALLS_BURST = 50.0, 500.0
 _SIGNALS_PER_S, _SIGNALS_BURST = 1.0, 60.0
 """A signal adds events to the history of the machine's workflow, and each hello is written to Postgres."""
+_BYTES_PER_S, _BYTES_BURST = float(256 << 10), float(8 << 20)
+"""The heartbeats of hundreds of tasks on one machine have about 100 kB every few seconds."""
 _CONCURRENT_POLLS = 4
 """An agent polls once at a time. A poll of an earlier connection may be left over."""
 _CONCURRENT_CALLS = 32
@@ -41,17 +43,23 @@ class Buckets:
         self._rate, self._size, self._most, self._clock = rate, size, most, clock
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
-    def take(self, name: str) -> bool:
-        """Takes a token from the bucket of `name`; returns False if it has none."""
+    def take(self, name: str, tokens: float = 1) -> bool:
+        """Takes tokens from the bucket of `name`; returns False, and takes none, if it has too few."""
         now_s = self._clock()
         bucket = self._buckets.pop(name, None) or TokenBucket(self._rate, self._size, self._size, now_s)
         self._buckets[name] = bucket
         if len(self._buckets) > self._most:
             self._buckets.popitem(last=False)
-        if bucket.wait_s(now_s) > 0:
+        bucket.wait_s(now_s)  # Adds the tokens gained since the last call.
+        if bucket.tokens < tokens:
             return False
-        bucket.tokens -= 1
+        bucket.tokens -= tokens
         return True
+
+    def give_back(self, name: str) -> None:
+        """Returns a token that was taken from the bucket of `name`."""
+        if (bucket := self._buckets.get(name)) is not None:
+            bucket.tokens += 1
 
 
 class MachineLimits:
@@ -60,6 +68,7 @@ class MachineLimits:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._calls = Buckets(_CALLS_PER_S, _CALLS_BURST, clock=clock)
         self._signals = Buckets(_SIGNALS_PER_S, _SIGNALS_BURST, clock=clock)
+        self._bytes = Buckets(_BYTES_PER_S, _BYTES_BURST, clock=clock)
         self._open: Counter[tuple[str, bool]] = Counter()
 
     @contextmanager
@@ -84,6 +93,19 @@ class MachineLimits:
             self._open[kind] -= 1
             if not self._open[kind]:
                 del self._open[kind]
+
+    def check_size(self, machine: str, method: Method, size_bytes: int) -> None:
+        """Counts the bytes of a request.
+
+        Raises:
+            Refused: the request is too large for its method, or the machine is over its limit.
+        """
+        if size_bytes > method.most_bytes:
+            name = method.request.DESCRIPTOR.name
+            message = f"{name}: has {size_bytes} bytes; must have at most {method.most_bytes}"
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        if not self._bytes.take(machine, size_bytes):
+            raise _over(machine, f"{_BYTES_PER_S:.0f} bytes per second")
 
 
 def lookups() -> Buckets:

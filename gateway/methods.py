@@ -1,36 +1,34 @@
 """The methods of Temporal's workflow service that agents may call, and what the gateway forwards for each.
 
-Each check returns the request to forward: it contains only fields that the check has examined or set. Other fields are
-dropped, also those that a newer Temporal has and this version does not, because a field may grant more than its method
-suggests (`StartWorkflowExecution`'s callbacks, for example).
+Each check returns the request to forward: it contains only fields that the check has examined or set. All other fields
+are dropped, including fields that only a newer Temporal has, because a field can have effects outside the own machine.
+For example, a callback of `StartWorkflowExecution` makes Temporal call any URL.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf.message import DecodeError, Message
-from temporalio.api.common.v1 import Payloads, WorkflowType
+from temporalio.api.common.v1 import WorkflowType
 from temporalio.api.enums.v1 import TaskQueueKind, WorkflowIdReusePolicy
 from temporalio.api.sdk.v1 import UserMetadata
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice import v1 as service
 
-from domain.ids import CONTROL_QUEUE, agent_queue, machine_workflow_id
-from domain.protocol import Hello, MachineNotice
+from domain.ids import CONTROL_QUEUE, RUN_RULE, agent_queue, is_run, machine_workflow_id
+from domain.protocol import MAX_RUNS, Hello, MachineNotice
+from gateway import reports
 from gateway.refusals import denied, malformed
 from gateway.task_tokens import TaskTokens
-from infra.payloads import DATA_CONVERTER
+from gateway.values import encoded, named, value
 
 SERVICE = "temporal.api.workflowservice.v1.WorkflowService"
 MACHINE_WORKFLOW = "MachineWorkflow"
 HELLO_SIGNAL = "hello"
 NOTICED_SIGNAL = "noticed"
-_JSON = b"json/plain"
+_SMALL_BYTES, _REPORT_BYTES = 64 << 10, 512 << 10
 _MAX_REQUEST_ID = 200
-_MAX_NAMED = 200
-"""Maximum number of characters of a refused value that a message repeats."""
-M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,8 @@ class Method:
     response: type[Message]
     answer: Callable[[Scope, Any], Message] | None = None
     """Returns the response for the caller from Temporal's; None: Temporal's response is passed on unchanged."""
+    most_bytes: int = _SMALL_BYTES
+    """The size of the largest request. Reports on tasks can be larger, because a machine can run many tasks."""
     is_local: bool = False
     """The call is not forwarded: `check` returns the response."""
     is_poll: bool = False
@@ -108,21 +108,47 @@ def _poll(scope: Scope, request: service.PollActivityTaskQueueRequest) -> Messag
 
 def _polled(scope: Scope, response: service.PollActivityTaskQueueResponse) -> Message:
     if response.task_token:
-        response.task_token = scope.tokens.seal(scope.machine, response.task_token)
+        response.task_token = scope.tokens.seal(scope.machine, response.activity_type.name, response.task_token)
     return response
 
 
-def _of_task(*fields: str) -> Callable[[Scope, Any], Message]:
-    """Returns the check of a method with a task token, which forwards `fields` in addition to the token."""
+def _heartbeat(scope: Scope, request: service.RecordActivityTaskHeartbeatRequest) -> Message:
+    activity, token = _own_task(scope, request)
+    return service.RecordActivityTaskHeartbeatRequest(
+        namespace=scope.namespace,
+        task_token=token,
+        details=reports.heartbeat("details", activity, request.details),
+        identity=scope.identity,
+    )
 
-    def check(scope: Scope, request: Any) -> Message:
-        _own_namespace(scope, request.namespace)
-        token = scope.tokens.open(scope.machine, request.task_token)
-        kept: Message = _only(request, *fields)
-        kept.MergeFrom(type(request)(namespace=scope.namespace, task_token=token, identity=scope.identity))
-        return kept
 
-    return check
+def _completed(scope: Scope, request: service.RespondActivityTaskCompletedRequest) -> Message:
+    activity, token = _own_task(scope, request)
+    return service.RespondActivityTaskCompletedRequest(
+        namespace=scope.namespace,
+        task_token=token,
+        result=reports.result(scope.machine, activity, request.result),
+        identity=scope.identity,
+    )
+
+
+def _failed(scope: Scope, request: service.RespondActivityTaskFailedRequest) -> Message:
+    activity, token = _own_task(scope, request)
+    return service.RespondActivityTaskFailedRequest(
+        namespace=scope.namespace,
+        task_token=token,
+        failure=reports.failure(request.failure),
+        last_heartbeat_details=reports.heartbeat("last_heartbeat_details", activity, request.last_heartbeat_details),
+        identity=scope.identity,
+    )
+
+
+def _canceled(scope: Scope, request: service.RespondActivityTaskCanceledRequest) -> Message:
+    """Without details: agents send none."""
+    _, token = _own_task(scope, request)
+    return service.RespondActivityTaskCanceledRequest(
+        namespace=scope.namespace, task_token=token, identity=scope.identity
+    )
 
 
 def _shutdown(scope: Scope, request: service.ShutdownWorkerRequest) -> Message:
@@ -137,24 +163,25 @@ def _hello(scope: Scope, request: service.SignalWithStartWorkflowExecutionReques
     _must_be("workflow_type", request.workflow_type.name, MACHINE_WORKFLOW)
     _must_be("task_queue", request.task_queue.name, CONTROL_QUEUE)
     _must_be("signal_name", request.signal_name, HELLO_SIGNAL)
-    _must_be("input", _value("input", request.input, str), scope.machine)
-    hello = _value("signal_input", request.signal_input, Hello)
+    _must_be("input", value("input", request.input, str), scope.machine)
+    hello = value("signal_input", request.signal_input, Hello)
     region, cluster, _ = scope.machine.split("/")
     _must_be("hello.machine", hello.machine, scope.machine)
     _must_be("hello.region", hello.region, region)
     _must_be("hello.cluster", hello.cluster, cluster)
+    _check_runs("hello.runs", hello.runs)
     return service.SignalWithStartWorkflowExecutionRequest(
         namespace=scope.namespace,
         workflow_id=machine_workflow_id(scope.machine),
         workflow_type=WorkflowType(name=MACHINE_WORKFLOW),
         task_queue=TaskQueue(name=CONTROL_QUEUE),
-        input=_payloads(scope.machine),
+        input=encoded(scope.machine),
         identity=scope.identity,
         request_id=_request_id(request.request_id),
         workflow_id_reuse_policy=WorkflowIdReusePolicy.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE,
         signal_name=HELLO_SIGNAL,
-        signal_input=_payloads(hello),
-        user_metadata=UserMetadata(summary=_payloads(f"machine {scope.machine}").payloads[0]),
+        signal_input=encoded(hello),
+        user_metadata=UserMetadata(summary=encoded(f"machine {scope.machine}").payloads[0]),
     )
 
 
@@ -162,12 +189,13 @@ def _noticed(scope: Scope, request: service.SignalWorkflowExecutionRequest) -> M
     _own_namespace(scope, request.namespace)
     _own_workflow(scope, request.workflow_execution.workflow_id)
     _must_be("signal_name", request.signal_name, NOTICED_SIGNAL)
-    notice = _value("input", request.input, MachineNotice)
+    notice = value("input", request.input, MachineNotice)
     _must_be("notice.machine", notice.machine, scope.machine)
+    _check_runs("notice.run", [] if notice.run is None else [notice.run])
     checked = service.SignalWorkflowExecutionRequest(
         namespace=scope.namespace,
         signal_name=NOTICED_SIGNAL,
-        input=_payloads(notice),
+        input=encoded(notice),
         identity=scope.identity,
         request_id=_request_id(request.request_id),
     )
@@ -184,18 +212,25 @@ METHODS: Mapping[str, Method] = {
         service.PollActivityTaskQueueRequest, _poll, service.PollActivityTaskQueueResponse, _polled, is_poll=True
     ),
     "RecordActivityTaskHeartbeat": Method(
-        service.RecordActivityTaskHeartbeatRequest, _of_task("details"), service.RecordActivityTaskHeartbeatResponse
+        service.RecordActivityTaskHeartbeatRequest,
+        _heartbeat,
+        service.RecordActivityTaskHeartbeatResponse,
+        most_bytes=_REPORT_BYTES,
     ),
     "RespondActivityTaskCompleted": Method(
-        service.RespondActivityTaskCompletedRequest, _of_task("result"), service.RespondActivityTaskCompletedResponse
+        service.RespondActivityTaskCompletedRequest,
+        _completed,
+        service.RespondActivityTaskCompletedResponse,
+        most_bytes=_REPORT_BYTES,
     ),
     "RespondActivityTaskFailed": Method(
         service.RespondActivityTaskFailedRequest,
-        _of_task("failure", "last_heartbeat_details"),
+        _failed,
         service.RespondActivityTaskFailedResponse,
+        most_bytes=_REPORT_BYTES,
     ),
     "RespondActivityTaskCanceled": Method(
-        service.RespondActivityTaskCanceledRequest, _of_task("details"), service.RespondActivityTaskCanceledResponse
+        service.RespondActivityTaskCanceledRequest, _canceled, service.RespondActivityTaskCanceledResponse
     ),
     "ShutdownWorker": Method(service.ShutdownWorkerRequest, _shutdown, service.ShutdownWorkerResponse, is_local=True),
     "SignalWithStartWorkflowExecution": Method(
@@ -220,7 +255,7 @@ def method_of(path: str) -> tuple[str, Method]:
     called, _, name = path.removeprefix("/").rpartition("/")
     method = METHODS.get(name) if called == SERVICE else None
     if method is None:
-        raise denied(f"method {_named(path)}: an agent may not call it; allowed are {', '.join(METHODS)}")
+        raise denied(f"method {named(path)}: an agent may not call it; allowed are {', '.join(METHODS)}")
     return name, method
 
 
@@ -229,6 +264,12 @@ def method_of(path: str) -> tuple[str, Method]:
 
 def _own_namespace(scope: Scope, namespace: str) -> None:
     _must_be("namespace", namespace, scope.namespace)
+
+
+def _own_task(scope: Scope, request: Any) -> tuple[str, bytes]:
+    """Returns the type of the activity and Temporal's token of the task that a request concerns."""
+    _own_namespace(scope, request.namespace)
+    return scope.tokens.open(scope.machine, request.task_token)
 
 
 def _own_workflow(scope: Scope, workflow_id: str) -> None:
@@ -244,52 +285,18 @@ def _own_queue(scope: Scope, queue: TaskQueue) -> None:
 
 def _must_be(field: str, value: str, wanted: str) -> None:
     if value != wanted:
-        raise denied(f"{field}: {_named(value)}: the key allows only {wanted}")
+        raise denied(f"{field}: {named(value)}: the key allows only {wanted}")
 
 
-def _named(value: str) -> str:
-    """Returns a value for a message: shortened, and on one line, because messages are also logged."""
-    short = value if len(value) <= _MAX_NAMED else f"{value[:_MAX_NAMED]}..."
-    return "".join(char if char.isprintable() else " " for char in short)
+def _check_runs(field: str, runs: Sequence[str]) -> None:
+    if len(runs) > MAX_RUNS:
+        raise malformed(f"{field}: has {len(runs)} entries; must have at most {MAX_RUNS}")
+    for run in runs:
+        if not is_run(run):
+            raise malformed(f"{field}: {named(run)}: must be {RUN_RULE}")
 
 
 def _request_id(text: str) -> str:
     if len(text) > _MAX_REQUEST_ID:
         raise malformed(f"request_id: has {len(text)} characters; must be at most {_MAX_REQUEST_ID}")
     return text
-
-
-def _only(message: M, *fields: str) -> M:
-    """Returns a message of the same type with only these fields."""
-    kept = type(message)()
-    kept.CopyFrom(message)
-    kept.DiscardUnknownFields()
-    for field, _ in message.ListFields():
-        if field.name not in fields:
-            kept.ClearField(field.name)
-    return kept
-
-
-def _value(field: str, payloads: Payloads, kind: type[Any]) -> Any:
-    """Returns the only value in `payloads`, validated as `kind`.
-
-    Raises:
-        Refused: there is not exactly one, or it is not JSON of this type.
-    """
-    if len(payloads.payloads) != 1:
-        raise malformed(f"{field}: has {len(payloads.payloads)} values; must have one")
-    payload = payloads.payloads[0]
-    if payload.metadata.get("encoding") != _JSON:
-        raise malformed(f"{field}: encoding {payload.metadata.get('encoding')!r}; must be {_JSON.decode()}")
-    try:
-        return DATA_CONVERTER.payload_converter.from_payloads([payload], [kind])[0]
-    except Exception as error:  # The errors of pydantic, of JSON and of the SDK have no common type.
-        raise malformed(f"{field}: must be a {kind.__name__} as JSON: {_named(str(error))}") from None
-
-
-def _payloads(value: Any) -> Payloads:
-    """Returns the payloads of a checked value.
-
-    They are encoded again, so that the receiver decodes exactly what was checked, also if JSON names a field twice.
-    """
-    return Payloads(payloads=DATA_CONVERTER.payload_converter.to_payloads([value]))

@@ -11,11 +11,13 @@ import grpc
 from gateway.keys import Session, Sessions
 from gateway.limits import Buckets, MachineLimits, address_of
 from gateway.methods import SERVICE, Method, Scope, method_of, read
-from gateway.refusals import Refused, unauthenticated
+from gateway.refusals import Refused, malformed, unauthenticated
 from gateway.task_tokens import TaskTokens
 
 _POLL_S, _CALL_S = 90.0, 30.0
 """Longest time of a forwarded call. The SDK's own limits are shorter for polls and equal for other calls."""
+_BODY_S = 5.0
+"""Longest time until the request of a call has arrived, after the key was checked."""
 _LOGGED_PER_S, _LOGGED_BURST = 0.1, 5.0
 _log = logging.getLogger(__name__)
 
@@ -39,41 +41,50 @@ class Gateway:
         self._stopping = asyncio.Event()
 
     def service(self, details: Any) -> grpc.RpcMethodHandler:
-        """Returns the handler of a call; see `grpc.GenericRpcHandler`."""
-        return grpc.unary_unary_rpc_method_handler(partial(self._serve, details.method))
+        """Returns the handler of a call; see `grpc.GenericRpcHandler`.
+
+        gRPC would read the whole request before it calls the handler of a unary call. As a stream, the request is read
+        only after the key was checked, so calls without a valid key neither wait nor use memory.
+        """
+        return grpc.stream_unary_rpc_method_handler(partial(self._serve, details.method))
 
     def stop(self) -> None:
         """Ends the calls in progress with UNAVAILABLE. Agents repeat them, at this gateway or another one."""
         self._stopping.set()
 
-    async def _serve(self, path: str, body: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    async def _serve(self, path: str, _: Any, context: grpc.aio.ServicerContext) -> bytes:
         try:
-            return await self._answer(path, body, context)
+            return await self._answer(path, context)
         except Refused as refused:
             await context.abort(refused.code, str(refused))
         except grpc.aio.AioRpcError as error:
             await context.abort(error.code(), error.details() or "", _details(error))
         raise AssertionError("abort raises")
 
-    async def _answer(self, path: str, body: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    async def _answer(self, path: str, context: grpc.aio.ServicerContext) -> bytes:
         metadata = dict(context.invocation_metadata() or ())
         address = address_of(context.peer())
         session = await self._sessions.of_call(metadata.get("authorization"), address)
         try:
             name, method = method_of(path)
             with self._limits.admitted(session.machine, method):
-                scope = Scope(session.machine, session.key_id, self._namespace, self._tokens)
-                request = method.check(scope, read(method, body))
-                if method.is_local:
-                    return request.SerializeToString()
-                response = await self._until(session, self._forward(name, method, request.SerializeToString(), context))
-                if method.answer is None:
-                    return response
-                return method.answer(scope, method.response.FromString(response)).SerializeToString()
+                return await self._until(session, self._call(session, name, method, context))
         except Refused as refused:
             if self._logged.take(session.machine):
                 _log.warning("machine %s, key %s, %s: %s", session.machine, session.key_id, address, refused)
             raise
+
+    async def _call(self, session: Session, name: str, method: Method, context: grpc.aio.ServicerContext) -> bytes:
+        body = await _body(context)
+        self._limits.check_size(session.machine, method, len(body))
+        scope = Scope(session.machine, session.key_id, self._namespace, self._tokens)
+        request = method.check(scope, read(method, body))
+        if method.is_local:
+            return request.SerializeToString()
+        response = await self._forward(name, method, request.SerializeToString(), context)
+        if method.answer is None:
+            return response
+        return method.answer(scope, method.response.FromString(response)).SerializeToString()
 
     async def _forward(self, name: str, method: Method, body: bytes, context: grpc.aio.ServicerContext) -> bytes:
         most_s = _POLL_S if method.is_poll else _CALL_S
@@ -102,6 +113,23 @@ class Gateway:
             session.calls -= 1
             for task in (working, ending, stopping):
                 task.cancel()
+
+
+async def _body(context: grpc.aio.ServicerContext) -> bytes:
+    """Returns the request of a call.
+
+    Raises:
+        Refused: it did not arrive in time, or the call ended without it.
+    """
+    try:
+        async with asyncio.timeout(_BODY_S):
+            body = await context.read()
+    except TimeoutError:
+        message = f"the request did not arrive within {_BODY_S:g} seconds"
+        raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, message) from None
+    if not isinstance(body, bytes):  # `grpc.aio.EOF`
+        raise malformed("the call has no request; must have one")
+    return body
 
 
 def _details(error: grpc.aio.AioRpcError) -> tuple[tuple[str, bytes], ...]:

@@ -33,6 +33,9 @@ _SERVER_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A connection without calls is closed. Agents always have a poll in progress.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 60_000),
     # The poll of an agent that is gone ends soon, before Temporal gives it a task.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -115,6 +118,7 @@ async def serve(
     checking = asyncio.create_task(sessions.check())
     try:
         gateway = Gateway(channel, _metadata(settings.temporal), settings.temporal.namespace, sessions, tokens)
+        await sessions.list_keys()
         server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=limits.MAX_CALLS)
         server.add_generic_rpc_handlers((gateway,))
         try:

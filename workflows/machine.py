@@ -14,6 +14,7 @@ from temporalio.exceptions import ActivityError, TimeoutError, TimeoutType
 with workflow.unsafe.imports_passed_through():
     from domain import ids
     from domain.protocol import DETACHED, Activity, Attend, Hello, MachineNotice, Pace, ProveKey, StopNode, Welcome
+    from domain.reported import OWNER
     from workflows.effects import give_up, record, stop_node, type_of
 
 LONG_HISTORY_EVENTS = 2000
@@ -34,11 +35,16 @@ class MachineWorkflow:
         self._notices: list[MachineNotice] = []
         self._pace: Pace | None = None
         self._pacing: asyncio.Future[None] | None = None
+        self._lent_at_s = 0.0
+        """When the agent last said that its machine is lent, by its own clock."""
 
     @workflow.signal
     def hello(self, hello: Hello) -> None:
         """Signals that the agent started or restarted. Only the newest hello is kept."""
         self._hello = hello
+        if not hello.taken:
+            self._lent_at_s = max(self._lent_at_s, hello.at_s)
+            self._notices = [notice for notice in self._notices if not self._is_over(notice)]
 
     @workflow.signal
     def unconfirmed(self, run: str, grace_s: float = 0.0) -> None:
@@ -51,7 +57,8 @@ class MachineWorkflow:
     @workflow.signal
     def noticed(self, notice: MachineNotice) -> None:
         """Signals that the platform reclaims the machine, as reported by its agent or by a task."""
-        self._notices.append(notice)
+        if not self._is_over(notice):
+            self._notices.append(notice)
 
     @workflow.signal
     def paced(self, pace: Pace) -> None:
@@ -140,6 +147,11 @@ class MachineWorkflow:
             if self._hello is None and workflow.info().get_current_history_length() > 2 * LONG_HISTORY_EVENTS:
                 self._hello = hello
         give_up(attendance)
+
+    def _is_over(self, notice: MachineNotice) -> bool:
+        """Returns whether the owner has lent the machine again since this notice, which was late."""
+        of_owner = notice.run is None and notice.notice.platform == OWNER
+        return of_owner and notice.notice.at_s < self._lent_at_s
 
     def _calls_for_more(self, attendance: workflow.ActivityHandle[None]) -> bool:
         return attendance.done() or self._hello is not None or self._unconfirmed != []

@@ -12,7 +12,8 @@ from temporalio.exceptions import ApplicationError
 from activities.capacity import joining
 from activities.lifecycle import handover
 from activities.lifecycle.machine_keys import accept_proven, is_pinned, offer
-from domain.protocol import Activity, Attend, Hello, MachineNotice, MailKind, Welcome
+from domain.ids import RUN_RULE, is_run
+from domain.protocol import MAX_RUNS, Activity, Attend, Hello, MachineNotice, MailKind, Welcome
 from domain.reasons import Reason, ReasonCode
 from domain.reported import OWNER
 from infra.config import Settings
@@ -46,8 +47,12 @@ class MachineActivities:
             ApplicationError: `BadMachine` (not retried), `UnknownRegion` or `MachineShrunk`.
         """
         if not 0 <= hello.gpus <= MAX_SLOTS:
-            message = f"machine {hello.machine}: gpus: {hello.gpus} is not between 0 and {MAX_SLOTS}"
-            raise ApplicationError(message, type="BadMachine", non_retryable=True)
+            raise _bad(hello, f"gpus: {hello.gpus} is not between 0 and {MAX_SLOTS}")
+        if len(hello.runs) > MAX_RUNS:
+            raise _bad(hello, f"runs: has {len(hello.runs)} entries; must have at most {MAX_RUNS}")
+        # The machine's workflow stops runs by workload and number, and could not continue with another text.
+        if unknown := [run for run in hello.runs if not is_run(run)]:
+            raise _bad(hello, f"runs: {unknown[0][:200]!r}: must be {RUN_RULE}")
         with transaction(self._engine) as session:
             if session.get(Region, hello.region) is None:
                 raise ApplicationError(
@@ -169,6 +174,10 @@ class MachineActivities:
                 ):
                     detail = {**reason.detail, "code": reason.code.value}
                     outbox.mail(session, workload, MailKind.PREEMPT, attempt, **detail)
+
+
+def _bad(hello: Hello, message: str) -> ApplicationError:
+    return ApplicationError(f"machine {hello.machine}: {message}", type="BadMachine", non_retryable=True)
 
 
 def lose(session: Session, row: Machine) -> None:

@@ -6,8 +6,11 @@ it. An interval expires, so a loop that does not run leaves the tasks to their o
 """
 
 import hashlib
+import logging
+import math
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import timedelta
 
 import numpy as np
 from sqlalchemy import Engine
@@ -30,6 +33,7 @@ from domain import ids
 from domain.protocol import Pace, RunPace
 from infra.config import Settings
 from infra.config.scheduling import ReclaimSettings
+from infra.db import events
 from infra.db.reclaim import SiteHazard
 from infra.db.session import in_thread, transaction
 from reclaim.hazard import HazardModel
@@ -42,6 +46,8 @@ _PERIODS = 3.0
 _HORIZON_S = 8 * 3600.0
 """Plans compare clusters by the departures that are expected within this time (T_rem of equation 11): the remaining
 runtime of a workload is not known."""
+_SIGNAL = timedelta(seconds=10)
+_log = logging.getLogger(__name__)
 _CLOCK_S = 3600.0
 """If the clock was set back by more than this, the observations begin anew; otherwise they wait."""
 
@@ -63,10 +69,10 @@ class Pacer:
         for pace in await in_thread(self.paces):
             handle = self._client.get_workflow_handle(ids.machine_workflow_id(pace.machine))
             try:
-                await handle.signal("paced", pace)
+                await handle.signal("paced", pace, rpc_timeout=_SIGNAL)
             except RPCError as error:
                 if error.status is not RPCStatusCode.NOT_FOUND:
-                    raise
+                    _log.warning("the tasks of %s are not told how often to save: %s", pace.machine, error)
 
     def paces(self) -> list[Pace]:
         """Observes the departures, and returns what each machine is told, by machine."""
@@ -88,9 +94,12 @@ class Pacer:
         A machine that was lent in the round before has been lent since then, until it departed.
         """
         row = session.get(SiteHazard, region, with_for_update=True)
+        until = events.position(session)
         nodes, buildings = [one.id for one in machines], [one.cluster for one in machines]
         if row is None:
-            row = SiteHazard(region=region, counts=self._model.start(nodes, buildings, now_s).to_json(), lent=[])
+            row = SiteHazard(
+                region=region, counts=self._model.start(nodes, buildings, now_s).to_json(), lent=[], seen=str(until)
+            )  # fmt: skip
             session.add(row)
         state = self._model.from_json(row.counts).with_nodes(nodes, buildings)
         if not -_CLOCK_S <= now_s - state.now_s <= self._model.settings.window_days * DAY_S:
@@ -98,8 +107,12 @@ class Pacer:
             state, row.lent = self._model.start(nodes, buildings, now_s), []
         if now_s > state.now_s:
             number = {node: at for at, node in enumerate(nodes)}
-            gone = [one for one in read_departures(session, region, state.now_s, now_s) if one[0] in number]
+            departures = read_departures(session, region, events.Cursor.parse(row.seen), until)
+            # An event may have become visible only now, and have happened before the last observation.
+            first_s = math.nextafter(state.now_s, math.inf)
+            gone = [(one, min(now_s, max(first_s, at_s))) for one, at_s in departures if one in number]
             left_s = dict(reversed(gone))
+            row.seen = str(until)
             lent = [machine for machine in row.lent if machine in number]
             state = self._model.observe(
                 state,

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from domain.capacity import CapacityKind
 from domain.phases import Phase
 from domain.reported import OWNER
+from infra.db.events import Cursor
 from infra.db.models import Allocation, Attempt, Cluster, Machine, Workload
 
 EMERGENCY_S = 10.0
@@ -18,10 +19,12 @@ _NOTICEABLE = 0.1
 """A relative change of a hazard by less is not stored."""
 _DEPARTURES = text(
     "select e.machine, extract(epoch from e.at)::float8 from event as e join machine as m on m.id = e.machine"
-    " where e.region = :region and e.at > to_timestamp(:since_s) and e.at <= to_timestamp(:until_s)"
+    " where (e.txid, e.id) > (:txid, :id) and e.txid < :until_txid and e.region = :region"
     " and (e.kind = 'machine.notice' and e.reason -> 'detail' ->> 'platform' = :owner"
-    "      and (e.reason -> 'detail' ->> 'ends_at_s')::float8 - extract(epoch from e.at) < :emergency_s"
+    "      and (e.reason -> 'detail' ->> 'ends_at_s')::float8"
+    "          - (e.reason -> 'detail' ->> 'at_s')::float8 < :emergency_s"
     "      or e.kind = 'machine.lost' and m.notice is null)"
+    " order by e.txid, e.id"
 )
 
 
@@ -74,12 +77,16 @@ def read_machines(session: Session) -> dict[str, list[LentMachine]]:
     return found
 
 
-def read_departures(session: Session, region: str, since_s: float, until_s: float) -> list[tuple[str, float]]:
-    """Returns the emergency departures of a region's machines in a period: the machine, and when.
+def read_departures(session: Session, region: str, after: Cursor, until: Cursor) -> list[tuple[str, float]]:
+    """Returns the emergency departures of a region's machines between two positions of the event log.
 
-    These are the owners' notices that are shorter than `EMERGENCY_S`, and losses without any notice.
+    These are the owners' notices that are shorter than `EMERGENCY_S`, and losses without any notice: the machine, and
+    when. No event becomes visible below a position after it was one (`infra.db.events.position`).
     """
-    values = {"region": region, "since_s": since_s, "until_s": until_s, "owner": OWNER, "emergency_s": EMERGENCY_S}
+    values = {
+        "region": region, "txid": after.txid, "id": after.id, "until_txid": until.txid + 1, "owner": OWNER,
+        "emergency_s": EMERGENCY_S,
+    }  # fmt: skip
     return [(machine, at_s) for machine, at_s in session.execute(_DEPARTURES, values).all()]
 
 

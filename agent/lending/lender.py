@@ -2,26 +2,27 @@
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from enum import IntEnum
 from typing import Any
 
-from agent import tasks
 from agent.config import AgentConfig
 from agent.gpus import GpuUse, gpu_use
 from agent.lending.hours import LendingHours
 from agent.lending.leaving import PERIOD_S, Leaving, Traffic
 from agent.lending.record import Lending, LendingFile
+from agent.lending.stopping import Held, Stopping
 from agent.locks import StartLocks
 from agent.notices import MachineNotices
 from agent.progress import read_progress
 from agent.shim import boot_time_s
 from agent.state import AttemptFolder, StateFolder
-from agent.tasks import RunFolder, State
-from agent.watching import next_look, notify, still_running
+from agent.tasks import RunFolder
+from agent.watching import next_look
 from domain.reported import OWNER, NoticeReport
 from infra.errors import MizzenError
 from mizzen.notices import Kind
@@ -29,6 +30,8 @@ from mizzen.notices import Kind
 HOURS_NOTICE_S = 300.0
 """The notice that tasks get before the lending hours end."""
 _TICK_S = 5.0
+_WRITE_S = 0.5
+"""The longest time that a write of the record delays the stop of tasks. It goes on in the background."""
 _STORE_S = 60.0
 """Interval at which the GPU time is stored."""
 _PARTING_S = 15.0
@@ -44,15 +47,6 @@ class BadRequest(MizzenError):
     """The owner's request is invalid. The message names the field, the value and what would be right."""
 
 
-@dataclass(frozen=True)
-class _Held:
-    """An attempt with tasks on this machine that have not ended."""
-
-    folder: AttemptFolder
-    slots: frozenset[int]
-    """The GPU slots that its tasks hold here."""
-
-
 class Lender:
     """What the owner lends, and the running reclaim, if there is one."""
 
@@ -65,7 +59,9 @@ class Lender:
         traffic: Traffic | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._config, self._state, self._notices, self._locks = config, state, notices, locks
+        self._config, self._notices = config, notices
+        self._stopping = Stopping(config, state, locks)
+        self._writing = threading.Lock()
         self._clock = clock
         self._traffic = traffic
         self._shaped = False
@@ -81,7 +77,7 @@ class Lender:
         """Why the record could not be read or written; None: it could."""
         try:
             self.lending = self._file.read()
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             # The owner may have taken the machine back, so nothing runs until the owner lends it again.
             self.problem = f"{error.__class__.__name__}: {error}"
             self.lending = Lending(machine_at_s=self._clock())
@@ -89,7 +85,7 @@ class Lender:
         else:
             self._reserve()
         self._switch()
-        if self.lending.is_whole and (self.lending.machine_at_s or 0.0) <= self._clock() and not self._held():
+        if self.lending.is_whole and (self.lending.machine_at_s or 0.0) <= self._clock() and not self._stopping.held():
             self.away.set()  # The owner took the machine before it was restarted.
 
     # ------------------------------------------------------------------------------------------------------- requests
@@ -108,17 +104,19 @@ class Lender:
         if not 0 <= notice_s <= 86400:
             raise BadRequest(f"notice: {notice_s}: must be from 0 to 86400 seconds")
         at_s = self._clock() + notice_s
-        self._change(self.lending.taking(gpus, at_s))
+        await self._change(self.lending.taking(gpus, at_s))
         await self._announce()
         await asyncio.shield(asyncio.ensure_future(self._until_free(gpus)))
         give_up_s = time.monotonic() + _DRIVER_S
         while not (await asyncio.to_thread(self._use_of_taken)).is_free and time.monotonic() < give_up_s:
             await asyncio.sleep(_DRIVER_POLL_S)
 
-    def lend(self, gpus: frozenset[int] | None, hours: str | None) -> None:
-        """Lends GPUs of the machine, or all of it (None). `hours` are new lending hours; `always` removes them.
+    async def lend(self, gpus: frozenset[int] | None, hours: str | None) -> None:
+        """Lends GPUs of the machine, or all of it (None).
 
-        Outside the lending hours, the machine stays the owner's until they begin.
+        `hours` are new lending hours; `always` removes them. With hours and without GPUs, single GPUs that the owner
+        has taken stay the owner's. Outside the lending hours, the machine is the owner's until they begin; tasks that
+        run get the notice of the end of a window.
 
         Raises:
             BadRequest: a GPU or the hours are invalid.
@@ -130,11 +128,18 @@ class Lender:
                 lending = replace(lending, hours=None if hours == "always" else LendingHours.parse(hours))
             except ValueError as error:
                 raise BadRequest(str(error)) from None
-        lending = lending.lending(gpus, self._config.gpus)
+        if gpus is None and hours is not None:
+            lending = lending.lending_machine()
+        else:
+            lending = lending.lending(gpus, self._config.gpus)
         if lending.hours is not None and not lending.hours.is_open(self._local()):
-            lending = lending.taking(None, self._clock(), by_hours=True)
-        self._change(lending)
-        if not lending.is_whole:
+            held = await asyncio.to_thread(self._stopping.held)
+            works = not self.lending.is_whole and held != []
+            lending = lending.taking(None, self._clock() + (HOURS_NOTICE_S if works else 0.0), by_hours=True)
+        await self._change(lending)
+        if lending.is_whole:
+            await self._announce()
+        else:
             self._notices.owner_lends()
 
     # ---------------------------------------------------------------------------------------------------------- state
@@ -145,27 +150,27 @@ class Lender:
 
     async def run(self) -> None:
         """Follows the lending hours, finishes a reclaim that an earlier agent began, and counts the GPU time."""
-        if self.lending.is_whole or self.lending.gpus_at_s:
-            await self._announce()
+        announced = False
         while True:
-            try:
-                await self._finish()
-                await asyncio.to_thread(self._shape)
-                await self._follow_hours()
-                await self._count()
-            except Exception:  # The next round must follow: it kills what overstays a notice.
-                _log.exception("%s: a round of lending failed", self._config.machine)
+            for act in (self._follow_hours, self._finish, self._shape, self._count):
+                try:
+                    if not announced and (self.lending.is_whole or self.lending.gpus_at_s):
+                        await self._announce()
+                    announced = True
+                    await act()
+                except Exception:  # The others must follow: one of them kills what overstays a notice.
+                    _log.exception("%s: a part of lending failed", self._config.machine)
             await asyncio.sleep(self._next_end_s())
 
     async def _count(self) -> None:
         """Adds the GPU time since the last round, and stores it from time to time."""
         now_s = time.monotonic()
-        used = sum(len(one.slots) for one in await asyncio.to_thread(self._held))
+        used = sum(len(one.slots) for one in await asyncio.to_thread(self._stopping.held))
         given_gpu_s = self.lending.given_gpu_s + used * (now_s - self._counted_s)
         self.lending = replace(self.lending, given_gpu_s=given_gpu_s)
         self._counted_s = now_s
         if used and now_s - self._stored_s >= _STORE_S:
-            self._write()
+            await asyncio.to_thread(self._write)
             self._stored_s = now_s
 
     async def until_lent(self) -> None:
@@ -177,7 +182,7 @@ class Lender:
     def status(self) -> dict[str, Any]:
         """Returns what is lent, what runs, and how long until it is free, as values of JSON."""
         lending, now_s = self.lending, self._clock()
-        running = [self._view(one) for one in self._held()]
+        running = [self._view(one) for one in self._stopping.held()]
         use = self._use_of_taken()
         taken = [one for one in running if lending.is_whole or set(one["gpus"]) & set(lending.gpus_at_s)]
         return {
@@ -210,14 +215,14 @@ class Lender:
         if gpus is not None and not gpus:
             raise BadRequest("gpus: must name at least one GPU")
 
-    def _change(self, lending: Lending) -> None:
-        """Applies a new record at once, and writes it. A disk that fails does not keep the owner's machine."""
+    async def _change(self, lending: Lending) -> None:
+        """Applies a new record at once, and writes it. A disk that fails or hangs does not keep the owner's machine."""
         self.lending = lending
         self._switch()
         self._quiet_since_s = None
         self.away.clear()
-        self._write()
         self.changed.set()
+        await asyncio.wait({asyncio.ensure_future(asyncio.to_thread(self._write))}, timeout=_WRITE_S)
 
     def _switch(self) -> None:
         """Sets the kill-switch: while the whole machine is the owner's, nobody connects to its tasks."""
@@ -226,13 +231,15 @@ class Lender:
             (switch.on if self.lending.is_whole else switch.off)()
 
     def _write(self) -> None:
-        try:
-            self._file.write(self.lending)
-            self.problem = None
-        except OSError as error:
-            self.problem = f"lending.json: {error.strerror}: a restart of the machine would lend it again"
-            _log.error("%s: %s", self._config.machine, self.problem)
-        self._reserve()
+        """Writes the newest record. Blocks as long as the disk does."""
+        with self._writing:
+            try:
+                self._file.write(self.lending)
+                self.problem = None
+            except OSError as error:
+                self.problem = f"lending.json: {error.strerror}: a restart of the machine would lend it again"
+                _log.error("%s: %s", self._config.machine, self.problem)
+            self._reserve()
 
     def _reserve(self) -> None:
         try:
@@ -240,85 +247,67 @@ class Lender:
         except OSError as error:
             _log.warning("%s: no space is reserved for lending.json: %s", self._config.machine, error)
 
-    def _held(self) -> list[_Held]:
-        """Returns the attempts that have tasks running here."""
-        found = []
-        for folder in self._state.unfinished():
-            if any(tasks.look(run) in (State.RUNNING, State.LOST) for run in folder.runs()):
-                found.append(_Held(folder, self._slots(folder)))
-        return found
-
     def _use_of_taken(self) -> GpuUse:
         """Returns who uses the GPUs that the owner has taken."""
         lending = self.lending
         return gpu_use(range(self._config.gpus) if lending.is_whole else lending.gpus_at_s)
 
-    def _slots(self, folder: AttemptFolder) -> frozenset[int]:
-        launch = folder.launch()
-        places = () if launch is None else launch.on_machine(self._config.machine)
-        return frozenset(slot for place in places for slot in place.slots)
-
     async def _announce(self) -> None:
-        """Gives the tasks that must leave their notice, and passes it on to the control plane.
-
-        Tasks that are being started are told once they have started: their start holds the lock.
-        """
+        """Gives the tasks that must leave their notice, and passes it on to the control plane."""
         lending, now_s = self.lending, self._clock()
         if lending.machine_at_s is not None:
             words = "the owner takes the machine back"
             self._notices.owner_takes(NoticeReport(OWNER, str(Kind.PREEMPT), True, now_s, lending.machine_at_s, words))
-        for folder in await asyncio.to_thread(self._state.unfinished):
-            at_s = lending.due_s(self._slots(folder))
+        told: list[tuple[AttemptFolder, float]] = []
+        running = {one.folder.key for one in await asyncio.to_thread(self._stopping.held)}
+        for one in await asyncio.to_thread(self._stopping.unfinished):
+            at_s = lending.due_s(one.slots)
             if at_s is None:
                 continue
-            if lending.machine_at_s is None:
+            if lending.machine_at_s is None and one.folder.key in running:
                 words = "the owner takes GPUs back"
-                self._notices.owner_takes(NoticeReport(OWNER, str(Kind.PREEMPT), True, now_s, at_s, words), folder.key)
-            launch = folder.launch()
-            left_s = max(0.0, at_s - now_s)
-            grace_s = left_s if launch is None else min(left_s, launch.checkpoint.grace_s)
-            async with self._locks.of(folder.workload_id):
-                await self._notify(folder, grace_s)
-
-    async def _notify(self, folder: AttemptFolder, grace_s: float) -> None:
-        runs = [run for run in folder.runs() if tasks.look(run) is State.RUNNING]
-        await notify(runs, grace_s, told=False)
+                report = NoticeReport(OWNER, str(Kind.PREEMPT), True, now_s, at_s, words)
+                self._notices.owner_takes(report, one.folder.key)
+            told.append((one.folder, self._stopping.grace_s(one.folder, max(0.0, at_s - now_s))))
+        await self._stopping.tell(told)
 
     async def _until_free(self, gpus: frozenset[int] | None) -> None:
+        """Waits until no task runs on what the owner takes. Ends when the owner lends it again."""
         while True:
-            held = await asyncio.to_thread(self._held)
-            runs = [run for one in held if gpus is None or one.slots & gpus for run in one.folder.runs()]
-            running = await still_running(runs)
+            held = await asyncio.to_thread(self._stopping.held)
+            due = [one for one in held if self.lending.refuses(one.slots) and (gpus is None or one.slots & gpus)]
+            running = await self._stopping.remaining([one.folder for one in due])
             if not running:
                 return
             await next_look(running, self._config.poll_interval_s)
 
-    def _shape(self) -> None:
+    async def _shape(self) -> None:
         """Sets the rates of the checkpoints that leave within a notice."""
         if self._traffic is None:
             return
-        leaving = [
+        leaving = await asyncio.to_thread(self._leaving)
+        if leaving or self._shaped:
+            self._outcomes = await asyncio.to_thread(self._traffic.update, leaving, self._clock())
+        self._shaped = bool(leaving)
+
+    def _leaving(self) -> list[Leaving]:
+        return [
             Leaving(run.run_id, cgroup, read_progress(run, None).checkpoint_bytes, due_s)
-            for one in self._held()
+            for one in self._stopping.held()
             if (due_s := self.lending.due_s(one.slots)) is not None and due_s > self._clock()
             for run in one.folder.runs()
             if (cgroup := run.unified_cgroup()) is not None
         ]
-        if leaving or self._shaped:
-            self._outcomes = self._traffic.update(leaving, self._clock())
-        self._shaped = bool(leaving)
 
     async def _finish(self) -> None:
         """Kills what still runs at the end of a notice, and lets the agent disconnect when the machine is free."""
-        lending, now_s = self.lending, self._clock()
-        ended = lending.machine_at_s is not None and lending.machine_at_s <= now_s
-        gpus = {gpu for gpu, at_s in lending.gpus_at_s.items() if at_s <= now_s}
-        held = await asyncio.to_thread(self._held)
-        for one in held:
-            if ended or one.slots & gpus:
-                await self._notify(one.folder, 0.0)
-                await still_running(one.folder.runs())
-        if not lending.is_whole or held:
+        now_s = self._clock()
+        held = await asyncio.to_thread(self._stopping.held)
+        times = [(one, self.lending.due_s(one.slots)) for one in held]
+        over = [one.folder for one, due_s in times if due_s is not None and due_s <= now_s]
+        await self._stopping.tell([(folder, 0.0) for folder in over])
+        await self._stopping.remaining(over)
+        if not self.lending.is_whole or held:
             self._quiet_since_s = None
         elif self._quiet_since_s is None:
             self._quiet_since_s = time.monotonic()
@@ -340,12 +329,13 @@ class Lender:
         closes_at = hours.closes_at(now)
         if hours.is_open(now):
             if self.lending.by_hours and (closes_at is None or _left_s(closes_at, now) > HOURS_NOTICE_S):
-                self.lend(None, None)
+                await self._change(self.lending.lending_machine())
+                self._notices.owner_lends()
             elif closes_at is not None and _left_s(closes_at, now) <= HOURS_NOTICE_S and not self.lending.is_whole:
-                self._change(self.lending.taking(None, closes_at.timestamp(), by_hours=True))
+                await self._change(self.lending.taking(None, closes_at.timestamp(), by_hours=True))
                 await self._announce()
         elif not self.lending.is_whole:
-            self._change(self.lending.taking(None, self._clock(), by_hours=True))
+            await self._change(self.lending.taking(None, self._clock(), by_hours=True))
             await self._announce()
 
     def _local(self) -> datetime:
@@ -356,8 +346,11 @@ class Lender:
         opens_at = None if lending.hours is None or not lending.by_hours else lending.hours.opens_at(self._local())
         return None if opens_at is None else opens_at.timestamp()
 
-    def _view(self, one: _Held) -> dict[str, Any]:
-        launch = one.folder.launch()
+    def _view(self, one: Held) -> dict[str, Any]:
+        try:
+            launch = one.folder.launch()
+        except (OSError, ValueError):
+            launch = None
         runs = one.folder.runs()
         started = [at_s for run in runs if (at_s := run.started_at_s()) is not None]
         grace_s = 0.0 if launch is None else launch.checkpoint.grace_s

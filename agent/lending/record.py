@@ -59,6 +59,10 @@ class Lending:
         taken = {gpu: min(at_s, self.gpus_at_s.get(gpu, math.inf)) for gpu in gpus}
         return replace(self, gpus_at_s={**self.gpus_at_s, **taken})
 
+    def lending_machine(self) -> "Lending":
+        """Returns the record after the machine is lent again, except single GPUs that the owner has taken."""
+        return replace(self, machine_at_s=None, by_hours=False)
+
     def lending(self, gpus: frozenset[int] | None, count: int) -> "Lending":
         """Returns the record after the owner lends GPUs of the machine, which has `count`; None: everything."""
         if gpus is None:
@@ -82,14 +86,17 @@ class Lending:
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "Lending":
         """Returns the record from the result of `to_json`."""
-        hours = body["hours"]
-        return cls(
-            body["machine_at_s"],
-            body["by_hours"],
+        at_s, hours = body["machine_at_s"], body["hours"]
+        found = cls(
+            None if at_s is None else float(at_s),
+            bool(body["by_hours"]),
             {int(gpu): float(at_s) for gpu, at_s in body["gpus_at_s"].items()},
             None if hours is None else LendingHours.parse(hours),
             float(body["given_gpu_s"]),
         )
+        if not all(map(math.isfinite, (found.machine_at_s or 0.0, found.given_gpu_s, *found.gpus_at_s.values()))):
+            raise ValueError("a time is not finite")
+        return found
 
 
 class LendingFile:
@@ -102,7 +109,8 @@ class LendingFile:
         """Returns the record. Without a file, everything is lent.
 
         Raises:
-            ValueError, KeyError, TypeError: the file is damaged. Whether the owner lends is then unknown.
+            OSError, ValueError, KeyError, TypeError, AttributeError: the file is unreadable or damaged. Whether the
+                owner lends is then unknown.
         """
         body = read_json(self._path)
         return Lending() if body is None else Lending.from_json(body)

@@ -27,6 +27,8 @@ from infra.errors import ConfigurationError
 _REQUEST_BYTES = 4096
 _REQUEST_S = 10.0
 _PROGRESS_S = 1.0
+_running: set[asyncio.Future[None]] = set()
+"""The reclaims under way: one goes on if its client has left."""
 _CREDENTIALS = struct.Struct("3i")
 _log = logging.getLogger(__name__)
 
@@ -70,9 +72,16 @@ async def serve_owner(config: AgentConfig, listening: socket.socket, lender: Len
     allowed = {0, config.owner_uid()}
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, TimeoutError):
+        try:
             await _answer(reader, writer, lender, allowed)
-        writer.close()
+        except (ConnectionError, TimeoutError):
+            pass
+        except Exception as error:  # The owner must see that it failed.
+            _log.exception("a request of the owner failed")
+            with contextlib.suppress(ConnectionError):
+                await _send(writer, {"error": f"the agent failed: {error.__class__.__name__}: {error}"})
+        finally:
+            writer.close()
 
     server = await asyncio.start_unix_server(answer, sock=listening, limit=_REQUEST_BYTES)
     try:
@@ -96,7 +105,7 @@ async def _answer(
         request = json.loads(line)
         if not isinstance(request, dict):
             raise ValueError("not an object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         await _send(writer, {"error": f"the request is not a line of JSON: {error}"})
         return
     try:
@@ -116,7 +125,7 @@ async def _carry_out(request: dict[str, Any], writer: asyncio.StreamWriter, lend
         hours = request.get("hours")
         if hours is not None and not isinstance(hours, str):
             raise BadRequest(f"hours: {hours!r}: must be a text")
-        lender.lend(_gpus(request), hours)
+        await lender.lend(_gpus(request), hours)
     elif command != "status":
         raise BadRequest(f"command: {command!r}: must be status, reclaim or lend")
 
@@ -124,6 +133,8 @@ async def _carry_out(request: dict[str, Any], writer: asyncio.StreamWriter, lend
 async def _reclaim(lender: Lender, writer: asyncio.StreamWriter, gpus: frozenset[int] | None, notice_s: float) -> None:
     """Reclaims, and sends a status whenever it changes. The reclaim goes on if the client leaves."""
     reclaiming = asyncio.ensure_future(lender.reclaim(gpus, notice_s))
+    _running.add(reclaiming)
+    reclaiming.add_done_callback(_running.discard)
     while not reclaiming.done():
         await asyncio.wait({reclaiming}, timeout=_PROGRESS_S)
         if not reclaiming.done():

@@ -29,6 +29,9 @@ HEADROOM_SHARE = 0.1
 _LEAST_BYTES_S = 50_000
 """What every task gets, also one that is not admitted. At a much lower rate, one large segment would block its class so
 long that it could not use a higher rate later."""
+_ENFORCEABLE_BYTES_S = 1000
+"""The lowest rate that a class can have."""
+_MOST_FLOWS = 200
 _ADMITTED = (Outcome.ADMITTED, Outcome.SQUEEZED)
 
 
@@ -60,7 +63,9 @@ class MigrationTraffic:
         None: the size of its checkpoint is not known. A task whose cgroup is gone is left out.
         """
         found: list[Leaving] = []
-        for one in leaving:
+        # The kernel has a limited number of classes, and each needs a least rate. Others are not shaped.
+        most = min(_MOST_FLOWS, self.share_bytes_s // (2 * _ENFORCEABLE_BYTES_S))
+        for one in leaving[:most]:
             if one.run_id not in self._known:
                 try:
                     flow = Flow.of_cgroup(one.run_id, TrafficClass.PLANNED, one.cgroup)
@@ -80,7 +85,7 @@ class MigrationTraffic:
         """Returns the rate of each flow in bytes on the wire per second, and what became of each task."""
         sized = [one for one in leaving if one.checkpoint_bytes is not None]
         known = [self._known[one.run_id] for one in sized]
-        least = min(_LEAST_BYTES_S, self.share_bytes_s // (10 * max(1, len(leaving))))
+        least = max(_ENFORCEABLE_BYTES_S, min(_LEAST_BYTES_S, self.share_bytes_s // (10 * max(1, len(leaving)))))
         share = self.share_bytes_s - least * len(leaving)
         rates = {self._known[one.run_id].flow: float(least) for one in leaving}
         outcomes: dict[str, Outcome | None] = {one.run_id: None for one in leaving}

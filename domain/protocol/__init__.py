@@ -21,6 +21,7 @@ from domain.protocol.instances import (
 )
 from domain.protocol.machines import (
     DETACHED,
+    MAX_RUNS,
     Attend,
     Hello,
     MachineNotice,
@@ -66,6 +67,7 @@ from domain.protocol.workloads import (
 
 __all__ = [
     "DETACHED",
+    "MAX_RUNS",
     "NIGHTLY",
     "ON_DEMAND",
     "TASKS_MAY_RUN",

@@ -6,6 +6,8 @@ from domain.reported import NoticeReport, NotReadyReport, TaskProgress
 
 DETACHED = "Detached"
 """Type of the error with which an agent ends an activity when the agent stops; the tasks go on without it."""
+MAX_RUNS = 1000
+"""The most attempts that a hello may name."""
 
 
 @dataclass
@@ -135,13 +137,15 @@ class Hello:
     public_key: str
     """X25519 public key in base64. Secrets of the machine's tasks are sealed for it."""
     runs: list[str] = field(default_factory=list)
-    """Attempts that still run on the machine, each as `workload.attempt`."""
+    """Attempts that still run on the machine, each as `workload.attempt`; at most `MAX_RUNS`."""
     key_proof: str = ""
     """Response to `Welcome.challenge`, if the machine also holds the pinned key."""
     instance: str = ""
     """Id of the machine's instance; empty: the machine was not launched by a provider."""
     join_token: str = ""
     """Token that was passed at the launch; it proves that the machine is this instance."""
+    at_s: float = 0.0
+    """When the agent said this, by its own clock, in seconds since the epoch."""
     taken: bool = False
     """Whether the owner has taken the whole machine back, now or from an announced time."""
     withheld: int = 0

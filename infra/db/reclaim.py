@@ -15,5 +15,7 @@ class SiteHazard(Base):
     region: Mapped[str] = mapped_column(ForeignKey("region.name", ondelete="CASCADE"), primary_key=True)
     counts: Mapped[Json] = mapped_column(JSONB)
     """The counts up to the last control period, a `reclaim.hazard_state.HazardState` as JSON."""
+    seen: Mapped[str]
+    """The position in the event log up to which departures are counted (`infra.db.events.Cursor`)."""
     lent: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
     """The machines that were lent at the last control period."""

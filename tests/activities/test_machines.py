@@ -221,11 +221,16 @@ def test_a_machine_that_became_too_small(fleet: World, less: dict[str, Any], inc
 
 
 def test_a_hello_that_cannot_be(fleet: World) -> None:
-    """Too many GPUs are refused for good, an unknown region until it exists; neither writes a row."""
+    """Too many GPUs and invalid runs are refused for good, an unknown region until it exists; none writes a row."""
     before = fleet.dump()
-    with pytest.raises(ApplicationError, match="gpus: 63 is not between 0 and 62") as caught:
-        fleet.machines.register(fleet.hello(M, 63))
-    assert caught.value.non_retryable
+    for hello, words in (
+        (fleet.hello(M, 63), "gpus: 63 is not between 0 and 62"),
+        (fleet.hello(M, runs=["wl-1.1", "wl-1.x"]), "runs: 'wl-1.x': must be WORKLOAD.ATTEMPT"),
+        (fleet.hello(M, runs=["wl-1.1"] * 1001), "runs: has 1001 entries; must have at most 1000"),
+    ):
+        with pytest.raises(ApplicationError, match=words) as caught:
+            fleet.machines.register(hello)
+        assert caught.value.non_retryable
     with pytest.raises(ApplicationError, match="region moon does not exist") as caught:
         fleet.machines.register(fleet.hello("moon/c/m"))
     assert not caught.value.non_retryable

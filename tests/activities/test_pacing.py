@@ -17,8 +17,8 @@ CALM, BUSY, OWNED = "r/lab/calm", "r/hall/busy", "r/own/m"
 _BYTES = 3_200_000_000
 _DEPARTED = text(
     "insert into event (kind, region, machine, reason) values ('machine.notice', 'r', :machine, jsonb_build_object("
-    "'code', 'platform_notice', 'detail', jsonb_build_object('platform', 'owner', 'ends_at_s', extract(epoch from now()"
-    "))))"
+    "'code', 'platform_notice', 'detail', jsonb_build_object('platform', 'owner', 'at_s', extract(epoch from now()),"
+    " 'ends_at_s', extract(epoch from now()))))"
 )
 
 

@@ -232,6 +232,7 @@ def test_only_the_partitions_that_a_job_reads_are_moved(placement_runs: Placemen
     assert ("south", ["ds=1"], len(body("wide", "ds=1")), "ml/some") in found
 
 
+@pytest.mark.long
 def test_replicas_that_may_be_dropped_make_no_room(placement_runs: PlacementWorld) -> None:
     """A region full of droppable replicas gets no more homes than its storage allows."""
     size = sum(len(body("a", day)) for day in ("ds=1", "ds=2"))
@@ -248,6 +249,7 @@ def test_replicas_that_may_be_dropped_make_no_room(placement_runs: PlacementWorl
     assert len(homes) == 1 and homes[0][2] == "east"
 
 
+@pytest.mark.long
 def test_replicas_that_stay_take_room(placement_runs: PlacementWorld) -> None:
     """Storage that an operator's replica uses is not available to moves."""
     placement_runs.world.alter(Region, "east", storage_bytes=len(body("a", "ds=1")) * 2 + 1)

@@ -45,7 +45,8 @@ def test_a_gpu_is_free_when_its_memory_reads_free(devices: Path) -> None:
     assert gpu_use([0, 1], devices).used_bytes == {1: 40000 << 20}
     (devices / "memory").write_text("no devices were found\n")
     found = gpu_use([0], devices)
-    assert found.is_free and found.unknown is not None and found.unknown.startswith("nvidia-smi failed")
+    assert found.unknown is not None and found.unknown.startswith("nvidia-smi failed")
+    assert not found.is_free, "nobody knows whether its memory is free"
 
 
 def test_declared_gpus_have_no_devices(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The owner of a machine takes it back and lends it again: real agent, real tasks, real socket."""
 
 import asyncio
+import errno
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent import tasks
+from agent import records, tasks
 from agent.config import AgentConfig
 from agent.host import serve
 from agent.lending.hours import LendingHours
@@ -25,7 +26,7 @@ from domain.ids import machine_workflow_id
 from domain.protocol import Activity, NodeOutcome, Pace, RunPace
 from infra.config import TemporalSettings
 from infra.temporal_client import connect
-from tests.agent.harness import Lab, description, until_async
+from tests.agent.harness import Lab, description, processes_of, until_async
 
 OWNER = str(os.getuid())
 STUBBORN = "trap '' TERM; while :; do sleep 0.05; done"
@@ -252,28 +253,89 @@ async def test_tasks_get_notice_before_the_hours_end(tmp_path: Path, monkeypatch
     now = [datetime(2026, 3, 3, 7, 54).astimezone()]
     config = AgentConfig(
         machine="r/c/m", region="r", cluster="c", rack="k", cpus_milli=1000, memory_bytes=1 << 30, address="a",
-        ports=(21000, 21099), state_dir=tmp_path / "state",
+        ports=(21000, 21099), state_dir=tmp_path / "state", gpus=2, gpu_type="g",
     )  # fmt: skip
     notices = MachineNotices(None, {})
     lender = Lender(config, StateFolder(config.state_dir), notices, StartLocks(), clock=lambda: now[0].timestamp())
-    lender.lend(None, "20:00-08:00 mon-fri")
+    await lender.lend(None, "20:00-08:00 mon-fri")
     running = asyncio.create_task(lender.run())
     await asyncio.sleep(0.1)
     assert not lender.refuses() and notices.current is None
     now[0] = now[0].replace(hour=7, minute=56)
-    await until_async(lambda: lender.refuses())
-    assert notices.current is not None
+    await until_async(lambda: notices.current is not None)
+    assert lender.refuses() and notices.current is not None
     assert notices.current.ends_at_s == now[0].replace(hour=8, minute=0).timestamp()
     now[0] = now[0].replace(hour=12)
     assert lender.status()["opens_at_s"] == now[0].replace(hour=20, minute=0).timestamp()
     now[0] = now[0].replace(hour=20, minute=1)
+    await until_async(lambda: notices.current is None)
+    assert not lender.refuses()
+    await lender.reclaim(frozenset({1}), 0.0)
+    now[0] = now[0].replace(day=4, hour=12)
+    await until_async(lambda: lender.refuses())
+    now[0] = now[0].replace(hour=20)
     await until_async(lambda: not lender.refuses())
-    assert notices.current is None
+    assert lender.refuses([1]), "the hours do not lend what the owner has taken"
     await lender.reclaim(None, 0.0)
     now[0] = now[0].replace(hour=21)
     await asyncio.sleep(0.1)
     assert lender.refuses()
     running.cancel()
+
+
+async def test_new_hours_give_tasks_their_notice(lab: Lab) -> None:
+    """Hours that are closed now do not kill what runs: tasks save, and the end counts as the owner's notice."""
+    config = lab.config(owner=OWNER)
+    saving = "trap 'echo saved > saved; exit 0' TERM; touch ready; while :; do sleep 0.05; done"
+    launch = description(lab.region, config, saving, grace_s=30.0)
+    lab.write(launch)
+    run = lab.folder_of(launch, config)
+    hour = datetime.now().hour
+    async with lab.agent(config):
+        pending = await lab.run(launch, config.machine)
+        await until_async((run.work / "ready").exists)
+        status = await _mizzen(config, "lend", "--hours", f"{(hour + 2) % 24:02}:00-{(hour + 3) % 24 or 24:02}:00")
+        assert not status["lent"] and status["machine_at_s"] > status["now_s"] + 200.0
+        outcome: NodeOutcome = await pending.result(NodeOutcome)
+    assert (run.work / "saved").read_text() == "saved\n"
+    assert outcome.notice is not None and outcome.notice.platform == "owner"
+
+
+@pytest.mark.parametrize("command", [STUBBORN, "sleep 600"], ids=["stubborn", "obedient"])
+async def test_a_broken_disk_keeps_no_machine(lab: Lab, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """If nothing can be written, tasks are killed all the same, at once or at the end of a notice."""
+    config = lab.config(owner=OWNER)
+    launch = description(lab.region, config, command)
+    lab.write(launch)
+    run = lab.folder_of(launch, config)
+    async with lab.agent(config):
+        await lab.run(launch, config.machine)
+        await until_async(lambda: tasks.look(run) is State.RUNNING)
+
+        def broken(path: str, *_: object) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+        for name in ("write_reserved", "write_durably", "reserve"):
+            monkeypatch.setattr(records, name, broken)
+        status = await _mizzen(config, "reclaim", *(["--now"] if command == STUBBORN else ["--notice", "1s"]))
+        assert status["free"] and "lending.json" in status["problem"]
+        assert processes_of(run.path) == []
+        monkeypatch.undo()
+
+
+async def test_a_reclaim_ends_when_the_machine_is_lent_again(lab: Lab) -> None:
+    """It waits for the tasks that must leave, not for those that come afterwards."""
+    config = lab.config(owner=OWNER)
+    launch = description(lab.region, config, "trap '' TERM; touch ready; while :; do sleep 0.05; done", grace_s=300.0)
+    lab.write(launch)
+    async with lab.agent(config):
+        await lab.run(launch, config.machine)
+        await until_async((lab.folder_of(launch, config).work / "ready").exists)
+        waiting = asyncio.create_task(_mizzen(config, "reclaim", "--notice", "5m"))
+        await until_async(lambda: LendingFile(config.state_dir).read().is_whole)
+        await _mizzen(config, "lend")
+        assert (await waiting)["lent"]
+        await lab.stop(launch, config.machine, 0.0)
 
 
 def test_a_damaged_record_lends_nothing(tmp_path: Path) -> None:
@@ -285,6 +347,13 @@ def test_a_damaged_record_lends_nothing(tmp_path: Path) -> None:
     file.write(taken)
     assert file.read() == taken and taken.refuses([]) and taken.lending(frozenset({3}), 62).refuses([4])
     assert not taken.lending(frozenset({3}), 62).refuses([3])
-    (tmp_path / "lending.json").write_text("{")
-    with pytest.raises(ValueError, match="Expecting"):
-        file.read()
+    config = AgentConfig(
+        machine="r/c/m", region="r", cluster="c", rack="k", cpus_milli=1000, memory_bytes=1 << 30, address="a",
+        ports=(21000, 21099), state_dir=tmp_path,
+    )  # fmt: skip
+    sound = file.read().to_json()
+    damaged = ["{", "[]", *(json.dumps(sound | one) for one in ({"gpus_at_s": []}, {"machine_at_s": "x"}))]
+    for text in [*damaged, json.dumps(sound | {"given_gpu_s": float("nan")}), json.dumps({"hours": None})]:
+        (tmp_path / "lending.json").write_text(text)
+        lender = Lender(config, StateFolder(tmp_path), MachineNotices(None, {}), StartLocks())
+        assert lender.refuses() and lender.problem is not None, text

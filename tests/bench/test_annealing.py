@@ -1,4 +1,7 @@
-"""The simple simulated annealing that Tetris is compared with; its plans and those of `climb` have one score."""
+"""The simple simulated annealing that Tetris is compared with; its plans and those of `climb` have one score.
+
+Its loops are used by a benchmark only and are compiled here, which takes longer than the tests.
+"""
 
 from collections.abc import Callable
 
@@ -25,6 +28,7 @@ class Ticking:
         return self.now / self.looks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made", [dense, generate], ids=["dense", "MAST's shape"])
 def test_it_is_a_rival(made: Callable[[int, int, int], Columns]) -> None:
     """Annealing keeps the start's constraints and finds much better plans than greedy passes."""
@@ -38,6 +42,7 @@ def test_it_is_a_rival(made: Callable[[int, int, int], Columns]) -> None:
     assert np.array_equal(home, anneal(columns, time_s=1.0, clock=Ticking(20)))
 
 
+@pytest.mark.long
 def test_climb_is_not_behind() -> None:
     """On an instance with shared tables and tight quotas, `climb` is at most 1% worse than annealing.
 

@@ -64,6 +64,7 @@ class Torn(FileStore):
         return True
 
 
+@pytest.mark.long
 def test_a_record_that_is_not_created_in_one_go_is_found(tmp_path: Path) -> None:
     """A record that is not created atomically is found, because a kill leaves a part of it."""
     tally, _ = _looped(tmp_path, 40, [VARIANTS[0]], open=lambda uri: Torn(Path(uri)))

@@ -77,7 +77,13 @@ def _size(world: World, size: int) -> None:
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("knows_tokens", [True, False], ids=["a provider with client tokens", "one without"])
+@pytest.mark.parametrize(
+    "knows_tokens",
+    [
+        pytest.param(True, id="a provider with client tokens"),
+        pytest.param(False, id="one without", marks=pytest.mark.long),
+    ],
+)
 async def test_in_the_end_the_provider_has_what_the_ledger_says(
     database: Engine, database_url: str, tmp_path: Path, checkout: Path, knows_tokens: bool
 ) -> None:

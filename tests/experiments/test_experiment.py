@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,18 @@ from tests.experiments.conftest import BURST_H, SHORT
 
 @pytest.fixture(scope="module")
 def outcomes(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs every policy on one case of openb, and some policies on two other cases."""
-    out = tmp_path_factory.mktemp("outcomes")
-    chosen = {BY_TENANT: POLICIES, MIXED: ("global", "fifo"), FEW_REGIONS: DATA[:1]}
+    """Runs some policies on two cases of openb."""
+    return _run(data, tmp_path_factory.mktemp("outcomes"), {MIXED: ("global", "fifo"), FEW_REGIONS: DATA[:1]})
+
+
+@pytest.fixture(scope="module")
+def all_outcomes(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs every policy on one case of openb."""
+    return _run(data, tmp_path_factory.mktemp("all-outcomes"), {BY_TENANT: POLICIES})
+
+
+def _run(data: Path, out: Path, chosen: dict[str, Sequence[str]]) -> Path:
+    """Runs the chosen policies of each variant and returns the folder of the outcomes."""
     for variant, policies in chosen.items():
         case = Case("openb", 1.3, 0, variant)
         build(case, data, out, SHORT)
@@ -63,15 +73,16 @@ def test_a_case_offers_its_load(data: Path, tmp_path: Path, trace: str, load: fl
     assert offered[1] / whole <= 0.55
 
 
-def test_every_policy_keeps_within_the_bound(outcomes: Path) -> None:
+@pytest.mark.long
+def test_every_policy_keeps_within_the_bound(all_outcomes: Path) -> None:
     """No set of the highest levels does more work than the bound allows; the best policy does most of it."""
     case = Case("openb", 1.3, 0, BY_TENANT)
     most = {
-        int(level): gpu_h for level, gpu_h in json.loads((case.folder(outcomes) / "bound.json").read_text()).items()
+        int(level): gpu_h for level, gpu_h in json.loads((case.folder(all_outcomes) / "bound.json").read_text()).items()
     }
     parts = []
     for policy in POLICIES:
-        body = json.loads((case.folder(outcomes) / f"{policy}.json").read_text())
+        body = json.loads((case.folder(all_outcomes) / f"{policy}.json").read_text())
         done = CaseResult(case, policy, body)
         for level, gpu_h in most.items():
             assert done.worked_gpu_h(range(1, level + 1)) <= gpu_h * 1.001, (policy, level)
@@ -137,17 +148,24 @@ def test_waits_that_are_unfinished_are_judged_at_the_end() -> None:
     assert Wait(1, 8, True, 400.0, True, 250.0).avoidable
 
 
-def test_the_report_keeps_the_words_around_its_tables(outcomes: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ran", "policies"),
+    [("outcomes", ("global", "fifo")), pytest.param("all_outcomes", POLICIES, marks=pytest.mark.long)],
+    ids=["some", "all"],
+)
+def test_the_report_keeps_the_words_around_its_tables(
+    request: pytest.FixtureRequest, tmp_path: Path, ran: str, policies: Sequence[str]
+) -> None:
     """The text outside of the report's markers is kept; each policy has its rows, and charts are written beside it."""
     report = tmp_path / "docs" / "experiments.md"
     report.parent.mkdir()
     report.write_text(f"# Mine\n\nBefore.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n")
     for _ in range(2):
-        write_report(outcomes, report)
+        write_report(request.getfixturevalue(ran), report)
     text = report.read_text()
     assert text.startswith("# Mine\n\nBefore.\n\n") and text.endswith("\n\nAfter.\n") and "old" not in text
     assert text.count(BEGIN) == text.count(END) == 1
-    for policy in POLICIES:
+    for policy in policies:
         assert f"| {policy} | 1.3 |" in text
     for name in ("misses", "waits"):
         assert (report.parent / "experiments" / f"{name}.svg").read_text().rstrip().endswith("</svg>")

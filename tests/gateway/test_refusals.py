@@ -20,7 +20,7 @@ from temporalio.api.workflowservice import v1 as service
 from temporalio.api.workflowservice.v1 import service_pb2
 
 from domain.ids import CONTROL_QUEUE, agent_queue, machine_workflow_id, workload_workflow_id
-from domain.protocol import Activity, StopNode
+from domain.protocol import Activity, NodeOutcome, StopNode
 from gateway.methods import METHODS, SERVICE
 from infra.payloads import DATA_CONVERTER
 from tests.agent.harness import HelloWorkflow
@@ -116,6 +116,20 @@ REFUSED: dict[str, tuple[Callable[[str], Message], grpc.StatusCode, str]] = {
     "a hello in another cluster": (
         lambda m: hello(m, signal_input=_payloads(_hello(m, cluster="reserved"))), DENIED, "hello.cluster: reserved"
     ),
+    "a hello with a run without a number": (
+        lambda m: hello(m, signal_input=_payloads(_hello(m, runs=["wl-1.1", "wl-1.x"]))),
+        MALFORMED,
+        "hello.runs: wl-1.x",
+    ),
+    "a hello with too many runs": (
+        lambda m: hello(m, signal_input=_payloads(_hello(m, runs=["wl-1.1"] * 1001))), MALFORMED, "1001 entries"
+    ),
+    "a hello with a text that Postgres cannot store": (
+        lambda m: hello(m, signal_input=_payloads(_hello(m, rack="r\0"))), MALFORMED, "signal_input.rack"
+    ),
+    "a notice for a run without a number": (
+        lambda m: noticed(m, input=_payloads({**_notice(m), "run": "wl-1."})), MALFORMED, "notice.run: wl-1."
+    ),
     "a hello that is none": (lambda m: hello(m, signal_input=_payloads({"machine": m})), MALFORMED, "signal_input"),
     "a hello in another encoding": (
         lambda m: hello(
@@ -186,7 +200,7 @@ async def test_a_task_of_another_machine(site: Site, own: str) -> None:
         token = task.task_token
         (described,) = (await running.handle.describe()).raw_description.pending_activities
         assert described.last_worker_identity.startswith(f"agent {other} key ")
-        result = _payloads("stolen")
+        result = _payloads(NodeOutcome(other, [], []))
         attempts = [
             service.RecordActivityTaskHeartbeatRequest(namespace="default", task_token=token, details=result),
             service.RespondActivityTaskCompletedRequest(namespace="default", task_token=token, result=result),
@@ -198,16 +212,24 @@ async def test_a_task_of_another_machine(site: Site, own: str) -> None:
         for request in attempts:
             code, words = await thief.refusal(request)
             assert (code, own in words) == (DENIED, True)
-        for forged in (token[33:], token[:1] + bytes(32) + token[33:], token[:-1], b"\x02" + token[1:]):
+        stop, pace = Activity.STOP_NODE.value.encode(), Activity.PACE_NODE.value.encode()
+        assert stop in token
+        for forged in (
+            token[33:],
+            token[:1] + bytes(32) + token[33:],
+            token[:-1],
+            b"\x01" + token[1:],
+            token.replace(stop, pace),
+        ):
             request = service.RespondActivityTaskCompletedRequest(namespace="default", task_token=forged, result=result)
             assert (await owner.refusal(request))[0] is DENIED
             assert (await thief.refusal(request))[0] is DENIED
         await owner.call(
             service.RespondActivityTaskCompletedRequest(
-                namespace="default", task_token=token, result=_payloads("done"), identity=f"agent {own}"
+                namespace="default", task_token=token, result=result, identity="me"
             )
         )
-        assert await running.handle.result() == "done"
+        assert await running.result(NodeOutcome) == NodeOutcome(other, [], [])
         again = service.RespondActivityTaskCompletedRequest(namespace="default", task_token=token, result=result)
         assert (await owner.refusal(again))[0] is grpc.StatusCode.NOT_FOUND, "Temporal's own errors pass"
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mizzen.checkpoint import Checkpointer, list_committed
 
 
@@ -46,6 +48,7 @@ def test_killed_before_any_file_operation_of_a_save(tmp_path: Path, fork: Callab
     assert seen == {1, 2}
 
 
+@pytest.mark.long
 def test_killed_at_random_while_it_saves_on_and_on(tmp_path: Path, fork: Callable[..., Any]) -> None:
     """After each of 40 random kills, the newest checkpoint is intact and no older than the last acknowledged one."""
     chance = random.Random(20)

@@ -109,6 +109,7 @@ async def test_failed_replicas_are_launched_again_after_a_pause(live: Live) -> N
     assert live.phase(one.replica) == ("failed", "retries_exhausted")
 
 
+@pytest.mark.long
 async def test_a_service_without_spot_runs_on_shared_machines(live: Live) -> None:
     """Its replica is an ordinary workload; its workload may not run on machines of another service."""
     await live.shared_machine()
@@ -130,6 +131,7 @@ async def test_a_new_workflow_goes_on(live: Live) -> None:
     assert len(live.replicas()) == 4
 
 
+@pytest.mark.long
 async def test_a_replica_keeps_the_machine_on_which_it_runs(live: Live) -> None:
     """The auction may place a replica on a machine that was launched for another one: it is then its own."""
     live.up(service(num_overprovision=0))
@@ -168,6 +170,7 @@ async def test_a_replica_of_two_machines_ends_with_either(live: Live) -> None:
     assert other.replica != one.replica and gone <= machines
 
 
+@pytest.mark.long
 async def test_no_machine_stays_without_a_replica(live: Live) -> None:
     """A machine that belongs to a replica that has ended is ended, however it came to that, and the service can end."""
     live.up(service(num_overprovision=0, dynamic_ondemand_fallback=False))
@@ -186,6 +189,7 @@ async def test_no_machine_stays_without_a_replica(live: Live) -> None:
     assert live.site.natives() == set()
 
 
+@pytest.mark.long
 async def test_offers_that_vanish_cost_no_replica(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """A provider that offers no spot machines for a moment does not take them away."""
     live.up(service())
@@ -199,6 +203,7 @@ async def test_offers_that_vanish_cost_no_replica(live: Live, monkeypatch: pytes
     assert (_kinds(live), len(live.replicas())) == (["spot"] * 3, launched)
 
 
+@pytest.mark.long
 async def test_a_replica_that_is_not_placed_costs_no_machine_for_ever(live: Live) -> None:
     """A replica on hold: its machine is ready, and ended after `placement_s`, and another replica is launched."""
     with live.world.session() as session:
@@ -221,6 +226,7 @@ async def test_a_tenant_has_a_limit_on_machines(live: Live) -> None:
     assert len(live.site.natives()) == 2
 
 
+@pytest.mark.long
 async def test_a_replica_on_shared_machines_gets_machines_of_its_own(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:

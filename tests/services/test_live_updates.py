@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from domain.service import ResourceOption, ServiceSpec
 from tests.activities.temporal import until
 from tests.services.live import SHARED, Live, service
@@ -72,6 +74,7 @@ async def test_a_blue_green_update_switches_at_once(live: Live) -> None:
     assert set(seen) <= {(1, 1), (2, 2)}
 
 
+@pytest.mark.long
 async def test_an_update_to_another_zone_keeps_what_serves(live: Live) -> None:
     """The replicas in the old zone serve until those in the new zone are ready."""
     live.up(_in_zone("za"))
@@ -84,6 +87,7 @@ async def test_an_update_to_another_zone_keeps_what_serves(live: Live) -> None:
     await until(lambda: sum(one.ended_at is None for one in live.replicas()) == 2, "the older replicas have ended")
 
 
+@pytest.mark.long
 async def test_an_update_away_from_spot_and_back_keeps_what_serves(live: Live) -> None:
     """From spot machines to shared ones, and from shared ones to spot machines, with two ready at any time."""
     live.up(service(num_overprovision=0))

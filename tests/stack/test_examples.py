@@ -89,7 +89,12 @@ PRINTS = {
 }
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "example",
+    # `tests/simulation/test_command.py` has the commands of the example `philly`, which take long.
+    [pytest.param(one, marks=pytest.mark.long) if one.name == "philly" else one for one in EXAMPLES],
+    ids=lambda path: path.name,
+)
 def test_an_example(stack: Up, example: Path) -> None:
     """The commands of its README succeed, one after the other, and print what it promises."""
     said = _typed(stack, _commands_of(example))

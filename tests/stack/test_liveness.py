@@ -76,7 +76,9 @@ def _backend(up: Up) -> int:
     "stopped",
     [
         {"worker": "server worker", "api": "server api", "a backend of Postgres": None, "a machine's agent": None},
-        {"agents": "server agents", "temporal": "start-dev", "postgres": "/postgres -D"},
+        pytest.param(
+            {"agents": "server agents", "temporal": "start-dev", "postgres": "/postgres -D"}, marks=pytest.mark.long
+        ),
     ],
     ids=["processes-and-backends", "servers-and-agents"],
 )
@@ -115,6 +117,7 @@ def test_logs_do_not_grow(stack: Up) -> None:
     wait_until(lambda: all(log.stat().st_size <= 100 for log in logs.glob("*.log")), "no log is longer than 100 bytes")
 
 
+@pytest.mark.long
 def test_a_supervisor_that_was_stopped_restarts_nobody(stack: Up) -> None:
     """After the supervisor and all parts were suspended together, as on a laptop that sleeps, no part is restarted."""
     assert stack.process is not None

@@ -109,6 +109,7 @@ def _submitted(up: Up, mark: Path, **more: object) -> str:
     return str(up.client().submit({"version": 1, "name": mark.name, "tenant": "t", "jobs": [job], **more})["id"])
 
 
+@pytest.mark.long
 def test_one_regions_failure_is_that_regions_alone(sites: tuple[Up, Up], north: North, tmp_path: Path) -> None:
     """If the worker of a region hangs or dies, or its bucket disappears, only workloads that need that region wait.
 

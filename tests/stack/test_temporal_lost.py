@@ -98,6 +98,7 @@ def _submit(up: Up, name: str, tasks: int, run: str) -> str:
     return str(up.client().submit(document)["id"])
 
 
+@pytest.mark.long
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))

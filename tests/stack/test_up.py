@@ -13,6 +13,7 @@ from temporalio.client import Client
 from tests.stack.harness import ROOT, Up, processes_of, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+LONG = pytest.mark.long
 
 
 def _task_pids(up: Up, workload: str) -> set[int]:
@@ -88,7 +89,9 @@ def test_dead_children_are_restarted(shared: Up) -> None:
     wait_until(lambda: shared.ended(workload), "a new workload succeeds")
 
 
-@pytest.mark.parametrize("port", ["port", "database-port", "temporal-port", "temporal-ui-port"])
+@pytest.mark.parametrize(
+    "port", ["port", *(pytest.param(f"{one}-port", marks=LONG) for one in ("database", "temporal", "temporal-ui"))]
+)
 def test_taken_port_is_named(up: Up, port: str) -> None:
     """If a port is in use, `mizzen up` exits with a one-line error that names it, and leaves no process."""
     with socket.socket() as taken:

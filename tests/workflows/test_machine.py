@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -364,6 +365,20 @@ async def test_another_key_is_not_attended_to_until_it_is_proven(machine: Regist
     asked = machine.registry.requests(Activity.REGISTER_MACHINE)
     assert [h.key_proof for h in asked] == ["", "", "proof of a box"]
     assert machine.agent.requests(Activity.PROVE_KEY) == [ProveKey(machine.machine, "a box")]
+
+
+async def test_a_late_notice_of_an_owner_who_lends_again_is_dropped(machine: Registered) -> None:
+    """It would cordon the machine for good: the agent says that it is lent only once."""
+    await machine.says_hello()
+    await machine.attended()
+    lent = replace(hello(machine.machine), at_s=100.0)
+    await machine.handle.signal("hello", lent)
+    await machine.attended(2)
+    for at_s in (99.0, 101.0):
+        report = NoticeReport("owner", "preempt", True, at_s, at_s + 60.0, "the owner takes the machine back")
+        await machine.handle.signal("noticed", MachineNotice(machine.machine, "boot-1", report))
+    await until(lambda: "machine.noticed" in machine.registry.names(), "a notice is recorded")
+    assert [one.notice.at_s for one in machine.registry.requests(Activity.MACHINE_NOTICED)] == [101.0]
 
 
 async def test_tasks_are_told_how_often_to_save(machine: Registered) -> None:

@@ -20,6 +20,7 @@ def upgrade() -> None:
         "site_hazard",
         sa.Column("region", sa.Text(), nullable=False),
         sa.Column("counts", postgresql.JSONB(), nullable=False),
+        sa.Column("seen", sa.Text(), nullable=False),
         sa.Column("lent", postgresql.ARRAY(sa.Text()), server_default=sa.text("'{}'"), nullable=False),
         sa.PrimaryKeyConstraint("region", name="pk_site_hazard"),
         sa.ForeignKeyConstraint(["region"], ["region.name"], name="fk_site_hazard_region_region", ondelete="CASCADE"),

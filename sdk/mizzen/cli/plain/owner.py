@@ -117,7 +117,7 @@ def _reclaim(given: Namespace) -> int:
         say("the reclaim goes on; `mizzen lending` shows it, `mizzen lend` ends it")
         raise
     emit_one(given.output, status, lambda: _page(status), name=status["machine"])
-    return Exit.OK
+    return Exit.OK if status["free"] else Exit.CONFLICT
 
 
 def _lend(given: Namespace) -> int:

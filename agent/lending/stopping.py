@@ -1,0 +1,143 @@
+"""Stops the tasks whose resources the owner of the machine takes, whatever else fails.
+
+A task is normally told through its shim, which keeps the deadline. If the request cannot be recorded, for example on a
+broken disk, the task is signalled and killed directly. A failure with one task never keeps the others.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from signal import SIGTERM
+
+from agent import tasks
+from agent.config import AgentConfig
+from agent.locks import StartLocks
+from agent.processes import with_run_ids
+from agent.state import AttemptFolder, StateFolder
+from agent.tasks import NotStarted, RunFolder, State
+
+_LOCK_S = 2.0
+"""The longest time that a task's start may delay its stop. A start that is slower is refused by the record, or is told
+in the next round."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Held:
+    """An attempt with tasks on this machine that have not ended."""
+
+    folder: AttemptFolder
+    slots: frozenset[int]
+    """The GPU slots that its tasks hold here."""
+
+
+class Stopping:
+    """The attempts on this machine, and the ways to end them."""
+
+    def __init__(self, config: AgentConfig, state: StateFolder, locks: StartLocks) -> None:
+        self._config, self._state, self._locks = config, state, locks
+
+    def held(self) -> list[Held]:
+        """Returns the attempts that have tasks running here."""
+        found = []
+        for folder in self._state.unfinished():
+            if any(_is_there(run) for run in folder.runs()):
+                found.append(Held(folder, self.slots(folder)))
+        return found
+
+    def unfinished(self) -> list[Held]:
+        """Returns the attempts that have tasks running here, or still to be started."""
+        return [Held(folder, self.slots(folder)) for folder in self._state.unfinished()]
+
+    def slots(self, folder: AttemptFolder) -> frozenset[int]:
+        """Returns the GPU slots that an attempt's tasks hold here; none if its launch is not known or unreadable."""
+        try:
+            launch = folder.launch()
+        except (OSError, ValueError) as error:
+            _log.warning("the launch of %s cannot be read: %s", folder.key, error)
+            return frozenset()
+        places = () if launch is None else launch.on_machine(self._config.machine)
+        return frozenset(slot for place in places for slot in place.slots)
+
+    def grace_s(self, folder: AttemptFolder, left_s: float) -> float:
+        """Returns the time that an attempt's tasks get to save: what its workload asks for, at most `left_s`."""
+        try:
+            launch = folder.launch()
+        except (OSError, ValueError):
+            launch = None
+        return left_s if launch is None else min(left_s, launch.checkpoint.grace_s)
+
+    async def tell(self, folders: Iterable[tuple[AttemptFolder, float]]) -> None:
+        """Tells the tasks of attempts to stop, each within its grace in seconds, all at the same time.
+
+        Tasks that were not started can never be started afterwards.
+        """
+        await asyncio.gather(*(self._tell(folder, grace_s) for folder, grace_s in folders))
+
+    async def remaining(self, folders: Sequence[AttemptFolder]) -> list[RunFolder]:
+        """Returns the tasks of attempts that run. Ends lost tasks, and kills those whose time is over."""
+        return [run for folder in folders for run in folder.runs() if await asyncio.to_thread(_runs, run)]
+
+    async def _tell(self, folder: AttemptFolder, grace_s: float) -> None:
+        lock = self._locks.of(folder.workload_id)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOCK_S), lock:
+                await asyncio.gather(*(asyncio.to_thread(_tell, run, grace_s) for run in self._planned(folder)))
+                return
+        runs = [run for run in folder.runs() if tasks.look(run) is State.RUNNING]
+        await asyncio.gather(*(asyncio.to_thread(_tell, run, grace_s) for run in runs))
+
+    def _planned(self, folder: AttemptFolder) -> list[RunFolder]:
+        """Returns the folders of an attempt's tasks on this machine, also of those that were not started yet."""
+        try:
+            launch = folder.launch()
+        except (OSError, ValueError):
+            launch = None
+        if launch is None:
+            return folder.runs()
+        planned = {(place.job, place.task) for place in launch.on_machine(self._config.machine)}
+        planned |= {(run.job, run.task) for run in folder.runs()}
+        return [folder.run(job, task) for job, task in sorted(planned)]
+
+
+def _is_there(run: RunFolder) -> bool:
+    """Returns whether processes of a task run. A lost task may have left some, or only an end without a record."""
+    state = tasks.look(run)
+    return state is State.RUNNING or (state is State.LOST and bool(with_run_ids({run.run_id})))
+
+
+def _tell(run: RunFolder, grace_s: float) -> None:
+    try:
+        tasks.request_stop(run, grace_s, told=False)
+        return
+    except (OSError, NotStarted) as error:
+        _log.error("task %s: the request to stop it cannot be recorded: %s", run.run_id, error)
+    if grace_s <= 0:
+        _kill(run)
+        return
+    with contextlib.suppress(OSError):  # Without a record, the agent keeps the deadline itself.
+        if (identities := run.identities()) is not None:
+            identities[1].send(SIGTERM)
+
+
+def _runs(run: RunFolder) -> bool:
+    state = tasks.look(run)
+    if state is State.RUNNING and tasks.overdue(run):
+        _kill(run)
+        state = tasks.look(run)
+    if state is State.LOST:
+        # This kills what is left of the task before it writes the record.
+        with contextlib.suppress(OSError):
+            tasks.settle(run)
+        return False
+    return state is State.RUNNING
+
+
+def _kill(run: RunFolder) -> None:
+    """Kills a task's shim and all its processes; that the record of its end cannot be written does not matter."""
+    try:
+        tasks.force(run)
+    except OSError as error:
+        _log.error("task %s was killed, but its end cannot be recorded: %s", run.run_id, error)
