@@ -1,13 +1,18 @@
 """An object store in a bucket of Google Cloud Storage."""
 
 import os
+import warnings
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from google.api_core.exceptions import NotFound, PreconditionFailed, RequestRangeNotSatisfiable
+with warnings.catch_warnings():
+    # Where grpc is installed for something else, google.api_core asks for grpcio-status. Only HTTP is used here.
+    warnings.filterwarnings("ignore", "Please install grpcio-status", ImportWarning)
+    from google.api_core.exceptions import NotFound, PreconditionFailed, RequestRangeNotSatisfiable
+
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
