@@ -83,7 +83,7 @@ class AgentConfig(BaseModel):
     """With platform `file`: path of the file that announces the end of the machine (`mizzen.notices.file`)."""
     owner: str | None = None
     """User name or user id of the owner who lends this machine, and may take it back at any time through a local
-    socket. None: nobody may."""
+    socket. None: the machine has no owner, and there is no socket."""
     owner_socket: Path | None = None
     """Path of the owner's socket. None: `owner.sock` in `state_dir`."""
     interface: str | None = None

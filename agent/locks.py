@@ -5,7 +5,7 @@ import weakref
 
 
 class StartLocks:
-    """One lock for each workload. Whoever holds it may start the workload's tasks, or request their stop."""
+    """One lock for each workload. It is held while tasks of the workload are started, or are told to stop."""
 
     def __init__(self) -> None:
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()

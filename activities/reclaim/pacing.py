@@ -49,7 +49,8 @@ runtime of a workload is not known."""
 _SIGNAL = timedelta(seconds=10)
 _log = logging.getLogger(__name__)
 _CLOCK_S = 3600.0
-"""If the clock was set back by more than this, the observations begin anew; otherwise they wait."""
+"""If the clock was set back by more than this, all counts are dropped. If it was set back by less, nothing is counted
+until it has caught up."""
 
 
 class Pacer:
@@ -75,7 +76,7 @@ class Pacer:
                     _log.warning("the tasks of %s are not told how often to save: %s", pace.machine, error)
 
     def paces(self) -> list[Pace]:
-        """Observes the departures, and returns what each machine is told, by machine."""
+        """Counts the departures since the last control period; returns the intervals for the tasks of each machine."""
         with transaction(self._engine) as session:
             found: list[Pace] = []
             now_s = read_now_s(session)
@@ -138,7 +139,7 @@ def _departures_per_h(state: HazardState, model: HazardModel, now_s: float) -> d
 def _paces(
     state: HazardState, model: HazardModel, jobs: Sequence[RunningJob], now_s: float, settings: ReclaimSettings
 ) -> list[Pace]:
-    """Returns what each machine is told. The hazard of a gang is the sum over its lent machines."""
+    """Returns the intervals for the tasks of each machine. The hazard of a gang is the sum over its lent machines."""
     upper = dict(zip(state.nodes, model.hazards(state, now_s).upper_per_h.tolist(), strict=True))
     hazard_per_h = np.array([sum(upper[machine] for machine in job.lent) for job in jobs])
     p1 = P1Settings()

@@ -47,7 +47,7 @@ class RunningJob:
     machines: tuple[str, ...]
     """All its machines: any of its tasks may be the one that saves."""
     lent: tuple[str, ...]
-    """Those that are lent, and may depart."""
+    """The machines among them that owners lend, and may take back."""
     checkpoint_bytes: int
     write_s: float
     """How long the newest checkpoint took until it was durable."""

@@ -71,7 +71,7 @@ class Lender:
         self.changed = asyncio.Event()
         """Set when the record has changed. The waiting task must clear it."""
         self.away = asyncio.Event()
-        """Set while the whole machine is the owner's and nothing of it is left to do: the agent disconnects."""
+        """Set while the whole machine is the owner's and all its tasks have ended: the agent then disconnects."""
         self._quiet_since_s: float | None = None
         self.problem: str | None = None
         """Why the record could not be read or written; None: it could."""
@@ -225,7 +225,7 @@ class Lender:
         await asyncio.wait({asyncio.ensure_future(asyncio.to_thread(self._write))}, timeout=_WRITE_S)
 
     def _switch(self) -> None:
-        """Sets the kill-switch: while the whole machine is the owner's, nobody connects to its tasks."""
+        """Sets the kill-switch: while the whole machine is the owner's, new connections to its tasks are refused."""
         if self._traffic is not None:
             switch = self._traffic.kill_switch
             (switch.on if self.lending.is_whole else switch.off)()
@@ -315,7 +315,7 @@ class Lender:
             self.away.set()
 
     def _next_end_s(self) -> float:
-        """Returns the time until the next announced end, so that it is not missed by a tick."""
+        """Returns the pause until the next round: until a notice ends, but at most the usual interval."""
         ends = [*self.lending.gpus_at_s.values(), self.lending.machine_at_s or 0.0]
         period_s = PERIOD_S if self._shaped else _TICK_S
         now_s = self._clock()

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def open_socket(config: AgentConfig) -> socket.socket | None:
-    """Returns the owner's socket, on which nobody can connect yet; None: the machine has no owner.
+    """Returns the owner's socket, which is bound but does not listen yet. None: the machine has no owner.
 
     Raises:
         ConfigurationError: the socket cannot be made.

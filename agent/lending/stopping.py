@@ -19,8 +19,8 @@ from agent.state import AttemptFolder, StateFolder
 from agent.tasks import NotStarted, RunFolder, State
 
 _LOCK_S = 2.0
-"""The longest time that a task's start may delay its stop. A start that is slower is refused by the record, or is told
-in the next round."""
+"""The longest wait for a workload's start that is under way. If it takes longer, only its running tasks are told now, and
+the others when the notice ends."""
 _log = logging.getLogger(__name__)
 
 
@@ -90,7 +90,7 @@ class Stopping:
         await asyncio.gather(*(asyncio.to_thread(_tell, run, grace_s) for run in runs))
 
     def _planned(self, folder: AttemptFolder) -> list[RunFolder]:
-        """Returns the folders of an attempt's tasks on this machine, also of those that were not started yet."""
+        """Returns the folders of all tasks of an attempt on this machine, including tasks that have not started."""
         try:
             launch = folder.launch()
         except (OSError, ValueError):

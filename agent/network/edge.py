@@ -74,8 +74,8 @@ class Edge:
         """Attaches the programs to an interface of this network namespace. The kill-switch closes `ports`.
 
         Raises:
-            OSError: the interface does not exist or is neither an Ethernet nor a tunnel interface, this process is not
-                root, or the kernel is older than 6.6.
+            OSError: the interface does not exist, or it is not an Ethernet or tunnel interface; or this process is not
+                root; or the kernel is older than 6.6.
             ValueError: one of the ports is invalid.
         """
         self.interface = interface

@@ -4,6 +4,7 @@
 """
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import inf
 
@@ -23,7 +24,7 @@ WITHIN_S = 600.0
 """A migration succeeds if the job runs again at most this long after its machine left."""
 
 
-class Running:
+class Running(ABC):
     """The state of a run, with the phases of jobs that do not depend on owners."""
 
     def __init__(self, scenario: Scenario, system: System, knowledge: Knowledge) -> None:
@@ -229,9 +230,9 @@ class Running:
     def _book_reserved(self, job: Job) -> None:
         self._totals.moving += (self._now_s - self._reserved_s.pop(job.number)) * job.gpus
 
+    @abstractmethod
     def _plan(self, jobs: list[Job], leaves_s: float) -> None:
         """Moves jobs within the notice of their machine."""
-        raise NotImplementedError
 
     # Checkpoints.
 
