@@ -19,8 +19,8 @@ from agent.state import AttemptFolder, StateFolder
 from agent.tasks import NotStarted, RunFolder, State
 
 _LOCK_S = 2.0
-"""The longest wait for a workload's start that is under way. If it takes longer, only its running tasks are told now, and
-the others when the notice ends."""
+"""The longest wait for a workload's start that is under way. If it takes longer, only its running tasks are told now,
+and the others when the notice ends."""
 _log = logging.getLogger(__name__)
 
 
