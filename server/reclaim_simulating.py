@@ -93,12 +93,12 @@ def gap_of(scenario: Scenario) -> Adaptivity | None:
     """
     per_epoch = round(EPOCH_S / STEP_S)
     epochs = scenario.links_bytes_s.shape[1] // per_epoch
-    local = scenario.links_bytes_s[: len(scenario.buildings), : epochs * per_epoch].reshape(-1, epochs, per_epoch)
+    local = scenario.links_bytes_s[0, : epochs * per_epoch].reshape(epochs, per_epoch).mean(1)
     hazard = scenario.emergency_per_h.mean(0)[:epochs]
     good = hazard > 0
     if not good.any():
         return None
-    return adaptivity(hazard[good], local.mean(2)[0][good], 1.0)
+    return adaptivity(hazard[good], local[good], 1.0)
 
 
 def about(found: Simulated) -> str:

@@ -14,8 +14,6 @@ from simulation.reclaim.scenario import Scenario
 from simulation.reclaim.state import NOWHERE, Job, Node
 from simulation.reclaim.systems import Choosing, System
 
-ACCESS_BYTES_S = 125e6
-"""The access link of a machine: 1 Gbit/s."""
 _CORE_BYTES_S = 1.25e9
 
 
@@ -66,8 +64,8 @@ class Chooser:
 
         It is only tried if the job cannot move, and costs nothing if it fails, so no lower bound is needed.
         """
-        building = self._nodes[job.node].building
-        bandwidth = float(self._knowledge.budget_bytes_s(now_s)[building])
+        path = self._scenario.row_of[list(self._scenario.upload(job.node, self._nodes[job.node].building))]
+        bandwidth = float(self._knowledge.budget_bytes_s(now_s)[path].min())
         share = 1 - self._system.parameters.research_share if self._system.is_shaped else 1.0
         return self._wire(job) / max(bandwidth * share, 1.0)
 
@@ -116,18 +114,18 @@ class Chooser:
 
     def _share(self, now_s: float) -> Floats:
         """Returns the lower bound of what a transfer can use of each link."""
-        bound = self._knowledge.links_bytes_s(now_s)
+        bound = self._knowledge.links_bytes_s(now_s)[self._scenario.row_of]
         share = 1 - self._system.parameters.research_share if self._system.is_shaped else 1.0
         return np.asarray(np.maximum(bound * share, 1.0))
 
     def _network(self, now_s: float) -> Network:
-        count = len(self._scenario.buildings)
-        links = self._share(now_s)
+        count, links = len(self._scenario.buildings), self._share(now_s)
+        up, down, shared = np.split(links, np.cumsum([len(self._nodes)] * 2))
         topology = Topology.of(
             [node.building for node in self._nodes],
             [0] * count,
-            access=Links.of(np.full(len(self._nodes), ACCESS_BYTES_S), ACCESS_BYTES_S),
-            distribution=Links.of(links[count : 2 * count], links[2 * count :], links[:count]),
+            access=Links.of(up, down),
+            distribution=Links.of(shared[count : 2 * count], shared[2 * count :], shared[:count]),
             core=Links.of([_CORE_BYTES_S], _CORE_BYTES_S, _CORE_BYTES_S),
         )
         return Network.direct(topology)
@@ -136,7 +134,7 @@ class Chooser:
         horizons = np.array([min(self._left_s(job), most_s) for job in jobs])
         both = [self._knowledge.expected(now_s, float(horizon_s)) for horizon_s in horizons]
         links = self._share(now_s)
-        write = np.array([links[node.building] for node in self._nodes])
+        write = links[: len(self._nodes)]
         return Outlook.of(
             len(jobs),
             len(self._nodes),

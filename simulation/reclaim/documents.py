@@ -109,6 +109,7 @@ class Network(_Part):
     """Bandwidth and its sharing."""
 
     local_mbit_s: Positive = 820.0
+    building_mbit_s: Positive = 6000.0
     core_mbit_s: Positive = 240.0
     swing: Annotated[float, Field(ge=0, lt=1)] = 0.6
     correlation: Annotated[float, Field(ge=-1, le=0)] = -0.43
@@ -233,8 +234,11 @@ def build(document: Document, folder: Path, data: Path | None = None, seed: int 
         emergency, notice = drawn.hindsight(lending, len(names), building, length_s)
     network = document.network
     links = drawn.bandwidth(
-        streams[3], len(building_names), length_s, start_s,
-        drawn.Swings(network.local_mbit_s * 125e3, network.core_mbit_s * 125e3, network.swing, network.correlation),
+        streams[3], len(names), len(building_names), length_s, start_s,
+        drawn.Swings(
+            network.local_mbit_s * 125e3, network.building_mbit_s * 125e3, network.core_mbit_s * 125e3, network.swing,
+            network.correlation,
+        ),
         day, emergency,
     )  # fmt: skip
     traffic = Traffic(network.research_share, network.connections, network.overhead_share, network.write_mb_s * 1e6)

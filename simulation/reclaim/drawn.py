@@ -12,6 +12,8 @@ _GRID_S = 60.0
 _SWING_S = 180.0
 """The time constant of the swings. Within ten minutes a link passes through most of its range."""
 _TRIES = 60
+_MOST_ACCESS = 64
+"""Access links that are drawn, each with its own swings. Machines beyond share them, to limit the memory."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,11 @@ class Swings:
     """The bandwidth of links."""
 
     local_bytes_s: float = 820e6 / 8
+    """The access link of a machine."""
+    building_bytes_s: float = 6e9 / 8
+    """The switch of a building, which its machines share."""
     core_bytes_s: float = 240e6 / 8
+    """A building's link to the core, and from it."""
     swing: float = 0.6
     """The largest deviation from the mean of the hour."""
     correlation: float = -0.43
@@ -167,6 +173,7 @@ def hindsight(lending: Lending, count: int, building: Ints, length_s: float) -> 
 
 def bandwidth(
     rng: np.random.Generator,
+    machines: int,
     buildings: int,
     length_s: float,
     start_s: float,
@@ -178,7 +185,8 @@ def bandwidth(
 
     People use the network at the times of the peaks. The dip then is as deep as the wanted correlation needs.
     """
-    steps, links = int(np.ceil(length_s / STEP_S)), 3 * buildings
+    access = min(machines, _MOST_ACCESS)
+    steps, links = int(np.ceil(length_s / STEP_S)), access + 3 * buildings
     kept = np.exp(-STEP_S / _SWING_S)
     noise = rng.normal(size=(steps, links))
     state = rng.normal(size=links)
@@ -189,7 +197,8 @@ def bandwidth(
     uniform = np.tanh(0.7978845608 * (noise + 0.044715 * noise**3)).T
     swing = 1 + swings.swing * uniform
     peak = day.is_peak(np.asarray(start_s + np.arange(steps) * STEP_S, np.float64))
-    mean = np.repeat([swings.local_bytes_s, swings.core_bytes_s, swings.core_bytes_s], buildings)[:, None]
+    means = (swings.local_bytes_s, swings.building_bytes_s, swings.core_bytes_s)
+    mean = np.repeat(means, (access, buildings, 2 * buildings))[:, None]
     per_epoch = round(EPOCH_S / STEP_S)
     epochs = steps // per_epoch
     hazard = hazard_per_h.mean(0)[:epochs]

@@ -128,7 +128,7 @@ class _Run(Running):
         """Reserves a destination and sends the final checkpoint there. `deadline_s` infinite: an early move."""
         source = self._nodes[job.node]
         kind = Kind.RECOVERY if deadline_s == inf else Kind.PLANNED
-        flow = self._flow(job, kind, self._scenario.path(source.building, target.building), source.is_controlled)
+        flow = self._flow(job, kind, self._scenario.move(source.number, target.number), source.is_controlled)
         flow.deadline_s, flow.rest_s = deadline_s, self._chooser.restart_s
         self._take(target, job)
         self._reserved_s[job.number] = self._now_s
@@ -263,10 +263,10 @@ class _Run(Running):
         hit.stopped_s = job.stopped_s if job.phase is Phase.MOVING else self._now_s
         self._end_segment(job)
         hit.lost_s = job.progress_s - job.saved_s
-        building = node.building
         if notice_s == 0:
             size = job.checkpoint_bytes * (1 + self._scenario.traffic.overhead_share)
-            bandwidth = float(self._scenario.links_bytes_s[building, self._scenario.step(self._now_s)])
+            row = self._scenario.row_of[node.number]
+            bandwidth = float(self._scenario.links_bytes_s[row, self._scenario.step(self._now_s)])
             hit.clairvoyant_s = min(hit.lost_s, size / min(bandwidth, self._scenario.traffic.write_bytes_s))
         target = job.target
         reserved = self._nodes[target] if target != NOWHERE and self._nodes[target].is_lent else None

@@ -52,15 +52,17 @@ class Flow:
 
 @dataclass
 class Carried:
-    """Research traffic on the links while they carry flows, in bytes."""
+    """Research traffic on the paths of flows."""
 
-    offered_bytes: float = 0.0
-    lost_bytes: float = 0.0
+    flow_s: float = 0.0
+    """The time of all flows together..."""
+    displaced_s: float = 0.0
+    """...and the same, each moment weighted with the displaced share on the path's most affected link."""
 
     @property
     def degradation(self) -> float:
         """The share of research traffic that was displaced."""
-        return self.lost_bytes / self.offered_bytes if self.offered_bytes else 0.0
+        return self.displaced_s / self.flow_s if self.flow_s else 0.0
 
 
 class Network:
@@ -74,8 +76,8 @@ class Network:
         self._scenario, self._is_shaped = scenario, is_shaped
         self._research_share, self._period_s = research_share, period_s
         self._now_s = 0.0
-        self._lost: dict[int, tuple[float, float, bool]] = {}
-        """For each link with flows: research traffic offered and displaced per second, and whether a migration runs."""
+        self._displaced: dict[int, float] = {}
+        """The displaced share of research traffic of each flow that is sent, on the most affected link of its path."""
         self._next_change_s = inf
         self._shares: dict[int, Ints] = {}
 
@@ -98,13 +100,12 @@ class Network:
         passed_s = now_s - self._now_s
         self._now_s = now_s
         if passed_s > 0:
-            for offered, lost, migrates in self._lost.values():
-                self.all.offered_bytes += offered * passed_s
-                self.all.lost_bytes += lost * passed_s
-                if migrates:
-                    self.in_migrations.offered_bytes += offered * passed_s
-                    self.in_migrations.lost_bytes += lost * passed_s
             for flow in self.flows.values():
+                displaced = self._displaced.get(flow.number)
+                if displaced is not None:
+                    for carried in (self.all,) if flow.kind is Kind.WRITE else (self.all, self.in_migrations):
+                        carried.flow_s += passed_s
+                        carried.displaced_s += displaced * passed_s
                 sent = min(flow.rate_bytes_s * passed_s, flow.remaining_bytes)
                 flow.remaining_bytes -= sent
                 if flow.kind is Kind.WRITE:
@@ -122,10 +123,10 @@ class Network:
     def recompute(self, now_s: float) -> list[Flow]:
         """Sets all rates, and returns planned flows that P3 refuses, removed."""
         if not self.flows:
-            self._lost, self._next_change_s = {}, inf
+            self._displaced, self._next_change_s = {}, inf
             return []
         step = self._scenario.step(now_s)
-        bandwidth = self._scenario.links_bytes_s[:, step]
+        bandwidth = self._scenario.links_bytes_s[self._scenario.row_of, step]
         refused: list[Flow] = []
         if self._is_shaped:
             refused = self._shape(now_s)
@@ -153,7 +154,7 @@ class Network:
     def _share_of(self, step: int) -> Ints:
         """Returns the migration share of each link as of a step."""
         if step not in self._shares:
-            measured = self._scenario.links_bytes_s[:, step]
+            measured = self._scenario.links_bytes_s[self._scenario.row_of, step]
             self._shares = {step: migration_share(measured, research_share=self._research_share)}
         return self._shares[step]
 
@@ -165,7 +166,7 @@ class Network:
         planned = [one for one in self.flows.values() if one.kind is Kind.PLANNED and one.is_controlled]
         refused = []
         if planned:
-            paths = np.full((len(planned), 2), -1, np.int64)
+            paths = np.full((len(planned), max(len(flow.path) for flow in planned)), -1, np.int64)
             for row, flow in enumerate(planned):
                 paths[row, : len(flow.path)] = flow.path
             found = decide(self._columns(planned, paths), share, now_s)
@@ -239,8 +240,8 @@ class Network:
                 got = {link: offered[link] * slowed[link] for link in links}
                 for flow in controlled:
                     flow.rate_bytes_s *= min(slowed[link] for link in flow.path)
-        migrates = {link for flow in started if flow.kind is not Kind.WRITE for link in flow.path}
-        self._lost = {link: (offered[link], offered[link] - got[link], link in migrates) for link in links}
+        lost = {link: 1 - got[link] / offered[link] if offered[link] > 0 else 0.0 for link in links}
+        self._displaced = {flow.number: max(lost[link] for link in flow.path) for flow in started}
 
 
 def max_min(wants: list[tuple[tuple[int, ...], float, float]], room: list[float]) -> list[float]:

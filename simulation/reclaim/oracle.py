@@ -34,11 +34,16 @@ class Truth:
         self.emergencies = np.concatenate((zero, np.cumsum(scenario.emergency_per_h, 1) * hours), axis=1)
         self.notices = np.concatenate((zero, np.cumsum(scenario.notice_per_h, 1) * hours), axis=1)
 
-    def bandwidth_bytes_s(self, links: tuple[int, ...], at_s: float) -> float:
-        """Returns the least mean bandwidth of some links in the epoch that contains a time."""
+        self._means: tuple[int, Floats] = (-1, np.zeros(0))
+
+    def links_bytes_s(self, at_s: float) -> Floats:
+        """Returns the mean bandwidth of each link in the epoch that contains a time."""
         first = int(at_s // EPOCH_S) * round(EPOCH_S / STEP_S)
-        rows = self.scenario.links_bytes_s[list(links), first : first + round(EPOCH_S / STEP_S)]
-        return float(rows.mean(1).min()) if rows.size else float(self.scenario.links_bytes_s[list(links), -1].min())
+        if self._means[0] != first:
+            rows = self.scenario.links_bytes_s
+            first = min(first, rows.shape[1] - 1)
+            self._means = first, rows[:, first : first + round(EPOCH_S / STEP_S)].mean(1)[self.scenario.row_of]
+        return self._means[1]
 
     def expected(self, at_s: float, horizon_s: float) -> tuple[Floats, Floats]:
         """Returns the expected departures of each machine, without and with notice."""
@@ -51,32 +56,30 @@ class Truth:
 
 
 def best_intervals(
-    truth: Truth, building: int, at: Ints, payload: Floats, now_s: float, parameters: Parameters
+    truth: Truth, machine: int, gpus: Ints, payload: Floats, now_s: float, parameters: Parameters
 ) -> Floats:
-    """Returns the intervals of the jobs of a building with the least expected work loss.
+    """Returns the intervals of the jobs of a machine with the least expected work loss, given their GPUs and payloads.
 
-    Their writes may use the share `write_share` of what research leaves of the link to the store.
+    Their writes may use the share `write_share` of what research leaves of the machine's access link.
     """
-    bandwidth = truth.bandwidth_bytes_s((truth.scenario.switch(building),), now_s) * (1 - parameters.research_share)
+    bandwidth = float(truth.links_bytes_s(now_s)[machine]) * (1 - parameters.research_share)
     budget = bandwidth * parameters.p1.write_share
-    hazard = truth.scenario.emergency_per_h[at, truth.scenario.epoch(now_s)]
-    if len(at) == 1:
+    if len(payload) == 1:
         fitting = [one for one in GRID_S if payload[0] / one <= budget]
         return np.array([fitting[0] if fitting else max(GRID_S[-1], payload[0] / budget)])
     # Rounded, so that neighbouring epochs find the same solution in the cache.
     loads = tuple(tuple(round(float(size) / one / budget, 3) for one in GRID_S) for size in payload)
-    relative = tuple(round(float(one), 2) for one in hazard / max(float(hazard.max()), 1e-12))
-    return np.array(_solve(loads, relative))
+    return np.array(_solve(loads, tuple(gpus.tolist())))
 
 
 @lru_cache(maxsize=20_000)
-def _solve(loads: tuple[tuple[float, ...], ...], hazards: tuple[float, ...]) -> tuple[float, ...]:
+def _solve(loads: tuple[tuple[float, ...], ...], gpus: tuple[int, ...]) -> tuple[float, ...]:
     least = sum(row[-1] for row in loads)
     room = max(1.0, least)
     if len(loads) == 2:
         first, second = np.array(loads[0])[:, None], np.array(loads[1])[None, :]
         grid = np.array(GRID_S)
-        cost = max(hazards[0], 0.01) * grid[:, None] + max(hazards[1], 0.01) * grid[None, :]
+        cost = gpus[0] * grid[:, None] + gpus[1] * grid[None, :]
         pair = np.unravel_index(int(np.argmin(np.where(first + second <= room + 1e-9, cost, np.inf))), cost.shape)
         return GRID_S[int(pair[0])], GRID_S[int(pair[1])]
     model = cp_model.CpModel()
@@ -89,7 +92,7 @@ def _solve(loads: tuple[tuple[float, ...], ...], hazards: tuple[float, ...]) -> 
         <= int(room * _UNIT) + len(loads)
     )  # fmt: skip
     model.minimize(
-        sum(round(max(hazard, 0.01) * interval * 100) * var for hazard, row in zip(hazards, chosen, strict=True)
+        sum(round(count * interval) * var for count, row in zip(gpus, chosen, strict=True)
             for interval, var in zip(GRID_S, row, strict=True))
     )  # fmt: skip
     solver = cp_model.CpSolver()
@@ -106,21 +109,18 @@ def assign_jobs(
 ) -> list[int]:
     """Returns the destinations with the least expected loss; NOWHERE where no machine has room in time."""
     scenario = truth.scenario
-    costs = np.full((len(jobs), len(nodes)), inf)
+    costs, links = np.full((len(jobs), len(nodes)), inf), truth.links_bytes_s(now_s)
     for row, job in enumerate(jobs):
         left_s = min(max(job.work_s - job.progress_s, 1.0), _AHEAD_S)
         emergencies, notices = truth.expected(now_s, left_s)
         size = job.checkpoint_bytes * (1 + scenario.traffic.overhead_share)
-        source = nodes[job.node].building
-        transfers = [
-            size / max(truth.bandwidth_bytes_s(scenario.path(source, building), now_s), 1.0)
-            / (1 - parameters.research_share)
-            for building in range(len(scenario.buildings))
-        ]  # fmt: skip
         again_s = job.interval_s / 2 if job.interval_s < inf else parameters.loss_budget_s
         for node in nodes:
-            time_s = transfers[node.building] + scenario.restart_s
-            if node.number == job.node or not node.takes(job) or time_s > notice_s:
+            if node.number == job.node or not node.takes(job):
+                continue
+            slowest = float(links[list(scenario.move(job.node, node.number))].min())
+            time_s = size / max(slowest * (1 - parameters.research_share), 1.0) + scenario.restart_s
+            if time_s > notice_s:
                 continue
             number = node.number
             costs[row, number] = time_s * 0.1 + emergencies[number] * (again_s + time_s) + notices[number] * time_s

@@ -14,9 +14,9 @@ from simulation.reclaim.knowledge import Knowledge
 from simulation.reclaim.network import Flow, Kind, Network
 from simulation.reclaim.records import Outcome, Totals
 from simulation.reclaim.saving import Saver
-from simulation.reclaim.scenario import Scenario
+from simulation.reclaim.scenario import AT_THE_CORE, Scenario
 from simulation.reclaim.state import NOWHERE, Job, Node, Phase
-from simulation.reclaim.systems import Choosing, Saving, System
+from simulation.reclaim.systems import Choosing, Saving, Store, System
 
 STALL_SHARE = 0.09
 """The share of a local write for which a background save stalls training, as measured by mizzen's bench."""
@@ -144,13 +144,13 @@ class Running(ABC):
             self._take(node, job)
         self._enter(job, Phase.LOADING)
         job.node, job.target = node.number, NOWHERE
-        transfers = job.saved_s > 0 and self._system.saves_to_store and not self._system.has_shadow
+        transfers = job.saved_s > 0 and self._system.store is not Store.OWN_DISK and not self._system.has_shadow
         if not transfers:
             self._restart(job)
             return
         source = node.building if job.saved_at == NOWHERE else job.saved_at
         # The building's store sends it; its traffic is controlled if the receiving machine's agent is.
-        flow = self._flow(job, Kind.RECOVERY, self._scenario.path(source, node.building), node.is_controlled)
+        flow = self._flow(job, Kind.RECOVERY, self._scenario.download(source, node.number), node.is_controlled)
         job.move = flow
         self._done[flow.number] = lambda _: self._loaded(job)
 
@@ -181,9 +181,8 @@ class Running(ABC):
             self._plan([job], leaves_s)
 
     def _beside(self, job: Job) -> list[Job]:
-        """Returns the running jobs of the job's building, which share its store."""
-        building = self._nodes[job.node].building
-        return [one for one in self._running() if self._nodes[one.node].building == building]
+        """Returns the running jobs of the job's machine, which share its link."""
+        return [one for one in self._running() if one.node == job.node]
 
     def _running(self) -> list[Job]:
         return [
@@ -256,7 +255,7 @@ class Running(ABC):
         self._begin_save(job, Kind.WRITE)
 
     def _begin_save(self, job: Job, kind: Kind) -> None:
-        """Takes a snapshot now and sends it to the building's store."""
+        """Takes a snapshot now and sends it to the store."""
         progress_s = job.progress(self._now_s, self._system.slowdown)
         stall_s = STALL_SHARE * job.checkpoint_bytes / self._scenario.traffic.write_bytes_s
         # A snapshot that begins while the last one still stalls the job adds to its time.
@@ -267,13 +266,13 @@ class Running(ABC):
         if kind is Kind.WRITE and self._now_s >= self._scenario.measured_from_s:
             self._outcome.intervals_s.append(self._now_s - job.last_save_s)
         job.last_save_s = self._now_s
-        if not self._system.saves_to_store:
+        if self._system.store is Store.OWN_DISK:
             version = job.version
             at_s = self._now_s + job.checkpoint_bytes / self._scenario.traffic.write_bytes_s
             self._push(at_s, 2, lambda: self._saved_locally(job, version, progress_s))
             return
         node = self._nodes[job.node]
-        flow = self._flow(job, kind, self._scenario.path(node.building, node.building), node.is_controlled)
+        flow = self._flow(job, kind, self._scenario.upload(node.number, self._store(node)), node.is_controlled)
         flow.progress_s = progress_s
         job.write = flow
         self._done[flow.number] = self._saved
@@ -281,8 +280,11 @@ class Running(ABC):
     def _saved(self, flow: Flow) -> None:
         job = self._jobs[flow.job]
         job.write = None
-        job.saved_s, job.saved_at = flow.progress_s, self._nodes[job.node].building
+        job.saved_s, job.saved_at = flow.progress_s, self._store(self._nodes[job.node])
         self._schedule_save(job)
+
+    def _store(self, node: Node) -> int:
+        return AT_THE_CORE if self._system.store is Store.CENTRAL else node.building
 
     def _saved_locally(self, job: Job, version: int, progress_s: float) -> None:
         if job.version == version and job.phase is Phase.RUNNING:

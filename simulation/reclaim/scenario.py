@@ -16,6 +16,8 @@ STEP_S = 60.0
 EPOCH_S = 600.0
 """The true hazard is constant for this time, and decisions of P1 are made once in it unless a system says otherwise."""
 DAY_S, HOUR_S = 86_400.0, 3600.0
+AT_THE_CORE = -2
+"""The place of a store that is not in a building: at the core of the campus."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,10 @@ class Scenario:
     lending: Lending
     work: Work
     links_bytes_s: Floats
-    """The bandwidth of each link (rows) in each step of `STEP_S`: the switch of each building, then the link of each
-    building towards the core, then the link of each building from the core."""
+    """The bandwidth of links (rows) in each step of `STEP_S`: the access links of machines, then the switch of each
+    building, the link of each building towards the core, and the link of each building from the core.
+
+    Machine m has the row m modulo the number of rows of access links, in both directions."""
     emergency_per_h: Floats
     """The true hazard of each machine (rows) in each epoch of `EPOCH_S`, of departures without notice..."""
     notice_per_h: Floats
@@ -119,14 +123,39 @@ class Scenario:
         """Returns the number of the epoch that contains a time."""
         return min(int(at_s // EPOCH_S), self.epochs - 1)
 
-    def switch(self, building: int) -> int:
-        """Returns the number of the link within a building."""
-        return building
+    @cached_property
+    def row_of(self) -> Ints:
+        """The row of `links_bytes_s` of each link.
 
-    def path(self, source: int, target: int) -> tuple[int, ...]:
-        """Returns the links from a building to a building."""
-        count = len(self.buildings)
-        return (source,) if source == target else (count + source, 2 * count + target)
+        Links are numbered: from each machine, to each machine, the switch of each building, from each building to the
+        core, and from the core to each building.
+        """
+        shared = 3 * len(self.buildings)
+        rows = len(self.links_bytes_s) - shared
+        access = np.arange(len(self.machines)) % rows
+        return np.concatenate((access, access, rows + np.arange(shared)))
+
+    def between(self, source: int, target: int) -> tuple[int, ...]:
+        """Returns the links from a building or `AT_THE_CORE` to a building or `AT_THE_CORE`."""
+        count, first = len(self.buildings), 2 * len(self.machines)
+        if source == target:
+            return (first + source,) if source != AT_THE_CORE else ()
+        up = (first + count + source,) if source != AT_THE_CORE else ()
+        return (*up, first + 2 * count + target) if target != AT_THE_CORE else up
+
+    def upload(self, machine: int, store: int) -> tuple[int, ...]:
+        """Returns the links from a machine to the store of a building, or to that `AT_THE_CORE`."""
+        return (machine, *self.between(int(self.machines.building[machine]), store))
+
+    def download(self, store: int, machine: int) -> tuple[int, ...]:
+        """Returns the links from the store of a building, or from that `AT_THE_CORE`, to a machine."""
+        return (*self.between(store, int(self.machines.building[machine])), len(self.machines) + machine)
+
+    def move(self, source: int, target: int) -> tuple[int, ...]:
+        """Returns the links from a machine to a machine."""
+        building = self.machines.building
+        shared = self.between(int(building[source]), int(building[target]))
+        return (source, *shared, len(self.machines) + target)
 
     @cached_property
     def lent_gpu_s(self) -> float:

@@ -36,6 +36,17 @@ class Choosing(StrEnum):
     ORACLE = "oracle"
 
 
+class Store(StrEnum):
+    """Where checkpoints are."""
+
+    BUILDING = "building"
+    """In a store of the machine's building."""
+    CENTRAL = "central"
+    """In one file system for all buildings, at the core of the campus."""
+    OWN_DISK = "own disk"
+    """On the machine: a job can only continue there."""
+
+
 @dataclass(frozen=True)
 class Parameters:
     """Constants that the sensitivity table varies."""
@@ -81,8 +92,7 @@ class System:
     uses_notice: bool = True
     """Whether a job moves within its notice. Otherwise it runs until its machine leaves."""
     moves_early: bool = False
-    saves_to_store: bool = True
-    """Whether checkpoints leave the machine."""
+    store: Store = Store.BUILDING
     has_shadow: bool = False
     """Whether another machine holds the state, so that a restart transfers nothing."""
     requeue_s: float = 0.0
@@ -125,7 +135,7 @@ SYSTEMS: Mapping[str, System] = {
         ),
         System(
             "no-migration", "30 minutes to the machine's own disk; the job waits for its machine",
-            choosing=Choosing.HOME, uses_notice=False, saves_to_store=False,
+            choosing=Choosing.HOME, uses_notice=False, store=Store.OWN_DISK,
         ),
         System("static", "10 minutes, moves within the notice to a random machine", interval_s=600.0),
         System(

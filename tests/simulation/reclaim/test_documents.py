@@ -30,8 +30,9 @@ def test_the_campus_has_the_figures_of_section_4() -> None:
     sizes = given.work.checkpoint_bytes
     assert np.median(sizes) == pytest.approx(3.2e9, rel=0.02)
     assert sizes.min() >= 120e6 and 40e9 < sizes.max() <= 48e9
-    local, core = given.links_bytes_s[:4], given.links_bytes_s[4:]
+    local, switches, core = np.split(given.links_bytes_s, (53, 57))
     assert local.mean() == pytest.approx(820e6 / 8, rel=0.02)
+    assert switches.mean() == pytest.approx(6e9 / 8, rel=0.02)
     assert core.mean() == pytest.approx(240e6 / 8, rel=0.02)
     # Departures in the peaks are about as many times as frequent as the factor says, for the hours that are lent.
     hour = (given.start_s + given.lending.to_s[departs]) % DAY_S / 3600

@@ -12,7 +12,7 @@ from simulation.reclaim.network import max_min
 from simulation.reclaim.running import STALL_SHARE
 from simulation.reclaim.scenario import Traffic
 from simulation.reclaim.systems import SYSTEMS, System
-from tests.simulation.reclaim.tiny import HOUR_S, scenario
+from tests.simulation.reclaim.tiny import HOUR_S, LOCAL_BYTES_S, scenario
 
 SIZE = 3e9  # 30 s within a building, 120 s to another, 3 s on the local disk.
 STALL_S = STALL_SHARE * 3.0
@@ -93,7 +93,7 @@ def test_writes_share_the_link_of_a_building() -> None:
     given = scenario(
         intervals=[(0, 0, 680, 0), (1, 0, 10 * HOUR_S, 0), (2, 0, 10 * HOUR_S, 0)],
         jobs=[(0, 1, 5 * HOUR_S, SIZE), (0, 1, 5 * HOUR_S, SIZE)],
-        building=(0, 0, 0), gpus=(1, 1, 1),
+        building=(0, 0, 0), gpus=(1, 1, 1), switch_bytes_s=LOCAL_BYTES_S,
     )  # fmt: skip
     (hit,) = simulate(given, fixed(600)).hits
     assert hit.lost_s == pytest.approx(650 - STALL_S)

@@ -17,6 +17,7 @@ def scenario(
     gpus: tuple[int, ...] = (1, 1),
     length_s: float = 10 * HOUR_S,
     traffic: Traffic = PLAIN,
+    switch_bytes_s: float = 10 * LOCAL_BYTES_S,
 ) -> Scenario:
     """Returns a scenario with constant bandwidth.
 
@@ -27,14 +28,16 @@ def scenario(
         gpus: the GPUs of each machine.
         length_s: the end.
         traffic: how links are shared.
+        switch_bytes_s: the bandwidth of the switch of each building.
     """
     count, places = len(building), max(building) + 1
     rows = sorted(intervals, key=lambda row: row[1])
     columns = list(zip(*rows, strict=True))
     to_s = np.array(columns[2], float)
     epochs, steps = int(np.ceil(length_s / EPOCH_S)), int(np.ceil(length_s / STEP_S))
-    links = np.full((3 * places, steps), CORE_BYTES_S)
-    links[:places] = LOCAL_BYTES_S
+    links = np.full((count + 3 * places, steps), CORE_BYTES_S)
+    links[:count] = LOCAL_BYTES_S
+    links[count : count + places] = switch_bytes_s
     submit_s, wanted, work_s, size = (np.array(column, float) for column in zip(*jobs, strict=True))
     return Scenario(
         name="tiny", seed=1, start_s=0.0, length_s=length_s, measured_from_s=0.0,
