@@ -14,7 +14,7 @@ from server.spot_tables import Table
 from simulation.reclaim.compare import figures, ratio
 from simulation.reclaim.systems import TABLE_3
 
-_ORDER = (*TABLE_3, "joint", "none", "p1", "p2", "p3", "p2+p3")
+_ORDER = ("slurm-pr", "slurm-pr-local", *TABLE_3[1:], "joint", "none", "p1", "p2", "p3", "p2+p3")
 
 
 def markdown(table: Table) -> str:

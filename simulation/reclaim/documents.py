@@ -102,7 +102,7 @@ class JobMix(_Part):
     checkpoint_least_bytes: Positive = 120e6
     checkpoint_median_bytes: Positive = 3.2e9
     checkpoint_most_bytes: Positive = 48e9
-    checkpoint_sigma: NotNegative = 1.4
+    checkpoint_sigma: NotNegative | None = None
 
 
 class Network(_Part):
@@ -141,6 +141,7 @@ class Document(_Part):
     jobs: JobMix = JobMix()
     network: Network = Network()
     participation: Share = 1.0
+    hindsight_days: Positive = 1.0
     restart_s: NotNegative = 30.0
 
     @model_validator(mode="after")
@@ -231,7 +232,7 @@ def build(document: Document, folder: Path, data: Path | None = None, seed: int 
             [wanted[float(at), int(node)] for at, node in zip(lending.from_s, lending.node, strict=True)], np.float64
         )
         lending = replace(lending, notice_s=_notices(lending, owner, streams[2], known))
-        emergency, notice = drawn.hindsight(lending, len(names), building, length_s)
+        emergency, notice = drawn.hindsight(lending, len(names), building, length_s, document.hindsight_days)
     network = document.network
     links = drawn.bandwidth(
         streams[3], len(names), len(building_names), length_s, start_s,

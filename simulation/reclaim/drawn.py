@@ -135,8 +135,12 @@ def lending_of(intervals: list[tuple[float, float, int]], length_s: float) -> Le
     return Lending(node, from_s, np.minimum(to_s, length_s), np.zeros(len(node)), to_s < length_s)
 
 
-def hindsight(lending: Lending, count: int, building: Ints, length_s: float) -> tuple[Floats, Floats]:
-    """Returns the hazards of machines whose intervals are given, as a kernel of a day around each time estimates them.
+def hindsight(
+    lending: Lending, count: int, building: Ints, length_s: float, kernel_days: float = 1.0
+) -> tuple[Floats, Floats]:
+    """Returns the hazards of machines whose intervals are given, as a kernel around each time estimates them.
+
+    The kernel reaches `kernel_days` to both sides.
 
     The first is of departures without notice, the second of others. This uses departures before and after each time,
     so only an oracle can have it. A machine's own rate is shrunk towards that of its building.
@@ -150,7 +154,7 @@ def hindsight(lending: Lending, count: int, building: Ints, length_s: float) -> 
     for kind, chosen in enumerate((lending.notice_s == 0, lending.notice_s > 0)):
         at = chosen & lending.departs
         np.add.at(counts[kind], (lending.node[at], last[at]), 1)
-    kernel = np.hanning(round(2 * DAY_S / EPOCH_S) + 2)[1:-1]
+    kernel = np.hanning(round(2 * kernel_days * DAY_S / EPOCH_S) + 2)[1:-1]
     kernel = kernel / kernel.max()
 
     def smooth(rows: Floats) -> Floats:
@@ -232,7 +236,9 @@ class Jobs:
     least_bytes: float = 120e6
     median_bytes: float = 3.2e9
     most_bytes: float = 48e9
-    bytes_sigma: float = 1.4
+    bytes_sigma: float | None = None
+    """The spread of the checkpoints' sizes (of their logarithms). None: the smallest job has `least_bytes`, the largest
+    `most_bytes`, with a spread of its own on each side of the median."""
     memory_factor: float = 1.2
     """The memory that a job needs on its GPUs together, relative to its checkpoint..."""
     least_memory_bytes: float = 8e9
@@ -251,7 +257,13 @@ def work(rng: np.random.Generator, jobs: Jobs, machines: Machines, length_s: flo
     # One job for each of `count` equal parts of the distribution, so that the median is exact.
     normal = NormalDist()
     quantiles = np.array([normal.inv_cdf((place + 0.5) / count) for place in rng.permutation(count).tolist()])
-    size = np.clip(jobs.median_bytes * np.exp(jobs.bytes_sigma * quantiles), jobs.least_bytes, jobs.most_bytes)
+    if jobs.bytes_sigma is None:
+        most = max(normal.inv_cdf(1 - 0.5 / count), 1e-9)
+        below, above = np.log([jobs.median_bytes / jobs.least_bytes, jobs.most_bytes / jobs.median_bytes]) / most
+        spread = np.where(quantiles < 0, below, above)
+    else:
+        spread = np.full(count, jobs.bytes_sigma)
+    size = np.clip(jobs.median_bytes * np.exp(spread * quantiles), jobs.least_bytes, jobs.most_bytes)
     room = np.array([machines.memory_bytes[machines.gpus >= n].max() for n in gpus])
     size = np.minimum(size, room * gpus / jobs.memory_factor)
     memory = np.clip(jobs.memory_factor * size / gpus, np.minimum(jobs.least_memory_bytes, room), room)

@@ -190,20 +190,27 @@ class _Run(Running):
     def _save_at_least(self, job: Job, leaves_s: float) -> None:
         """P1, for a job that cannot move within its notice: a final checkpoint to the store, if that alone fits.
 
-        It begins as late as is safe, so that it contains most of the work.
+        It begins as late as is safe, so that it contains most of the work. If there is time for two, the first begins
+        at once, in case that the bandwidth falls.
         """
         if self._system.saving is Saving.FIXED or job.phase is not Phase.RUNNING:
             return
         upload_s = self._chooser.upload_s(job, self._now_s)
         version = job.version
         if final_feasible(upload_s, 1.0, 0.0, leaves_s - self._now_s):
-            latest_s = max(self._now_s, leaves_s - _MARGIN * upload_s)
+            safe_s = _MARGIN * upload_s
+            latest_s = max(self._now_s, leaves_s - safe_s)
+            if job.write is None and latest_s - self._now_s >= safe_s:
+                self._begin_save(job, Kind.RECOVERY)
             self._push(latest_s, 2, lambda: self._last_save(job, version))
 
     def _last_save(self, job: Job, version: int) -> None:
         if job.version != version or job.phase is not Phase.RUNNING or job.move is not None:
             return
         if job.write is not None:
+            if job.write.kind is Kind.RECOVERY:
+                # The first one is late: to begin again would be later still.
+                return
             self._network.remove(job.write)
             self._done.pop(job.write.number, None)
         self._begin_save(job, Kind.RECOVERY)

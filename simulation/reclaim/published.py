@@ -82,6 +82,9 @@ def bounds(found: Mapping[str, Figures]) -> list[Bound]:
         order = Bound(order.name, order.required, f"{same} of 8; least first: {', '.join(measured)}", same == 8)
     return [
         quotient("work loss over slurm-pr's", "at most 0.34", "reclaimnet", "slurm-pr", "loss_gpu_h", 0.34),
+        quotient(
+            "the same with a store in each building", "at most 0.34", "reclaimnet", "slurm-pr-local", "loss_gpu_h", 0.34
+        ),
         quotient("work loss over the oracle's", "at most 1.08", "reclaimnet", "oracle", "loss_gpu_h", 1.08),
         Bound(
             "migration success", "at least 91 %", f"{ours.mean('success'):.1%}" if ours else "-",

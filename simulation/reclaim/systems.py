@@ -126,13 +126,16 @@ ABLATION = tuple(
 )  # fmt: skip
 """All combinations of the protocols, in the order of Table IV."""
 _ALL = replace(ABLATION[-1], name="reclaimnet", about="P1, P2 and P3")
+_SLURM = System(
+    "slurm-pr",
+    "preempt and requeue: 10 minutes to one file system for all buildings, no use of notices, the first free machine",
+    interval_s=600.0, choosing=Choosing.FIRST, uses_notice=False, requeue_s=120.0, store=Store.CENTRAL,
+)  # fmt: skip
 SYSTEMS: Mapping[str, System] = {
     system.name: system
     for system in (
-        System(
-            "slurm-pr", "preempt and requeue: 10 minutes, no use of notices, the first free machine",
-            interval_s=600.0, choosing=Choosing.FIRST, uses_notice=False, requeue_s=120.0,
-        ),
+        _SLURM,
+        replace(_SLURM, name="slurm-pr-local", about="slurm-pr with a store in each building", store=Store.BUILDING),
         System(
             "no-migration", "30 minutes to the machine's own disk; the job waits for its machine",
             choosing=Choosing.HOME, uses_notice=False, store=Store.OWN_DISK,

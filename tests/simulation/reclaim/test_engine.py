@@ -11,13 +11,13 @@ from simulation.reclaim.engine import simulate
 from simulation.reclaim.network import max_min
 from simulation.reclaim.running import STALL_SHARE
 from simulation.reclaim.scenario import Traffic
-from simulation.reclaim.systems import SYSTEMS, System
+from simulation.reclaim.systems import SYSTEMS, Store, System
 from tests.simulation.reclaim.tiny import HOUR_S, LOCAL_BYTES_S, scenario
 
 SIZE = 3e9  # 30 s within a building, 120 s to another, 3 s on the local disk.
 STALL_S = STALL_SHARE * 3.0
-ALL = ("slurm-pr", "no-migration", "static", "bamboo-like", "random-dst", "no-shaping", "tv-fi", "reclaimnet",
-       "oracle", "joint", "none", "p1", "p2", "p3", "p2+p3")  # fmt: skip
+ALL = ("slurm-pr", "slurm-pr-local", "no-migration", "static", "bamboo-like", "random-dst", "no-shaping", "tv-fi",
+       "reclaimnet", "oracle", "joint", "none", "p1", "p2", "p3", "p2+p3")  # fmt: skip
 
 
 def fixed(interval_s: float, **changes: object) -> System:
@@ -76,6 +76,21 @@ def test_reclaimnet_refuses_what_cannot_complete_and_saves_instead() -> None:
     assert hit.lost_s == pytest.approx(1.3 * upload_s - STALL_S, abs=0.01)
 
 
+def test_a_job_that_cannot_move_saves_at_once_and_again_late() -> None:
+    # 120 s are enough for two uploads with the margin, but not for a transfer of 171 s to the other building.
+    given = scenario(
+        intervals=[(0, 0, 5000, 120.0), (1, 0, 10 * HOUR_S, 0)], jobs=[(0, 1, 5 * HOUR_S, SIZE)], building=(0, 1)
+    )
+    system = SYSTEMS["reclaimnet"]
+    (hit,) = simulate(given, system).hits
+    assert hit.lost_s == pytest.approx(1.3 * SIZE / 70e6 - STALL_S, abs=0.01)
+    # The link is slower from 4940 s on. The first of the two is complete by then, begun with the notice at 4880 s.
+    links = given.links_bytes_s.copy()
+    links[0, 4940 // 60 + 1 :] /= 10
+    (hit,) = simulate(replace(given, links_bytes_s=links), system).hits
+    assert hit.lost_s == pytest.approx(120 - STALL_S - STALL_S, abs=0.01)
+
+
 def test_no_migration_waits_for_its_machine() -> None:
     given = scenario(
         intervals=[(0, 0, 3600, 0), (0, 7200, 10 * HOUR_S, 0), (1, 4000, 10 * HOUR_S, 0)],
@@ -97,6 +112,32 @@ def test_writes_share_the_link_of_a_building() -> None:
     )  # fmt: skip
     (hit,) = simulate(given, fixed(600)).hits
     assert hit.lost_s == pytest.approx(650 - STALL_S)
+
+
+@pytest.mark.parametrize(("machines", "at_s", "kept"), [((0, 1), 661, True), ((0, 0), 661, False), ((0, 0), 691, True)])
+def test_writes_share_the_link_of_a_machine(machines: tuple[int, int], at_s: float, kept: bool) -> None:
+    # Two jobs save together, from 630 s on. On two machines each write takes 30 s, on one machine 60 s.
+    given = scenario(
+        intervals=[(0, 0, at_s, 0), *((n, 1000.0 * (machines == (0, 0)), 10 * HOUR_S, 0) for n in (1, 2))],
+        jobs=[(0, 1, 5 * HOUR_S, SIZE), (0, 1, 5 * HOUR_S, SIZE)],
+        building=(0, 0, 0), gpus=(2, 1, 1) if machines == (0, 0) else (1, 1, 1),
+    )  # fmt: skip
+    found = simulate(given, fixed(600)).hits
+    assert [hit.node for hit in found] == [0] * machines.count(0)
+    for hit in found:
+        assert hit.lost_s == pytest.approx(at_s - 630 - STALL_S if kept else at_s - 30 - STALL_S)
+
+
+def test_central_store_by_hand() -> None:
+    # To the core and back over 25 MB/s: 120 s each way, also within one building.
+    given = scenario(intervals=[(0, 0, 2000, 0), (1, 1000, 10 * HOUR_S, 0)], jobs=[(0, 1, 5 * HOUR_S, SIZE)])
+    (hit,) = simulate(given, fixed(600, store=Store.CENTRAL)).hits
+    assert hit.lost_s == pytest.approx(2000 - 1830 - STALL_S)
+    assert hit.resumed_s - hit.stopped_s == pytest.approx(120 + 30)
+    early = scenario(intervals=[(0, 0, 1940, 0), (1, 1000, 10 * HOUR_S, 0)], jobs=[(0, 1, 5 * HOUR_S, SIZE)])
+    # The checkpoint begun at 1830 s would be complete at 1950 s.
+    (hit,) = simulate(early, fixed(600, store=Store.CENTRAL)).hits
+    assert hit.lost_s == pytest.approx(1940 - 1230 - 2 * STALL_S)
 
 
 def test_research_traffic_without_and_with_shaping() -> None:
