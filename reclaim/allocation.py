@@ -7,7 +7,7 @@ b is proportional to the weight (lambda C)^(1/3). The weights need no common uni
 import numpy as np
 from numpy.typing import ArrayLike
 
-from reclaim.arrays import Floats, column, number
+from reclaim.arrays import Floats, Ints, check_numbers, column, number
 
 
 def weights(hazard_per_h: ArrayLike, checkpoint_bytes: ArrayLike, size: int) -> Floats:
@@ -66,3 +66,31 @@ def water_fill(
         return np.where(weight > 0, cap, 0.0)
     first = int(np.argmax(below))
     return np.minimum(cap, weight * max(0.0, float(level[first])))
+
+
+def water_fill_links(
+    hazard_per_h: Floats, checkpoint_bytes: ArrayLike, cap_bytes_s: ArrayLike, budget_bytes_s: Floats, link: Ints
+) -> Floats:
+    """Returns the bandwidth of each job in bytes per second, where each job shares one of several links (Lemma 2 each).
+
+    Args:
+        hazard_per_h: as in `water_fill`, likewise the next two.
+        checkpoint_bytes: the payload of each job.
+        cap_bytes_s: the cap of each job.
+        budget_bytes_s: what the jobs of each link may use together, 0 or more.
+        link: the link of each job, as a number of an element of `budget_bytes_s`.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+    size = len(hazard_per_h)
+    hazard, payload = column("hazard_per_h", hazard_per_h, size), column("checkpoint_bytes", checkpoint_bytes, size)
+    cap = column("cap_bytes_s", cap_bytes_s, size, positive=True, infinite=True)
+    budget = column("budget_bytes_s", budget_bytes_s, len(budget_bytes_s))
+    check_numbers("link", link, len(budget))
+    # A job that is alone on its link gets all of it, up to its cap.
+    found = np.minimum(cap, budget[link])
+    for shared in np.flatnonzero(np.bincount(link, minlength=len(budget)) > 1).tolist():
+        at = link == shared
+        found[at] = water_fill(hazard[at], payload[at], cap[at], float(budget[shared]))
+    return found

@@ -50,3 +50,10 @@ def number(name: str, value: float, *, positive: bool = False) -> float:
 def rows(values: Any) -> int:
     """Returns the number of rows of a column."""
     return int(np.asarray(values).shape[0])
+
+
+def check_numbers(name: str, numbers: Ints, count: int) -> None:
+    """Raises ValueError, with the name of the array, if an element is not from 0 to count - 1."""
+    wrong = np.flatnonzero((numbers < 0) | (numbers >= count))
+    if len(wrong):
+        raise ValueError(f"{name}[{wrong[0]}]: {numbers[wrong[0]]}: must be from 0 to {count - 1}")

@@ -12,9 +12,9 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from reclaim.arrays import Bools, Floats, Ints, column
+from reclaim.arrays import Bools, Floats, Ints, check_numbers, column
 from reclaim.onward import Onward
-from reclaim.topology import NOWHERE, Topology, check_numbers
+from reclaim.topology import NOWHERE, Topology
 
 I1 = NDArray[np.int8]
 Score = Callable[[int, Bools, Floats], tuple[Ints, Floats]]

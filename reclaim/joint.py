@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from reclaim.arrays import Bools, Floats, Ints, column
+from reclaim.arrays import Bools, Floats, Ints, check_numbers, column
 from reclaim.destinations import (
     DEFAULT_RULES,
     Choices,
@@ -32,7 +32,7 @@ from reclaim.destinations import (
     removed_by,
 )
 from reclaim.intervals import P1Settings, intervals
-from reclaim.topology import NOWHERE, check_numbers
+from reclaim.topology import NOWHERE
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 

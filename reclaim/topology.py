@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from reclaim.arrays import Floats, Ints
+from reclaim.arrays import Floats, Ints, check_numbers
 
 LEAST_BYTES_S = 1.0
 """The bandwidth of a link that is measured as less, or as nothing. It keeps every time finite; no deadline is met over
@@ -230,10 +230,3 @@ def _of_building(bandwidth_bytes_s: Floats, buildings: Ints) -> Floats:
     if not len(bandwidth_bytes_s):
         return np.full(buildings.shape, np.inf)
     return np.where(buildings == NOWHERE, np.inf, bandwidth_bytes_s[buildings])
-
-
-def check_numbers(name: str, numbers: Ints, count: int) -> None:
-    """Raises ValueError, with the name of the array, if an element is not from 0 to count - 1."""
-    wrong = np.flatnonzero((numbers < 0) | (numbers >= count))
-    if len(wrong):
-        raise ValueError(f"{name}[{wrong[0]}]: {numbers[wrong[0]]}: must be from 0 to {count - 1}")

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from reclaim.allocation import water_fill
-from reclaim.intervals import SiteJobs, intervals, phases, tick
+from reclaim.allocation import water_fill_links
+from reclaim.arrays import Floats
+from reclaim.intervals import intervals, phases
 from simulation.reclaim.knowledge import Knowledge
 from simulation.reclaim.oracle import Truth, best_intervals
 from simulation.reclaim.scenario import Scenario
@@ -29,36 +30,29 @@ class Saver:
             for job in jobs:
                 job.interval_s = self._system.interval_s
             return
-        by_machine: dict[int, list[Job]] = {}
-        for job in jobs:
-            by_machine.setdefault(job.node, []).append(job)
-        for machine, members in by_machine.items():
-            found = self._of(machine, members, now_s)
-            for job, interval_s in zip(members, found.tolist(), strict=True):
+        if jobs:
+            for job, interval_s in zip(jobs, self._of(jobs, now_s).tolist(), strict=True):
                 job.interval_s = max(interval_s, LEAST_S)
 
-    def _of(self, machine: int, jobs: list[Job], now_s: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        parameters, traffic = self._system.parameters, self._scenario.traffic
-        share = 1 - parameters.research_share
+    def _of(self, jobs: list[Job], now_s: float) -> Floats:
+        parameters, traffic, know = self._system.parameters, self._scenario.traffic, self._knowledge
         payload = np.array([job.checkpoint_bytes for job in jobs]) * (1 + traffic.overhead_share)
+        at = np.array([job.node for job in jobs])
         if self._system.saving is Saving.ORACLE:
-            gpus = np.array([job.gpus for job in jobs])
-            return best_intervals(self._truth, machine, gpus, payload, now_s, parameters)
+            found = np.empty(len(jobs))
+            for machine in np.unique(at).tolist():
+                gpus = np.array([job.gpus for job in jobs if job.node == machine])
+                own = best_intervals(self._truth, machine, gpus, payload[at == machine], now_s, parameters)
+                found[at == machine] = own
+            return found
         if self._system.saving is Saving.P1:
-            site = SiteJobs(
-                np.array([job.number for job in jobs], np.uint64),
-                self._knowledge.upper_per_h(now_s)[[machine] * len(jobs)],
-                payload,
-                loss_budget_s=parameters.loss_budget_s,
-                cap_bytes_s=traffic.write_bytes_s,
-            )
-            budget = share * float(self._knowledge.budget_bytes_s(now_s)[self._scenario.row_of[machine]])
-            return tick(site, budget, parameters.p1).interval_s
-        # pi_ind: the same allocation and limits, but from the means of the last day.
-        hazard = self._knowledge.day_upper_per_h(now_s)[[machine] * len(jobs)]
-        budget = share * float(self._knowledge.day_budget_bytes_s(now_s)[self._scenario.row_of[machine]])
-        allocated = water_fill(hazard, payload, traffic.write_bytes_s, budget)
-        return intervals(hazard, payload, allocated, parameters.loss_budget_s, parameters.p1.write_share).interval_s
+            hazard, budget = know.upper_per_h(now_s), know.budget_bytes_s(now_s)
+        else:
+            # pi_ind: the same allocation and limits, but from the means of the last day.
+            hazard, budget = know.day_upper_per_h(now_s), know.day_budget_bytes_s(now_s)
+        links = (1 - parameters.research_share) * budget[self._scenario.row_of[: len(self._nodes)]]
+        allocated = water_fill_links(hazard[at], payload, traffic.write_bytes_s, links, at)
+        return intervals(hazard[at], payload, allocated, parameters.loss_budget_s, parameters.p1.write_share).interval_s
 
     def offset_s(self, job: Job) -> float:
         """Returns the offset of a job's checkpoints, which keeps those of a building apart."""

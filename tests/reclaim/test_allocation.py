@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reclaim.allocation import cube_root, water_fill
+from reclaim.allocation import cube_root, water_fill, water_fill_links
 from tests.reclaim.reference import best_cost, iterated, least, rate_of_cost
 
 HAZARD = st.floats(-6, 3).map(lambda x: 10**x)
@@ -88,3 +88,21 @@ def test_bad_numbers_are_named(arguments: tuple[list[float], float, float, float
     hazard, size, cap, budget = arguments
     with pytest.raises(ValueError, match=words):
         water_fill(np.array(hazard), size, cap, budget)
+
+
+@given(
+    st.lists(st.tuples(st.one_of(HAZARD, st.just(0.0)), BYTES, SPEED, st.integers(0, 4)), max_size=30),
+    st.lists(st.one_of(SPEED, st.just(0.0)), min_size=5, max_size=5),
+)
+def test_links_are_divided_each_by_itself(jobs: list[tuple[float, float, float, int]], budgets: list[float]) -> None:
+    table = np.array(jobs, dtype=float).reshape(-1, 4)
+    hazard, size, cap, link = table[:, 0], table[:, 1], table[:, 2], table[:, 3].astype(np.int64)
+    found = water_fill_links(hazard, size, cap, np.array(budgets), link)
+    for one, budget in enumerate(budgets):
+        at = link == one
+        assert found[at] == pytest.approx(water_fill(hazard[at], size[at], cap[at], budget), rel=1e-12)
+
+
+def test_a_link_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"link\[1\]: 2: must be from 0 to 1"):
+        water_fill_links(np.ones(2), 1e9, inf, np.ones(2), np.array([0, 2]))
