@@ -12,13 +12,13 @@ from temporalio.exceptions import ApplicationError
 from activities.capacity import joining
 from activities.lifecycle import handover
 from activities.lifecycle.machine_keys import accept_proven, is_pinned, offer
-from domain.ids import RUN_RULE, is_run
-from domain.protocol import MAX_RUNS, Activity, Attend, Hello, MachineNotice, MailKind, Welcome
+from domain.protocol import Activity, Attend, Hello, MachineNotice, MailKind, Welcome
 from domain.reasons import Reason, ReasonCode
+from domain.registration import wrong_hello
 from domain.reported import OWNER
 from infra.config import Settings
 from infra.db import events, outbox
-from infra.db.models import MAX_SLOTS, Allocation, Cluster, Machine, Region, Workload
+from infra.db.models import Allocation, Cluster, Machine, Region, Workload
 from infra.db.session import transaction
 
 
@@ -46,13 +46,8 @@ class MachineActivities:
         Raises:
             ApplicationError: `BadMachine` (not retried), `UnknownRegion` or `MachineShrunk`.
         """
-        if not 0 <= hello.gpus <= MAX_SLOTS:
-            raise _bad(hello, f"gpus: {hello.gpus} is not between 0 and {MAX_SLOTS}")
-        if len(hello.runs) > MAX_RUNS:
-            raise _bad(hello, f"runs: has {len(hello.runs)} entries; must have at most {MAX_RUNS}")
-        # The machine's workflow stops runs by workload and number, and could not continue with another text.
-        if unknown := [run for run in hello.runs if not is_run(run)]:
-            raise _bad(hello, f"runs: {unknown[0][:200]!r}: must be {RUN_RULE}")
+        if (wrong := wrong_hello(hello)) is not None:
+            raise ApplicationError(f"machine {hello.machine}: {wrong}", type="BadMachine", non_retryable=True)
         with transaction(self._engine) as session:
             if session.get(Region, hello.region) is None:
                 raise ApplicationError(
@@ -174,10 +169,6 @@ class MachineActivities:
                 ):
                     detail = {**reason.detail, "code": reason.code.value}
                     outbox.mail(session, workload, MailKind.PREEMPT, attempt, **detail)
-
-
-def _bad(hello: Hello, message: str) -> ApplicationError:
-    return ApplicationError(f"machine {hello.machine}: {message}", type="BadMachine", non_retryable=True)
 
 
 def lose(session: Session, row: Machine) -> None:

@@ -67,6 +67,8 @@ class ScriptedAgent:
         """Activities that send heartbeats but make no progress."""
         self.silent: set[Activity] = set()
         """Activities that send neither heartbeats nor results."""
+        self.prepared: NodePrepared | None = None
+        """What it answers to requests to prepare; None: the right answer."""
         self.gone = False
         self._client = client
         self._task = task
@@ -157,7 +159,8 @@ class ScriptedAgent:
     async def prepare(self, request: PrepareNode) -> NodePrepared:
         await self._begin(Activity.PREPARE_NODE, request)
         self._refuse_stopped(request.attempt)
-        return NodePrepared(self.machine, "10.0.0.1", dict.fromkeys(request.leads_jobs, 21000 + self._task))
+        right = NodePrepared(self.machine, "10.0.0.1", dict.fromkeys(request.leads_jobs, 21000 + self._task))
+        return self.prepared or right
 
     @activity.defn(name=Activity.RUN_NODE.value)
     async def run(self, request: RunNode) -> NodeOutcome:

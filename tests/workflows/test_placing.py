@@ -3,7 +3,7 @@
 from temporalio.exceptions import ApplicationError
 
 from domain.phases import Phase
-from domain.protocol import Activity, CheckpointCopy, MailKind
+from domain.protocol import Activity, CheckpointCopy, MailKind, NodePrepared
 from tests.workflows.lab import AWAY, HOME, Life
 from tests.workflows.stories import goes
 
@@ -256,6 +256,27 @@ async def test_a_machine_that_refuses_to_prepare_is_blamed_and_the_user_is_not(l
     for agent in life.agents:
         agent.ends()
     assert await life.result() == "succeeded"
+
+
+@goes(*PROVISIONED, "pending launch_failed", *(*PROVISIONED[1:], "pending launch_failed") * 2)
+async def test_a_machine_that_answers_for_others_is_blamed(life: Life) -> None:
+    """An agent gives ports only of the jobs that it leads, in a valid range; its machine is blamed for any other."""
+    first, second = life.agents
+    wrong = {
+        "ports: of jobs ['main']: must be of []": NodePrepared(second.machine, "10.6.6.6", {"main": 6666}),
+        "address: 'a b': must be an IP address": NodePrepared(second.machine, "a b", {}),
+    }
+    for words, answer in wrong.items():
+        second.prepared = answer
+        await life.award()
+        await life.reaches(Phase.PENDING)
+        assert words in life.reason()["error"]
+        assert life.facts.releases[-1].blames_machine == second.machine
+    second.prepared = None
+    first.prepared = NodePrepared(first.machine, "10.0.0.1", {"main": 65_536})
+    await life.award()
+    await life.reaches(Phase.PENDING)
+    assert "ports['main']: 65536: must be from 1 to 65535" in life.reason()["error"]
 
 
 @goes(*PROVISIONED, "failed cannot_start")
