@@ -1,6 +1,7 @@
 """Machines: registration, readiness, loss and platform notices."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import Engine, func, select
@@ -18,8 +19,13 @@ from domain.registration import wrong_hello
 from domain.reported import OWNER
 from infra.config import Settings
 from infra.db import events, outbox
+from infra.db.logs import Event
 from infra.db.models import Allocation, Cluster, Machine, Region, Workload
 from infra.db.session import transaction
+
+_WORKLOAD_NOTICE = "workload.notice"
+_MOST_NOTICES = 8
+"""Most notices that one attempt gets mail about."""
 
 
 class MachineActivities:
@@ -141,7 +147,9 @@ class MachineActivities:
         """Handles a platform notice: cordons the machine and returns its workloads to the queue.
 
         A notice that a task reports concerns only the task's own attempt, because tasks are not trusted. A repeated
-        notice changes nothing. In particular, it does not restore a cordon that an operator has removed.
+        notice changes nothing. In particular, it does not restore a cordon that an operator has removed. An earlier end
+        replaces a later one, and the workloads get mail again. A later end changes nothing: an owner who wants that
+        lends the machine before, which ends the first notice (`register`).
         """
         reason = Reason(ReasonCode.PLATFORM_NOTICE, {"machine": told.machine, **told.notice.numbers()})
         with transaction(self._engine) as session:
@@ -155,20 +163,44 @@ class MachineActivities:
                 row.notice = reason.to_json()
                 row.cordon = row.cordon or row.notice
                 events.record(session, "machine.notice", region=row.region, machine=row.id, reason=reason)
+            elif _ends_at_s(reason.detail) < _ends_at_s(row.notice["detail"]):
+                row.notice = reason.to_json()
+                if row.cordon is not None and row.cordon.get("code") == ReasonCode.PLATFORM_NOTICE:
+                    row.cordon = row.notice
             for workload, attempt in live:
-                if events.record(
-                    session,
-                    "workload.notice",
-                    tenant=session.get_one(Workload, workload).tenant,
-                    workload=workload,
-                    attempt=attempt,
-                    region=row.region,
-                    machine=row.id,
-                    reason=reason,
-                    dedup=f"{attempt}:notice",
-                ):
-                    detail = {**reason.detail, "code": reason.code.value}
-                    outbox.mail(session, workload, MailKind.PREEMPT, attempt, **detail)
+                _tell(session, row, workload, attempt, reason)
+
+
+def _tell(session: Session, row: Machine, workload: str, attempt: int, reason: Reason) -> None:
+    """Sends an attempt mail about a notice, unless it has mail about a notice that ends as early.
+
+    A task can report any ends, so their number is limited.
+    """
+    said = select(Event.reason).where(
+        Event.workload == workload, Event.attempt == attempt, Event.kind == _WORKLOAD_NOTICE
+    )
+    earlier = [found["detail"] for found in session.scalars(said) if found is not None]
+    if len(earlier) == _MOST_NOTICES or any(_ends_at_s(one) <= _ends_at_s(reason.detail) for one in earlier):
+        return
+    if events.record(
+        session,
+        _WORKLOAD_NOTICE,
+        tenant=session.get_one(Workload, workload).tenant,
+        workload=workload,
+        attempt=attempt,
+        region=row.region,
+        machine=row.id,
+        reason=reason,
+        dedup=f"{attempt}:notice" if not earlier else f"{attempt}:notice:{len(earlier)}",
+    ):
+        detail = {**reason.detail, "code": reason.code.value}
+        outbox.mail(session, workload, MailKind.PREEMPT, attempt, **detail)
+
+
+def _ends_at_s(detail: Mapping[str, Any]) -> float:
+    """Returns when a notice ends, in seconds since the epoch. An unknown end is later than any other."""
+    ends_at_s = detail.get("ends_at_s")
+    return math.inf if ends_at_s is None else float(ends_at_s)
 
 
 def lose(session: Session, row: Machine) -> None:

@@ -55,6 +55,44 @@ def test_a_withheld_slot_is_not_promised(fleet: World) -> None:
     check(fleet)
 
 
+def _takes(world: World, ends_at_s: float, run: str | None = None) -> None:
+    """Reports that the owner takes the machine, or what one run uses, from a time on."""
+    report = NoticeReport(OWNER, "preempt", True, time.time(), ends_at_s, "the owner takes the machine back")
+    world.machines.noticed(MachineNotice(M, "boot-1", report, run))
+
+
+@pytest.mark.parametrize("is_of_run", [False, True])
+def test_a_more_urgent_word_of_the_owner(fleet: World, is_of_run: bool) -> None:
+    """An earlier end reaches the machine and its workloads; repeated and later ones change nothing."""
+    workload = fleet.running(job(gpus=1))
+    run = f"{workload}.1" if is_of_run else None
+    for ends_at_s, told in ((500.0, [500.0]), (500.0, [500.0]), (200.0, [500.0, 200.0]), (900.0, [500.0, 200.0])):
+        _takes(fleet, ends_at_s, run)
+        assert [mail["detail"]["ends_at_s"] for mail in fleet.mail(workload, "preempt")] == told
+        row = _row(fleet)
+        if is_of_run:
+            assert (row.notice, row.cordon) == (None, None)
+        else:
+            assert row.notice is not None and row.notice["detail"]["ends_at_s"] == told[-1]
+            assert row.cordon == row.notice
+    assert len(fleet.events(kind="machine.notice")) == (0 if is_of_run else 1), "a machine departs once"
+    for ends_at_s in range(150, 0, -1):
+        _takes(fleet, float(ends_at_s), run)
+    assert len(fleet.mail(workload, "preempt")) == 8
+
+
+def test_a_more_urgent_word_leaves_what_operators_did(fleet: World) -> None:
+    """An earlier end does not restore a cordon that an operator removed, and leaves an operator's own cordon."""
+    _takes(fleet, 500.0)
+    fleet.alter(Machine, M, cordon=None)
+    _takes(fleet, 400.0)
+    assert _row(fleet).cordon is None
+    theirs = {"code": "cordoned_by_operator", "detail": {"by": "op"}, "sentence": ""}
+    fleet.alter(Machine, M, cordon=theirs)
+    _takes(fleet, 300.0)
+    assert _row(fleet).cordon == theirs
+
+
 def test_an_owner_who_lends_again_ends_the_notice(fleet: World) -> None:
     """The machine takes work again although it was never lost; an operator's cordon stays."""
     report = NoticeReport(OWNER, "preempt", True, time.time(), time.time() + 60.0, "the owner takes the machine back")
