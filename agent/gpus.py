@@ -1,6 +1,6 @@
 """Whether GPUs of this machine are free: no process has them open, and their memory reads free.
 
-The number of a GPU is its place in the order of the bus, among those that the driver does not exclude. `nvidia-smi` uses
+The number of a GPU is its place in the order of the bus, among those that the driver does not exclude. `nvidia-smi` has
 the same numbers, and so does CUDA with `CUDA_DEVICE_ORDER=PCI_BUS_ID`. The number of its device file, the minor, may
 differ, and is read from the driver (`/proc/driver/nvidia/gpus`). Where the driver does not show that, for example in
 some containers, the minor is taken to be the number of the GPU.
