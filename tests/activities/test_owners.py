@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from activities.scheduling.scheduler_state import SchedulerState
 from domain.phases import Phase
 from domain.protocol import MachineNotice
 from domain.reported import OWNER, NoticeReport
@@ -52,6 +53,39 @@ def test_a_withheld_slot_is_not_promised(fleet: World) -> None:
     fleet.release(low, Phase.PREEMPTED)
     fleet.tick()
     assert fleet.holdings(high) == {}
+    check(fleet)
+
+
+def test_what_the_owner_has_taken_is_not_evicted_for(fleet: World) -> None:
+    """No plan counts on a slot of a victim that the owner has taken; the victim's other slots can still be won."""
+    low = fleet.running(job(gpus=4))
+    fleet.tick()
+    fleet.machine(M, withheld=0b0001, runs=[f"{low}.1"])
+    large = fleet.submit(job(gpus=4), tenant="high")
+    tick = fleet.tick()
+    assert (tick.awarded, fleet.holdings(large)) == (0, {})
+    assert fleet.waiting(large) == ["insufficient_capacity r"]
+    fresh = SchedulerState(fleet.engine, fleet.settings.scheduler)
+    with fresh.current() as state, fleet.scheduler_state.current() as known:
+        assert [w.holdings for w in state.regions["r"].running_on(M)] == [
+            w.holdings for w in known.regions["r"].running_on(M)
+        ]
+    fleet.change(large, Phase.CANCELLED)
+    small = fleet.submit(job(gpus=3), tenant="high")
+    assert fleet.tick().awarded == 1
+    assert fleet.holdings(small) == {M: (0, 0b1110)}
+    check(fleet)
+
+
+def test_what_the_owner_lends_again_is_evicted_for(fleet: World) -> None:
+    """After the owner has lent a slot again, its holder can be evicted for it."""
+    low = fleet.running(job(gpus=4))
+    fleet.machine(M, withheld=0b0001, runs=[f"{low}.1"])
+    high = fleet.submit(job(gpus=4), tenant="high")
+    assert fleet.tick().awarded == 0
+    fleet.machine(M, runs=[f"{low}.1"])
+    assert fleet.tick().awarded == 1
+    assert fleet.holdings(high) == {M: (0, 0b1111)}
     check(fleet)
 
 
