@@ -18,6 +18,7 @@ from agent.host import serve
 from agent.lending.hours import LendingHours
 from agent.lending.lender import Lender
 from agent.lending.record import Lending, LendingFile
+from agent.lending.serving import open_socket, serve_owner, socket_path
 from agent.locks import StartLocks
 from agent.notices import MachineNotices
 from agent.state import StateFolder
@@ -182,6 +183,25 @@ async def test_only_the_owner_is_heard(lab: Lab) -> None:
             )
     done = await asyncio.to_thread(_lent, config, "lending")
     assert (done.returncode, "does not exist" in done.stderr) == (3, True)
+
+
+async def test_an_agent_leaves_the_socket_of_the_next_one(lab: Lab) -> None:
+    """An agent that ends late removes only its own socket, also if the next agent has the same path."""
+    config = lab.config(owner=OWNER)
+    state = StateFolder(config.state_dir)
+    lender = Lender(config, state, MachineNotices(None), StartLocks())
+    serving = []
+    for _ in range(2):
+        listening = open_socket(config)
+        assert listening is not None
+        serving.append(asyncio.create_task(serve_owner(config, listening, lender)))
+        await until_async(lambda: _lent(config, "lending").returncode == 0)
+    for ends, is_there in zip(serving, (True, False), strict=True):
+        ends.cancel()
+        await asyncio.wait({ends})
+        assert socket_path(config).exists() is is_there
+        if is_there:
+            assert (await _mizzen(config, "lending"))["machine"] == config.machine
 
 
 async def test_tasks_learn_how_often_to_save(lab: Lab) -> None:
