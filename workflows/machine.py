@@ -67,7 +67,7 @@ class MachineWorkflow:
 
     @workflow.run
     async def run(self, machine: str, unheard: Hello | None = None) -> None:
-        """Registers the machine at each hello and monitors it until it is lost.
+        """Registers the machine at each hello and monitors it until it is lost. Ends if it is unknown and refused.
 
         `unheard` is a hello that an earlier run of this workflow received and did not process.
         """
@@ -80,6 +80,8 @@ class MachineWorkflow:
             welcome = await record(Activity.REGISTER_MACHINE, hello, Welcome)
             if welcome.refused and (proof := await self._prove(machine, welcome)) is not None:
                 welcome = await record(Activity.REGISTER_MACHINE, replace(hello, key_proof=proof), Welcome)
+            if welcome.unknown and self._hello is None:
+                return  # The next hello starts a new workflow.
             if welcome.refused:
                 continue  # If the machine's own agent still runs, it sends another hello, because nothing attends.
             attend = Attend(machine, hello.incarnation, welcome.stop)

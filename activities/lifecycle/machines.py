@@ -60,7 +60,7 @@ class MachineActivities:
                     f"machine {hello.machine}: region {hello.region} does not exist", type="UnknownRegion"
                 )
             if not joining.admits(session, self._settings, hello):
-                return self._welcome([], refused=True)
+                return self._welcome([], refused=True, unknown=session.get(Machine, hello.machine) is None)
             session.execute(insert(Cluster).values(region=hello.region, name=hello.cluster).on_conflict_do_nothing())
             row = session.get(Machine, hello.machine, with_for_update=True)
             if row is not None and not (is_pinned(row, hello) or accept_proven(session, self._settings, row, hello)):

@@ -40,6 +40,7 @@ class Launched:
         with self.world.session() as session:
             known = session.get(Machine, machine or self.machine) is not None
         assert known or welcome.refused
+        assert welcome.unknown == (not known)
         return not welcome.refused
 
     def row(self) -> InstanceRow:

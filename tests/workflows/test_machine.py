@@ -1,5 +1,6 @@
 """The machine workflow: registration, stop of stale runs, attendance, loss and return."""
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -383,6 +384,18 @@ async def test_another_key_is_not_attended_to_until_it_is_proven(machine: Regist
     asked = machine.registry.requests(Activity.REGISTER_MACHINE)
     assert [h.key_proof for h in asked] == ["", "", "proof of a box"]
     assert machine.agent.requests(Activity.PROVE_KEY) == [ProveKey(machine.machine, "a box")]
+
+
+async def test_the_workflow_of_an_unknown_machine_ends(machine: Registered) -> None:
+    """A refused hello of a machine that is not registered leaves no open workflow; the next hello starts one."""
+    machine.registry.welcome.refused = machine.registry.welcome.unknown = True
+    for _ in range(2):
+        await machine.announces()
+        await asyncio.wait_for(machine.handle.result(), 20.0)
+    machine.registry.welcome.refused = machine.registry.welcome.unknown = False
+    await machine.says_hello()
+    await machine.attended()
+    await machine.known(*("machine.register",) * 3, "machine.ready")
 
 
 async def test_a_late_notice_of_an_owner_who_lends_again_is_dropped(machine: Registered) -> None:
