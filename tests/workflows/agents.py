@@ -107,10 +107,11 @@ class ScriptedAgent:
         stopped: bool = False,
         notice: NoticeReport | None = None,
         not_ready: NotReadyReport | None = None,
+        job: str = "main",
     ) -> None:
         """Ends the newest attempt's task by itself."""
         run = self._attempts[self._newest]
-        task = TaskExit("main", self._task, exit_code, signal, log_tail, not_ready=not_ready)
+        task = TaskExit(job, self._task, exit_code, signal, log_tail, not_ready=not_ready)
         if memory is not None:
             task.memory_limit_bytes, task.memory_peak_bytes = memory
         run.outcome = NodeOutcome(self.machine, [task], run.progress, stopped, notice)

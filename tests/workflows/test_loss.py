@@ -128,6 +128,15 @@ async def test_a_machine_that_refuses_to_stop_is_treated_like_a_silent_one(life:
     await ends_well(life)
 
 
+@goes(*RUNNING, "failed retries_exhausted")
+async def test_a_failure_of_a_task_that_cannot_be_is_handled(life: Life) -> None:
+    """An agent that reports the end of a task with another form of name does not block the workload's workflow."""
+    life.plan.retries = 0
+    await running(life)
+    life.agents[1].ends(3, job="a/b/../c")
+    assert await life.result() == "failed"
+
+
 @goes(*RUNNING, "checkpointing evicted", "preempted evicted")
 async def test_a_machine_is_not_asked_to_stop_for_ever(life: Life) -> None:
     """All tries of a stop together have a limit: twice the time to accept it, to save, and two minutes."""
