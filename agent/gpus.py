@@ -1,9 +1,15 @@
 """Whether GPUs of this machine are free: no process has them open, and their memory reads free.
 
+The number of a GPU is its place in the order of the bus, among those that the driver does not exclude. `nvidia-smi` has
+the same numbers, and so does CUDA with `CUDA_DEVICE_ORDER=PCI_BUS_ID`. The number of its device file, the minor, may
+differ, and is read from the driver (`/proc/driver/nvidia/gpus`). Where the driver does not show that, for example in
+some containers, the minor is taken to be the number of the GPU.
+
 Reads `/proc` and calls `nvidia-smi`. A machine whose GPUs are only declared, as in an embedded fleet, has no device
 files: then there is nothing to hold, and the GPUs are free when no task runs.
 """
 
+import logging
 import os
 import shutil
 import subprocess
@@ -14,6 +20,7 @@ from pathlib import Path
 FREE_BYTES = 256 << 20
 """A GPU that reports less used memory than this is free: the driver itself uses some."""
 _QUERY_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,18 +40,49 @@ class GpuUse:
         return not self.holders and not self.used_bytes and self.unknown is None
 
 
-def gpu_use(gpus: Iterable[int], devices: Path = Path("/dev")) -> GpuUse:
-    """Returns who uses the GPUs with these indices. Takes up to some seconds; a process of another user may be missed.
+@dataclass(frozen=True)
+class _Gpu:
+    """A GPU that the driver shows."""
 
-    Only root sees the open files of other users' processes. The index of a GPU is taken for the number of its device
-    file; they differ where the driver numbers devices in another order than their bus.
+    bus: tuple[int, ...]
+    """PCI domain, bus, device and function."""
+    minor: int
+
+
+def gpu_use(gpus: Iterable[int], root: Path = Path("/")) -> GpuUse:
+    """Returns who uses the GPUs with these numbers. Takes up to some seconds; a process of another user may be missed.
+
+    Only root sees the open files of other users' processes. `root` contains `dev` and `proc/driver`.
     """
-    there = [gpu for gpu in gpus if (devices / f"nvidia{gpu}").exists()]
+    shown = _shown(root)
+    # A GPU beyond those that the driver shows is only declared.
+    minors = {gpu: shown[gpu].minor for gpu in gpus if gpu < len(shown)} if shown else {gpu: gpu for gpu in gpus}
+    devices = {gpu: root / "dev" / f"nvidia{minor}" for gpu, minor in minors.items()}
+    there = {gpu: device for gpu, device in devices.items() if device.exists()}
     if not there:
         return GpuUse()
-    names = {str(devices / f"nvidia{gpu}") for gpu in there}
-    used, unknown = _used_bytes(there)
-    return GpuUse(tuple(sorted(_holders(names))), used, unknown)
+    used, unknown = _used_bytes(list(there), shown)
+    return GpuUse(tuple(sorted(_holders({str(device) for device in there.values()}))), used, unknown)
+
+
+def _shown(root: Path) -> list[_Gpu]:
+    """Returns the GPUs that the driver shows and does not exclude, in the order of the bus; empty: it shows none."""
+    found = []
+    for file in (root / "proc/driver/nvidia/gpus").glob("*/information"):
+        try:
+            lines = [line.partition(":") for line in file.read_text().splitlines()]
+            about = {name.strip(): value.strip() for name, _, value in lines}
+            if about.get("GPU Excluded", "No") == "No":
+                found.append(_Gpu(_bus(file.parent.name), int(about["Device Minor"])))
+        except (OSError, ValueError, KeyError) as error:
+            _log.warning("%s: unreadable, so the numbers of all device files are guessed: %s", file, error)
+            return []
+    return sorted(found, key=lambda gpu: gpu.bus)
+
+
+def _bus(name: str) -> tuple[int, ...]:
+    """Returns the numbers in a PCI address: `0000:4f:00.0`, or `00000000:4F:00.0` as `nvidia-smi` writes it."""
+    return tuple(int(part, 16) for part in name.strip().replace(".", ":").split(":"))
 
 
 def _holders(names: set[str]) -> set[int]:
@@ -67,15 +105,16 @@ def _holders(names: set[str]) -> set[int]:
     return found
 
 
-def _used_bytes(gpus: list[int]) -> tuple[dict[int, int], str | None]:
+def _used_bytes(gpus: list[int], shown: list[_Gpu]) -> tuple[dict[int, int], str | None]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}, "nvidia-smi is not installed, so the memory of the GPUs is unknown"
-    command = [program, "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
+    command = [program, "--query-gpu=index,pci.bus_id,memory.used", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_S, check=True).stdout
+        numbers = {gpu.bus: number for number, gpu in enumerate(shown)}
         fields = [line.split(",") for line in said.splitlines()]
-        mebibytes = {int(index): int(used) for index, used in fields}
+        mebibytes = {numbers.get(_bus(bus), int(index)): int(used) for index, bus, used in fields}
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return {}, f"nvidia-smi failed, so the memory of the GPUs is unknown: {error}"
     used = {gpu: mebibytes.get(gpu, 0) << 20 for gpu in gpus}

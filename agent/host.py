@@ -113,7 +113,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
             task.cancel()
         await asyncio.wait(lending, timeout=1.0)
         if traffic is not None:
-            await asyncio.to_thread(traffic.network.close)
+            await asyncio.to_thread(traffic.close)
         await shipping.close()
         executor.shutdown(wait=False, cancel_futures=True)
         state.release()

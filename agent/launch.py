@@ -88,6 +88,9 @@ def environment(
         "MIZZEN_REPORT": str(report),
         "MIZZEN_INTERVAL_FILE": str(interval_file),
         "MIZZEN_PYTHON": python,
+        # Numbers in the order of the bus, like those of `agent.gpus` and nvidia-smi. By default, CUDA gives the fastest
+        # GPU the first number. UUIDs would not need an order, but programs such as vLLM accept only numbers.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(str(slot) for slot in place.slots),
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.world_size),

@@ -50,18 +50,6 @@ def passed_sockets(environ: MutableMapping[str, str]) -> dict[str, socket.socket
     return found
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Returns host and port of `HOST:PORT`. An IPv6 address is in brackets.
-
-    Raises:
-        ConfigurationError: the text has another form.
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or not 0 < int(port) < 65_536 or (":" in host and not host.startswith("[")):
-        raise ConfigurationError(f"{text!r} is not an address to listen on: must be HOST:PORT, such as 0.0.0.0:8000")
-    return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)
-
-
 def listen(host: str, port: int) -> socket.socket:
     """Returns a listening socket.
 

@@ -3,13 +3,11 @@
 import time
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from balance.counts import BUCKETS_S
 from balance.service import ServiceBalancer
-from infra.errors import StackError
 
 _PREFIX = "mizzen_balancer"
 _COUNTERS: tuple[tuple[str, str, Callable[[ServiceBalancer], int]], ...] = (
@@ -34,7 +32,9 @@ _GAUGES: tuple[tuple[str, str, Callable[[ServiceBalancer], float]], ...] = (
 )
 
 
-class _Balancers(Collector):
+class BalancerMetrics(Collector):
+    """The metrics of all services of a balancer."""
+
     def __init__(self, balancers: Iterable[ServiceBalancer]) -> None:
         self._balancers = tuple(balancers)
 
@@ -83,17 +83,3 @@ class _Balancers(Collector):
             buckets = [(str(most_s), float(n)) for most_s, n in zip(BUCKETS_S, totals.at_most, strict=True)]
             histogram.add_metric([one.name], [*buckets, ("+Inf", float(totals.answered))], totals.seconds)
         return histogram
-
-
-def serve_metrics(host: str, port: int, balancers: Iterable[ServiceBalancer]) -> None:
-    """Serves `/metrics` in a thread until the process ends.
-
-    Raises:
-        StackError: the address cannot be used.
-    """
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Balancers(balancers))
-    try:
-        start_http_server(port, host, registry)
-    except OSError as error:
-        raise StackError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from None

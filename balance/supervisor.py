@@ -8,8 +8,9 @@ import socket
 from collections.abc import Mapping
 
 from balance.following import Api
-from balance.metrics import serve_metrics
+from balance.metrics import BalancerMetrics
 from balance.service import ServiceBalancer, Settings
+from infra.metrics import serve_metrics
 
 _LAST_REPORT_S = 5.0
 _log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ async def supervise(
     balancer = f"{socket.gethostname()}-{secrets.token_hex(4)}"
     balancers = {name: ServiceBalancer(name, listener, settings, api, balancer) for name, listener in listeners.items()}
     if metrics is not None:
-        serve_metrics(*metrics, balancers.values())
+        serve_metrics(*metrics, BalancerMetrics(balancers.values()))
 
     def fetch_all() -> None:
         for one in balancers.values():

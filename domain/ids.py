@@ -173,7 +173,7 @@ def log_prefix(workload_id: str, attempt: int, job: str, task: int) -> str:
 
 def task_log(workload_id: str, attempt: int, task: str) -> str:
     """Returns the `log_prefix` of a task given as `job/task`."""
-    job, _, number = task.partition("/")
+    job, _, number = task.rpartition("/")
     return log_prefix(workload_id, attempt, job, int(number))
 
 

@@ -6,6 +6,9 @@ from typing import Any
 
 from domain.scheduling import JobPlacement, JobRequest
 
+MAX_SLOTS = 62
+"""Maximum number of GPU slots of one machine, because a mask is a signed 64-bit integer."""
+
 
 @dataclass
 class Share:

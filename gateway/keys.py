@@ -70,6 +70,17 @@ class Sessions:
         self._lookups: Buckets = lookups()
         self._listed: set[str] = set()
         self._listed_at_s = -math.inf
+        self._checked_at_s = clock()
+
+    @property
+    def in_use(self) -> int:
+        """Number of valid keys that were used recently."""
+        return len(self._known)
+
+    @property
+    def check_age_s(self) -> float:
+        """Seconds since all keys in use were valid, according to Postgres."""
+        return self._clock() - self._checked_at_s
 
     async def of_call(self, authorization: str | None, address: str) -> Session:
         """Returns the session for the `authorization` metadata of a call from `address`.
@@ -126,9 +137,11 @@ class Sessions:
                 del self._known[sha256]
         asked = list(self._known.values())
         if not asked:
+            self._checked_at_s = now_s
             return
         async with asyncio.timeout(_QUERY_S):
             valid = await self._run(self._checking, partial(_valid, hashes=[session.sha256 for session in asked]))
+        self._checked_at_s = now_s
         for session in asked:
             if valid.get(session.sha256, ("", "", None))[:2] == (session.key_id, session.machine):
                 session.checked_s = now_s

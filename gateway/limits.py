@@ -1,4 +1,7 @@
-"""Limits on the calls and bytes of each machine, and on lookups of unknown keys from each address."""
+"""Limits on the calls and bytes of each machine, and on lookups of unknown keys from each address.
+
+`gateway.connections` limits the connections of each address.
+"""
 
 import ipaddress
 import re
@@ -18,6 +21,8 @@ MAX_REQUEST_BYTES = max(method.most_bytes for method in METHODS.values())
 MAX_METADATA_BYTES = 16 << 10
 MAX_CALLS = 20_000
 """Most calls of one gateway that are in progress, most of them polls. Further calls are refused."""
+CONNECTIONS_PER_ADDRESS = 1000
+"""Usual limit on the connections of one address. Each agent has one or two, and many can be behind one address."""
 MAX_STREAMS = 100
 """Most concurrent calls of one connection."""
 _CALLS_PER_S, _CALLS_BURST = 50.0, 500.0
@@ -94,6 +99,11 @@ class MachineLimits:
             if not self._open[kind]:
                 del self._open[kind]
 
+    def in_progress(self) -> tuple[int, int]:
+        """Returns the numbers of polls and of other calls in progress."""
+        polls = sum(count for (_, is_poll), count in list(self._open.items()) if is_poll)
+        return polls, sum(list(self._open.values())) - polls
+
     def check_size(self, machine: str, method: Method, size_bytes: int) -> None:
         """Counts the bytes of a request.
 
@@ -118,7 +128,13 @@ def address_of(peer: str) -> str:
     found = _PEER.fullmatch(peer.replace("%5B", "[").replace("%5D", "]"))
     if found is None:
         return peer[:_IPV6_PREFIX]
-    address = ipaddress.ip_address(found.group(1))
+    return network_of(ipaddress.ip_address(found.group(1)))
+
+
+def network_of(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    """Returns an IPv4 address, or the /64 network of an IPv6 address. Also for IPv4 addresses mapped into IPv6."""
+    if address.version == 6 and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
     if address.version == 4:
         return str(address)
     return str(ipaddress.ip_network((int(address), _IPV6_PREFIX), strict=False))

@@ -5,7 +5,7 @@ are dropped, including fields that only a newer Temporal has, because a field ca
 For example, a callback of `StartWorkflowExecution` makes Temporal call any URL.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice import v1 as service
 
 from domain.ids import CONTROL_QUEUE, RUN_RULE, agent_queue, is_run, machine_workflow_id
-from domain.protocol import MAX_RUNS, Hello, MachineNotice
+from domain.protocol import Hello, MachineNotice
+from domain.registration import wrong_hello
 from gateway import reports
 from gateway.refusals import denied, malformed
 from gateway.task_tokens import TaskTokens
@@ -169,7 +170,8 @@ def _hello(scope: Scope, request: service.SignalWithStartWorkflowExecutionReques
     _must_be("hello.machine", hello.machine, scope.machine)
     _must_be("hello.region", hello.region, region)
     _must_be("hello.cluster", hello.cluster, cluster)
-    _check_runs("hello.runs", hello.runs)
+    if (wrong := wrong_hello(hello)) is not None:
+        raise malformed(f"hello.{wrong}")
     return service.SignalWithStartWorkflowExecutionRequest(
         namespace=scope.namespace,
         workflow_id=machine_workflow_id(scope.machine),
@@ -191,7 +193,8 @@ def _noticed(scope: Scope, request: service.SignalWorkflowExecutionRequest) -> M
     _must_be("signal_name", request.signal_name, NOTICED_SIGNAL)
     notice = value("input", request.input, MachineNotice)
     _must_be("notice.machine", notice.machine, scope.machine)
-    _check_runs("notice.run", [] if notice.run is None else [notice.run])
+    if notice.run is not None and not is_run(notice.run):
+        raise malformed(f"notice.run: {named(notice.run)}: must be {RUN_RULE}")
     checked = service.SignalWorkflowExecutionRequest(
         namespace=scope.namespace,
         signal_name=NOTICED_SIGNAL,
@@ -286,14 +289,6 @@ def _own_queue(scope: Scope, queue: TaskQueue) -> None:
 def _must_be(field: str, value: str, wanted: str) -> None:
     if value != wanted:
         raise denied(f"{field}: {named(value)}: the key allows only {wanted}")
-
-
-def _check_runs(field: str, runs: Sequence[str]) -> None:
-    if len(runs) > MAX_RUNS:
-        raise malformed(f"{field}: has {len(runs)} entries; must have at most {MAX_RUNS}")
-    for run in runs:
-        if not is_run(run):
-            raise malformed(f"{field}: {named(run)}: must be {RUN_RULE}")
 
 
 def _request_id(text: str) -> str:

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,6 +13,7 @@ import grpc
 from gateway.keys import Session, Sessions
 from gateway.limits import Buckets, MachineLimits, address_of
 from gateway.methods import SERVICE, Method, Scope, method_of, read
+from gateway.metrics import GatewayMetrics
 from gateway.refusals import Refused, malformed, unauthenticated
 from gateway.task_tokens import TaskTokens
 
@@ -37,6 +40,7 @@ class Gateway:
         self._channel, self._metadata, self._namespace = channel, metadata, namespace
         self._sessions, self._tokens = sessions, tokens
         self._limits = MachineLimits()
+        self.metrics = GatewayMetrics(sessions, self._limits)
         self._logged = Buckets(_LOGGED_PER_S, _LOGGED_BURST)
         self._stopping = asyncio.Event()
 
@@ -53,20 +57,28 @@ class Gateway:
         self._stopping.set()
 
     async def _serve(self, path: str, _: Any, context: grpc.aio.ServicerContext) -> bytes:
+        counted = _Counted()
         try:
-            return await self._answer(path, context)
+            answer = await self._answer(path, context, counted)
+            counted.code = grpc.StatusCode.OK
+            return answer
         except Refused as refused:
+            counted.code = refused.code
             await context.abort(refused.code, str(refused))
         except grpc.aio.AioRpcError as error:
+            counted.code = error.code()
             await context.abort(error.code(), error.details() or "", _details(error))
+        finally:
+            self.metrics.calls.labels(counted.method, counted.code.name).inc()
         raise AssertionError("abort raises")
 
-    async def _answer(self, path: str, context: grpc.aio.ServicerContext) -> bytes:
+    async def _answer(self, path: str, context: grpc.aio.ServicerContext, counted: "_Counted") -> bytes:
         metadata = dict(context.invocation_metadata() or ())
         address = address_of(context.peer())
         session = await self._sessions.of_call(metadata.get("authorization"), address)
         try:
             name, method = method_of(path)
+            counted.method = name
             with self._limits.admitted(session.machine, method):
                 return await self._until(session, self._call(session, name, method, context))
         except Refused as refused:
@@ -90,7 +102,11 @@ class Gateway:
         most_s = _POLL_S if method.is_poll else _CALL_S
         left_s = context.time_remaining()
         call: Callable[..., Awaitable[bytes]] = self._channel.unary_unary(f"/{SERVICE}/{name}")
-        return await call(body, timeout=most_s if left_s is None else min(most_s, left_s), metadata=self._metadata)
+        began_s = time.monotonic()
+        answer = await call(body, timeout=most_s if left_s is None else min(most_s, left_s), metadata=self._metadata)
+        if not method.is_poll:
+            self.metrics.temporal_s.labels(name).observe(time.monotonic() - began_s)
+        return answer
 
     async def _until(self, session: Session, work: Awaitable[bytes]) -> bytes:
         """Returns the result of `work`, unless the key becomes invalid or the gateway stops before.
@@ -113,6 +129,15 @@ class Gateway:
             session.calls -= 1
             for task in (working, ending, stopping):
                 task.cancel()
+
+
+@dataclass
+class _Counted:
+    """How a call is counted."""
+
+    method: str = "other"
+    code: grpc.StatusCode = grpc.StatusCode.CANCELLED
+    """By default, the client has ended the call, or its connection was lost."""
 
 
 async def _body(context: grpc.aio.ServicerContext) -> bytes:

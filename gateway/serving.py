@@ -3,21 +3,25 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from wsgiref.simple_server import WSGIServer
 
 import grpc
 from temporalio.service import TLSConfig
 
 from gateway import limits
+from gateway.connections import Connections
 from gateway.keys import Sessions
 from gateway.proxy import Gateway
 from gateway.task_tokens import TaskTokens
 from infra.config import Settings, TemporalSettings
 from infra.db.session import open_engine
 from infra.errors import ConfigurationError
+from infra.metrics import serve_metrics
 from infra.temporal_client import tls_config
 
 _STOP_S = 5.0
@@ -102,11 +106,17 @@ async def serve(
     certificate: Certificate,
     stop: asyncio.Event,
     port: asyncio.Future[int] | None = None,
+    *,
+    connections_per_address: int = limits.CONNECTIONS_PER_ADDRESS,
+    metrics: tuple[str, int] | None = None,
 ) -> None:
     """Serves agents on the address `listen` (host:port) until `stop` is set. `port` gets the number of the port.
 
+    `metrics` is the host and port of the metrics; None: none are served.
+
     Raises:
         ConfigurationError: a setting is missing or invalid, or the address cannot be used.
+        StackError: the address of the metrics cannot be used.
     """
     if settings.database is None:
         raise ConfigurationError("--database: not set; give the URL of the installation's Postgres")
@@ -116,6 +126,8 @@ async def serve(
     sessions = Sessions(engine)
     channel = _channel(settings.temporal)
     checking = asyncio.create_task(sessions.check())
+    limiting: asyncio.Task[None] | None = None
+    metrics_server: WSGIServer | None = None
     try:
         gateway = Gateway(channel, _metadata(settings.temporal), settings.temporal.namespace, sessions, tokens)
         await sessions.list_keys()
@@ -125,30 +137,52 @@ async def serve(
             bound = server.add_secure_port(listen, credentials)
         except RuntimeError as error:
             raise ConfigurationError(f"--listen: {listen!r}: {error}; must be host:port of this computer") from None
+        if metrics is not None:
+            metrics_server, _ = serve_metrics(*metrics, gateway.metrics)
         await server.start()
+        connections = gateway.metrics.connections = Connections(bound, connections_per_address)
+        limiting = asyncio.create_task(connections.run())
         _log.info("listening on %s", listen)
         if port is not None:
             port.set_result(bound)
         stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({checking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        # Without the checks no revocation takes effect, and without the limit one address can take all connections: the
+        # process then ends with the error.
+        await asyncio.wait({checking, limiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         gateway.stop()
         await server.stop(_STOP_S)
-        if checking.done():
-            checking.result()  # Without the checks no revocation takes effect, so the process ends with the error.
+        for task in (checking, limiting):
+            if task.done():
+                task.result()
     finally:
         checking.cancel()
+        if limiting is not None:
+            limiting.cancel()
+        if metrics_server is not None:
+            await asyncio.to_thread(metrics_server.shutdown)
+            metrics_server.server_close()
         await channel.close()
         await asyncio.to_thread(sessions.close)
         engine.dispose()
 
 
-def run_gateway(settings: Settings, listen: str, certificate: Certificate) -> None:
+def run_gateway(
+    settings: Settings,
+    listen: str,
+    certificate: Certificate,
+    *,
+    connections_per_address: int,
+    metrics: tuple[str, int] | None,
+) -> None:
     """Runs `serve` until SIGTERM or SIGINT. Blocks.
 
     Raises:
-        ConfigurationError: see `serve`.
+        ConfigurationError, StackError: see `serve`.
     """
+    # Each connection is an open file. The usual soft limit is 1024.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # Otherwise gRPC writes a line for each failed handshake, which anyone can cause. It reads this at its first use.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
@@ -156,7 +190,9 @@ def run_gateway(settings: Settings, listen: str, certificate: Certificate) -> No
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await serve(settings, listen, certificate, stop)
+        await serve(
+            settings, listen, certificate, stop, connections_per_address=connections_per_address, metrics=metrics
+        )
 
     asyncio.run(until_signalled())
 

@@ -12,7 +12,9 @@ from typing import Any
 
 from temporalio.api.common.v1 import Payload, Payloads
 
-from domain.reported import LoadReport, LoadState
+from domain.ids import NAME_RULE, is_name
+from domain.protocol import TaskExit
+from domain.reported import LoadReport, LoadState, TaskProgress
 from gateway.refusals import malformed
 from infra.payloads import DATA_CONVERTER
 
@@ -85,6 +87,9 @@ def _check(field: str, given: Any) -> None:
                 _check(f"{field}.{part.name}", getattr(given, part.name))
             if isinstance(given, LoadReport) and given.state not in list(LoadState):
                 raise malformed(f"{field}.state: {named(given.state)}; must be one of {', '.join(LoadState)}")
+            if isinstance(given, TaskExit | TaskProgress) and not (is_name(given.job) and given.task >= 0):
+                task = f"{named(given.job)}/{given.task}"
+                raise malformed(f"{field}: task {task}; must be a job, {NAME_RULE}, and a number from 0")
 
 
 def _check_text(field: str, text: str) -> None:

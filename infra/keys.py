@@ -7,6 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
+from nacl.exceptions import CryptoError
 from nacl.public import PublicKey, SealedBox
 from nacl.secret import SecretBox
 
@@ -85,6 +86,13 @@ def key_fingerprint(public_key: str) -> str:
 
 
 def seal_for_machine(public_key: str, body: bytes) -> str:
-    """Encrypts `body` for a machine's X25519 key (base64) and returns base64. Only that machine can decrypt it."""
-    box = SealedBox(PublicKey(base64.b64decode(public_key)))
-    return base64.b64encode(box.encrypt(body)).decode()
+    """Encrypts `body` for a machine's X25519 key (base64) and returns base64. Only that machine can decrypt it.
+
+    Raises:
+        ValueError: it is no such key, or one with which nothing can be encrypted.
+    """
+    try:
+        sealed = SealedBox(PublicKey(base64.b64decode(public_key))).encrypt(body)
+    except (ValueError, CryptoError) as error:
+        raise ValueError(f"public_key: {public_key[:64]!r}: {error}") from None
+    return base64.b64encode(sealed).decode()

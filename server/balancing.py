@@ -8,10 +8,11 @@ from typing import Any
 from balance.binary import find_haproxy
 from balance.configuration import Limits
 from balance.following import Api
-from balance.listening import listen, parse_address, passed_sockets
+from balance.listening import listen, passed_sockets
 from balance.service import Settings
 from balance.supervisor import supervise
 from balance.values import NAME, Zone
+from infra.addresses import parse_address
 from infra.errors import ConfigurationError
 from mizzen.client.contexts import active_context
 from mizzen.client.errors import NotConfigured

@@ -225,7 +225,14 @@ def agent(**options: Any) -> None:
 @click.option("--listen", required=True, metavar="HOST:PORT", help="Address for agents, such as 0.0.0.0:7443.")
 @click.option("--tls-cert", type=_FILE, required=True, help="PEM file with the certificate chain of this address.")
 @click.option("--tls-key", type=_FILE, required=True, help="PEM file with the certificate's private key.")
-def gateway(listen: str, tls_cert: Path, tls_key: Path, **options: Any) -> None:
+@click.option(
+    "--connections-per-address", type=click.IntRange(min=1), default=1000, show_default=True,
+    help="Most connections of one client address (IPv6: one /64 network).",
+)  # fmt: skip
+@click.option("--metrics", metavar="[HOST]:PORT", help="Serve metrics for Prometheus; without HOST, on 127.0.0.1.")
+def gateway(
+    listen: str, tls_cert: Path, tls_key: Path, connections_per_address: int, metrics: str | None, **options: Any
+) -> None:
     """Run the gateway to Temporal for agents with keys of the role `machine`."""
     try:
         from gateway.serving import Certificate, run_gateway
@@ -234,8 +241,18 @@ def gateway(listen: str, tls_cert: Path, tls_key: Path, **options: Any) -> None:
             raise
         raise click.ClickException("the gateway needs grpcio: pip install 'mizzen-server[gateway]'") from None
 
+    from infra.addresses import parse_address
+
     log_to_stderr()
-    run_command(lambda: run_gateway(_settings(options), listen, Certificate(tls_cert, tls_key)))
+    run_command(
+        lambda: run_gateway(
+            _settings(options),
+            listen,
+            Certificate(tls_cert, tls_key),
+            connections_per_address=connections_per_address,
+            metrics=None if metrics is None else parse_address(metrics, default_host="127.0.0.1"),
+        )
+    )
 
 
 @click.command()

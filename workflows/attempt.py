@@ -43,6 +43,8 @@ with workflow.unsafe.imports_passed_through():
 JUDGES_LAUNCHES = "judges-launches"
 """Patch: a launch that fails because of the workload fails the workload. Other failed launches are retried with
 backoff."""
+BACKS_OFF_IF_STOPPED = "backs-off-if-stopped"
+"""Patch: consecutive attempts that an agent says to have stopped before are also retried with backoff."""
 _COPY_S = 6 * 3600.0
 _LONGEST_PAUSE_S = 30.0
 """The maximum backoff between two launches of a workload that fails to start repeatedly."""
@@ -307,6 +309,8 @@ class Attempt:
         ending = self._verdicts.judge(end, self._plan, self._told, self._timed_out)
         if end.refused is not None and ending.reason == end.refused.reason:
             return await self._refused(end.refused, end.progress)
+        if end.stopped_before and ending.reason.code == ReasonCode.STACK_STOPPED:
+            return await self._stopped_before(ending)
         self._state.refusals = 0
         return ending
 
@@ -324,7 +328,19 @@ class Attempt:
         cancel = await mailbox.next({MailKind.CANCEL}) if mailbox.has({MailKind.CANCEL}) else None
         if cancel is not None or end.all_succeeded or end.failed:
             return self._verdicts.judge(end, self._plan, cancel)
-        return Ending(Phase.PREEMPTED, Reason(ReasonCode.STACK_STOPPED), end.progress)
+        ending = Ending(Phase.PREEMPTED, Reason(ReasonCode.STACK_STOPPED), end.progress)
+        return await self._stopped_before(ending) if self._running().stopped_before else ending
+
+    async def _stopped_before(self, ending: Ending) -> Ending:
+        """Returns the ending of an attempt that an agent says to have stopped before; the second time, after a backoff.
+
+        After a restart of the installation this is true once. The agent of a volunteer's machine may always say it, and
+        would be given the workload again and again.
+        """
+        self._state.refusals += 1
+        if self._state.refusals == 1 or not workflow.patched(BACKS_OFF_IF_STOPPED):
+            return ending
+        return await self._after_backoff(ending)
 
     async def _refused(self, failed: LaunchFailure, progress: tuple[TaskProgress, ...]) -> Ending:
         """Returns the ending after a failed launch: the workload fails, or is queued again.
@@ -340,6 +356,10 @@ class Attempt:
             return again
         if failed.blames_workload:
             return Ending(Phase.FAILED, failed.reason, progress)
+        return await self._after_backoff(again)
+
+    async def _after_backoff(self, ending: Ending) -> Ending:
+        """Returns the ending after a backoff that grows with each consecutive refusal; mail may end it early."""
         pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (self._state.refusals - 2))
         told = await self._mailbox.unless_told(asyncio.sleep(pause_s))
-        return replace(stopped_early(told), progress=progress) if isinstance(told, Mail) else again
+        return replace(stopped_early(told), progress=ending.progress) if isinstance(told, Mail) else ending

@@ -15,6 +15,10 @@ with workflow.unsafe.imports_passed_through():
     from domain.search_attributes import ATTEMPT, PHASE, PRIORITY, REASON, REGION
 
 T = TypeVar("T")
+_STOP_S = 120.0
+"""How long one try to stop tasks may take beyond their grace."""
+_STOP_TRIES = 2
+"""The stop of tasks on a machine may take as long as this many of the longest tries."""
 
 _FOR_EVER = RetryPolicy(
     initial_interval=timedelta(milliseconds=200), backoff_coefficient=2.0, maximum_interval=timedelta(seconds=10)
@@ -75,16 +79,20 @@ async def on_region(
 async def stop_node(machine: str, stop: StopNode, *, lost_after_s: float, heartbeat_timeout_s: float) -> NodeOutcome:
     """Stops an attempt's tasks on a machine, and returns when none of them runs.
 
+    An agent whose stops fail is asked again, but not for ever: the agent of a volunteer's machine may refuse always.
+
     Raises:
-        ActivityError: the agent did not answer in time (the cause is a TimeoutError), or refused permanently.
+        ActivityError: the agent did not answer in time (the cause is a TimeoutError), or answered only with failures.
     """
+    try_s = stop.grace_s + _STOP_S
     outcome: NodeOutcome = await workflow.execute_activity(
         Activity.STOP_NODE.value,
         stop,
         task_queue=ids.agent_queue(machine),
         result_type=NodeOutcome,
         schedule_to_start_timeout=timedelta(seconds=lost_after_s),
-        start_to_close_timeout=timedelta(seconds=stop.grace_s + 120.0),
+        start_to_close_timeout=timedelta(seconds=try_s),
+        schedule_to_close_timeout=timedelta(seconds=_STOP_TRIES * (lost_after_s + try_s)),
         heartbeat_timeout=timedelta(seconds=heartbeat_timeout_s),
     )
     return outcome

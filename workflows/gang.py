@@ -9,6 +9,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError,
 
 with workflow.unsafe.imports_passed_through():
     from domain import ids
+    from domain.addresses import HOST_RULE, is_host, is_port
     from domain.blame import Blame, LaunchError, verdict
     from domain.protocol import (
         Activity,
@@ -27,6 +28,8 @@ with workflow.unsafe.imports_passed_through():
 
 _PREPARE_S = 600.0
 _RUN_S = 3650 * 86400.0
+_SHOWN = 200
+"""Most characters of an agent's value that a message shows."""
 _FAILURE_GRACE_S = 10.0
 """The maximum grace of the remaining tasks of a gang after one of its tasks has failed."""
 
@@ -50,7 +53,7 @@ class Gang:
         self._stopping = False
         self._stopped_before = False
         self.silent: set[str] = set()
-        """Machines whose agents did not answer, so that tasks may still run there."""
+        """Machines whose agents did not confirm that no task runs, so that tasks may still run there."""
 
     # ---------------------------------------------------------------------------------------------------------- launch
 
@@ -60,8 +63,12 @@ class Gang:
         failed: LaunchFailure | None = None
         for node, answer in zip(self._plan.nodes, answers, strict=True):
             if isinstance(answer, NodePrepared):
-                for job, port in answer.ports.items():
-                    self._masters[job] = f"{answer.address}:{port}"
+                if (wrong := _wrong_prepared(node, answer)) is None:
+                    self._masters |= {job: f"{answer.address}:{answer.ports[job]}" for job in node.leads_jobs}
+                else:
+                    detail = {"machine": node.machine, "error": wrong}
+                    refused = LaunchFailure(Reason(ReasonCode.LAUNCH_FAILED, detail), node.machine)
+                    failed = self._worse(failed, refused)
             elif isinstance(answer, ActivityError) and _stopped_before(answer):
                 self._stopped_before = True
             elif isinstance(answer, ActivityError):
@@ -202,9 +209,8 @@ class Gang:
                 lost_after_s=self._plan.node_lost_after_s,
                 heartbeat_timeout_s=self._plan.heartbeat_timeout_s,
             )
-        except ActivityError as error:
-            if isinstance(error.cause, ApplicationError):
-                raise
+        except ActivityError:
+            # Whether the agent is silent or answers with a failure: nobody knows whether its tasks still run.
             self._lost = self._lost or machine
             self.silent.add(machine)
             return
@@ -256,6 +262,19 @@ class Gang:
         if bad[0].memory_limit_bytes is not None:
             memory = {"limit_bytes": bad[0].memory_limit_bytes, "peak_bytes": bad[0].memory_peak_bytes or 0}
         return Failure(f"{bad[0].job}/{bad[0].task}", bad[0].status, memory, bad[0].in_setup, bad[0].not_ready)
+
+
+def _wrong_prepared(node: NodeLaunch, answer: NodePrepared) -> str | None:
+    """Returns what is wrong with an agent's response, which the tasks on all machines would use; None: nothing is.
+
+    The agent of a volunteer's machine may answer anything, also with ports of jobs that other machines lead.
+    """
+    if not is_host(answer.address):
+        return f"address: {answer.address[:_SHOWN]!r}: must be {HOST_RULE}"
+    if answer.ports.keys() != set(node.leads_jobs):
+        return f"ports: of jobs {sorted(answer.ports)!r:.{_SHOWN}}: must be of {sorted(node.leads_jobs)}"
+    wrong = next((job for job, port in sorted(answer.ports.items()) if not is_port(port)), None)
+    return None if wrong is None else f"ports[{wrong!r}]: {answer.ports[wrong]}: must be from 1 to 65535"
 
 
 def _stopped_before(error: ActivityError) -> bool:

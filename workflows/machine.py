@@ -67,7 +67,7 @@ class MachineWorkflow:
 
     @workflow.run
     async def run(self, machine: str, unheard: Hello | None = None) -> None:
-        """Registers the machine at each hello and monitors it until it is lost.
+        """Registers the machine at each hello and monitors it until it is lost. Ends if it is unknown and refused.
 
         `unheard` is a hello that an earlier run of this workflow received and did not process.
         """
@@ -80,10 +80,12 @@ class MachineWorkflow:
             welcome = await record(Activity.REGISTER_MACHINE, hello, Welcome)
             if welcome.refused and (proof := await self._prove(machine, welcome)) is not None:
                 welcome = await record(Activity.REGISTER_MACHINE, replace(hello, key_proof=proof), Welcome)
+            if welcome.unknown and self._hello is None:
+                return  # The next hello starts a new workflow.
             if welcome.refused:
                 continue  # If the machine's own agent still runs, it sends another hello, because nothing attends.
             attend = Attend(machine, hello.incarnation, welcome.stop)
-            if await self._stop_all(machine, [(run, 0.0) for run in welcome.stop], welcome):
+            if await self._stop_all(machine, [(run, 0.0) for run in welcome.stop], welcome) is None:
                 await self._attend(attend, welcome, hello)
             elif self._hello is None:
                 await record(Activity.MACHINE_LOST, attend)
@@ -108,8 +110,8 @@ class MachineWorkflow:
             return None
         return proof
 
-    async def _stop_all(self, machine: str, runs: list[tuple[str, float]], welcome: Welcome) -> bool:
-        """Stops released runs, each within its grace; returns False if the agent stops answering.
+    async def _stop_all(self, machine: str, runs: list[tuple[str, float]], welcome: Welcome) -> ActivityError | None:
+        """Stops released runs, each within its grace; returns the first failure, after which no other run is stopped.
 
         The machine takes no work until this has succeeded. So a slot has one holder, even if an old task survived a
         network partition.
@@ -123,26 +125,31 @@ class MachineWorkflow:
                     lost_after_s=welcome.lost_after_s,
                     heartbeat_timeout_s=welcome.heartbeat_timeout_s,
                 )
-            except ActivityError:
-                return False
-        return True
+            except ActivityError as error:
+                return error
+        return None
 
     async def _attend(self, attend: Attend, welcome: Welcome, hello: Hello) -> None:
         """Monitors the machine until the next hello, or until its agent has been away too long and the machine is lost.
 
         If the history gets too long, the last hello is processed again, so that the workflow continues as new.
         """
-        attendance = _attendance(attend, welcome, welcome.lost_after_s)
+        attendance, has_detached = _attendance(attend, welcome, welcome.lost_after_s), False
         await record(Activity.MACHINE_READY, attend)
         while self._hello is None:
             if attendance.done():
-                patience_s = _patience_s(attendance.exception(), welcome)
-                if patience_s is None:
+                detaches = isinstance(error := attendance.exception(), ActivityError) and type_of(error) == DETACHED
+                patience_s = _patience_s(error, welcome)
+                # The next agent says hello before it attends. One that only detaches again would keep this loop busy.
+                if patience_s is None or (detaches and has_detached):
                     await record(Activity.MACHINE_LOST, attend)
                     return
+                has_detached = has_detached or detaches
                 attendance = _attendance(attend, welcome, patience_s)
-            if self._unconfirmed:
-                await self._clear(attend, welcome, attendance)
+            if self._unconfirmed and not await self._clear(attend, welcome, attendance):
+                give_up(attendance)
+                await record(Activity.MACHINE_LOST, attend)
+                return
             await self._until(partial(self._calls_for_more, attendance))
             if self._hello is None and workflow.info().get_current_history_length() > 2 * LONG_HISTORY_EVENTS:
                 self._hello = hello
@@ -156,17 +163,23 @@ class MachineWorkflow:
     def _calls_for_more(self, attendance: workflow.ActivityHandle[None]) -> bool:
         return attendance.done() or self._hello is not None or self._unconfirmed != []
 
-    async def _clear(self, attend: Attend, welcome: Welcome, attendance: workflow.ActivityHandle[None]) -> None:
-        """Stops released runs on the machine, after which it takes work again. Other tasks continue to run."""
+    async def _clear(self, attend: Attend, welcome: Welcome, attendance: workflow.ActivityHandle[None]) -> bool:
+        """Stops released runs on the machine, after which it takes work again. Other tasks continue to run.
+
+        Returns False if the agent answers with a failure. If it does not answer, the attendance decides.
+        """
         runs, self._unconfirmed = self._unconfirmed, []
         stopping = asyncio.ensure_future(self._stop_all(attend.machine, runs, welcome))
         await self._until(lambda: stopping.done() or attendance.done() or self._hello is not None)
         if not stopping.done():
             give_up(stopping)
-        elif await stopping:
+        elif (failed := await stopping) is None:
             await record(Activity.MACHINE_READY, Attend(attend.machine, attend.incarnation, [run for run, _ in runs]))
-        else:
+        elif isinstance(failed.cause, TimeoutError):
             self._unconfirmed += runs
+        else:
+            return False
+        return True
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         """Waits until `holds` is true. Records notices immediately meanwhile: some give only five seconds."""

@@ -267,7 +267,10 @@ class LaunchActivities:
         for name, machine in machines.items():
             here = {task.job for task in tasks if task.machine == name}
             body = {job.name: {v: values[n] for v, n in job.secrets.items()} for job in spec.jobs if job.name in here}
-            out[name] = seal_for_machine(machine.public_key, json.dumps(body, sort_keys=True).encode())
+            try:
+                out[name] = seal_for_machine(machine.public_key, json.dumps(body, sort_keys=True).encode())
+            except ValueError:  # The agent cannot open it, so the gang is placed elsewhere, and the machine is blamed.
+                out[name] = ""
         return out
 
     @staticmethod

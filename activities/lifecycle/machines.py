@@ -1,6 +1,7 @@
 """Machines: registration, readiness, loss and platform notices."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import Engine, func, select
@@ -12,14 +13,19 @@ from temporalio.exceptions import ApplicationError
 from activities.capacity import joining
 from activities.lifecycle import handover
 from activities.lifecycle.machine_keys import accept_proven, is_pinned, offer
-from domain.ids import RUN_RULE, is_run
-from domain.protocol import MAX_RUNS, Activity, Attend, Hello, MachineNotice, MailKind, Welcome
+from domain.protocol import Activity, Attend, Hello, MachineNotice, MailKind, Welcome
 from domain.reasons import Reason, ReasonCode
+from domain.registration import wrong_hello
 from domain.reported import OWNER
 from infra.config import Settings
 from infra.db import events, outbox
-from infra.db.models import MAX_SLOTS, Allocation, Cluster, Machine, Region, Workload
+from infra.db.logs import Event
+from infra.db.models import Allocation, Cluster, Machine, Region, Workload
 from infra.db.session import transaction
+
+_WORKLOAD_NOTICE = "workload.notice"
+_MOST_NOTICES = 8
+"""Most notices that one attempt gets mail about."""
 
 
 class MachineActivities:
@@ -46,20 +52,15 @@ class MachineActivities:
         Raises:
             ApplicationError: `BadMachine` (not retried), `UnknownRegion` or `MachineShrunk`.
         """
-        if not 0 <= hello.gpus <= MAX_SLOTS:
-            raise _bad(hello, f"gpus: {hello.gpus} is not between 0 and {MAX_SLOTS}")
-        if len(hello.runs) > MAX_RUNS:
-            raise _bad(hello, f"runs: has {len(hello.runs)} entries; must have at most {MAX_RUNS}")
-        # The machine's workflow stops runs by workload and number, and could not continue with another text.
-        if unknown := [run for run in hello.runs if not is_run(run)]:
-            raise _bad(hello, f"runs: {unknown[0][:200]!r}: must be {RUN_RULE}")
+        if (wrong := wrong_hello(hello)) is not None:
+            raise ApplicationError(f"machine {hello.machine}: {wrong}", type="BadMachine", non_retryable=True)
         with transaction(self._engine) as session:
             if session.get(Region, hello.region) is None:
                 raise ApplicationError(
                     f"machine {hello.machine}: region {hello.region} does not exist", type="UnknownRegion"
                 )
             if not joining.admits(session, self._settings, hello):
-                return self._welcome([], refused=True)
+                return self._welcome([], refused=True, unknown=session.get(Machine, hello.machine) is None)
             session.execute(insert(Cluster).values(region=hello.region, name=hello.cluster).on_conflict_do_nothing())
             row = session.get(Machine, hello.machine, with_for_update=True)
             if row is not None and not (is_pinned(row, hello) or accept_proven(session, self._settings, row, hello)):
@@ -146,7 +147,9 @@ class MachineActivities:
         """Handles a platform notice: cordons the machine and returns its workloads to the queue.
 
         A notice that a task reports concerns only the task's own attempt, because tasks are not trusted. A repeated
-        notice changes nothing. In particular, it does not restore a cordon that an operator has removed.
+        notice changes nothing. In particular, it does not restore a cordon that an operator has removed. An earlier end
+        replaces a later one, and the workloads get mail again. A later end changes nothing: an owner who wants that
+        lends the machine before, which ends the first notice (`register`).
         """
         reason = Reason(ReasonCode.PLATFORM_NOTICE, {"machine": told.machine, **told.notice.numbers()})
         with transaction(self._engine) as session:
@@ -160,24 +163,44 @@ class MachineActivities:
                 row.notice = reason.to_json()
                 row.cordon = row.cordon or row.notice
                 events.record(session, "machine.notice", region=row.region, machine=row.id, reason=reason)
+            elif _ends_at_s(reason.detail) < _ends_at_s(row.notice["detail"]):
+                row.notice = reason.to_json()
+                if row.cordon is not None and row.cordon.get("code") == ReasonCode.PLATFORM_NOTICE:
+                    row.cordon = row.notice
             for workload, attempt in live:
-                if events.record(
-                    session,
-                    "workload.notice",
-                    tenant=session.get_one(Workload, workload).tenant,
-                    workload=workload,
-                    attempt=attempt,
-                    region=row.region,
-                    machine=row.id,
-                    reason=reason,
-                    dedup=f"{attempt}:notice",
-                ):
-                    detail = {**reason.detail, "code": reason.code.value}
-                    outbox.mail(session, workload, MailKind.PREEMPT, attempt, **detail)
+                _tell(session, row, workload, attempt, reason)
 
 
-def _bad(hello: Hello, message: str) -> ApplicationError:
-    return ApplicationError(f"machine {hello.machine}: {message}", type="BadMachine", non_retryable=True)
+def _tell(session: Session, row: Machine, workload: str, attempt: int, reason: Reason) -> None:
+    """Sends an attempt mail about a notice, unless it has mail about a notice that ends as early.
+
+    A task can report any ends, so their number is limited.
+    """
+    said = select(Event.reason).where(
+        Event.workload == workload, Event.attempt == attempt, Event.kind == _WORKLOAD_NOTICE
+    )
+    earlier = [found["detail"] for found in session.scalars(said) if found is not None]
+    if len(earlier) == _MOST_NOTICES or any(_ends_at_s(one) <= _ends_at_s(reason.detail) for one in earlier):
+        return
+    if events.record(
+        session,
+        _WORKLOAD_NOTICE,
+        tenant=session.get_one(Workload, workload).tenant,
+        workload=workload,
+        attempt=attempt,
+        region=row.region,
+        machine=row.id,
+        reason=reason,
+        dedup=f"{attempt}:notice" if not earlier else f"{attempt}:notice:{len(earlier)}",
+    ):
+        detail = {**reason.detail, "code": reason.code.value}
+        outbox.mail(session, workload, MailKind.PREEMPT, attempt, **detail)
+
+
+def _ends_at_s(detail: Mapping[str, Any]) -> float:
+    """Returns when a notice ends, in seconds since the epoch. An unknown end is later than any other."""
+    ends_at_s = detail.get("ends_at_s")
+    return math.inf if ends_at_s is None else float(ends_at_s)
 
 
 def lose(session: Session, row: Machine) -> None:

@@ -15,6 +15,7 @@ from infra.db.models import Allocation, Attempt, Cluster, Machine, Workload
 
 EMERGENCY_S = 10.0
 """A notice shorter than this is an emergency departure (II-A: the shortest notice of the deployment is 10 s)."""
+_LEAST_WRITE_S = 1e-6
 _NOTICEABLE = 0.1
 """A relative change of a hazard by less is not stored."""
 _DEPARTURES = text(
@@ -108,7 +109,11 @@ def forget_departures(session: Session) -> None:
 
 
 def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
-    """Returns the jobs that run on any of these lent machines and have saved a checkpoint, by workload."""
+    """Returns the jobs that run on any of these lent machines and have saved a checkpoint, by workload.
+
+    Tasks and agents of volunteers' machines report any sizes and times. Those that cannot be are left out, so that they
+    do not keep the other jobs from their intervals.
+    """
     known = set(machines)
     rows: Sequence[Any] = session.execute(
         select(
@@ -123,8 +128,8 @@ def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
         .where(
             Workload.phase == Phase.RUNNING.value,
             Allocation.released_at.is_(None),
-            Attempt.checkpoint_bytes.is_not(None),
-            Attempt.checkpoint_write_s > 0,
+            Attempt.checkpoint_bytes > 0,
+            Attempt.checkpoint_write_s >= _LEAST_WRITE_S,
         )
         .group_by(Attempt.workload, Attempt.attempt)
         .having(func.bool_or(Allocation.machine.in_(machines)))

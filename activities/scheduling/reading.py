@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from domain.capacity import dedicated
 from domain.phases import QUEUED_PHASES
+from domain.scheduling import MachineState
 
 _QUEUED = f"phase in ({', '.join(repr(phase.value) for phase in sorted(QUEUED_PHASES))}) and finished_at is null"
 EPOCH_US = 946_684_800_000_000
@@ -56,7 +57,10 @@ class AttemptRow(NamedTuple):
 
 
 class HoldingRow(NamedTuple):
-    """The resources of a machine that a live attempt holds. Resources that it still waits for are not included."""
+    """The resources of a machine that a live attempt holds, and that others would get after it.
+
+    Resources that it still waits for are not included, nor slots that the machine's owner has taken back.
+    """
 
     workload: str
     machine: str
@@ -90,6 +94,16 @@ class MachineRow(NamedTuple):
     """The cluster's price of one core."""
     departures_per_h: float
     """How often the owner of a machine of the cluster takes it back without notice."""
+    withheld: int
+    """Mask of the slots that the machine's owner has taken back."""
+
+    def state(self) -> MachineState:
+        """Returns the machine as decisions see it."""
+        return MachineState(
+            self.id, self.cluster, self.rack, self.gpu_type, self.gpus, self.free_gpus, self.free_cpus_milli,
+            self.free_memory_bytes, self.cpus_milli, self.memory_bytes, self.capacity, self.gpu_usd_per_h,
+            self.core_usd_per_h, self.departures_per_h,
+        )  # fmt: skip
 
 
 class TenantRow(NamedTuple):
@@ -124,15 +138,16 @@ _ATTEMPT = (
     " from attempt as a join workload as w on w.id = a.workload"
 )
 _HOLDING = (
-    "select l.workload, l.machine, bit_count(l.slots::bit(64)), l.cpus_milli - l.awaited_cpus_milli,"
-    " l.memory_bytes - l.awaited_memory_bytes from allocation as l"
+    "select l.workload, l.machine, bit_count((l.slots & ~m.withheld)::bit(64)), l.cpus_milli - l.awaited_cpus_milli,"
+    " l.memory_bytes - l.awaited_memory_bytes from allocation as l join machine as m on m.id = l.machine"
 )
 _MACHINE = (
     "select m.id, m.region, m.cluster, m.rack, m.gpu_type, m.gpus, m.cpus_milli, m.memory_bytes,"
     " m.gpus - bit_count((m.held | m.withheld)::bit(64)), m.free_cpus_milli, m.free_memory_bytes, m.state = 'ready',"
     " m.state = 'ready' and m.cordon is null and not m.draining,"
     f" case when c.service is null then c.capacity else '{dedicated('')}' || c.name end,"
-    " coalesce((c.prices ->> m.gpu_type)::float8, 0), coalesce((c.prices ->> 'cpu')::float8, 0), c.departures_per_h"
+    " coalesce((c.prices ->> m.gpu_type)::float8, 0), coalesce((c.prices ->> 'cpu')::float8, 0), c.departures_per_h,"
+    " m.withheld"
     " from machine as m join cluster as c on c.region = m.region and c.name = m.cluster"
 )
 _TYPES: dict[type, tuple[str, ...]] = {
@@ -142,7 +157,9 @@ _TYPES: dict[type, tuple[str, ...]] = {
         "float8", "float8",
     ),
     HoldingRow: ("text", "text", "int8", "int8", "int8"),
-    MachineRow: ("text", "text", "text", "text", "text", *("int8",) * 6, "bool", "bool", "text", *("float8",) * 3),
+    MachineRow: (
+        *("text",) * 5, *("int8",) * 6, "bool", "bool", "text", *("float8",) * 3, "int8",
+    ),
     TenantRow: ("text", "int8", "jsonb", "int8"),
     UseRow: ("text", "int8", "int8", "jsonb", "int8"),
 }  # fmt: skip

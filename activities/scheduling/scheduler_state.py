@@ -23,7 +23,6 @@ from domain.demand import demand_of
 from domain.scheduling import (
     CreditWeights,
     Holding,
-    MachineState,
     PlacedWorkload,
     Plan,
     QueuedWorkload,
@@ -170,6 +169,8 @@ class SchedulerState:
         self._running: dict[str, RunningWorkload] = {}
         self._region_of: dict[str, str] = {}
         """The region of each machine."""
+        self._withheld: dict[str, int] = {}
+        """The mask of the slots that its owner has taken back, of each machine that has some."""
         self._doubted.clear()
 
     @contextmanager
@@ -321,12 +322,19 @@ class SchedulerState:
         if keys["machine"]:
             found = {m.id: m for m in reader.machines(keys["machine"])}
             for id_ in sorted(keys["machine"]):
-                self._put_machine(id_, found.get(id_))
+                if (row := found.get(id_)) is not None and row.withheld != self._withheld.get(id_, 0):
+                    # Holdings are without the slots that the owner has taken back, so they have changed, too.
+                    attempts |= {(w.id, w.attempt) for w in self._running_on(id_)}
+                self._put_machine(id_, row)
         if attempts:
             self._follow_attempts(reader, attempts)
         if self._only is None and "history" in keys:
             self.queue.forget_use(self._live.values())
             self._read_history(reader)
+
+    def _running_on(self, machine: str) -> Iterable[RunningWorkload]:
+        region = self.regions.get(self._region_of.get(machine, ""))
+        return () if region is None else region.running_on(machine)
 
     def _follow_attempts(self, reader: Reader, keys: set[tuple[str, int]]) -> None:
         found = [a for a in reader.attempts(keys) if self._concerns(a.region)]
@@ -376,6 +384,7 @@ class SchedulerState:
 
     def _put_machine(self, id_: str, row: MachineRow | None) -> None:
         before = self._region_of.pop(id_, None)
+        self._withheld.pop(id_, None)
         if before is not None and before in self.regions and (row is None or row.region != before or not row.open):
             self.regions[before].drop_machine(id_)
         if self._only is None:
@@ -384,13 +393,9 @@ class SchedulerState:
             return
         self._region_of[id_] = row.region
         if row.open:
-            self.regions[row.region].put_machine(
-                MachineState(
-                    id_, row.cluster, row.rack, row.gpu_type, row.gpus, row.free_gpus, row.free_cpus_milli,
-                    row.free_memory_bytes, row.cpus_milli, row.memory_bytes, row.capacity, row.gpu_usd_per_h,
-                    row.core_usd_per_h, row.departures_per_h,
-                )
-            )  # fmt: skip
+            self.regions[row.region].put_machine(row.state())
+        if row.withheld:
+            self._withheld[id_] = row.withheld
 
 
 def _amount(gpu_types: Mapping[str, int], cpus_milli: int) -> Amount:

@@ -10,6 +10,7 @@ from temporalio.client import Client
 
 from activities.leader import Leader, lead
 from activities.lifecycle.beats import for_each, read_beats
+from domain.addresses import is_host, is_port
 from domain.phases import Phase
 from domain.reported import ServingReport, TaskProgress
 from infra.config import Settings
@@ -66,9 +67,11 @@ class Readiness:
 def record_readiness(engine: Engine, workload: str, progress: Sequence[TaskProgress]) -> None:
     """Writes whether a replica is ready, as the agents of its workload report it. Signals its service of a change.
 
-    The transaction holds no other lock: a decision about the service locks its replicas, and then workloads.
+    A report with an address or port that cannot be one is ignored: the balancer refuses the whole list of a service
+    that contains it. The transaction holds no other lock: a decision about the service locks its replicas, and then
+    workloads.
     """
-    report = next((one.serving for one in progress if one.serving is not None), None)
+    report = next((one.serving for one in progress if one.serving is not None and _is_endpoint(one.serving)), None)
     if report is None:
         return
     with transaction(engine) as session:
@@ -79,6 +82,10 @@ def record_readiness(engine: Engine, workload: str, progress: Sequence[TaskProgr
         )
         if row is not None and _changed(row, report):
             _write(session, row, report)
+
+
+def _is_endpoint(report: ServingReport) -> bool:
+    return is_host(report.address) and is_port(report.port)
 
 
 def _changed(row: ServiceReplica, report: ServingReport) -> bool:

@@ -1,15 +1,17 @@
 """Lending hours: the weekly windows in which an owner lends a machine, such as `20:00-08:00 mon-fri; 00:00-24:00 sat`.
 
-Times are those of the machine's time zone. Pure.
+Times are those of the machine's time zone. A time that the clock skips in spring is the instant of the skip. While the
+clock repeats an hour in autumn, the windows stay as they were in the last minute of the first pass. Pure.
 """
 
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY = 24 * 60
 _WEEK = 7 * _DAY
+_MINUTE = timedelta(minutes=1)
 _NAMES = r"[a-z]{3}(?:-[a-z]{3})?"
 _WINDOW = re.compile(rf"(\d{{1,2}}):(\d\d)-(\d{{1,2}}):(\d\d)(?:\s+({_NAMES}(?:,{_NAMES})*))?")
 _FORM = "must be like '20:00-08:00 mon-fri' or '09:00-12:00 mon,wed; 00:00-24:00 sat-sun'"
@@ -107,11 +109,39 @@ def _merged(minutes: set[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _of_week(at: datetime) -> int:
+    at = _shown(at)
     return at.weekday() * _DAY + at.hour * 60 + at.minute
 
 
 def _later(at: datetime, minute: int) -> datetime:
     """Returns the first full minute after `at` that is `minute` of a week, on the local clock."""
     passed = (minute - _of_week(at)) % _WEEK or _WEEK
-    local = at.replace(second=0, microsecond=0, tzinfo=None) + timedelta(minutes=passed)
-    return local.replace(tzinfo=at.tzinfo) if at.tzinfo is None else local.astimezone()
+    local = _shown(at).replace(second=0, microsecond=0) + passed * _MINUTE
+    return local if at.tzinfo is None else _first(local)
+
+
+def _shown(at: datetime) -> datetime:
+    """Returns the latest time that the local clock has shown until `at`, without a zone, as `at` if that has none."""
+    if at.tzinfo is None:
+        return at
+    at = at.astimezone()
+    first = at.replace(tzinfo=None, fold=0).astimezone()
+    if first >= at:
+        return at.replace(tzinfo=None)
+    # The clock repeats an hour.
+    while (later := (first + _MINUTE).astimezone()).utcoffset() == first.utcoffset():
+        first = later
+    return first.replace(tzinfo=None)
+
+
+def _first(local: datetime) -> datetime:
+    """Returns the first instant at which the local clock shows a time without a zone, or a later one."""
+    # `astimezone` of a skipped time applies the wrong offset, so instants are computed from timestamps.
+    found = datetime.fromtimestamp(local.timestamp(), UTC).astimezone()
+    if found.replace(tzinfo=None) == local:
+        return found
+    # The clock skips this time. With `fold`, it is computed with the offset after the skip, so it is before the skip.
+    before = datetime.fromtimestamp(local.replace(fold=1).timestamp(), UTC).astimezone()
+    while (later := (before + _MINUTE).astimezone()).utcoffset() == before.utcoffset():
+        before = later
+    return later

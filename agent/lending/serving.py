@@ -68,7 +68,10 @@ def socket_path(config: AgentConfig) -> Path:
 
 
 async def serve_owner(config: AgentConfig, listening: socket.socket, lender: Lender) -> None:
-    """Listens to the machine's owner until cancelled. Then removes the socket."""
+    """Listens to the machine's owner until cancelled. Then removes its socket, but not that of the next agent."""
+    path = socket_path(config)
+    # The duplicate keeps the number of the socket's file from being used again, for example by the next agent's socket.
+    kept, mine = listening.dup(), _identity(path)
     allowed = {0, config.owner_uid()}
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -88,7 +91,18 @@ async def serve_owner(config: AgentConfig, listening: socket.socket, lender: Len
         await server.serve_forever()
     finally:
         server.close()
-        socket_path(config).unlink(missing_ok=True)
+        if mine is not None and _identity(path) == mine:
+            path.unlink(missing_ok=True)
+        kept.close()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Returns device and number of a file; None: there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 async def _answer(

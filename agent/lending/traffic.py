@@ -7,6 +7,7 @@ cannot be admitted, or whose checkpoint has no known size, get what is left: the
 others were promised.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -45,12 +46,14 @@ class _Known:
 
 @dataclass
 class MigrationTraffic:
-    """The flows of the tasks that leave now. Its methods block for milliseconds; only one may run at a time."""
+    """The flows of the tasks that leave now. Its methods block for milliseconds, and can be called in any thread."""
 
     network: MachineNetwork
     share_bytes_s: int
     """The migration share of the link, in bytes on the wire per second."""
     _known: dict[str, _Known] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_closed: bool = False
 
     @property
     def kill_switch(self) -> KillSwitch:
@@ -60,8 +63,19 @@ class MigrationTraffic:
     def update(self, leaving: Sequence[Leaving], now_s: float) -> Mapping[str, Outcome | None]:
         """Sets the rates of the tasks that leave, and ends those of others; returns what became of each task.
 
-        None: the size of its checkpoint is not known. A task whose cgroup is gone is left out.
+        None: the size of its checkpoint is not known. A task whose cgroup is gone is left out. After `close`, nothing
+        happens: the thread of an update goes on when the agent stops.
         """
+        with self._lock:
+            return {} if self._is_closed else self._update(leaving, now_s)
+
+    def close(self) -> None:
+        """Leaves the interface as it was, after an update that is in progress. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            self.network.close()
+
+    def _update(self, leaving: Sequence[Leaving], now_s: float) -> Mapping[str, Outcome | None]:
         found: list[Leaving] = []
         # The kernel has a limited number of classes, and each needs a least rate. Others are not shaped.
         most = min(_MOST_FLOWS, self.share_bytes_s // (2 * _ENFORCEABLE_BYTES_S))

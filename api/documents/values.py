@@ -4,8 +4,8 @@ import contextlib
 import re
 
 from api.documents.at import At
+from domain.slots import MAX_SLOTS
 from domain.units import parse_duration_s, parse_size_bytes
-from infra.db.models import MAX_SLOTS
 
 _MIN_MEMORY = 1 << 20
 _MAX_MEMORY = 1 << 46

@@ -58,7 +58,8 @@ def _machines(session: Session) -> tuple[LiveMachine, ...]:
             cluster=m.cluster,
             rack=m.rack,
             gpu_type=m.gpu_type,
-            gpus=m.gpus,
+            # Without the slots that the owner has taken, except those that a workload holds until it has left.
+            gpus=m.gpus - (m.withheld & ~m.held).bit_count(),
             cpus_milli=m.cpus_milli,
             memory_bytes=m.memory_bytes,
             capacity=CapacityKind(c.capacity),

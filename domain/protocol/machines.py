@@ -160,9 +160,11 @@ class Welcome:
     heartbeat_timeout_s: float
     lost_after_s: float = 30.0
     refused: bool = False
-    """True: another key is pinned for the machine, and the machine was not registered."""
+    """True: the machine was not registered: another key is pinned for it, or its instance is not admitted."""
     challenge: str | None = None
     """If refused: a sealed box for the pinned key, in base64, for the agent to open (`Activity.PROVE_KEY`)."""
+    unknown: bool = False
+    """If refused: whether no machine of this name is registered, so that its workflow has nothing to do."""
 
 
 @dataclass

@@ -26,10 +26,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from domain.capacity import CapacityKind
 from domain.phases import Phase
+from domain.slots import MAX_SLOTS
 from infra.db.base import NOW, Base, Json
-
-MAX_SLOTS = 62
-"""Maximum number of GPU slots of one machine, because a mask is a signed 64-bit integer."""
 
 _CAPACITY = f"capacity in ({', '.join(repr(kind.value) for kind in CapacityKind)})"
 

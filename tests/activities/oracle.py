@@ -127,8 +127,9 @@ def region_snapshot(
     now = now_s(session) if now is None else now
     holdings: dict[str, list[Holding]] = defaultdict(list)
     attempts: dict[str, Attempt] = {}
-    for allocation, attempt in session.execute(
-        select(Allocation, Attempt)
+    for allocation, attempt, withheld in session.execute(
+        select(Allocation, Attempt, Machine.withheld)
+        .join(Machine, Machine.id == Allocation.machine)
         .join(Attempt, (Attempt.workload == Allocation.workload) & (Attempt.attempt == Allocation.attempt))
         .where(Allocation.released_at.is_(None), Attempt.region == region)
         .order_by(Allocation.workload, Allocation.machine)
@@ -137,7 +138,7 @@ def region_snapshot(
         holdings[allocation.workload].append(
             Holding(
                 machine=allocation.machine,
-                gpus=allocation.slots.bit_count(),
+                gpus=(allocation.slots & ~withheld).bit_count(),
                 cpus_milli=allocation.cpus_milli - allocation.awaited_cpus_milli,
                 memory_bytes=allocation.memory_bytes - allocation.awaited_memory_bytes,
             )

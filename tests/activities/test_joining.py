@@ -16,7 +16,7 @@ from infra.db.capacity import InstanceRow
 from infra.db.logs import Outbox
 from infra.db.models import Cluster, Machine
 from infra.keys import load_master_key
-from tests.activities.world import World
+from tests.activities.world import World, key
 
 OFFER = Offer("sim", "west", "za", CapacityKind.SPOT, Shape("small", 4, "a100", 16_000, 64 << 30), 4.0, 30.0)
 
@@ -40,6 +40,7 @@ class Launched:
         with self.world.session() as session:
             known = session.get(Machine, machine or self.machine) is not None
         assert known or welcome.refused
+        assert welcome.unknown == (not known)
         return not welcome.refused
 
     def row(self) -> InstanceRow:
@@ -58,7 +59,7 @@ def launched(world: World) -> Launched:
 
 def test_it_is_let_in_by_its_token(launched: Launched) -> None:
     """An agent with its token is admitted; its cluster gets the offer's data, and its workflow gets mail."""
-    assert launched.says_hello(public_key="k")
+    assert launched.says_hello(public_key=key("k"))
     assert launched.row().machine == launched.machine
     launched.world.delivered()
     launched.world.machines.ready(launched.world.attend(launched.machine, "boot-1", []))
@@ -70,7 +71,7 @@ def test_it_is_let_in_by_its_token(launched: Launched) -> None:
         assert list(mail) == [{"instance": launched.id}]
         assert (cluster.zone, cluster.capacity, cluster.prices) == ("za", "spot", {"a100": 1.0})
     # After a restart the agent is identified by its key.
-    assert launched.says_hello(public_key="k", join_token="")
+    assert launched.says_hello(public_key=key("k"), join_token="")
 
 
 @pytest.mark.parametrize(
@@ -101,19 +102,19 @@ def test_it_is_refused_without(launched: Launched, lie: dict[str, Any]) -> None:
 
 def test_a_token_is_of_one_machine(launched: Launched) -> None:
     """A token cannot be used again with another key, and differs between instances."""
-    assert launched.says_hello(public_key="k")
-    assert not launched.says_hello(public_key="other")
+    assert launched.says_hello(public_key=key("k"))
+    assert not launched.says_hello(public_key=key("other"))
     other = join_token(launched.world.settings.master_key_path, "in-other")
     assert other != launched.token
 
 
 def test_a_machine_that_is_not_known_any_more_shows_its_token_again(launched: Launched) -> None:
     """A machine whose row was deleted needs its token again."""
-    assert launched.says_hello(public_key="k")
+    assert launched.says_hello(public_key=key("k"))
     with launched.world.session() as session:
         session.delete(session.get_one(Machine, launched.machine))
-    assert not launched.says_hello(public_key="other", join_token="")
-    assert launched.says_hello(public_key="k")
+    assert not launched.says_hello(public_key=key("other"), join_token="")
+    assert launched.says_hello(public_key=key("k"))
 
 
 def test_what_is_gone_does_not_join(launched: Launched) -> None:

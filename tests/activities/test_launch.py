@@ -12,6 +12,7 @@ import pytest
 from nacl.public import PrivateKey, SealedBox
 from temporalio.exceptions import ApplicationError
 
+from agent.sealed import CannotUnseal, unseal
 from domain import ids
 from domain.phases import Phase
 from domain.protocol import StageRequest
@@ -148,6 +149,18 @@ def test_secrets_are_only_ever_sealed(world: World, keys: dict[str, PrivateKey],
     assert len(written) >= 2 and not any(PLAIN.encode() in body for body in written)
     dump = "\n".join(row for rows in world.dump().values() for row in rows)
     assert PLAIN not in dump and PLAIN.encode().hex() not in dump
+
+
+def test_secrets_for_a_key_with_which_nothing_can_be_sealed(world: World) -> None:
+    """The launch is written without the secrets, so the agent of this machine cannot start it; others can."""
+    world.region("r")
+    world.machine("r/c/m", public_key=base64.b64encode(bytes(32)).decode())
+    load_master_key(world.settings.master_key_path, create=True)
+    _secret(world, "token", PLAIN)
+    _, launch = stage_launch(world, world.running(job(secrets={"TOKEN": "token"})))
+    assert launch.sealed_secrets == {"r/c/m": ""}
+    with pytest.raises(CannotUnseal):
+        unseal([bytes(PrivateKey.generate())], launch.sealed_secrets["r/c/m"])
 
 
 @pytest.mark.usefixtures("keys")

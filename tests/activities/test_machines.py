@@ -221,10 +221,23 @@ def test_a_machine_that_became_too_small(fleet: World, less: dict[str, Any], inc
 
 
 def test_a_hello_that_cannot_be(fleet: World) -> None:
-    """Too many GPUs and invalid runs are refused for good, an unknown region until it exists; none writes a row."""
+    """What no machine has is refused for good, an unknown region until it exists; none writes a row."""
     before = fleet.dump()
     for hello, words in (
         (fleet.hello(M, 63), "gpus: 63 is not between 0 and 62"),
+        (fleet.hello(M, -1), "gpus: -1 is not between 0 and 62"),
+        (fleet.hello(M, cpus_milli=0), "cpus_milli: 0 is not between 1 and 10000000"),
+        (fleet.hello(M, cpus_milli=10_000_001), "cpus_milli: 10000001 is not between 1 and 10000000"),
+        (fleet.hello(M, memory_bytes=-1), "memory_bytes: -1 is not between 1 and"),
+        (fleet.hello(M, memory_bytes=1 << 60), f"memory_bytes: {1 << 60} is not between 1 and {1 << 50}"),
+        (fleet.hello(M, withheld=-1), "withheld: -1 is not between 0 and"),
+        (fleet.hello(M, rack="r" * 201), "rack: 'rrr.*at most 200 characters, all printable"),
+        (fleet.hello(M, gpu_type="a\n100"), "gpu_type: .*all printable"),
+        (fleet.hello(M, incarnation="b" * 201), "incarnation: .*at most 200 characters"),
+        (fleet.hello(M, address="10.0.0.1 weight 9"), "address: '10.0.0.1 weight 9': must be an IP address or a host"),
+        (fleet.hello(M, address="fe80::1%eth0"), "address: 'fe80::1%eth0'"),
+        (fleet.hello(M, public_key="AAAA"), "public_key: 'AAAA': must be the 32 bytes of an X25519 key in base64"),
+        (fleet.hello(M, public_key="key?"), "public_key: 'key.': must be"),
         (fleet.hello(M, runs=["wl-1.1", "wl-1.x"]), "runs: 'wl-1.x': must be WORKLOAD.ATTEMPT"),
         (fleet.hello(M, runs=["wl-1.1"] * 1001), "runs: has 1001 entries; must have at most 1000"),
     ):

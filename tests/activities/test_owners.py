@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from activities.scheduling.scheduler_state import SchedulerState
 from domain.phases import Phase
 from domain.protocol import MachineNotice
 from domain.reported import OWNER, NoticeReport
@@ -53,6 +54,77 @@ def test_a_withheld_slot_is_not_promised(fleet: World) -> None:
     fleet.tick()
     assert fleet.holdings(high) == {}
     check(fleet)
+
+
+def test_what_the_owner_has_taken_is_not_evicted_for(fleet: World) -> None:
+    """No plan counts on a slot of a victim that the owner has taken; the victim's other slots can still be won."""
+    low = fleet.running(job(gpus=4))
+    fleet.tick()
+    fleet.machine(M, withheld=0b0001, runs=[f"{low}.1"])
+    large = fleet.submit(job(gpus=4), tenant="high")
+    tick = fleet.tick()
+    assert (tick.awarded, fleet.holdings(large)) == (0, {})
+    assert fleet.waiting(large) == ["insufficient_capacity r"]
+    fresh = SchedulerState(fleet.engine, fleet.settings.scheduler)
+    with fresh.current() as state, fleet.scheduler_state.current() as known:
+        assert [w.holdings for w in state.regions["r"].running_on(M)] == [
+            w.holdings for w in known.regions["r"].running_on(M)
+        ]
+    fleet.change(large, Phase.CANCELLED)
+    small = fleet.submit(job(gpus=3), tenant="high")
+    assert fleet.tick().awarded == 1
+    assert fleet.holdings(small) == {M: (0, 0b1110)}
+    check(fleet)
+
+
+def test_what_the_owner_lends_again_is_evicted_for(fleet: World) -> None:
+    """After the owner has lent a slot again, its holder can be evicted for it."""
+    low = fleet.running(job(gpus=4))
+    fleet.machine(M, withheld=0b0001, runs=[f"{low}.1"])
+    high = fleet.submit(job(gpus=4), tenant="high")
+    assert fleet.tick().awarded == 0
+    fleet.machine(M, runs=[f"{low}.1"])
+    assert fleet.tick().awarded == 1
+    assert fleet.holdings(high) == {M: (0, 0b1111)}
+    check(fleet)
+
+
+def _takes(world: World, ends_at_s: float, run: str | None = None) -> None:
+    """Reports that the owner takes the machine, or what one run uses, from a time on."""
+    report = NoticeReport(OWNER, "preempt", True, time.time(), ends_at_s, "the owner takes the machine back")
+    world.machines.noticed(MachineNotice(M, "boot-1", report, run))
+
+
+@pytest.mark.parametrize("is_of_run", [False, True])
+def test_a_more_urgent_word_of_the_owner(fleet: World, is_of_run: bool) -> None:
+    """An earlier end reaches the machine and its workloads; repeated and later ones change nothing."""
+    workload = fleet.running(job(gpus=1))
+    run = f"{workload}.1" if is_of_run else None
+    for ends_at_s, told in ((500.0, [500.0]), (500.0, [500.0]), (200.0, [500.0, 200.0]), (900.0, [500.0, 200.0])):
+        _takes(fleet, ends_at_s, run)
+        assert [mail["detail"]["ends_at_s"] for mail in fleet.mail(workload, "preempt")] == told
+        row = _row(fleet)
+        if is_of_run:
+            assert (row.notice, row.cordon) == (None, None)
+        else:
+            assert row.notice is not None and row.notice["detail"]["ends_at_s"] == told[-1]
+            assert row.cordon == row.notice
+    assert len(fleet.events(kind="machine.notice")) == (0 if is_of_run else 1), "a machine departs once"
+    for ends_at_s in range(150, 0, -1):
+        _takes(fleet, float(ends_at_s), run)
+    assert len(fleet.mail(workload, "preempt")) == 8
+
+
+def test_a_more_urgent_word_leaves_what_operators_did(fleet: World) -> None:
+    """An earlier end does not restore a cordon that an operator removed, and leaves an operator's own cordon."""
+    _takes(fleet, 500.0)
+    fleet.alter(Machine, M, cordon=None)
+    _takes(fleet, 400.0)
+    assert _row(fleet).cordon is None
+    theirs = {"code": "cordoned_by_operator", "detail": {"by": "op"}, "sentence": ""}
+    fleet.alter(Machine, M, cordon=theirs)
+    _takes(fleet, 300.0)
+    assert _row(fleet).cordon == theirs
 
 
 def test_an_owner_who_lends_again_ends_the_notice(fleet: World) -> None:

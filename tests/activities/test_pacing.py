@@ -97,6 +97,14 @@ def test_jobs_on_machines_that_depart_often_save_more_often(fleet: World) -> Non
         assert one.interval_s == pytest.approx(min(3600.0, max(wanted_s, _BYTES / (0.2 * bandwidth))), rel=1e-6)
 
 
+@pytest.mark.parametrize("said", [{"checkpoint_bytes": 0}, {"checkpoint_bytes": -5}, {"checkpoint_write_s": 1e-308}])
+def test_a_report_that_cannot_be_concerns_no_other_job(fleet: World, said: dict[str, Any]) -> None:
+    """A job whose checkpoint has no possible size or time is not told; the others are."""
+    _job(fleet, CALM, **said)
+    busy = _job(fleet, BUSY)
+    assert {machine: [one.run for one in pace.runs] for machine, pace in _paces(fleet).items()} == {BUSY: [f"{busy}.1"]}
+
+
 def test_all_tasks_of_a_gang_are_told(fleet: World) -> None:
     """The task that saves may run on a machine that is not lent. Only lent machines add to the hazard."""
     alone = _job(fleet, CALM)

@@ -1,5 +1,7 @@
 """A small installation for the activity tests: a real database, folders as buckets, and the activities as methods."""
 
+import base64
+import hashlib
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -82,6 +84,11 @@ class Offer:
     candidate: awards.PlannedAward
 
 
+def key(name: str = "") -> str:
+    """Returns a public key that belongs to a name."""
+    return base64.b64encode(hashlib.sha256(name.encode()).digest()).decode()
+
+
 class World:
     """The installation. All clocks are Postgres's; tests write past times instead of waiting."""
 
@@ -137,7 +144,7 @@ class World:
         fields: dict[str, Any] = {
             "machine": machine, "region": region, "cluster": cluster, "rack": "k", "gpu_type": "a100", "gpus": gpus,
             "cpus_milli": 16_000, "memory_bytes": 64 * GIB, "address": "127.0.0.1", "incarnation": "boot-1",
-            "public_key": "",
+            "public_key": key(),
         }  # fmt: skip
         return Hello(**{**fields, **more})
 

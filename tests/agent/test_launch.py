@@ -107,6 +107,7 @@ def test_the_environment_is_exactly_the_documented_one() -> None:
         "MIZZEN_TABLE_ADS__CLICKS_COMPLETE_UNTIL": "2026-11-22T03:00:00.500000Z",
         "MIZZEN_JOB_MAIN_ADDR": "10.0.0.1:7001",
         "MIZZEN_JOB_PARAM_SERVER_ADDR": "10.0.0.2:7002",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "4,5",
         "RANK": "1",
         "WORLD_SIZE": "2",

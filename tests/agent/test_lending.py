@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from agent.host import serve
 from agent.lending.hours import LendingHours
 from agent.lending.lender import Lender
 from agent.lending.record import Lending, LendingFile
+from agent.lending.serving import open_socket, serve_owner, socket_path
 from agent.locks import StartLocks
 from agent.notices import MachineNotices
 from agent.state import StateFolder
@@ -184,6 +187,25 @@ async def test_only_the_owner_is_heard(lab: Lab) -> None:
     assert (done.returncode, "does not exist" in done.stderr) == (3, True)
 
 
+async def test_an_agent_leaves_the_socket_of_the_next_one(lab: Lab) -> None:
+    """An agent that ends late removes only its own socket, also if the next agent has the same path."""
+    config = lab.config(owner=OWNER)
+    state = StateFolder(config.state_dir)
+    lender = Lender(config, state, MachineNotices(None), StartLocks())
+    serving = []
+    for _ in range(2):
+        listening = open_socket(config)
+        assert listening is not None
+        serving.append(asyncio.create_task(serve_owner(config, listening, lender)))
+        await until_async(lambda: _lent(config, "lending").returncode == 0)
+    for ends, is_there in zip(serving, (True, False), strict=True):
+        ends.cancel()
+        await asyncio.wait({ends})
+        assert socket_path(config).exists() is is_there
+        if is_there:
+            assert (await _mizzen(config, "lending"))["machine"] == config.machine
+
+
 async def test_tasks_learn_how_often_to_save(lab: Lab) -> None:
     """The interval that the control plane sends is in the file that the task's environment names, and in effect."""
     config = lab.config()
@@ -229,6 +251,46 @@ def test_lending_hours() -> None:
     for wrong in ("", "8:00", "25:00-26:00", "10:60-11:00", "10:00-11:00 mon-", "10:00-11:00 xyz", "10:00-11:00,mon"):
         with pytest.raises(ValueError, match=r"^hours: "):
             LendingHours.parse(wrong)
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The clock skips 2:00 to 3:00 on the last Sunday of March, and repeats it on the last Sunday of October."""
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def _local(utc: str) -> datetime:
+    return datetime.fromisoformat(f"{utc}+00:00").astimezone()
+
+
+@pytest.mark.usefixtures("berlin")
+def test_lending_hours_when_the_clock_skips_an_hour() -> None:
+    """A window that begins or ends at a skipped time does so at the instant of the skip."""
+    before, skip = _local("2026-03-29T00:40"), _local("2026-03-29T01:00")
+    for end in ("2:00", "2:01", "2:30", "3:00"):
+        assert LendingHours.parse(f"22:00-{end}").closes_at(before) == skip
+        assert LendingHours.parse(f"{end}-5:00").opens_at(before) == skip
+    assert LendingHours.parse("22:00-3:01").closes_at(before) == _local("2026-03-29T01:01")
+    assert LendingHours.parse("22:00-1:59").closes_at(before) == _local("2026-03-29T00:59")
+    assert not LendingHours.parse("22:00-2:30").is_open(skip)
+
+
+@pytest.mark.usefixtures("berlin")
+def test_lending_hours_when_the_clock_repeats_an_hour() -> None:
+    """In the second pass the machine stays lent, or the owner's, as it was at the end of the first one."""
+    first, second = _local("2026-10-25T00:10"), _local("2026-10-25T01:10")
+    assert (first.hour, second.hour, first.minute) == (2, 2, second.minute)
+    early, late = LendingHours.parse("22:00-2:40"), LendingHours.parse("2:20-6:00")
+    assert (early.is_open(first), early.is_open(second)) == (True, False)
+    assert early.closes_at(first) == _local("2026-10-25T00:40")
+    assert early.opens_at(second) == _local("2026-10-25T21:00")
+    assert (late.is_open(first), late.is_open(second)) == (False, True)
+    assert late.opens_at(first) == _local("2026-10-25T00:20")
+    assert late.closes_at(second) == _local("2026-10-25T05:00")
 
 
 async def test_hours_take_the_machine_and_lend_it_again(lab: Lab) -> None:

@@ -85,3 +85,14 @@ async def test_a_simulation_starts_from_a_snapshot(world: ApiWorld) -> None:
     assert run.simulator.progress.finished == 2
     assert lives[running].attempt == 1 and lives[queued].attempt == 1
     assert lives[queued].place == "north"
+
+
+async def test_the_simulator_gets_no_slots_that_owners_have_taken(world: ApiWorld) -> None:
+    """A machine has fewer GPUs by those that its owner has taken; a slot that is still held counts until it is free."""
+    running = world.add_workload(Phase.RUNNING)
+    world.add_attempt(running, 1, M1, 0b1)
+    with world.session() as session:
+        machine = session.get_one(Machine, M1)
+        there, machine.withheld = machine.gpus, 0b11
+    live = LiveSnapshot.model_validate(await get(world, "/v1/snapshot"))
+    assert {m.id: m.gpus for m in live.machines}[M1] == there - 1

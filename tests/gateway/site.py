@@ -56,8 +56,8 @@ class Site:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, lab: Lab, engine: Engine, folder: Path) -> AsyncIterator["Site"]:
-        """Runs a gateway in this process."""
+    async def open(cls, lab: Lab, engine: Engine, folder: Path, **options: Any) -> AsyncIterator["Site"]:
+        """Runs a gateway in this process. `options` are those of `gateway.serving.serve`."""
         load_master_key(folder / "master.key", create=True)
         settings = Settings(
             database=engine.url.render_as_string(hide_password=False).replace("+psycopg", ""),
@@ -66,7 +66,7 @@ class Site:
         )
         made = certificate(folder)
         stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
-        serving = asyncio.create_task(serve(settings, "127.0.0.1:0", made, stop, port))
+        serving = asyncio.create_task(serve(settings, "127.0.0.1:0", made, stop, port, **options))
         await asyncio.wait({serving, port}, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()

@@ -5,6 +5,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,9 +107,9 @@ async def test_an_agent_gets_a_new_key(site: Site) -> None:
 
 
 @contextlib.contextmanager
-def _process(file: Path, port: int, site: Any, checkout: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _process(file: Path, port: int, site: Any, checkout: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "server", "gateway", "--config", str(file), "--listen", f"127.0.0.1:{port}"]
-    command += ["--tls-cert", str(site.chain), "--tls-key", str(site.key)]
+    command += ["--tls-cert", str(site.chain), "--tls-key", str(site.key), *more]
     process = subprocess.Popen(command, cwd=checkout, env={**os.environ})
     try:
         yield process
@@ -136,7 +137,8 @@ async def test_a_killed_gateway(lab: Lab, database: Engine, tmp_path: Path, chec
             await until_async(lambda: folder.output.exists())
             first.kill()
             first.wait()
-            with _process(file, port, made, checkout):
+            metrics = free_port()
+            with _process(file, port, made, checkout, "--metrics", f":{metrics}", "--connections-per-address", "50"):
                 async with asyncio.timeout(60):
                     before = (await running.state()).last_heartbeat_time
                     while (await running.state()).last_heartbeat_time == before:
@@ -148,6 +150,8 @@ async def test_a_killed_gateway(lab: Lab, database: Engine, tmp_path: Path, chec
                 lab.write(after)
                 second: NodeOutcome = await (await lab.run(after, config.machine)).result(NodeOutcome)
                 assert [one.exit_code for one in second.exits] == [4]
+                with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=10) as answer:
+                    assert b"mizzen_gateway_connections " in answer.read()
 
 
 async def test_an_agent_without_a_key_is_refused(site: Site) -> None:

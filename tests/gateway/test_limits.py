@@ -1,10 +1,14 @@
 """Limits of the gateway: calls without a key or a request, sizes of requests, bytes, and lookups of keys."""
 
 import asyncio
+import contextlib
+import urllib.request
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import Engine, func, update
 from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.workflowservice import v1 as service
@@ -15,6 +19,8 @@ from gateway.refusals import Refused
 from infra.db.models import ApiKey
 from infra.db.session import transaction
 from infra.keys import new_api_key
+from infra.stack.ports import free_port
+from tests.agent.harness import Lab, until_async
 from tests.gateway.site import Caller, Site
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -114,3 +120,72 @@ async def test_lookups_of_many_machines_behind_one_address(database: Engine) -> 
         assert (await sessions.of_call(f"Bearer {late[0]}", "192.0.2.2")).machine == "r/c/m0"
     finally:
         sessions.close()
+
+
+async def _is_open(reader: asyncio.StreamReader) -> bool:
+    """Returns whether the other side has left a connection open for the time of several looks."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(4):
+            return await reader.read(1) != b""
+    return True
+
+
+async def test_connections_of_one_address(lab: Lab, database: Engine, tmp_path: Path) -> None:
+    """The newest connections of an address beyond the limit are ended; calls and other addresses go on."""
+    metrics = free_port()
+    options = {"connections_per_address": 6, "metrics": ("127.0.0.1", metrics)}
+    async with Site.open(lab, database, tmp_path, **options) as site, contextlib.AsyncExitStack() as stack:
+        machine = site.machine("m1")
+        agent = await stack.enter_async_context(site.caller(site.key(machine)))
+        polling = asyncio.create_task(agent.poll(machine, timeout_s=60))
+        await until_async(lambda: _metric(metrics, "calls_in_progress", kind="poll") == 1)
+        await until_async(lambda: _metric(metrics, "connections") == 1)
+
+        async def connect(source: str) -> asyncio.StreamReader:
+            reader, writer = await asyncio.open_connection("127.0.0.1", site.port, local_addr=(source, 0))
+            stack.callback(writer.close)
+            return reader
+
+        others = [await connect("127.0.0.2") for _ in range(6)]
+        same = [await connect("127.0.0.1") for _ in range(20)]
+        found = await asyncio.gather(*map(_is_open, [*others, *same]))
+        assert all(found[:6]), "those of another address stay"
+        assert sum(found[6:]) == 5, "six with that of the agent"
+        assert _metric(metrics, "connections_ended_total") == 15
+        assert (_metric(metrics, "connections"), _metric(metrics, "addresses")) == (12, 2)
+        assert not polling.done()
+        assert (await agent.call(service.GetSystemInfoRequest())).server_version
+        polling.cancel()
+
+
+async def test_metrics(lab: Lab, database: Engine, tmp_path: Path) -> None:
+    """Calls are counted by method and code, also refused ones; names that callers choose are no labels."""
+    metrics = free_port()
+    async with Site.open(lab, database, tmp_path, metrics=("127.0.0.1", metrics)) as site:
+        machine = site.machine("m1")
+        async with site.caller(site.key(machine)) as known, site.caller("mzn_0123_unknown") as stranger:
+            for _ in range(2):
+                await known.call(service.GetSystemInfoRequest())
+            await known.refusal(service.DescribeNamespaceRequest(namespace="other"))
+            await known.refusal(service.ListNamespacesRequest())
+            await stranger.refusal(service.GetSystemInfoRequest())
+            assert _metric(metrics, "keys") == 1
+        assert _metric(metrics, "calls_total", method="GetSystemInfo", code="OK") == 2
+        assert _metric(metrics, "calls_total", method="DescribeNamespace", code="PERMISSION_DENIED") == 1
+        assert _metric(metrics, "calls_total", method="other", code="PERMISSION_DENIED") == 1
+        assert _metric(metrics, "calls_total", method="other", code="UNAUTHENTICATED") == 1
+        assert _metric(metrics, "temporal_seconds_count", method="GetSystemInfo") == 2
+        assert 0 <= _metric(metrics, "keys_check_age_seconds") < 60
+    with pytest.raises(OSError, match="refused"):
+        _metric(metrics, "keys")
+
+
+def _metric(port: int, name: str, **labels: str) -> float:
+    """Returns the value of a metric of the gateway, as Prometheus reads it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    wanted = f"mizzen_gateway_{name}"
+    (found,) = [
+        one.value for family in families for one in family.samples if one.name == wanted and one.labels == labels
+    ]
+    return float(found)

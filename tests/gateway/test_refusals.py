@@ -23,6 +23,7 @@ from domain.ids import CONTROL_QUEUE, agent_queue, machine_workflow_id, workload
 from domain.protocol import Activity, NodeOutcome, StopNode
 from gateway.methods import METHODS, SERVICE
 from infra.payloads import DATA_CONVERTER
+from tests.activities.world import key
 from tests.agent.harness import HelloWorkflow
 from tests.gateway.site import Caller, Site
 
@@ -39,7 +40,7 @@ def _hello(machine: str, **fields: Any) -> dict[str, Any]:
     region, cluster, _ = machine.split("/")
     return {
         "machine": machine, "region": region, "cluster": cluster, "rack": "r", "gpu_type": None, "gpus": 0,
-        "cpus_milli": 1000, "memory_bytes": 1 << 30, "address": "127.0.0.1", "incarnation": "i", "public_key": "k",
+        "cpus_milli": 1000, "memory_bytes": 1 << 30, "address": "127.0.0.1", "incarnation": "i", "public_key": key(),
         **fields,
     }  # fmt: skip
 
@@ -119,10 +120,13 @@ REFUSED: dict[str, tuple[Callable[[str], Message], grpc.StatusCode, str]] = {
     "a hello with a run without a number": (
         lambda m: hello(m, signal_input=_payloads(_hello(m, runs=["wl-1.1", "wl-1.x"]))),
         MALFORMED,
-        "hello.runs: wl-1.x",
+        "hello.runs: 'wl-1.x'",
     ),
     "a hello with too many runs": (
         lambda m: hello(m, signal_input=_payloads(_hello(m, runs=["wl-1.1"] * 1001))), MALFORMED, "1001 entries"
+    ),
+    "a hello with a negative amount": (
+        lambda m: hello(m, signal_input=_payloads(_hello(m, memory_bytes=-1))), MALFORMED, "hello.memory_bytes: -1"
     ),
     "a hello with a text that Postgres cannot store": (
         lambda m: hello(m, signal_input=_payloads(_hello(m, rack="r\0"))), MALFORMED, "signal_input.rack"

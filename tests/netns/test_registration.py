@@ -8,9 +8,10 @@ from domain.protocol import Attend, Hello
 from infra.config import Settings
 from infra.db.models import Allocation, Attempt, Machine, Region, Tenant, Workload
 from infra.db.session import transaction
+from tests.activities.world import key
 
 MACHINE = "east/c/a"
-HELLO = Hello(MACHINE, "east", "c", "rack-1", "a100", 1, 4000, 1 << 30, "10.0.0.1", "boot.1", "key", ["wl-1.1"])
+HELLO = Hello(MACHINE, "east", "c", "rack-1", "a100", 1, 4000, 1 << 30, "10.0.0.1", "boot.1", key(), ["wl-1.1"])
 ATTEND = Attend(MACHINE, HELLO.incarnation, [])
 
 

@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -77,7 +79,7 @@ def test_checkpoints_leave_before_the_notice_ends(network: Network) -> None:
                 task.kill()
                 task.communicate()
         traffic.update([], time.time())
-    traffic.network.close()
+    traffic.close()
     assert state() == before
 
 
@@ -90,7 +92,36 @@ def test_a_checkpoint_of_unknown_size_gets_what_is_left(network: Network) -> Non
         gone = Leaving("run-2", Path("/sys/fs/cgroup/nowhere"), 1, due_s)
         assert traffic.update([known, unknown, gone], time.time()) == {"run-0": Outcome.ADMITTED, "run-1": None}
         traffic.update([], time.time())
-    traffic.network.close()
+    traffic.close()
+
+
+def test_an_update_may_be_in_progress_when_the_agent_stops(network: Network) -> None:
+    """The interface is as it was after the close, although updates go on in another thread."""
+    before = state()
+    traffic = MigrationTraffic(MachineNetwork("eth0", PORTS, SHARE), int(SHARE.migration_bytes_s))
+    with _cgroups(8) as cgroups, ThreadPoolExecutor(1) as thread:
+        due_s = time.time() + 60.0
+        leaving = [Leaving(f"run-{number}", cgroup, 1_000_000, due_s) for number, cgroup in enumerate(cgroups)]
+        stop = threading.Event()
+
+        def follow() -> dict[str, Outcome | None]:
+            found = dict(traffic.update(leaving, time.time()))
+            while not stop.is_set():
+                traffic.update([], time.time())
+                found = dict(traffic.update(leaving, time.time()))
+            return found
+
+        following = thread.submit(follow)
+        try:
+            time.sleep(0.5)
+            assert not following.done()
+            traffic.close()
+            traffic.close()
+            assert state() == before
+        finally:
+            stop.set()
+        assert following.result(30) == {}
+    assert state() == before
 
 
 def test_the_kill_switch_closes_the_ports_of_tasks(network: Network, tmp_path: Path) -> None:
@@ -105,4 +136,4 @@ def test_the_kill_switch_closes_the_ports_of_tasks(network: Network, tmp_path: P
     traffic.kill_switch.on()
     assert traffic.kill_switch.is_on and traffic.kill_switch.in_kernel
     traffic.kill_switch.off()
-    traffic.network.close()
+    traffic.close()

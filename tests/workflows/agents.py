@@ -67,6 +67,8 @@ class ScriptedAgent:
         """Activities that send heartbeats but make no progress."""
         self.silent: set[Activity] = set()
         """Activities that send neither heartbeats nor results."""
+        self.prepared: NodePrepared | None = None
+        """What it answers to requests to prepare; None: the right answer."""
         self.gone = False
         self._client = client
         self._task = task
@@ -105,10 +107,11 @@ class ScriptedAgent:
         stopped: bool = False,
         notice: NoticeReport | None = None,
         not_ready: NotReadyReport | None = None,
+        job: str = "main",
     ) -> None:
         """Ends the newest attempt's task by itself."""
         run = self._attempts[self._newest]
-        task = TaskExit("main", self._task, exit_code, signal, log_tail, not_ready=not_ready)
+        task = TaskExit(job, self._task, exit_code, signal, log_tail, not_ready=not_ready)
         if memory is not None:
             task.memory_limit_bytes, task.memory_peak_bytes = memory
         run.outcome = NodeOutcome(self.machine, [task], run.progress, stopped, notice)
@@ -157,7 +160,8 @@ class ScriptedAgent:
     async def prepare(self, request: PrepareNode) -> NodePrepared:
         await self._begin(Activity.PREPARE_NODE, request)
         self._refuse_stopped(request.attempt)
-        return NodePrepared(self.machine, "10.0.0.1", dict.fromkeys(request.leads_jobs, 21000 + self._task))
+        right = NodePrepared(self.machine, "10.0.0.1", dict.fromkeys(request.leads_jobs, 21000 + self._task))
+        return self.prepared or right
 
     @activity.defn(name=Activity.RUN_NODE.value)
     async def run(self, request: RunNode) -> NodeOutcome:

@@ -114,6 +114,44 @@ async def test_a_machine_that_is_lost_while_it_stops_is_blamed(life: Life) -> No
     assert life.facts.releases[0].blames_machine == life.agents[1].machine
 
 
+@goes(*RUNNING, "checkpointing evicted", "pending machine_lost", *AGAIN, "succeeded completed")
+async def test_a_machine_that_refuses_to_stop_is_treated_like_a_silent_one(life: Life) -> None:
+    """An agent that answers a stop with a failure does not end the workload's workflow; its machine is blamed."""
+    await running(life)
+    life.agents[1].errors[Activity.STOP_NODE] = [ApplicationError("no", type="MachineFault", non_retryable=True)]
+    await life.mail(MailKind.EVICT)
+    await life.reaches(Phase.PENDING)
+    assert life.facts.releases[0].blames_machine == life.agents[1].machine
+    assert life.facts.releases[0].silent_machines == [life.agents[1].machine]
+    life.agents[1].was_told_to_stop()
+    await running(life)
+    await ends_well(life)
+
+
+@goes(*RUNNING, "failed retries_exhausted")
+async def test_a_failure_of_a_task_that_cannot_be_is_handled(life: Life) -> None:
+    """An agent that reports the end of a task with another form of name does not block the workload's workflow."""
+    life.plan.retries = 0
+    await running(life)
+    life.agents[1].ends(3, job="a/b/../c")
+    assert await life.result() == "failed"
+
+
+@goes(*RUNNING, "checkpointing evicted", "preempted evicted")
+async def test_a_machine_is_not_asked_to_stop_for_ever(life: Life) -> None:
+    """All tries of a stop together have a limit: twice the time to accept it, to save, and two minutes."""
+    await running(life)
+    await life.mail(MailKind.EVICT)
+    await life.reaches(Phase.PREEMPTED)
+    asked = [event.activity_task_scheduled_event_attributes for event in await life.handled()]
+    limits_s = {
+        one.schedule_to_close_timeout.ToTimedelta().total_seconds()
+        for one in asked
+        if one.activity_type.name == Activity.STOP_NODE.value
+    }
+    assert limits_s == {2 * (10.0 + 5.0 + 120.0)}
+
+
 @goes(*RUNNING, "succeeded completed")
 async def test_operators_find_a_workload_by_what_it_goes_through(real_life: Life) -> None:
     """Phase, reason, region, rank and attempt are search attributes."""

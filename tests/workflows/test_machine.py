@@ -1,5 +1,6 @@
 """The machine workflow: registration, stop of stale runs, attendance, loss and return."""
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -247,6 +248,24 @@ async def test_what_was_given_up_on_a_machine_that_is_gone_waits_for_its_return(
     assert stops and all(stop == StopNode("wl-1", 3, 0.0) for stop in stops)
 
 
+async def test_a_machine_that_refuses_to_stop_what_was_given_up_is_lost(machine: Registered) -> None:
+    """An agent that answers a stop with a failure is not asked again before its next registration."""
+    await machine.says_hello()
+    await machine.attended()
+    machine.agent.errors[Activity.STOP_NODE] = [ApplicationError("no", type="MachineFault", non_retryable=True)] * 50
+    await machine.handle.signal("unconfirmed", "wl-1.3")
+    await machine.known("machine.register", "machine.ready", "machine.lost")
+    assert machine.agent.requests(Activity.STOP_NODE) == [StopNode("wl-1", 3, 0.0)]
+
+
+async def test_an_agent_that_only_detaches_is_lost(machine: Registered) -> None:
+    """An agent that detaches a second time without a registration in between is not asked to attend again."""
+    machine.agent.errors[Activity.ATTEND] = [ApplicationError("it stops", type=DETACHED)] * 50
+    await machine.says_hello()
+    await machine.known("machine.register", "machine.ready", "machine.lost")
+    assert len(machine.agent.requests(Activity.ATTEND)) == 2
+
+
 async def test_what_was_given_up_before_a_hello_is_left_to_the_registration(machine: Registered) -> None:
     """The registration reads from Postgres what is to be stopped; an earlier signal to a lost machine adds nothing."""
     await machine.says_hello()
@@ -365,6 +384,18 @@ async def test_another_key_is_not_attended_to_until_it_is_proven(machine: Regist
     asked = machine.registry.requests(Activity.REGISTER_MACHINE)
     assert [h.key_proof for h in asked] == ["", "", "proof of a box"]
     assert machine.agent.requests(Activity.PROVE_KEY) == [ProveKey(machine.machine, "a box")]
+
+
+async def test_the_workflow_of_an_unknown_machine_ends(machine: Registered) -> None:
+    """A refused hello of a machine that is not registered leaves no open workflow; the next hello starts one."""
+    machine.registry.welcome.refused = machine.registry.welcome.unknown = True
+    for _ in range(2):
+        await machine.announces()
+        await asyncio.wait_for(machine.handle.result(), 20.0)
+    machine.registry.welcome.refused = machine.registry.welcome.unknown = False
+    await machine.says_hello()
+    await machine.attended()
+    await machine.known(*("machine.register",) * 3, "machine.ready")
 
 
 async def test_a_late_notice_of_an_owner_who_lends_again_is_dropped(machine: Registered) -> None:

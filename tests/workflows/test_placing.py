@@ -2,8 +2,9 @@
 
 from temporalio.exceptions import ApplicationError
 
+from domain.blame import LaunchError
 from domain.phases import Phase
-from domain.protocol import Activity, CheckpointCopy, MailKind
+from domain.protocol import Activity, CheckpointCopy, MailKind, NodePrepared
 from tests.workflows.lab import AWAY, HOME, Life
 from tests.workflows.stories import goes
 
@@ -256,6 +257,54 @@ async def test_a_machine_that_refuses_to_prepare_is_blamed_and_the_user_is_not(l
     for agent in life.agents:
         agent.ends()
     assert await life.result() == "succeeded"
+
+
+@goes(*PROVISIONED, "pending launch_failed", *(*PROVISIONED[1:], "pending launch_failed") * 2)
+async def test_a_machine_that_answers_for_others_is_blamed(life: Life) -> None:
+    """An agent gives ports only of the jobs that it leads, in a valid range; its machine is blamed for any other."""
+    first, second = life.agents
+    wrong = {
+        "ports: of jobs ['main']: must be of []": NodePrepared(second.machine, "10.6.6.6", {"main": 6666}),
+        "address: 'a b': must be an IP address": NodePrepared(second.machine, "a b", {}),
+    }
+    for words, answer in wrong.items():
+        second.prepared = answer
+        await life.award()
+        await life.reaches(Phase.PENDING)
+        assert words in life.reason()["error"]
+        assert life.facts.releases[-1].blames_machine == second.machine
+    second.prepared = None
+    first.prepared = NodePrepared(first.machine, "10.0.0.1", {"main": 65_536})
+    await life.award()
+    await life.reaches(Phase.PENDING)
+    assert "ports['main']: 65536: must be from 1 to 65535" in life.reason()["error"]
+
+
+@goes(*PROVISIONED, "preempted stack_stopped", *(*PROVISIONED[1:], "preempted stack_stopped") * 2)
+async def test_a_machine_that_says_to_have_stopped_each_attempt(life: Life) -> None:
+    """The first time, the workload is queued again at once; then after a backoff that grows."""
+    for _ in range(3):
+        error = ApplicationError("it was stopped here", type=LaunchError.STOPPED_ATTEMPT, non_retryable=True)
+        life.agents[1].errors[Activity.PREPARE_NODE] = [error]
+        await life.award()
+        await life.reaches(Phase.PREEMPTED)
+    assert await _pauses_s(life) == [1.0, 2.0]
+
+
+@goes(*RUNNING, "preempted stack_stopped", *(*RUNNING[1:], "preempted stack_stopped") * 2)
+async def test_a_machine_that_says_to_have_stopped_each_running_attempt(life: Life) -> None:
+    """The same holds for an agent that says it when tasks are to be run."""
+    for _ in range(3):
+        error = ApplicationError("it was stopped here", type=LaunchError.STOPPED_ATTEMPT, non_retryable=True)
+        life.agents[1].errors[Activity.RUN_NODE] = [error]
+        await life.award()
+        await life.reaches(Phase.PREEMPTED)
+    assert await _pauses_s(life) == [1.0, 2.0]
+
+
+async def _pauses_s(life: Life) -> list[float]:
+    timers = [event.timer_started_event_attributes for event in await life.handled()]
+    return [one.start_to_fire_timeout.ToTimedelta().total_seconds() for one in timers if one.timer_id]
 
 
 @goes(*PROVISIONED, "failed cannot_start")

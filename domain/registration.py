@@ -1,0 +1,52 @@
+"""What the registration of a machine may claim. An agent of a volunteer's machine may send anything."""
+
+import base64
+
+from domain.addresses import HOST_RULE, is_host
+from domain.ids import RUN_RULE, is_run
+from domain.protocol import MAX_RUNS, Hello
+from domain.slots import MAX_SLOTS
+
+MAX_CPUS_MILLI = 10_000_000
+MAX_MEMORY_BYTES = 1 << 50
+MAX_TEXT = 200
+"""Most characters of a name in a registration."""
+_KEY_BYTES = 32
+
+
+def wrong_hello(hello: Hello) -> str | None:
+    """Returns what is wrong with a registration: the field, its value and what would be right; None: nothing is."""
+    ranges = (
+        ("gpus", hello.gpus, 0, MAX_SLOTS),
+        ("cpus_milli", hello.cpus_milli, 1, MAX_CPUS_MILLI),
+        ("memory_bytes", hello.memory_bytes, 1, MAX_MEMORY_BYTES),
+        ("withheld", hello.withheld, 0, (1 << MAX_SLOTS) - 1),
+    )
+    for field, number, least, most in ranges:
+        if not least <= number <= most:
+            return f"{field}: {number} is not between {least} and {most}"
+    texts = (("rack", hello.rack), ("gpu_type", hello.gpu_type or ""), ("incarnation", hello.incarnation))
+    for field, text in texts:
+        if len(text) > MAX_TEXT or not text.isprintable():
+            return f"{field}: {text[:MAX_TEXT]!r}: must have at most {MAX_TEXT} characters, all printable"
+    if not is_host(hello.address):
+        return f"address: {hello.address[:MAX_TEXT]!r}: must be {HOST_RULE}"
+    if not _is_key(hello.public_key):
+        return f"public_key: {hello.public_key[:MAX_TEXT]!r}: must be the {_KEY_BYTES} bytes of an X25519 key in base64"
+    return wrong_runs(hello.runs)
+
+
+def wrong_runs(runs: list[str]) -> str | None:
+    """Returns what is wrong with the attempts that a registration names; None: nothing is."""
+    if len(runs) > MAX_RUNS:
+        return f"runs: has {len(runs)} entries; must have at most {MAX_RUNS}"
+    # The machine's workflow stops runs by workload and number, and could not continue with another text.
+    unknown = next((run for run in runs if not is_run(run)), None)
+    return None if unknown is None else f"runs: {unknown[:MAX_TEXT]!r}: must be {RUN_RULE}"
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return len(base64.b64decode(text, validate=True)) == _KEY_BYTES
+    except ValueError:
+        return False
