@@ -69,6 +69,7 @@ _CLUSTER_COLUMNS = (
     Column("ZONE", lambda c: c.get("zone"), drop=3),
     Column("CAPACITY", lambda c: str(c.get("capacity", "reserved")).replace("_", " "), drop=2),
     Column("USD/H", lambda c: words.pairs(c.get("prices", {})), drop=4, flexible=True),
+    Column("STORE", lambda c: c.get("store_url"), wide=True),
     Column("MANAGER", lambda c: c["manager"], wide=True),
 )
 _COST_COLUMNS = (
@@ -216,7 +217,7 @@ def export(session: Session, file: IO[str]) -> None:
 
 @click.group(cls=Commands)
 def clusters() -> None:
-    """List clusters; set their zones, capacity kinds and prices."""
+    """List clusters; set their zones, capacity kinds, prices and stores."""
 
 
 def _cluster(item: Mapping[str, Any]) -> str:
@@ -248,13 +249,23 @@ def list_clusters(session: Session, region: str | None) -> None:
     help="Price per hour, in US dollars, of one GPU of a type or of one core (cpu=0.04); repeatable.",
 )
 @click.option("--no-prices", is_flag=True, help="Remove all prices.")
+@click.option("--store", metavar="URL", help="Save checkpoints of workloads that run there in this store.")
+@click.option("--no-store", is_flag=True, help="Save these checkpoints in the region's bucket.")
 @click.pass_obj
 def set_cluster(
-    session: Session, cluster: str, zone: str | None, capacity: str | None, prices: dict[str, float], no_prices: bool
+    session: Session,
+    cluster: str,
+    zone: str | None,
+    capacity: str | None,
+    prices: dict[str, float],
+    no_prices: bool,
+    store: str | None,
+    no_store: bool,
 ) -> None:
-    """Set the zone, capacity kind and prices of a cluster's machines (operators).
+    """Set the zone, capacity kind and prices of a cluster's machines, and its store of checkpoints (operators).
 
-    If prices are given, they replace all earlier prices of the cluster. They apply from now on.
+    If prices are given, they replace all earlier prices of the cluster. They apply from now on. A new store applies to
+    attempts that start from now on; checkpoints are copied there when a workload starts there again.
     """
     region, slash, name = cluster.partition("/")
     if not slash or not name or "/" in name:
@@ -262,8 +273,12 @@ def set_cluster(
     settings: dict[str, Any] = {key: value for key, value in (("zone", zone), ("capacity", capacity)) if value}
     if prices or no_prices:
         settings["prices"] = prices
+    if store and no_store:
+        raise click.UsageError("give --store or --no-store, not both")
+    if store or no_store:
+        settings["store_url"] = store
     if not settings:
-        raise click.UsageError("nothing to set: give --zone, --capacity, --price or --no-prices")
+        raise click.UsageError("nothing to set: give --zone, --capacity, --price, --no-prices, --store or --no-store")
     emit_list(session, [session.client.set_cluster(region, name, **settings)], _CLUSTER_COLUMNS, name=_cluster)
 
 
