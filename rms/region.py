@@ -229,9 +229,9 @@ class Region:
         if self._choices_of != self.hardware:
             self._choices.clear()
             self._choices_of = self.hardware
-        key = job.gpu_types, job.gpus_per_task, job.cpus_milli_per_task, job.capacity
+        key = job.gpu_types, job.gpus_per_task, job.cpus_milli_per_task, job.capacity, job.moves
         if key not in self._choices:
-            self._choices[key] = choices(self._layout, job, self.type_numbers(job))
+            self._choices[key] = choices(self._layout, self.name, job, self.type_numbers(job))
         return self._choices[key]
 
     def terms(self, cluster: int, gpu_type: str | None) -> tuple[Terms, float]:

@@ -24,6 +24,7 @@ from mizzen.objects.store import check_url
 
 router = Router(prefix="/v1", tags=["fleet"])
 _MOST_USD_PER_H = 1e6
+_MOST_MBIT = 1e9
 
 
 class ClusterView(View):
@@ -40,6 +41,9 @@ class ClusterView(View):
     )
     store_url: str | None = Field(
         description="Store for checkpoints of workloads that run there; null: the region's bucket"
+    )
+    link_mbit: float | None = Field(
+        description="Bandwidth of its link to the region's other clusters, in Mbit/s; null: not set"
     )
     machines: MachineCountsView
     gpus: dict[str, SlotsView]
@@ -59,6 +63,9 @@ class ClusterBody(Body):
         None,
         description="Null: checkpoints are saved in the region's bucket. Applies to attempts that start from now on",
         examples=["s3://building-7/mizzen"],
+    )
+    link_mbit: Annotated[float, Field(gt=0, le=_MOST_MBIT)] | None = Field(
+        None, description="Null removes the value", examples=[1000]
     )
 
 
@@ -94,12 +101,12 @@ def list_clusters(
 
 @router.patch(
     "/clusters/{region}/{name}",
-    summary="Set a cluster's zone, capacity kind, prices and store",
+    summary="Set a cluster's zone, capacity kind, prices, store and link",
     dependencies=[JsonOnly],
     responses=refusals(404),
 )
 def set_cluster(region: str, name: str, body: ClusterBody, state: StateOf, caller: Operator) -> ClusterView:
-    """Sets the zone, capacity kind, prices and store of a cluster. New prices do not change the cost of past usage."""
+    """Sets the zone, capacity kind, prices, store and link of a cluster. New prices do not change past costs."""
     with state.transaction() as session:
         row = session.get(Cluster, (region, name), with_for_update=True)
         if row is None:
@@ -125,5 +132,6 @@ def set_cluster(region: str, name: str, body: ClusterBody, state: StateOf, calle
 def _view(row: Cluster, machines: Sequence[Machine]) -> ClusterView:
     return ClusterView(
         region=row.region, name=row.name, manager=row.manager, zone=row.zone, capacity=CapacityKind(row.capacity),
-        prices=row.prices, store_url=row.store_url, machines=counts(machines), gpus=slots(machines),
+        prices=row.prices, store_url=row.store_url, link_mbit=row.link_mbit,
+        machines=counts(machines), gpus=slots(machines),
     )  # fmt: skip

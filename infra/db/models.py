@@ -138,6 +138,8 @@ class Cluster(Base):
     """How often the owner of one machine takes it back without notice, as learned (`activities.reclaim`)."""
     store_url: Mapped[str | None]
     """URL of the store in which workloads that run in this cluster save checkpoints; None: the region's bucket."""
+    link_mbit: Mapped[float | None] = mapped_column(CheckConstraint("link_mbit > 0", name="cluster_link_mbit"))
+    """Bandwidth of the link to other clusters of the region, in Mbit/s; None: unknown (`reclaim.buildings`)."""
     service: Mapped[str | None]
     """Id of the service whose replicas are the only workloads on these machines; None: the machines are shared."""
     __table_args__ = (

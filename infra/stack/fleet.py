@@ -50,6 +50,8 @@ class ClusterEntry(_Part):
     """US dollars per hour of a GPU, by GPU type, and of a core, under the key `cpu`."""
     store_url: str | None = None
     """URL of the store in which workloads that run there save checkpoints. None: the region's bucket."""
+    link_mbit: float | None = Field(None, gt=0)
+    """Bandwidth of the link to the other clusters of the region, in Mbit/s."""
 
     @field_validator("prices")
     @classmethod
@@ -58,8 +60,8 @@ class ClusterEntry(_Part):
         return value
 
     def settings(self) -> dict[str, Any]:
-        """Returns the zone, capacity, prices and store that are set, by column of `infra.db.models.Cluster`."""
-        return self.model_dump(mode="json", include={"zone", "capacity", "prices", "store_url"}, exclude_none=True)
+        """Returns the settings that are set, by column of `infra.db.models.Cluster`."""
+        return self.model_dump(mode="json", exclude={"name", "machines"}, exclude_none=True)
 
 
 class RegionEntry(_Part):

@@ -70,6 +70,7 @@ _CLUSTER_COLUMNS = (
     Column("CAPACITY", lambda c: str(c.get("capacity", "reserved")).replace("_", " "), drop=2),
     Column("USD/H", lambda c: words.pairs(c.get("prices", {})), drop=4, flexible=True),
     Column("STORE", lambda c: c.get("store_url"), wide=True),
+    Column("LINK", lambda c: f"{c['link_mbit']:g} Mbit/s" if c.get("link_mbit") else None, wide=True),
     Column("MANAGER", lambda c: c["manager"], wide=True),
 )
 _COST_COLUMNS = (
@@ -251,6 +252,11 @@ def list_clusters(session: Session, region: str | None) -> None:
 @click.option("--no-prices", is_flag=True, help="Remove all prices.")
 @click.option("--store", metavar="URL", help="Save checkpoints of workloads that run there in this store.")
 @click.option("--no-store", is_flag=True, help="Save these checkpoints in the region's bucket.")
+@click.option(
+    "--link-mbit",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Bandwidth of its link to the other clusters of the region, in Mbit/s.",
+)
 @click.pass_obj
 def set_cluster(
     session: Session,
@@ -261,8 +267,9 @@ def set_cluster(
     no_prices: bool,
     store: str | None,
     no_store: bool,
+    link_mbit: float | None,
 ) -> None:
-    """Set the zone, capacity kind and prices of a cluster's machines, and its store of checkpoints (operators).
+    """Set the zone, capacity kind, prices, store and link of a cluster (operators).
 
     If prices are given, they replace all earlier prices of the cluster. They apply from now on. A new store applies to
     attempts that start from now on; checkpoints are copied there when a workload starts there again.
@@ -277,8 +284,12 @@ def set_cluster(
         raise click.UsageError("give --store or --no-store, not both")
     if store or no_store:
         settings["store_url"] = store
+    if link_mbit is not None:
+        settings["link_mbit"] = link_mbit
     if not settings:
-        raise click.UsageError("nothing to set: give --zone, --capacity, --price, --no-prices, --store or --no-store")
+        raise click.UsageError(
+            "nothing to set: give --zone, --capacity, --price, --store, --link-mbit, --no-prices or --no-store"
+        )
     emit_list(session, [session.client.set_cluster(region, name, **settings)], _CLUSTER_COLUMNS, name=_cluster)
 
 

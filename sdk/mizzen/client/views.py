@@ -452,6 +452,8 @@ class Cluster(TypedDict):
     """US dollars an hour: of a GPU under its type, of a core under `cpu`."""
     store_url: str | None
     """Store for checkpoints of workloads that run there; None: the region's bucket."""
+    link_mbit: float | None
+    """Bandwidth of its link to the region's other clusters, in Mbit/s; None: not set."""
     machines: MachineCounts
     gpus: dict[str, Slots]
 
