@@ -9,6 +9,7 @@ share is at the core of the site, like the region's bucket.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -66,8 +67,11 @@ class Score:
     """T_mig(d) + alpha (1 - S_d(T_rem)) T_mig_mean(d), in seconds."""
 
 
-def score(buildings: Sequence[Building], job: Departure, rules: Rules = DEFAULT_RULES) -> list[Score]:
+@lru_cache(maxsize=4096)
+def score(buildings: tuple[Building, ...], job: Departure, rules: Rules = DEFAULT_RULES) -> tuple[Score, ...]:
     """Returns the scores of all buildings, in their order. The building of the job must be one of them.
+
+    Results are cached, because a job that waits is scored again in each pass.
 
     Raises:
         ValueError: the building of the job is not listed.
@@ -84,7 +88,7 @@ def score(buildings: Sequence[Building], job: Departure, rules: Rules = DEFAULT_
     migration_s, _ = network.times_s(leaving, 0)
     found_s = scores_s(network, leaving, 0, candidates, migration_s, survival, rules)[1::2]
     stays = job.local_candidates >= rules.min_local
-    return [Score(stays and number != home, float(found_s[number])) for number in range(len(buildings))]
+    return tuple(Score(stays and number != home, float(found_s[number])) for number in range(len(buildings)))
 
 
 def _topology(buildings: Sequence[Building], home: int, job: Departure) -> Topology:

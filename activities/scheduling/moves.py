@@ -12,6 +12,7 @@ from domain.capacity import CapacityKind
 from domain.reasons import ReasonCode
 from domain.scheduling import JobRequest, Move
 from reclaim.buildings import Building, Departure, score
+from reclaim.destinations import DEFAULT_RULES
 from rms.reserve import SHORTEST_S
 
 _LEFT = text(
@@ -71,8 +72,9 @@ def moves_of(
         for job in demands[workload]:
             home = home_of.get(job.name)
             if home in homes:
-                here = [b for b in buildings if kinds[f"{b.site}/{b.name}"] in job.capacity]
-                fit = sum(place == home and _fits(job, *free) for place, *free in room)
+                here = tuple(b for b in buildings if kinds[f"{b.site}/{b.name}"] in job.capacity)
+                # More than k_min make no difference. The same number again finds the cached scores.
+                fit = min(DEFAULT_RULES.min_local, sum(place == home and _fits(job, *free) for place, *free in room))
                 job = _scored(job, home, here, one, remaining_s, fit)
             jobs.append(job)
         found[workload] = tuple(jobs)
@@ -80,7 +82,7 @@ def moves_of(
 
 
 def _scored(
-    job: JobRequest, home: str, buildings: Sequence[Building], left: _Left, remaining_s: float, fit: int
+    job: JobRequest, home: str, buildings: tuple[Building, ...], left: _Left, remaining_s: float, fit: int
 ) -> JobRequest:
     site, _, name = home.partition("/")
     if all((b.site, b.name) != (site, name) for b in buildings):

@@ -62,13 +62,13 @@ def test_the_same_building_comes_first_only_if_enough_machines_there_have_room()
     """With k_min candidates, all other buildings are behind; the scores are the same."""
     few, enough = (score(CAMPUS, Departure("campus", "a", C, None, 60.0, n)) for n in (1, 2))
     assert [one.away for one in enough] == [False, True, True, True]
-    assert [Score(False, one.score_s) for one in enough] == few
+    assert tuple(Score(False, one.score_s) for one in enough) == few
 
 
 def test_a_store_that_two_buildings_share_is_in_neither() -> None:
     """A checkpoint in it passes the link of the building, as one in the region's bucket does."""
-    shared = [Building("s", name, store="s3://both") for name in "ab"]
-    bucket = [Building("s", name) for name in "ab"]
+    shared = tuple(Building("s", name, store="s3://both") for name in "ab")
+    bucket = tuple(Building("s", name) for name in "ab")
     job = Departure("s", "a", C, None, 60.0, 0)
     assert score(shared, job) == score(bucket, job)
 

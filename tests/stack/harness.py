@@ -158,11 +158,16 @@ class Up:
         key: str | None = None,
         gate: Path | None = None,
         gpu: str = "a100",
+        **document: Any,
     ) -> str:
-        """Submits a counting job of the tenant `t`, which ends only when `gate` exists; returns its id."""
+        """Submits a counting job of the tenant `t`, which ends only when `gate` exists; returns its id.
+
+        `document` contains more fields of the document.
+        """
         run = f'PYTHONPATH="{ROOT / "sdk"}" exec "$MIZZEN_PYTHON" "{JOB}" {steps} {step_s}'
         run += f' "{gate}"' if gate is not None else ""
         document = {
+            **document,
             "version": 1,
             "name": name,
             "tenant": "t",

@@ -103,9 +103,11 @@ def test_a_gang_moves_between_buildings_with_stores(shared: Up, tmp_path: Path) 
     client = shared.client()
     stores = {building: tmp_path / building for building in ("physics", "chemistry")}
     for building, folder in stores.items():
-        client.set_cluster("east", building, store_url=folder.as_uri())
+        client.set_cluster("east", building, store_url=folder.as_uri(), capacity="voluntary")
     client.set_tenant("t", 3, {"a100": 16, "l4": 4}, None)
-    workload = shared.submit("buildings", 100_000, 0.05, tasks=2, gate=tmp_path / "gate", gpu="l4")
+    workload = shared.submit(
+        "buildings", 100_000, 0.05, tasks=2, gate=tmp_path / "gate", gpu="l4", capacity=["voluntary"]
+    )
 
     def saved(building: str, attempt: int) -> list[int]:
         found = list_committed(str(stores[building] / "checkpoints" / workload))
