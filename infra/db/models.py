@@ -247,7 +247,7 @@ class Workload(Base):
     checkpoint_region: Mapped[str | None]
     """Region of the newest checkpoint."""
     checkpoint_store: Mapped[str | None]
-    """URL of the cluster's store that has the newest checkpoint; None: the bucket of `checkpoint_region`."""
+    """The cluster's store that has it; None: the bucket of the region."""
     submitted_by: Mapped[str] = mapped_column(server_default="")
     expired_at: Mapped[datetime | None]
     """When the logs and checkpoints of the finished workload were deleted."""

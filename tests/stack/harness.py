@@ -99,7 +99,7 @@ class Up:
         folder.mkdir(exist_ok=True)
         fleet = DEFAULT_FLEET.model_dump_json() if fleet is None else fleet
         regions = yaml.safe_load(fleet)["regions"]
-        self._machines = sum(m.get("count", 1) for r in regions for c in r["clusters"] for m in c["machines"])
+        self.machines = sum(m.get("count", 1) for r in regions for c in r["clusters"] for m in c["machines"])
         self.existing = existing
         self.data = folder / "data"
         self.ports = {name: free_port() for name in ("port", "database-port", "temporal-port", "temporal-ui-port")}
@@ -136,7 +136,7 @@ class Up:
 
         wait_until(up, "mizzen is up")
         if machines:
-            wait_until(lambda: len(self.ready_machines()) >= self._machines, "all machines are ready")
+            wait_until(lambda: len(self.ready_machines()) >= self.machines, "all machines are ready")
 
     def ready_machines(self) -> list[str]:
         """Returns the machines of the installation that are ready."""
