@@ -54,13 +54,35 @@ def give_bucket(bucket_url: str, launch: LaunchDescription, owner: Owner) -> Non
     root = _local(bucket_url)
     if root is None:
         return
-    for name, mode in (("", 0o711), ("checkpoints", 0o711), ("tables", 0o755), *((name, 0o700) for name in _PRIVATE)):
+    _restrict(root, ("", 0o711), ("checkpoints", 0o711), ("tables", 0o755), *((name, 0o700) for name in _PRIVATE))
+    _give_checkpoints(root / checkpoint_prefix(launch.workload_id), owner)
+
+
+def give_store(bucket_url: str, launch: LaunchDescription, owner: Owner) -> None:
+    """If the checkpoints are in a cluster's store, and this is a local folder, makes `owner` their owner.
+
+    See `give_bucket`. `bucket_url` is the region's bucket.
+    """
+    own, bucket, prefix = _local(launch.checkpoint.uri), _local(bucket_url), checkpoint_prefix(launch.workload_id)
+    if own is None or not launch.checkpoint.uri.endswith(f"/{prefix}"):
+        return  # The folders above `own` are changed only if they are known to be those of a store.
+    root = own.parent.parent
+    if root != bucket and root != root.parent:
+        _restrict(root, ("", 0o711), ("checkpoints", 0o711))
+        _give_checkpoints(own, owner)
+
+
+def _restrict(root: Path, *modes: tuple[str, int]) -> None:
+    """Creates folders, by name below `root`, and sets their modes if they belong to this process's user."""
+    for name, mode in modes:
         path = root / name
         path.mkdir(mode=mode, parents=True, exist_ok=True)
         status = path.stat()
         if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
             path.chmod(mode)
-    own = root / checkpoint_prefix(launch.workload_id)
+
+
+def _give_checkpoints(own: Path, owner: Owner) -> None:
     own.mkdir(mode=0o700, exist_ok=True)
     for _, _, names, folder in os.fwalk(own, follow_symlinks=False):
         for name in names:

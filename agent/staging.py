@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from agent.cgroups import Limits, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
-from agent.isolation import give_bucket, needed_paths
+from agent.isolation import give_bucket, give_store, needed_paths
 from agent.launch import Owner, TaskLaunch, environment
 from agent.logs import Masker
 from agent.notices import MachineNotices
@@ -166,6 +166,7 @@ class Stager:
             owner = self._owner(staged)
             if owner is not None:
                 give_bucket(self._config.bucket_url or bucket_url, staged.launch, owner)
+                give_store(bucket_url, staged.launch, owner)
             with self._archive(staged) as archive:
                 for place in missing:
                     self._make_folder(staged, place, archive)

@@ -58,6 +58,16 @@ class PlanQuality:
         "capacity kinds that come earlier in the document's list (the sum of their positions over all jobs)",
         0,
     )
+    away: int = _criterion(
+        About.PLACE,
+        "fewer jobs that an owner's machine has lost and that leave the building, if enough machines there have room",
+        0,
+    )
+    move_s: float = _criterion(
+        About.PLACE,
+        "a lower score of ReclaimNet's P2: expected seconds until these jobs run again, and of their next migration",
+        0.0,
+    )
     departures_per_h: float = _criterion(
         About.PLACE,
         "fewer expected departures per hour of machines that owners lend, summed over all tasks",

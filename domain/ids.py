@@ -162,8 +162,13 @@ def bucket_marker_key(region: str) -> str:
 
 
 def checkpoint_prefix(workload_id: str) -> str:
-    """Returns the prefix of a workload's checkpoints in its region's bucket."""
+    """Returns the prefix of a workload's checkpoints in the store of its cluster or the bucket of its region."""
     return f"checkpoints/{workload_id}/"
+
+
+def checkpoint_marker_key(workload_id: str) -> str:
+    """Returns the key of the object that shows that a cluster's store is the one with the workload's checkpoints."""
+    return f"{checkpoint_prefix(workload_id)}marker"
 
 
 def log_prefix(workload_id: str, attempt: int, job: str, task: int) -> str:

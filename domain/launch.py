@@ -36,7 +36,7 @@ class CheckpointLaunch(_Frozen):
     """Time from the notice (SIGTERM) to SIGKILL."""
     keep: int
     uri: str
-    """URI of the workload's checkpoint folder in the region's bucket."""
+    """URI of the workload's checkpoint folder in the store of the cluster or the bucket of the region."""
     machine_hazard_per_h: float | None = Field(None, gt=0)
     """Observed interruptions per machine hour in the region; None: too few observations for an estimate."""
 

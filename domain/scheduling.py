@@ -19,6 +19,22 @@ Amount = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
+class Move:
+    """What it costs to move a job that left a machine of an owner to another cluster (ReclaimNet's P2)."""
+
+    place: str
+    """`region/cluster`."""
+    away: bool
+    """Whether it is another building than the one that the job left, although enough machines there have room."""
+    score_us: int
+    """The score: expected microseconds of this migration, and of the next one if the cluster is unstable."""
+
+
+_UNKNOWN_US = 10**15
+"""The score of a cluster that was not scored, because it is newer than the scores: no other is worse."""
+
+
+@dataclass(frozen=True)
 class JobRequest:
     """One job of a gang: `tasks` identical tasks, each on one machine.
 
@@ -35,6 +51,8 @@ class JobRequest:
     """The tasks may span several clusters of a region if no single cluster can hold them all."""
     capacity: tuple[str, ...] = USUAL
     """Capacity kinds (`domain.capacity.CapacityKind`) on which the job may run, in order of preference."""
+    moves: tuple[Move, ...] = ()
+    """The score of each cluster, if the job left a machine that an owner lends; empty: all clusters are equal."""
 
     @property
     def gpus(self) -> int:
@@ -45,6 +63,14 @@ class JobRequest:
     def cpus_milli(self) -> int:
         """Total CPUs of all tasks, in thousandths of a core."""
         return self.tasks * self.cpus_milli_per_task
+
+    def move_to(self, region: str, cluster: str) -> tuple[int, int]:
+        """Returns `Move.away` (0 or 1) and `Move.score_us` of a cluster; zeros if the job does not move."""
+        if not self.moves:
+            return 0, 0
+        place = f"{region}/{cluster}"
+        found = next((one for one in self.moves if one.place == place), None)
+        return (1, _UNKNOWN_US) if found is None else (int(found.away), found.score_us)
 
 
 # --------------------------------------------------------------------------------------------------- GMS (MAST 4.2)

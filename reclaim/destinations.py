@@ -263,11 +263,20 @@ def choose(
 
     def score(job: int, candidates: Bools, migration_s: Floats) -> tuple[Ints, Floats]:
         pool = _preferred(candidates, building == building[leaving.source[job]], rules.min_local)
-        leave_again = 1 - survives[job, pool]
-        next_s = network.next_s(candidates, leaving.checkpoint_bytes[job], leaving.restart_s[job])[pool]
-        return pool, migration_s[pool] + rules.alpha * leave_again * next_s
+        return pool, scores_s(network, leaving, job, candidates, migration_s, survives[job], rules)[pool]
 
     return assign(network, nodes, leaving, rules, score)
+
+
+def scores_s(
+    network: Network, leaving: Leaving, job: int, candidates: Bools, migration_s: Floats, survival: Floats, rules: Rules
+) -> Floats:
+    """Returns the score of each node for a job (equation 11): T_mig(d) + alpha (1 - S_d(T_rem)) T_mig_mean(d).
+
+    `migration_s` is T_mig to each node, and `survival` S_d(T_rem) of each node.
+    """
+    next_s = network.next_s(candidates, leaving.checkpoint_bytes[job], leaving.restart_s[job])
+    return migration_s + rules.alpha * (1 - survival) * next_s
 
 
 def assign(network: Network, nodes: Nodes, leaving: Leaving, rules: Rules, score: Score) -> Choices:

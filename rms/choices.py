@@ -1,6 +1,7 @@
 """Clusters and GPU types on which a job may run, grouped by preference.
 
-The preference is the GPU type, then the capacity kind, the expected departures and the price per hour.
+The preference is the GPU type, then the capacity kind, the score of the migration for a job that left a machine of an
+owner (`domain.scheduling.Move`), the expected departures and the price per hour.
 """
 
 from typing import NamedTuple
@@ -16,8 +17,8 @@ from rms.machines import Layout
 class Choices(NamedTuple):
     """Preference classes of a job, the most preferred first.
 
-    A class is a GPU type together with the clusters of the same capacity kind, departures and price. Options in one
-    class differ only in their victims and their packing.
+    A class is a GPU type together with the clusters of the same capacity kind, migration, departures and price. Options
+    in one class differ only in their victims and their packing.
     """
 
     type: I4
@@ -30,10 +31,10 @@ class Choices(NamedTuple):
     """Whether the job accepts the capacity kind of each cluster."""
 
 
-def choices(layout: Layout, job: JobRequest, types: I4) -> Choices:
-    """Returns the preference classes of a job. `types` is `Region.type_numbers` of the job."""
+def choices(layout: Layout, region: str, job: JobRequest, types: I4) -> Choices:
+    """Returns the preference classes of a job in a region. `types` is `Region.type_numbers` of the job."""
     names = job.gpu_types if job.gpus_per_task else (None,)
-    classes: dict[tuple[int, int, int, int], list[int]] = {}
+    classes: dict[tuple[int, ...], list[int]] = {}
     for preference, name in enumerate(names):
         for cluster, of in enumerate(layout.clusters):
             if name is not None and (of, name) not in layout.gpu_usd_per_h:
@@ -46,7 +47,8 @@ def choices(layout: Layout, job: JobRequest, types: I4) -> Choices:
                     job.cpus_milli_per_task,
                     terms.core_usd_per_h,
                 )
-                key = preference, job.capacity.index(terms.capacity), terms.nano_departures_per_h, price
+                kind, move = job.capacity.index(terms.capacity), job.move_to(region, of)
+                key: tuple[int, ...] = preference, kind, *move, terms.nano_departures_per_h, price
                 classes.setdefault(key, []).append(cluster)
     ordered = sorted(classes)
     allowed = np.zeros((len(ordered), len(layout.clusters)), np.bool_)

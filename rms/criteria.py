@@ -64,6 +64,8 @@ def quality(holders: Holders, plan: GangPlan) -> PlanQuality:
         spanning=sum(job.cluster == SEVERAL for job in plan.jobs),
         type_preference=sum(job.preference for job in plan.jobs),
         capacity_preference=sum(job.capacity_preference for job in plan.jobs),
+        away=sum(job.away for job in plan.jobs),
+        move_s=sum(job.move_us for job in plan.jobs) / 1e6,
         departures_per_h=sum(job.nano_departures_per_h for job in plan.jobs) / NANO_DEPARTURES,
         usd_per_h=sum(job.nano_usd_per_h for job in plan.jobs) / NANO_USD,
         racks=sum(job.racks for job in plan.jobs),

@@ -189,7 +189,7 @@ class Planner:
         shape = classes, len(self.region.clusters)
         if self._has_enemies:
             return VictimCache.of(*shape)
-        key = need_of(job), job.gpu_types, job.capacity, rank
+        key = need_of(job), job.gpu_types, job.capacity, job.moves, rank
         memo = self._memos.pop(key, None) or VictimCache.of(*shape)
         self._memos[key] = memo  # Moved to the end: the cache is LRU.
         if len(self._memos) > _MEMOS:
@@ -213,23 +213,28 @@ class Planner:
         terms = self._terms(job, preference, cluster, where, tasks)
         return JobPlan(job, preference, cluster, where, tasks, racks, evicted, *terms)
 
-    def _terms(self, job: JobRequest, preference: int, cluster: int, rows: I4, tasks: I8) -> tuple[int, int, int]:
-        """Returns the index of the capacity kind in the job's list, the departures and the price.
+    def _terms(
+        self, job: JobRequest, preference: int, cluster: int, rows: I4, tasks: I8
+    ) -> tuple[int, int, int, int, int]:
+        """Returns the index of the capacity kind in the job's list, `Move.away`, the score in microseconds, the
+        departures and the price.
 
-        Departures and price are in billionths (of US dollars) per hour. For several clusters, the results are the
-        largest index and the sums.
+        Departures and price are in billionths (of US dollars) per hour. For several clusters, they are sums, and the
+        other results are the largest ones.
         """
         gpu_type = job.gpu_types[preference] if job.gpus_per_task else None
-        place, departures, price = 0, 0, 0
+        place, away, move_us, departures, price = 0, 0, 0, 0, 0
         for one in [cluster] if cluster != SEVERAL else self.region.clusters_of(rows):
             terms, gpu_usd_per_h = self.region.terms(one, gpu_type)
             here = tasks.sum() if cluster != SEVERAL else tasks[self.region.machines_of(one, rows)].sum()
             place = max(place, job.capacity.index(terms.capacity))
+            elsewhere, score_us = job.move_to(self.region.name, self.region.clusters[one])
+            away, move_us = max(away, elsewhere), max(move_us, score_us)
             departures += int(here) * terms.nano_departures_per_h
             price += int(here) * nano_usd_per_h(
                 job.gpus_per_task, gpu_usd_per_h, job.cpus_milli_per_task, terms.core_usd_per_h
             )
-        return place, departures, price
+        return place, away, move_us, departures, price
 
 
 class Undo:

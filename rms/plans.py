@@ -28,6 +28,10 @@ class JobPlan:
     """Numbers of the victims, except those of earlier jobs of the gang."""
     capacity_preference: int = 0
     """Index of the capacity kind in the job's list; the largest index if there are several clusters."""
+    away: int = 0
+    """1 if the job leaves its building (`Move.away`); with several clusters, if one of them is elsewhere."""
+    move_us: int = 0
+    """`Move.score_us`; with several clusters, the largest one."""
     nano_departures_per_h: int = 0
     """Expected departures of owners in billionths per hour, summed over all tasks."""
     nano_usd_per_h: int = 0

@@ -318,6 +318,8 @@ def _quality(snapshot: RegionSnapshot, choices: Sequence[_Choice], victims: Sequ
         spanning=sum(not c.place.cluster for c in choices),
         type_preference=sum(c.place.preference for c in choices),
         capacity_preference=sum(_last_kind(snapshot, c) for c in choices),
+        away=sum(max(away for away, _ in _moves(snapshot, c)) for c in choices),
+        move_s=sum(max(score_us for _, score_us in _moves(snapshot, c)) for c in choices) / 1e6,
         departures_per_h=sum(_nano_departures_per_h(snapshot, c) for c in choices) / NANO_DEPARTURES,
         usd_per_h=sum(_nano_usd_per_h(snapshot, c) for c in choices) / NANO_USD,
         racks=sum(_count_racks(snapshot, c) for c in choices),
@@ -327,6 +329,11 @@ def _quality(snapshot: RegionSnapshot, choices: Sequence[_Choice], victims: Sequ
 
 def _last_kind(snapshot: RegionSnapshot, choice: _Choice) -> int:
     return max(choice.job.capacity.index(m.capacity) for m in snapshot.machines if m.id in choice.spread)
+
+
+def _moves(snapshot: RegionSnapshot, choice: _Choice) -> list[tuple[int, int]]:
+    """Returns what a move to each machine of a choice costs."""
+    return [choice.job.move_to(snapshot.region, m.cluster) for m in snapshot.machines if m.id in choice.spread]
 
 
 def _nano_departures_per_h(snapshot: RegionSnapshot, choice: _Choice) -> int:

@@ -13,6 +13,9 @@ from rms.choices import Choices, choices
 from rms.holders import Holders, HolderTable
 from rms.machines import MISSING, NO_TYPE, Layout, Machines, Terms, sort_key
 
+_MOST_CHOICES = 1024
+"""Number of distinct job requests for which the preference classes are cached."""
+
 
 @dataclass(frozen=True)
 class Promise:
@@ -229,9 +232,11 @@ class Region:
         if self._choices_of != self.hardware:
             self._choices.clear()
             self._choices_of = self.hardware
-        key = job.gpu_types, job.gpus_per_task, job.cpus_milli_per_task, job.capacity
+        key = job.gpu_types, job.gpus_per_task, job.cpus_milli_per_task, job.capacity, job.moves
         if key not in self._choices:
-            self._choices[key] = choices(self._layout, job, self.type_numbers(job))
+            if len(self._choices) >= _MOST_CHOICES:  # Nearly every job that moves has a key of its own.
+                self._choices.clear()
+            self._choices[key] = choices(self._layout, self.name, job, self.type_numbers(job))
         return self._choices[key]
 
     def terms(self, cluster: int, gpu_type: str | None) -> tuple[Terms, float]:

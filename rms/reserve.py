@@ -21,7 +21,7 @@ from rms.machines import Machines, shift
 from rms.plans import JobPlan, need_of
 from rms.region import Region
 
-_SHORTEST_S = 1200.0
+SHORTEST_S = 1200.0
 """The median duration of ML workloads (MAST 5.1): the expected duration of a workload that has just started."""
 
 
@@ -40,12 +40,12 @@ class Reservation:
 def expected_end_s(workload: RunningWorkload, now_s: float) -> float:
     """Returns the expected end of a workload: the end of its maximum runtime if it has one.
 
-    Otherwise the remaining runtime is estimated as the elapsed runtime, but at least `_SHORTEST_S`. That is the median
+    Otherwise the remaining runtime is estimated as the elapsed runtime, but at least `SHORTEST_S`. That is the median
     remaining runtime for a heavy-tailed distribution of durations (Pareto with exponent 1).
     """
     if workload.ends_by_s < np.inf:
         return max(now_s, workload.ends_by_s)
-    return now_s + max(_SHORTEST_S, now_s - workload.started_at_s)
+    return now_s + max(SHORTEST_S, now_s - workload.started_at_s)
 
 
 def expected_ends_s(region: Region) -> F8:

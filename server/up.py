@@ -11,10 +11,12 @@ from infra.bootstrap import OPERATOR_KEY_FILE
 from infra.config import Settings
 from infra.db.models import Tenant
 from infra.db.session import open_engine, transaction
+from infra.errors import ConfigurationError
 from infra.stack.embedded import EmbeddedStack
-from infra.stack.fleet import load_fleet
+from infra.stack.fleet import Fleet, load_fleet
 from infra.stack.lock import data_folder
 from mizzen.cli.words import plural
+from mizzen.objects.store import check_url
 from providers.registry import check_providers
 from server.agents import why_shared
 
@@ -34,6 +36,7 @@ async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False)
         MizzenError: the stack cannot start, for a reason that the operator can fix.
     """
     fleet = load_fleet(settings.fleet)
+    _check_stores(fleet)
     check_providers(settings)
     stop, hurry = asyncio.Event(), asyncio.Event()
 
@@ -60,6 +63,17 @@ async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False)
             await asyncio.gather(starting, return_exceptions=True)
             await stack.stop(hurry=hurry)
     return 0
+
+
+def _check_stores(fleet: Fleet) -> None:
+    """Raises ConfigurationError if the URL of a cluster's store has a wrong form."""
+    for region in fleet.regions:
+        for cluster in region.clusters:
+            if cluster.store_url is not None:
+                try:
+                    check_url(cluster.store_url)
+                except ValueError as error:
+                    raise ConfigurationError(f"cluster {region.name}/{cluster.name}: store_url: {error}") from None
 
 
 def _show(stack: EmbeddedStack, warning: str | None) -> None:

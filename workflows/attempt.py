@@ -148,13 +148,14 @@ class Attempt:
         return Event.DONE if told is None else self._is_told(told)
 
     async def _copy(self) -> Event:
-        """Copies the checkpoint to the attempt's region, if it is in another one."""
+        """Copies the checkpoint to the store of the attempt's cluster or region, if it is in another store."""
         source, region = self._plan.checkpoint_region, self._plan.region
-        if source is None or source == region:
+        at, to = self._plan.checkpoint_store, self._plan.store_url
+        if source is None or (at == to and (source == region or at is not None)):
             return Event.DONE
-        reason = Reason(ReasonCode.COPYING_CHECKPOINT, {"source": source, "region": region})
+        reason = Reason(ReasonCode.COPYING_CHECKPOINT, {"source": at or source, "region": to or region})
         await transition(self._state, Phase.MIGRATING, reason)
-        copy = CheckpointCopy(self._state.workload_id, self._state.attempt, source, region)
+        copy = CheckpointCopy(self._state.workload_id, self._state.attempt, source, region, at, to)
         copying = on_region(Activity.COPY_CHECKPOINT, copy, region, start_to_close_s=_COPY_S)
         copied = await self._mailbox.unless_told(copying)
         return self._is_told(copied) if isinstance(copied, Mail) else Event.DONE

@@ -1,12 +1,14 @@
-"""Copies between regions: the checkpoints of moved workloads, and replicas of tables."""
+"""Copies between stores: the checkpoints of moved workloads, and replicas of tables."""
 
 from sqlalchemy import Engine
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from activities.data import checkpoint_stores
 from activities.data.bandwidth_shares import share
 from activities.data.replicas import Completion
 from activities.heartbeat import heartbeating
+from activities.lifecycle.staging import failures_shown
 from domain import ids
 from domain.protocol import ON_DEMAND, Activity, CheckpointCopy, ReplicateTable
 from infra.config import Settings
@@ -23,22 +25,35 @@ class CopyActivities:
         self._engine = engine
         self._settings = settings
 
-    def _store(self, region: str, prefix: str = "") -> ObjectStore:
-        with transaction(self._engine) as session:
-            row = session.get(Region, region)
-        if row is None:
-            raise ApplicationError(f"region {region} does not exist", type="UnknownRegion", non_retryable=True)
-        return open_store(f"{row.bucket_url.rstrip('/')}/{prefix}" if prefix else row.bucket_url)
+    def _checkpoints(self, workload: str, region: str, url: str | None) -> ObjectStore:
+        """Opens the folder of a workload's checkpoints in a cluster's store, or in the region's bucket (None)."""
+        if url is None:
+            with transaction(self._engine) as session:
+                row = session.get(Region, region)
+            if row is None:
+                raise ApplicationError(f"region {region} does not exist", type="UnknownRegion", non_retryable=True)
+            url = row.bucket_url
+        return open_store(f"{url.rstrip('/')}/{ids.checkpoint_prefix(workload)}")
 
     @activity.defn(name=Activity.COPY_CHECKPOINT.value)
     def copy_checkpoint(self, request: CheckpointCopy) -> int:
         """Fences older attempts at the source, then copies the committed checkpoints, each with its record last.
 
-        Returns the number of bytes copied.
+        Returns the number of bytes copied. While this fails, the error is shown as the workload's reason.
+
+        Raises:
+            ApplicationError: the source is the store of a cluster, and does not answer or was replaced.
+            CheckpointError: a log cannot be read.
         """
-        prefix = ids.checkpoint_prefix(request.workload_id)
-        source, target = (self._store(r, prefix) for r in (request.source_region, request.target_region))
-        fence(source, request.attempt, f"copy to {request.target_region}")
+        with failures_shown(self._engine, request):
+            return self._copy_checkpoint(request)
+
+    def _copy_checkpoint(self, request: CheckpointCopy) -> int:
+        if request.source_store is not None:
+            checkpoint_stores.check(request.source_store, request.workload_id)
+        source = self._checkpoints(request.workload_id, request.source_region, request.source_store)
+        target = self._checkpoints(request.workload_id, request.target_region, request.target_store)
+        fence(source, request.attempt, f"copy to {request.target_store or request.target_region}")
         own = share(self._settings.copies, request.source_region, request.target_region, ON_DEMAND)
         with heartbeating() as heartbeat:
             return copy_committed(source, target, share=own, progress=heartbeat)

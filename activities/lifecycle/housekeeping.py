@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +17,7 @@ from infra.config import Settings
 from infra.db import changes
 from infra.db.capacity import InstanceRow
 from infra.db.logs import Audit, Event, Outbox, UsageRun
-from infra.db.models import Region, Workload
+from infra.db.models import Attempt, Cluster, Region, Workload
 from infra.db.services import ServiceRequests, ServiceRow
 from infra.db.session import transaction
 from mizzen.objects.store import ObjectStore, open_store
@@ -58,6 +59,7 @@ class HousekeepingActivities:
         lifecycle = self._settings.lifecycle
         with transaction(self._engine) as session:
             buckets = session.scalars(select(Region.bucket_url).order_by(Region.name)).all()
+            stores = [url for url in session.scalars(select(Cluster.store_url).distinct()) if url is not None]
             old = session.scalars(
                 select(Workload.id)
                 .where(Workload.expired_at.is_(None), Workload.finished_at < _ago(lifecycle.keep_finished_s))
@@ -67,14 +69,14 @@ class HousekeepingActivities:
         for workload in old:
             activity.heartbeat(workload)
             try:
-                for url in buckets:
+                for url in (*buckets, *self._stores_of(workload)):
                     _delete_objects(open_store(url), workload)
             except Exception as error:  # Any error of the bucket's store. The other workloads are still processed.
                 _log.warning("objects of workload %s cannot be deleted now: %s", workload, error)
                 continue
             with transaction(self._engine) as session:
                 session.execute(update(Workload).where(Workload.id == workload).values(expired_at=func.now()))
-        for url in buckets:
+        for url in sorted({*buckets, *stores}):
             activity.heartbeat(url)
             try:
                 store = open_store(url)
@@ -99,6 +101,12 @@ class HousekeepingActivities:
             session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(_KEEP_MAIL_S)))
             changes.forget(session, timedelta(seconds=_KEEP_CHANGES_S))
         return 0.0
+
+    def _stores_of(self, workload: str) -> Sequence[str]:
+        """Returns the stores of clusters that any attempt used. Clusters may have other stores, or be removed, now."""
+        used = select(Attempt.store_url).where(Attempt.workload == workload).distinct()
+        with transaction(self._engine) as session:
+            return sorted(url for url in session.scalars(used) if url is not None)
 
 
 def _delete_objects(store: ObjectStore, workload: str) -> None:

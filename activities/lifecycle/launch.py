@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from activities.data import checkpoint_stores
 from activities.lifecycle.staging import bucket_named, failures_shown, is_shown, take_away
 from domain import ids
 from domain.hazard import hazard_per_h
@@ -100,13 +101,31 @@ class LaunchActivities:
             sealed = self._sealed_secrets(session, spec, tasks, machines)
             archive = session.get(Archive, (row.tenant, spec.workdir)) if spec.workdir else None
             body = archive.body if archive is not None else None
-            checkpoint_region = row.checkpoint_region
+            kept = row.checkpoint_region, row.checkpoint_store
+            if attempt.store_url is None and attempt.started_at is None:
+                attempt.store_url = checkpoint_stores.store_of(session, machines.values())
+            store_url = attempt.store_url
             hazard = self._hazard(session, [machines[a.machine] for a in allocations])
             failed_before = is_shown(row)
         with bucket_named(region.name):
             store = open_store(region.bucket_url)
+        if store_url is not None:
+            if kept[0] is not None and kept[1] == store_url:
+                checkpoint_stores.check(store_url, request.workload_id)
+            else:
+                checkpoint_stores.open_new(store_url, request.workload_id)
+        checkpoints = store if store_url is None else open_store(store_url)
         launch = self._describe(
-            request, spec, region.name, store, [a.machine for a in allocations], tasks, sealed, hazard, stale
+            request,
+            spec,
+            region.name,
+            store,
+            checkpoints,
+            [a.machine for a in allocations],
+            tasks,
+            sealed,
+            hazard,
+            stale,
         ).model_copy(update={"tenant_number": tenant_number})
         self._show_stale(request, launch, attempt.stale_tables)
         document = launch.model_dump_json().encode()
@@ -119,7 +138,7 @@ class LaunchActivities:
         if failed_before:
             take_away(self._engine, request)
         leaders = {name: job.master_machine for name, job in launch.jobs.items()}
-        plan = self._plan(request, spec, region, allocations, leaders, len(launch.tasks), checkpoint_region)
+        plan = self._plan(spec, region, allocations, leaders, len(launch.tasks), kept, store_url)
         return replace(plan, launch_key=key, launch_sha256=sha256)
 
     def _placed_before(self, request: StageRequest) -> LaunchPlan:
@@ -134,19 +153,30 @@ class LaunchActivities:
         leaders: dict[str, str] = {}
         for task in tasks:
             leaders.setdefault(task.job, task.machine)
-        return self._plan(request, spec, region, allocations, leaders, len(tasks), row.checkpoint_region)
+        kept = row.checkpoint_region, row.checkpoint_store
+        return self._plan(spec, region, allocations, leaders, len(tasks), kept, attempt.store_url)
 
     def _plan(
         self,
-        request: StageRequest,
         spec: WorkloadSpec,
         region: Region,
         allocations: Sequence[Allocation],
         leaders: Mapping[str, str],
         tasks: int,
-        checkpoint_region: str | None,
+        kept: tuple[str | None, str | None],
+        store_url: str | None,
     ) -> LaunchPlan:
-        """Returns the plan without the launch description's key. `leaders` maps jobs to their first task's machine."""
+        """Returns the plan without the launch description's key.
+
+        Args:
+            spec: the document.
+            region: the region of the attempt.
+            allocations: what the attempt holds.
+            leaders: the machine of the first task of each job.
+            tasks: the number of tasks.
+            kept: region and store (None: the bucket) of the newest checkpoint.
+            store_url: the store of the attempt; None: the bucket.
+        """
         leads: dict[str, list[str]] = defaultdict(list)
         for name, machine in leaders.items():
             leads[machine].append(name)
@@ -157,7 +187,7 @@ class LaunchActivities:
             launch_key="",
             nodes=[NodeLaunch(a.machine, sorted(leads[a.machine])) for a in allocations],
             tasks=tasks,
-            checkpoint_region=checkpoint_region,
+            checkpoint_region=kept[0],
             grace_s=spec.checkpoint.grace_s,
             max_runtime_s=spec.limits.max_runtime_s,
             retries=spec.limits.retries,
@@ -165,6 +195,8 @@ class LaunchActivities:
             node_lost_after_s=lifecycle.node_lost_after_s,
             starts_at_once=len(allocations) == 1 and spec.workdir is None,
             drain_s=spec.serving.drain_s if spec.serving is not None else None,
+            store_url=store_url,
+            checkpoint_store=kept[1],
         )
 
     def _hazard(self, session: Session, machines: Sequence[Machine]) -> float | None:
@@ -223,11 +255,12 @@ class LaunchActivities:
 
     @activity.defn(name=Activity.STAGED_HERE.value)
     def staged_here(self, request: StageRequest) -> None:
-        """Records that the newest checkpoint of the workload is in the region of this attempt."""
+        """Records that the newest checkpoint of the workload is in the region and the store of this attempt."""
         with transaction(self._engine) as session:
             row = session.get_one(Workload, request.workload_id, with_for_update=True)
             if row.attempt == request.attempt and row.region is not None:
                 row.checkpoint_region = row.region
+                row.checkpoint_store = session.get_one(Attempt, (row.id, row.attempt)).store_url
 
     @staticmethod
     def _holdings(session: Session, request: StageRequest) -> tuple[list[Allocation], dict[str, Machine]]:
@@ -279,6 +312,7 @@ class LaunchActivities:
         spec: WorkloadSpec,
         region: str,
         store: ObjectStore,
+        checkpoints: ObjectStore,
         machines: Sequence[str],
         slots: Sequence[TaskSlots],
         sealed: dict[str, str],
@@ -320,7 +354,7 @@ class LaunchActivities:
                 interval_s=spec.checkpoint.interval_s,
                 grace_s=spec.checkpoint.grace_s,
                 keep=spec.checkpoint.keep,
-                uri=store.uri(ids.checkpoint_prefix(request.workload_id)),
+                uri=checkpoints.uri(ids.checkpoint_prefix(request.workload_id)),
                 machine_hazard_per_h=hazard,
             ),
             tables={table: store.uri(ids.table_prefix(table)) for table in spec.tables},

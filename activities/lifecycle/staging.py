@@ -1,15 +1,15 @@
-"""Shows why a placed workload cannot be staged, as the workload's reason, while the activity is retried."""
+"""While staging, or the copy of a checkpoint, fails and is retried, shows why as the workload's reason."""
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from domain.phases import Phase
-from domain.protocol import StageRequest
+from domain.protocol import CheckpointCopy, StageRequest
 from domain.reasons import Reason, ReasonCode
 from infra.db import events
 from infra.db.models import Workload
@@ -18,25 +18,30 @@ from infra.db.session import transaction
 _SHOWN_CHARACTERS = 500
 
 
+def bucket_named(region: str) -> AbstractContextManager[None]:
+    """Adds the region's name to errors of its bucket. See `store_named`."""
+    return store_named(f"the bucket of region {region}")
+
+
 @contextmanager
-def bucket_named(region: str) -> Iterator[None]:
-    """Adds the region's name to errors of its bucket.
+def store_named(name: str) -> Iterator[None]:
+    """Adds a name to errors of a store.
 
     Raises:
-        ApplicationError: the store raised an error. The message begins with the name of the region.
+        ApplicationError: the store raised an error. The message begins with `name`.
     """
     try:
         yield
     except (ApplicationError, CancelledError):
         raise
     except Exception as error:
-        message = f"the bucket of region {region}: {error or type(error).__name__}"
+        message = f"{name}: {error or type(error).__name__}"
         raise ApplicationError(message, type="Bucket") from error
 
 
 @contextmanager
-def failures_shown(engine: Engine, request: StageRequest) -> Iterator[None]:
-    """Writes the reason of a failure of staging to the workload's row, and an event for each new cause.
+def failures_shown(engine: Engine, request: StageRequest | CheckpointCopy) -> Iterator[None]:
+    """Writes the reason of a failure of staging or copying to the workload's row, and an event for each new cause.
 
     Raises:
         Exception: the error of staging, unchanged.
@@ -51,10 +56,10 @@ def failures_shown(engine: Engine, request: StageRequest) -> Iterator[None]:
         raise
 
 
-def _show(engine: Engine, request: StageRequest, error: str) -> None:
+def _show(engine: Engine, request: StageRequest | CheckpointCopy, error: str) -> None:
     with transaction(engine) as session:
         row = session.get(Workload, request.workload_id, with_for_update=True)
-        if row is None or row.attempt != request.attempt or row.phase != Phase.PLACING:
+        if row is None or row.attempt != request.attempt or row.phase not in (Phase.PLACING, Phase.MIGRATING):
             return
         shown = error[:_SHOWN_CHARACTERS]
         reason = Reason(ReasonCode.STAGING_FAILED, {"region": row.region, "error": shown})

@@ -27,7 +27,10 @@ _LOCK = text(
     "select attempt, region, finished_at is not null as finished, clock_timestamp() as now"
     " from workload where id = :workload for update"
 )
-_CHECKPOINTS_HERE = text("update workload set checkpoint_region = region where id = :workload")
+_CHECKPOINTS_HERE = text(
+    "update workload as w set checkpoint_region = w.region, checkpoint_store = a.store_url from attempt as a"
+    " where w.id = :workload and a.workload = w.id and a.attempt = w.attempt"
+)
 _BEGAN = text("update attempt set started_at = :now where workload = :workload and attempt = :attempt")
 _LIVE = text(
     "select a.started_at is not null or w.phase = any(:after_asking)"

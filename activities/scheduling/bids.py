@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 
 import rms.bid
+from activities.scheduling.moves import moves_of
 from activities.scheduling.scan_result import ScannedWorkload, batch
 from activities.scheduling.scheduler_state import SchedulerState
 from auction.candidate import Candidate
@@ -20,7 +21,7 @@ from domain.demand import WorkloadDemand, demand_of
 from domain.phases import QUEUED_PHASES
 from domain.protocol import Activity, BidRequest
 from domain.reasons import Reason, ReasonCode
-from domain.scheduling import Bid, PlacementRequest
+from domain.scheduling import Bid, JobRequest, PlacementRequest
 from infra.db.catalogue import Replicas, can_read, ready_replicas
 from infra.db.logs import RegionBid
 from infra.db.session import transaction
@@ -67,13 +68,18 @@ def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubjec
     demands, said = dict[str, WorkloadDemand](), dict[str, tuple[float, int]]()
     for workload, written, at_s, level in rows:
         demands[workload], said[workload] = demand_of(written), (at_s, level)
+    moving = moves_of(
+        session,
+        {e.workload: _jobs(e, demands[e.workload]) for e in queued if e.workload in demands},
+        {workload: demand.max_runtime_s for workload, demand in demands.items()},
+    )
     evictors = newest_evictors(session)
     replicas = ready_replicas(session, {t for demand in demands.values() for t in demand.tables})
     return [
         BidSubject(
             e,
             demands[e.workload],
-            placement_request(e, demands[e.workload], immune_to(e.workload, evictors)),
+            placement_request(e, demands[e.workload], immune_to(e.workload, evictors), moving.get(e.workload)),
             replicas,
             *said[e.workload],
         )
@@ -83,16 +89,23 @@ def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubjec
 
 
 def placement_request(
-    queued: ScannedWorkload, demand: WorkloadDemand, immune: frozenset[str] = frozenset()
+    queued: ScannedWorkload,
+    demand: WorkloadDemand,
+    immune: frozenset[str] = frozenset(),
+    moving: tuple[JobRequest, ...] | None = None,
 ) -> PlacementRequest:
     """Returns the request of a queued workload to a region's RMS, with its rank and eligible GPU types from the scan.
 
-    `immune` are the workloads that it may not evict.
+    `immune` are the workloads that it may not evict, and `moving` its jobs if they have scores of clusters.
     """
-    jobs = demand.jobs
-    if queued.gpu_types is not None:
-        jobs = tuple(replace(job, gpu_types=t) for job, t in zip(jobs, queued.gpu_types, strict=True))
+    jobs = moving or _jobs(queued, demand)
     return PlacementRequest(queued.workload, queued.rank, jobs, immune, frozenset(queued.displaces))
+
+
+def _jobs(queued: ScannedWorkload, demand: WorkloadDemand) -> tuple[JobRequest, ...]:
+    if queued.gpu_types is None:
+        return demand.jobs
+    return tuple(replace(job, gpu_types=t) for job, t in zip(demand.jobs, queued.gpu_types, strict=True))
 
 
 def newest_evictors(session: Session) -> dict[str, set[str]]:

@@ -1,4 +1,4 @@
-"""Endpoints for clusters: their machines and GPU slots, and the zone, capacity kind and prices that operators set."""
+"""Endpoints for clusters: their machines and GPU slots, and the settings that operators set."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -20,9 +20,11 @@ from api.views import View, write_audit
 from domain.capacity import CapacityKind
 from infra.db import outbox
 from infra.db.models import Cluster, Machine
+from mizzen.objects.store import check_url
 
 router = Router(prefix="/v1", tags=["fleet"])
 _MOST_USD_PER_H = 1e6
+_MOST_MBIT = 1e9
 
 
 class ClusterView(View):
@@ -37,6 +39,12 @@ class ClusterView(View):
         description="US dollars an hour: of a GPU under its type, of a core under `cpu`",
         examples=[{"a100": 2.1, "cpu": 0.04}],
     )
+    store_url: str | None = Field(
+        description="Store for checkpoints of workloads that run there; null: the region's bucket"
+    )
+    link_mbit: float | None = Field(
+        description="Bandwidth of its link to the region's other clusters, in Mbit/s; null: not set"
+    )
     machines: MachineCountsView
     gpus: dict[str, SlotsView]
 
@@ -50,6 +58,14 @@ class ClusterBody(Body):
     capacity: CapacityKind | None = None
     prices: dict[GpuType, Annotated[float, Field(ge=0, le=_MOST_USD_PER_H)]] | None = Field(
         None, max_length=1000, description="Replace all prices, from now on", examples=[{"a100": 2.1}]
+    )
+    store_url: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)] | None = Field(
+        None,
+        description="Null: checkpoints are saved in the region's bucket. Applies to attempts that start from now on",
+        examples=["s3://building-7/mizzen"],
+    )
+    link_mbit: Annotated[float, Field(gt=0, le=_MOST_MBIT)] | None = Field(
+        None, description="Null removes the value", examples=[1000]
     )
 
 
@@ -85,12 +101,12 @@ def list_clusters(
 
 @router.patch(
     "/clusters/{region}/{name}",
-    summary="Set a cluster's zone, capacity kind and prices",
+    summary="Set a cluster's zone, capacity kind, prices, store and link",
     dependencies=[JsonOnly],
     responses=refusals(404),
 )
 def set_cluster(region: str, name: str, body: ClusterBody, state: StateOf, caller: Operator) -> ClusterView:
-    """Sets the zone, capacity kind and prices of a cluster. New prices do not change the cost of past usage."""
+    """Sets the zone, capacity kind, prices, store and link of a cluster. New prices do not change past costs."""
     with state.transaction() as session:
         row = session.get(Cluster, (region, name), with_for_update=True)
         if row is None:
@@ -99,6 +115,11 @@ def set_cluster(region: str, name: str, body: ClusterBody, state: StateOf, calle
         for field in ("capacity", "prices"):
             if field in changed and changed[field] is None:
                 raise invalid(field, "must not be null; omit it to keep the current value")
+        if changed.get("store_url") is not None:
+            try:
+                check_url(changed["store_url"])
+            except ValueError as error:
+                raise invalid("store_url", str(error)) from None
         for field, value in changed.items():
             setattr(row, field, value)
         outbox.wake_scheduler(session)
@@ -111,5 +132,6 @@ def set_cluster(region: str, name: str, body: ClusterBody, state: StateOf, calle
 def _view(row: Cluster, machines: Sequence[Machine]) -> ClusterView:
     return ClusterView(
         region=row.region, name=row.name, manager=row.manager, zone=row.zone, capacity=CapacityKind(row.capacity),
-        prices=row.prices, machines=counts(machines), gpus=slots(machines),
+        prices=row.prices, store_url=row.store_url, link_mbit=row.link_mbit,
+        machines=counts(machines), gpus=slots(machines),
     )  # fmt: skip

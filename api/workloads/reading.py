@@ -171,6 +171,7 @@ def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why])
             "finished_at": row.finished_at,
             "region": row.region,
             "checkpoint_region": row.checkpoint_region,
+            "checkpoint_store": row.checkpoint_store,
             "queued": Phase(row.phase) in QUEUED_PHASES,
             "preemptions": preempted.get(row.id, 0),
             "lost_s": lost.get(row.id, 0.0),

@@ -99,6 +99,9 @@ class WorkloadView(View):
     finished_at: datetime | None
     region: str | None
     checkpoint_region: str | None
+    checkpoint_store: str | None = Field(
+        description="The cluster's store that has the newest checkpoint; null: the bucket of `checkpoint_region`"
+    )
     queued: bool = Field(description="Whether it is in the queue")
     preemptions: int
     lost_s: float = Field(description="Estimated seconds of work lost by interruptions so far")

@@ -105,16 +105,24 @@ class LaunchPlan:
     drain_s: float | None = None
     """For a workload that serves requests: how long its tasks go on before they get the notice to stop. They get no new
     requests during that time. None: the workload does not serve."""
+    store_url: str | None = None
+    """The store of the attempt's cluster, for its checkpoints; None: the region's bucket."""
+    checkpoint_store: str | None = None
+    """The store of a cluster that has the newest checkpoint; None: the bucket of `checkpoint_region`."""
 
 
 @dataclass
 class CheckpointCopy:
-    """Request to copy a workload's checkpoints to another region's bucket and fence them at the source."""
+    """Request to copy a workload's checkpoints to another store and fence them at the source."""
 
     workload_id: str
     attempt: int
     source_region: str
     target_region: str
+    source_store: str | None = None
+    """URL of a cluster's store; None: the bucket of `source_region`."""
+    target_store: str | None = None
+    """URL of a cluster's store; None: the bucket of `target_region`."""
 
 
 @dataclass

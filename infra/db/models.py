@@ -134,6 +134,10 @@ class Cluster(Base):
     """US dollars per hour of a GPU, by type, and of a core (key `domain.capacity.CPU`). Others have no price."""
     departures_per_h: Mapped[float] = mapped_column(server_default="0")
     """How often the owner of one machine takes it back without notice, as learned (`activities.reclaim`)."""
+    store_url: Mapped[str | None]
+    """URL of the store in which workloads that run in this cluster save checkpoints; None: the region's bucket."""
+    link_mbit: Mapped[float | None] = mapped_column(CheckConstraint("link_mbit > 0", name="cluster_link_mbit"))
+    """Bandwidth of the link to other clusters of the region, in Mbit/s; None: unknown (`reclaim.buildings`)."""
     service: Mapped[str | None]
     """Id of the service whose replicas are the only workloads on these machines; None: the machines are shared."""
     __table_args__ = (
@@ -240,6 +244,8 @@ class Workload(Base):
     """Region in which the workload is placed; None while it is queued."""
     checkpoint_region: Mapped[str | None]
     """Region of the newest checkpoint."""
+    checkpoint_store: Mapped[str | None]
+    """The cluster's store that has it; None: the bucket of the region."""
     submitted_by: Mapped[str] = mapped_column(server_default="")
     expired_at: Mapped[datetime | None]
     """When the logs and checkpoints of the finished workload were deleted."""
@@ -280,6 +286,8 @@ class Attempt(Base):
     awarded_at: Mapped[datetime] = mapped_column(server_default=NOW)
     ready_at: Mapped[datetime | None]
     """When the attempt held all its slots."""
+    store_url: Mapped[str | None]
+    """URL of the cluster's store in which the attempt saves checkpoints; None: the bucket of its region."""
     started_at: Mapped[datetime | None]
     """When the attempt's tasks were running."""
     evicting_since: Mapped[datetime | None]

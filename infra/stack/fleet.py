@@ -40,7 +40,7 @@ class MachineEntry(MachineShape, _Part):
 
 
 class ClusterEntry(_Part):
-    """A cluster of machines. If zone, capacity or prices are omitted, they keep the values of `mizzen clusters set`."""
+    """A cluster of machines. Settings that are omitted keep the values of `mizzen clusters set`."""
 
     name: str
     machines: tuple[MachineEntry, ...]
@@ -48,6 +48,10 @@ class ClusterEntry(_Part):
     capacity: CapacityKind | None = None
     prices: dict[str, float] | None = None
     """US dollars per hour of a GPU, by GPU type, and of a core, under the key `cpu`."""
+    store_url: str | None = None
+    """URL of the store in which workloads that run there save checkpoints. None: the region's bucket."""
+    link_mbit: float | None = Field(None, gt=0)
+    """Bandwidth of the link to the other clusters of the region, in Mbit/s."""
 
     @field_validator("prices")
     @classmethod
@@ -56,8 +60,8 @@ class ClusterEntry(_Part):
         return value
 
     def settings(self) -> dict[str, Any]:
-        """Returns the zone, capacity and prices that are set, by column of `infra.db.models.Cluster`."""
-        return self.model_dump(mode="json", include={"zone", "capacity", "prices"}, exclude_none=True)
+        """Returns the settings that are set, by column of `infra.db.models.Cluster`."""
+        return self.model_dump(mode="json", exclude={"name", "machines"}, exclude_none=True)
 
 
 class RegionEntry(_Part):

@@ -106,17 +106,21 @@ def tenants(lab: Lab) -> AgentConfig:
     return lab.config(tenant_uids=TENANT_UIDS, bucket_url=lab.bucket_url)
 
 
-async def test_a_second_tenants_task_reads_no_key_and_nothing_of_another_tenant(open_lab: Lab) -> None:
-    """A task can read its own files, but no keys, launch files, or folders and checkpoints of other tenants."""
+@pytest.mark.parametrize("place", ["bucket", "store"])
+async def test_a_second_tenants_task_reads_no_key_and_nothing_of_another_tenant(open_lab: Lab, place: str) -> None:
+    """A task can read its own files, but no keys, launch files, or folders and checkpoints of other tenants.
+
+    Checkpoints are in the region's bucket, or in the store of the cluster.
+    """
     lab, config = open_lab, tenants(open_lab)
     (lab.folder / "operator.key").write_text("mzn_secret")
     (lab.folder / "operator.key").chmod(0o600)
     state = StateFolder(config.state_dir)
-    checkpoints = lab.folder / "bucket" / "checkpoints"
+    checkpoints = lab.folder / place / "checkpoints"
 
     def launch_of(tenant: int, command: str) -> LaunchDescription:
         launch = description(lab.region, config, command, tenant_number=tenant)
-        uri = f"{lab.bucket_url}/checkpoints/{launch.workload_id}/"
+        uri = f"{checkpoints.as_uri()}/{launch.workload_id}/"
         return launch.model_copy(update={"checkpoint": launch.checkpoint.model_copy(update={"uri": uri})})
 
     first = launch_of(1, "id -u; echo mine > mine; echo saved > ${MIZZEN_CHECKPOINT_URI#file://}/c")

@@ -47,11 +47,14 @@ async def test_a_clusters_zone_kind_and_prices(world: ApiWorld) -> None:
     path = "/v1/clusters/north/alpha"
     assert (await get(world, "/v1/clusters", region="north"))["items"][0]["capacity"] == "reserved"
     body: dict[str, Any] = {"zone": "n-1", "capacity": "spot", "prices": {"a100": 1.5, "cpu": 0.04}}
+    body |= {"store_url": "s3://building/mizzen", "link_mbit": 240.0}
     set_ = await act(world, path, body=body, method="PATCH")
     assert set_.status_code == 200 and {name: set_.json()[name] for name in body} == body
     for wrong, field in (
         ({"capacity": "stolen"}, "capacity"), ({"capacity": None}, "capacity"), ({"prices": {"a100": -1}}, "prices"),
         ({"prices": None}, "prices"), ({"zone": ""}, "zone"), ({"price": 1}, "price"),
+        ({"link_mbit": 0}, "link_mbit"),
+        ({"store_url": "s3://"}, "store_url"), ({"store_url": "building"}, "store_url"),
     ):  # fmt: skip
         refused = await act(world, path, body=wrong, method="PATCH")
         assert refused.status_code == 422 and refused.json()["errors"][0]["path"].startswith(field), refused.text
@@ -60,7 +63,9 @@ async def test_a_clusters_zone_kind_and_prices(world: ApiWorld) -> None:
     assert (await act(world, "/v1/clusters/north/beta", body=body, method="PATCH")).status_code == 404
     with world.session() as session:
         row = session.get_one(Cluster, ("north", "alpha"))
-        assert (row.zone, row.capacity, row.prices) == (None, "spot", body["prices"])
+        assert (row.zone, row.capacity, row.prices, row.store_url) == (
+            None, "spot", body["prices"], "s3://building/mizzen",
+        )  # fmt: skip
         assert [a for a in session.scalars(select(Audit.action)) if a == "cluster.set"] == ["cluster.set"] * 2
 
 

@@ -39,6 +39,8 @@ def test_operators_say_what_clusters_cost(as_operator: Service, capsys: Capture)
         ([*what, "--price", "a100=-1"], "prices.a100"),
         (what, "nothing to set"),
         (["clusters", "set", "north", "--zone", "z"], "REGION/CLUSTER"),
+        ([*what, "--store", "ftp://host/x"], "store_url: bucket URL 'ftp://host/x'"),
+        ([*what, "--store", "s3://b", "--no-store"], "--store or --no-store"),
         (["clusters", "set", "north/omega", "--zone", "z"], "north/omega"),
     ):
         assert run(wrong) != 0

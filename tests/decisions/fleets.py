@@ -12,6 +12,7 @@ from domain.scheduling import (
     Holding,
     JobRequest,
     MachineState,
+    Move,
     PlacementRequest,
     Plan,
     RegionSnapshot,
@@ -103,6 +104,13 @@ _LIVES = [
 ]
 _KINDS = (USUAL, USUAL, ("spot",), ("on_demand", "spot", "reserved"), ("voluntary", "reserved"))
 """Lists of capacity kinds that a gang may accept."""
+_MOVES = (
+    (), (), (),
+    *(tuple(Move(f"here/c{n}", away, us) for n, (away, us) in enumerate(two, 1)) for two in (
+        ((False, 5), (True, 3)), ((False, 7), (False, 4)), ((True, 9), (False, 9)), ((False, 2),),
+    )),
+)  # fmt: skip
+"""What a move to clusters `c1` and `c2` costs; mostly, the job does not move."""
 _TERMS = [
     (capacity, {"a100": a100, "h100": 2.5}, core, departures_per_h)
     for capacity in ("reserved", "spot", "on_demand", "voluntary")
@@ -138,6 +146,8 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
         gang = [replace(job, span_clusters=True) for job in gang]
     kinds = draw(st.sampled_from(_KINDS))
     gang = [replace(job, capacity=kinds) for job in gang]
+    moves = draw(st.sampled_from(_MOVES))
+    gang = [replace(job, moves=moves if index else moves[:2]) for index, job in enumerate(gang)]
     immune = draw(st.sampled_from(((), (), (), ("w0",), ("w0", "w1"))))
     displaces = draw(st.sampled_from(((), (), ("w2",), ("w1", "w2", "w3"))))
     rank = draw(st.sampled_from((1, 2, 3, 5, 8)))

@@ -9,6 +9,7 @@ from domain.scheduling import (
     Holding,
     JobRequest,
     MachineState,
+    Move,
     PlacementRequest,
     Plan,
     RegionSnapshot,
@@ -17,6 +18,7 @@ from domain.scheduling import (
 from rms.bid import bid, bid_in
 from rms.gang import Planner
 from rms.reference import best
+from rms.reference import bid as reference_bid
 from rms.region import Region
 
 from .fleets import GIB, gpu_job, machine, plan_of, region, request, running
@@ -381,3 +383,28 @@ def test_ranks_are_as_before_once_a_bid_is_made() -> None:
         shoving = replace(one, displaces=frozenset({"w0", "w1"}))
         assert bid_in(planner, shoving) == bid(snapshot, shoving)
         assert bid_in(planner, one) == bid(snapshot, one)
+
+
+# ---------------------------------------------------------------------------------- work that left an owner's machine
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["free", "evicting"])
+def test_a_job_moves_to_the_cluster_with_the_least_score(is_full: bool) -> None:
+    """Of two equal clusters the score decides: for each job anew, on the same columns, and as in the reference.
+
+    A cluster outside of the building that the job leaves comes last, however low its score is.
+    """
+    clusters = ("c1", "c2", "c3")
+    machines = [machine(f"in-{c}", used=8 if is_full else 0, cluster=c) for c in clusters]
+    victims = [running(f"w-{c}", (f"in-{c}", 8)) for c in clusters] if is_full else []
+    snapshot = region(machines, victims)
+    planner = Planner(Region.of(snapshot))
+    for best_at in (*clusters, *reversed(clusters)):
+        moves = tuple(Move(f"here/{c}", c != best_at, 9 if c == best_at else 5) for c in clusters)
+        scores = tuple(Move(f"here/{c}", False, 5 if c == best_at else 9) for c in clusters)
+        for own in (moves, scores):
+            wanted = request(replace(gpu_job(2, 4), moves=own))
+            found = bid_in(planner, wanted)
+            assert _machines(found) == {f"in-{best_at}": 2}
+            assert found == reference_bid(snapshot, wanted)
+    assert _machines(bid_in(planner, request(gpu_job(2, 4)))) == {"in-c1": 2}

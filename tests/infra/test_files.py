@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from domain.ids import NAME_RULE
-from infra.config import load_settings
+from infra.config import Settings, load_settings
 from infra.errors import ConfigurationError
 from infra.stack.fleet import load_fleet
+from server.up import run_up
 
 FLEET = """
 regions:
@@ -52,6 +53,15 @@ def test_files_that_are_no_mapping(tmp_path: Path, body: bytes, message: str) ->
     with pytest.raises(ConfigurationError) as caught:
         load_fleet(file)
     assert message in str(caught.value) and "codec" not in str(caught.value)
+
+
+async def test_a_wrong_store_of_a_cluster_is_named(tmp_path: Path) -> None:
+    """`mizzen up` names the cluster and the forms of URLs, and starts nothing."""
+    file = tmp_path / "fleet.yaml"
+    file.write_text("regions: [{name: e, clusters: [{name: a, store_url: /srv/a, machines: [{name: m}]}]}]\n")
+    with pytest.raises(ConfigurationError, match=r"cluster e/a: store_url: bucket URL '/srv/a': the scheme must be"):
+        await run_up(Settings(fleet=file, data_dir=tmp_path / "data"))
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_settings_files_mistakes_are_all_named(tmp_path: Path) -> None:

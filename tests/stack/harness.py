@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 JOB = Path(__file__).with_name("job.py")
 
 _MACHINES = f'{{name: m, count: 2, gpus: 4, gpu_type: a100, cpus: 16, memory: 16GiB, owner: "{os.getuid()}"}}'
+_BUILDING = f'[{{name: m, gpus: 2, gpu_type: l4, cpus: 4, memory: 4GiB, owner: "{os.getuid()}"}}]'
 FLEET = f"""
 version: 1
 regions:
@@ -27,6 +28,10 @@ regions:
     clusters:
       - name: a
         machines: [{_MACHINES}]
+      - name: physics
+        machines: {_BUILDING}
+      - name: chemistry
+        machines: {_BUILDING}
   - name: west
     clusters:
       - name: a
@@ -94,7 +99,7 @@ class Up:
         folder.mkdir(exist_ok=True)
         fleet = DEFAULT_FLEET.model_dump_json() if fleet is None else fleet
         regions = yaml.safe_load(fleet)["regions"]
-        self._machines = sum(m["count"] for r in regions for c in r["clusters"] for m in c["machines"])
+        self.machines = sum(m.get("count", 1) for r in regions for c in r["clusters"] for m in c["machines"])
         self.existing = existing
         self.data = folder / "data"
         self.ports = {name: free_port() for name in ("port", "database-port", "temporal-port", "temporal-ui-port")}
@@ -131,7 +136,7 @@ class Up:
 
         wait_until(up, "mizzen is up")
         if machines:
-            wait_until(lambda: len(self.ready_machines()) >= self._machines, "all machines are ready")
+            wait_until(lambda: len(self.ready_machines()) >= self.machines, "all machines are ready")
 
     def ready_machines(self) -> list[str]:
         """Returns the machines of the installation that are ready."""
@@ -145,12 +150,24 @@ class Up:
         return self._client
 
     def submit(
-        self, name: str, steps: int, step_s: float, tasks: int = 1, key: str | None = None, gate: Path | None = None
+        self,
+        name: str,
+        steps: int,
+        step_s: float,
+        tasks: int = 1,
+        key: str | None = None,
+        gate: Path | None = None,
+        gpu: str = "a100",
+        **document: Any,
     ) -> str:
-        """Submits a counting job of the tenant `t`, which ends only when `gate` exists; returns its id."""
+        """Submits a counting job of the tenant `t`, which ends only when `gate` exists; returns its id.
+
+        `document` contains more fields of the document.
+        """
         run = f'PYTHONPATH="{ROOT / "sdk"}" exec "$MIZZEN_PYTHON" "{JOB}" {steps} {step_s}'
         run += f' "{gate}"' if gate is not None else ""
         document = {
+            **document,
             "version": 1,
             "name": name,
             "tenant": "t",
@@ -159,7 +176,7 @@ class Up:
                 {
                     "name": "count",
                     "tasks": tasks,
-                    "resources": {"accelerators": "a100:1", "cpus": 0.1, "memory": "64MiB"},
+                    "resources": {"accelerators": f"{gpu}:1", "cpus": 0.1, "memory": "64MiB"},
                     "run": run,
                 }
             ],

@@ -53,7 +53,9 @@ def test_a_workload_is_placed_anew_while_its_task_saves(shared: Up, tmp_path: Pa
     view = shared.client().workload(workload)
     assert (view["preemptions"], view["phase"], view["lost_s"]) == (1, "succeeded", 0.0)
     assert view["progress"]["cadence"]["interval_s"] == 805.0
-    wait_until(lambda: len(shared.ready_machines()) == 4, "the machine of the first attempt is ready again")
+    wait_until(
+        lambda: len(shared.ready_machines()) == shared.machines, "the machine of the first attempt is ready again"
+    )
 
 
 def test_checkpoints_that_do_not_load_twice_stop_a_workload(shared: Up) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mizzen.checkpoint import list_committed
 from server.agents import machine_state_dir
 from tests.stack.harness import Up, wait_until
 
@@ -25,8 +26,9 @@ def _owner(up: Up, machine: str, *arguments: str) -> dict[str, Any]:
 
 
 def _steps(up: Up, workload: str, words: str) -> list[int]:
-    """Returns the steps that the tasks wrote to their output after these words, in the order of the attempts."""
-    lines = [line for number in (1, 2) for line in up.client().logs(workload, attempt=number, task=0)]
+    """Returns the steps that the first task wrote to its output after these words, in the order of the attempts."""
+    numbers = range(1, len(up.client().attempts(workload)) + 1)
+    lines = [line for number in numbers for line in up.client().logs(workload, attempt=number, task=0)]
     text = b"\n".join(lines).decode()
     return [int(step) for step in re.findall(rf"{words} at step (\d+)", text)]
 
@@ -92,3 +94,47 @@ def test_one_gpu_of_four_is_taken(shared: Up, tmp_path: Path) -> None:
         shared.client().cancel(one)
     wait_until(lambda: {shared.phase(one) for one in workloads} == {"cancelled"}, "all workloads have ended")
     assert [len(shared.client().attempts(one)) for one in here[1:]] == [1] * (len(here) - 1)
+
+
+def test_a_gang_moves_between_buildings_with_stores(shared: Up, tmp_path: Path) -> None:
+    """Reclaimed with notice, a gang saves in its building's store, and continues in the other building, without losing
+    a step, with the store there; then it comes back.
+    """
+    client = shared.client()
+    stores = {building: tmp_path / building for building in ("physics", "chemistry")}
+    for building, folder in stores.items():
+        client.set_cluster("east", building, store_url=folder.as_uri(), capacity="voluntary")
+    client.set_tenant("t", 3, {"a100": 16, "l4": 4}, None)
+    workload = shared.submit(
+        "buildings", 100_000, 0.05, tasks=2, gate=tmp_path / "gate", gpu="l4", capacity=["voluntary"]
+    )
+
+    def saved(building: str, attempt: int) -> list[int]:
+        found = list_committed(str(stores[building] / "checkpoints" / workload))
+        return [one.step for one in found if one.attempt == attempt]
+
+    visited = []
+    for attempt in (1, 2):
+        wait_until(lambda: shared.phase(workload) == "running", "the gang runs")
+        (machine,) = set(shared.machines_of(workload))
+        building = machine.split("/")[1]
+        visited.append(building)
+        wait_until(lambda b=building, a=attempt: saved(b, a), "the gang has saved in the store of its building")
+        assert _owner(shared, machine, "reclaim", "--notice", "20s")["free"]
+        other = next(one for one in stores if one != building)
+        if attempt == 2:
+            assert _ready(shared, f"east/{other}/m")
+        wait_until(lambda a=attempt: len(client.attempts(workload)) == a + 1, "the next attempt is awarded")
+        assert _owner(shared, machine, "lend")["lent"]
+        wait_until(lambda o=other, a=attempt: saved(o, a + 1), "the next attempt has saved in the other store")
+        assert _steps(shared, workload, "starting")[attempt] == _steps(shared, workload, "stopped")[attempt - 1]
+        assert saved(building, attempt)[0] == _steps(shared, workload, "stopped")[attempt - 1]
+        assert not saved(building, attempt + 1)
+        assert client.workload(workload)["checkpoint_store"] == stores[other].as_uri()
+        wait_until(lambda m=machine: _ready(shared, m), "the machine takes work again")
+    assert visited == [other, building]
+    client.cancel(workload)
+    wait_until(lambda: shared.phase(workload) == "cancelled", "the workload has ended")
+    for building in stores:
+        client.set_cluster("east", building, store_url=None)
+    assert not (shared.data / "buckets" / "east" / "checkpoints" / workload).exists()

@@ -182,6 +182,30 @@ async def test_a_checkpoint_in_the_same_region_is_not_copied(life: Life) -> None
     assert life.facts.copies == []
 
 
+@goes(*MIGRATING, "provisioning starting_tasks", "running running", "succeeded completed")
+async def test_a_checkpoint_in_the_store_of_another_cluster_is_copied(life: Life) -> None:
+    """Also within a region, a checkpoint follows the gang to the store of the attempt's cluster."""
+    life.plan.checkpoint_region, life.plan.checkpoint_store, life.plan.store_url = HOME, "file:///a", "file:///b"
+    await life.award()
+    await life.runs()
+    assert life.facts.copies == [CheckpointCopy(life.id, 1, HOME, HOME, "file:///a", "file:///b")]
+    for agent in life.agents:
+        agent.ends()
+    assert await life.result() == "succeeded"
+
+
+@goes(*RUNNING, "succeeded completed")
+async def test_a_checkpoint_in_the_same_store_is_not_copied(life: Life) -> None:
+    """Clusters of two regions may share a store."""
+    life.plan.checkpoint_region, life.plan.checkpoint_store, life.plan.store_url = AWAY, "file:///a", "file:///a"
+    await life.award()
+    await life.runs()
+    for agent in life.agents:
+        agent.ends()
+    assert await life.result() == "succeeded"
+    assert life.facts.copies == []
+
+
 @goes(*MIGRATING, "preempted evicted")
 async def test_evicted_during_a_move_its_checkpoint_stays_where_it_was(life: Life) -> None:
     """An eviction during the copy ends the attempt, and the checkpoint's region stays the old one."""

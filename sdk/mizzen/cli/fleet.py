@@ -1,4 +1,4 @@
-"""Commands about the fleet: regions, clusters, machines, costs and snapshots."""
+"""Commands about the fleet: regions, machines, costs and snapshots."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -15,7 +15,6 @@ from mizzen.cli.session import (
     Commands,
     Session,
     complain,
-    complete_cluster,
     complete_machine,
     complete_region,
     complete_tenant,
@@ -40,7 +39,7 @@ def _gpus(place: Mapping[str, Any]) -> str:
     return ", ".join(f"{kind} {slots['held']}/{slots['total']}" for kind, slots in sorted(place["gpus"].items()))
 
 
-_PLACE_COLUMNS = (
+PLACE_COLUMNS = (
     Column("NAME", _name),
     Column("MACHINES", _counts, drop=1),
     Column("GPUS HELD/ALL", _gpus, flexible=True),
@@ -56,20 +55,12 @@ def _answers(region: Mapping[str, Any]) -> str:
 _REGION_COLUMNS = (
     Column("NAME", _name),
     Column("STATE", _answers),
-    *_PLACE_COLUMNS[1:],
+    *PLACE_COLUMNS[1:],
     Column("CLUSTERS", lambda r: ", ".join(r["clusters"]), drop=2, flexible=True),
     Column("STORAGE", lambda r: None if r["storage_bytes"] is None else words.size(r["storage_bytes"]), drop=3),
     Column("CPU HOURS", lambda r: words.pairs(r["cpu_hours"]), wide=True),
     Column("BUCKET", lambda r: r["bucket_url"], wide=True),
     Column("BUCKET ERROR", lambda r: r.get("bucket_error"), wide=True),
-)
-_CLUSTER_COLUMNS = (
-    Column("REGION", lambda c: c["region"]),
-    *_PLACE_COLUMNS,
-    Column("ZONE", lambda c: c.get("zone"), drop=3),
-    Column("CAPACITY", lambda c: str(c.get("capacity", "reserved")).replace("_", " "), drop=2),
-    Column("USD/H", lambda c: words.pairs(c.get("prices", {})), drop=4, flexible=True),
-    Column("MANAGER", lambda c: c["manager"], wide=True),
 )
 _COST_COLUMNS = (
     Column("DAY", lambda c: c["day"]),
@@ -131,7 +122,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
         raise click.BadParameter(str(error), context, parameter) from None
 
 
-def _amounts(must_be: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, float]]:
+def amounts_option(must_be: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, float]]:
     """Return an option callback that reads repeated `name=number` values into a mapping.
 
     Args:
@@ -162,7 +153,7 @@ def _amounts(must_be: str) -> Callable[[click.Context, click.Parameter, tuple[st
     "--cpu-hours",
     multiple=True,
     metavar="APP=HOURS",
-    callback=_amounts("a number of hours"),
+    callback=amounts_option("a number of hours"),
     help="Quota of CPU hours a day for the jobs of an app; repeatable.",
 )
 @click.option("--no-cpu-hours", is_flag=True, help="Remove the quotas of all apps.")
@@ -212,59 +203,6 @@ def export(session: Session, file: IO[str]) -> None:
     The snapshot holds the machines, tenants and live workloads. `mizzen simulate --from-live FILE` starts from it.
     """
     file.write(dump(session.client.snapshot(), "yaml" if session.output == "yaml" else "json").rstrip("\n") + "\n")
-
-
-@click.group(cls=Commands)
-def clusters() -> None:
-    """List clusters; set their zones, capacity kinds and prices."""
-
-
-def _cluster(item: Mapping[str, Any]) -> str:
-    return f"{item['region']}/{item['name']}"
-
-
-@clusters.command("list")
-@click.option("--region", shell_complete=complete_region, help="List only the clusters of this region.")
-@click.pass_obj
-def list_clusters(session: Session, region: str | None) -> None:
-    """List clusters."""
-    emit_list(session, session.client.clusters(region), _CLUSTER_COLUMNS, name=_cluster)
-
-
-@clusters.command("set")
-@click.argument("cluster", metavar="REGION/CLUSTER", shell_complete=complete_cluster)
-@click.option("--zone", help="The zone of its machines, by the platform's name, such as us-east-1b.")
-@click.option(
-    "--capacity",
-    type=click.Choice(["reserved", "on_demand", "spot", "voluntary"]),
-    help="How its machines are obtained.",
-)
-@click.option(
-    "--price",
-    "prices",
-    multiple=True,
-    metavar="TYPE=USD",
-    callback=_amounts("US dollars an hour"),
-    help="Price per hour, in US dollars, of one GPU of a type or of one core (cpu=0.04); repeatable.",
-)
-@click.option("--no-prices", is_flag=True, help="Remove all prices.")
-@click.pass_obj
-def set_cluster(
-    session: Session, cluster: str, zone: str | None, capacity: str | None, prices: dict[str, float], no_prices: bool
-) -> None:
-    """Set the zone, capacity kind and prices of a cluster's machines (operators).
-
-    If prices are given, they replace all earlier prices of the cluster. They apply from now on.
-    """
-    region, slash, name = cluster.partition("/")
-    if not slash or not name or "/" in name:
-        raise click.BadParameter(f"{cluster!r} is not of the form REGION/CLUSTER", param_hint="REGION/CLUSTER")
-    settings: dict[str, Any] = {key: value for key, value in (("zone", zone), ("capacity", capacity)) if value}
-    if prices or no_prices:
-        settings["prices"] = prices
-    if not settings:
-        raise click.UsageError("nothing to set: give --zone, --capacity, --price or --no-prices")
-    emit_list(session, [session.client.set_cluster(region, name, **settings)], _CLUSTER_COLUMNS, name=_cluster)
 
 
 @click.command(cls=Command)

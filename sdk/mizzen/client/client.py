@@ -356,7 +356,7 @@ class Client(Capacity, Data, Services):
         return list(self._pages("clusters", {"region": region}, None))
 
     def set_cluster(self, region: str, name: str, **settings: Any) -> views.Cluster:
-        """Set `zone`, `capacity` or `prices` of a cluster. Other settings are not changed (operators)."""
+        """Set `zone`, `capacity`, `prices`, `store_url` or `link_mbit` of a cluster; others stay (operators)."""
         return cast(views.Cluster, self._call("PATCH", "clusters", region, name, body=settings))
 
     def costs(self, first: str | None = None, last: str | None = None, tenant: str | None = None) -> list[views.Cost]:

@@ -163,6 +163,8 @@ class Workload(TypedDict):
     finished_at: str | None
     region: str | None
     checkpoint_region: str | None
+    checkpoint_store: str | None
+    """The cluster's store that has the newest checkpoint; None: the bucket of `checkpoint_region`."""
     queued: bool
     """Whether it is in the queue."""
     preemptions: int
@@ -448,6 +450,10 @@ class Cluster(TypedDict):
     """How its machines were obtained."""
     prices: dict[str, float]
     """US dollars an hour: of a GPU under its type, of a core under `cpu`."""
+    store_url: str | None
+    """Store for checkpoints of workloads that run there; None: the region's bucket."""
+    link_mbit: float | None
+    """Bandwidth of its link to the region's other clusters, in Mbit/s; None: not set."""
     machines: MachineCounts
     gpus: dict[str, Slots]
 

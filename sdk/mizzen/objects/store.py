@@ -177,6 +177,22 @@ def chunks_of(body: bytes | Sequence[Chunk]) -> list[memoryview]:
     return list(views)
 
 
+def check_url(url: str) -> None:
+    """Check the form of a store's URL; see `open_store`.
+
+    Raises:
+        ValueError: the scheme is not supported, or the URL does not name a folder or bucket.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+            raise ValueError(f"bucket URL {url!r}: must be file:///absolute/folder, without a host")
+    elif parts.scheme not in ("s3", "gs"):
+        raise ValueError(f"bucket URL {url!r}: the scheme must be file, s3 or gs, not {parts.scheme!r}")
+    elif not parts.netloc:
+        raise ValueError(f"bucket URL {url!r}: must be {parts.scheme}://bucket or {parts.scheme}://bucket/prefix")
+
+
 def open_store(url: str) -> ObjectStore:
     """Open the store at `file:///absolute/folder`, `s3://bucket/prefix` or `gs://bucket/prefix`.
 
@@ -187,17 +203,12 @@ def open_store(url: str) -> ObjectStore:
         ValueError: the scheme is not supported, or the URL does not name a folder or bucket.
         ModuleNotFoundError: the client library is not installed. The message names the package to install.
     """
+    check_url(url)
     parts = urlsplit(url)
     if parts.scheme == "file":
-        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-            raise ValueError(f"bucket URL {url!r}: must be file:///absolute/folder, without a host")
         from mizzen.objects.files import FileStore
 
         return FileStore(Path(unquote(parts.path)))
-    if parts.scheme not in ("s3", "gs"):
-        raise ValueError(f"bucket URL {url!r}: the scheme must be file, s3 or gs, not {parts.scheme!r}")
-    if not parts.netloc:
-        raise ValueError(f"bucket URL {url!r}: must be {parts.scheme}://bucket or {parts.scheme}://bucket/prefix")
     prefix = unquote(parts.path).strip("/")
     try:
         if parts.scheme == "s3":

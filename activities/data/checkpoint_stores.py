@@ -1,0 +1,50 @@
+"""The stores of clusters (`Cluster.store_url`), in which the workloads that run there save their checkpoints.
+
+Before a workload uses such a store, a marker object is written beside its checkpoints. A store without the marker is
+not the one that has them: it was emptied or replaced, or its folder is not mounted. Without this check, the workload
+would continue from an older checkpoint, or from the beginning.
+"""
+
+from collections.abc import Iterable
+
+from sqlalchemy import select, tuple_
+from sqlalchemy.orm import Session
+
+from activities.lifecycle.staging import store_named
+from domain import ids
+from infra.db.models import Cluster, Machine
+from mizzen.objects.store import open_store
+
+_MARKER = b"mizzen reads this object to see that this store has the checkpoints of the workload\n"
+
+
+def store_of(session: Session, machines: Iterable[Machine]) -> str | None:
+    """Returns the URL of the store that the clusters of all machines share; None: they have none, or several."""
+    names = {(machine.region, machine.cluster) for machine in machines}
+    found = session.scalars(select(Cluster.store_url).where(tuple_(Cluster.region, Cluster.name).in_(names)).distinct())
+    urls = found.all()
+    return urls[0] if len(urls) == 1 else None
+
+
+def open_new(url: str, workload: str) -> None:
+    """Writes the marker of a workload that has no checkpoints in this store yet, or none that it needs.
+
+    Raises:
+        ApplicationError: the store cannot be written. The message names it.
+    """
+    with store_named(f"the store {url}"):
+        open_store(url).put(ids.checkpoint_marker_key(workload), _MARKER)
+
+
+def check(url: str, workload: str) -> None:
+    """Checks that a store answers and is the one with the workload's checkpoints.
+
+    Raises:
+        ApplicationError: the store cannot be read, or the marker is missing. The message names the store.
+    """
+    key = ids.checkpoint_marker_key(workload)
+    with store_named(f"the store {url}"):
+        if open_store(url).size(key) is None:
+            raise FileNotFoundError(
+                f"the marker {key} is missing: the store was emptied or replaced, or its folder is not mounted"
+            )

@@ -1,0 +1,107 @@
+"""Where work goes that an owner's machine has lost: ReclaimNet's P2, as criteria of plans (`reclaim.buildings`)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from typing import Any, NamedTuple
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from domain.capacity import CapacityKind
+from domain.reasons import ReasonCode
+from domain.scheduling import JobRequest, Move
+from reclaim.buildings import Building, Departure, score
+from reclaim.destinations import DEFAULT_RULES
+from rms.reserve import SHORTEST_S
+
+_LEFT = text(
+    "select w.id, a.region, a.plan -> 'jobs', saved.checkpoint_bytes, saved.checkpoint_write_s, ran.s"
+    " from workload as w join attempt as a on (a.workload, a.attempt) = (w.id, w.attempt)"
+    " cross join lateral (select checkpoint_bytes, checkpoint_write_s from attempt"
+    "   where workload = w.id and checkpoint_bytes is not null order by attempt desc limit 1) as saved"
+    " cross join lateral (select coalesce(sum(extract(epoch from released_at - started_at)), 0)::float8 as s"
+    "   from attempt where workload = w.id) as ran"
+    " where w.id = any(:ids) and a.released_at is not null and a.outcome ->> 'code' = any(:codes)"
+)
+_LEAVES = [ReasonCode.PLATFORM_NOTICE.value, ReasonCode.MACHINE_LOST.value]
+_CLUSTERS = text(
+    "select region, name, capacity, store_url, link_mbit, departures_per_h from cluster where service is null"
+    " order by region, name"
+)
+_ROOM = text(
+    "select region || '/' || cluster, gpu_type, gpus - bit_count((held | promised | withheld)::bit(64)),"
+    " free_cpus_milli, free_memory_bytes from machine"
+    " where region || '/' || cluster = any(:clusters) and state = 'ready' and cordon is null and not draining"
+)
+
+
+class _Left(NamedTuple):
+    """A workload whose last attempt lost a machine, and its newest checkpoint."""
+
+    region: str
+    placements: list[dict[str, Any]]
+    checkpoint_bytes: int
+    write_s: float | None
+    ran_s: float
+
+
+def moves_of(
+    session: Session, demands: Mapping[str, Sequence[JobRequest]], max_runtimes_s: Mapping[str, float]
+) -> dict[str, tuple[JobRequest, ...]]:
+    """Returns the jobs of workloads that owners' machines have lost, with the score of each cluster.
+
+    Workloads without a checkpoint, and jobs that were not on lent machines or spanned clusters, have no scores.
+    """
+    rows = session.execute(_LEFT, {"ids": list(demands), "codes": _LEAVES})
+    left = {workload: _Left(*row) for workload, *row in rows}
+    if not left:
+        return {}
+    clusters = session.execute(_CLUSTERS).all()
+    kinds = {f"{region}/{name}": capacity for region, name, capacity, *_ in clusters}
+    lent = {place for place, kind in kinds.items() if kind == CapacityKind.VOLUNTARY}
+    homes = {f"{one.region}/{p['cluster']}" for one in left.values() for p in one.placements} & lent
+    room = session.execute(_ROOM, {"clusters": sorted(homes)}).all() if homes else []
+    buildings = [Building(*row[:2], *row[3:]) for row in clusters]
+    found = {}
+    for workload, one in left.items():
+        home_of = {p["job"]: f"{one.region}/{p['cluster']}" for p in one.placements}
+        left_s = max_runtimes_s[workload] - one.ran_s
+        remaining_s = max(SHORTEST_S, one.ran_s) if left_s == inf else max(0.0, left_s)
+        jobs = []
+        for job in demands[workload]:
+            home = home_of.get(job.name)
+            if home in homes:
+                here = tuple(b for b in buildings if kinds[f"{b.site}/{b.name}"] in job.capacity)
+                # More than k_min make no difference. The same number again finds the cached scores.
+                fit = min(DEFAULT_RULES.min_local, sum(place == home and _fits(job, *free) for place, *free in room))
+                job = _scored(job, home, here, one, remaining_s, fit)
+            jobs.append(job)
+        found[workload] = tuple(jobs)
+    return found
+
+
+def _scored(
+    job: JobRequest, home: str, buildings: tuple[Building, ...], left: _Left, remaining_s: float, fit: int
+) -> JobRequest:
+    site, _, name = home.partition("/")
+    if all((b.site, b.name) != (site, name) for b in buildings):
+        return job  # The document does not accept the kind of its former cluster any more.
+    departure = Departure(site, name, left.checkpoint_bytes, left.write_s, remaining_s, fit)
+    scores = score(buildings, departure)
+    return replace(
+        job,
+        moves=tuple(
+            Move(f"{b.site}/{b.name}", s.away, round(s.score_s * 1e6)) for b, s in zip(buildings, scores, strict=True)
+        ),
+    )
+
+
+def _fits(job: JobRequest, gpu_type: str | None, gpus: int, cpus_milli: int, memory_bytes: int) -> bool:
+    """Returns whether a task of the job fits into what is free on a machine."""
+    return (
+        (not job.gpus_per_task or gpu_type in job.gpu_types)
+        and gpus >= job.gpus_per_task
+        and cpus_milli >= job.cpus_milli_per_task
+        and memory_bytes >= job.memory_bytes_per_task
+    )

@@ -1,0 +1,115 @@
+"""P2 for live jobs: how good each building is for a job that has left a machine there (equation 11, algorithm 2).
+
+The scheduler chooses the machines, so a building is scored as a whole. The network is that of `reclaim.topology`: each
+region is a site, and each of its clusters a building with two equal nodes, so that the mean time of the next migration
+includes one within the building. A checkpoint goes by way of the store of the source. A store that several buildings
+share is at the core of the site, like the region's bucket.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from reclaim.destinations import DEFAULT_RULES, RESTART_S, Leaving, Network, Rules, scores_s
+from reclaim.topology import Links, Store, Topology
+
+_BYTES_S = 125_000.0
+"""One Mbit/s in bytes per second."""
+MACHINE_MBIT = 820.0
+"""Bandwidth of a machine, if it was not measured: that within a building of the paper."""
+BUILDING_MBIT = 240.0
+"""Bandwidth of a building's link to the others, if it is not configured: that between buildings of the paper."""
+SITE_MBIT = 4000.0
+"""Bandwidth of a site's link to other sites."""
+
+
+@dataclass(frozen=True)
+class Building:
+    """A cluster, as P2 sees it."""
+
+    site: str
+    """The region."""
+    name: str
+    store: str | None = None
+    """URL of its own store; None: it uses that of the site."""
+    link_mbit: float | None = None
+    """Bandwidth of its link to the other buildings, in Mbit/s; None: `BUILDING_MBIT`."""
+    departures_per_h: float = 0.0
+    """How often the owner of one of its machines takes it back without notice."""
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A job that has left a machine, with its newest checkpoint."""
+
+    site: str
+    building: str
+    checkpoint_bytes: float
+    """C."""
+    write_s: float | None
+    """How long writing the checkpoint to the store took; None: it was not measured."""
+    remaining_s: float
+    """T_rem, the expected remaining runtime."""
+    local_candidates: int
+    """Number of machines in the building that have room for a task of the job."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good a building is for a job."""
+
+    away: bool
+    """Whether other buildings than the job's are left out, and this is one of them (algorithm 2, line 6)."""
+    score_s: float
+    """T_mig(d) + alpha (1 - S_d(T_rem)) T_mig_mean(d), in seconds."""
+
+
+@lru_cache(maxsize=4096)
+def score(buildings: tuple[Building, ...], job: Departure, rules: Rules = DEFAULT_RULES) -> tuple[Score, ...]:
+    """Returns the scores of all buildings, in their order. The building of the job must be one of them.
+
+    Results are cached, because a job that waits is scored again in each pass.
+
+    Raises:
+        ValueError: the building of the job is not listed.
+    """
+    home = next((n for n, b in enumerate(buildings) if (b.site, b.name) == (job.site, job.building)), None)
+    if home is None:
+        raise ValueError(f"building: {job.site}/{job.building}: must be one of the {len(buildings)} buildings")
+    network = Network.by_store(_topology(buildings, home, job))
+    leaving = Leaving.of([0], checkpoint_bytes=job.checkpoint_bytes, memory_bytes=0.0, restart_s=RESTART_S)
+    # Node 0 is the machine that the job left; the nodes 2 n + 1 and 2 n + 2 are in building n.
+    candidates = np.arange(2 * len(buildings) + 1) > 0
+    hazard_per_h = np.repeat([b.departures_per_h for b in buildings], 2)
+    survival = np.concatenate([[0.0], np.exp(-hazard_per_h * job.remaining_s / 3600)])
+    migration_s, _ = network.times_s(leaving, 0)
+    found_s = scores_s(network, leaving, 0, candidates, migration_s, survival, rules)[1::2]
+    stays = job.local_candidates >= rules.min_local
+    return tuple(Score(stays and number != home, float(found_s[number])) for number in range(len(buildings)))
+
+
+def _topology(buildings: Sequence[Building], home: int, job: Departure) -> Topology:
+    sites = sorted({building.site for building in buildings})
+    of = np.array([sites.index(building.site) for building in buildings])
+    sharing = Counter(building.store for building in buildings)
+    stores = [
+        Store(int(of[n]), n) for n, building in enumerate(buildings) if building.store and sharing[building.store] == 1
+    ]
+    stores += [Store(number) for number in range(len(sites))]
+    access = np.full(2 * len(buildings) + 1, MACHINE_MBIT * _BYTES_S)
+    up = access.copy()
+    if job.write_s:
+        up[0] = job.checkpoint_bytes / job.write_s
+    links = np.array([BUILDING_MBIT if b.link_mbit is None else b.link_mbit for b in buildings]) * _BYTES_S
+    core = np.full(len(sites), SITE_MBIT * _BYTES_S)
+    return Topology.of(
+        np.concatenate([[home], np.repeat(np.arange(len(buildings)), 2)]),
+        of,
+        access=Links.of(up, access),
+        distribution=Links.of(links, links),
+        core=Links.of(core, core),
+        stores=stores,
+    )

@@ -1,0 +1,119 @@
+"""Where a workload goes that an owner's machine has lost: P2's scores in the plans of awards."""
+
+from math import exp
+
+import pytest
+
+from domain.criteria import PlanQuality
+from domain.phases import Phase
+from domain.reasons import Reason, ReasonCode
+from infra.db.models import Attempt, Cluster, Machine
+from tests.activities.world import World, job
+
+C = 1_500_000_000
+MBIT = 125_000
+
+
+@pytest.fixture
+def campus(world: World) -> World:
+    """A region with the lent buildings `a` (with a store, three machines), `b` and `c`, and reserved machines `z`."""
+    world.region("r")
+    for machine in ("a/m1", "a/m2", "a/m3", "b/m", "c/m", "z/m"):
+        world.machine(f"r/{machine}", 2)
+    for cluster in "abc":
+        world.alter(Cluster, ("r", cluster), capacity="voluntary")
+    world.alter(Cluster, ("r", "a"), store_url="file:///a", link_mbit=400.0)
+    world.alter(Cluster, ("r", "b"), link_mbit=100.0)
+    world.alter(Cluster, ("r", "c"), link_mbit=200.0)
+    return world
+
+
+def _leave(world: World, workload: str, *, code: ReasonCode = ReasonCode.PLATFORM_NOTICE, saved: int | None = C) -> str:
+    """Lets a workload's first attempt end after it has saved; returns its machine, which is then cordoned."""
+    (machine,) = world.holdings(workload)
+    world.alter(Attempt, (workload, 1), checkpoint_bytes=saved, checkpoint_write_s=30.0 if saved else None)
+    world.alter(Machine, machine, cordon={"code": "x", "detail": {}})
+    world.release(workload, Phase.PENDING)
+    world.alter(Attempt, (workload, 1), outcome=Reason(code, {"machine": machine}).to_json())
+    return machine
+
+
+def _next(world: World, workload: str) -> tuple[str, PlanQuality]:
+    """Awards the next attempt; returns its machine and the quality of its plan."""
+    plan = world.offer(workload).bid.plan
+    assert plan is not None
+    assert world.tick().awarded == 1
+    (placed,) = world.holdings(workload, 2)
+    assert plan.jobs[0].machines == ((placed, 1),)
+    return placed, plan.quality
+
+
+def _start(world: World, capacity: tuple[str, ...] = ("voluntary",)) -> str:
+    """Returns a workload that runs in building `a`."""
+    for cluster in "bcz":
+        world.alter(Machine, f"r/{cluster}/m", draining=True)
+    workload = world.running(job(gpus=2), capacity=capacity)
+    for cluster in "bcz":
+        world.alter(Machine, f"r/{cluster}/m", draining=False)
+    return workload
+
+
+def test_the_same_building_comes_first(campus: World) -> None:
+    """Two machines in the building have room, so the gang stays there, although other buildings are more stable."""
+    campus.alter(Cluster, ("r", "a"), departures_per_h=1.0)
+    workload = _start(campus)
+    left = _leave(campus, workload)
+    machine, quality = _next(campus, workload)
+    assert machine.startswith("r/a/") and machine != left
+    assert quality.away == 0
+
+
+def test_the_building_with_the_least_score(campus: World) -> None:
+    """With one other machine in the building, the scores decide; the award has the score of plain arithmetic."""
+    campus.alter(Cluster, ("r", "a"), departures_per_h=0.5)
+    campus.alter(Cluster, ("r", "b"), departures_per_h=0.1)
+    workload = _start(campus)
+    _leave(campus, workload)
+    campus.alter(Machine, "r/a/m2", draining=True)
+    campus.alter(Machine, "r/a/m3", draining=True)
+    machine, quality = _next(campus, workload)
+    assert machine == "r/c/m"
+    upload_s, read_s = 30.0, C / (200 * MBIT)  # The link of `c` is the bottleneck, and its owners never leave.
+    assert quality.move_s == pytest.approx(upload_s + read_s + 30, rel=1e-6)
+    assert quality.away == 0
+
+
+@pytest.mark.parametrize(("per_h", "chosen"), [(0.0, "r/c/m"), (2.0, "r/b/m")])
+def test_an_unstable_building_pays_for_the_next_migration(campus: World, per_h: float, chosen: str) -> None:
+    """Building `c` has the faster link, but not if its owners are likely to take the machine back."""
+    campus.alter(Cluster, ("r", "c"), departures_per_h=per_h)
+    workload = _start(campus)
+    _leave(campus, workload)
+    for number in (2, 3):
+        campus.alter(Machine, f"r/a/m{number}", draining=True)
+    machine, quality = _next(campus, workload)
+    assert machine == chosen
+    read_s = {name: C / (mbit * MBIT) for name, mbit in (("a", 400), ("b", 100), ("c", 200))}
+    # From `c`, the next migration is by way of the region's bucket, to one of two machines in each other building.
+    next_s = read_s["c"] + sum(read_s[other] for other in "aabbc") / 5 + 30
+    score_s = {name: 30 + read_s[name] + 30 for name in "bc"}
+    score_s["c"] += (1 - exp(-per_h * 1200 / 3600)) * next_s
+    assert quality.move_s == pytest.approx(min(score_s.values()), rel=1e-6)
+
+
+@pytest.mark.parametrize("case", ["evicted", "nothing saved", "reserved first"])
+def test_other_workloads_are_placed_as_before(campus: World, case: str) -> None:
+    """An evicted workload, and one without a checkpoint, has no scores; the document's kinds come before the scores."""
+    kinds = ("reserved", "voluntary") if case == "reserved first" else ("voluntary",)
+    campus.alter(Cluster, ("r", "a"), departures_per_h=1.0)
+    workload = _start(campus, kinds)
+    _leave(
+        campus, workload, saved=None if case == "nothing saved" else C,
+        code=ReasonCode.EVICTED if case == "evicted" else ReasonCode.MACHINE_LOST,
+    )  # fmt: skip
+    machine, quality = _next(campus, workload)
+    if case == "reserved first":
+        assert machine == "r/z/m" and quality.move_s > 0
+    else:
+        assert machine == "r/b/m", "the fewest departures, then the id"
+        assert (quality.away, quality.move_s) == (0, 0)
