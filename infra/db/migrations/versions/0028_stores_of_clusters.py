@@ -1,13 +1,13 @@
 """Clusters with a store of their own for checkpoints, and the bandwidth of their links.
 
-Revision ID: 0029
+Revision ID: 0028
 Revises: 0027
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0029"
+revision = "0028"
 down_revision = "0027"
 branch_labels = None
 depends_on = None
