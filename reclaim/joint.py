@@ -2,12 +2,13 @@
 
 Both use one model of a job's expected loss over a horizon H at a node d with the interval Delta:
 
-    loss(d, Delta) = E_d (Delta / 2 + T_next(d)) + N_d T_next(d) + H C / (b_d Delta)
+    loss(d, Delta) = E_d (Delta / 2 + T_next(d)) + N_d T_next(d) + H s / Delta
 
 E_d and N_d are the expected departures without and with notice in the horizon (the integrals of the hazards), T_next(d)
-is the mean time of a migration from d to the other candidates, and b_d is the bandwidth for checkpoints at d. The first
-term contains the work that is done again, the last term is the cost of saving, both as in equation 1. The best interval
-is that of equation 9 with lambda = E_d / H.
+is the mean time of a migration from d to the other candidates, and s is the time for which a save stalls the job. The
+first term contains the work that is done again, the last term is the cost of saving. Equation 1 has s = C / b_d, the
+whole time of the transfer; a save in the background stalls for a small part of it. The best interval is that of equation
+9 with lambda = E_d / H.
 
 A job moves early only if that is expected to save more than the move costs, by a margin. The margin, a least stay and a
 limit for each day keep jobs from moving back and forth.
@@ -51,6 +52,8 @@ class Outlook:
     """b_d, the bandwidth for checkpoints at each node."""
     loss_budget_s: Floats
     """L_max, the mean work that a departure may cost each job."""
+    stall_s: Floats | None = None
+    """s, how long a save stalls each job; None: C / b_d."""
 
     @classmethod
     def of(
@@ -63,6 +66,7 @@ class Outlook:
         write_bytes_s: ArrayLike,
         loss_budget_s: ArrayLike,
         notices: ArrayLike = 0.0,
+        stall_s: ArrayLike | None = None,
     ) -> "Outlook":
         """Returns the outlook. Departures may be given for each node only; a single number applies to all.
 
@@ -75,16 +79,19 @@ class Outlook:
             _table("notices", notices, jobs, nodes),
             column("write_bytes_s", write_bytes_s, nodes, positive=True),
             column("loss_budget_s", loss_budget_s, jobs, positive=True),
+            None if stall_s is None else column("stall_s", stall_s, jobs),
         )
 
     def loss_s(self, job: int, checkpoint_bytes: float, next_s: Floats, write_share: float) -> tuple[Floats, Floats]:
         """Returns the least expected loss of a job at each node in seconds, and the interval that has it."""
         events, horizon_s = self.emergencies[job], self.horizon_s[job]
-        write_s = checkpoint_bytes / self.write_bytes_s
+        stall_s = checkpoint_bytes / self.write_bytes_s
+        if self.stall_s is not None:
+            stall_s = np.full(len(stall_s), self.stall_s[job])
         interval_s, _ = intervals(
             events / horizon_s * HOUR_S, checkpoint_bytes, self.write_bytes_s, self.loss_budget_s[job], write_share
         )
-        saving_s = np.divide(horizon_s * write_s, interval_s, out=np.zeros_like(write_s), where=write_s > 0)
+        saving_s = np.divide(horizon_s * stall_s, interval_s, out=np.zeros_like(stall_s), where=stall_s > 0)
         again_s = events * (interval_s / 2 + next_s) + self.notices[job] * next_s
         return again_s + saving_s, interval_s
 
@@ -102,6 +109,9 @@ class Policy:
 
     write_share: float = P1Settings.write_share
     """P1's beta, the share of a job's bandwidth for checkpoints."""
+    reserved_weight: float = 1.0
+    """The price of a second in which GPUs are reserved at the destination, in seconds of lost work. The job's own GPUs
+    wait as long."""
     traffic_weight: float = 0.1
     """The price of a second of transfer, in seconds of lost work: other migrations and research use the links, too."""
     margin: float = 0.5
@@ -118,7 +128,7 @@ class Policy:
     def __post_init__(self) -> None:
         if not 0 < self.write_share <= 1:
             raise ValueError(f"write_share: {self.write_share}: must be above 0 and at most 1")
-        for name in ("traffic_weight", "margin", "least_gain_s", "least_stay_s", "most_per_day", "most_at_once"):
+        for name in ("reserved_weight", "traffic_weight", "margin", "least_gain_s", "least_stay_s", "most_per_day", "most_at_once"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: {getattr(self, name)}: must be 0 or more")
 
@@ -192,7 +202,7 @@ def early_moves(
     at least `policy.most_per_day` of them, in any order, -infinity for none.
 
     A job moves only to a node with fewer expected departures than its own. The loss avoided must exceed the cost of the
-    move, which is T_mig and the price of its traffic, by the margin.
+    move, which is T_mig at both ends and the price of its traffic, by the margin.
 
     Raises:
         ValueError: `moved_s` has too few columns.
@@ -212,7 +222,7 @@ def early_moves(
         next_s = network.next_s(removed == Constraint.NONE, size, restart_s)
         loss_s, interval_s = outlook.loss_s(job, size, next_s, policy.write_share)
         departures = outlook.emergencies[job] + outlook.notices[job]
-        cost_s = migration_s + policy.traffic_weight * (migration_s - restart_s)
+        cost_s = (1 + policy.reserved_weight) * migration_s + policy.traffic_weight * (migration_s - restart_s)
         gain_s = loss_s[source] - loss_s - cost_s
         pays = gain_s >= np.maximum(policy.margin * cost_s, policy.least_gain_s)
         pool = np.flatnonzero((removed == Constraint.NONE) & pays & (gain_s > 0) & (departures < departures[source]))

@@ -143,4 +143,5 @@ class Chooser:
             notices=np.array([one for _, one in both]),
             write_bytes_s=write,
             loss_budget_s=self._system.parameters.loss_budget_s,
+            stall_s=np.array([job.stall_s(self._scenario.traffic.write_bytes_s) for job in jobs]),
         )

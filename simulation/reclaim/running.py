@@ -18,8 +18,6 @@ from simulation.reclaim.scenario import AT_THE_CORE, Scenario
 from simulation.reclaim.state import NOWHERE, Job, Node, Phase
 from simulation.reclaim.systems import Choosing, Saving, Store, System
 
-STALL_SHARE = 0.09
-"""The share of a local write for which a background save stalls training, as measured by mizzen's bench."""
 WITHIN_S = 600.0
 """A migration succeeds if the job runs again at most this long after its machine left."""
 
@@ -257,7 +255,7 @@ class Running(ABC):
     def _begin_save(self, job: Job, kind: Kind) -> None:
         """Takes a snapshot now and sends it to the store."""
         progress_s = job.progress(self._now_s, self._system.slowdown)
-        stall_s = STALL_SHARE * job.checkpoint_bytes / self._scenario.traffic.write_bytes_s
+        stall_s = job.stall_s(self._scenario.traffic.write_bytes_s)
         # A snapshot that begins while the last one still stalls the job adds to its time.
         job.progress_s, job.since_s = progress_s, max(job.since_s, self._now_s) + stall_s
         job.stalled_s += stall_s

@@ -8,6 +8,8 @@ from simulation.reclaim.network import Flow
 from simulation.reclaim.records import Hit
 
 NOWHERE = -1
+STALL_SHARE = 0.09
+"""The share of a local write for which a background save stalls training, as measured by mizzen's bench."""
 
 
 class Phase(Enum):
@@ -65,6 +67,10 @@ class Job:
     home: int = NOWHERE
     """The only machine on which it may run, without migration."""
     moved_s: list[float] = field(default_factory=list)
+
+    def stall_s(self, write_bytes_s: float) -> float:
+        """Returns how long a save stalls the job, from the speed of a local write."""
+        return STALL_SHARE * self.checkpoint_bytes / write_bytes_s
 
     def progress(self, now_s: float, slowdown: float) -> float:
         """Returns the work that is computed by now."""

@@ -9,8 +9,8 @@ import pytest
 from simulation.reclaim.documents import Document, build
 from simulation.reclaim.engine import simulate
 from simulation.reclaim.network import max_min
-from simulation.reclaim.running import STALL_SHARE
 from simulation.reclaim.scenario import Traffic
+from simulation.reclaim.state import STALL_SHARE
 from simulation.reclaim.systems import SYSTEMS, Store, System
 from tests.simulation.reclaim.tiny import HOUR_S, LOCAL_BYTES_S, scenario
 
