@@ -147,3 +147,7 @@ class TaskProgress:
     notice: NoticeReport | None = None
     serving: ServingReport | None = None
     """Set if the task serves requests."""
+    checkpoint_sent_bytes: int | None = None
+    """How much of the last checkpoint its save has written; the other parts were there already."""
+    pre_sync: bool = False
+    """Whether the task sends parts ahead of its last checkpoint now, within a notice."""

@@ -2,7 +2,8 @@
 
 Every task that must leave is a flow: what its sockets send is shaped by its cgroup. A flow needs its checkpoint's bytes
 by the end of the notice; the admission gives each admitted flow at least that rate, and gives the rest of the migration
-share to the earliest deadline. Starts are not staggered: tasks begin to save when they get the notice. Tasks that
+share to the earliest deadline. A task that sends parts ahead has the class pre-sync meanwhile, and keeps the rate that
+its last checkpoint will need. Starts are not staggered: tasks begin to save when they get the notice. Tasks that
 cannot be admitted, or whose checkpoint has no known size, get what is left: they must not take the bandwidth that
 others were promised.
 """
@@ -83,12 +84,15 @@ class MigrationTraffic:
         # The kernel has a limited number of classes, and each needs a least rate. Others are not shaped.
         most = min(_MOST_FLOWS, share_bytes_s // (2 * _ENFORCEABLE_BYTES_S))
         for one in leaving[:most]:
-            if one.run_id not in self._known:
+            traffic = TrafficClass.PRE_SYNC if one.pre_sync else TrafficClass.PLANNED
+            known = self._known.get(one.run_id)
+            if known is None or known.flow.traffic is not traffic:
                 try:
-                    flow = Flow.of_cgroup(one.run_id, TrafficClass.PLANNED, one.cgroup)
+                    flow = Flow.of_cgroup(one.run_id, traffic, one.cgroup)
                 except OSError:
                     continue
-                self._known[one.run_id] = _Known(flow)
+                # What was sent ahead does not count as a part of the last checkpoint.
+                self._known[one.run_id] = _Known(flow, is_admitted=known is not None and known.is_admitted)
             found.append(one)
         for run_id in self._known.keys() - {one.run_id for one in found}:
             del self._known[run_id]
@@ -136,7 +140,8 @@ class MigrationTraffic:
 
     def _remaining_bytes(self, one: Leaving) -> int:
         known = self._known[one.run_id]
-        sent = self.network.sent(known.flow).payload_bytes if known.is_counted else 0
+        is_last = known.is_counted and not one.pre_sync
+        sent = self.network.sent(known.flow).payload_bytes if is_last else 0
         left = max(0, (one.checkpoint_bytes or 0) - sent)
         return int(wire_bytes(left, self.network.overhead_share))
 
