@@ -31,7 +31,7 @@ from agent.serving import Readiness
 from agent.staging import StagedAttempt, Stager
 from agent.state import AttemptFolder, StateFolder
 from agent.tasks import RunFolder, State
-from agent.watching import Watch, next_look, notify, still_running
+from agent.watching import Bandwidth, Watch, next_look, notify, still_running
 from domain.blame import LaunchError
 from domain.protocol import (
     DETACHED,
@@ -65,8 +65,10 @@ class NodeActivities:
         notices: MachineNotices,
         lender: Lender,
         locks: StartLocks,
+        uplink: Bandwidth | None = None,
     ) -> None:
         self._config = config
+        self._uplink = uplink
         self._lender = lender
         self._notices = notices
         self._state = state
@@ -260,6 +262,7 @@ class NodeActivities:
             serving,
             heartbeat_interval_s=heartbeat_interval_s,
             poll_interval_s=poll_interval_s,
+            uplink=self._uplink,
         ).until_the_end()
 
     # ----------------------------------------------------------------------------------------------------- stopping

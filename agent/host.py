@@ -81,10 +81,13 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     locks = StartLocks()
     traffic = await asyncio.to_thread(_traffic, config)
     lender = Lender(config, state, notices, locks, traffic)
-    activities = NodeActivities(config, state, stager, shipping, notices, lender, locks)
+    uplink = None if traffic is None else traffic.uplink
+    activities = NodeActivities(config, state, stager, shipping, notices, lender, locks, uplink)
     tidying = asyncio.create_task(_tidy(config, state))
     listening = asyncio.create_task(notices.run())
     lending = [asyncio.create_task(lender.run())]
+    if uplink is not None:
+        lending.append(asyncio.create_task(uplink.run()))
     try:
         if (listening_to_owner := open_socket(config)) is not None:
             lending.append(asyncio.create_task(serve_owner(config, listening_to_owner, lender)))
@@ -112,6 +115,8 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
         for task in (tidying, listening, *lending):
             task.cancel()
         await asyncio.wait(lending, timeout=1.0)
+        if uplink is not None:
+            uplink.close()
         if traffic is not None:
             await asyncio.to_thread(traffic.close)
         await shipping.close()

@@ -5,12 +5,11 @@ for the task's user and replaced atomically, so the task sees the old or the new
 soon, and a machine that fails loses its tasks as well.
 """
 
-import json
 import logging
-import os
 from dataclasses import dataclass
 from math import isfinite
 
+from agent.records import publish
 from agent.state import StateFolder
 from agent.tasks import RunFolder
 from domain.protocol import Pace
@@ -57,18 +56,7 @@ def write_interval(run: RunFolder, interval: TaskInterval) -> None:
         body["hazard_per_h"] = interval.hazard_per_h
     if interval.period_s is not None:
         body |= {"period_s": interval.period_s, "offset_s": interval.offset_s}
-    path = run.interval_file
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(temporary, flags, 0o644), "wb") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(json.dumps(body).encode())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    publish(str(run.interval_file), body)
 
 
 def set_pace(state: StateFolder, pace: Pace) -> None:

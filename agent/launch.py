@@ -57,6 +57,7 @@ def environment(
     home: Path,
     report: Path,
     interval_file: Path,
+    deadline_file: Path,
     python: str,
     secrets: Mapping[str, str],
     platform: str | None = None,
@@ -64,10 +65,10 @@ def environment(
 ) -> dict[str, str]:
     """Returns the complete environment of a task. It inherits nothing from the agent's environment.
 
-    `masters` maps a job to `address:port`. `interval_file` may not exist yet. `secrets` are the secrets of the task's
-    job. `platform` is the platform's name in `mizzen.cadence`, or None if it is unknown. `port` is the port on which
-    the task serves requests, if it serves any. The user's variables may replace PATH, HOME and LANG, but no variable
-    that mizzen sets. User variables whose names start with `MIZZEN_` are dropped.
+    `masters` maps a job to `address:port`. `interval_file` and `deadline_file` need not exist yet. `secrets` are the
+    secrets of the task's job. `platform` is the platform's name in `mizzen.cadence`, or None if it is unknown. `port`
+    is the port on which the task serves requests, if it serves any. The user's variables may replace PATH, HOME and
+    LANG, but no variable that mizzen sets. User variables whose names start with `MIZZEN_` are dropped.
     """
     job = launch.jobs[place.job]
     theirs = {k: v for k, v in {**job.env, **secrets}.items() if not k.startswith("MIZZEN_")}
@@ -87,6 +88,7 @@ def environment(
         "MIZZEN_GRACE_S": f"{launch.checkpoint.grace_s:.12g}",
         "MIZZEN_REPORT": str(report),
         "MIZZEN_INTERVAL_FILE": str(interval_file),
+        "MIZZEN_DEADLINE_FILE": str(deadline_file),
         "MIZZEN_PYTHON": python,
         # Numbers in the order of the bus, like those of `agent.gpus` and nvidia-smi. By default, CUDA gives the fastest
         # GPU the first number. UUIDs would not need an order, but programs such as vLLM accept only numbers.

@@ -42,6 +42,8 @@ def read_progress(run: RunFolder, masker: Masker | None) -> TaskProgress:
         cadence=_cadence(_part(report, "cadence"), masker),
         load=_load(_part(report, "load"), masker),
         notice=_notice(_part(report, "notice"), masker),
+        checkpoint_sent_bytes=_whole(checkpoint.get("sent_bytes")),
+        pre_sync=report.get("pre_sync") is True,
     )
 
 

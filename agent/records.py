@@ -83,6 +83,26 @@ def recover_reserved(path: str) -> bool:
     return True
 
 
+def publish(path: str, body: dict[str, Any]) -> None:
+    """Replace `path` with `body` as JSON that every user can read. It is not synced.
+
+    Links that a task has left at the path are replaced and not followed. If the write fails, the old file stays.
+    """
+    temporary = f"{path}.tmp"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(temporary, flags, 0o644), "wb") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(json.dumps(body).encode())
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
 def _write_synced(path: str, text: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb") as file:

@@ -208,6 +208,7 @@ class Stager:
             home=run.work,
             report=run.report,
             interval_file=run.interval_file,
+            deadline_file=run.deadline_file,
             python=sys.executable,
             platform=self._notices.prior,
             secrets=staged.secrets.get(place.job, {}),

@@ -119,6 +119,11 @@ class RunFolder:
         return self.path / "interval.json"
 
     @property
+    def deadline_file(self) -> Path:
+        """Path of the file that says until when a stopped task may run (`MIZZEN_DEADLINE_FILE`)."""
+        return self.path / "deadline.json"
+
+    @property
     def output(self) -> Path:
         """Path of the file with the task's standard output and error."""
         return self.path / "output.log"
@@ -288,6 +293,8 @@ def request_stop(run: RunFolder, grace_s: float, *, told: bool) -> None:
         "told": told or (before is not None and before.told),
     }
     records.write_reserved(str(run.path / shim.STOP_FILE), body)
+    with contextlib.suppress(OSError):  # Without the file the task uses the time that its launch description names.
+        records.publish(str(run.deadline_file), {"deadline_boot_s": body["deadline_boot_s"]})
     identities[0].send(SIGTERM)
 
 

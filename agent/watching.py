@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from temporalio import activity
 
@@ -14,7 +15,7 @@ from agent.serving import Readiness
 from agent.staging import StagedAttempt
 from agent.tasks import RunFolder, State
 from domain.protocol import NodeHeartbeat
-from domain.reported import TaskProgress
+from domain.reported import BandwidthReport, TaskProgress
 from infra.pidfds import first_end
 
 
@@ -47,6 +48,14 @@ async def notify(runs: Sequence[RunFolder], grace_s: float, *, told: bool) -> No
     await asyncio.gather(*(asyncio.to_thread(one, run) for run in runs))
 
 
+class Bandwidth(Protocol):
+    """What measures the bandwidth of the machine (`agent.network.uplink.Uplink`)."""
+
+    def report(self) -> BandwidthReport | None:
+        """Returns what was measured; None: nothing yet."""
+        ...
+
+
 class Watch:
     """Watches the tasks of an attempt on this machine, inside the activity that runs them."""
 
@@ -58,11 +67,13 @@ class Watch:
         *,
         heartbeat_interval_s: float,
         poll_interval_s: float,
+        uplink: Bandwidth | None = None,
     ) -> None:
         """`serving` is the readiness of the task that serves requests; None: no task on this machine serves."""
         self._staged = staged
         self._notices = notices
         self._serving = serving
+        self._uplink = uplink
         self._heartbeat_interval_s = heartbeat_interval_s
         self._poll_interval_s = poll_interval_s
         self._readers = [NoticeReader(run, staged.masker) for run in staged.runs]
@@ -91,7 +102,8 @@ class Watch:
 
     def _beat(self) -> None:
         progress = [self._progress(run) for run in self._staged.runs]
-        activity.heartbeat(NodeHeartbeat(progress, len(self._running)))
+        measured = None if self._uplink is None else self._uplink.report()
+        activity.heartbeat(NodeHeartbeat(progress, len(self._running), measured))
         self._next_heartbeat_s = time.monotonic() + self._heartbeat_interval_s
 
     def _progress(self, run: RunFolder) -> TaskProgress:

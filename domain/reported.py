@@ -80,6 +80,27 @@ class NoticeReport:
         }
 
 
+MOST_BYTES_S = 1.25e12
+"""No link of a machine is faster: 10 Tbit/s."""
+
+
+@dataclass
+class BandwidthReport:
+    """The bandwidth with which checkpoints can leave a machine, as its agent has measured it, in bytes on the wire."""
+
+    at_s: float
+    """When it was last measured, in seconds since the epoch."""
+    bytes_s: float
+    """The mean."""
+    lower_bytes_s: float
+    """The lower confidence bound."""
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a link can have this bandwidth. An agent that is not trusted can report any numbers."""
+        return 0 < self.lower_bytes_s <= self.bytes_s <= MOST_BYTES_S
+
+
 @dataclass
 class ServingReport:
     """Where a task serves requests, and whether its probe succeeds. An agent reports this, not the task."""
@@ -126,3 +147,7 @@ class TaskProgress:
     notice: NoticeReport | None = None
     serving: ServingReport | None = None
     """Set if the task serves requests."""
+    checkpoint_sent_bytes: int | None = None
+    """How much of the last checkpoint its save has written; the other parts were there already."""
+    pre_sync: bool = False
+    """Whether the task sends parts ahead of its last checkpoint now, within a notice."""

@@ -12,12 +12,11 @@ from temporalio.client import Client
 from activities.leader import Leader, lead
 from activities.lifecycle.beats import for_each, read_beats
 from activities.lifecycle.expiry import expire_pending
-from activities.lifecycle.workloads import record_checkpoint, set_progress
+from activities.lifecycle.workloads import record_checkpoint, set_bandwidth, set_progress
 from activities.services.readiness import record_readiness
 from domain.phases import Phase
-from domain.protocol import MailKind
+from domain.protocol import MailKind, NodeHeartbeat
 from domain.reasons import Reason, ReasonCode
-from domain.reported import TaskProgress
 from domain.spec import WorkloadSpec
 from infra.config import Settings
 from infra.db import events, outbox
@@ -48,9 +47,10 @@ class Progress:
         attempts = dict(await in_thread(self._placed))
 
         async def one(workload: str) -> None:
-            progress = [p for beat in await read_beats(self._client, workload) for p in beat.progress]
+            beats = await read_beats(self._client, workload)
+            progress = [p for beat in beats for p in beat.progress]
             if progress:
-                await in_thread(self._take, workload, attempts[workload], progress)
+                await in_thread(self._take, workload, attempts[workload], beats)
                 await in_thread(record_readiness, self._engine, workload, progress)
 
         await for_each(attempts, one)
@@ -71,7 +71,8 @@ class Progress:
         self._collected = rows[-1][0] if rows else ""
         return [(w, a) for w, a in rows]
 
-    def _take(self, workload: str, attempt: int, progress: list[TaskProgress]) -> None:
+    def _take(self, workload: str, attempt: int, beats: list[NodeHeartbeat]) -> None:
+        progress = [p for beat in beats for p in beat.progress]
         with transaction(self._engine) as session:
             row = session.get(Workload, workload)
             own = session.get(Attempt, (workload, attempt), with_for_update=True)
@@ -79,6 +80,7 @@ class Progress:
                 return
             saved_before = own.checkpoint_step
             set_progress(own, progress)
+            set_bandwidth(own, [beat.bandwidth for beat in beats if beat.bandwidth is not None])
             if own.checkpoint_step != saved_before:
                 record_checkpoint(session, row, own)
             limit_s = WorkloadSpec.model_validate(row.spec).limits.max_silence_s

@@ -1,7 +1,7 @@
 """Activities on a workload's row: phase changes and the release of an attempt."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +14,7 @@ from activities.lifecycle import handover
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol import TASKS_MAY_RUN, Activity, FlushedRequest, ReleaseRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode, running_since
-from domain.reported import LoadState, TaskProgress
+from domain.reported import BandwidthReport, LoadState, TaskProgress
 from infra.config import Settings
 from infra.db import events, outbox
 from infra.db.lost_work import lost_by
@@ -89,6 +89,17 @@ def set_progress(attempt: Attempt, progress: list[TaskProgress]) -> bool:
             attempt.checkpoint_write_s = newest.checkpoint_write_s
     _set_reports(attempt, sorted(progress, key=lambda p: (p.job, p.task)))
     return before != (attempt.last_step, attempt.checkpoint_step, attempt.resumed_step)
+
+
+def set_bandwidth(attempt: Attempt, measured: Sequence[BandwidthReport]) -> None:
+    """Writes what the machines of a gang have measured: the report with the lowest bound, because any may save.
+
+    Reports that no link can have are left out. Each affects only attempts on the machine that sent it.
+    """
+    possible = [one for one in measured if one.is_possible]
+    if possible:
+        least = min(possible, key=lambda one: one.lower_bytes_s)
+        attempt.bandwidth = asdict(replace(least, at_s=min(least.at_s, datetime.now(UTC).timestamp())))
 
 
 def record_checkpoint(session: Session, row: Workload, attempt: Attempt) -> None:

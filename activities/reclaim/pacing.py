@@ -31,11 +31,13 @@ from activities.reclaim.reading import (
 )
 from domain import ids
 from domain.protocol import Pace, RunPace
+from domain.traffic import OVERHEAD_SHARE
 from infra.config import Settings
 from infra.config.scheduling import ReclaimSettings
 from infra.db import events
 from infra.db.reclaim import SiteHazard
 from infra.db.session import in_thread, transaction
+from reclaim.bandwidth import effective_bytes_s
 from reclaim.hazard import HazardModel
 from reclaim.hazard_state import HazardState
 from reclaim.intervals import IntervalReason, P1Settings, SiteJobs, tick
@@ -46,6 +48,10 @@ _PERIODS = 3.0
 _HORIZON_S = 8 * 3600.0
 """Plans compare clusters by the departures that are expected within this time (T_rem of equation 11): the remaining
 runtime of a workload is not known."""
+_MEASURED_S = 86400.0
+"""The age from which a measured bandwidth is not used."""
+_LEAST_SHARE = 0.1
+"""The least share of the write speed that a measured bandwidth can have."""
 _SIGNAL = timedelta(seconds=10)
 _log = logging.getLogger(__name__)
 _CLOCK_S = 3600.0
@@ -149,7 +155,7 @@ def _paces(
             hazard_per_h=hazard_per_h,
             checkpoint_bytes=np.array([job.checkpoint_bytes for job in jobs], np.float64),
             loss_budget_s=settings.loss_budget_s,
-            cap_bytes_s=np.array([job.checkpoint_bytes / job.write_s for job in jobs]),
+            cap_bytes_s=np.array([_effective_bytes_s(job, now_s) for job in jobs]),
         ),
         settings.checkpoint_bytes_s,
         p1,
@@ -171,6 +177,20 @@ def _paces(
             by_machine[machine].append(pace)
     expires_at_s = now_s + _PERIODS * settings.control_period_s
     return [Pace(machine, expires_at_s, runs) for machine, runs in sorted(by_machine.items())]
+
+
+def _effective_bytes_s(job: RunningJob, now_s: float) -> float:
+    """Returns B_eff, the smaller of the write speed and of the lower bound of the measured bandwidth, as payload.
+
+    A bandwidth far below what the newest checkpoint itself achieved is not believed: a machine may report anything, and
+    its gang would save too rarely.
+    """
+    write_bytes_s = job.checkpoint_bytes / job.write_s
+    measured = job.bandwidth
+    if measured is None or now_s - measured.at_s > _MEASURED_S:
+        return write_bytes_s
+    payload_bytes_s = measured.lower_bytes_s / (1 + OVERHEAD_SHARE)
+    return float(effective_bytes_s(write_bytes_s, max(payload_bytes_s, _LEAST_SHARE * write_bytes_s)))
 
 
 def _number(workload: str) -> int:

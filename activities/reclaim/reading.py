@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from domain.capacity import CapacityKind
 from domain.phases import Phase
-from domain.reported import OWNER
+from domain.reported import OWNER, BandwidthReport
 from infra.db.events import Cursor
 from infra.db.models import Allocation, Attempt, Cluster, Machine, Workload
 
@@ -52,6 +52,8 @@ class RunningJob:
     checkpoint_bytes: int
     write_s: float
     """How long the newest checkpoint took until it was durable."""
+    bandwidth: BandwidthReport | None = None
+    """The lowest bandwidth that its machines have measured; None: not measured."""
 
     @property
     def run(self) -> str:
@@ -122,6 +124,7 @@ def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
             func.array_agg(Allocation.machine),
             Attempt.checkpoint_bytes,
             Attempt.checkpoint_write_s,
+            Attempt.bandwidth,
         )
         .join(Workload, (Workload.id == Attempt.workload) & (Workload.attempt == Attempt.attempt))
         .join(Allocation, (Allocation.workload == Attempt.workload) & (Allocation.attempt == Attempt.attempt))
@@ -136,6 +139,14 @@ def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
         .order_by(Attempt.workload)
     ).all()
     return [
-        RunningJob(workload, attempt, tuple(sorted(held)), tuple(sorted(known & set(held))), size_bytes, write_s)
-        for workload, attempt, held, size_bytes, write_s in rows
+        RunningJob(
+            workload,
+            attempt,
+            tuple(sorted(held)),
+            tuple(sorted(known & set(held))),
+            size_bytes,
+            write_s,
+            None if bandwidth is None else BandwidthReport(**bandwidth),
+        )
+        for workload, attempt, held, size_bytes, write_s, bandwidth in rows
     ]

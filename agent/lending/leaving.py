@@ -18,9 +18,11 @@ class Leaving:
     cgroup: Path
     """Its cgroup v2."""
     checkpoint_bytes: int | None
-    """The size of its newest checkpoint; None: it has saved none."""
+    """What the save of its newest checkpoint has sent; None: it has saved none. The last save sends about as much."""
     deadline_s: float
     """When the machine is the owner's, in seconds since the epoch."""
+    pre_sync: bool = False
+    """Whether it sends parts ahead of its last checkpoint now."""
 
 
 class Switch(Protocol):

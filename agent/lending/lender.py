@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 from agent.config import AgentConfig
@@ -292,7 +293,7 @@ class Lender:
 
     def _leaving(self) -> list[Leaving]:
         return [
-            Leaving(run.run_id, cgroup, read_progress(run, None).checkpoint_bytes, due_s)
+            _leaving(run, cgroup, due_s)
             for one in self._stopping.held()
             if (due_s := self.lending.due_s(one.slots)) is not None and due_s > self._clock()
             for run in one.folder.runs()
@@ -366,6 +367,12 @@ class Lender:
             "ends_in_s": max(ends, default=grace_s),
             "checkpoint": max(leaving).name.lower() if leaving else None,
         }
+
+
+def _leaving(run: RunFolder, cgroup: Path, due_s: float) -> Leaving:
+    told = read_progress(run, None)
+    size_bytes = told.checkpoint_bytes if told.checkpoint_sent_bytes is None else told.checkpoint_sent_bytes
+    return Leaving(run.run_id, cgroup, size_bytes, due_s, told.pre_sync)
 
 
 def _ends_in_s(run: RunFolder) -> float | None:

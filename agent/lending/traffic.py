@@ -2,7 +2,8 @@
 
 Every task that must leave is a flow: what its sockets send is shaped by its cgroup. A flow needs its checkpoint's bytes
 by the end of the notice; the admission gives each admitted flow at least that rate, and gives the rest of the migration
-share to the earliest deadline. Starts are not staggered: tasks begin to save when they get the notice. Tasks that
+share to the earliest deadline. A task that sends parts ahead has the class pre-sync meanwhile, and keeps the rate that
+its last checkpoint will need. Starts are not staggered: tasks begin to save when they get the notice. Tasks that
 cannot be admitted, or whose checkpoint has no known size, get what is left: they must not take the bandwidth that
 others were promised.
 """
@@ -19,6 +20,7 @@ from agent.network.edge import KillSwitch
 from agent.network.flows import Flow
 from agent.network.machine import MachineNetwork
 from agent.network.shaping import LinkShare
+from agent.network.uplink import Uplink
 from domain.traffic import TrafficClass
 from reclaim.admission import Decision, Flows, Outcome, Spread, decide
 from reclaim.traffic import migration_share, wire_bytes
@@ -32,6 +34,8 @@ _LEAST_BYTES_S = 50_000
 long that it could not use a higher rate later."""
 _ENFORCEABLE_BYTES_S = 1000
 """The lowest rate that a class can have."""
+_LEAST_SHARE_BYTES_S = 2 * _LEAST_BYTES_S
+"""The least migration share, however little was measured."""
 _MOST_FLOWS = 200
 _ADMITTED = (Outcome.ADMITTED, Outcome.SQUEEZED)
 
@@ -50,7 +54,11 @@ class MigrationTraffic:
 
     network: MachineNetwork
     share_bytes_s: int
-    """The migration share of the link, in bytes on the wire per second."""
+    """The migration share of the link as it is configured, in bytes on the wire per second."""
+    uplink: Uplink | None = None
+    """What measures the bandwidth; None: only the configured one is known."""
+    research_bytes_s: float = 0.0
+    """B_min: the bandwidth that research keeps at least."""
     _known: dict[str, _Known] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _is_closed: bool = False
@@ -59,6 +67,15 @@ class MigrationTraffic:
     def kill_switch(self) -> KillSwitch:
         """The kill-switch of the interface."""
         return self.network.kill_switch
+
+    @property
+    def measured_share_bytes_s(self) -> int:
+        """The migration share of what the link carries: `share_bytes_s`, or less if less was measured."""
+        measured = None if self.uplink is None else self.uplink.report()
+        if measured is None:
+            return self.share_bytes_s
+        share_bytes_s = int(migration_share(measured.lower_bytes_s, self.research_bytes_s))
+        return min(self.share_bytes_s, max(_LEAST_SHARE_BYTES_S, share_bytes_s))
 
     def update(self, leaving: Sequence[Leaving], now_s: float) -> Mapping[str, Outcome | None]:
         """Sets the rates of the tasks that leave, and ends those of others; returns what became of each task.
@@ -77,30 +94,36 @@ class MigrationTraffic:
 
     def _update(self, leaving: Sequence[Leaving], now_s: float) -> Mapping[str, Outcome | None]:
         found: list[Leaving] = []
+        share_bytes_s = self.measured_share_bytes_s
         # The kernel has a limited number of classes, and each needs a least rate. Others are not shaped.
-        most = min(_MOST_FLOWS, self.share_bytes_s // (2 * _ENFORCEABLE_BYTES_S))
+        most = min(_MOST_FLOWS, share_bytes_s // (2 * _ENFORCEABLE_BYTES_S))
         for one in leaving[:most]:
-            if one.run_id not in self._known:
+            traffic = TrafficClass.PRE_SYNC if one.pre_sync else TrafficClass.PLANNED
+            known = self._known.get(one.run_id)
+            if known is None or known.flow.traffic is not traffic:
                 try:
-                    flow = Flow.of_cgroup(one.run_id, TrafficClass.PLANNED, one.cgroup)
+                    flow = Flow.of_cgroup(one.run_id, traffic, one.cgroup)
                 except OSError:
                     continue
-                self._known[one.run_id] = _Known(flow)
+                # What was sent ahead does not count as a part of the last checkpoint.
+                self._known[one.run_id] = _Known(flow, is_admitted=known is not None and known.is_admitted)
             found.append(one)
         for run_id in self._known.keys() - {one.run_id for one in found}:
             del self._known[run_id]
-        rates, outcomes = self._decide(found, now_s)
+        rates, outcomes = self._decide(found, now_s, share_bytes_s)
         self.network.apply(rates)
         for known in self._known.values():
             known.is_counted = True
         return outcomes
 
-    def _decide(self, leaving: Sequence[Leaving], now_s: float) -> tuple[dict[Flow, float], dict[str, Outcome | None]]:
+    def _decide(
+        self, leaving: Sequence[Leaving], now_s: float, share_bytes_s: int
+    ) -> tuple[dict[Flow, float], dict[str, Outcome | None]]:
         """Returns the rate of each flow in bytes on the wire per second, and what became of each task."""
         sized = [one for one in leaving if one.checkpoint_bytes is not None]
         known = [self._known[one.run_id] for one in sized]
-        least = max(_ENFORCEABLE_BYTES_S, min(_LEAST_BYTES_S, self.share_bytes_s // (10 * max(1, len(leaving)))))
-        share = self.share_bytes_s - least * len(leaving)
+        least = max(_ENFORCEABLE_BYTES_S, min(_LEAST_BYTES_S, share_bytes_s // (10 * max(1, len(leaving)))))
+        share = share_bytes_s - least * len(leaving)
         rates = {self._known[one.run_id].flow: float(least) for one in leaving}
         outcomes: dict[str, Outcome | None] = {one.run_id: None for one in leaving}
         left = share
@@ -131,7 +154,8 @@ class MigrationTraffic:
 
     def _remaining_bytes(self, one: Leaving) -> int:
         known = self._known[one.run_id]
-        sent = self.network.sent(known.flow).payload_bytes if known.is_counted else 0
+        is_last = known.is_counted and not one.pre_sync
+        sent = self.network.sent(known.flow).payload_bytes if is_last else 0
         left = max(0, (one.checkpoint_bytes or 0) - sent)
         return int(wire_bytes(left, self.network.overhead_share))
 
@@ -142,4 +166,5 @@ def open_traffic(config: AgentConfig) -> MigrationTraffic:
     share_bytes_s = int(migration_share(config.link_bytes_s, config.research_bytes_s))
     first, last = config.ports
     share = LinkShare(config.link_bytes_s, share_bytes_s)
-    return MigrationTraffic(MachineNetwork(name, range(first, last + 1), share), share_bytes_s)
+    network = MachineNetwork(name, range(first, last + 1), share)
+    return MigrationTraffic(network, share_bytes_s, Uplink(name, config.link_bytes_s, network), config.research_bytes_s)

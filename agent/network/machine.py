@@ -38,6 +38,8 @@ class MachineNetwork:
         self._edge: Edge | None = None
         self._shaper: Shaper | None = None
         self._paces: dict[Flow, Pace] = {}
+        self.limits: Mapping[Flow, float] = {}
+        """The rates that the kernel enforces now, in bytes on the wire per second; another object after each change."""
         self.why_not: str | None = None
         """Why traffic is not isolated on this machine; None: it is."""
         try:
@@ -80,6 +82,9 @@ class MachineNetwork:
             except OSError as error:
                 self._shaper = None
                 self._fall_back(error, "migrations are not shaped")
+        enforced = {} if self._shaper is None else dict(rates)
+        if enforced != self.limits:
+            self.limits = enforced
         for flow in self._paces.keys() - rates.keys():
             self._paces.pop(flow).change(None)
         for flow, rate_bytes_s in rates.items():

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from domain.reported import NoticeReport, NotReadyReport, TaskProgress
+from domain.reported import BandwidthReport, NoticeReport, NotReadyReport, TaskProgress
 
 DETACHED = "Detached"
 """Type of the error with which an agent ends an activity when the agent stops; the tasks go on without it."""
@@ -88,6 +88,8 @@ class NodeHeartbeat:
 
     progress: list[TaskProgress]
     running: int
+    bandwidth: BandwidthReport | None = None
+    """What the agent has measured for the machine; None: nothing yet."""
 
 
 @dataclass

@@ -305,6 +305,8 @@ class Attempt(Base):
     """How long the newest save blocked the training, in seconds."""
     checkpoint_write_s: Mapped[float | None]
     """How long the newest save took until it was durable, in seconds."""
+    bandwidth: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """The bandwidth from the attempt's machines, a `domain.reported.BandwidthReport`; None: not measured."""
     cadence: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The save interval as last reported: `interval_s` (W), `cost_s` (C), `mtbf_s` (mu), `step_s`, `source`."""
     load: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))

@@ -1,7 +1,8 @@
 """Reports from a task to its agent: a small JSON file at `MIZZEN_REPORT`, which is replaced atomically.
 
     {"step": 120, "resumed_step": 100, "at_s": 1767225600.5,
-     "checkpoint": {"step": 100, "at_s": 1767225590.1, "bytes": 52344, "duration_s": 0.012, "write_s": 0.4},
+     "checkpoint": {"step": 100, "at_s": 1767225590.1, "bytes": 52344, "sent_bytes": 2344, "duration_s": 0.012,
+                    "write_s": 0.4},
      "cadence": {"interval_s": 805.0, "cost_s": 30.0, "mtbf_s": 10800.0, "step_s": 2.0, "source": "scheduler"},
      "load": {"state": "loaded", "error": null, "skipped": 1},
      "notice": {"platform": "aws", "kind": "preempt", "certain": true, "at_s": 1767225600.1,
@@ -11,9 +12,11 @@
 | --- | --- |
 | `step` | the last reported step |
 | `resumed_step` | the step of the checkpoint from which this process started |
-| `checkpoint` | the newest commit: its save stalled the training for `duration_s`; it was durable after `write_s` |
+| `checkpoint` | the newest commit: its save stalled the training for `duration_s`; it was durable after `write_s`;
+`sent_bytes` of its `bytes` were written, the others were there already |
 | `cadence` | how often the task saves: W, C, mu, the time of a step, and the source of mu |
 | `load` | `started`, then `loaded`, `none` (no valid checkpoint) or `failed`; `skipped` counts damaged checkpoints |
+| `pre_sync` | true while parts are sent ahead of the last checkpoint, within a notice; may be missing |
 | `notice` | the last notice of a platform on which the task acts, and its decision |
 | `at_s` | the time of the last report |
 
@@ -73,7 +76,15 @@ class Reporter:
         """Report that the training starts from the checkpoint of `step`, or from the beginning if `step` is None."""
         self._tell(resumed_step=step)
 
-    def saved(self, step: int, at_s: float, size_bytes: int, duration_s: float, write_s: float | None = None) -> None:
+    def saved(
+        self,
+        step: int,
+        at_s: float,
+        size_bytes: int,
+        duration_s: float,
+        write_s: float | None = None,
+        sent_bytes: int | None = None,
+    ) -> None:
         """Report a committed checkpoint.
 
         Args:
@@ -82,10 +93,19 @@ class Reporter:
             size_bytes: size of all its parts.
             duration_s: how long the save stalled the training.
             write_s: how long it took until the checkpoint was durable; None: `duration_s`.
+            sent_bytes: size of the parts that this save wrote; None: all. The others were there already.
         """
         write_s = duration_s if write_s is None else write_s
-        found = {"step": step, "at_s": at_s, "bytes": size_bytes, "duration_s": duration_s, "write_s": write_s}
+        sent = size_bytes if sent_bytes is None else sent_bytes
+        found = {
+            "step": step, "at_s": at_s, "bytes": size_bytes, "sent_bytes": sent, "duration_s": duration_s,
+            "write_s": write_s,
+        }  # fmt: skip
         self._tell(checkpoint=found)
+
+    def pre_sync(self, active: bool) -> None:
+        """Report whether the task sends parts of a checkpoint ahead of its last one, within a notice."""
+        self._tell(pre_sync=active)
 
     def cadence(self, interval_s: float, cost_s: float, mtbf_s: float, step_s: float | None, source: str) -> None:
         """Report how often this task saves, and why.
@@ -185,13 +205,27 @@ def resumed(step: int | None) -> None:
         reporter.resumed(step)
 
 
-def saved(step: int, at_s: float, size_bytes: int, duration_s: float, write_s: float | None = None) -> None:
+def saved(
+    step: int,
+    at_s: float,
+    size_bytes: int,
+    duration_s: float,
+    write_s: float | None = None,
+    sent_bytes: int | None = None,
+) -> None:
     """Report a committed checkpoint: its time (epoch seconds), its size, and how long the save stalled the training.
 
-    `write_s` is the time until the checkpoint was durable; None: `duration_s`.
+    `write_s` is the time until the checkpoint was durable; None: `duration_s`. `sent_bytes` is the size of the parts
+    that this save wrote; None: all.
     """
     if reporter := _current():
-        reporter.saved(step, at_s, size_bytes, duration_s, write_s)
+        reporter.saved(step, at_s, size_bytes, duration_s, write_s, sent_bytes)
+
+
+def pre_sync(active: bool) -> None:
+    """Report whether this task sends parts of a checkpoint ahead of its last one, within a notice."""
+    if reporter := _current():
+        reporter.pre_sync(active)
 
 
 def cadence(interval_s: float, cost_s: float, mtbf_s: float, step_s: float | None, source: str) -> None:

@@ -9,7 +9,7 @@ from temporalio.worker import Worker
 
 from domain.ids import agent_queue
 from domain.protocol import Activity, NodeHeartbeat, NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode, TaskExit
-from domain.reported import TaskProgress
+from domain.reported import BandwidthReport, TaskProgress
 
 
 class OpenEndedAgent:
@@ -50,10 +50,17 @@ class OpenEndedAgent:
         started = self._started.setdefault((workload, attempt), asyncio.Event())
         await asyncio.wait_for(started.wait(), 30)
 
-    async def beats(self, workload: str, attempt: int = 1, task: int = 0, **progress: Any) -> None:
-        """Sends one heartbeat with the progress of a task."""
+    async def beats(
+        self,
+        workload: str,
+        attempt: int = 1,
+        task: int = 0,
+        bandwidth: BandwidthReport | None = None,
+        **progress: Any,
+    ) -> None:
+        """Sends one heartbeat with the progress of a task, and what the agent has measured."""
         handle = self._client.get_async_activity_handle(task_token=self._tokens[workload, attempt])
-        await handle.heartbeat(NodeHeartbeat([TaskProgress("main", task, **progress)], 1))
+        await handle.heartbeat(NodeHeartbeat([TaskProgress("main", task, **progress)], 1, bandwidth))
 
     async def ends(self, workload: str, attempt: int = 1, exit_code: int = 0, **progress: Any) -> None:
         """Completes a run with the exit code and the progress of its task."""

@@ -1,6 +1,7 @@
 """How often jobs on lent machines are told to save: observed departures, gangs, and what is stored."""
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from sqlalchemy import text
 
 from activities.reclaim.pacing import Pacer
 from domain.protocol import MachineNotice, Pace
-from domain.reported import OWNER, NoticeReport
+from domain.reported import OWNER, BandwidthReport, NoticeReport
 from infra.db.models import Attempt, Cluster, Machine, Tenant
 from infra.db.reclaim import SiteHazard
 from tests.activities.world import World, job
@@ -103,6 +104,34 @@ def test_a_report_that_cannot_be_concerns_no_other_job(fleet: World, said: dict[
     _job(fleet, CALM, **said)
     busy = _job(fleet, BUSY)
     assert {machine: [one.run for one in pace.runs] for machine, pace in _paces(fleet).items()} == {BUSY: [f"{busy}.1"]}
+
+
+def test_the_measured_bandwidth_limits_the_write_speed(fleet: World) -> None:
+    """B_eff is the smaller of both; what is old or not believable does not count."""
+    workload = _job(fleet, CALM)
+    write_bytes_s = _BYTES / 32.0
+    reclaim = fleet.settings.reclaim.model_copy(update={"checkpoint_bytes_s": 10 * write_bytes_s})
+    fleet.settings = fleet.settings.model_copy(update={"reclaim": reclaim})
+
+    def interval_s(lower_bytes_s: float | None, age_s: float = 0.0) -> tuple[float, float]:
+        report = None
+        if lower_bytes_s is not None:
+            report = asdict(BandwidthReport(time.time() - age_s, 2 * lower_bytes_s, lower_bytes_s))
+        fleet.alter(Attempt, (workload, 1), bandwidth=report)
+        (pace,) = _paces(fleet)[CALM].runs
+        return pace.interval_s, (2 * _BYTES / (pace.hazard_per_h / 3600)) ** 0.5
+
+    unmeasured_s, best = interval_s(None)
+    assert unmeasured_s == pytest.approx(min(3600.0, max(best / write_bytes_s**0.5, 5 * 32.0)))
+    assert interval_s(100 * write_bytes_s)[0] == pytest.approx(unmeasured_s, rel=1e-3)
+    slow = 0.2 * write_bytes_s
+    measured_s = max(min(3600.0, best / slow**0.5), _BYTES / (0.2 * slow))
+    assert unmeasured_s < measured_s
+    assert interval_s(1.06 * slow)[0] == pytest.approx(measured_s, rel=1e-3)
+    assert interval_s(1.06 * slow, age_s=2 * 86400.0)[0] == pytest.approx(unmeasured_s, rel=1e-3)
+    least = 0.1 * write_bytes_s
+    least_s = max(min(3600.0, best / least**0.5), _BYTES / (0.2 * least))
+    assert interval_s(1.0)[0] == pytest.approx(least_s, rel=1e-3)
 
 
 def test_all_tasks_of_a_gang_are_told(fleet: World) -> None:

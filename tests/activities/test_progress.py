@@ -15,6 +15,7 @@ from activities.lifecycle.progress import Progress
 from activities.roles import control_worker
 from domain import ids
 from domain.phases import Phase
+from domain.reported import BandwidthReport
 from domain.search_attributes import PHASE, PRIORITY, REGION, TENANT
 from domain.spec import LimitsSpec
 from infra.db.models import Attempt
@@ -111,6 +112,23 @@ async def test_progress_comes_out_of_heartbeats(site: Site) -> None:
     await site.collect()
     assert _facts(site.town.dump()) == before
     assert site.town.attempt(workload).last_step == 10
+
+
+async def test_the_measured_bandwidth_comes_out_of_heartbeats(site: Site) -> None:
+    """What no link can have is left out, and a time in the future becomes the present."""
+    workload = await site.placed()
+    agent = site.agent(workload)
+    await agent.beats(workload, bandwidth=BandwidthReport(time.time() + 1e6, 2e7, 1e7))
+    await site.collect()
+    stored = site.town.attempt(workload).bandwidth
+    assert stored is not None and (stored["bytes_s"], stored["lower_bytes_s"]) == (2e7, 1e7)
+    assert abs(stored["at_s"] - time.time()) < 60
+    for mean, lower in ((2e7, 0.0), (2e7, -1.0), (1e6, 2e6), (1e300, 1e6)):
+        await agent.beats(workload, bandwidth=BandwidthReport(time.time(), mean, lower))
+        await site.collect()
+        assert site.town.attempt(workload).bandwidth == stored
+    await agent.ends(workload)
+    await site.reaches(workload, Phase.SUCCEEDED)
 
 
 async def _is_shown(site: Site, workload: str) -> None:

@@ -75,6 +75,7 @@ def test_the_environment_is_exactly_the_documented_one() -> None:
         home=Path("/runs/x/work"),
         report=Path("/runs/x/report/report.json"),
         interval_file=Path("/runs/x/interval.json"),
+        deadline_file=Path("/runs/x/deadline.json"),
         python="/venv/bin/python",
         secrets={"TOKEN": "hunter2", "MIZZEN_TENANT": "forged"},
         platform="aws-spot",
@@ -101,6 +102,7 @@ def test_the_environment_is_exactly_the_documented_one() -> None:
         "MIZZEN_GRACE_S": "0.5",
         "MIZZEN_REPORT": "/runs/x/report/report.json",
         "MIZZEN_INTERVAL_FILE": "/runs/x/interval.json",
+        "MIZZEN_DEADLINE_FILE": "/runs/x/deadline.json",
         "MIZZEN_PYTHON": "/venv/bin/python",
         "MIZZEN_TABLE_RAW_TEXT": "file:///b/tables/raw-text/",
         "MIZZEN_TABLE_ADS__CLICKS": "file:///b/tables/ads.clicks/",
@@ -126,7 +128,9 @@ def test_an_interval_that_nobody_asked_for_is_not_given() -> None:
     """Without a checkpoint interval in the workload's document, tasks compute their own."""
     checkpoint = {**LAUNCH["checkpoint"], "interval_s": None, "machine_hazard_per_h": None}
     launch = LaunchDescription.model_validate({**LAUNCH, "checkpoint": checkpoint})
-    given = {"masters": {}, "home": Path("/h"), "report": Path("/r"), "interval_file": Path("/i"), "python": "py"}
+    given = {"masters": {}, "home": Path("/h"), "report": Path("/r"), "interval_file": Path("/i"), "python": "py"} | {
+        "deadline_file": Path("/d")
+    }
     env = environment(launch, launch.on_machine("r1/c1/m1")[0], secrets={}, **given)  # type: ignore[arg-type]
     assert not {"MIZZEN_CHECKPOINT_INTERVAL_S", "MIZZEN_MACHINE_HAZARD_PER_H", "MIZZEN_PLATFORM"} & set(env)
 
@@ -142,6 +146,7 @@ def test_the_sdk_reads_the_same_environment() -> None:
         "home": Path("/h"),
         "report": Path("/r"),
         "interval_file": Path("/i"),
+        "deadline_file": Path("/d"),
         "python": "py",
     }
     read = TaskEnvironment.from_environ(environment(launch, place, secrets={}, **given))  # type: ignore[arg-type]
@@ -247,7 +252,9 @@ def test_the_sdks_report_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     progress = read_progress(run, NOTHING_SECRET)
     assert progress.active_at_s == pytest.approx(run.report.stat().st_mtime)
     progress.active_at_s = None
-    assert progress == TaskProgress("main", 0, 160, 100, 150, 1234.5, 4096, 0.25, None, checkpoint_write_s=0.25)
+    assert progress == TaskProgress(
+        "main", 0, 160, 100, 150, 1234.5, 4096, 0.25, None, checkpoint_write_s=0.25, checkpoint_sent_bytes=4096
+    )
 
 
 def test_the_sdks_report_of_cadence_loading_and_notices_is_read(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from agent.lending.record import Lending, LendingFile
 from agent.lending.serving import open_socket, serve_owner, socket_path
 from agent.locks import StartLocks
 from agent.notices import MachineNotices
+from agent.shim import boot_time_s
 from agent.state import StateFolder
 from agent.tasks import State
 from domain.ids import machine_workflow_id
@@ -98,7 +99,7 @@ async def test_the_owner_takes_the_machine_at_once(lab: Lab) -> None:
 async def test_a_notice_lets_tasks_save(lab: Lab) -> None:
     """Tasks get SIGTERM at once; one that saves within the notice ends by itself, one that does not is killed then."""
     config = lab.config(gpus=2, gpu_type="g", owner=OWNER)
-    saving = "trap 'echo saved > saved; exit 0' TERM; while :; do sleep 0.05; done"
+    saving = "trap 'echo saved > saved; cat $MIZZEN_DEADLINE_FILE > told; exit 0' TERM; while :; do sleep 0.05; done"
     launch = description(lab.region, config, saving, STUBBORN, grace_s=60.0)
     lab.write(launch)
     async with lab.agent(config):
@@ -109,6 +110,8 @@ async def test_a_notice_lets_tasks_save(lab: Lab) -> None:
         status = await _mizzen(config, "reclaim", "--notice", "2s")
     assert status["free"]
     assert (runs[0].work / "saved").read_text() == "saved\n"
+    # The grace of the workload is a minute, but the notice has ended by now.
+    assert json.loads((runs[0].work / "told").read_text())["deadline_boot_s"] <= boot_time_s() < 2**40
     assert runs[1].exit() is not None and runs[1].exit().signal == 9  # type: ignore[union-attr]
 
 

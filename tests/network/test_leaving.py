@@ -9,15 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from agent.cgroups import make_cgroup, remove_cgroup
 from agent.config import AgentConfig
 from agent.lending.leaving import Leaving
 from agent.lending.traffic import MigrationTraffic, open_traffic
+from agent.network.edge import Edge
 from agent.network.machine import MachineNetwork
 from agent.network.shaping import LinkShare
+from domain.traffic import TrafficClass
 from reclaim.admission import Outcome
 from tests.netns.namespaces import Network
-from tests.network.conftest import PORTS, SINK_PORT, sink, state
+from tests.network.conftest import PORTS, SINK_PORT, entered, sink, state
 
 SHARE = LinkShare(link_bytes_s=6_000_000, migration_bytes_s=4_240_000)
 _SAVE = f"""
@@ -81,6 +85,30 @@ def test_checkpoints_leave_before_the_notice_ends(network: Network) -> None:
         traffic.update([], time.time())
     traffic.close()
     assert state() == before
+
+
+def test_parts_that_are_sent_ahead_have_their_own_class(network: Network) -> None:
+    """Their packets carry the lowest class, and they do not count as a part of the last checkpoint."""
+    with entered(network.namespace("b")):
+        receiver = Edge("eth0", ())
+    traffic = MigrationTraffic(MachineNetwork("eth0", PORTS, SHARE), int(SHARE.migration_bytes_s))
+    with sink(network) as address, _cgroups(1) as (cgroup,):
+        due_s = time.time() + 60.0
+        ahead = Leaving("run-0", cgroup, 400_000, due_s, pre_sync=True)
+        last = Leaving("run-0", cgroup, 400_000, due_s)
+        for one in (ahead, last):
+            for _ in range(2):
+                assert traffic.update([one], time.time()) == {"run-0": Outcome.ADMITTED}
+            task = _task(cgroup, address, 1_000_000)
+            task.communicate(timeout=30)
+            if one.pre_sync:
+                assert receiver.received_bytes(TrafficClass.PRE_SYNC) == pytest.approx(1_000_000, rel=0.1)
+                assert receiver.received_bytes(TrafficClass.PLANNED) == 0
+        assert receiver.received_bytes(TrafficClass.PRE_SYNC) == pytest.approx(1_000_000, rel=0.1)
+        assert receiver.received_bytes(TrafficClass.PLANNED) == pytest.approx(1_000_000, rel=0.1)
+        traffic.update([], time.time())
+    traffic.network.close()
+    receiver.close()
 
 
 def test_a_checkpoint_of_unknown_size_gets_what_is_left(network: Network) -> None:

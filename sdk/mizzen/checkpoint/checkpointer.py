@@ -21,6 +21,7 @@ from mizzen.checkpoint.errors import (
 from mizzen.checkpoint.layout import Encoder
 from mizzen.checkpoint.manifest import Manifest, check_part_name
 from mizzen.checkpoint.pressure import Pressure, StepAction
+from mizzen.checkpoint.presync import PreSync, Turn
 from mizzen.checkpoint.reading import Checkpoint, GetLive, Reader, Skipped, read_latest
 from mizzen.checkpoint.roots import open_root
 from mizzen.checkpoint.snapshot import Snapshot
@@ -149,6 +150,7 @@ class Checkpointer:
         self._saving: Saving | None = None
         self._saved_step: int | None = None
         self._pressure = Pressure(self.cadence)
+        self._pre_sync = PreSync()
 
     @property
     def root(self) -> str:
@@ -240,7 +242,7 @@ class Checkpointer:
                     "in a gang, all ranks must save at the same step: pass agree (see mizzen.integrations)"
                 )
             action = StepAction(self._agree(action))
-        if action is StepAction.NOTHING:
+        if action is StepAction.NOTHING or (action is StepAction.FLUSH and self._is_sending_ahead(step)):
             return
         if action is StepAction.FLUSH and self._saving is not None and self._saving.step == step:
             self._settle()  # A background save of this step is running.
@@ -382,6 +384,23 @@ class Checkpointer:
         due = self.writer and step != self._saved_step and self.cadence.should_save(step)
         return StepAction.SAVE if due else StepAction.NOTHING
 
+    def _is_sending_ahead(self, step: int) -> bool:
+        """Return whether the training continues within a notice, because parts of the state are sent ahead."""
+        # The ranks of a gang get their notices at different steps. Without `background`, there may be no memory for a
+        # copy of the state.
+        if not (self.writer and self.background) or self.gang.world_size > 1 or step == self._saved_step:
+            return False
+        left_s, step_s = self._pressure.exactly_left_s(), self.cadence.explain().step_s
+        saving = self._saving is not None and not self._saving.done
+        turn = self._pre_sync.turn(left_s, step_s, self._pressure.save_s, notices.DEFAULT_MARGIN, saving=saving)
+        if turn is Turn.LOOK:
+            encoded = self._encoded(step, self._tracked.capture(step))
+            turn = self._pre_sync.look(self._roots.writers[-1].unsent(encoded))
+            if turn is Turn.GO_ON:
+                self.try_save(step, self._tracked.capture(step), own=self._own, background=True)
+        report.pre_sync(turn is Turn.GO_ON)
+        return turn is not Turn.FLUSH
+
     def _settle(self) -> None:
         """Wait for the background save. Raise `StaleAttemptError` if it was fenced; warn if it failed otherwise."""
         saving, self._saving = self._saving, None
@@ -408,7 +427,7 @@ class Checkpointer:
     def _saved(self, manifest: Manifest, held_s: float, durable_s: float) -> None:
         self._saved_step = manifest.step
         self._pressure.measured(durable_s)
-        report.saved(manifest.step, manifest.created_at_s, manifest.size_bytes, held_s, durable_s)
+        report.saved(manifest.step, manifest.created_at_s, manifest.size_bytes, held_s, durable_s, manifest.sent_bytes)
         choice = self.cadence.explain()
         report.cadence(choice.interval_s, choice.save_s, choice.mtbf.mtbf_s, choice.step_s, choice.mtbf.source)
 

@@ -86,6 +86,12 @@ class Manifest:
         """Total size of all parts of all ranks."""
         return sum(part.size_bytes for part in self.parts)
 
+    @property
+    def sent_bytes(self) -> int:
+        """Size of the parts that were written for this checkpoint, and not taken over from an earlier one."""
+        folder = f"parts/a{self.id.attempt:04d}/step-{self.id.step:010d}."
+        return sum(part.size_bytes for part in self.parts if part.key.startswith(folder))
+
     def parts_of(self, rank: int) -> tuple[Part, ...]:
         """Return the parts that `rank` loads: its own parts and the shared parts."""
         return tuple(part for part in self.parts if part.rank in (None, rank))

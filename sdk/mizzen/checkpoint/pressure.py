@@ -49,6 +49,12 @@ class Pressure:
             if left_s > 0:
                 self._cadence.tell(ends_in_s=left_s)
 
+    def exactly_left_s(self) -> float | None:
+        """Return the seconds until the end that the platform has announced; None: the end is only assumed."""
+        notice, watcher = notices.current(), notices.watcher()
+        exact = watcher.exact(notice) if watcher is not None and notice is not None else None
+        return None if exact is None else exact.left_s(time.time())
+
     def action(self, saved: bool) -> StepAction:
         """Return what to do now because of the current notice. `saved`: this step is already saved or being saved."""
         notice = notices.current()
@@ -56,7 +62,9 @@ class Pressure:
             return StepAction.NOTHING
         if notice is not self._notice:
             self._notice = notice
-            decision = notices.decide(notice, self.save_s, now_s=time.time())
+            watcher = notices.watcher()
+            exact = watcher.exact(notice) if watcher is not None else None
+            decision = notices.decide(exact or notice, self.save_s, now_s=time.time())
             certain = StepAction.FLUSH if decision.flush else StepAction.LEAVE
             self._action = certain if notice.certain else StepAction.SAVE
             _log.warning("%s", decision.why)

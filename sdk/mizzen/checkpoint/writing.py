@@ -18,6 +18,8 @@ from mizzen.checkpoint.fetching import verify_part
 from mizzen.checkpoint.log import Claimed, Log, claim
 from mizzen.checkpoint.manifest import CheckpointId, Claim, Manifest, Part, Shard, parse
 from mizzen.checkpoint.parts import Chunk, file_name
+from mizzen.checkpoint.presync import Unsent
+from mizzen.checkpoint.samples import sample
 from mizzen.objects import checksums
 from mizzen.objects.store import MissingObject, ObjectStore
 from mizzen.objects.workers import Workers
@@ -29,12 +31,10 @@ _SHORTEST_POLL_S = 0.002
 _LONGEST_POLL_S = 0.25
 _PUTS = 4
 """Parts that are written concurrently."""
-_SAMPLES = 16
 _CHECKED_EVERY = 4
 """At every fourth reuse of a part its content is read and its checksum compared; at other reuses only its size."""
 _REUSED_AT_MOST = 16
 """Consecutive checkpoints that may reuse a part before it is written again."""
-_SAMPLE_BYTES = 4096
 
 Encoded = Mapping[str, tuple[str, Sequence[Chunk]]]
 """Part name to kind and content chunks."""
@@ -164,6 +164,16 @@ class Writer:
             self._prune()
         return manifest
 
+    def unsent(self, encoded: Encoded) -> dict[str, Unsent]:
+        """Return the parts that `write` would write now. Compares only samples, so it is cheap."""
+        found = {}
+        for name, (_, chunks) in encoded.items():
+            size_bytes = sum(memoryview(chunk).nbytes for chunk in chunks)
+            sampled = sample(chunks, size_bytes)
+            if self._samples.get(name) != sampled or self._reused.get(name, 0) >= _REUSED_AT_MOST:
+                found[name] = Unsent(size_bytes, sampled)
+        return found
+
     def _make_room(self) -> None:
         """Drop from the page cache the checkpoints that this save will remove.
 
@@ -189,15 +199,15 @@ class Writer:
                 rank = self.gang.rank if name in own else None
                 size_bytes = sum(memoryview(chunk).nbytes for chunk in chunks)
                 found = digests.submit(checksums.checksum, self.algorithm, chunks)
-                sample = _sample(chunks, size_bytes)
+                sampled = sample(chunks, size_bytes)
                 known = before.get((name, rank))
-                like = known is not None and known.size_bytes == size_bytes and self._samples.get(name) == sample
+                like = known is not None and known.size_bytes == size_bytes and self._samples.get(name) == sampled
                 # If size and sample match, compare the checksum; an unchanged part is not written again.
                 if known is not None and like and (known.kind, known.checksum) == (kind, found.result()):
                     self._reused[name] = self._reused.get(name, 0) + 1
                     if self._is_sound(known, self._reused[name]):
                         return Part(name, known.key, kind, size_bytes, known.checksum, rank)
-                self._samples[name], self._reused[name] = sample, 0
+                self._samples[name], self._reused[name] = sampled, 0
                 key = f"{folder}/{file_name(name, kind)}"
                 self._store.put(key, chunks)
                 return Part(name, key, kind, size_bytes, found.result(), rank)
@@ -415,17 +425,3 @@ def _attempt_of(key: str) -> int:
     folder = key.split("/")[1]
     digits = folder.removeprefix("a")
     return int(digits) if folder.startswith("a") and digits.isdigit() else 1 << 62
-
-
-def _sample(chunks: Sequence[Chunk], size_bytes: int) -> bytes:
-    """Return bytes sampled at evenly spaced offsets of the content."""
-    wanted = [size_bytes * n // _SAMPLES for n in range(_SAMPLES)]
-    found = []
-    start = 0
-    for chunk in chunks:
-        view = memoryview(chunk).cast("B")
-        while wanted and wanted[0] < start + view.nbytes:
-            offset = wanted.pop(0) - start
-            found.append(bytes(view[offset : offset + _SAMPLE_BYTES]))
-        start += view.nbytes
-    return b"".join(found)

@@ -147,6 +147,13 @@ class Watcher(ABC):
         """Return the notice of a received signal. Runs in a signal handler, so it must not take locks or do I/O."""
         return self._notice(Kind.STOP, signal.Signals(received).name)
 
+    def exact(self, notice: Notice) -> Notice | None:
+        """Return a notice with the end that the platform has announced for it; None: its end is only assumed.
+
+        Unlike `on_signal`, this may read a small file.
+        """
+        return None if notice.kind is Kind.STOP else notice
+
     def acknowledge(self) -> None:  # noqa: B027  # Most platforms accept no acknowledgement.
         """Tell the platform that it need not wait any longer, if it supports that and the user enabled it.
 

@@ -1,0 +1,235 @@
+"""The bandwidth that checkpoints leaving this machine can count on, measured every 100 ms (ReclaimNet V-E, F3).
+
+A sample is the rate of the interface between two readings of its counter, while connections had bytes to send at both
+readings. An idle link is no sample: its counter says only that nothing was sent. While the kernel shapes migrations, a
+sample counts only if each of them stayed below the rate of its class, by the eBPF counters: otherwise the class, and
+not the link, determined what was sent.
+
+Samples are averaged over blocks of `BLOCK_S` of sending, however long the pauses between the transfers are. From the
+newest blocks follow the mean and the lower bound (`reclaim.bandwidth`). They are given only from `ENOUGH_BLOCKS` on:
+with fewer, the bound at the usual confidence would be below all blocks, and say little about the link.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from agent.network.counters import InterfaceCounter, UnsentBytes
+from agent.network.flows import Flow
+from agent.network.machine import MachineNetwork, default_interface
+from domain.reported import BandwidthReport
+from reclaim.bandwidth import CONFIDENCE, SAMPLE_S, achieved_bytes_s, block_means, lower_bound_bytes_s, rates_bytes_s
+
+BLOCK_S = 2.0
+"""The length of a block, in seconds of sending. Many checkpoints are sent in a few seconds."""
+BLOCKS = 60
+"""The newest blocks that count: two minutes of sending."""
+ENOUGH_BLOCKS = math.ceil(1 / (1 - CONFIDENCE) - 1e-9) - 1
+"""The least number of blocks with which the bound is not below all of them."""
+KEEP_S = 86400.0
+"""Older blocks do not count, so that every hour of the day does."""
+_IDLE_S = 1.0
+"""The interval of readings while nothing is sent."""
+_QUIET_S = 2.0
+"""How long nothing must have been sent before the interval becomes `_IDLE_S`."""
+_QUIET_BYTES_S = 30_000.0
+"""At a lower rate after a reading without unsent bytes, the connections are not looked at: it costs more than a
+reading of the counter."""
+_LONGEST_S = 1.0
+"""Two readings that are farther apart are no sample: the machine was suspended, or the agent did not run."""
+_FULL_SHARE = 0.9
+"""A migration that sends at this share of the rate of its class, or faster, is limited by the class."""
+_STEADY_SHARE = 0.1
+"""A rate that changes by a larger share of itself begins a new batch of readings."""
+_SEGMENTS_BYTES = 1 << 17
+"""Two of the largest segments: a class sends whole segments, so a slow one sends nothing for some time."""
+_MOST_CPU_SHARE = 0.02
+"""Readings become rarer if they would use more of one CPU, because the machine has very many connections."""
+_REOPEN_S = 60.0
+"""The interval at which the interface is looked up again by its name."""
+_log = logging.getLogger(__name__)
+
+
+class Uplink:
+    """Measures one interface. `run` takes the samples; `report` may be called in any thread."""
+
+    def __init__(
+        self,
+        interface: str | None,
+        most_bytes_s: float,
+        network: MachineNetwork | None = None,
+        clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
+        """Prepares the measurement; it begins with `run`.
+
+        Args:
+            interface: its name; None: that of the default route. It may be missing, appear, and be another one later.
+            most_bytes_s: the bandwidth that the link is known to have at most. Much faster samples are errors.
+            network: what shapes migrations on the interface, if anything does.
+            clock: returns seconds that also pass while the machine is suspended, and that no setting of the time
+                changes.
+        """
+        self._interface, self._most_bytes_s, self._network, self._clock = interface, most_bytes_s, network, clock
+        self._counter: InterfaceCounter | None = None
+        self._unsent: UnsentBytes | None = None
+        self._addresses: frozenset[bytes] = frozenset()
+        self._measured_index: int | None = None
+        self._next_open_s = -math.inf
+        self._missing = False
+        self._counters: list[float] = []
+        self._times_s: list[float] = []
+        self._pending: list[bool] = []
+        self._limits: Mapping[Flow, float] = {}
+        self._classes: dict[Flow, tuple[float, float, float]] = {}
+        """Of each migration: what it had sent at the start of this batch and now, and what its class has permitted."""
+        self._samples: list[float] = []
+        self._blocks: deque[tuple[float, float]] = deque(maxlen=BLOCKS)
+        self._sent_at_s = -math.inf
+        self._cost_s = 0.0
+
+    async def run(self) -> None:
+        """Takes samples until cancelled. The times of the readings do not drift."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
+        while True:
+            began_s = time.perf_counter()
+            period_s = self.look()
+            self._cost_s += 0.1 * (time.perf_counter() - began_s - self._cost_s)
+            period_s = max(period_s, self._cost_s / _MOST_CPU_SHARE)
+            due_s += period_s * max(1, math.ceil((loop.time() - due_s) / period_s))
+            await asyncio.sleep(due_s - loop.time())
+
+    def report(self) -> BandwidthReport | None:
+        """Returns the mean and the lower confidence bound, in bytes on the wire per second; None: not measured yet."""
+        now_s = self._clock()
+        blocks = [(at_s, found) for at_s, found in tuple(self._blocks) if now_s - at_s <= KEEP_S]
+        if len(blocks) < ENOUGH_BLOCKS:
+            return None
+        rates = [found for _, found in blocks]
+        lower = float(lower_bound_bytes_s([rates], 0.0)[0])
+        # By the present time of day, whatever it was when the block was measured.
+        return BandwidthReport(time.time() - (now_s - blocks[-1][0]), sum(rates) / len(rates), lower)
+
+    def look(self) -> float:
+        """Takes one reading, and returns the time until the next one in seconds."""
+        now_s = self._clock()
+        sent = self._read(now_s)
+        before = self._counters[-1] if self._counters else math.nan
+        passed_s = now_s - self._times_s[-1] if self._times_s else math.inf
+        moved = sent - before >= _QUIET_BYTES_S * passed_s
+        was_pending = bool(self._pending) and self._pending[-1]
+        if moved or was_pending:
+            self._sent_at_s = now_s
+        pending = (moved or was_pending) and self._has_unsent()
+        changed = self._changes_classes()
+        if changed:
+            self._take()
+        self._follow_classes(passed_s)
+        if changed or passed_s > _LONGEST_S:
+            self._counters.append(math.nan)
+            self._times_s.append(now_s)
+            self._pending.append(False)
+        self._counters.append(sent)
+        self._times_s.append(now_s)
+        self._pending.append(pending)
+        if not pending or len(self._counters) > BLOCK_S / SAMPLE_S:
+            self._take()
+        return SAMPLE_S if now_s - self._sent_at_s < _QUIET_S else _IDLE_S
+
+    def close(self) -> None:
+        """Closes the descriptors. Idempotent."""
+        for one in (self._counter, self._unsent):
+            if one is not None:
+                one.close()
+        self._counter = self._unsent = None
+
+    def _read(self, now_s: float) -> float:
+        """Returns the interface's counter; NaN: there is no interface."""
+        if now_s >= self._next_open_s:
+            self._open(now_s)
+        if self._counter is None:
+            return math.nan
+        try:
+            return float(self._counter.sent_bytes())
+        except OSError:
+            self._next_open_s = now_s + _IDLE_S  # It may come back.
+            return math.nan
+
+    def _open(self, now_s: float) -> None:
+        """Looks the interface up. Another one begins with no blocks: they say nothing about it."""
+        self.close()
+        self._next_open_s = now_s + _REOPEN_S
+        try:
+            self._counter = InterfaceCounter(self._interface or default_interface())
+            self._addresses = self._counter.addresses()
+            self._unsent = UnsentBytes()
+        except OSError as error:
+            self.close()
+            if not self._missing:
+                _log.warning("interface %s: its bandwidth is not measured: %s", self._interface or "", error)
+            self._missing = True
+            return
+        self._missing = False
+        if self._counter.index != self._measured_index:
+            self._measured_index = self._counter.index
+            self._drop_readings()
+            self._samples.clear()
+            self._blocks.clear()
+
+    def _has_unsent(self) -> bool:
+        try:
+            return self._unsent is not None and self._unsent.has_any(self._addresses)
+        except OSError:
+            return False
+
+    def _changes_classes(self) -> bool:
+        """Returns whether migrations have begun or ended, or their rates have changed much, since the last reading."""
+        before, self._limits = self._limits, {} if self._network is None else self._network.limits
+        if before.keys() != self._limits.keys():
+            return True
+        return any(abs(limit - before[flow]) > _STEADY_SHARE * limit for flow, limit in self._limits.items())
+
+    def _follow_classes(self, passed_s: float) -> None:
+        """Adds what each migration's class has permitted since the last reading to what it has sent in this batch."""
+        for flow, limit_bytes_s in self._limits.items():
+            try:
+                sent_bytes = float(self._network.sent(flow).wire_bytes) if self._network is not None else 0.0
+            except KeyError:  # Another thread has just ended it.
+                sent_bytes = math.inf
+            first_bytes, _, permitted_bytes = self._classes.get(flow, (sent_bytes, 0.0, 0.0))
+            permitted_bytes += limit_bytes_s * min(passed_s, _LONGEST_S)
+            self._classes[flow] = (first_bytes, sent_bytes, permitted_bytes)
+
+    def _is_limited_by_class(self) -> bool:
+        """Returns whether the class of a migration, and not the link, has limited what was sent in this batch."""
+        return any(
+            not sent_bytes - first_bytes < _FULL_SHARE * permitted_bytes - _SEGMENTS_BYTES
+            for first_bytes, sent_bytes, permitted_bytes in self._classes.values()
+        )
+
+    def _take(self) -> None:
+        """Turns the readings into samples, and those into blocks. The next batch begins with the last reading."""
+        if len(self._counters) > 1 and not self._is_limited_by_class():
+            rates = rates_bytes_s([self._counters], [self._times_s], self._most_bytes_s)
+            pending = np.array(self._pending)
+            found = achieved_bytes_s(rates, [pending[:-1] & pending[1:]])[0]
+            self._samples += found[np.isfinite(found)].tolist()
+        size = round(BLOCK_S / SAMPLE_S)
+        while len(self._samples) >= size:
+            self._blocks.append((self._times_s[-1], float(block_means([self._samples[:size]], size)[0, 0])))
+            del self._samples[:size]
+        for readings in (self._counters, self._times_s, self._pending):
+            del readings[:-1]
+        self._classes.clear()
+        self._follow_classes(0.0)
+
+    def _drop_readings(self) -> None:
+        self._counters.clear()
+        self._times_s.clear()
+        self._pending.clear()
+        self._classes.clear()

@@ -1,0 +1,95 @@
+"""Sends parts of the state ahead of the last checkpoint, within a notice (ReclaimNet's pre-sync).
+
+The last save stalls the training while it is written. A part that has changed since the newest checkpoint, but does not
+change any more, can be written before, while the training continues: the last save then takes it over. So after a
+notice, `PreSync` compares two successive steps. If parts that are not in the newest checkpoint were equal at both, they
+are saved in the background, as a checkpoint of its own, and the last save follows when that one is durable. A
+background save that was running when the notice came counts as well.
+
+Where every part changes with every step, nothing would be gained: the last save comes at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+LEAST_SHARE = 0.1
+"""Parts are sent ahead if they are at least this share of what the last save would have to write."""
+
+
+class _Phase(Enum):
+    NEW = 1
+    LOOKED = 2
+    SENDING = 3
+    OVER = 4
+
+
+class Turn(Enum):
+    """What the training does after a step within a notice."""
+
+    LOOK = 1
+    """Compare the state with that of the previous step (`PreSync.look`)."""
+    GO_ON = 2
+    """Continue; a save is running in the background."""
+    FLUSH = 3
+    """Save for the last time."""
+
+
+@dataclass(frozen=True)
+class Unsent:
+    """A part that the next save has to write: its size, and a sample of its content."""
+
+    size_bytes: int
+    sample: bytes
+
+
+@dataclass
+class PreSync:
+    """The course of one process from its notice to its last save."""
+
+    _phase: _Phase = _Phase.NEW
+    _save_s: float | None = None
+    _before: Mapping[str, Unsent] = field(default_factory=dict)
+
+    def turn(
+        self, left_s: float | None, step_s: float | None, save_s: float | None, margin: float, saving: bool
+    ) -> Turn:
+        """Return what to do after a step.
+
+        Until the last save begins, there must always be time for another step, the rest of the save in the background
+        and the last save.
+
+        Args:
+            left_s: seconds until the end; None: the end is not known exactly.
+            step_s: seconds of a step; None: not known.
+            save_s: seconds of a save until it is durable; None: not known.
+            margin: safety factor for the saves.
+            saving: whether a save is running in the background.
+        """
+        if self._phase is _Phase.NEW:
+            self._save_s = save_s
+            if saving:
+                self._phase = _Phase.SENDING
+        if self._phase is _Phase.OVER or left_s is None or step_s is None or self._save_s is None:
+            return self._flush()
+        if left_s - step_s < 2 * margin * self._save_s:
+            return self._flush()
+        if self._phase is _Phase.SENDING:
+            return Turn.GO_ON if saving else self._flush()
+        return Turn.LOOK
+
+    def look(self, unsent: Mapping[str, Unsent]) -> Turn:
+        """Return what to do, from the parts that a save would have to write now. `GO_ON`: save in the background."""
+        before, self._before = self._before, unsent
+        if self._phase is _Phase.NEW:
+            self._phase = _Phase.LOOKED
+            return Turn.LOOK
+        ahead = sum(part.size_bytes for name, part in unsent.items() if before.get(name) == part)
+        if ahead == 0 or ahead < LEAST_SHARE * sum(part.size_bytes for part in unsent.values()):
+            return self._flush()
+        self._phase = _Phase.SENDING
+        return Turn.GO_ON
+
+    def _flush(self) -> Turn:
+        self._phase = _Phase.OVER
+        return Turn.FLUSH

@@ -1,0 +1,185 @@
+"""Parts that are sent ahead of the last checkpoint within a notice, on a real object-store protocol and on files."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mizzen import notices, report
+from mizzen.checkpoint import Checkpointer, list_committed
+from mizzen.checkpoint.roots import open_root
+
+BIG, SMALL = 3_000_000, 40_000
+
+
+@pytest.fixture
+def under_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Returns what an agent does at a notice of some seconds: it writes the deadline and sends SIGTERM."""
+    file = tmp_path / "deadline.json"
+    for name, value in {
+        "MIZZEN_PLATFORM": "mizzen", "MIZZEN_GRACE_S": "600", "MIZZEN_DEADLINE_FILE": str(file),
+        "MIZZEN_REPORT": str(tmp_path / "report.json"), "MIZZEN_CHECKPOINT_INTERVAL_S": "3600",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+
+    def give(left_s: float) -> None:
+        file.write_text(json.dumps({"deadline_boot_s": time.clock_gettime(time.CLOCK_BOOTTIME) + left_s}))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    return give
+
+
+@pytest.fixture(autouse=True)
+def _no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have got notices."""
+    watching = sys.modules["mizzen.notices.watching"]
+    for name, value in {"_signalled": None, "_noticed": False, "_watcher": None, "_fallback": None}.items():
+        monkeypatch.setattr(watching, name, value)
+    monkeypatch.setattr(report, "_asked", False)
+    monkeypatch.setattr(report, "_reporter", None)
+
+
+class _Training:
+    """A big part that changes rarely, and a small one that changes with each step."""
+
+    def __init__(self, root: str | Path, *, background: bool = True, moves: bool = False) -> None:
+        notices.unwatch()
+        self.big, self.small = np.zeros(BIG, np.uint8), np.zeros(SMALL, np.uint8)
+        self._moves = moves
+        self.checkpointer = Checkpointer(root, attempt=1, keep=9, background=background)
+        self.checkpointer.track(big={"w": self.big}, small={"w": self.small})
+        self.step = self.checkpointer.restore()
+
+    def train(self, steps: int = 1) -> None:
+        for _ in range(steps):
+            self.step += 1
+            self.small += 1
+            if self._moves:
+                self.big += 1
+            time.sleep(0.002)
+            self.checkpointer.step(self.step)
+
+    def save(self) -> None:
+        """Saves as the cadence would have."""
+        self.checkpointer.save(self.step, self.checkpointer._tracked.capture(self.step))
+
+    def until_it_exits(self) -> int:
+        """Trains until the process would exit, and returns how many steps were done."""
+        first = self.step
+        with pytest.raises(SystemExit) as ended:
+            self.train(10_000)
+        assert ended.value.code == 143
+        return self.step - first
+
+
+def _written(root: str | Path) -> dict[int, int]:
+    """Returns how many bytes are stored for each step: what its save has sent."""
+    found: dict[int, int] = {}
+    for info in open_root(root).list("parts/"):
+        step = int(info.key.split("/step-")[1].split(".")[0])
+        found[step] = found.get(step, 0) + info.size_bytes
+    return found
+
+
+def _start(training: _Training) -> None:
+    """Trains and saves, then changes the big part once, as an epoch does."""
+    training.train(6)
+    training.save()
+    training.big += 7
+    training.train(6)
+
+
+def test_the_last_save_sends_only_what_still_changes(s3_url: str, under_an_agent: Callable[[float], None]) -> None:
+    """The big part has changed since the newest checkpoint. It goes ahead while the training continues."""
+    training = _Training(s3_url)
+    _start(training)
+    under_an_agent(300.0)
+    assert training.until_it_exits() >= 3
+    last, ahead, first = (manifest.step for manifest in list_committed(s3_url, verify=True))
+    assert first == 6 < ahead < last == training.step
+    written = _written(s3_url)
+    assert sorted(written) == [6, ahead, last]
+    assert written[ahead] > BIG
+    assert SMALL <= written[last] < 2 * SMALL
+    found = Checkpointer(s3_url, attempt=2).load_latest()
+    assert found is not None and found.step == last
+    assert (found.state["big"]["w"] == 7).all()
+    assert (found.state["small"]["w"] == last % 256).all()
+    told = json.loads(Path(os.environ["MIZZEN_REPORT"]).read_text())
+    assert told["pre_sync"] is False
+    assert told["checkpoint"]["sent_bytes"] == written[last] < told["checkpoint"]["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "options"),
+    [(300.0, {"moves": True}), (0.0, {}), (300.0, {"background": False})],
+    ids=["everything changes", "no time", "no memory for a copy"],
+)
+def test_otherwise_the_last_save_comes_at_once(
+    tmp_path: Path, under_an_agent: Callable[[float], None], left_s: float, options: dict[str, bool]
+) -> None:
+    """At most one more step is done, to compare; and nothing is sent twice."""
+    training = _Training(tmp_path / "root", **options)
+    _start(training)
+    slow_s = 0.05
+    training.checkpointer._pressure.measured(slow_s)
+    under_an_agent(left_s or 2.5 * slow_s)
+    assert training.until_it_exits() <= (2 if "moves" in options else 1)
+    assert [manifest.step for manifest in list_committed(tmp_path / "root")] == [training.step, 6]
+
+
+def test_a_save_in_the_background_is_completed_and_taken_over(
+    tmp_path: Path, under_an_agent: Callable[[float], None]
+) -> None:
+    """If a save is being written when the notice comes, its parts are not sent again."""
+    training = _Training(tmp_path / "root")
+    _start(training)
+    training.checkpointer.save_async(training.step, training.checkpointer._tracked.capture(training.step))
+    under_an_agent(300.0)
+    training.until_it_exits()
+    written = _written(tmp_path / "root")
+    assert written[12] > BIG
+    assert written[training.step] < 2 * SMALL
+
+
+def test_killed_at_any_time_between_the_notice_and_the_end(
+    tmp_path: Path, under_an_agent: Callable[[float], None], fork: Callable[..., Any]
+) -> None:
+    """The newest complete checkpoint is whole: that before the notice, the one sent ahead, or the last one."""
+    seen: set[str] = set()
+    for event in range(1, 2000, 13):
+        root = tmp_path / f"root-{event}"
+        first = _Training(root)
+        _start(first)
+
+        def work(tell: Callable[[bytes], None], root: Path = root) -> None:
+            training = _Training(root)
+            training.big += 7
+            training.save()
+            training.big += 7
+            training.train(6)
+            under_an_agent(300.0)
+            tell(b"noticed")
+            try:
+                training.train(10_000)
+            finally:
+                tell(b"ended")
+
+        child = fork(work, event)
+        code, said = child.end(), child.said()
+        found = Checkpointer(root, attempt=3).load_latest()
+        assert found is not None
+        assert len(set(found.state["big"]["w"])) == len(set(found.state["small"]["w"])) == 1
+        if b"noticed" in said:
+            seen.add("before" if found.step <= 6 else "after")
+        if b"ended" in said or code != -signal.SIGKILL:
+            break
+    assert seen == {"before", "after"}
+    assert b"ended" in said
