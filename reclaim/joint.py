@@ -7,8 +7,8 @@ Both use one model of a job's expected loss over a horizon H at a node d with th
 E_d and N_d are the expected departures without and with notice in the horizon (the integrals of the hazards), T_next(d)
 is the mean time of a migration from d to the other candidates, and s is the time for which a save stalls the job. The
 first term contains the work that is done again, the last term is the cost of saving. Equation 1 has s = C / b_d, the
-whole time of the transfer; a save in the background stalls for a small part of it. The best interval is that of equation
-9 with lambda = E_d / H.
+whole time of the transfer; a save in the background stalls for a small part of it. The best interval is that of
+equation 9 with lambda = E_d / H.
 
 A job moves early only if that is expected to save more than the move costs, by a margin. The margin, a least stay and a
 limit for each day keep jobs from moving back and forth.
@@ -128,7 +128,10 @@ class Policy:
     def __post_init__(self) -> None:
         if not 0 < self.write_share <= 1:
             raise ValueError(f"write_share: {self.write_share}: must be above 0 and at most 1")
-        for name in ("reserved_weight", "traffic_weight", "margin", "least_gain_s", "least_stay_s", "most_per_day", "most_at_once"):
+        for name in (
+            "reserved_weight", "traffic_weight", "margin", "least_gain_s", "least_stay_s", "most_per_day",
+            "most_at_once",
+        ):  # fmt: skip
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: {getattr(self, name)}: must be 0 or more")
 
