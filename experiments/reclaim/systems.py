@@ -7,6 +7,7 @@ Results that are already in the output file are not computed again, so an interr
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from simulation.reclaim.compare import Runner
@@ -23,12 +24,12 @@ VARIED = (
     ("", "bandwidth_confidence", (0.5,)),
 )  # fmt: skip
 """The constants of the sensitivity table, with the values that are tried beside the default."""
+PARTICIPATION = (0.75, 0.5, 0.25, 0.0)
+"""The shares of machines whose agent limits their traffic (section X)."""
 
 
 def sensitivity() -> list[System]:
     """Returns reclaimnet with one constant changed, for each value in `VARIED`."""
-    from dataclasses import replace
-
     base = SYSTEMS["reclaimnet"]
     found = []
     for part, name, values in VARIED:
@@ -52,21 +53,26 @@ def main() -> None:
     parser.add_argument("--system", action="append", help="a system; default: all")
     parser.add_argument("--sensitivity", action="store_true", help="vary the constants of reclaimnet instead")
     given = parser.parse_args()
-    chosen = [system for name, system in SYSTEMS.items() if name not in _ALIASES]
+    document = read(given.scenario)
+    groups = [(document, [system for name, system in SYSTEMS.items() if name not in _ALIASES])]
     if given.sensitivity:
-        chosen = sensitivity()
+        base = SYSTEMS["reclaimnet"]
+        groups = [(document, sensitivity())] + [
+            (document.model_copy(update={"participation": share}), [replace(base, name=f"participation={share:g}")])
+            for share in PARTICIPATION
+        ]
     if given.system:
-        chosen = [system for system in chosen if system.name in given.system]
+        groups = [(one, [system for system in systems if system.name in given.system]) for one, systems in groups]
     done = set()
     if given.out.exists():
         done = {(row["system"], row["seed"]) for row in map(json.loads, given.out.read_text().splitlines())}
-    runner = Runner(read(given.scenario), given.scenario.parent, given.data)
     for seed in range(given.first_seed, given.first_seed + given.seeds):
-        left = [system for system in chosen if (system.name, seed) not in done]
-        for row in runner.rows([seed], left) if left else ():
-            with given.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(row["system"], seed, round(row["loss_gpu_h"], 2), round(row["wall_s"], 1), flush=True)
+        for one, systems in groups:
+            left = [system for system in systems if (system.name, seed) not in done]
+            for row in Runner(one, given.scenario.parent, given.data).rows([seed], left) if left else ():
+                with given.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(row["system"], seed, round(row["loss_gpu_h"], 2), round(row["wall_s"], 1), flush=True)
 
 
 if __name__ == "__main__":
