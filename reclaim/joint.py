@@ -10,8 +10,8 @@ first term contains the work that is done again, the last term is the cost of sa
 whole time of the transfer; a save in the background stalls for a small part of it. The best interval is that of
 equation 9 with lambda = E_d / H.
 
-A job moves early only if that is expected to save more than the move costs, by a margin. The margin, a least stay and a
-limit for each day keep jobs from moving back and forth.
+A job moves early only if that is expected to save more than the move costs. A least stay and a limit for each day keep
+jobs from moving back and forth.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Outlook:
     """What is expected of each node while a job runs there."""
 
     horizon_s: Floats
-    """H for each job: the rest of the job, or less. Longer than a few hours, forecasts of hazards say little."""
+    """H for each job: the rest of the job, or less. What differs between owners, lasts for days."""
     emergencies: Floats
     """E_d, one row for each job, one column for each node."""
     notices: Floats
@@ -114,10 +114,8 @@ class Policy:
     wait as long."""
     traffic_weight: float = 0.1
     """The price of a second of transfer, in seconds of lost work: other migrations and research use the links, too."""
-    margin: float = 0.5
-    """A move must save its own cost and this share of it..."""
-    least_gain_s: float = 60.0
-    """...and at least this time."""
+    margin: float = 0.0
+    """A move must save its own cost and this share of it."""
     least_stay_s: float = 3600.0
     """The time after a move of a job before it may move early again."""
     most_per_day: int = 4
@@ -129,8 +127,7 @@ class Policy:
         if not 0 < self.write_share <= 1:
             raise ValueError(f"write_share: {self.write_share}: must be above 0 and at most 1")
         for name in (
-            "reserved_weight", "traffic_weight", "margin", "least_gain_s", "least_stay_s", "most_per_day",
-            "most_at_once",
+            "reserved_weight", "traffic_weight", "margin", "least_stay_s", "most_per_day", "most_at_once",
         ):  # fmt: skip
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: {getattr(self, name)}: must be 0 or more")
@@ -205,7 +202,7 @@ def early_moves(
     at least `policy.most_per_day` of them, in any order, -infinity for none.
 
     A job moves only to a node with fewer expected departures than its own. The loss avoided must exceed the cost of the
-    move, which is T_mig at both ends and the price of its traffic, by the margin.
+    move, which is T_mig at both ends and the price of its traffic, by `policy.margin`.
 
     Raises:
         ValueError: `moved_s` has too few columns.
@@ -227,7 +224,7 @@ def early_moves(
         departures = outlook.emergencies[job] + outlook.notices[job]
         cost_s = (1 + policy.reserved_weight) * migration_s + policy.traffic_weight * (migration_s - restart_s)
         gain_s = loss_s[source] - loss_s - cost_s
-        pays = gain_s >= np.maximum(policy.margin * cost_s, policy.least_gain_s)
+        pays = gain_s >= policy.margin * cost_s
         pool = np.flatnonzero((removed == Constraint.NONE) & pays & (gain_s > 0) & (departures < departures[source]))
         if not len(pool):
             return 0.0, NOWHERE, np.nan

@@ -73,8 +73,8 @@ class Parameters:
     """The control period of P3: its rates follow the bandwidth of the period before."""
     early_period_s: float = 3600.0
     """The time between two searches for early moves."""
-    early_horizon_s: float = 4 * 3600.0
-    """The horizon of forecasts for early moves, at most."""
+    early_horizon_s: float = 96 * 3600.0
+    """The horizon of forecasts for early moves, at most; the rest of the job if that is shorter."""
 
 
 @dataclass(frozen=True)
