@@ -19,7 +19,7 @@ _ALIASES = ("p1+p2+p3", "p1+p2", "p1+p3")
 VARIED = (
     ("rules", "min_local", (1, 5)), ("rules", "max_load", (0.5, 1.0)), ("rules", "alpha", (0.5, 2.0)),
     ("p1", "write_share", (0.1, 0.3, 0.5, 1.0)), ("", "research_share", (0.2, 0.4)),
-    ("", "loss_budget_s", (30.0, 600.0, 1800.0)), ("", "restart_s", (10.0, 60.0)), ("", "window_days", (3, 28)),
+    ("", "loss_budget_s", (30.0, 150.0, 600.0, 1800.0)), ("", "restart_s", (10.0, 60.0)), ("", "window_days", (3, 28)),
     ("", "period_s", (1800.0, 3600.0)), ("", "traffic_period_s", (1.0, 60.0)), ("", "budget_confidence", (0.9,)),
     ("", "bandwidth_confidence", (0.5,)),
 )  # fmt: skip

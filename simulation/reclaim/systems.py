@@ -56,7 +56,7 @@ class Parameters:
     policy: Policy = DEFAULT_POLICY
     research_share: float = RESEARCH_SHARE
     """P3's beta."""
-    loss_budget_s: float = 150.0
+    loss_budget_s: float = 60.0
     """L_max of every job. The paper gives none; see docs/reclaim-experiments.md for its calibration."""
     restart_s: float | None = None
     """T_r that decisions assume; None: the true one."""
