@@ -31,7 +31,8 @@ def _line(body: dict[str, Any]) -> Line:
 def read_lines(file: Path, ranks: int) -> list[list[Line]]:
     """Returns the lines of each rank; without a file, none."""
     paths = [file.with_name(f"{file.name}.{rank}") for rank in range(ranks)]
-    return [[_line(json.loads(text)) for text in path.open()] if path.exists() else [] for path in paths]
+    texts = (path.read_text() if path.exists() else "" for path in paths)
+    return [[_line(json.loads(line)) for line in text.splitlines()] for text in texts]
 
 
 def done(lines: Iterable[Line], attempt: int) -> list[int]:
