@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting serve-demo test test-all test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench bench-skypilot experiment experiment-pools experiment-reclaim clean
+.PHONY: setup demo demo-bursting demo-lending serve-demo test test-all test-integrations lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops bench bench-skypilot experiment experiment-pools experiment-reclaim clean
 
 setup: $(VENV)/.ready
 
@@ -47,6 +47,11 @@ demo: setup
 # machine is left at the end.
 demo-bursting: setup
 	@$(BIN)/python -m tests.stack.bursting
+
+# Trainings on lent machines in two buildings, whose owners take them back and lend them again, for about two and a half
+# minutes; another number of seconds between two events: ARGS=2. Writes demo-lending/timeline.png.
+demo-lending: setup
+	@$(BIN)/python -m tests.stack.lending $(ARGS)
 
 # A service on simulated spot machines under load for ten minutes, while its machines, its replicas and mizzen's
 # processes are killed: python -m tests.stack.serving SECONDS REQUESTS_PER_S for another length. Writes serve-demo/.

@@ -17,6 +17,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
+from domain.ids import RULES
+
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:mizzen:problem:"
 MAX_ERRORS = 100
@@ -260,7 +262,9 @@ def _of_validation(error: RequestValidationError, request: Request) -> Problem:
         place, *rest = found["loc"]
         path = field_path(rest) if place == "body" else field_path([place, *rest])
         value = None if is_secret or found["type"] == "missing" else found.get("input")
-        errors.append(FieldError(path, str(found["msg"]).removeprefix("Value error, "), value))
+        rule = RULES.get(found.get("ctx", {}).get("pattern", ""))
+        message = f"must be {rule}" if rule else str(found["msg"]).removeprefix("Value error, ")
+        errors.append(FieldError(path, message, value))
     detail = "; ".join(f"{e.path}: {e.message}" if e.path else e.message for e in errors[:5])
     return Problem(Kind.INVALID_REQUEST, detail, errors=errors)
 

@@ -17,9 +17,12 @@ READ_PATTERN = f"{TABLE_PATTERN[:-1]}(/{PARTITION_PATTERN[1:-1]})?$"
 PARTITION_READ_PATTERN = f"{TABLE_PATTERN[:-1]}/{PARTITION_PATTERN[1:]}"
 DATACENTER_PATTERN = f"{NAME_PATTERN[:-1]}/{NAME_PATTERN[1:]}"
 MACHINE_PATTERN = f"{NAME_PATTERN[:-1]}/{NAME_PATTERN[1:-1]}/{NAME_PATTERN[1:]}"
+MACHINE_RULE = f"REGION/CLUSTER/MACHINE, such as east/a/node-1, where each of the three is {NAME_RULE}"
 RUN_PATTERN = r"^[A-Za-z0-9_-]{1,63}\.[0-9]{1,9}$"
 RUN_RULE = "WORKLOAD.ATTEMPT, such as wl-0k2m4.3, where ATTEMPT has at most 9 digits"
 READ_RULE = f"{TABLE_RULE}; one partition of it is table/partition, where the partition is {PARTITION_RULE}"
+RULES = {NAME_PATTERN: NAME_RULE, TABLE_PATTERN: TABLE_RULE, MACHINE_PATTERN: MACHINE_RULE, READ_PATTERN: READ_RULE}
+"""What each pattern requires, for error messages."""
 _NAME = re.compile(NAME_PATTERN)
 _TABLE = re.compile(TABLE_PATTERN)
 _PARTITION = re.compile(PARTITION_PATTERN)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
 
-from domain.capacity import NANO_DEPARTURES, NANO_USD, nano_usd_per_h
+from domain.capacity import NANO_DEPARTURES, NANO_USD, USUAL, nano_usd_per_h
 from domain.criteria import PlanQuality
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import (
@@ -62,8 +62,9 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     snapshot = replace(snapshot, running=tuple(running))
     lacking = [job for job in request.jobs if not _could_ever_fit(snapshot, job)]
     if lacking:
+        there = {machine.capacity for machine in snapshot.machines} or USUAL
         reasons = [
-            Reason(ReasonCode.NO_HARDWARE, {"region": snapshot.region, "job": job.name, "needs": needs(job)})
+            Reason(ReasonCode.NO_HARDWARE, {"region": snapshot.region, "job": job.name, "needs": needs(job, there)})
             for job in lacking
         ]
         return Bid(request.workload, snapshot.region, None, tuple(reasons))

@@ -1,6 +1,6 @@
 """Reasons why a region has no plan for a workload."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from domain.capacity import USUAL
 from domain.reasons import Reason, ReasonCode
@@ -10,8 +10,12 @@ from rms.gang import Planner
 from rms.plans import PlanFailure
 
 
-def needs(job: JobRequest) -> str:
-    """Describes the resources that a job needs, for messages."""
+def needs(job: JobRequest, there: Collection[str] = USUAL) -> str:
+    """Describes the resources that a job needs, for messages.
+
+    The description contains the capacity kinds that the job accepts if they are not the usual ones, or if none of them
+    is in `there`, the kinds of a region.
+    """
     parts = []
     if job.gpus_per_task:
         gpus = "1 GPU" if job.gpus_per_task == 1 else f"{job.gpus_per_task} GPUs"
@@ -20,16 +24,21 @@ def needs(job: JobRequest) -> str:
         parts.append("1 CPU" if job.cpus_milli_per_task == 1000 else f"{job.cpus_milli_per_task / 1000:g} CPUs")
     if job.memory_bytes_per_task:
         parts.append(f"{job.memory_bytes_per_task / 2**30:g} GiB of memory")
-    if job.capacity != USUAL:
+    if job.capacity != USUAL or not set(job.capacity) & set(there):
         parts.append(f"on {' or '.join(job.capacity).replace('_', ' ')} machines")
     return f"{'1 task' if job.tasks == 1 else f'{job.tasks} tasks, each'} with {', '.join(parts)}"
 
 
 def no_hardware(planner: Planner, request: PlacementRequest) -> tuple[Reason, ...]:
     """Returns a reason for each job that would not fit even into an empty region."""
+    lacking = planner.lacking(request.jobs)
+    if not lacking:
+        return ()
+    region = planner.region
+    there = region.capacity_kinds() or USUAL
     return tuple(
-        Reason(ReasonCode.NO_HARDWARE, {"region": planner.region.name, "job": job.name, "needs": needs(job)})
-        for job in planner.lacking(request.jobs)
+        Reason(ReasonCode.NO_HARDWARE, {"region": region.name, "job": job.name, "needs": needs(job, there)})
+        for job in lacking
     )
 
 

@@ -11,7 +11,7 @@ from domain.scheduling import JobRequest, MachineState, RegionSnapshot, RunningW
 from rms.arrays import B1, I4, I8
 from rms.choices import Choices, choices
 from rms.holders import Holders, HolderTable
-from rms.machines import MISSING, NO_TYPE, Layout, Machines, Terms, sort_key
+from rms.machines import CPUS_MILLI, MISSING, NO_TYPE, Layout, Machines, Terms, sort_key
 
 _MOST_CHOICES = 1024
 """Number of distinct job requests for which the preference classes are cached."""
@@ -243,3 +243,12 @@ class Region:
         """Returns a cluster's terms, and its price of one GPU in US dollars per hour."""
         name = self._layout.clusters[cluster]
         return self._layout.terms[name], self._layout.gpu_usd_per_h.get((name, gpu_type), 0.0)
+
+    def capacity_kinds(self) -> set[str]:
+        """Returns the capacity kinds of the machines that can be scheduled now."""
+        columns, layout = self.machines, self._layout
+        if not len(layout):
+            return set()
+        # The rows of machines that cannot be scheduled contain zeros, and every machine has a core.
+        there = np.add.reduceat(columns.total[CPUS_MILLI], columns.kind_at[:-1]) > 0
+        return {layout.terms[layout.clusters[of]].capacity for of in columns.kind_cluster[there]}

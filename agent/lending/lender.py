@@ -103,7 +103,7 @@ class Lender:
         """
         self._check(gpus)
         if not 0 <= notice_s <= 86400:
-            raise BadRequest(f"notice: {notice_s}: must be from 0 to 86400 seconds")
+            raise BadRequest(f"notice: {notice_s:g} s: must be from 0 to 86400 s (one day)")
         at_s = self._clock() + notice_s
         await self._change(self.lending.taking(gpus, at_s))
         await self._announce()

@@ -4,11 +4,12 @@ import asyncio
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,7 @@ async def test_only_the_owner_is_heard(lab: Lab) -> None:
             (["lend", "--hours", "8-9"], "hours: '8-9': must be like '20:00-08:00 mon-fri'"),
             (["lend", "--hours", "08:00-09:00 xyz"], "'xyz' is not a day"),
             (["reclaim", "--now", "--gpus", "x"], "'x' must be GPU numbers"),
+            (["reclaim", "--notice", "3d"], "notice: 259200 s: must be from 0 to 86400 s (one day)"),
         ]
         for arguments, message in wrong:
             done = await asyncio.to_thread(_lent, config, *arguments)
@@ -188,6 +190,22 @@ async def test_only_the_owner_is_heard(lab: Lab) -> None:
             )
     done = await asyncio.to_thread(_lent, config, "lending")
     assert (done.returncode, "does not exist" in done.stderr) == (3, True)
+
+
+def test_the_owner_learns_that_no_agent_runs(tmp_path: Path) -> None:
+    """The message names the socket of a killed agent, and, without `--socket`, those of `mizzen up` in the folder."""
+    machine = tmp_path / "mizzen-data" / "machines" / "r.c.m"
+    machine.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(machine / "owner.sock"))
+    named = f"--socket={machine / 'owner.sock'}"
+    for arguments, code, message in (
+        ([named], 6, "no agent runs there. No new work starts without it"),
+        ([], 3, "`mizzen up` in this folder has mizzen-data/machines/r.c.m/owner.sock"),
+    ):
+        command = [str(_COMMAND), "reclaim", "--now", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, message in done.stderr) == (code, True), done.stderr
 
 
 async def test_an_agent_leaves_the_socket_of_the_next_one(lab: Lab) -> None:
@@ -305,6 +323,8 @@ async def test_hours_take_the_machine_and_lend_it_again(lab: Lab) -> None:
         await until_async((config.state_dir / "owner.sock").exists)
         status = await _mizzen(config, "lend", "--hours", closed)
         assert (status["lent"], status["by_hours"], status["opens_at_s"] > now.timestamp()) == (False, True, True)
+        shown = await asyncio.to_thread(_lent, config, "lending")
+        assert f"is yours, and free, until its hours begin, {now + timedelta(hours=2):%a %H}:00" in shown.stdout
         status = await _mizzen(config, "lend", "--hours", "always")
         assert (status["lent"], status["hours"]) == (True, None)
 

@@ -193,6 +193,14 @@ async def test_bad_keys(shared_world: ApiWorld, body: object, path: str) -> None
     assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
 
 
+async def test_the_rule_of_a_name_is_told(world: ApiWorld) -> None:
+    """A name or an id of the wrong form is refused with the rule in words, not with a regular expression."""
+    answer = await act(world, "/v1/keys", body={"role": "machine", "machine": "north/alpha"})
+    assert answer.json()["errors"][0]["message"].startswith("must be REGION/CLUSTER/MACHINE, such as east/a/node-1")
+    answer = await act(world, "/v1/tenants/Robots", body={"level": 3}, method="PUT")
+    assert answer.json()["errors"][0]["message"].startswith("must be 1 to 63 lower-case letters")
+
+
 async def test_keys_of_machines(world: ApiWorld) -> None:
     """The key of a machine in a new cluster creates it as voluntary; existing clusters stay as they are."""
     for machine, kind in (("north/campus/pc7", "voluntary"), ("north/alpha/m9", "reserved")):

@@ -310,6 +310,14 @@ def test_no_hardware_is_told_for_every_job() -> None:
     ]
 
 
+def test_no_hardware_names_the_capacity_kinds_that_a_region_lacks() -> None:
+    """A region with only lent machines says which kinds a job accepts, though these are the default."""
+    lent = replace(machine("m"), capacity="voluntary")
+    for answer in (bid, reference_bid):
+        (reason,) = answer(region([lent]), request(gpu_job(1, 1))).reasons
+        assert str(reason).endswith("(1 task with 1 GPU of type a100, on reserved or on demand or spot machines)")
+
+
 def test_a_region_without_machines_has_no_hardware() -> None:
     """A region without machines refuses every request."""
     assert [r.code.value for r in bid(region([]), request(gpu_job(1, 1))).reasons] == ["no_hardware"]

@@ -1,5 +1,7 @@
 """Runs `mizzen up` in a process with its own data folder and free ports, and finds processes that it leaves behind."""
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +17,7 @@ from agent.fleet import power_off
 from infra.stack.fleet import DEFAULT_FLEET
 from infra.stack.ports import free_port
 from mizzen.client import Client
+from server.agents import machine_state_dir
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 JOB = Path(__file__).with_name("job.py")
@@ -78,6 +81,19 @@ def processes_of(folder: Path) -> dict[int, str]:
         except OSError:
             continue
     return out
+
+
+def owner_says(up: "Up", machine: str, *arguments: str) -> dict[str, Any]:
+    """Runs a command of the owner of a machine; returns the status that it prints.
+
+    Raises:
+        CalledProcessError: the command failed.
+    """
+    socket = machine_state_dir(up.data, machine) / "owner.sock"
+    command = [str(Path(sys.executable).parent / "mizzen"), *arguments, "--socket", str(socket), "-o", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    status: dict[str, Any] = json.loads(done.stdout)
+    return status
 
 
 class Up:
@@ -148,6 +164,23 @@ class Up:
             key = (self.data / "operator.key").read_text().strip()
             self._client = Client(f"http://127.0.0.1:{self.ports['port']}", key)
         return self._client
+
+    def takes_work(self, machine: str) -> bool:
+        """Returns whether a machine is ready and not cordoned."""
+        row = next(one for one in self.client().machines() if one["id"] == machine)
+        return row["state"] == "ready" and row["cordon"] is None
+
+    def kill(self, words: str) -> None:
+        """Kills the processes of the stack whose command lines contain `words`.
+
+        Raises:
+            AssertionError: there is none.
+        """
+        found = [pid for pid, command in processes_of(self.data).items() if words in command]
+        assert found, f"no process of the stack has {words!r} in its command line"
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def submit(
         self,

@@ -1,28 +1,14 @@
 """Owners take machines back on a whole stack, and gangs go on elsewhere."""
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mizzen.checkpoint import list_committed
-from server.agents import machine_state_dir
-from tests.stack.harness import Up, wait_until
+from tests.stack.harness import Up, owner_says, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
-
-
-def _owner(up: Up, machine: str, *arguments: str) -> dict[str, Any]:
-    """Runs a command of the owner of a machine; returns the status that it prints."""
-    socket = machine_state_dir(up.data, machine) / "owner.sock"
-    command = [str(Path(sys.executable).parent / "mizzen"), *arguments, "--socket", str(socket), "-o", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    status: dict[str, Any] = json.loads(done.stdout)
-    return status
 
 
 def _steps(up: Up, workload: str, words: str) -> list[int]:
@@ -31,11 +17,6 @@ def _steps(up: Up, workload: str, words: str) -> list[int]:
     lines = [line for number in numbers for line in up.client().logs(workload, attempt=number, task=0)]
     text = b"\n".join(lines).decode()
     return [int(step) for step in re.findall(rf"{words} at step (\d+)", text)]
-
-
-def _ready(up: Up, machine: str) -> bool:
-    row = next(one for one in up.client().machines() if one["id"] == machine)
-    return row["state"] == "ready" and row["cordon"] is None
 
 
 @pytest.mark.parametrize("how", [("--notice", "20s"), ("--now",)], ids=["notice", "now"])
@@ -48,7 +29,7 @@ def test_a_gang_leaves_the_machine_that_its_owner_takes(shared: Up, tmp_path: Pa
     wait_until(lambda: (shared.saved_step(workload) or 0) > 0, "the workload has saved")
     (machine,) = shared.machines_of(workload)
     saved = shared.saved_step(workload) or 0
-    status = _owner(shared, machine, "reclaim", *how)
+    status = owner_says(shared, machine, "reclaim", *how)
     assert (status["free"], status["running"]) == (True, [])
     wait_until(lambda: len(shared.client().attempts(workload)) == 2, "the next attempt is awarded")
     wait_until(lambda: shared.phase(workload) == "running", "the next attempt runs")
@@ -62,9 +43,9 @@ def test_a_gang_leaves_the_machine_that_its_owner_takes(shared: Up, tmp_path: Pa
     if how[0] == "--notice":
         assert [resumed] == _steps(shared, workload, "stopped")
     assert resumed >= saved
-    assert not _ready(shared, machine)
-    assert _owner(shared, machine, "lend")["lent"]
-    wait_until(lambda: _ready(shared, machine), "the machine takes work again")
+    assert not shared.takes_work(machine)
+    assert owner_says(shared, machine, "lend")["lent"]
+    wait_until(lambda: shared.takes_work(machine), "the machine takes work again")
     shared.client().cancel(workload)
     wait_until(lambda: shared.phase(workload) == "cancelled", "the workload has ended")
 
@@ -80,7 +61,7 @@ def test_one_gpu_of_four_is_taken(shared: Up, tmp_path: Path) -> None:
     here = [one for one in workloads if slots[one]["machine"] == machine]
     assert len(here) > 1
     gpu = str(slots[here[0]]["slots"][0])
-    status = _owner(shared, machine, "reclaim", "--notice", "10s", "--gpus", gpu)
+    status = owner_says(shared, machine, "reclaim", "--notice", "10s", "--gpus", gpu)
     assert (status["free"], list(status["gpus_at_s"]), len(status["running"])) == (True, [gpu], len(here) - 1)
     wait_until(lambda: len(shared.client().attempts(here[0])) == 2, "the gang is awarded again")
     wait_until(lambda: shared.phase(here[0]) == "running", "the gang runs again")
@@ -88,7 +69,7 @@ def test_one_gpu_of_four_is_taken(shared: Up, tmp_path: Path) -> None:
     assert after["machine"] != machine or str(after["slots"][0]) != gpu
     row = next(one for one in shared.client().machines() if one["id"] == machine)
     assert (row["slots_withheld"], row["cordon"]) == ([int(gpu)], None)
-    assert _owner(shared, machine, "lend")["lent"]
+    assert owner_says(shared, machine, "lend")["lent"]
     gate.touch()
     for one in workloads:
         shared.client().cancel(one)
@@ -120,18 +101,18 @@ def test_a_gang_moves_between_buildings_with_stores(shared: Up, tmp_path: Path) 
         building = machine.split("/")[1]
         visited.append(building)
         wait_until(lambda b=building, a=attempt: saved(b, a), "the gang has saved in the store of its building")
-        assert _owner(shared, machine, "reclaim", "--notice", "20s")["free"]
+        assert owner_says(shared, machine, "reclaim", "--notice", "20s")["free"]
         other = next(one for one in stores if one != building)
         if attempt == 2:
-            assert _ready(shared, f"east/{other}/m")
+            assert shared.takes_work(f"east/{other}/m")
         wait_until(lambda a=attempt: len(client.attempts(workload)) == a + 1, "the next attempt is awarded")
-        assert _owner(shared, machine, "lend")["lent"]
+        assert owner_says(shared, machine, "lend")["lent"]
         wait_until(lambda o=other, a=attempt: saved(o, a + 1), "the next attempt has saved in the other store")
         assert _steps(shared, workload, "starting")[attempt] == _steps(shared, workload, "stopped")[attempt - 1]
         assert saved(building, attempt)[0] == _steps(shared, workload, "stopped")[attempt - 1]
         assert not saved(building, attempt + 1)
         assert client.workload(workload)["checkpoint_store"] == stores[other].as_uri()
-        wait_until(lambda m=machine: _ready(shared, m), "the machine takes work again")
+        wait_until(lambda m=machine: shared.takes_work(m), "the machine takes work again")
     assert visited == [other, building]
     client.cancel(workload)
     wait_until(lambda: shared.phase(workload) == "cancelled", "the workload has ended")

@@ -5,7 +5,6 @@ The balancer is started again whenever it ends, as by systemd.
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import yaml
 
 from providers.trace.cloud import Cloud
 from providers.trace.settings import TraceSettings
-from tests.stack.harness import ROOT, Up, processes_of
+from tests.stack.harness import ROOT, Up
 
 FLEET = """
 version: 1
@@ -143,14 +142,6 @@ class Installation:
         for one in there:
             self.cloud.take(one.instance.native_id)
         return len(there)
-
-    def kill_process(self, words: str) -> None:
-        """Kills the process of the stack whose command line contains `words`."""
-        found = [pid for pid, command in processes_of(self.up.data).items() if words in command]
-        assert found, f"no process of the stack has {words!r} in its command line"
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -180,7 +180,7 @@ class Scenario:
             return
 
     def _kill(self, name: str, words: str) -> None:
-        self._site.kill_process(words)
+        self._site.up.kill(words)
         self._note(f"{name} is killed")
 
     def _kill_balancer(self, name: str, kill: Callable[[], None]) -> None:

@@ -19,6 +19,8 @@ from mizzen.cli.plain.printing import Column, emit_one, say, table
 from mizzen.cli.plain.spec import BadValue, Command, Failure, Option, UsageError, duration
 
 _PLACES = ("/run/mizzen/owner.sock", "mizzen-agent/owner.sock")
+_EMBEDDED = "mizzen-data/machines/*/owner.sock"
+"""The sockets of the machines of `mizzen up` with the default data folder."""
 _ANSWER_S = 30.0
 _LEAVES = {
     "admitted": "leaves in time",
@@ -56,7 +58,11 @@ def _path(given: Namespace) -> Path:
     found = next((Path(place) for place in _PLACES if Path(place).exists()), None)
     if found is None:
         places = " or ".join(_PLACES)
-        raise Failure(Exit.NOT_FOUND, f"no agent with an owner was found at {places}; name its socket with --socket")
+        embedded = sorted(map(str, Path().glob(_EMBEDDED)))
+        hint = f"; `mizzen up` in this folder has {', '.join(embedded[:3])}" if embedded else ""
+        raise Failure(
+            Exit.NOT_FOUND, f"no agent with an owner was found at {places}; name its socket with --socket{hint}"
+        )
     return found
 
 
@@ -88,6 +94,11 @@ def _ask(path: Path, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             raise Failure(Exit.NOT_FOUND, f"socket {path}: does not exist; the machine's agent makes it") from None
         except PermissionError:
             raise Failure(Exit.REFUSED, f"socket {path}: only the owner of the machine may use it") from None
+        except ConnectionRefusedError:
+            raise Failure(
+                Exit.UNAVAILABLE,
+                f"socket {path}: no agent runs there. No new work starts without it, but tasks that run go on",
+            ) from None
         except (OSError, ValueError) as error:
             raise Failure(Exit.UNAVAILABLE, f"socket {path}: the agent does not answer: {error}") from None
     raise Failure(
@@ -175,7 +186,7 @@ def _headline(status: Mapping[str, Any]) -> str:
         left_s = status["machine_at_s"] - now_s
         until = "until its hours begin" if status["by_hours"] else "until `mizzen lend`"
         if status["by_hours"] and status["opens_at_s"] is not None:
-            until = f"until {datetime.fromtimestamp(status['opens_at_s']):%a %H:%M}"
+            until = f"until its hours begin, {datetime.fromtimestamp(status['opens_at_s']):%a %H:%M}"
         if left_s > 0 and not status["free"]:
             return f"{machine} is yours in {words.duration(left_s)} at the latest, {until}"
         what = "and free" if status["free"] else "but not free yet"

@@ -1,0 +1,40 @@
+"""Reads what the trainings wrote to their files (`training.py`)."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a rank."""
+
+    at_s: float
+    event: str
+    """`begun`, `step` or `saved`."""
+    step: int
+    attempt: int
+    pid: int
+    machine: str
+    gpu: int
+    digest: str
+    """Of the weights after a step; empty for other events."""
+
+
+def _line(body: dict[str, Any]) -> Line:
+    gpu = int(body.pop("gpu") or 0)
+    return Line(**{"digest": "", **body, "machine": body["machine"] or "", "gpu": gpu})
+
+
+def read_lines(file: Path, ranks: int) -> list[list[Line]]:
+    """Returns the lines of each rank; without a file, none."""
+    paths = [file.with_name(f"{file.name}.{rank}") for rank in range(ranks)]
+    texts = (path.read_text() if path.exists() else "" for path in paths)
+    return [[_line(json.loads(line)) for line in text.splitlines()] for text in texts]
+
+
+def done(lines: Iterable[Line], attempt: int) -> list[int]:
+    """Returns the steps that a rank made in an attempt."""
+    return [one.step for one in lines if one.event == "step" and one.attempt == attempt]
