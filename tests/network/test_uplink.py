@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from agent.lending.traffic import MigrationTraffic
-from agent.network.counters import InterfaceCounter
+from agent.network.counters import InterfaceCounter, WaitingConnections
 from agent.network.flows import Flow
 from agent.network.machine import MachineNetwork
 from agent.network.shaping import LinkShare
@@ -248,6 +248,42 @@ def test_the_rate_of_a_class_is_not_the_bandwidth(link: Network) -> None:
         traffic = MigrationTraffic(network, int(100 * LINK_BYTES_S), uplink, research_bytes_s=1e6)
         assert traffic.measured_share_bytes_s == int(10 * LINK_BYTES_S), "at least a tenth of the configured share"
         uplink.close()
+
+
+def test_after_an_error_no_answer_is_that_to_an_earlier_question(
+    link: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's list of connections was not read to its end: the next call reads a new list."""
+
+    class Interrupted(socket.socket):
+        failures = 0
+
+        def recv(self, *arguments: int) -> bytes:
+            if self.family == socket.AF_NETLINK and Interrupted.failures:
+                Interrupted.failures -= 1
+                raise TimeoutError("timed out")
+            return super().recv(*arguments)
+
+    monkeypatch.setattr(socket, "socket", Interrupted)
+    counter, waiting = InterfaceCounter("eth0"), WaitingConnections()
+    with sink(link) as address:
+        addresses = counter.addresses()
+        for ask in (counter.sent_bytes, lambda: waiting.has_any(addresses)):
+            Interrupted.failures = 1
+            with pytest.raises(TimeoutError):
+                ask()
+        before = counter.sent_bytes()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sending:
+            sending.sendto(bytes(100), (address, SINK_PORT))
+        assert counter.sent_bytes() > before
+        with _sending(address):
+            time.sleep(0.3)
+            waiting.has_any(addresses)
+            time.sleep(0.3)
+            assert waiting.has_any(addresses)
+        assert not waiting.has_any(addresses)
+    counter.close()
+    waiting.close()
 
 
 def test_a_counter_is_read_by_number_and_not_by_name(network: Network) -> None:
