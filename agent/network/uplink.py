@@ -95,12 +95,23 @@ class Uplink:
         self._cost_s = 0.0
 
     async def run(self) -> None:
-        """Takes samples until cancelled. The times of the readings do not drift."""
+        """Takes samples until cancelled. The times of the readings do not drift. An error begins a new batch."""
         loop = asyncio.get_running_loop()
         due_s = loop.time()
+        is_failing = False
         while True:
             began_s = time.perf_counter()
-            period_s = self.look()
+            try:
+                period_s = self.look()
+                is_failing = False
+            except Exception:
+                if not is_failing:
+                    _log.exception("interface %s: its bandwidth is not measured, retrying", self._interface or "")
+                is_failing = True
+                self._drop_readings()
+                self.close()
+                self._next_open_s = -math.inf
+                period_s = _IDLE_S
             self._cost_s += 0.1 * (time.perf_counter() - began_s - self._cost_s)
             period_s = max(period_s, self._cost_s / _MOST_CPU_SHARE)
             due_s += period_s * max(1, math.ceil((loop.time() - due_s) / period_s))

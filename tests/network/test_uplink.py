@@ -1,5 +1,6 @@
 """The measured bandwidth of an interface: real transfers over a link of a known rate, on a clock of the test."""
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -247,6 +248,32 @@ def test_the_rate_of_a_class_is_not_the_bandwidth(link: Network) -> None:
         assert traffic.measured_share_bytes_s == int(migration_share(measured.lower_bytes_s, 1e6))
         traffic = MigrationTraffic(network, int(100 * LINK_BYTES_S), uplink, research_bytes_s=1e6)
         assert traffic.measured_share_bytes_s == int(10 * LINK_BYTES_S), "at least a tenth of the configured share"
+        uplink.close()
+
+
+async def test_an_error_does_not_end_the_measurement(network: Network, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged once, and the next readings measure again."""
+    readings = 0
+
+    def clock() -> float:
+        nonlocal readings
+        readings += 1
+        if readings in (3, 4):
+            raise ValueError("no clock")
+        return time.monotonic()
+
+    uplink = Uplink("eth0", CONFIGURED_BYTES_S, clock=clock)
+    running = asyncio.create_task(uplink.run())
+    try:
+        async with asyncio.timeout(60):
+            while readings < 8 and not running.done():
+                await asyncio.sleep(0.05)
+        assert not running.done()
+        assert uplink.report() is None
+        assert ["no clock" in record.exc_text for record in caplog.records if record.exc_text] == [True]
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
         uplink.close()
 
 
