@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 import mizzen
 from agent.launch import Owner
 from agent.tasks import RunFolder
-from domain.ids import checkpoint_prefix
+from domain.ids import checkpoint_marker_key, checkpoint_prefix
 from domain.launch import LaunchDescription
 
 TENANT_UIDS = (2_000_000, 100_000)
@@ -58,18 +58,43 @@ def give_bucket(bucket_url: str, launch: LaunchDescription, owner: Owner) -> Non
     _give_checkpoints(root / checkpoint_prefix(launch.workload_id), owner)
 
 
+def check_store(bucket_url: str, launch: LaunchDescription) -> None:
+    """If the checkpoints are in a cluster's store, and this is a local folder, checks that it is the right folder.
+
+    The worker that staged the attempt has checked or written a marker there. Without it, the store is not mounted on
+    this machine or on the worker's host, and the tasks would start from the beginning, and save where nothing is read.
+    `bucket_url` is the region's bucket.
+
+    Raises:
+        FileNotFoundError: the marker is missing. The message names the store and what to do.
+    """
+    root = _store(bucket_url, launch)
+    key = checkpoint_marker_key(launch.workload_id)
+    if root is not None and not os.path.lexists(root / key):
+        raise FileNotFoundError(
+            f"the store {root}: the marker {key} is missing: mount the store on this machine and on the hosts of the"
+            " region's workers"
+        )
+
+
 def give_store(bucket_url: str, launch: LaunchDescription, owner: Owner) -> None:
     """If the checkpoints are in a cluster's store, and this is a local folder, makes `owner` their owner.
 
-    See `give_bucket`. `bucket_url` is the region's bucket.
+    See `give_bucket`. The folders exist (`check_store`). `bucket_url` is the region's bucket.
     """
+    root = _store(bucket_url, launch)
+    if root is not None:
+        _restrict(root, ("", 0o711), ("checkpoints", 0o711))
+        _give_checkpoints(root / checkpoint_prefix(launch.workload_id), owner)
+
+
+def _store(bucket_url: str, launch: LaunchDescription) -> Path | None:
+    """Returns the folder of the cluster's store that has the checkpoints; None: another place has them."""
     own, bucket, prefix = _local(launch.checkpoint.uri), _local(bucket_url), checkpoint_prefix(launch.workload_id)
     if own is None or not launch.checkpoint.uri.endswith(f"/{prefix}"):
-        return  # The folders above `own` are changed only if they are known to be those of a store.
+        return None  # The folders above `own` are changed only if they are known to be those of a store.
     root = own.parent.parent
-    if root != bucket and root != root.parent:
-        _restrict(root, ("", 0o711), ("checkpoints", 0o711))
-        _give_checkpoints(own, owner)
+    return None if root in (bucket, root.parent) else root
 
 
 def _restrict(root: Path, *modes: tuple[str, int]) -> None:

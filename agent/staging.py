@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from agent.cgroups import Limits, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
-from agent.isolation import give_bucket, give_store, needed_paths
+from agent.isolation import check_store, give_bucket, give_store, needed_paths
 from agent.launch import Owner, TaskLaunch, environment
 from agent.logs import Masker
 from agent.notices import MachineNotices
@@ -46,7 +46,7 @@ class ChangedLaunch(Exception):
 
 
 class BucketUnavailable(Exception):
-    """The bucket cannot be reached, or does not contain an object that the launch needs."""
+    """The bucket or the cluster's store cannot be reached, or does not contain an object that the launch needs."""
 
 
 class DamagedArchive(Exception):
@@ -141,7 +141,8 @@ class Stager:
             BadLaunch, BadArchive, CannotUnseal: the launch description, archive or secrets are invalid. A retry fails
                 too.
             ChangedLaunch, DamagedArchive: the launch description or archive has another checksum than expected.
-            BucketUnavailable: the launch description or the archive could not be fetched.
+            BucketUnavailable: the launch description or the archive could not be fetched, or the folder with the
+                checkpoints is not the one that the scheduler uses (`agent.isolation.check_store`).
             OSError: this machine cannot write the fetched files.
         """
         folder = self._state.attempt(workload_id, attempt)
@@ -163,6 +164,10 @@ class Stager:
             folder.save_launch(document, url)
         missing = [place for place in staged.places if not staged.run(place).work.exists()]
         if missing:
+            try:
+                check_store(bucket_url, staged.launch)
+            except FileNotFoundError as error:
+                raise BucketUnavailable(str(error)) from None
             owner = self._owner(staged)
             if owner is not None:
                 give_bucket(self._config.bucket_url or bucket_url, staged.launch, owner)

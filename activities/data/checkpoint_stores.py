@@ -2,17 +2,20 @@
 
 Before a workload uses such a store, a marker object is written beside its checkpoints. A store without the marker is
 not the one that has them: it was emptied or replaced, or its folder is not mounted. Without this check, the workload
-would continue from an older checkpoint, or from the beginning.
+would continue from an older checkpoint, or from the beginning. Workers and agents may run on different hosts, so each
+of them checks the marker in a folder that it uses (`agent.isolation.check_store`).
 """
 
 from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
-from sqlalchemy import select, tuple_
+from sqlalchemy import exists, select, tuple_
 from sqlalchemy.orm import Session
 
 from activities.lifecycle.staging import store_named
 from domain import ids
-from infra.db.models import Cluster, Machine
+from infra.db.models import Attempt, Cluster, Machine
 from mizzen.objects.store import open_store
 
 _MARKER = b"mizzen reads this object to see that this store has the checkpoints of the workload\n"
@@ -26,13 +29,28 @@ def store_of(session: Session, machines: Iterable[Machine]) -> str | None:
     return urls[0] if len(urls) == 1 else None
 
 
+def was_used(session: Session, url: str, workload: str, attempt: int) -> bool:
+    """Returns whether an earlier attempt of the workload has started with this store, so that the marker is there."""
+    earlier = (Attempt.workload == workload, Attempt.attempt < attempt)
+    return bool(
+        session.scalar(select(exists().where(*earlier, Attempt.store_url == url, Attempt.started_at.is_not(None))))
+    )
+
+
 def open_new(url: str, workload: str) -> None:
-    """Writes the marker of a workload that has no checkpoints in this store yet, or none that it needs.
+    """Writes the marker of a workload that no attempt has started in this store yet.
+
+    Never creates the folder of a `file://` store: without the folder, its file system is not mounted on this host.
 
     Raises:
-        ApplicationError: the store cannot be written. The message names it.
+        ApplicationError: the store cannot be written, or its folder does not exist. The message names it.
     """
     with store_named(f"the store {url}"):
+        parts = urlsplit(url)
+        if parts.scheme == "file" and not (folder := Path(unquote(parts.path))).is_dir():
+            raise FileNotFoundError(
+                f"there is no folder {folder} on this host: mount or create it on all machines and workers"
+            )
         open_store(url).put(ids.checkpoint_marker_key(workload), _MARKER)
 
 

@@ -42,15 +42,16 @@ class CopyActivities:
         Returns the number of bytes copied. While this fails, the error is shown as the workload's reason.
 
         Raises:
-            ApplicationError: the source is the store of a cluster, and does not answer or was replaced.
+            ApplicationError: the source or the target is the store of a cluster, and does not answer or was replaced.
             CheckpointError: a log cannot be read.
         """
         with failures_shown(self._engine, request):
             return self._copy_checkpoint(request)
 
     def _copy_checkpoint(self, request: CheckpointCopy) -> int:
-        if request.source_store is not None:
-            checkpoint_stores.check(request.source_store, request.workload_id)
+        for url in (request.source_store, request.target_store):
+            if url is not None:  # Staging has written the marker in the target, maybe on another host.
+                checkpoint_stores.check(url, request.workload_id)
         source = self._checkpoints(request.workload_id, request.source_region, request.source_store)
         target = self._checkpoints(request.workload_id, request.target_region, request.target_store)
         fence(source, request.attempt, f"copy to {request.target_store or request.target_region}")

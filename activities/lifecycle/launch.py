@@ -105,12 +105,13 @@ class LaunchActivities:
             if attempt.store_url is None and attempt.started_at is None:
                 attempt.store_url = checkpoint_stores.store_of(session, machines.values())
             store_url = attempt.store_url
+            was_used = store_url is not None and checkpoint_stores.was_used(session, store_url, row.id, request.attempt)
             hazard = self._hazard(session, [machines[a.machine] for a in allocations])
             failed_before = is_shown(row)
         with bucket_named(region.name):
             store = open_store(region.bucket_url)
         if store_url is not None:
-            if kept[0] is not None and kept[1] == store_url:
+            if was_used or (kept[0] is not None and kept[1] == store_url):
                 checkpoint_stores.check(store_url, request.workload_id)
             else:
                 checkpoint_stores.open_new(store_url, request.workload_id)

@@ -35,7 +35,9 @@ long that it could not use a higher rate later."""
 _ENFORCEABLE_BYTES_S = 1000
 """The lowest rate that a class can have."""
 _LEAST_SHARE_BYTES_S = 2 * _LEAST_BYTES_S
-"""The least migration share, however little was measured."""
+_LEAST_SHARE = 0.1
+"""The least migration share, however little was measured: this share of the configured one. A task that sends to a slow
+peer must not take the bandwidth of all last checkpoints."""
 _MOST_FLOWS = 200
 _ADMITTED = (Outcome.ADMITTED, Outcome.SQUEEZED)
 
@@ -70,12 +72,16 @@ class MigrationTraffic:
 
     @property
     def measured_share_bytes_s(self) -> int:
-        """The migration share of what the link carries: `share_bytes_s`, or less if less was measured."""
+        """The migration share of what the link carries.
+
+        It is `share_bytes_s`, or less if less was measured, but at least `_LEAST_SHARE` of it.
+        """
         measured = None if self.uplink is None else self.uplink.report()
         if measured is None:
             return self.share_bytes_s
         share_bytes_s = int(migration_share(measured.lower_bytes_s, self.research_bytes_s))
-        return min(self.share_bytes_s, max(_LEAST_SHARE_BYTES_S, share_bytes_s))
+        least_bytes_s = max(_LEAST_SHARE_BYTES_S, int(_LEAST_SHARE * self.share_bytes_s))
+        return min(self.share_bytes_s, max(least_bytes_s, share_bytes_s))
 
     def update(self, leaving: Sequence[Leaving], now_s: float) -> Mapping[str, Outcome | None]:
         """Sets the rates of the tasks that leave, and ends those of others; returns what became of each task.

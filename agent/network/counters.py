@@ -1,4 +1,4 @@
-"""Reads what the kernel counts: bytes that an interface has sent, and whether connections still have bytes to send.
+"""Reads what the kernel counts: bytes that an interface has sent, and whether connections wait for the link to send.
 
 Needs no privileges. Both readers are bound to the network namespace in which they were created.
 """
@@ -6,8 +6,8 @@ Needs no privileges. Both readers are bound to the network namespace in which th
 import os
 import socket
 import struct
-import sys
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 _STATS, _ADDRESSES, _SOCKETS, _ERROR, _DONE = 94, 22, 18, 2, 3
 """Types of netlink messages: requests for the statistics of a link, for addresses and for the TCP sockets of both
@@ -18,8 +18,8 @@ _SOCK_DIAG = 4
 _HEADER = struct.Struct("=IHHII")
 _STATS_REQUEST = struct.Struct("=BxxxII")
 _LINK_64 = 1
-_SENT_BYTES = _HEADER.size + _STATS_REQUEST.size + 4 + 24
-"""Offset of `tx_bytes` in the reply: behind the headers, the header of the attribute, and three other counters."""
+_SENT_BYTES = _STATS_REQUEST.size + 4 + 24
+"""Offset of `tx_bytes` in the reply: behind the request, the header of the attribute, and three other counters."""
 _ADDRESSES_REQUEST = struct.Struct("=BxxxI")
 _OWN_ADDRESS = (1, 2)
 """The attributes `IFA_ADDRESS` and `IFA_LOCAL`: equal, except on links to a single peer."""
@@ -29,10 +29,17 @@ _SOCKETS_REQUEST = struct.Struct("=xxxB48xIxxxx")
 _ESTABLISHED = 1 << 1
 _INFO = 2
 """The attribute `INET_DIAG_INFO`, whose content is `struct tcp_info`."""
-_SOURCE, _TARGET, _QUEUED, _ATTRIBUTES = 8, 24, 60, 72
-"""Offsets in `struct inet_diag_msg`: the local and the remote address, the bytes in the send queue, and its end."""
-_NOT_SENT = 144
-"""Offset of `tcpi_notsent_bytes`: bytes that the connection has not sent even once."""
+_SOURCE, _TARGET, _COOKIE, _QUEUED, _ATTRIBUTES = 8, 24, 44, 60, 72
+"""Offsets in `struct inet_diag_msg`: the local and the remote address, the number of the connection, the bytes in the
+send queue, and the end of the structure."""
+_PACING, _ACKNOWLEDGED, _NOT_SENT, _BUSY, _PEER_LIMITED = 112, 120, 144, 168, 176
+"""Offsets in `struct tcp_info`: the highest rate that the process permits, the bytes that the peer has acknowledged,
+the bytes that were not sent even once (32 bits), and the time in which there was something to send, of which the
+peer's window left no room, in microseconds."""
+_UNLIMITED = 2**64 - 1
+_SOCKETS_ASKED = _SOCKETS_REQUEST.pack(1 << (_INFO - 1), _ESTABLISHED)
+_PEER_SHARE = 0.1
+"""If the peer's window was full for a larger share of the time, the peer and not the link limited the connection."""
 _BUFFER_BYTES = 1 << 16
 
 
@@ -46,7 +53,7 @@ class InterfaceCounter:
             OSError: it does not exist.
         """
         self.index = socket.if_nametoindex(interface)
-        self._netlink = _netlink(socket.NETLINK_ROUTE)
+        self._netlink = _Netlink(socket.NETLINK_ROUTE)
 
     def sent_bytes(self) -> int:
         """Returns the counter, which has 64 bits.
@@ -54,21 +61,19 @@ class InterfaceCounter:
         Raises:
             OSError: the interface is gone.
         """
-        self._netlink.send(_message(_STATS, 0, _STATS_REQUEST.pack(socket.AF_UNSPEC, self.index, _LINK_64)))
-        reply = self._netlink.recv(_BUFFER_BYTES)
-        _raise_error(reply, 0)
-        (sent,) = struct.unpack_from("=Q", reply, _SENT_BYTES)
+        request = _STATS_REQUEST.pack(socket.AF_UNSPEC, self.index, _LINK_64)
+        [(reply, start, _)] = self._netlink.ask(_STATS, 0, request)
+        (sent,) = struct.unpack_from("=Q", reply, start + _SENT_BYTES)
         return int(sent)
 
     def addresses(self) -> frozenset[bytes]:
-        """Returns the addresses of the interface as `UnsentBytes` compares them.
+        """Returns the addresses of the interface as `WaitingConnections` compares them.
 
         Raises:
             OSError: the kernel does not answer.
         """
         found = set()
-        self._netlink.send(_message(_ADDRESSES, _DUMP, _ADDRESSES_REQUEST.pack(socket.AF_UNSPEC, 0)))
-        for data, start, end in _replies(self._netlink):
+        for data, start, end in self._netlink.ask(_ADDRESSES, _DUMP, _ADDRESSES_REQUEST.pack(socket.AF_UNSPEC, 0)):
             family, index = _ADDRESSES_REQUEST.unpack_from(data, start)
             if index != self.index:
                 continue
@@ -83,45 +88,97 @@ class InterfaceCounter:
         self._netlink.close()
 
 
-class UnsentBytes:
-    """Tells whether TCP connections have bytes to send that they have not sent yet."""
+class WaitingConnections:
+    """Tells whether TCP connections have waited for the link."""
 
     def __init__(self) -> None:
-        self._netlink = _netlink(_SOCK_DIAG)
+        self._netlink = _Netlink(_SOCK_DIAG)
+        self._before: dict[bytes, _Progress] = {}
 
     def has_any(self, addresses: Collection[bytes]) -> bool:
-        """Returns whether an established connection from one of these local addresses has unsent bytes.
+        """Returns whether a connection from one of these local addresses has waited for the link since the last call.
+
+        It had unsent bytes at both calls, and its peer has acknowledged some in between: a peer that is gone says
+        nothing about the link. It was not limited by the peer's window, as that of a peer that reads slowly or does not
+        read, nor by a rate that its own process has set.
 
         Connections of the machine to itself do not count. The cost grows with the number of connections.
 
         Raises:
             OSError: the kernel does not answer.
         """
-        found = False
-        self._netlink.send(_message(_SOCKETS, _DUMP, _SOCKETS_REQUEST.pack(1 << (_INFO - 1), _ESTABLISHED)))
-        for data, start, end in _replies(self._netlink):
-            if found or struct.unpack_from("=I", data, start + _QUEUED)[0] == 0:
+        before, self._before = self._before, {}
+        for data, start, end in self._netlink.ask(_SOCKETS, _DUMP, _SOCKETS_ASKED):
+            if struct.unpack_from("=I", data, start + _QUEUED)[0] == 0:
                 continue
             source, target = (data[start + at : start + at + 16] for at in (_SOURCE, _TARGET))
-            found = source in addresses and source != target and _not_sent(data, start + _ATTRIBUTES, end) > 0
-        return found
+            if source not in addresses or source == target:
+                continue
+            progress = _progress(data, start + _ATTRIBUTES, end)
+            if progress is not None:
+                self._before[data[start + _COOKIE : start + _COOKIE + 8]] = progress
+        return any(connection in before and now.waited(before[connection]) for connection, now in self._before.items())
+
+    def forget(self) -> None:
+        """Lets the next call of `has_any` be the first: nothing was sent in the meantime."""
+        self._before.clear()
 
     def close(self) -> None:
         """Closes the descriptor. Idempotent."""
         self._netlink.close()
 
 
-def _replies(netlink: socket.socket) -> Iterator[tuple[bytes, int, int]]:
-    """Yields each message of a list: the data, and where its content begins and ends. Reads the list to its end."""
-    while True:
-        data, at = netlink.recv(_BUFFER_BYTES), 0
-        while at + _HEADER.size <= len(data):
-            length, kind, *_ = _HEADER.unpack_from(data, at)
-            _raise_error(data, at)
-            if kind == _DONE:
-                return
-            yield data, at + _HEADER.size, at + length
-            at += (length + 3) & ~3
+class _Progress(NamedTuple):
+    """What a connection with unsent bytes has done since it exists."""
+
+    acknowledged_bytes: int
+    busy_us: int
+    peer_limited_us: int
+
+    def waited(self, before: "_Progress") -> bool:
+        acknowledged_bytes, busy_us, peer_limited_us = (now - then for now, then in zip(self, before, strict=True))
+        return acknowledged_bytes > 0 and peer_limited_us <= _PEER_SHARE * busy_us
+
+
+class _Netlink:
+    """A socket to the kernel. After an error there is a new one: in the old one, the rest of an answer may be left."""
+
+    def __init__(self, protocol: int) -> None:
+        self._protocol = protocol
+        self._socket = self._open()
+
+    def ask(self, kind: int, flags: int, body: bytes) -> Iterator[tuple[bytes, int, int]]:
+        """Yields each message of the answer: the data, and where its content begins and ends.
+
+        Raises:
+            OSError: the kernel does not answer, or refuses.
+        """
+        try:
+            self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | flags, 0, 0) + body)
+            while True:
+                data, at = self._socket.recv(_BUFFER_BYTES), 0
+                while at + _HEADER.size <= len(data):
+                    length, kind, *_ = _HEADER.unpack_from(data, at)
+                    _raise_error(data, at)
+                    if kind == _DONE:
+                        return
+                    yield data, at + _HEADER.size, at + length
+                    at += (length + 3) & ~3
+                if flags != _DUMP:
+                    return
+        except (OSError, GeneratorExit):
+            self.close()
+            self._socket = self._open()
+            raise
+
+    def close(self) -> None:
+        """Closes the descriptor. Idempotent."""
+        self._socket.close()
+
+    def _open(self) -> socket.socket:
+        opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, self._protocol)
+        opened.settimeout(1.0)
+        return opened
 
 
 def _attributes(data: bytes, at: int, end: int) -> Iterator[tuple[int, bytes]]:
@@ -132,19 +189,15 @@ def _attributes(data: bytes, at: int, end: int) -> Iterator[tuple[int, bytes]]:
         at += max(4, (length + 3) & ~3)
 
 
-def _not_sent(data: bytes, at: int, end: int) -> int:
+def _progress(data: bytes, at: int, end: int) -> _Progress | None:
+    """Returns what a connection has done; None: it has no unsent bytes, or its process limits its rate."""
     info = next((value for kind, value in _attributes(data, at, end) if kind == _INFO), b"")
-    return int.from_bytes(info[_NOT_SENT : _NOT_SENT + 4], sys.byteorder)
-
-
-def _netlink(protocol: int) -> socket.socket:
-    opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
-    opened.settimeout(1.0)
-    return opened
-
-
-def _message(kind: int, flags: int, body: bytes) -> bytes:
-    return _HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | flags, 0, 0) + body
+    if len(info) < _PEER_LIMITED + 8 or struct.unpack_from("=I", info, _NOT_SENT)[0] == 0:
+        return None
+    pacing, acknowledged, busy, limited = (
+        struct.unpack_from("=Q", info, offset)[0] for offset in (_PACING, _ACKNOWLEDGED, _BUSY, _PEER_LIMITED)
+    )
+    return _Progress(acknowledged, busy, limited) if pacing == _UNLIMITED else None
 
 
 def _raise_error(data: bytes, at: int) -> None:

@@ -1,9 +1,10 @@
 """The bandwidth that checkpoints leaving this machine can count on, measured every 100 ms (ReclaimNet V-E, F3).
 
-A sample is the rate of the interface between two readings of its counter, while connections had bytes to send at both
-readings. An idle link is no sample: its counter says only that nothing was sent. While the kernel shapes migrations, a
-sample counts only if each of them stayed below the rate of its class, by the eBPF counters: otherwise the class, and
-not the link, determined what was sent.
+A sample is the rate of the interface between two readings of its counter, while a connection waited for the link: it
+had bytes to send at both readings, and not its peer limited it (`agent.network.counters`). An idle link is no sample:
+its counter says only that nothing was sent. While the kernel shapes migrations, a sample counts only if each of them
+stayed below the rate of its class, by the eBPF counters: otherwise the class, and not the link, determined what was
+sent.
 
 Samples are averaged over blocks of `BLOCK_S` of sending, however long the pauses between the transfers are. From the
 newest blocks follow the mean and the lower bound (`reclaim.bandwidth`). They are given only from `ENOUGH_BLOCKS` on:
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from agent.network.counters import InterfaceCounter, UnsentBytes
+from agent.network.counters import InterfaceCounter, WaitingConnections
 from agent.network.flows import Flow
 from agent.network.machine import MachineNetwork, default_interface
 from domain.reported import BandwidthReport
@@ -38,8 +39,8 @@ _IDLE_S = 1.0
 _QUIET_S = 2.0
 """How long nothing must have been sent before the interval becomes `_IDLE_S`."""
 _QUIET_BYTES_S = 30_000.0
-"""At a lower rate after a reading without unsent bytes, the connections are not looked at: it costs more than a
-reading of the counter."""
+"""At a lower rate, if no connection waited at the last reading, the connections are not looked at: it costs more than
+a reading of the counter."""
 _LONGEST_S = 1.0
 """Two readings that are farther apart are no sample: the machine was suspended, or the agent did not run."""
 _FULL_SHARE = 0.9
@@ -76,7 +77,7 @@ class Uplink:
         """
         self._interface, self._most_bytes_s, self._network, self._clock = interface, most_bytes_s, network, clock
         self._counter: InterfaceCounter | None = None
-        self._unsent: UnsentBytes | None = None
+        self._waiting: WaitingConnections | None = None
         self._addresses: frozenset[bytes] = frozenset()
         self._measured_index: int | None = None
         self._next_open_s = -math.inf
@@ -84,6 +85,7 @@ class Uplink:
         self._counters: list[float] = []
         self._times_s: list[float] = []
         self._pending: list[bool] = []
+        """Of each reading: whether a connection has waited for the link since the reading before."""
         self._limits: Mapping[Flow, float] = {}
         self._classes: dict[Flow, tuple[float, float, float]] = {}
         """Of each migration: what it had sent at the start of this batch and now, and what its class has permitted."""
@@ -93,12 +95,23 @@ class Uplink:
         self._cost_s = 0.0
 
     async def run(self) -> None:
-        """Takes samples until cancelled. The times of the readings do not drift."""
+        """Takes samples until cancelled. The times of the readings do not drift. An error begins a new batch."""
         loop = asyncio.get_running_loop()
         due_s = loop.time()
+        is_failing = False
         while True:
             began_s = time.perf_counter()
-            period_s = self.look()
+            try:
+                period_s = self.look()
+                is_failing = False
+            except Exception:
+                if not is_failing:
+                    _log.exception("interface %s: its bandwidth is not measured, retrying", self._interface or "")
+                is_failing = True
+                self._drop_readings()
+                self.close()
+                self._next_open_s = -math.inf
+                period_s = _IDLE_S
             self._cost_s += 0.1 * (time.perf_counter() - began_s - self._cost_s)
             period_s = max(period_s, self._cost_s / _MOST_CPU_SHARE)
             due_s += period_s * max(1, math.ceil((loop.time() - due_s) / period_s))
@@ -121,11 +134,11 @@ class Uplink:
         sent = self._read(now_s)
         before = self._counters[-1] if self._counters else math.nan
         passed_s = now_s - self._times_s[-1] if self._times_s else math.inf
-        moved = sent - before >= _QUIET_BYTES_S * passed_s
         was_pending = bool(self._pending) and self._pending[-1]
-        if moved or was_pending:
+        moved = sent > before if was_pending else sent - before >= _QUIET_BYTES_S * passed_s
+        if moved:
             self._sent_at_s = now_s
-        pending = (moved or was_pending) and self._has_unsent()
+        pending = self._has_waiting(moved)
         changed = self._changes_classes()
         if changed:
             self._take()
@@ -143,10 +156,10 @@ class Uplink:
 
     def close(self) -> None:
         """Closes the descriptors. Idempotent."""
-        for one in (self._counter, self._unsent):
+        for one in (self._counter, self._waiting):
             if one is not None:
                 one.close()
-        self._counter = self._unsent = None
+        self._counter = self._waiting = None
 
     def _read(self, now_s: float) -> float:
         """Returns the interface's counter; NaN: there is no interface."""
@@ -167,7 +180,7 @@ class Uplink:
         try:
             self._counter = InterfaceCounter(self._interface or default_interface())
             self._addresses = self._counter.addresses()
-            self._unsent = UnsentBytes()
+            self._waiting = WaitingConnections()
         except OSError as error:
             self.close()
             if not self._missing:
@@ -181,9 +194,15 @@ class Uplink:
             self._samples.clear()
             self._blocks.clear()
 
-    def _has_unsent(self) -> bool:
+    def _has_waiting(self, moved: bool) -> bool:
+        """Returns whether a connection has waited for the link since the last reading; `moved`: something was sent."""
+        if self._waiting is None:
+            return False
+        if not moved:
+            self._waiting.forget()
+            return False
         try:
-            return self._unsent is not None and self._unsent.has_any(self._addresses)
+            return self._waiting.has_any(self._addresses)
         except OSError:
             return False
 
@@ -216,8 +235,7 @@ class Uplink:
         """Turns the readings into samples, and those into blocks. The next batch begins with the last reading."""
         if len(self._counters) > 1 and not self._is_limited_by_class():
             rates = rates_bytes_s([self._counters], [self._times_s], self._most_bytes_s)
-            pending = np.array(self._pending)
-            found = achieved_bytes_s(rates, [pending[:-1] & pending[1:]])[0]
+            found = achieved_bytes_s(rates, [self._pending[1:]])[0]
             self._samples += found[np.isfinite(found)].tolist()
         size = round(BLOCK_S / SAMPLE_S)
         while len(self._samples) >= size:

@@ -28,6 +28,7 @@ def campus(world: World) -> World:
     for cluster in "abc":
         world.machine(f"r/{cluster}/m", 2, public_key=public_key)
     for cluster in "ab":
+        (world.folder / "stores" / cluster).mkdir(parents=True)
         world.alter(Cluster, ("r", cluster), store_url=_url(world, cluster))
     return world
 
@@ -115,12 +116,54 @@ def test_a_workload_waits_for_the_store_of_its_own_building(campus: World) -> No
     assert campus.workload(workload).reason is None
 
 
+def test_a_store_that_was_never_mounted_is_not_created(campus: World) -> None:
+    """A worker without the mount writes no marker on its own disk: the workload would later restart from step 0."""
+    (campus.folder / "stores" / "a").rmdir()
+    workload = campus.submit(job())
+    with pytest.raises(
+        ApplicationError, match=f"the store {_url(campus, 'a')}: there is no folder .*: mount or create"
+    ):
+        _start(campus, workload, "a")
+    assert not (campus.folder / "stores" / "a").exists()
+    (campus.folder / "stores" / "a").mkdir()
+    assert stage_launch(campus, workload)[0].store_url == _url(campus, "a")
+
+
+def test_an_empty_folder_is_not_the_store_that_a_workload_comes_back_to(campus: World) -> None:
+    """The mount point exists on the worker's host without the mount, when staging or copying to it."""
+    workload = campus.submit(job())
+    for number, cluster in enumerate("ab", 1):
+        _, launch = _start(campus, workload, cluster)
+        Checkpointer(launch.checkpoint.uri, attempt=number).save(number, {"step": number})
+        campus.run(workload)
+        campus.release(workload, Phase.PREEMPTED)
+    mounted, away = campus.folder / "stores" / "a", campus.folder / "away"
+    mounted.rename(away)
+    mounted.mkdir()
+    with pytest.raises(ApplicationError, match=r"the marker .* is missing"):
+        _start(campus, workload, "a")
+    mounted.rmdir()
+    away.rename(mounted)
+    plan, launch = stage_launch(campus, workload, 3)
+    mounted.rename(away)
+    mounted.mkdir()
+    with pytest.raises(ApplicationError, match=r"the marker .* is missing"):
+        _copy(campus, workload, plan)
+    assert list(mounted.iterdir()) == []
+    mounted.rmdir()
+    away.rename(mounted)
+    assert _copy(campus, workload, plan) > 0
+    found = Checkpointer(launch.checkpoint.uri, attempt=3).load_latest()
+    assert found is not None and found.step == 2
+
+
 def test_an_operator_changes_the_store(campus: World) -> None:
     """The checkpoints in the former store are found, and a running attempt keeps its store."""
     workload = campus.submit(job())
     _, launch = _start(campus, workload, "a")
     Checkpointer(launch.checkpoint.uri, attempt=1).save(7, {"step": 7})
     campus.run(workload)
+    (campus.folder / "stores" / "new").mkdir()
     campus.alter(Cluster, ("r", "a"), store_url=_url(campus, "new"))
     assert stage_launch(campus, workload, 1)[0].store_url == _url(campus, "a")
     campus.release(workload, Phase.PREEMPTED)

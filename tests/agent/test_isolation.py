@@ -21,8 +21,10 @@ from agent.config import AgentConfig
 from agent.intervals import TaskInterval, write_interval
 from agent.isolation import TENANT_UIDS, why_not_separate
 from agent.state import StateFolder
+from domain.ids import checkpoint_marker_key
 from domain.launch import LaunchDescription
 from domain.protocol import NodeOutcome
+from mizzen.objects import open_store
 from tests.agent.harness import Lab, description, ended, python, run_folder, until_async
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can limit tasks and start them as other users")
@@ -119,13 +121,14 @@ async def test_a_second_tenants_task_reads_no_key_and_nothing_of_another_tenant(
     checkpoints = lab.folder / place / "checkpoints"
 
     def launch_of(tenant: int, command: str) -> LaunchDescription:
-        launch = description(lab.region, config, command, tenant_number=tenant)
-        uri = f"{checkpoints.as_uri()}/{launch.workload_id}/"
-        return launch.model_copy(update={"checkpoint": launch.checkpoint.model_copy(update={"uri": uri})})
+        launch = _saving_in(checkpoints, description(lab.region, config, command, tenant_number=tenant))
+        if place == "store":
+            open_store(checkpoints.parent.as_uri()).put(checkpoint_marker_key(launch.workload_id), b"x")
+        return launch
 
     first = launch_of(1, "id -u; echo mine > mine; echo saved > ${MIZZEN_CHECKPOINT_URI#file://}/c")
     key = lab.write(first)
-    (checkpoints / first.workload_id).mkdir(parents=True)
+    (checkpoints / first.workload_id).mkdir(parents=True, exist_ok=True)
     (checkpoints / first.workload_id / "copied").write_text("by a worker")
     own = lab.folder_of(first, config).path
     closed = [
@@ -155,6 +158,28 @@ async def test_a_second_tenants_task_reads_no_key_and_nothing_of_another_tenant(
     assert lab.log(first)[0] == f"{TENANT_UIDS[0] + 1}\n".encode()
     assert lab.log(second)[0] == f"{TENANT_UIDS[0] + 2}\n0\n".encode()
     assert lab.log(third)[0] == b"saved\nby a worker"
+
+
+async def test_a_store_that_is_not_mounted_on_the_machine_starts_no_task(open_lab: Lab) -> None:
+    """The tasks would start from step 0 and save on the machine's own disk. The folder is not created."""
+    lab, config = open_lab, tenants(open_lab)
+    store = lab.folder / "store"
+    launch = description(lab.region, config, "touch ran", tenant_number=3)
+    launch = _saving_in(store / "checkpoints", launch)
+    lab.write(launch)
+    async with lab.agent(config):
+        failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
+        assert failure.type == "BucketUnavailable"
+        assert str(store) in str(failure) and f"checkpoints/{launch.workload_id}/marker is missing" in str(failure)
+        assert not store.exists()
+        open_store(store.as_uri()).put(checkpoint_marker_key(launch.workload_id), b"x")
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    assert [e.exit_code for e in outcome.exits] == [0]
+
+
+def _saving_in(checkpoints: Path, launch: LaunchDescription) -> LaunchDescription:
+    uri = f"{checkpoints.as_uri()}/{launch.workload_id}/"
+    return launch.model_copy(update={"checkpoint": launch.checkpoint.model_copy(update={"uri": uri})})
 
 
 async def test_a_tasks_python_and_sdk_work_although_only_root_may_enter_their_folder(open_lab: Lab) -> None:

@@ -1,7 +1,9 @@
 """The measured bandwidth of an interface: real transfers over a link of a known rate, on a clock of the test."""
 
+import asyncio
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from agent.lending.traffic import MigrationTraffic
-from agent.network.counters import InterfaceCounter
+from agent.network.counters import InterfaceCounter, WaitingConnections
 from agent.network.flows import Flow
 from agent.network.machine import MachineNetwork
 from agent.network.shaping import LinkShare
@@ -22,6 +24,7 @@ from tests.network.conftest import PORTS, SINK_PORT, sink
 
 LINK_BYTES_S = 12.5e6
 CONFIGURED_BYTES_S = 125e6
+_MAX_PACING_RATE = 47
 
 
 class _Time:
@@ -44,10 +47,12 @@ def link(network: Network) -> Network:
 
 
 @contextmanager
-def _sending(address: str, mark: int = 0) -> Iterator[None]:
-    """Sends as fast as the link permits."""
+def _sending(address: str, port: int = SINK_PORT, mark: int = 0, most_bytes_s: int = 0) -> Iterator[None]:
+    """Sends as fast as the link permits, or as `most_bytes_s`."""
     going = threading.Event()
-    with socket.create_connection((address, SINK_PORT)) as connection:
+    with socket.create_connection((address, port)) as connection:
+        if most_bytes_s:
+            connection.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, most_bytes_s)
         if mark:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
         connection.settimeout(0.2)
@@ -76,6 +81,49 @@ def _look(uplink: Uplink, times: int, pause_s: float = 0.01) -> None:
 
 
 READINGS = 22 * ENOUGH_BLOCKS
+_PEER = """
+import socket, sys, time
+each_s = float(sys.argv[1])
+with socket.create_server(("", 9100)) as listener:
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+    print("ready", flush=True)
+    connection, _ = listener.accept()
+    while True:
+        time.sleep(each_s)
+        connection.recv(20_000)
+"""
+
+
+@contextmanager
+def _reading_each(network: Network, each_s: float) -> Iterator[tuple[str, int]]:
+    """Accepts one connection in namespace `b`, and reads 20 kB from it in each interval."""
+    command = [*network.enter("b"), sys.executable, "-c", _PEER, str(each_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            process.stdout.readline()
+            yield network.address("b"), 9100
+        finally:
+            process.kill()
+
+
+@contextmanager
+def _datagrams(address: str) -> Iterator[None]:
+    """Sends some datagrams, which wait for nothing: without them the connections are not looked at."""
+    going = threading.Event()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sending:
+
+        def send() -> None:
+            while not going.wait(0.002):
+                sending.sendto(bytes(1000), (address, SINK_PORT))
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        try:
+            yield
+        finally:
+            going.set()
+            thread.join()
 
 
 async def test_only_a_busy_link_is_measured(link: Network) -> None:
@@ -101,6 +149,47 @@ async def test_only_a_busy_link_is_measured(link: Network) -> None:
         after = uplink.report()
         assert after is not None
         assert (after.bytes_s, after.lower_bytes_s) == (measured.bytes_s, measured.lower_bytes_s)
+    uplink.close()
+
+
+def test_a_connection_that_does_not_wait_for_the_link_gives_no_sample(link: Network) -> None:
+    """Each task of a machine can have such a connection, on purpose or by accident. The measured bound stays."""
+    uplink = Uplink("eth0", CONFIGURED_BYTES_S)
+    reasons = [("does not read", 3600.0, 0), ("reads slowly", 0.01, 0), ("its process paces it", 0.0, 500_000)]
+    with sink(link) as address:
+        with _sending(address):
+            time.sleep(0.3)
+            _look(uplink, READINGS)
+        time.sleep(0.3)
+        _look(uplink, 5)
+        before = uplink.report()
+        assert before is not None
+        for reason, each_s, most_bytes_s in reasons:
+            with (
+                _reading_each(link, each_s) as (peer, port),
+                _sending(peer, port, most_bytes_s=most_bytes_s),
+                _datagrams(address),
+            ):
+                time.sleep(0.3)
+                _look(uplink, 60, 0.02)
+            after = uplink.report()
+            assert after is not None
+            assert (after.bytes_s, after.lower_bytes_s) == (before.bytes_s, before.lower_bytes_s), reason
+    uplink.close()
+
+
+def test_a_peer_that_is_gone_says_nothing_about_the_link(link: Network) -> None:
+    """The connection has unsent bytes until it times out, after many minutes; other traffic goes on."""
+    uplink = Uplink("eth0", CONFIGURED_BYTES_S)
+    with sink(link) as address, _sending(address), _datagrams(link.address("core")):
+        time.sleep(0.3)
+        _look(uplink, READINGS)
+        link.cut("b")
+        _look(uplink, 100, 0.02)
+        link.join("b")
+        measured = uplink.report()
+    assert measured is not None
+    assert measured.lower_bytes_s > 0.5 * LINK_BYTES_S
     uplink.close()
 
 
@@ -153,11 +242,75 @@ def test_the_rate_of_a_class_is_not_the_bandwidth(link: Network) -> None:
             _look(uplink, READINGS, 0.02)
         measured = uplink.report()
         assert measured is not None
-        assert 0.5 * LINK_BYTES_S < measured.lower_bytes_s < 1.1 * LINK_BYTES_S
-        traffic = MigrationTraffic(network, int(share.migration_bytes_s), uplink, research_bytes_s=1e6)
+        # The mean, because a sender that got no CPU time for a while gives slow samples.
+        assert 0.5 * LINK_BYTES_S < measured.bytes_s < 1.1 * LINK_BYTES_S
+        traffic = MigrationTraffic(network, int(LINK_BYTES_S), uplink, research_bytes_s=1e6)
         assert traffic.measured_share_bytes_s == int(migration_share(measured.lower_bytes_s, 1e6))
-        assert traffic.measured_share_bytes_s < 0.1 * share.migration_bytes_s
+        traffic = MigrationTraffic(network, int(100 * LINK_BYTES_S), uplink, research_bytes_s=1e6)
+        assert traffic.measured_share_bytes_s == int(10 * LINK_BYTES_S), "at least a tenth of the configured share"
         uplink.close()
+
+
+async def test_an_error_does_not_end_the_measurement(network: Network, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged once, and the next readings measure again."""
+    readings = 0
+
+    def clock() -> float:
+        nonlocal readings
+        readings += 1
+        if readings in (3, 4):
+            raise ValueError("no clock")
+        return time.monotonic()
+
+    uplink = Uplink("eth0", CONFIGURED_BYTES_S, clock=clock)
+    running = asyncio.create_task(uplink.run())
+    try:
+        async with asyncio.timeout(60):
+            while readings < 8 and not running.done():
+                await asyncio.sleep(0.05)
+        assert not running.done()
+        assert uplink.report() is None
+        assert ["no clock" in record.exc_text for record in caplog.records if record.exc_text] == [True]
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        uplink.close()
+
+
+def test_after_an_error_no_answer_is_that_to_an_earlier_question(
+    link: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's list of connections was not read to its end: the next call reads a new list."""
+
+    class Interrupted(socket.socket):
+        failures = 0
+
+        def recv(self, *arguments: int) -> bytes:
+            if self.family == socket.AF_NETLINK and Interrupted.failures:
+                Interrupted.failures -= 1
+                raise TimeoutError("timed out")
+            return super().recv(*arguments)
+
+    monkeypatch.setattr(socket, "socket", Interrupted)
+    counter, waiting = InterfaceCounter("eth0"), WaitingConnections()
+    with sink(link) as address:
+        addresses = counter.addresses()
+        for ask in (counter.sent_bytes, lambda: waiting.has_any(addresses)):
+            Interrupted.failures = 1
+            with pytest.raises(TimeoutError):
+                ask()
+        before = counter.sent_bytes()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sending:
+            sending.sendto(bytes(100), (address, SINK_PORT))
+        assert counter.sent_bytes() > before
+        with _sending(address):
+            time.sleep(0.3)
+            waiting.has_any(addresses)
+            time.sleep(0.3)
+            assert waiting.has_any(addresses)
+        assert not waiting.has_any(addresses)
+    counter.close()
+    waiting.close()
 
 
 def test_a_counter_is_read_by_number_and_not_by_name(network: Network) -> None:

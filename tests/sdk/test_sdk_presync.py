@@ -135,6 +135,24 @@ def test_otherwise_the_last_save_comes_at_once(
     assert [manifest.step for manifest in list_committed(tmp_path / "root")] == [training.step, 6]
 
 
+@pytest.mark.parametrize("first", [False, True], ids=["an evaluation", "the first step"])
+def test_a_long_step_does_not_lose_the_last_checkpoint(
+    tmp_path: Path, under_an_agent: Callable[[float], None], first: bool
+) -> None:
+    """The next step may be as long as the longest so far. If the notice is shorter, or none is known: save now."""
+    training = _Training(tmp_path / "root")
+    if not first:
+        _start(training)
+        time.sleep(0.6)
+        training.train(12)
+    else:
+        training.train(1)
+    training.checkpointer._pressure.measured(0.001)
+    under_an_agent(300.0 if first else 0.5)
+    assert training.until_it_exits() == 1
+    assert list_committed(tmp_path / "root")[0].step == training.step
+
+
 def test_a_save_in_the_background_is_completed_and_taken_over(
     tmp_path: Path, under_an_agent: Callable[[float], None]
 ) -> None:
@@ -162,6 +180,7 @@ def test_killed_at_any_time_between_the_notice_and_the_end(
         def work(tell: Callable[[bytes], None], root: Path = root) -> None:
             training = _Training(root)
             training.big += 7
+            training.train(2)
             training.save()
             training.big += 7
             training.train(6)
@@ -178,7 +197,7 @@ def test_killed_at_any_time_between_the_notice_and_the_end(
         assert found is not None
         assert len(set(found.state["big"]["w"])) == len(set(found.state["small"]["w"])) == 1
         if b"noticed" in said:
-            seen.add("before" if found.step <= 6 else "after")
+            seen.add("before" if found.step <= 8 else "after")
         if b"ended" in said or code != -signal.SIGKILL:
             break
     assert seen == {"before", "after"}

@@ -84,6 +84,7 @@ def test_a_gang_moves_between_buildings_with_stores(shared: Up, tmp_path: Path) 
     client = shared.client()
     stores = {building: tmp_path / building for building in ("physics", "chemistry")}
     for building, folder in stores.items():
+        folder.mkdir()
         client.set_cluster("east", building, store_url=folder.as_uri(), capacity="voluntary")
     client.set_tenant("t", 3, {"a100": 16, "l4": 4}, None)
     workload = shared.submit(

@@ -96,6 +96,7 @@ class Cadence:
         self._beside: dict[bool, deque[float]] = {busy: deque(maxlen=4 * _STEPS) for busy in (False, True)}
         """Step times since the last write ended: without (False) and with (True) a write in the background."""
         self._step_s: float | None = None
+        self._longest_s: float | None = None
         self._in_flight = 0
         """Number of writes in the background. It may be negative: `written` may be called before `saved`."""
         # `_base`: step at the start of the interval. `_seen`, `_look`: steps of the last and the next clock reading.
@@ -243,6 +244,16 @@ class Cadence:
         with self._lock:
             return self._seen + self._left(self._seen_s)
 
+    @property
+    def longest_step_s(self) -> float | None:
+        """The longest step of this run so far in seconds, or more: the longest time between two readings of the clock.
+
+        It includes what the training did between two steps, such as an evaluation. The first step does not count,
+        because it may include a compilation. None: not measured yet.
+        """
+        with self._lock:
+            return self._longest_s
+
     def _at(self, step: int) -> bool:
         """Read the clock, measure the steps since the last reading, and decide whether a save is due."""
         with self._lock:
@@ -253,6 +264,8 @@ class Cadence:
             if self._reread():
                 self._interval_s = self._planned_s()
             if step > self._seen:
+                if self._step_s is not None:
+                    self._longest_s = max(self._longest_s or 0.0, now_s - self._seen_s)
                 self._measure((now_s - self._seen_s) / (step - self._seen))
                 self._seen, self._seen_s = step, now_s
             step_s = self._step_s

@@ -390,9 +390,9 @@ class Checkpointer:
         # copy of the state.
         if not (self.writer and self.background) or self.gang.world_size > 1 or step == self._saved_step:
             return False
-        left_s, step_s = self._pressure.exactly_left_s(), self.cadence.explain().step_s
+        left_s, longest_s = self._pressure.exactly_left_s(), self.cadence.longest_step_s
         saving = self._saving is not None and not self._saving.done
-        turn = self._pre_sync.turn(left_s, step_s, self._pressure.save_s, notices.DEFAULT_MARGIN, saving=saving)
+        turn = self._pre_sync.turn(left_s, longest_s, self._pressure.save_s, notices.DEFAULT_MARGIN, saving=saving)
         if turn is Turn.LOOK:
             encoded = self._encoded(step, self._tracked.capture(step))
             turn = self._pre_sync.look(self._roots.writers[-1].unsent(encoded))

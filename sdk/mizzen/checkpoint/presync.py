@@ -52,7 +52,7 @@ class PreSync:
     _before: Mapping[str, Unsent] = field(default_factory=dict)
 
     def turn(
-        self, left_s: float | None, step_s: float | None, save_s: float | None, margin: float, saving: bool
+        self, left_s: float | None, longest_step_s: float | None, save_s: float | None, margin: float, saving: bool
     ) -> Turn:
         """Return what to do after a step.
 
@@ -61,7 +61,8 @@ class PreSync:
 
         Args:
             left_s: seconds until the end; None: the end is not known exactly.
-            step_s: seconds of a step; None: not known.
+            longest_step_s: seconds of the longest step so far, because any step may be an evaluation or wait for data;
+                None: not known.
             save_s: seconds of a save until it is durable; None: not known.
             margin: safety factor for the saves.
             saving: whether a save is running in the background.
@@ -70,9 +71,9 @@ class PreSync:
             self._save_s = save_s
             if saving:
                 self._phase = _Phase.SENDING
-        if self._phase is _Phase.OVER or left_s is None or step_s is None or self._save_s is None:
+        if self._phase is _Phase.OVER or left_s is None or longest_step_s is None or self._save_s is None:
             return self._flush()
-        if left_s - step_s < 2 * margin * self._save_s:
+        if left_s - longest_step_s < 2 * margin * self._save_s:
             return self._flush()
         if self._phase is _Phase.SENDING:
             return Turn.GO_ON if saving else self._flush()
