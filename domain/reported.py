@@ -82,6 +82,8 @@ class NoticeReport:
 
 MOST_BYTES_S = 1.25e12
 """No link of a machine is faster: 10 Tbit/s."""
+LEAST_WRITE_S = 1e-6
+"""No checkpoint is durable in less time."""
 
 
 @dataclass

@@ -27,11 +27,12 @@ class Move:
     away: bool
     """Whether it is another building than the one that the job left, although enough machines there have room."""
     score_us: int
-    """The score: expected microseconds of this migration, and of the next one if the cluster is unstable."""
+    """The score: expected microseconds of this migration, and of the next one if the cluster is unstable; at most
+    `MOST_US`."""
 
 
-_UNKNOWN_US = 10**15
-"""The score of a cluster that was not scored, because it is newer than the scores: no other is worse."""
+MOST_US = 10**15
+"""The worst score. A cluster that was not scored, because it is newer than the scores, has it too."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class JobRequest:
             return 0, 0
         place = f"{region}/{cluster}"
         found = next((one for one in self.moves if one.place == place), None)
-        return (1, _UNKNOWN_US) if found is None else (int(found.away), found.score_us)
+        return (1, MOST_US) if found is None else (int(found.away), found.score_us)
 
 
 # --------------------------------------------------------------------------------------------------- GMS (MAST 4.2)

@@ -87,9 +87,20 @@ def _check(field: str, given: Any) -> None:
                 _check(f"{field}.{part.name}", getattr(given, part.name))
             if isinstance(given, LoadReport) and given.state not in list(LoadState):
                 raise malformed(f"{field}.state: {named(given.state)}; must be one of {', '.join(LoadState)}")
+            if isinstance(given, TaskProgress):
+                _check_measured(field, given)
             if isinstance(given, TaskExit | TaskProgress) and not (is_name(given.job) and given.task >= 0):
                 task = f"{named(given.job)}/{given.task}"
                 raise malformed(f"{field}: task {task}; must be a job, {NAME_RULE}, and a number from 0")
+
+
+def _check_measured(field: str, given: TaskProgress) -> None:
+    """Checks that no size, step or duration is negative: plans are computed from them."""
+    for name, one in ((field, given), (f"{field}.cadence", given.cadence), (f"{field}.load", given.load)):
+        for part in fields(one) if one is not None else ():
+            number = getattr(one, part.name)
+            if isinstance(number, int | float) and number < 0:
+                raise malformed(f"{name}.{part.name}: {number:g}; must be 0 or more")
 
 
 def _check_text(field: str, text: str) -> None:

@@ -9,13 +9,12 @@ from sqlalchemy.orm import Session
 
 from domain.capacity import CapacityKind
 from domain.phases import Phase
-from domain.reported import OWNER, BandwidthReport
+from domain.reported import LEAST_WRITE_S, OWNER, BandwidthReport
 from infra.db.events import Cursor
 from infra.db.models import Allocation, Attempt, Cluster, Machine, Workload
 
 EMERGENCY_S = 10.0
 """A notice shorter than this is an emergency departure (II-A: the shortest notice of the deployment is 10 s)."""
-_LEAST_WRITE_S = 1e-6
 _NOTICEABLE = 0.1
 """A relative change of a hazard by less is not stored."""
 _DEPARTURES = text(
@@ -132,7 +131,7 @@ def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
             Workload.phase == Phase.RUNNING.value,
             Allocation.released_at.is_(None),
             Attempt.checkpoint_bytes > 0,
-            Attempt.checkpoint_write_s >= _LEAST_WRITE_S,
+            Attempt.checkpoint_write_s >= LEAST_WRITE_S,
         )
         .group_by(Attempt.workload, Attempt.attempt)
         .having(func.bool_or(Allocation.machine.in_(machines)))

@@ -10,16 +10,19 @@ from sqlalchemy.orm import Session
 
 from domain.capacity import CapacityKind
 from domain.reasons import ReasonCode
-from domain.scheduling import JobRequest, Move
+from domain.reported import LEAST_WRITE_S
+from domain.scheduling import MOST_US, JobRequest, Move
 from reclaim.buildings import Building, Departure, score
 from reclaim.destinations import DEFAULT_RULES
 from rms.reserve import SHORTEST_S
 
+# A task can report anything. An impossible size or time is ignored: it must not end the pass for all workloads.
 _LEFT = text(
-    "select w.id, a.region, a.plan -> 'jobs', saved.checkpoint_bytes, saved.checkpoint_write_s, ran.s"
+    "select w.id, a.region, a.plan -> 'jobs', saved.checkpoint_bytes,"
+    " case when saved.checkpoint_write_s >= :least_write_s then saved.checkpoint_write_s end, ran.s"
     " from workload as w join attempt as a on (a.workload, a.attempt) = (w.id, w.attempt)"
     " cross join lateral (select checkpoint_bytes, checkpoint_write_s from attempt"
-    "   where workload = w.id and checkpoint_bytes is not null order by attempt desc limit 1) as saved"
+    "   where workload = w.id and checkpoint_bytes > 0 order by attempt desc limit 1) as saved"
     " cross join lateral (select coalesce(sum(extract(epoch from released_at - started_at)), 0)::float8 as s"
     "   from attempt where workload = w.id) as ran"
     " where w.id = any(:ids) and a.released_at is not null and a.outcome ->> 'code' = any(:codes)"
@@ -53,7 +56,7 @@ def moves_of(
 
     Workloads without a checkpoint, and jobs that were not on lent machines or spanned clusters, have no scores.
     """
-    rows = session.execute(_LEFT, {"ids": list(demands), "codes": _LEAVES})
+    rows = session.execute(_LEFT, {"ids": list(demands), "codes": _LEAVES, "least_write_s": LEAST_WRITE_S})
     left = {workload: _Left(*row) for workload, *row in rows}
     if not left:
         return {}
@@ -92,7 +95,8 @@ def _scored(
     return replace(
         job,
         moves=tuple(
-            Move(f"{b.site}/{b.name}", s.away, round(s.score_s * 1e6)) for b, s in zip(buildings, scores, strict=True)
+            Move(f"{b.site}/{b.name}", s.away, round(min(s.score_s * 1e6, MOST_US)))
+            for b, s in zip(buildings, scores, strict=True)
         ),
     )
 

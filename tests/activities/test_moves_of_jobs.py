@@ -28,6 +28,11 @@ def campus(world: World) -> World:
     return world
 
 
+IMPOSSIBLE = {
+    "negative": (-1, 30.0), "empty": (0, 30.0), "huge": ((1 << 63) - 1, 1e-300), "negative time": (C, -1.0),
+}  # fmt: skip
+
+
 def _leave(world: World, workload: str, *, code: ReasonCode = ReasonCode.PLATFORM_NOTICE, saved: int | None = C) -> str:
     """Lets a workload's first attempt end after it has saved; returns its machine, which is then cordoned."""
     (machine,) = world.holdings(workload)
@@ -117,3 +122,14 @@ def test_other_workloads_are_placed_as_before(campus: World, case: str) -> None:
     else:
         assert machine == "r/b/m", "the fewest departures, then the id"
         assert (quality.away, quality.move_s) == (0, 0)
+
+
+@pytest.mark.parametrize("reported", IMPOSSIBLE.values(), ids=list(IMPOSSIBLE))
+def test_impossible_reports_of_a_task(campus: World, reported: tuple[int, float]) -> None:
+    """A task that reports an impossible size or time does not end the pass: it and other workloads are placed."""
+    workload = _start(campus)
+    _leave(campus, workload)
+    campus.alter(Attempt, (workload, 1), checkpoint_bytes=reported[0], checkpoint_write_s=reported[1])
+    other = campus.submit(job(gpus=2), capacity=("voluntary",))
+    assert campus.tick().awarded == 2
+    assert campus.holdings(workload, 2) and campus.holdings(other)

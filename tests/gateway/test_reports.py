@@ -40,6 +40,11 @@ BAD_PROGRESS = {
     "a time before 1970": (_progress(active_at_s=-1e300), "active_at_s"),
     "a time after 9999": (_progress(notice=NoticeReport("aws", "stop", True, 1e300)), "notice.at_s"),
     "a number that JSON does not have": (_progress(checkpoint_s=math.inf), "checkpoint_s: inf"),
+    "a negative size": (_progress(checkpoint_bytes=-1), "progress[0].checkpoint_bytes: -1; must be 0 or more"),
+    "a negative step": (_progress(checkpoint_step=-5), "progress[0].checkpoint_step: -5"),
+    "a negative duration": (_progress(checkpoint_write_s=-0.5), "progress[0].checkpoint_write_s: -0.5"),
+    "a negative interval": (_progress(cadence=CadenceReport(-60.0)), "progress[0].cadence.interval_s: -60"),
+    "a negative number": (_progress(load=LoadReport("loaded", skipped=-1)), "progress[0].load.skipped: -1"),
     "a number that no column holds": (_progress(step=1 << 63), "progress[0].step"),
 }
 
