@@ -310,9 +310,10 @@ class Attempt:
         ending = self._verdicts.judge(end, self._plan, self._told, self._timed_out)
         if end.refused is not None and ending.reason == end.refused.reason:
             return await self._refused(end.refused, end.progress)
+        self._state.refusals = 0
         if end.stopped_before and ending.reason.code == ReasonCode.STACK_STOPPED:
             return await self._stopped_before(ending)
-        self._state.refusals = 0
+        self._state.stops = 0
         return ending
 
     async def _left(self) -> Ending:
@@ -337,11 +338,14 @@ class Attempt:
 
         After a restart of the installation this is true once. The agent of a volunteer's machine may always say it, and
         would be given the workload again and again.
+
+        These attempts are not counted as refusals: code from before the patch did not count them, so a workflow from
+        then would judge its next refused launch differently.
         """
-        self._state.refusals += 1
-        if self._state.refusals == 1 or not workflow.patched(BACKS_OFF_IF_STOPPED):
+        self._state.stops += 1
+        if self._state.stops == 1 or not workflow.patched(BACKS_OFF_IF_STOPPED):
             return ending
-        return await self._after_backoff(ending)
+        return await self._after_backoff(ending, self._state.stops)
 
     async def _refused(self, failed: LaunchFailure, progress: tuple[TaskProgress, ...]) -> Ending:
         """Returns the ending after a failed launch: the workload fails, or is queued again.
@@ -357,10 +361,10 @@ class Attempt:
             return again
         if failed.blames_workload:
             return Ending(Phase.FAILED, failed.reason, progress)
-        return await self._after_backoff(again)
+        return await self._after_backoff(again, self._state.refusals)
 
-    async def _after_backoff(self, ending: Ending) -> Ending:
-        """Returns the ending after a backoff that grows with each consecutive refusal; mail may end it early."""
-        pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (self._state.refusals - 2))
+    async def _after_backoff(self, ending: Ending, times: int) -> Ending:
+        """Returns the ending after a backoff that grows with each of consecutive `times`; mail may end it early."""
+        pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (times - 2))
         told = await self._mailbox.unless_told(asyncio.sleep(pause_s))
         return replace(stopped_early(told), progress=ending.progress) if isinstance(told, Mail) else ending

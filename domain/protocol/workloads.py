@@ -33,6 +33,8 @@ class WorkloadInput:
     """Seconds of running in all earlier attempts."""
     refusals: int = 0
     """Number of consecutive launches that failed for a reason other than the workload itself."""
+    stops: int = 0
+    """Number of attempts that an agent said to have stopped before, since tasks last ran to another end."""
     table: int = 1
     """Version of the table of steps (`lifecycle.attempts.TABLES`) that the workflow follows from its start to its
     end."""

@@ -71,6 +71,7 @@ LIVES: dict[str, Story] = {
     "workload-unloadable": test_loading.test_a_workload_whose_checkpoint_does_not_load_twice_is_stopped,
     "workload-stop-refused": test_loss.test_a_machine_that_refuses_to_stop_is_treated_like_a_silent_one,
     "workload-stopped-before": test_placing.test_a_machine_that_says_to_have_stopped_each_attempt,
+    "workload-stopped-then-refused": test_placing.test_an_attempt_that_was_stopped_before_is_no_refusal,
     "workload-replaced": test_loss.test_a_workflow_that_replaces_one_that_is_gone_goes_on_with_what_runs,
 }
 

@@ -326,6 +326,17 @@ async def test_a_machine_that_says_to_have_stopped_each_running_attempt(life: Li
     assert await _pauses_s(life) == [1.0, 2.0]
 
 
+@goes(*PROVISIONED, "preempted stack_stopped", *(*PROVISIONED[1:], "pending launch_failed") * 2)
+async def test_an_attempt_that_was_stopped_before_is_no_refusal(life: Life) -> None:
+    """The first launch that fails after it is tried again at once; the second one after a backoff."""
+    life.plan.retries = 0
+    for kind in (LaunchError.STOPPED_ATTEMPT, "DiskFull", "DiskFull"):
+        life.agents[1].errors[Activity.PREPARE_NODE] = [ApplicationError("no", type=kind, non_retryable=True)]
+        await life.award()
+        await life.reaches(Phase.PREEMPTED if kind == LaunchError.STOPPED_ATTEMPT else Phase.PENDING)
+    assert await _pauses_s(life) == [1.0]
+
+
 async def _pauses_s(life: Life) -> list[float]:
     timers = [event.timer_started_event_attributes for event in await life.handled()]
     return [one.start_to_fire_timeout.ToTimedelta().total_seconds() for one in timers if one.timer_id]
