@@ -1,23 +1,22 @@
 """Deletes uploaded working directories that no workload needs any more, from the database and the regions' buckets."""
 
-import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from sqlalchemy import Engine, delete, select, text, tuple_
 
 from domain.ids import archive_key
 from infra.db.models import Archive, Workload
 from infra.db.session import transaction
-from mizzen.objects import ObjectStore, open_store
+from mizzen.objects import ObjectStore
 
-_log = logging.getLogger(__name__)
 _AT_ONCE = 100
 
 
-def forget_archives(engine: Engine, buckets: Iterable[str], keep_s: float) -> None:
+def forget_archives(engine: Engine, keep_s: float) -> set[str]:
     """Deletes archives that were uploaded more than `keep_s` seconds ago and that no unfinished workload uses.
 
-    An archive in a bucket is a copy. It is deleted once no tenant has the archive, and written again when needed.
+    Returns the digests of archives that no tenant has any more. Their copies in buckets can be deleted
+    (`delete_archives`); they are written again when needed.
     """
     workdir = Workload.spec["workdir"].astext
     live = (Workload.finished_at.is_(None), Workload.tenant == Archive.tenant, workdir.is_not(None))
@@ -30,14 +29,13 @@ def forget_archives(engine: Engine, buckets: Iterable[str], keep_s: float) -> No
         found = tuple_(Archive.tenant, Archive.sha256).in_([tuple(row) for row in rows])
         gone = set(session.scalars(delete(Archive).where(found, unused).returning(Archive.sha256)))
         gone -= set(session.scalars(select(Archive.sha256).where(Archive.sha256.in_(gone))))
-    for url in buckets if gone else ():
-        try:
-            _delete(open_store(url), gone)
-        except Exception as error:  # Any error of this bucket's store. The other buckets are still processed.
-            _log.warning("archives in bucket %s cannot be deleted now: %s", url, error)
+    return gone
 
 
-def _delete(store: ObjectStore, gone: Collection[str]) -> None:
-    for sha256 in sorted(gone):
+def delete_archives(store: ObjectStore, engine: Engine, gone: Collection[str]) -> None:
+    """Deletes the copies of archives in a bucket, except those that were uploaded again."""
+    with transaction(engine) as session:
+        again = set(session.scalars(select(Archive.sha256).where(Archive.sha256.in_(gone))))
+    for sha256 in sorted(set(gone) - again):
         if store.size(archive_key(sha256)) is not None:
             store.delete(archive_key(sha256))

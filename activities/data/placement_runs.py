@@ -187,15 +187,22 @@ def _bucket(session: Session, placement_run: str) -> tuple[ObjectStore, str]:
     return open_store(url), f"{url.rstrip('/')}/{ids.placement_run_prefix(placement_run)}"
 
 
-def forget_placement_runs(engine: Engine, keep_s: float) -> None:
-    """Deletes the records and objects of placement runs that ended more than `keep_s` seconds ago."""
+def forget_placement_runs(engine: Engine, keep_s: float) -> dict[str, str]:
+    """Deletes the records of placement runs that ended more than `keep_s` seconds ago, if they have no objects.
+
+    Returns the others by id, with the URL of the store of their objects, for `forget_placement_run`.
+    """
     old = PlacementRun.ended_at < func.now() - timedelta(seconds=keep_s)
     with transaction(engine) as session:
-        placement_runs = {row.id: row.artifact_url for row in session.scalars(select(PlacementRun).where(old))}
-    for placement_run, url in placement_runs.items():
-        if url is not None:
-            store = open_store(url.removesuffix("/" + ids.placement_run_prefix(placement_run)))
-            for info in list(store.list(ids.placement_run_prefix(placement_run))):
-                store.delete(info.key)
-        with transaction(engine) as session:
-            session.execute(delete(PlacementRun).where(PlacementRun.id == placement_run))
+        session.execute(delete(PlacementRun).where(old, PlacementRun.artifact_url.is_(None)))
+        rows = session.scalars(select(PlacementRun).where(old)).all()
+        urls = {row.id: row.artifact_url or "" for row in rows}
+    return {id_: url.removesuffix("/" + ids.placement_run_prefix(id_)) for id_, url in urls.items()}
+
+
+def forget_placement_run(store: ObjectStore, engine: Engine, placement_run: str) -> None:
+    """Deletes the objects of a placement run, then its record."""
+    for info in list(store.list(ids.placement_run_prefix(placement_run))):
+        store.delete(info.key)
+    with transaction(engine) as session:
+        session.execute(delete(PlacementRun).where(PlacementRun.id == placement_run))

@@ -1,16 +1,18 @@
 """Housekeeping: deletes data whose retention time has passed."""
 
-import logging
 import time
-from collections.abc import Sequence
+from collections import defaultdict
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Engine, delete, exists, func, select, text, update
 from temporalio import activity
 
-from activities.data.archives import forget_archives
-from activities.data.placement_runs import forget_placement_runs
+from activities.data.archives import delete_archives, forget_archives
+from activities.data.placement_runs import forget_placement_run, forget_placement_runs
+from activities.heartbeat import heartbeating
+from activities.lifecycle.store_work import Stores, Work
 from domain import ids
 from domain.protocol import Activity
 from infra.config import Settings
@@ -20,9 +22,8 @@ from infra.db.logs import Audit, Event, Outbox, UsageRun
 from infra.db.models import Attempt, Cluster, Region, Workload
 from infra.db.services import ServiceRequests, ServiceRow
 from infra.db.session import transaction
-from mizzen.objects.store import ObjectStore, open_store
+from mizzen.objects.store import ObjectStore
 
-_log = logging.getLogger(__name__)
 _EXPIRED_AT_ONCE = 1000
 _KEEP_MAIL_S = 3600.0
 _KEEP_REQUESTS_S = 86400.0
@@ -31,12 +32,19 @@ _KEEP_CHANGES_S = 3600.0
 """The retention time of the change log. A scheduler process whose last read is older does a full read."""
 
 
+_STORES_S = 180.0
+"""The time for work in stores in one round. The activity has five minutes."""
+
+
 class HousekeepingActivities:
     """The activities of the housekeeping workflow."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: Settings, stores_s: float = _STORES_S) -> None:
+        """`stores_s`: the time for work in stores in one round."""
         self._engine = engine
         self._settings = settings
+        self._stores_s = stores_s
+        self._stores = Stores()
 
     @activity.defn(name=Activity.COLLECT.value)
     async def collect(self) -> float:
@@ -56,38 +64,16 @@ class HousekeepingActivities:
         delivered mail. A workload's records are kept longer than its objects, and its events at least as long as the
         workload's row.
         """
-        lifecycle = self._settings.lifecycle
+        with heartbeating():
+            # Records do not depend on stores that may not answer.
+            self._delete_records()
+            self._delete_objects()
+            self._delete_records()  # Those of workloads whose objects were deleted just now.
+        return 0.0
+
+    def _delete_records(self) -> None:
+        long_ago = _ago(self._settings.lifecycle.keep_records_s)
         with transaction(self._engine) as session:
-            buckets = session.scalars(select(Region.bucket_url).order_by(Region.name)).all()
-            stores = [url for url in session.scalars(select(Cluster.store_url).distinct()) if url is not None]
-            old = session.scalars(
-                select(Workload.id)
-                .where(Workload.expired_at.is_(None), Workload.finished_at < _ago(lifecycle.keep_finished_s))
-                .order_by(Workload.id)
-                .limit(_EXPIRED_AT_ONCE)
-            ).all()
-        for workload in old:
-            activity.heartbeat(workload)
-            try:
-                for url in (*buckets, *self._stores_of(workload)):
-                    _delete_objects(open_store(url), workload)
-            except Exception as error:  # Any error of the bucket's store. The other workloads are still processed.
-                _log.warning("objects of workload %s cannot be deleted now: %s", workload, error)
-                continue
-            with transaction(self._engine) as session:
-                session.execute(update(Workload).where(Workload.id == workload).values(expired_at=func.now()))
-        for url in sorted({*buckets, *stores}):
-            activity.heartbeat(url)
-            try:
-                store = open_store(url)
-                store.tidy()
-                store.tidy_uploads(self._settings.copies.keep_unfinished_s)
-            except Exception as error:
-                _log.warning("remains of interrupted writers in %s cannot be removed now: %s", url, error)
-        forget_archives(self._engine, buckets, lifecycle.keep_archives_s)
-        forget_placement_runs(self._engine, lifecycle.keep_records_s)
-        with transaction(self._engine) as session:
-            long_ago = _ago(lifecycle.keep_records_s)
             session.execute(delete(Workload).where(Workload.expired_at.is_not(None), Workload.finished_at < long_ago))
             known = exists().where(Workload.id == Event.workload)
             session.execute(delete(Event).where(Event.at < long_ago, ~known))
@@ -100,19 +86,50 @@ class HousekeepingActivities:
             session.execute(delete(ServiceRequests).where(ServiceRequests.second < time.time() - _KEEP_REQUESTS_S))
             session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(_KEEP_MAIL_S)))
             changes.forget(session, timedelta(seconds=_KEEP_CHANGES_S))
-        return 0.0
 
-    def _stores_of(self, workload: str) -> Sequence[str]:
-        """Returns the stores of clusters that any attempt used. Clusters may have other stores, or be removed, now."""
-        used = select(Attempt.store_url).where(Attempt.workload == workload).distinct()
+    def _delete_objects(self) -> None:
+        lifecycle = self._settings.lifecycle
         with transaction(self._engine) as session:
-            return sorted(url for url in session.scalars(used) if url is not None)
+            buckets = set(session.scalars(select(Region.bucket_url)))
+            stores = {url for url in session.scalars(select(Cluster.store_url).distinct()) if url is not None}
+            old = session.scalars(
+                select(Workload.id)
+                .where(Workload.expired_at.is_(None), Workload.finished_at < _ago(lifecycle.keep_finished_s))
+                .order_by(Workload.id)
+                .limit(_EXPIRED_AT_ONCE)
+            ).all()
+            used = session.execute(
+                select(Attempt.workload, Attempt.store_url).where(Attempt.workload.in_(old)).distinct()
+            ).all()
+        work: dict[str, list[tuple[str, Work]]] = defaultdict(list)
+        deleted: set[tuple[str, str]] = set()
+        if gone := forget_archives(self._engine, lifecycle.keep_archives_s):
+            for url in buckets:
+                work[url].append(("archives", partial(delete_archives, engine=self._engine, gone=gone)))
+        for url in buckets | stores:
+            work[url].append(("remains of interrupted writers", self._tidy))
+        for run, url in forget_placement_runs(self._engine, lifecycle.keep_records_s).items():
+            work[url].append((run, partial(forget_placement_run, engine=self._engine, placement_run=run)))
+        needed = {(workload, url) for workload in old for url in buckets}
+        needed |= {(workload, url) for workload, url in used if url is not None}
+        for workload, url in sorted(needed):
+            work[url].append((workload, partial(_delete_objects, workload=workload, url=url, deleted=deleted)))
+        self._stores.run(work, self._stores_s)
+        left = {workload for workload, _ in needed - deleted}
+        with transaction(self._engine) as session:
+            expired = Workload.id.in_([workload for workload in old if workload not in left])
+            session.execute(update(Workload).where(expired).values(expired_at=func.now()))
+
+    def _tidy(self, store: ObjectStore) -> None:
+        store.tidy()
+        store.tidy_uploads(self._settings.copies.keep_unfinished_s)
 
 
-def _delete_objects(store: ObjectStore, workload: str) -> None:
+def _delete_objects(store: ObjectStore, workload: str, url: str, deleted: set[tuple[str, str]]) -> None:
     for prefix in (ids.checkpoint_prefix(workload), f"logs/{workload}/", f"launches/{workload}/"):
         for info in list(store.list(prefix)):
             store.delete(info.key)
+    deleted.add((workload, url))
 
 
 def _ago(seconds: float) -> Any:

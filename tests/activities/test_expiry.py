@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import socket
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +22,7 @@ from domain import ids
 from domain.capacity import CapacityKind
 from domain.phases import Phase
 from infra.db.logs import Audit, Event, Outbox
-from infra.db.models import Allocation, Archive, Idempotency, Region, Workload
+from infra.db.models import Allocation, Archive, Attempt, Idempotency, Region, Workload
 from infra.db.schema import SCHEMA
 from infra.db.services import ServiceRow
 from mizzen.objects.files import FileStore
@@ -164,6 +166,36 @@ def test_objects_that_cannot_be_deleted_now(town: World, house: HousekeepingActi
     with town.session() as session:
         assert session.scalars(select(Workload)).all() == []
     assert _keys(town) == set()
+
+
+def test_a_store_that_never_answers(town: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records are deleted although a store accepts connections and never answers, and so are the objects elsewhere."""
+    first, second = town.running(job(gpus=1)), town.running(job(gpus=1))
+    _objects(town, first, second)
+    for workload in (first, second):
+        town.release(workload, Phase.SUCCEEDED)
+        _finished(town, workload, 100)
+    for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("DEFAULT_REGION", "east")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with town.session() as session:
+        session.add(Audit(actor="a", action="x", target="y", at=func.now() - timedelta(days=91)))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        town.alter(Attempt, (first, 1), store_url="s3://silent/store")
+        house = HousekeepingActivities(town.engine, town.settings, stores_s=2.0)
+        for _ in range(2):
+            expiring = threading.Thread(target=ActivityEnvironment().run, args=(house.expire,), daemon=True)
+            expiring.start()
+            expiring.join(30)
+            assert not expiring.is_alive(), "it waits for the store"
+        with town.session() as session:
+            assert session.scalars(select(Audit)).all() == []
+            assert [(w.id, w.expired_at) for w in session.scalars(select(Workload))] == [(first, None)]
+        assert _keys(town) == set(), "in the region's bucket"
+        silent.accept()[0].close()
+        silent.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            silent.accept()  # The second round does not ask a store for which the first one still waits.
 
 
 def test_what_interrupted_copies_left_goes(town: World, house: HousekeepingActivities) -> None:

@@ -10,7 +10,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities.data.placement_moves import moves_of, tidy
-from activities.data.placement_runs import forget_placement_runs
+from activities.lifecycle.housekeeping import HousekeepingActivities
 from domain.placement_runs import PlacementRunRef
 from infra.db.models import Datacenter, Region
 from infra.db.placement_runs import PlacementMove, PlacementRun, begin_placement_run
@@ -188,8 +188,8 @@ def test_old_placement_runs_are_deleted_with_their_objects(placement_runs: Place
         bucket.put(f"tetris/nights/{name}/plan.json", b"{}")
         placement_runs.placement_runs.end_placement_run(PlacementRunRef(name))
         placement_runs.world.alter(PlacementRun, name, artifact_url=bucket.uri(f"tetris/nights/{name}/"))
-    placement_runs.world.alter(PlacementRun, "old", ended_at=func.now() - func.make_interval(0, 0, 0, 9))
-    forget_placement_runs(placement_runs.world.engine, 86400.0)
+    placement_runs.world.alter(PlacementRun, "old", ended_at=func.now() - func.make_interval(0, 0, 0, 91))
+    ActivityEnvironment().run(HousekeepingActivities(placement_runs.world.engine, placement_runs.world.settings).expire)
     assert [info.key for info in bucket.list("tetris/nights/")] == ["tetris/nights/new/plan.json"]
     with placement_runs.world.session() as session:
         assert session.scalars(select(PlacementRun.id)).all() == ["new"]
