@@ -45,6 +45,9 @@ class HousekeepingActivities:
         self._settings = settings
         self._stores_s = stores_s
         self._stores = Stores()
+        self._after = ""
+        """Workloads with ids after this one are next to expire. So those whose objects cannot be deleted, for example
+        because a store was lost, do not keep the others waiting."""
 
     @activity.defn(name=Activity.COLLECT.value)
     async def collect(self) -> float:
@@ -95,14 +98,17 @@ class HousekeepingActivities:
             old = session.scalars(
                 select(Workload.id)
                 .where(Workload.expired_at.is_(None), Workload.finished_at < _ago(lifecycle.keep_finished_s))
+                .where(Workload.id > self._after)
                 .order_by(Workload.id)
                 .limit(_EXPIRED_AT_ONCE)
             ).all()
+            # Clusters may have other stores, or be removed, now.
             used = session.execute(
-                select(Attempt.workload, Attempt.store_url).where(Attempt.workload.in_(old)).distinct()
+                select(Attempt.workload, Attempt.store_url, func.bool_or(Attempt.started_at.is_not(None)))
+                .where(Attempt.workload.in_(old), Attempt.store_url.not_in(lifecycle.dropped_stores))
+                .group_by(Attempt.workload, Attempt.store_url)
             ).all()
         work: dict[str, list[tuple[str, Work]]] = defaultdict(list)
-        deleted: set[tuple[str, str]] = set()
         if gone := forget_archives(self._engine, lifecycle.keep_archives_s):
             for url in buckets:
                 work[url].append(("archives", partial(delete_archives, engine=self._engine, gone=gone)))
@@ -110,26 +116,50 @@ class HousekeepingActivities:
             work[url].append(("remains of interrupted writers", self._tidy))
         for run, url in forget_placement_runs(self._engine, lifecycle.keep_records_s).items():
             work[url].append((run, partial(forget_placement_run, engine=self._engine, placement_run=run)))
-        needed = {(workload, url) for workload in old for url in buckets}
-        needed |= {(workload, url) for workload, url in used if url is not None}
-        for workload, url in sorted(needed):
-            work[url].append((workload, partial(_delete_objects, workload=workload, url=url, deleted=deleted)))
-        self._stores.run(work, self._stores_s)
-        left = {workload for workload, _ in needed - deleted}
+        needed: dict[tuple[str, str], bool | None] = {
+            (url, workload): has_run for workload, url, has_run in used if url is not None
+        }  # fmt: skip
+        for url, workload in sorted({*needed, *((url, workload) for url in buckets for workload in old)}):
+            if (has_run := needed.setdefault((url, workload))) is None:
+                work[url].append((workload, partial(_delete_objects, workload=workload)))
+            else:
+                leave = partial(self._leave_store, url=url, workload=workload, has_run=has_run)
+                work[url].append((workload, leave))
+        done = self._stores.run(work, self._stores_s)
+        left = {workload for url, workload in needed.keys() - done}
         with transaction(self._engine) as session:
             expired = Workload.id.in_([workload for workload in old if workload not in left])
             session.execute(update(Workload).where(expired).values(expired_at=func.now()))
+        self._after = old[-1] if len(old) == _EXPIRED_AT_ONCE else ""
+
+    def _leave_store(self, store: ObjectStore, url: str, workload: str, *, has_run: bool) -> None:
+        """Deletes a workload's objects in the store of a cluster. A store without the marker is not the right one.
+
+        The marker is deleted last, after its store has been removed from the attempts. So it is missed only if the
+        store was never used, or has lost it.
+        """
+        marker = ids.checkpoint_marker_key(workload)
+        if has_run and store.size(marker) is None:
+            raise FileNotFoundError(
+                f"the marker {marker} is missing: the store was emptied or replaced, or its folder is not mounted."
+                " If the store is lost for good, add its URL to lifecycle.dropped_stores"
+            )
+        _delete_objects(store, workload, but=marker)
+        own = (Attempt.workload == workload) & (Attempt.store_url == url)
+        with transaction(self._engine) as session:
+            session.execute(update(Attempt).where(own).values(store_url=None))
+        store.delete(marker)
 
     def _tidy(self, store: ObjectStore) -> None:
         store.tidy()
         store.tidy_uploads(self._settings.copies.keep_unfinished_s)
 
 
-def _delete_objects(store: ObjectStore, workload: str, url: str, deleted: set[tuple[str, str]]) -> None:
+def _delete_objects(store: ObjectStore, workload: str, but: str | None = None) -> None:
     for prefix in (ids.checkpoint_prefix(workload), f"logs/{workload}/", f"launches/{workload}/"):
         for info in list(store.list(prefix)):
-            store.delete(info.key)
-    deleted.add((workload, url))
+            if info.key != but:
+                store.delete(info.key)
 
 
 def _ago(seconds: float) -> Any:

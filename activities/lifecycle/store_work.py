@@ -23,15 +23,18 @@ class Stores:
     def __init__(self) -> None:
         self._busy: dict[str, threading.Thread] = {}
 
-    def run(self, work: Mapping[str, Sequence[tuple[str, Work]]], limit_s: float) -> None:
-        """Does the work of each store, by URL, in order; returns when all is done, or after `limit_s` seconds.
+    def run(self, work: Mapping[str, Sequence[tuple[str, Work]]], limit_s: float) -> set[tuple[str, str]]:
+        """Does the named work of each store, by URL, in order, until all is done or `limit_s` seconds have passed.
+
+        Returns what was done, as URL and name.
 
         Errors are logged with the name of the work that failed; the other work is still done.
         """
         over = threading.Event()
+        done: set[tuple[str, str]] = set()
         self._busy = {url: thread for url, thread in self._busy.items() if thread.is_alive()}
         threads = {
-            url: threading.Thread(target=_do, args=(url, tasks, over), name="deletions", daemon=True)
+            url: threading.Thread(target=_do, args=(url, tasks, over, done), name="deletions", daemon=True)
             for url, tasks in work.items()
             if url not in self._busy
         }
@@ -44,9 +47,10 @@ class Stores:
         self._busy |= {url: thread for url, thread in threads.items() if thread.is_alive()}
         for url in sorted(self._busy.keys() & work.keys()):
             _log.warning("the store %s did not end its work in time; it is tried again later", url)
+        return done.copy()
 
 
-def _do(url: str, tasks: Sequence[tuple[str, Work]], over: threading.Event) -> None:
+def _do(url: str, tasks: Sequence[tuple[str, Work]], over: threading.Event, done: set[tuple[str, str]]) -> None:
     failed: list[str] = []
     try:
         store = open_store(url)
@@ -55,6 +59,7 @@ def _do(url: str, tasks: Sequence[tuple[str, Work]], over: threading.Event) -> N
                 break
             try:
                 work(store)
+                done.add((url, name))
             except Exception as error:  # Any error of the store's client.
                 failed.append(f"{name}: {error}")
     except Exception as error:

@@ -1,6 +1,8 @@
 """Settings of the scheduler, bucket checks, workloads' lifecycles, reconciliation, pools of machines, and tasks."""
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
 
 from infra.config.section import Section
 
@@ -76,6 +78,8 @@ class LifecycleSettings(Section):
     it."""
     keep_records_s: float = Field(90 * 86400.0, gt=0)
     """How long the records of finished workloads are kept, in seconds."""
+    dropped_stores: tuple[Annotated[str, StringConstraints(pattern=r"^(file:///|s3://|gs://).")], ...] = ()
+    """URLs of stores of clusters that were lost for good. Workloads that used them expire without them."""
 
 
 class ReconcileSettings(Section):

@@ -287,7 +287,8 @@ class Attempt(Base):
     ready_at: Mapped[datetime | None]
     """When the attempt held all its slots."""
     store_url: Mapped[str | None]
-    """URL of the cluster's store in which the attempt saves checkpoints; None: the bucket of its region."""
+    """URL of the cluster's store in which the attempt saves checkpoints; None: the bucket of its region, or the
+    checkpoints were deleted there after the end of the workload."""
     started_at: Mapped[datetime | None]
     """When the attempt's tasks were running."""
     evicting_since: Mapped[datetime | None]

@@ -9,6 +9,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities.data.copies import CopyActivities
+from activities.lifecycle import housekeeping
 from activities.lifecycle.housekeeping import HousekeepingActivities
 from domain.launch import LaunchDescription
 from domain.phases import Phase
@@ -186,6 +187,7 @@ def test_the_checkpoints_in_all_stores_are_deleted(campus: World) -> None:
     workload = campus.submit(job())
     for cluster in "abc":
         _start(campus, workload, cluster)
+        campus.run(workload)
         campus.release(workload, Phase.PREEMPTED)
     _start(campus, workload, "a")
     campus.release(workload, Phase.SUCCEEDED)
@@ -194,6 +196,46 @@ def test_the_checkpoints_in_all_stores_are_deleted(campus: World) -> None:
     stores = campus.folder / "stores"
     assert {path.parts[-4] for path in stores.glob(f"*/checkpoints/{workload}/marker")} == {"a", "b"}
     house = HousekeepingActivities(campus.engine, campus.settings)
+    (stores / "a").rename(campus.folder / "away")
+    ActivityEnvironment().run(house.expire)
+    assert campus.workload(workload).expired_at is None, "the folder of one of them is not mounted"
+    (campus.folder / "away").rename(stores / "a")
     ActivityEnvironment().run(house.expire)
     assert campus.workload(workload).expired_at is not None
     assert [list(open_store(_url(campus, cluster)).list("")) for cluster in "ab"] == [[], []]
+
+
+def test_stores_that_were_lost(campus: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workloads whose objects cannot be deleted do not keep others from expiring, however many there are. They expire
+    themselves when an operator names the store.
+    """
+    monkeypatch.setattr(housekeeping, "_EXPIRED_AT_ONCE", 2)
+    workloads = []
+    for cluster in "aaaab":
+        workloads.append(workload := campus.submit(job()))
+        _start(campus, workload, cluster)
+        campus.run(workload)
+        campus.release(workload, Phase.SUCCEEDED)
+        campus.alter(Workload, workload, finished_at=text("now() - interval '15 days'"))
+    (campus.folder / "stores" / "a").rename(campus.folder / "away")
+    house = HousekeepingActivities(campus.engine, campus.settings)
+    for _ in range(4):
+        ActivityEnvironment().run(house.expire)
+    assert [campus.workload(one).expired_at is None for one in workloads] == [True] * 4 + [False]
+    dropped = campus.settings.lifecycle.model_copy(update={"dropped_stores": (_url(campus, "a"),)})
+    house = HousekeepingActivities(campus.engine, campus.settings.model_copy(update={"lifecycle": dropped}))
+    for _ in range(3):
+        ActivityEnvironment().run(house.expire)
+    assert all(campus.workload(one).expired_at for one in workloads)
+
+
+def test_a_store_that_was_never_reached(campus: World) -> None:
+    """A workload that was cancelled before its cluster's store could be opened expires, although it has no marker."""
+    workload = campus.submit(job())
+    (campus.folder / "stores").write_text("no folder")
+    with pytest.raises(ApplicationError, match=_url(campus, "a")):
+        _start(campus, workload, "a")
+    campus.release(workload, Phase.CANCELLED)
+    campus.alter(Workload, workload, finished_at=text("now() - interval '15 days'"))
+    ActivityEnvironment().run(HousekeepingActivities(campus.engine, campus.settings).expire)
+    assert campus.workload(workload).expired_at is not None
