@@ -155,7 +155,7 @@ def _paces(
             hazard_per_h=hazard_per_h,
             checkpoint_bytes=np.array([job.checkpoint_bytes for job in jobs], np.float64),
             loss_budget_s=settings.loss_budget_s,
-            cap_bytes_s=np.array([_effective_bytes_s(job, now_s) for job in jobs]),
+            cap_bytes_s=np.array([min(_effective_bytes_s(job, now_s), settings.checkpoint_bytes_s) for job in jobs]),
         ),
         settings.checkpoint_bytes_s,
         p1,

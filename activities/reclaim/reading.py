@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select, text, update
+from sqlalchemy import cast, func, select, text, update
+from sqlalchemy.dialects.postgresql import BIT
 from sqlalchemy.orm import Session
 
 from domain.capacity import CapacityKind
@@ -15,8 +16,11 @@ from infra.db.models import Allocation, Attempt, Cluster, Machine, Workload
 
 EMERGENCY_S = 10.0
 """A notice shorter than this is an emergency departure (II-A: the shortest notice of the deployment is 10 s)."""
+GPU_BYTES = 288_000_000_000
+"""No GPU has more memory. The sizes of a machine's GPUs are not stored."""
 _NOTICEABLE = 0.1
 """A relative change of a hazard by less is not stored."""
+_GPUS = func.bit_count(cast(Allocation.slots, BIT(64)))
 _DEPARTURES = text(
     "select e.machine, extract(epoch from e.at)::float8 from event as e join machine as m on m.id = e.machine"
     " where (e.txid, e.id) > (:txid, :id) and e.txid < :until_txid and e.region = :region"
@@ -49,6 +53,7 @@ class RunningJob:
     lent: tuple[str, ...]
     """The machines among them that owners lend, and may take back."""
     checkpoint_bytes: int
+    """At most what its memory and that of its GPUs can hold."""
     write_s: float
     """How long the newest checkpoint took until it was durable."""
     bandwidth: BandwidthReport | None = None
@@ -113,7 +118,8 @@ def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
     """Returns the jobs that run on any of these lent machines and have saved a checkpoint, by workload.
 
     Tasks and agents of volunteers' machines report any sizes and times. Those that cannot be are left out, so that they
-    do not keep the other jobs from their intervals.
+    do not keep the other jobs from their intervals. Sizes are limited to the memory that the job holds, because a job
+    shares the bandwidth of its site with the others by its size.
     """
     known = set(machines)
     rows: Sequence[Any] = session.execute(
@@ -121,7 +127,7 @@ def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
             Attempt.workload,
             Attempt.attempt,
             func.array_agg(Allocation.machine),
-            Attempt.checkpoint_bytes,
+            func.least(Attempt.checkpoint_bytes, func.sum(Allocation.memory_bytes + _GPUS * GPU_BYTES)),
             Attempt.checkpoint_write_s,
             Attempt.bandwidth,
         )
@@ -143,7 +149,7 @@ def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
             attempt,
             tuple(sorted(held)),
             tuple(sorted(known & set(held))),
-            size_bytes,
+            int(size_bytes),
             write_s,
             None if bandwidth is None else BandwidthReport(**bandwidth),
         )

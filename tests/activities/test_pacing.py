@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from activities.reclaim.pacing import Pacer
+from activities.reclaim.reading import GPU_BYTES
 from domain.protocol import MachineNotice, Pace
 from domain.reported import OWNER, BandwidthReport, NoticeReport
 from infra.db.models import Attempt, Cluster, Machine, Tenant
@@ -104,6 +105,19 @@ def test_a_report_that_cannot_be_concerns_no_other_job(fleet: World, said: dict[
     _job(fleet, CALM, **said)
     busy = _job(fleet, BUSY)
     assert {machine: [one.run for one in pace.runs] for machine, pace in _paces(fleet).items()} == {BUSY: [f"{busy}.1"]}
+
+
+def test_a_huge_report_takes_no_more_than_the_memory_of_its_job(fleet: World) -> None:
+    """A job shares the bandwidth by its size, which counts only up to its memory and that of its GPU."""
+    liar = _job(fleet, CALM, checkpoint_bytes=1 << 62, checkpoint_write_s=1.0)
+    _job(fleet, BUSY)
+    (told,) = _paces(fleet)[BUSY].runs
+    fleet.alter(Attempt, (liar, 1), checkpoint_bytes=(1 << 20) + GPU_BYTES)
+    (of_memory,) = _paces(fleet)[BUSY].runs
+    assert told.interval_s == pytest.approx(of_memory.interval_s, rel=1e-3)
+    fleet.alter(Attempt, (liar, 1), checkpoint_bytes=_BYTES)
+    (of_equals,) = _paces(fleet)[BUSY].runs
+    assert told.interval_s < 10 * of_equals.interval_s
 
 
 def test_the_measured_bandwidth_limits_the_write_speed(fleet: World) -> None:
