@@ -1,6 +1,7 @@
 """Where work goes that an owner's machine has lost: ReclaimNet's P2, as criteria of plans (`reclaim.buildings`)."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
@@ -33,9 +34,11 @@ _CLUSTERS = text(
     " order by region, name"
 )
 _ROOM = text(
-    "select region || '/' || cluster, gpu_type, gpus - bit_count((held | promised | withheld)::bit(64)),"
-    " free_cpus_milli, free_memory_bytes from machine"
-    " where region || '/' || cluster = any(:clusters) and state = 'ready' and cordon is null and not draining"
+    "select region || '/' || cluster, gpu_type, gpus - bit_count((held | promised | withheld)::bit(64)) as free_gpus,"
+    " free_cpus_milli, free_memory_bytes, count(*) from machine"
+    " where (region, cluster) in (select * from unnest(cast(:regions as text[]), cast(:clusters as text[])))"
+    " and state = 'ready' and cordon is null and not draining"
+    " group by region, cluster, gpu_type, free_gpus, free_cpus_milli, free_memory_bytes"
 )
 
 
@@ -47,6 +50,37 @@ class _Left(NamedTuple):
     checkpoint_bytes: int
     write_s: float | None
     ran_s: float
+
+
+class _Room:
+    """What is free on the machines of some clusters."""
+
+    def __init__(self, session: Session, clusters: Collection[str]) -> None:
+        """`clusters`: `region/cluster` of each."""
+        self._free: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        self._found: dict[tuple[object, ...], int] = {}
+        parts = [cluster.partition("/") for cluster in sorted(clusters)]
+        values = {"regions": [region for region, _, _ in parts], "clusters": [name for _, _, name in parts]}
+        for place, *free in session.execute(_ROOM, values) if parts else ():
+            self._free[place].append(tuple(free))
+
+    def candidates(self, job: JobRequest, cluster: str) -> int:
+        """Returns how many machines of the cluster have room for a task of the job, at most k_min.
+
+        More make no difference, and the same number again finds the cached scores. Most jobs of a batch have few
+        shapes, and the machines of a cluster are alike, so that few comparisons are needed.
+        """
+        shape = job.gpu_types, job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task
+        found = self._found.get((cluster, *shape))
+        if found is None:
+            found = 0
+            for *free, machines in self._free[cluster]:
+                if _fits(job, *free):
+                    found += machines
+                if found >= DEFAULT_RULES.min_local:
+                    break
+            found = self._found[cluster, *shape] = min(found, DEFAULT_RULES.min_local)
+        return found
 
 
 def moves_of(
@@ -64,7 +98,7 @@ def moves_of(
     kinds = {f"{region}/{name}": capacity for region, name, capacity, *_ in clusters}
     lent = {place for place, kind in kinds.items() if kind == CapacityKind.VOLUNTARY}
     homes = {f"{one.region}/{p['cluster']}" for one in left.values() for p in one.placements} & lent
-    room = session.execute(_ROOM, {"clusters": sorted(homes)}).all() if homes else []
+    room = _Room(session, homes)
     buildings = [Building(*row[:2], *row[3:]) for row in clusters]
     found = {}
     for workload, one in left.items():
@@ -76,9 +110,7 @@ def moves_of(
             home = home_of.get(job.name)
             if home in homes:
                 here = tuple(b for b in buildings if kinds[f"{b.site}/{b.name}"] in job.capacity)
-                # More than k_min make no difference. The same number again finds the cached scores.
-                fit = min(DEFAULT_RULES.min_local, sum(place == home and _fits(job, *free) for place, *free in room))
-                job = _scored(job, home, here, one, remaining_s, fit)
+                job = _scored(job, home, here, one, remaining_s, room.candidates(job, home))
             jobs.append(job)
         found[workload] = tuple(jobs)
     return found

@@ -133,3 +133,29 @@ def test_impossible_reports_of_a_task(campus: World, reported: tuple[int, float]
     other = campus.submit(job(gpus=2), capacity=("voluntary",))
     assert campus.tick().awarded == 2
     assert campus.holdings(workload, 2) and campus.holdings(other)
+
+
+def test_each_job_needs_room_for_itself(campus: World) -> None:
+    """In one pass, a small job stays where two machines have room for it, and a large one leaves: one has. A cluster of
+    the same name in another region is another building.
+    """
+    campus.region("s")
+    campus.machine("s/a/m", 2)
+    campus.alter(Cluster, ("s", "a"), capacity="voluntary")
+    campus.machine("r/a/m4", 2)
+    campus.machine("r/a/narrow", 2, memory_bytes=1 << 30)
+    for machine in ("r/b/m", "r/c/m", "r/z/m", "s/a/m", "r/a/narrow"):
+        campus.alter(Machine, machine, draining=True)
+    small = campus.running(job(gpus=2), capacity=("voluntary",))
+    large = campus.running(job(gpus=2, memory_bytes=2 << 30), capacity=("voluntary",))
+    for machine in ("r/b/m", "r/c/m", "s/a/m", "r/a/narrow"):
+        campus.alter(Machine, machine, draining=False)
+    campus.alter(Cluster, ("r", "a"), departures_per_h=1.0)
+    for workload in (small, large):
+        _leave(campus, workload)
+    free = {f"r/a/m{number}" for number in range(1, 5)} - campus.holdings(small).keys() - campus.holdings(large).keys()
+    campus.alter(Machine, max(free), draining=True)
+    assert campus.tick().awarded == 2
+    (of_small,), (of_large,) = campus.holdings(small, 2), campus.holdings(large, 2)
+    assert of_small.startswith("r/a/")
+    assert not of_large.startswith("r/a/")
