@@ -148,6 +148,24 @@ async def _machine(client: Client) -> WorkflowHistory:
             await machine.close()
 
 
+async def _refusing_machine(client: Client) -> WorkflowHistory:
+    """Records a machine whose agent only detaches, says hello again, and then refuses to stop a run."""
+    machine = Registered(client, "recorded")
+    async with serving(client, "recorded", [MachineWorkflow], machine.registry.all()):
+        try:
+            machine.agent.errors[Activity.ATTEND] = [ApplicationError("it stops", type=DETACHED)] * 2
+            await machine.says_hello()
+            await until(lambda: "machine.lost" in machine.registry.names(), "the machine is lost")
+            await machine.announces()
+            await machine.attended(3)
+            machine.agent.errors[Activity.STOP_NODE] = [ApplicationError("no", type="Fault", non_retryable=True)]
+            await machine.handle.signal("unconfirmed", "wl-1.3")
+            await until(lambda: machine.registry.names().count("machine.lost") == 2, "the machine is lost again")
+            return await _fetched(client, machine.handle.id)
+        finally:
+            await machine.close()
+
+
 async def _house(client: Client) -> WorkflowHistory:
     """Records two rounds; expiry fails in one of them."""
     workflows.housekeeping.REST_S = 1.0
@@ -205,6 +223,7 @@ OTHERS: dict[str, Callable[[Client], Awaitable[WorkflowHistory]]] = {
     "scheduler": _scheduler,
     "dry-run": _dry_run,
     "machine": _machine,
+    "machine-refuses": _refusing_machine,
     "house": _house,
     "replica": _replica,
     "scrub": _scrub,
