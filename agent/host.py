@@ -258,6 +258,9 @@ async def _stay_known(
         lender.changed.clear()
         now = (lender.lending.is_whole, lender.lending.withheld)
         if activities.attending == 0 or now != said:
+            if lender.lending.is_whole:
+                # The machine's workflow handles a hello first, and would then wait for the polls before the notice.
+                await lender.polls.until_known()
             try:
                 await _say_hello(client, config, state, lender)
                 said = now

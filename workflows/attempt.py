@@ -371,4 +371,6 @@ class Attempt:
 def _takes_at_once(leaving: Reason) -> bool:
     """Returns whether the owner of a machine takes it without notice, so that its agent kills the tasks."""
     at_s, ends_at_s = leaving.detail.get("at_s"), leaving.detail.get("ends_at_s")
-    return leaving.detail.get("platform") == OWNER and at_s is not None and ends_at_s is not None and ends_at_s <= at_s
+    if leaving.detail.get("platform") != OWNER or not isinstance(at_s, float | int):
+        return False
+    return isinstance(ends_at_s, float | int) and ends_at_s <= at_s

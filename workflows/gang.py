@@ -29,8 +29,8 @@ with workflow.unsafe.imports_passed_through():
     from workflows.effects import give_up, stop_node
 
 OWNER_TAKES = "owner-takes"
-"""Patch: if the owner of a machine takes it at once, a launch that its agent has not received is withdrawn, and an agent
-that has reported the end of its tasks need not confirm it."""
+"""Patch: if the owner of a machine takes it at once, a launch that its agent has not received is withdrawn. An agent
+that has reported the end of its tasks there need not confirm it."""
 _PREPARE_S = 600.0
 _RUN_S = 3650 * 86400.0
 _WITHDRAWN_S = 5.0

@@ -19,7 +19,7 @@ from temporalio.worker import (
     WorkerTuner,
 )
 
-KNOWN_S = 0.5
+KNOWN_S = 1.0
 """How long the polls stay closed after Temporal has accepted the owner's notice, so that the control plane can withdraw
 the launches that it has sent."""
 CLOSED_S = 5.0
@@ -52,6 +52,12 @@ class Polls:
     def known(self) -> None:
         """Temporal has accepted the owner's notice."""
         self._known.set()
+
+    async def until_known(self) -> None:
+        """Waits until Temporal has accepted the owner's notice, at most `KNOWN_S`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KNOWN_S):
+                await self._known.wait()
 
     async def opened(self) -> None:
         """Waits until polls are permitted."""
