@@ -2,9 +2,9 @@
 
 A `mizzen up`, and in this process the agent of a machine with eight GPUs, for which more workloads of a quarter of a
 second wait than it can run, so launches arrive all the time. In each trial the owner takes it back at a random time,
-through the owner's socket. The time is taken before the request is written to the socket, so the switch is later, and
-what arrives in between counts as well. Every launch request (`node.prepare`, `node.run`) that the agent's worker reads
-in the next `_WATCH_S` is counted, as the bytes of its input. None may start a task. The machine is then lent again.
+through the owner's socket. The agent takes the time (`machine_at_s`) directly before the switch. Every launch request
+(`node.prepare`, `node.run`) that its worker reads from then on is counted for `_WATCH_S`, as the bytes of its input.
+None may start a task. The machine is then lent again.
 
     python -m bench.killswitch_launches --trials 5     # a short form
 """
@@ -38,6 +38,7 @@ from domain.ids import machine_id
 from domain.protocol import Activity
 from infra.db.models import Machine, Workload
 from infra.payloads import DATA_CONVERTER
+from infra.temporal_client import use_quiet_runtime
 
 TRIALS = 20
 GPUS = 8
@@ -49,7 +50,7 @@ _PATIENCE_S = 60.0
 
 
 class _Count(Interceptor, WorkerInterceptor):
-    """Counts the launch requests that a worker reads: when, and how many bytes."""
+    """Counts the launch requests that a worker reads: when (seconds since the epoch), and how many bytes."""
 
     def __init__(self) -> None:
         self.read: list[tuple[float, int]] = []
@@ -67,7 +68,7 @@ class _Counting(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         if activity.info().activity_type in _LAUNCHES:
             payloads = DATA_CONVERTER.payload_converter.to_payloads(input.args)
-            self._read.append((time.monotonic(), sum(len(payload.data) for payload in payloads)))
+            self._read.append((time.time(), sum(len(payload.data) for payload in payloads)))
         return await super().execute_activity(input)
 
 
@@ -96,20 +97,19 @@ class _Agent:
         exit_.callback(thread.join)
         exit_.callback(lambda: self._loop.call_soon_threadsafe(self._stop.set))
 
-    def say(self, **request: Any) -> tuple[float, dict[str, Any]]:
-        """Sends the owner's request and waits for its end; returns the time before it was sent, and the status."""
+    def say(self, **request: Any) -> dict[str, Any]:
+        """Sends the owner's request and waits for its end; returns the status."""
         status: dict[str, Any] = {}
         with socket.socket(socket.AF_UNIX) as owner:
             owner.settimeout(_PATIENCE_S)
             owner.connect(str(self.config.state_dir / "owner.sock"))
-            at_s = time.monotonic()
             owner.sendall(json.dumps(request).encode() + b"\n")
             for line in owner.makefile():
                 body = json.loads(line)
                 if "error" in body:
                     raise InvalidBenchmark(f"the agent refuses {request}: {body['error']}")
                 if body.get("done"):
-                    return at_s, status
+                    return status
                 status = body["status"]
         raise InvalidBenchmark(f"the agent does not complete {request}")
 
@@ -120,9 +120,9 @@ def _trial(stack: backlog.Stack, agent: _Agent) -> int:
     before = len(read)
     stack.until(lambda: len(read) >= before + GPUS, _PATIENCE_S)
     time.sleep(random.uniform(0.0, 0.5))
-    at_s, _ = agent.say(command="reclaim")
+    at_s = agent.say(command="reclaim")["machine_at_s"]
     time.sleep(_WATCH_S)
-    if running := agent.say(command="status")[1]["running"]:
+    if running := agent.say(command="status")["running"]:
         raise InvalidBenchmark(f"{len(running)} workloads run on a machine that its owner has taken")
     found = sum(size for when_s, size in tuple(read) if when_s >= at_s)
     agent.say(command="lend")
@@ -148,6 +148,7 @@ def _submit(stack: backlog.Stack, ended: threading.Event) -> None:
 
 def measure(say: Callable[[str], None], trials: int = TRIALS) -> list[int]:
     """Returns the bytes of the launch requests that were read after the switch in each trial."""
+    use_quiet_runtime()  # Its messages would be among the figures.
     logging.getLogger("temporalio.activity").setLevel(logging.ERROR)  # Each refused launch is a warning.
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as name, ExitStack() as exit_:
         folder = Path(name)
