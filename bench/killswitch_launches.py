@@ -27,6 +27,7 @@ import click
 from sqlalchemy import select
 from temporalio import activity
 from temporalio.client import Client, Interceptor
+from temporalio.runtime import Runtime, TelemetryConfig
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
 from temporalio.worker import Interceptor as WorkerInterceptor
 
@@ -38,7 +39,6 @@ from domain.ids import machine_id
 from domain.protocol import Activity
 from infra.db.models import Machine, Workload
 from infra.payloads import DATA_CONVERTER
-from infra.temporal_client import use_quiet_runtime
 
 TRIALS = 20
 GPUS = 8
@@ -148,7 +148,8 @@ def _submit(stack: backlog.Stack, ended: threading.Event) -> None:
 
 def measure(say: Callable[[str], None], trials: int = TRIALS) -> list[int]:
     """Returns the bytes of the launch requests that were read after the switch in each trial."""
-    use_quiet_runtime()  # Its messages would be among the figures.
+    # The SDK's core would write its warnings among the figures.
+    Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=None)), error_if_already_set=False)
     logging.getLogger("temporalio.activity").setLevel(logging.ERROR)  # Each refused launch is a warning.
     with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as name, ExitStack() as exit_:
         folder = Path(name)
