@@ -18,6 +18,7 @@ from agent import sealed, tasks
 from agent.activities import NodeActivities
 from agent.config import AgentConfig
 from agent.lending.lender import Lender
+from agent.lending.polls import tuner
 from agent.lending.serving import open_socket, serve_owner
 from agent.locks import StartLocks
 from agent.logs import Shipping, shipped
@@ -85,7 +86,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     activities = NodeActivities(config, state, stager, shipping, notices, lender, locks, uplink)
     tidying = asyncio.create_task(_tidy(config, state))
     listening = asyncio.create_task(notices.run())
-    lending = [asyncio.create_task(lender.run())]
+    lending = [asyncio.create_task(lender.run()), asyncio.create_task(lender.reopen_polls())]
     if uplink is not None:
         lending.append(asyncio.create_task(uplink.run()))
     try:
@@ -160,7 +161,7 @@ async def _work(
         activities=activities.all(),
         build_id=BUILD_ID,
         identity=f"agent {config.machine} pid {os.getpid()}",
-        max_concurrent_activities=1000,
+        tuner=tuner(lender.polls),
         # A machine rarely gets a task, and the polls of all machines load the Temporal server. So one poller.
         activity_task_poller_behavior=PollerBehaviorSimpleMaximum(maximum=1),
         # The activities pace their heartbeats themselves. A change of readiness is sent at once.
@@ -171,7 +172,7 @@ async def _work(
     stopping = asyncio.create_task(stop.wait())
     leaving = asyncio.create_task(lender.away.wait())
     announcing = asyncio.create_task(_stay_known(client, config, state, activities, lender))
-    forwarding = asyncio.create_task(_forward(client, config, state, notices))
+    forwarding = asyncio.create_task(_forward(client, config, state, notices, lender))
     try:
         await asyncio.wait({working, stopping, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -257,6 +258,9 @@ async def _stay_known(
         lender.changed.clear()
         now = (lender.lending.is_whole, lender.lending.withheld)
         if activities.attending == 0 or now != said:
+            if lender.lending.is_whole:
+                # The machine's workflow handles a hello first, and would then wait for the polls before the notice.
+                await lender.polls.until_known()
             try:
                 await _say_hello(client, config, state, lender)
                 said = now
@@ -264,7 +268,9 @@ async def _stay_known(
                 _log.warning("%s: registration failed: %s", config.machine, error)
 
 
-async def _forward(client: Client, config: AgentConfig, state: StateFolder, notices: MachineNotices) -> None:
+async def _forward(
+    client: Client, config: AgentConfig, state: StateFolder, notices: MachineNotices, lender: Lender
+) -> None:
     """Signals new notices to the machine's workflow at once, and repeats them while they apply.
 
     The repetition reaches a workflow that was replaced. Its interval doubles each time, because each signal adds events
@@ -281,8 +287,11 @@ async def _forward(client: Client, config: AgentConfig, state: StateFolder, noti
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
         notices.heard.clear()
         try:
-            for notice in notices.all(config.machine, state.incarnation()):
+            told = notices.all(config.machine, state.incarnation())
+            for notice in told:
                 await workflow.signal(NOTICED_SIGNAL, notice, rpc_timeout=timedelta(seconds=10))
+            if lender.lending.is_whole and any(notice.run is None for notice in told):
+                lender.polls.known()
         except Exception as error:
             _log.warning("%s: cannot send a notice to the machine's workflow, retrying: %s", config.machine, error)
             await asyncio.sleep(_FORWARD_AGAIN_S)

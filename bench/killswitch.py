@@ -14,6 +14,9 @@ The time is from before the call until the last SYN that was let through: an eBP
 listening socket, after all filters, stores the time of each SYN. It is 0 if no SYN was let through after the call
 began. For the flag it is the time until the listening socket was closed. New work is the bytes of requests that the
 server read from connections that were opened after the call had returned; for comparison, after it began.
+
+The agent itself receives new work through its poll of Temporal. The bytes of launch requests that it still reads are
+measured on a stack (`bench.killswitch_launches`); the most of them and of the new work on connections count together.
 """
 
 import ctypes
@@ -36,6 +39,7 @@ import numpy as np
 
 from agent.bpf import VALUE, Hook, Kind, Op, Program, SharedMemory, Step, link, load
 from agent.network.edge import Edge
+from bench import killswitch_launches
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, collector_off
 from bench.killswitch_node import PRIORITY, REQUEST_BYTES
 from bench.killswitch_server import (
@@ -71,6 +75,7 @@ LINES = (
     Line("time to refusal, kill-switch over a flag in the server: median of 500", None),
     Line("most bytes of new work after the kill-switch in 500 trials, over 500", 1.0),
     Line("bytes of new work since the call began, kill-switch over libnftables: mean of 500", None),
+    Line(f"most bytes of new work and of launch requests read ({killswitch_launches.TRIALS} trials), over 500", 1.0),
 )
 
 
@@ -271,6 +276,11 @@ def run(bench: Bench) -> Iterable[Figure]:
     most = each(lambda found: max(t.done_bytes for t in found))
     yield figure(4, most | {"bound": _WORK_BYTES}, "bytes", "bound")
     yield figure(5, each(lambda found: np.mean([t.begun_bytes for t in found])), "bytes", "libnftables")
+    read = killswitch_launches.measure(bench.say)
+    both = {"kill_switch": most["kill_switch"] + max(read), "bound": _WORK_BYTES, "launches": max(read)}
+    both |= {"launches_median": float(np.median(read)), "launches_mean": float(np.mean(read))}
+    sizes |= {"launch_trials": len(read), "gpus": killswitch_launches.GPUS}
+    yield figure(6, both, "bytes", "bound")
 
 
 SUITE = Suite("killswitch", LINES, run)

@@ -22,7 +22,7 @@ with workflow.unsafe.imports_passed_through():
         WorkloadInput,
     )
     from domain.reasons import Reason, ReasonCode
-    from domain.reported import TaskProgress
+    from domain.reported import OWNER, TaskProgress
     from lifecycle.attempts import TABLES, End, Event, Step
     from lifecycle.endings import (
         STOPS,
@@ -36,7 +36,7 @@ with workflow.unsafe.imports_passed_through():
     from lifecycle.gangs import GangEnd, LaunchFailure
     from workflows.effects import on_region, record, show_in_temporal
     from workflows.flushes import PendingSaves
-    from workflows.gang import Gang
+    from workflows.gang import OWNER_TAKES, Gang
     from workflows.mailbox import Mailbox
     from workflows.verdicts import Verdicts, uses_reports
 
@@ -219,6 +219,8 @@ class Attempt:
         self._told = None if gang.ended else await self._mailbox.next(STOPS)
         self._leaving = self._why_leaving(gang)
         if self._leaving is not None:
+            if _takes_at_once(self._leaving) and workflow.patched(OWNER_TAKES):
+                gang.withdraw(str(self._leaving.detail["machine"]))
             return Event.NOTICED
         return Event.DONE if self._told is None else Event.TOLD
 
@@ -368,3 +370,11 @@ class Attempt:
         pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (times - 2))
         told = await self._mailbox.unless_told(asyncio.sleep(pause_s))
         return replace(stopped_early(told), progress=ending.progress) if isinstance(told, Mail) else ending
+
+
+def _takes_at_once(leaving: Reason) -> bool:
+    """Returns whether the owner of a machine takes it without notice, so that its agent kills the tasks."""
+    at_s, ends_at_s = leaving.detail.get("at_s"), leaving.detail.get("ends_at_s")
+    if leaving.detail.get("platform") != OWNER or not isinstance(at_s, float | int):
+        return False
+    return isinstance(ends_at_s, float | int) and ends_at_s <= at_s

@@ -1,11 +1,12 @@
 """Prepares, runs and stops the tasks of a gang through the agents of its machines."""
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, TimeoutType
+from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, TimeoutError, TimeoutType
 
 with workflow.unsafe.imports_passed_through():
     from domain import ids
@@ -23,11 +24,17 @@ with workflow.unsafe.imports_passed_through():
         TaskExit,
     )
     from domain.reasons import Reason, ReasonCode
+    from domain.reported import OWNER
     from lifecycle.gangs import Failure, GangEnd, LaunchFailure
     from workflows.effects import give_up, stop_node
 
+OWNER_TAKES = "owner-takes"
+"""Patch: if the owner of a machine takes it at once, a launch that its agent has not received is withdrawn. An agent
+that has reported the end of its tasks there need not confirm it."""
 _PREPARE_S = 600.0
 _RUN_S = 3650 * 86400.0
+_WITHDRAWN_S = 5.0
+"""How long the end of a withdrawn launch is waited for before its agent is asked to stop the tasks."""
 _SHOWN = 200
 """Most characters of an agent's value that a message shows."""
 _FAILURE_GRACE_S = 10.0
@@ -52,6 +59,7 @@ class Gang:
         self._refused: LaunchFailure | None = None
         self._stopping = False
         self._stopped_before = False
+        self._withdrawn: set[str] = set()
         self.silent: set[str] = set()
         """Machines whose agents did not confirm that no task runs, so that tasks may still run there."""
 
@@ -149,12 +157,16 @@ class Gang:
                 schedule_to_start_timeout=timedelta(seconds=plan.node_lost_after_s),
                 start_to_close_timeout=timedelta(seconds=_RUN_S),
                 heartbeat_timeout=timedelta(seconds=plan.heartbeat_timeout_s),
+                # A launch that is withdrawn after its start still returns how the tasks ended.
+                cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
                 retry_policy=RetryPolicy(
                     initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=5)
                 ),
             )
         except ActivityError as error:
             outcome = NodeOutcome(machine=machine, exits=[], progress=[], stopped=True)
+            if machine in self._withdrawn and isinstance(error.cause, CancelledError):
+                return outcome  # How it ended is only known after a stop.
             if _stopped_before(error):
                 self._stopped_before = True
             elif isinstance(error.cause, ApplicationError):
@@ -199,9 +211,35 @@ class Gang:
         self._lost = self._lost or lost
         if lost is not None:
             self.silent.add(lost)
-        await asyncio.gather(*(self._stop(n.machine, grace_s) for n in self._plan.nodes if n.machine != self._lost))
+        asked = [n.machine for n in self._plan.nodes if n.machine != self._lost and not self._is_given_back(n.machine)]
+        await asyncio.gather(*(self._stop(machine, grace_s) for machine in asked))
+
+    def withdraw(self, machine: str) -> None:
+        """Withdraws the launch on a machine that its owner has taken. A `stop` must follow.
+
+        If the agent has not received the launch, it never does. Otherwise the agent ends the tasks by itself, and the
+        launch returns their outcome.
+        """
+        if machine in self._runs and machine not in self._outcomes:
+            self._withdrawn.add(machine)
+            give_up(self._runs[machine])
+
+    def _is_given_back(self, machine: str) -> bool:
+        """Returns whether the agent has reported the end of all tasks on a machine that its owner takes.
+
+        The agent starts nothing more there, and its polls may be closed.
+        """
+        outcome = self._outcomes.get(machine)
+        if outcome is None or not outcome.exits or outcome.notice is None or outcome.notice.platform != OWNER:
+            return False
+        return workflow.patched(OWNER_TAKES)
 
     async def _stop(self, machine: str, grace_s: float) -> None:
+        if machine in self._withdrawn:
+            with suppress(asyncio.TimeoutError):
+                await workflow.wait_condition(self._runs[machine].done, timeout=_WITHDRAWN_S)
+            if self._is_given_back(machine):
+                return
         try:
             outcome = await stop_node(
                 machine,

@@ -83,13 +83,17 @@ class MachineActivities:
                 row.notice = None
                 if row.cordon is not None and row.cordon.get("code") == ReasonCode.PLATFORM_NOTICE:
                     row.cordon = None
+            withheld = row.withheld
             fits = _resize(row, hello)
+            lends = bool(withheld & ~row.withheld)
             if not hello.taken and row.notice is not None and row.notice.get("detail", {}).get("platform") == OWNER:
-                row.notice = None  # The owner lends the machine again.
+                row.notice, lends = None, True  # The owner lends the machine again.
                 if row.cordon is not None and row.cordon.get("detail", {}).get("platform") == OWNER:
                     row.cordon = None
             if given_up or row.state != "ready" or not fits:
                 row.state = "joining"
+            elif lends:
+                outbox.wake_scheduler(session)  # Otherwise this is done when it is ready.
             session.flush()
             row.cordon = row.cordon or joining.ending(session, hello.machine)
             live = _live(session, hello.machine)

@@ -15,6 +15,7 @@ from agent.config import AgentConfig
 from agent.gpus import GpuUse, gpu_use
 from agent.lending.hours import LendingHours
 from agent.lending.leaving import PERIOD_S, Leaving, Traffic
+from agent.lending.polls import Polls
 from agent.lending.record import Lending, LendingFile
 from agent.lending.stopping import Held, Stopping
 from agent.locks import StartLocks
@@ -65,6 +66,7 @@ class Lender:
         self._writing = threading.Lock()
         self._clock = clock
         self._traffic = traffic
+        self.polls = Polls()
         self._shaped = False
         self._counted_s = self._stored_s = time.monotonic()
         self._outcomes: Mapping[str, IntEnum | None] = {}
@@ -163,6 +165,10 @@ class Lender:
                     _log.exception("%s: a part of lending failed", self._config.machine)
             await asyncio.sleep(self._next_end_s())
 
+    async def reopen_polls(self) -> None:
+        """Opens the polls again after the owner has taken the machine, until cancelled (`Polls.reopening`)."""
+        await self.polls.reopening(lambda: self._until_free(None))
+
     async def _count(self) -> None:
         """Adds the GPU time since the last round, and stores it from time to time."""
         now_s = time.monotonic()
@@ -226,7 +232,11 @@ class Lender:
         await asyncio.wait({asyncio.ensure_future(asyncio.to_thread(self._write))}, timeout=_WRITE_S)
 
     def _switch(self) -> None:
-        """Sets the kill-switch: while the whole machine is the owner's, new connections to its tasks are refused."""
+        """Closes the polls and sets the kill-switch: while the machine is the owner's, no new work reaches it."""
+        if not self.lending.is_whole:
+            self.polls.open()
+        elif (self.lending.machine_at_s or 0.0) <= self._clock():
+            self.polls.close()
         if self._traffic is not None:
             switch = self._traffic.kill_switch
             (switch.on if self.lending.is_whole else switch.off)()

@@ -141,3 +141,16 @@ def test_an_owner_who_lends_again_ends_the_notice(fleet: World) -> None:
     fleet.machine(M)
     row = _row(fleet)
     assert row.notice is None and row.cordon is not None and row.cordon["code"] == "cordoned_by_operator"
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_the_scheduler_learns_what_is_lent_again(fleet: World, is_whole: bool) -> None:
+    """Queued workloads do not wait for the next scan interval, although the machine was ready all the time."""
+    if is_whole:
+        _takes(fleet, 500.0)
+    fleet.machine(M, taken=is_whole, withheld=0 if is_whole else 0b0110)
+    wakes = fleet.put_out("wake")
+    fleet.machine(M, taken=is_whole, withheld=0 if is_whole else 0b0110)
+    assert fleet.put_out("wake") == wakes, "the same hello changes nothing"
+    fleet.machine(M, withheld=0 if is_whole else 0b0100)
+    assert fleet.put_out("wake") == wakes + 1

@@ -68,6 +68,8 @@ LIVES: dict[str, Story] = {
     "workload-leaves": test_leaving.test_a_workload_is_placed_anew_while_its_tasks_save,
     "workload-leaves-and-moves": test_leaving.test_no_checkpoint_is_fenced_while_tasks_save,
     "workload-ended-by-notice": test_leaving.test_tasks_that_end_by_the_notice_before_the_server_heard_are_preempted,
+    "workload-withdrawn": test_leaving.test_a_launch_is_withdrawn_if_the_owner_takes_the_machine_at_once,
+    "workload-given-back": test_leaving.test_an_agent_whose_owner_takes_the_machine_confirms_the_end_once,
     "workload-unloadable": test_loading.test_a_workload_whose_checkpoint_does_not_load_twice_is_stopped,
     "workload-stop-refused": test_loss.test_a_machine_that_refuses_to_stop_is_treated_like_a_silent_one,
     "workload-stopped-before": test_placing.test_a_machine_that_says_to_have_stopped_each_attempt,

@@ -4,13 +4,14 @@ from typing import Any
 
 from domain.phases import Phase
 from domain.protocol import Activity, MailKind
-from domain.reported import NoticeReport
+from domain.reported import OWNER, NoticeReport
 from tests.workflows.agents import until
 from tests.workflows.lab import AWAY, Life
 from tests.workflows.running import AGAIN, RUNNING, running
 from tests.workflows.stories import goes
 
 NOTICED = ("checkpointing platform_notice", "preempted platform_notice")
+TAKEN = NoticeReport(OWNER, "preempt", True, 100.0, 100.0, "the owner takes the machine back")
 TERMINATE = NoticeReport("aws", "preempt", True, 100.0, 220.0, "terminate")
 
 
@@ -168,3 +169,33 @@ async def test_notices_may_follow_each_other(life: Life) -> None:
     await life.reaches(Phase.PREEMPTED)
     await running(life)
     assert [f.attempt for f in life.facts.flushed] == [1, 2]
+
+
+@goes(*RUNNING, *NOTICED)
+async def test_a_launch_is_withdrawn_if_the_owner_takes_the_machine_at_once(life: Life) -> None:
+    """The agent never receives a launch that was waiting for it, but confirms that no task runs."""
+    agent = life.agents[0]
+    await agent.goes()
+    life.plan.starts_at_once, life.plan.tasks, life.plan.nodes = True, 1, life.plan.nodes[:1]
+    await life.award()
+    await life.reaches(Phase.RUNNING)
+    await life.pending(Activity.RUN_NODE, 1)
+    await noticed(life, **TAKEN.numbers())
+    await life.reaches(Phase.PREEMPTED)
+    assert life.facts.releases[0].silent_machines == [agent.machine], "it takes no work until the stop is confirmed"
+    await life.pending(Activity.RUN_NODE, 0)
+    await agent.comes()
+    await until(lambda: len(life.facts.flushed) == 1, "the end is recorded")
+    assert [kind for kind, _ in agent.asked] == [Activity.STOP_NODE]
+
+
+@goes(*RUNNING, "preempted platform_notice")
+async def test_an_agent_whose_owner_takes_the_machine_confirms_the_end_once(life: Life) -> None:
+    """The attempt is released without a stop on the machine that has reported its end; the other ones are asked."""
+    await running(life)
+    life.agents[1].ends()
+    await life.pending(Activity.RUN_NODE, 1)
+    life.agents[0].ends(signal=9, exit_code=None, notice=TAKEN)
+    await life.reaches(Phase.PREEMPTED)
+    assert life.stopped() == [[], [(1, 0.0)]]
+    assert (life.facts.releases[0].silent_machines, life.facts.releases[0].blames_machine) == ([], None)
