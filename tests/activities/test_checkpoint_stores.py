@@ -232,7 +232,7 @@ def test_stores_that_were_lost(campus: World, monkeypatch: pytest.MonkeyPatch) -
 def test_a_store_that_was_never_reached(campus: World) -> None:
     """A workload that was cancelled before its cluster's store could be opened expires, although it has no marker."""
     workload = campus.submit(job())
-    (campus.folder / "stores").write_text("no folder")
+    (campus.folder / "stores" / "a").rmdir()
     with pytest.raises(ApplicationError, match=_url(campus, "a")):
         _start(campus, workload, "a")
     campus.release(workload, Phase.CANCELLED)
