@@ -254,10 +254,14 @@ async def _stay_known(
             waiting.cancel()
         if let_go in done:
             activities.let_go.clear()
-            await asyncio.sleep(min(_HANDOVER_S, config.hello_interval_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(_HANDOVER_S, config.hello_interval_s)):
+                    await lender.changed.wait()
+        # What was taken and lent again since the last hello must be told, too: the notice may have been sent.
+        has_changed = lender.changed.is_set()
         lender.changed.clear()
         now = (lender.lending.is_whole, lender.lending.withheld)
-        if activities.attending == 0 or now != said:
+        if activities.attending == 0 or has_changed or now != said:
             if lender.lending.is_whole:
                 # The machine's workflow handles a hello first, and would then wait for the polls before the notice.
                 await lender.polls.until_known()
