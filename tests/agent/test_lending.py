@@ -4,7 +4,6 @@ import asyncio
 import errno
 import json
 import os
-import socket
 import subprocess
 import sys
 import time

@@ -46,7 +46,9 @@ class _Application(LazyGroup):
         "Fleet": {
             "queue": Lazy("mizzen.cli.reading:queue", "Show the waiting workloads in queue order."),
             "regions": Lazy("mizzen.cli.fleet:regions", "List regions; set their storage limits and CPU quotas."),
-            "clusters": Lazy("mizzen.cli.clusters:clusters", "List clusters; set their zones, capacity kinds, prices and stores."),
+            "clusters": Lazy(
+                "mizzen.cli.clusters:clusters", "List clusters; set their zones, capacity kinds, prices and stores."
+            ),
             "machines": Lazy("mizzen.cli.fleet:machines", "List machines; cordon or drain them."),
             "pools": Lazy("mizzen.cli.pools:pools", "List pools; create, resize and remove them."),
             "instances": Lazy("mizzen.cli.pools:instances", "List the machines requested from providers; end them."),
