@@ -1,9 +1,9 @@
 """Whether GPUs of this machine are free: no process has them open, and their memory reads free.
 
-The number of a GPU is its place in the order of the bus, among those that the driver does not exclude. `nvidia-smi` has
-the same numbers, and so does CUDA with `CUDA_DEVICE_ORDER=PCI_BUS_ID`. The number of its device file, the minor, may
-differ, and is read from the driver (`/proc/driver/nvidia/gpus`). Where the driver does not show that, for example in
-some containers, the minor is taken to be the number of the GPU.
+GPUs are numbered in the order of their PCI bus addresses, without GPUs that the driver excludes. `nvidia-smi` uses the
+same numbers, and so does CUDA with `CUDA_DEVICE_ORDER=PCI_BUS_ID`. The device file of a GPU has another number, the
+minor number, which the driver shows in `/proc/driver/nvidia/gpus`. If the driver does not show it, for example in some
+containers, the minor number is assumed to be the number of the GPU.
 
 Reads `/proc` and calls `nvidia-smi`. A machine whose GPUs are only declared, as in an embedded fleet, has no device
 files: then there is nothing to hold, and the GPUs are free when no task runs.
@@ -55,7 +55,7 @@ def gpu_use(gpus: Iterable[int], root: Path = Path("/")) -> GpuUse:
     Only root sees the open files of other users' processes. `root` contains `dev` and `proc/driver`.
     """
     shown = _shown(root)
-    # A GPU beyond those that the driver shows is only declared.
+    # The machine may declare more GPUs than the driver shows. These have no device file.
     minors = {gpu: shown[gpu].minor for gpu in gpus if gpu < len(shown)} if shown else {gpu: gpu for gpu in gpus}
     devices = {gpu: root / "dev" / f"nvidia{minor}" for gpu, minor in minors.items()}
     there = {gpu: device for gpu, device in devices.items() if device.exists()}

@@ -79,7 +79,7 @@ TABLE: dict[LaunchError, Verdict] = {
         Blame.NOBODY, False, "the disk with the agent's folder is full, or its disk quota is used up"
     ),
     LaunchError.BUCKET_UNAVAILABLE: Verdict(
-        Blame.NOBODY, False, "the region's bucket or the cluster's store did not respond, or an object is missing there"
+        Blame.NOBODY, False, "the region's bucket or the cluster's store did not respond, or lacks an object"
     ),
     LaunchError.DAMAGED_ARCHIVE: Verdict(
         Blame.NOBODY, True, "the checksum of the archive in the bucket is wrong; the next attempt uploads it again"

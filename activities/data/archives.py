@@ -33,7 +33,7 @@ def forget_archives(engine: Engine, keep_s: float) -> set[str]:
 
 
 def delete_archives(store: ObjectStore, engine: Engine, gone: Collection[str]) -> None:
-    """Deletes the copies of archives in a bucket, except those that were uploaded again."""
+    """Deletes archives from a bucket. An archive that has been uploaded again since is kept."""
     with transaction(engine) as session:
         again = set(session.scalars(select(Archive.sha256).where(Archive.sha256.in_(gone))))
     for sha256 in sorted(set(gone) - again):

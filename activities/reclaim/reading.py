@@ -117,9 +117,9 @@ def forget_departures(session: Session) -> None:
 def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
     """Returns the jobs that run on any of these lent machines and have saved a checkpoint, by workload.
 
-    Tasks and agents of volunteers' machines report any sizes and times. Those that cannot be are left out, so that they
-    do not keep the other jobs from their intervals. Sizes are limited to the memory that the job holds, because a job
-    shares the bandwidth of its site with the others by its size.
+    The reports of tasks and of volunteers' agents are not trusted. A job with an impossible size or time is left out,
+    so that the other jobs still get their intervals. A size counts at most up to the memory of the job, because larger
+    checkpoints get a larger share of the site's bandwidth.
     """
     known = set(machines)
     rows: Sequence[Any] = session.execute(

@@ -58,7 +58,7 @@ def _machines(session: Session) -> tuple[LiveMachine, ...]:
             cluster=m.cluster,
             rack=m.rack,
             gpu_type=m.gpu_type,
-            # Without the slots that the owner has taken, except those that a workload holds until it has left.
+            # A slot that the owner has taken is not counted, unless a workload still holds it.
             gpus=m.gpus - (m.withheld & ~m.held).bit_count(),
             cpus_milli=m.cpus_milli,
             memory_bytes=m.memory_bytes,

@@ -190,8 +190,8 @@ class _Run(Running):
     def _save_at_least(self, job: Job, leaves_s: float) -> None:
         """P1, for a job that cannot move within its notice: a final checkpoint to the store, if that alone fits.
 
-        It begins as late as is safe, so that it contains most of the work. If there is time for two, the first begins
-        at once, in case that the bandwidth falls.
+        The checkpoint begins as late as is safe, so that it contains most of the work. If the notice is long enough for
+        two checkpoints, another one begins at once: if the bandwidth falls later, that one is complete.
         """
         if self._system.saving is Saving.FIXED or job.phase is not Phase.RUNNING:
             return

@@ -51,6 +51,12 @@ def _start(world: World, workload: str, cluster: str) -> tuple[LaunchPlan, Launc
     return plan, launch
 
 
+def _newest(launch: LaunchDescription) -> int | None:
+    """Returns the step of the newest checkpoint that a task of this launch finds."""
+    found = Checkpointer(launch.checkpoint.uri, attempt=launch.attempt).load_latest()
+    return None if found is None else found.step
+
+
 def _copy(world: World, workload: str, plan: LaunchPlan) -> int:
     request = CheckpointCopy(
         workload, world.workload(workload).attempt, plan.checkpoint_region or "", "r", plan.checkpoint_store,
@@ -97,8 +103,7 @@ def test_the_store_with_the_newest_checkpoint_is_not_mounted(campus: World) -> N
     plan, launch = stage_launch(campus, workload, 3)
     away.rename(mounted)
     assert _copy(campus, workload, plan) > 0
-    found = Checkpointer(launch.checkpoint.uri, attempt=3).load_latest()
-    assert found is not None and found.step == 2
+    assert _newest(launch) == 2
 
 
 def test_a_workload_waits_for_the_store_of_its_own_building(campus: World) -> None:
@@ -154,8 +159,7 @@ def test_an_empty_folder_is_not_the_store_that_a_workload_comes_back_to(campus: 
     mounted.rmdir()
     away.rename(mounted)
     assert _copy(campus, workload, plan) > 0
-    found = Checkpointer(launch.checkpoint.uri, attempt=3).load_latest()
-    assert found is not None and found.step == 2
+    assert _newest(launch) == 2
 
 
 def test_an_operator_changes_the_store(campus: World) -> None:
@@ -170,8 +174,7 @@ def test_an_operator_changes_the_store(campus: World) -> None:
     campus.release(workload, Phase.PREEMPTED)
     plan, launch = _start(campus, workload, "a")
     assert (plan.store_url, plan.checkpoint_store) == (_url(campus, "new"), _url(campus, "a"))
-    found = Checkpointer(launch.checkpoint.uri, attempt=2).load_latest()
-    assert found is not None and found.step == 7
+    assert _newest(launch) == 7
 
 
 def test_a_gang_in_several_buildings_uses_the_bucket(campus: World) -> None:

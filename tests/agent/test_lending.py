@@ -110,7 +110,7 @@ async def test_a_notice_lets_tasks_save(lab: Lab) -> None:
         status = await _mizzen(config, "reclaim", "--notice", "2s")
     assert status["free"]
     assert (runs[0].work / "saved").read_text() == "saved\n"
-    # The grace of the workload is a minute, but the notice has ended by now.
+    # The task was told the end of the notice, which has passed, although the workload's grace is a minute.
     assert json.loads((runs[0].work / "told").read_text())["deadline_boot_s"] <= boot_time_s() < 2**40
     assert runs[1].exit() is not None and runs[1].exit().signal == 9  # type: ignore[union-attr]
 

@@ -88,7 +88,7 @@ async def test_a_simulation_starts_from_a_snapshot(world: ApiWorld) -> None:
 
 
 async def test_the_simulator_gets_no_slots_that_owners_have_taken(world: ApiWorld) -> None:
-    """A machine has fewer GPUs by those that its owner has taken; a slot that is still held counts until it is free."""
+    """GPUs that the owner has taken are not counted. A slot that a workload still holds counts until it is free."""
     running = world.add_workload(Phase.RUNNING)
     world.add_attempt(running, 1, M1, 0b1)
     with world.session() as session:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -47,6 +47,18 @@ def link(network: Network) -> Network:
 
 
 @contextmanager
+def _beside(work: Callable[[], None], ends: threading.Event) -> Iterator[None]:
+    """Runs `work` in a thread, which returns once `ends` is set."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+@contextmanager
 def _sending(address: str, port: int = SINK_PORT, mark: int = 0, most_bytes_s: int = 0) -> Iterator[None]:
     """Sends as fast as the link permits, or as `most_bytes_s`."""
     going = threading.Event()
@@ -64,13 +76,8 @@ def _sending(address: str, port: int = SINK_PORT, mark: int = 0, most_bytes_s: i
                 except TimeoutError:
                     continue
 
-        thread = threading.Thread(target=send)
-        thread.start()
-        try:
+        with _beside(send, going):
             yield
-        finally:
-            going.set()
-            thread.join()
 
 
 def _look(uplink: Uplink, times: int, pause_s: float = 0.01) -> None:
@@ -117,13 +124,8 @@ def _datagrams(address: str) -> Iterator[None]:
             while not going.wait(0.002):
                 sending.sendto(bytes(1000), (address, SINK_PORT))
 
-        thread = threading.Thread(target=send)
-        thread.start()
-        try:
+        with _beside(send, going):
             yield
-        finally:
-            going.set()
-            thread.join()
 
 
 async def test_only_a_busy_link_is_measured(link: Network) -> None:

@@ -304,26 +304,26 @@ async def test_a_machine_that_answers_for_others_is_blamed(life: Life) -> None:
     assert "ports['main']: 65536: must be from 1 to 65535" in life.reason()["error"]
 
 
-@goes(*PROVISIONED, "preempted stack_stopped", *(*PROVISIONED[1:], "preempted stack_stopped") * 2)
-async def test_a_machine_that_says_to_have_stopped_each_attempt(life: Life) -> None:
-    """The first time, the workload is queued again at once; then after a backoff that grows."""
+async def _says_to_have_stopped(life: Life, activity: Activity) -> None:
+    """An agent answers each of three attempts that it was stopped there before; the pauses between them grow."""
     for _ in range(3):
         error = ApplicationError("it was stopped here", type=LaunchError.STOPPED_ATTEMPT, non_retryable=True)
-        life.agents[1].errors[Activity.PREPARE_NODE] = [error]
+        life.agents[1].errors[activity] = [error]
         await life.award()
         await life.reaches(Phase.PREEMPTED)
     assert await _pauses_s(life) == [1.0, 2.0]
+
+
+@goes(*PROVISIONED, "preempted stack_stopped", *(*PROVISIONED[1:], "preempted stack_stopped") * 2)
+async def test_a_machine_that_says_to_have_stopped_each_attempt(life: Life) -> None:
+    """The first time, the workload is queued again at once; then after a backoff that grows."""
+    await _says_to_have_stopped(life, Activity.PREPARE_NODE)
 
 
 @goes(*RUNNING, "preempted stack_stopped", *(*RUNNING[1:], "preempted stack_stopped") * 2)
 async def test_a_machine_that_says_to_have_stopped_each_running_attempt(life: Life) -> None:
     """The same holds for an agent that says it when tasks are to be run."""
-    for _ in range(3):
-        error = ApplicationError("it was stopped here", type=LaunchError.STOPPED_ATTEMPT, non_retryable=True)
-        life.agents[1].errors[Activity.RUN_NODE] = [error]
-        await life.award()
-        await life.reaches(Phase.PREEMPTED)
-    assert await _pauses_s(life) == [1.0, 2.0]
+    await _says_to_have_stopped(life, Activity.RUN_NODE)
 
 
 @goes(*PROVISIONED, "preempted stack_stopped", *(*PROVISIONED[1:], "pending launch_failed") * 2)
