@@ -1,10 +1,13 @@
 """The commands in the README and in the examples work on a stack with the default fleet."""
 
+import contextlib
 import os
 import random
 import re
 import shutil
+import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -52,17 +55,29 @@ def _typed(stack: Up, commands: str) -> str:
     script = commands.replace(ADDRESS, f"http://127.0.0.1:{stack.ports['port']}")
     script = script.replace(BALANCER, f"127.0.0.1:{free_port()}")
     environment = {**os.environ, "HOME": str(stack.folder), "XDG_CONFIG_HOME": str(stack.folder / ".config")}
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=stack.folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        # Files and a session of its own: what runs in the background after a failure neither delays the test nor stays.
+        shell = subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=stack.folder,
+            env=environment,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = shell.wait(timeout=200)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+        out.seek(0)
+        err.seek(0)
+        said = out.read()
+        assert code == 0, f"{script}\n{said}\n{err.read()}"
+    return said
 
 
 def test_the_first_workload_of_the_readme(stack: Up) -> None:
