@@ -49,6 +49,7 @@ class ReasonCode(StrEnum):
     MACHINE_DRAINED = "machine_drained"
     MACHINE_LOST = "machine_lost"
     PLATFORM_NOTICE = "platform_notice"
+    MOVED_EARLY = "moved_early"
     LAUNCH_FAILED = "launch_failed"
     CANNOT_START = "cannot_start"
     NO_PROGRESS = "no_progress"
@@ -141,6 +142,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.MACHINE_DRAINED: "machine {machine} is being drained",
     ReasonCode.MACHINE_LOST: "machine {machine} stopped answering",
     ReasonCode.PLATFORM_NOTICE: "{platform} reclaims machine {machine} ({notice}): {words}",
+    ReasonCode.MOVED_EARLY: (
+        "moves to cluster {cluster} before an owner asks: {departures} departures of its machines are expected in the"
+        " next {hours} h, and {departures_there} of as many there"
+    ),
     ReasonCode.LAUNCH_FAILED: "tasks could not be started on {machine}: {error}",
     ReasonCode.CANNOT_START: "its tasks cannot be started on any machine: {error}",
     ReasonCode.NO_PROGRESS: "no progress for {silent_s} s; its limit is {limit_s} s",

@@ -25,9 +25,10 @@ class Move:
     place: str
     """`region/cluster`."""
     away: bool
-    """Whether it is another building than the one that the job left, although enough machines there have room."""
+    """Whether another cluster is preferred: the one that the job left, if enough machines there have room, or the one
+    for which it moved early."""
     score_us: int
-    """The score: expected microseconds of this migration, and of the next one if the cluster is unstable; at most
+    """The score: expected microseconds of this migration, and of the next one or of all losses in the cluster; at most
     `MOST_US`."""
 
 

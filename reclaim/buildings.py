@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from reclaim.arrays import Bools, Floats
 from reclaim.destinations import DEFAULT_RULES, RESTART_S, Leaving, Network, Rules, scores_s
 from reclaim.topology import Links, Store, Topology
 
@@ -76,19 +77,53 @@ def score(buildings: tuple[Building, ...], job: Departure, rules: Rules = DEFAUL
     Raises:
         ValueError: the building of the job is not listed.
     """
-    home = next((n for n, b in enumerate(buildings) if (b.site, b.name) == (job.site, job.building)), None)
-    if home is None:
-        raise ValueError(f"building: {job.site}/{job.building}: must be one of the {len(buildings)} buildings")
-    network = Network.by_store(_topology(buildings, home, job))
-    leaving = Leaving.of([0], checkpoint_bytes=job.checkpoint_bytes, memory_bytes=0.0, restart_s=RESTART_S)
-    # Node 0 is the machine that the job left; the nodes 2 n + 1 and 2 n + 2 are in building n.
-    candidates = np.arange(2 * len(buildings) + 1) > 0
+    migrations = Migrations.of(buildings, job)
     hazard_per_h = np.repeat([b.departures_per_h for b in buildings], 2)
     survival = np.concatenate([[0.0], np.exp(-hazard_per_h * job.remaining_s / 3600)])
-    migration_s, _ = network.times_s(leaving, 0)
-    found_s = scores_s(network, leaving, 0, candidates, migration_s, survival, rules)[1::2]
+    found_s = scores_s(
+        migrations.network, migrations.leaving, 0, migrations.candidates, migrations.migration_s, survival, rules
+    )[1::2]
     stays = job.local_candidates >= rules.min_local
-    return tuple(Score(stays and number != home, float(found_s[number])) for number in range(len(buildings)))
+    return tuple(Score(stays and number != migrations.home, float(one_s)) for number, one_s in enumerate(found_s))
+
+
+@dataclass(frozen=True)
+class Migrations:
+    """The network around a job: node 0 is its machine, and the nodes 2 n + 1 and 2 n + 2 are in building n."""
+
+    home: int
+    """The number of the job's building."""
+    network: Network
+    leaving: Leaving
+    """The job, alone."""
+    migration_s: Floats
+    """T_mig to each node."""
+
+    @classmethod
+    def of(cls, buildings: Sequence[Building], job: Departure) -> "Migrations":
+        """Returns the network of a job.
+
+        Raises:
+            ValueError: the building of the job is not listed.
+        """
+        home = next((n for n, b in enumerate(buildings) if (b.site, b.name) == (job.site, job.building)), None)
+        if home is None:
+            raise ValueError(f"building: {job.site}/{job.building}: must be one of the {len(buildings)} buildings")
+        network = Network.by_store(_topology(buildings, home, job))
+        leaving = Leaving.of([0], checkpoint_bytes=job.checkpoint_bytes, memory_bytes=0.0, restart_s=RESTART_S)
+        return cls(home, network, leaving, network.times_s(leaving, 0)[0])
+
+    @property
+    def candidates(self) -> Bools:
+        """All nodes but the job's machine."""
+        return np.arange(self.network.topology.nodes) > 0
+
+    @property
+    def write_bytes_s(self) -> Floats:
+        """The bandwidth from each node to its store."""
+        assert self.network.stores is not None
+        nodes = np.arange(self.network.topology.nodes)
+        return self.network.topology.bandwidth_bytes_s(nodes, self.network.stores)
 
 
 def _topology(buildings: Sequence[Building], home: int, job: Departure) -> Topology:

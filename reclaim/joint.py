@@ -36,6 +36,10 @@ from reclaim.intervals import P1Settings, intervals
 from reclaim.topology import NOWHERE
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
+EARLY_HORIZON_S = 96 * HOUR_S
+"""The longest horizon of forecasts for early moves; a job that ends before has a shorter one."""
+EARLY_PERIOD_S = HOUR_S
+"""The time between two searches for early moves."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,14 @@ class Policy:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: {getattr(self, name)}: must be 0 or more")
 
+    def cost_s(self, migration_s: Floats, restart_s: float) -> Floats:
+        """Returns the cost of early moves with these T_mig: T_mig at both ends, and the price of the traffic."""
+        return (1 + self.reserved_weight) * migration_s + self.traffic_weight * (migration_s - restart_s)
+
+    def pays(self, gain_s: Floats, cost_s: Floats) -> Bools:
+        """Returns which early moves pay. `gain_s` is the loss that a move avoids, less its cost."""
+        return (gain_s > 0) & (gain_s >= self.margin * cost_s)
+
 
 DEFAULT_POLICY = Policy()
 
@@ -222,10 +234,10 @@ def early_moves(
         next_s = network.next_s(removed == Constraint.NONE, size, restart_s)
         loss_s, interval_s = outlook.loss_s(job, size, next_s, policy.write_share)
         departures = outlook.emergencies[job] + outlook.notices[job]
-        cost_s = (1 + policy.reserved_weight) * migration_s + policy.traffic_weight * (migration_s - restart_s)
+        cost_s = policy.cost_s(migration_s, restart_s)
         gain_s = loss_s[source] - loss_s - cost_s
-        pays = gain_s >= policy.margin * cost_s
-        pool = np.flatnonzero((removed == Constraint.NONE) & pays & (gain_s > 0) & (departures < departures[source]))
+        pays = policy.pays(gain_s, cost_s)
+        pool = np.flatnonzero((removed == Constraint.NONE) & pays & (departures < departures[source]))
         if not len(pool):
             return 0.0, NOWHERE, np.nan
         node = pool[least(-gain_s[pool], migration_s[pool])]

@@ -45,6 +45,8 @@ JUDGES_LAUNCHES = "judges-launches"
 backoff."""
 BACKS_OFF_IF_STOPPED = "backs-off-if-stopped"
 """Patch: consecutive attempts that an agent says to have stopped before are also retried with backoff."""
+_LEAVES = frozenset({ReasonCode.PLATFORM_NOTICE, ReasonCode.MOVED_EARLY})
+"""Why a workload returns to the queue while its tasks still save."""
 _COPY_S = 6 * 3600.0
 _LONGEST_PAUSE_S = 30.0
 """The maximum backoff between two launches of a workload that fails to start repeatedly."""
@@ -258,12 +260,13 @@ class Attempt:
         if self._told is None:
             return gang.noticed if gang.noticed is not None and uses_reports() else None
         # After an eviction or a cancellation, the end of the tasks is awaited.
-        if code_of(self._told) != ReasonCode.PLATFORM_NOTICE or self._mailbox.has({MailKind.EVICT, MailKind.CANCEL}):
+        code = code_of(self._told)
+        if code not in _LEAVES or self._mailbox.has({MailKind.EVICT, MailKind.CANCEL}):
             return None
-        return Reason(ReasonCode.PLATFORM_NOTICE, self._told.detail)
+        return Reason(code, self._told.detail)
 
     async def _leave(self) -> Event:
-        """Returns the workload to the queue while its tasks save their last checkpoint, because of a platform notice.
+        """Returns the workload to the queue while its tasks save, because of a platform notice or to move early.
 
         The following order is correct even if a process is slow or dies:
 

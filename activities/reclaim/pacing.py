@@ -1,4 +1,5 @@
-"""The loop that tells the jobs on lent machines how often to save (ReclaimNet, section V, Algorithm 1).
+"""The loop that tells the jobs on lent machines how often to save (ReclaimNet, section V, Algorithm 1), and when
+to move.
 
 In each control period it observes the departures of each site, allocates the bandwidth for checkpoints among all jobs
 of the site, and sends each machine the intervals of its tasks. What was learned is stored in the transaction that read
@@ -19,6 +20,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.leader import Leader, lead
+from activities.reclaim.early import EarlyMover
 from activities.reclaim.reading import (
     LentMachine,
     RunningJob,
@@ -66,6 +68,7 @@ class Pacer:
         self._engine, self._client = engine, client
         self._settings = settings.reclaim
         self._model = HazardModel()
+        self._early = EarlyMover(engine, self._settings, self._model)
 
     async def run(self) -> None:
         """Runs rounds until cancelled, while this process is the leader."""
@@ -80,6 +83,8 @@ class Pacer:
             except RPCError as error:
                 if error.status is not RPCStatusCode.NOT_FOUND:
                     _log.warning("the tasks of %s are not told how often to save: %s", pace.machine, error)
+        for move in await in_thread(self._early.round):
+            _log.info("workload %s %s", move.workload, move.reason.sentence)
 
     def paces(self) -> list[Pace]:
         """Counts the departures since the last control period; returns the intervals for the tasks of each machine."""

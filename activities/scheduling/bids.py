@@ -22,6 +22,7 @@ from domain.phases import QUEUED_PHASES
 from domain.protocol import Activity, BidRequest
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid, JobRequest, PlacementRequest
+from infra.config.scheduling import ReclaimSettings
 from infra.db.catalogue import Replicas, can_read, ready_replicas
 from infra.db.logs import RegionBid
 from infra.db.session import transaction
@@ -60,8 +61,11 @@ class BidSubject:
         return demand.allows_region(region) and can_read(self.replicas, demand.tables, region, level=self.level)
 
 
-def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubject]:
-    """Returns the workloads that are still queued and not on hold, in queue order, with their demand from Postgres."""
+def asked(session: Session, queued: Sequence[ScannedWorkload], settings: ReclaimSettings) -> list[BidSubject]:
+    """Returns the workloads that are still queued and not on hold, in queue order, with their demand from Postgres.
+
+    `settings` decide where work goes that leaves an owner's machine.
+    """
     if not queued:
         return []
     rows = session.execute(_ASKS, {"ids": [e.workload for e in queued], "phases": sorted(QUEUED_PHASES)})
@@ -72,6 +76,7 @@ def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubjec
         session,
         {e.workload: _jobs(e, demands[e.workload]) for e in queued if e.workload in demands},
         {workload: demand.max_runtime_s for workload, demand in demands.items()},
+        settings,
     )
     evictors = newest_evictors(session)
     replicas = ready_replicas(session, {t for demand in demands.values() for t in demand.tables})
@@ -155,15 +160,16 @@ def region_bid(planner: Planner, asked: BidSubject, *, ignore_data: bool = False
 class RegionActivities:
     """The activity of a region's RMS processes in an auction. It writes nothing but the region's bids."""
 
-    def __init__(self, engine: Engine, state: SchedulerState) -> None:
+    def __init__(self, engine: Engine, state: SchedulerState, settings: ReclaimSettings) -> None:
         self._engine = engine
         self._state = state
+        self._settings = settings
 
     @activity.defn(name=Activity.BID.value)
     def bid(self, request: BidRequest) -> int:
         """Bids on the workloads of a batch that may run in the region, on one state; returns the number of plans."""
         with transaction(self._engine) as session:
-            wanted = asked(session, batch(session, request.scan, request.first))
+            wanted = asked(session, batch(session, request.scan, request.first), self._settings)
         with self._state.current() as state:
             if request.region not in state.regions:
                 return 0

@@ -38,7 +38,8 @@ from infra.db.published import Newest
 from infra.db.tasks import tasks_of
 
 PREEMPTIONS = (
-    ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.MACHINE_DRAINED, ReasonCode.PLATFORM_NOTICE
+    ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.MACHINE_DRAINED, ReasonCode.PLATFORM_NOTICE,
+    ReasonCode.MOVED_EARLY,
 )  # fmt: skip
 """Outcomes of attempts that count as preemptions."""
 # Statements that every request uses are built once, because building one takes as long as executing it.

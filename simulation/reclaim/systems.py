@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from reclaim.destinations import DEFAULT_RULES, Rules
 from reclaim.intervals import P1Settings
-from reclaim.joint import DEFAULT_POLICY, Policy
+from reclaim.joint import DEFAULT_POLICY, EARLY_HORIZON_S, EARLY_PERIOD_S, Policy
 from reclaim.traffic import RESEARCH_SHARE
 
 _P1 = P1Settings()
@@ -71,9 +71,9 @@ class Parameters:
     """The control period of P1."""
     traffic_period_s: float = 10.0
     """The control period of P3: its rates follow the bandwidth of the period before."""
-    early_period_s: float = 3600.0
+    early_period_s: float = EARLY_PERIOD_S
     """The time between two searches for early moves."""
-    early_horizon_s: float = 96 * 3600.0
+    early_horizon_s: float = EARLY_HORIZON_S
     """The horizon of forecasts for early moves, at most; the rest of the job if that is shorter."""
 
 

@@ -106,6 +106,22 @@ def test_an_unstable_building_pays_for_the_next_migration(campus: World, per_h: 
     assert quality.move_s == pytest.approx(min(score_s.values()), rel=1e-6)
 
 
+def test_forecasts_leave_the_building_that_will_lose_more(campus: World) -> None:
+    """Two machines in the building have room, but over the rest of the job its owners would cost more than the way."""
+    campus.alter(Cluster, ("r", "a"), departures_per_h=1.0)
+    campus.alter(Cluster, ("r", "b"), departures_per_h=1.0)
+    reclaim = campus.settings.reclaim.model_copy(update={"forecasts": True})
+    campus.settings = campus.settings.model_copy(update={"reclaim": reclaim})
+    campus.configure()
+    workload = _start(campus)
+    _leave(campus, workload)
+    machine, quality = _next(campus, workload)
+    assert (machine, quality.away) == ("r/c/m", 0)
+    # Nobody leaves `c`, so its score is the time of the migration, and two saves of the last 20 minutes at most.
+    migration_s = 30.0 + C / (200 * MBIT) + 30
+    assert migration_s <= quality.move_s < migration_s + 2 * 30
+
+
 @pytest.mark.parametrize("case", ["evicted", "nothing saved", "reserved first"])
 def test_other_workloads_are_placed_as_before(campus: World, case: str) -> None:
     """An evicted workload, and one without a checkpoint, has no scores; the document's kinds come before the scores."""

@@ -5,23 +5,17 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
-from activities.reclaim.pacing import Pacer
 from activities.reclaim.reading import GPU_BYTES
-from domain.protocol import MachineNotice, Pace
+from domain.protocol import MachineNotice
 from domain.reported import OWNER, BandwidthReport, NoticeReport
 from infra.db.models import Attempt, Cluster, Machine, Tenant
 from infra.db.reclaim import SiteHazard
+from tests.activities.departures import depart, paces, pass_hours
 from tests.activities.world import World, job
 
 CALM, BUSY, OWNED = "r/lab/calm", "r/hall/busy", "r/own/m"
 _BYTES = 3_200_000_000
-_DEPARTED = text(
-    "insert into event (kind, region, machine, reason) values ('machine.notice', 'r', :machine, jsonb_build_object("
-    "'code', 'platform_notice', 'detail', jsonb_build_object('platform', 'owner', 'at_s', extract(epoch from now()),"
-    " 'ends_at_s', extract(epoch from now()))))"
-)
 
 
 @pytest.fixture
@@ -55,10 +49,6 @@ def _job(world: World, machine: str, **saved: Any) -> str:
     return workload
 
 
-def _paces(world: World) -> dict[str, Pace]:
-    return {pace.machine: pace for pace in Pacer(world.engine, world.settings, None).paces()}  # type: ignore[arg-type]
-
-
 def _taken(world: World, machine: str, notice_s: float = 0.0) -> None:
     """Lets the owner of a machine take it back and lend it again."""
     now_s = time.time()
@@ -67,25 +57,17 @@ def _taken(world: World, machine: str, notice_s: float = 0.0) -> None:
     world.machine(machine, gpu_type=_gpu_type(machine))
 
 
-def _pass(world: World, hours: float) -> None:
-    """Lets time pass: moves everything that was recorded into the past."""
-    with world.session() as session:
-        session.execute(text("update event set at = at - make_interval(secs => :s)"), {"s": hours * 3600})
-        row = session.get_one(SiteHazard, "r")
-        row.counts = {**row.counts, **{key: row.counts[key] - hours * 3600 for key in ("now_s", "row_from_s")}}
-
-
 def test_jobs_on_machines_that_depart_often_save_more_often(fleet: World) -> None:
     """Only jobs on lent machines are told; the interval is equation 9's for the hazard that is told with it."""
     calm, busy = _job(fleet, CALM), _job(fleet, BUSY)
     _job(fleet, OWNED)
-    first = _paces(fleet)
+    first = paces(fleet)
     assert sorted(first) == [BUSY, CALM]
     assert [one.run for one in first[CALM].runs] == [f"{calm}.1"]
     for _ in range(8):
-        _pass(fleet, 1.0)
+        pass_hours(fleet, 1.0)
         _taken(fleet, BUSY)
-        after = _paces(fleet)
+        after = paces(fleet)
     (of_calm,), (of_busy,) = after[CALM].runs, after[BUSY].runs
     assert of_busy.run == f"{busy}.1"
     assert of_busy.hazard_per_h > 2 * of_calm.hazard_per_h
@@ -104,19 +86,19 @@ def test_a_report_that_cannot_be_concerns_no_other_job(fleet: World, said: dict[
     """A job whose checkpoint has no possible size or time is not told; the others are."""
     _job(fleet, CALM, **said)
     busy = _job(fleet, BUSY)
-    assert {machine: [one.run for one in pace.runs] for machine, pace in _paces(fleet).items()} == {BUSY: [f"{busy}.1"]}
+    assert {machine: [one.run for one in pace.runs] for machine, pace in paces(fleet).items()} == {BUSY: [f"{busy}.1"]}
 
 
 def test_a_huge_report_takes_no_more_than_the_memory_of_its_job(fleet: World) -> None:
     """A job shares the bandwidth by its size, which counts only up to its memory and that of its GPU."""
     liar = _job(fleet, CALM, checkpoint_bytes=1 << 62, checkpoint_write_s=1.0)
     _job(fleet, BUSY)
-    (told,) = _paces(fleet)[BUSY].runs
+    (told,) = paces(fleet)[BUSY].runs
     fleet.alter(Attempt, (liar, 1), checkpoint_bytes=(1 << 20) + GPU_BYTES)
-    (of_memory,) = _paces(fleet)[BUSY].runs
+    (of_memory,) = paces(fleet)[BUSY].runs
     assert told.interval_s == pytest.approx(of_memory.interval_s, rel=1e-3)
     fleet.alter(Attempt, (liar, 1), checkpoint_bytes=_BYTES)
-    (of_equals,) = _paces(fleet)[BUSY].runs
+    (of_equals,) = paces(fleet)[BUSY].runs
     assert told.interval_s < 10 * of_equals.interval_s
 
 
@@ -132,7 +114,7 @@ def test_the_measured_bandwidth_limits_the_write_speed(fleet: World) -> None:
         if lower_bytes_s is not None:
             report = asdict(BandwidthReport(time.time() - age_s, 2 * lower_bytes_s, lower_bytes_s))
         fleet.alter(Attempt, (workload, 1), bandwidth=report)
-        (pace,) = _paces(fleet)[CALM].runs
+        (pace,) = paces(fleet)[CALM].runs
         return pace.interval_s, (2 * _BYTES / (pace.hazard_per_h / 3600)) ** 0.5
 
     unmeasured_s, best = interval_s(None)
@@ -159,10 +141,10 @@ def test_all_tasks_of_a_gang_are_told(fleet: World) -> None:
     fleet.tick()
     fleet.run(gang)
     fleet.alter(Attempt, (gang, 1), checkpoint_bytes=_BYTES, checkpoint_write_s=32.0)
-    paces = _paces(fleet)
-    assert sorted(paces) == [CALM, OWNED]
-    (there,) = paces[OWNED].runs
-    hazards = {one.run: one.hazard_per_h for one in paces[CALM].runs}
+    told = paces(fleet)
+    assert sorted(told) == [CALM, OWNED]
+    (there,) = told[OWNED].runs
+    hazards = {one.run: one.hazard_per_h for one in told[CALM].runs}
     assert there.run == f"{gang}.1"
     assert hazards[f"{gang}.1"] == hazards[f"{alone}.1"] == there.hazard_per_h
 
@@ -171,12 +153,11 @@ def test_plans_prefer_clusters_that_depart_less_often(fleet: World) -> None:
     """A workload that may run in either building gets the calmer one, however the two are named."""
     for machine in (CALM, BUSY):
         fleet.machine(machine)
-    _paces(fleet)
+    paces(fleet)
     for _ in range(4):
-        _pass(fleet, 1.0)
-        with fleet.session() as session:
-            session.execute(_DEPARTED, {"machine": BUSY})
-        _paces(fleet)
+        pass_hours(fleet, 1.0)
+        depart(fleet, BUSY)
+        paces(fleet)
     with fleet.session() as session:
         calm, busy = (session.get_one(Cluster, ("r", name)).departures_per_h for name in ("lab", "hall"))
     assert busy > 2 * calm > 0
@@ -184,7 +165,7 @@ def test_plans_prefer_clusters_that_depart_less_often(fleet: World) -> None:
     fleet.tick()
     assert list(fleet.holdings(workload)) == [CALM]
     fleet.alter(Cluster, ("r", "hall"), capacity="spot")
-    _paces(fleet)
+    paces(fleet)
     with fleet.session() as session:
         assert session.get_one(Cluster, ("r", "hall")).departures_per_h == 0
 
@@ -192,23 +173,23 @@ def test_plans_prefer_clusters_that_depart_less_often(fleet: World) -> None:
 def test_announced_departures_do_not_count(fleet: World) -> None:
     """A job has time to save after a notice, so only departures without one are emergencies."""
     _job(fleet, CALM)
-    _paces(fleet)
+    paces(fleet)
     before = _state(fleet)
     _taken(fleet, CALM, notice_s=60.0)
-    _paces(fleet)
+    paces(fleet)
     assert _state(fleet)["departures"] == before["departures"] == 0
     _taken(fleet, CALM)
-    _paces(fleet)
-    _paces(fleet)
+    paces(fleet)
+    paces(fleet)
     assert _state(fleet)["departures"] == 1
 
 
 def test_a_machine_that_is_lost_has_departed(fleet: World) -> None:
     """A machine that stops answering is one that its owner has switched off."""
     _job(fleet, CALM)
-    _paces(fleet)
+    paces(fleet)
     fleet.machines.lost(fleet.attend(CALM))
-    _paces(fleet)
+    paces(fleet)
     assert _state(fleet)["departures"] == 1
     with fleet.session() as session:
         assert session.get_one(SiteHazard, "r").lent == [BUSY]
@@ -216,12 +197,12 @@ def test_a_machine_that_is_lost_has_departed(fleet: World) -> None:
 
 def test_exposure_is_the_time_in_which_a_machine_was_lent(fleet: World) -> None:
     """Hours count from one control period to the next, for machines that were lent at the first one."""
-    _paces(fleet)
+    paces(fleet)
     fleet.alter(Machine, BUSY, state="lost")
-    _pass(fleet, 1.0)
-    _paces(fleet)
-    _pass(fleet, 1.0)
-    _paces(fleet)
+    pass_hours(fleet, 1.0)
+    paces(fleet)
+    pass_hours(fleet, 1.0)
+    paces(fleet)
     hours = dict(zip(_state(fleet)["nodes"], map(sum, zip(*_state(fleet)["hours"], strict=True)), strict=True))
     assert 1.5 * hours[BUSY] < hours[CALM] < 2.5 * hours[BUSY]
 
@@ -229,14 +210,14 @@ def test_exposure_is_the_time_in_which_a_machine_was_lent(fleet: World) -> None:
 def test_a_job_that_has_not_saved_keeps_its_own_interval(fleet: World) -> None:
     """Without a checkpoint, neither its size nor its write time is known."""
     _job(fleet, CALM, checkpoint_bytes=None)
-    assert _paces(fleet) == {}
+    assert paces(fleet) == {}
 
 
 def test_without_lent_machines_nothing_is_stored(world: World) -> None:
     """An installation without owners has no sites."""
     world.region("r")
     world.machine(OWNED)
-    assert _paces(world) == {}
+    assert paces(world) == {}
     with world.session() as session:
         assert session.get(SiteHazard, "r") is None
 

@@ -1,0 +1,107 @@
+"""Forecasts for live jobs: destinations by the expected loss, and moves before the owner asks (`reclaim.joint`).
+
+The scheduler chooses the machines, so buildings are compared as a whole, on the network of `reclaim.buildings`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from reclaim.arrays import Floats
+from reclaim.buildings import Building, Departure, Migrations, Score
+from reclaim.destinations import RESTART_S
+from reclaim.joint import DEFAULT_POLICY, EARLY_HORIZON_S, HOUR_S, Outlook, Policy
+
+_SHORTEST_S = 60.0
+"""No forecast looks ahead for less."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How a job saves, and what a departure may cost it."""
+
+    machines: int
+    """Its machines. The departure of any of them costs the job its work since the last checkpoint."""
+    stall_s: float | None
+    """How long a save stalls the job; None: C / b."""
+    loss_budget_s: float
+    """L_max."""
+    most_bytes_s: float
+    """The bandwidth for checkpoints that it gets at most."""
+
+
+def horizon_s(remaining_s: float) -> float:
+    """Returns how far forecasts for a job look ahead: its remaining runtime, but at most `EARLY_HORIZON_S`."""
+    return min(max(remaining_s, _SHORTEST_S), EARLY_HORIZON_S)
+
+
+@lru_cache(maxsize=4096)
+def joint_score(
+    buildings: tuple[Building, ...], job: Departure, saving: Saving, policy: Policy = DEFAULT_POLICY
+) -> tuple[Score, ...]:
+    """Returns the scores of all buildings for a job that has left a machine: T_mig, and the least expected loss there.
+
+    The loss includes that of the best interval between checkpoints in each building, which P1 then sets. No building is
+    `away`, because the distance is part of the score.
+
+    Raises:
+        ValueError: the building of the job is not listed.
+    """
+    hours = horizon_s(job.remaining_s) / HOUR_S
+    emergencies = [b.departures_per_h * hours * saving.machines for b in buildings]
+    migrations = Migrations.of(buildings, job)
+    loss_s = _loss_s(migrations, job, saving, [0.0, *np.repeat(emergencies, 2)], policy)
+    return tuple(Score(False, float(one_s)) for one_s in (migrations.migration_s + loss_s)[1::2])
+
+
+def gains_s(
+    buildings: Sequence[Building],
+    job: Departure,
+    saving: Saving,
+    here: float,
+    emergencies: Sequence[float],
+    policy: Policy = DEFAULT_POLICY,
+) -> Floats:
+    """Returns what an early move of a running job to each building gains, in seconds; minus infinity: it does not pay.
+
+    A gain is the expected loss on the job's machines, less that in the building and the cost of the move. Like
+    `joint.early_moves`, it counts only where fewer departures are expected than here, and not in the job's own
+    building: the scheduler compares machines by their buildings.
+
+    Args:
+        buildings: the buildings.
+        job: the job, where it runs.
+        saving: how it saves.
+        here: the departures that are expected of its machines within its `horizon_s`.
+        emergencies: the same for as many machines of each building.
+        policy: the parameters of early moves.
+
+    Raises:
+        ValueError: the building of the job is not listed, or a number is out of its range.
+    """
+    migrations = Migrations.of(buildings, job)
+    loss_s = _loss_s(migrations, job, saving, [here, *np.repeat(emergencies, 2)], policy)
+    cost_s = policy.cost_s(migrations.migration_s, RESTART_S)[1::2]
+    gain_s = loss_s[0] - loss_s[1::2] - cost_s
+    is_other = np.arange(len(buildings)) != migrations.home
+    counts = is_other & policy.pays(gain_s, cost_s) & (np.asarray(emergencies) < here)
+    return np.where(counts, gain_s, -np.inf)
+
+
+def _loss_s(
+    migrations: Migrations, job: Departure, saving: Saving, emergencies: Sequence[float], policy: Policy
+) -> Floats:
+    """Returns the least expected loss at each node in seconds."""
+    outlook = Outlook.of(
+        1,
+        len(emergencies),
+        horizon_s=horizon_s(job.remaining_s),
+        emergencies=np.asarray(emergencies),
+        write_bytes_s=np.minimum(migrations.write_bytes_s, saving.most_bytes_s),
+        loss_budget_s=saving.loss_budget_s,
+        stall_s=saving.stall_s,
+    )
+    next_s = migrations.network.next_s(migrations.candidates, job.checkpoint_bytes, RESTART_S)
+    return outlook.loss_s(0, job.checkpoint_bytes, next_s, policy.write_share)[0]
