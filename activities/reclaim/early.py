@@ -139,7 +139,7 @@ class EarlyMover:
         kinds, buildings = _clusters(session, region)
         values = {
             "ids": list(jobs), "early": ReasonCode.MOVED_EARLY.value, "running": Phase.RUNNING.value, "day_s": DAY_S,
-            "stay_s": DEFAULT_POLICY.least_stay_s, "most": DEFAULT_POLICY.most_per_day,
+            "stay_s": self._settings.early_stay_s, "most": DEFAULT_POLICY.most_per_day,
         }  # fmt: skip
         hazards = _Hazards(self._model, state, now_s)
         gains = []

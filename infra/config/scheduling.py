@@ -151,6 +151,8 @@ class ReclaimSettings(Section):
     least over its remaining runtime, and jobs move before the owner asks if that should gain more than it costs."""
     early_period_s: float = Field(3600.0, gt=0)
     """Interval at which `forecasts` looks for jobs that should move before the owner asks, in seconds."""
+    early_stay_s: float = Field(3600.0, ge=0)
+    """How long a job runs at least before it moves early, in seconds."""
 
 
 class TaskSettings(Section):

@@ -8,6 +8,9 @@ import pytest
 from tests.stack.harness import Up, processes_of
 
 
+_FORECASTS = "reclaim: {forecasts: true, control_period_s: 2, early_period_s: 2, early_stay_s: 10}\n"
+
+
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Up]:
     """A stack for one test, not started yet; its processes are killed after the test."""
@@ -20,7 +23,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A running stack; a test that stops it must start it again. At the end Ctrl-C must leave no process."""
     # On a busy machine a restart can take so long that, with the default, the machines would count as lost.
-    stack = Up(tmp_path_factory.mktemp("shared"), lost_s=120)
+    stack = Up(tmp_path_factory.mktemp("shared"), lost_s=120, settings=_FORECASTS)
     try:
         stack.start()
         stack.client().set_tenant("t", 3, {"a100": 16}, None)
