@@ -1,5 +1,7 @@
 """Endpoints that create, update, list, show and end services."""
 
+import hashlib
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -14,6 +16,7 @@ from api.bodies import JsonOnly, Name
 from api.documents.checking import check_service, fleet
 from api.documents.service import ServiceDraft, read_service
 from api.documents.service_schema import DOCUMENT, EXAMPLE
+from api.idempotency import IdempotencyKey, check_key, mismatch
 from api.masking import mask
 from api.openapi import refusals
 from api.paging import Cursor, Limit, NumberCursor, page
@@ -61,14 +64,58 @@ _NameQuery = Annotated[Name | None, Query(description="Name of the service if th
     "", status_code=201, response_model=ServiceChanged, summary="Create a service", openapi_extra=_DOCUMENT_BODY,
     responses=refusals(409),
 )  # fmt: skip
-async def create_service(request: Request, state: StateOf, caller: Submitter, name: _NameQuery = None) -> Any:
+async def create_service(
+    request: Request, state: StateOf, caller: Submitter, name: _NameQuery = None, key: IdempotencyKey = None
+) -> Any:
     """Creates a service from a document and launches its replicas. An error response lists all errors."""
-    return await run_in_threadpool(_create, state, caller, request, await request.body(), name)
+    asked = _Asked.of(key, await request.body(), "create", name)
+    return await run_in_threadpool(_create, state, caller, request, asked, name)
 
 
-def _create(state: State, caller: Caller, request: Request, body: bytes, name: str | None) -> ServiceChanged:
-    value = parse(request, body)
+@dataclass(frozen=True)
+class _Asked:
+    """A request that makes a version of a service."""
+
+    body: bytes
+    key: str | None
+    """Its Idempotency-Key."""
+    sha256: str
+    """The digest of its body and its parameters."""
+
+    @classmethod
+    def of(cls, key: str | None, body: bytes, *parameters: str | None) -> "_Asked":
+        """Returns a request.
+
+        Raises:
+            Problem: 400, the key is invalid.
+        """
+        return cls(body, check_key(key), hashlib.sha256(repr(parameters).encode() + body).hexdigest())
+
+
+def _answered(session: Session, caller: Caller, asked: _Asked) -> ServiceChanged | None:
+    """Returns the response if an earlier request with the same key has made a version of a service, else None.
+
+    Raises:
+        Problem: 422, that request was another one.
+    """
+    if asked.key is None:
+        return None
+    same = ServiceVersion.created_by == caller.id, ServiceVersion.idempotency_key == asked.key
+    known = session.scalar(select(ServiceVersion).where(*same))
+    if known is None:
+        return None
+    row = session.get_one(ServiceRow, known.service)
+    if known.request_sha256 != asked.sha256:
+        raise mismatch(asked.key, f"version {known.version} of service {row.name}")
+    return mask(session, caller, ServiceChanged(**detail_fields(session, row), document_notes=[]))
+
+
+def _create(state: State, caller: Caller, request: Request, asked: _Asked, name: str | None) -> ServiceChanged:
+    value = parse(request, asked.body)
     with state.transaction() as session:
+        answered = _answered(session, caller, asked)
+        if answered is not None:
+            return answered
         draft, spec = _admit(session, caller, value, name)
         made = session.scalar(
             insert(ServiceRow)
@@ -77,12 +124,16 @@ def _create(state: State, caller: Caller, request: Request, body: bytes, name: s
             .returning(ServiceRow.id)
         )
         if made is None:
+            # A concurrent request with the same key may have made it: the insert has waited for its commit.
+            answered = _answered(session, caller, asked)
+            if answered is not None:
+                return answered
             raise Problem(
                 Kind.CONFLICT,
                 f"service {spec.name} of tenant {spec.tenant} exists; update it, or end it and wait until it has ended",
             )
         row = session.get_one(ServiceRow, made)
-        return _changed(session, caller, row, draft, spec, "created")
+        return _changed(session, caller, row, draft, spec, asked, "created")
 
 
 @router.put(
@@ -95,18 +146,25 @@ async def update_service(
     state: StateOf,
     caller: Submitter,
     mode: Annotated[UpdateMode, Query(description="How replicas of older versions are replaced")] = UpdateMode.ROLLING,
+    key: IdempotencyKey = None,
 ) -> Any:
     """Replaces the document of a service; `id` is its id or name. Replicas of the older version are replaced.
 
     The document must have the service's name and tenant, or none.
     """
-    return await run_in_threadpool(_update, state, caller, request, await request.body(), id, mode)
+    asked = _Asked.of(key, await request.body(), "update", id, mode.value)
+    return await run_in_threadpool(_update, state, caller, request, asked, id, mode)
 
 
-def _update(state: State, caller: Caller, request: Request, body: bytes, ref: str, mode: UpdateMode) -> ServiceChanged:
-    value = parse(request, body)
+def _update(
+    state: State, caller: Caller, request: Request, asked: _Asked, ref: str, mode: UpdateMode
+) -> ServiceChanged:
+    value = parse(request, asked.body)
     with state.transaction() as session:
         row = find_service(session, caller, ref, lock=True)
+        answered = _answered(session, caller, asked)
+        if answered is not None:
+            return answered
         if row.stopping_at is not None:
             raise Problem(Kind.CONFLICT, f"service {row.name} is ending or has ended")
         draft, spec = _admit(session, caller, value, row.name, row.tenant)
@@ -116,7 +174,7 @@ def _update(state: State, caller: Caller, request: Request, body: bytes, ref: st
                     Kind.CONFLICT, f"{what}: {given}: must be {own}; the {what} of a service cannot be changed"
                 )
         row.version, row.mode, row.notes = row.version + 1, mode.value, []
-        return _changed(session, caller, row, draft, spec, "updated")
+        return _changed(session, caller, row, draft, spec, asked, "updated")
 
 
 def _admit(
@@ -130,10 +188,17 @@ def _admit(
 
 
 def _changed(
-    session: Session, caller: Caller, row: ServiceRow, draft: ServiceDraft, spec: ServiceSpec, what: str
+    session: Session, caller: Caller, row: ServiceRow, draft: ServiceDraft, spec: ServiceSpec, asked: _Asked, what: str
 ) -> ServiceChanged:
     session.add(
-        ServiceVersion(service=row.id, version=row.version, spec=spec.model_dump(mode="json"), created_by=caller.id)
+        ServiceVersion(
+            service=row.id,
+            version=row.version,
+            spec=spec.model_dump(mode="json"),
+            created_by=caller.id,
+            idempotency_key=asked.key,
+            request_sha256=asked.sha256 if asked.key else None,
+        )
     )
     session.flush()
     detail = {"service": row.id, "name": row.name, "version": row.version}

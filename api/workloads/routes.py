@@ -6,7 +6,7 @@ import uuid
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from fastapi import Header, Query, Request, Response
+from fastapi import Query, Request, Response
 from sqlalchemy import or_, select
 from starlette.concurrency import run_in_threadpool
 from temporalio.client import WorkflowFailureError
@@ -14,6 +14,7 @@ from temporalio.service import RPCError
 
 from api.auth import Submitter, Viewer
 from api.documents.schema import DOCUMENT, EXAMPLE
+from api.idempotency import IdempotencyKey, check_key
 from api.masking import mask
 from api.openapi import refusals
 from api.paging import MAX_ITEMS, Limit, NumberCursor
@@ -22,7 +23,7 @@ from api.routing import Router
 from api.state import State, StateOf
 from api.views import reason_view
 from api.workloads import reading
-from api.workloads.submission import admit, idempotency_key, parse, submit
+from api.workloads.submission import admit, parse, submit
 from api.workloads.views import AllocationList, AttemptList, DryRunView, SubmittedView, WorkloadDetail, WorkloadPage
 from domain.ids import CONTROL_QUEUE
 from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
@@ -70,17 +71,14 @@ async def submit_workload(
     state: StateOf,
     caller: Submitter,
     dry_run: Annotated[bool, Query(description="Change nothing; return the expected result")] = False,
-    key: Annotated[
-        str | None,
-        Header(alias="Idempotency-Key", description="Repeated requests with the same key and body create one workload"),
-    ] = None,
+    key: IdempotencyKey = None,
 ) -> Any:
     """Validates a workload document and adds the workload to the queue. An error response lists all errors.
 
     With `dry_run` nothing is changed. The response (200) says whether the workload would be placed now, on which
     machines and with which victims, or why not.
     """
-    key = idempotency_key(key)
+    key = check_key(key)
     body = await request.body()
     if dry_run:
         spec, unheld = await run_in_threadpool(_admit, state, caller, request, body)

@@ -11,8 +11,9 @@ from api.documents.checking import check, fleet
 from api.documents.feasible import never
 from api.documents.loading import Malformed, Value, load_json, load_yaml
 from api.documents.workload import read_workload
+from api.idempotency import mismatch
 from api.masking import mask
-from api.problems import FieldError, Kind, Problem, refuse_document, shown
+from api.problems import FieldError, Kind, Problem, refuse_document
 from api.state import State
 from api.views import write_audit
 from api.workloads.reading import detail, submitted
@@ -23,7 +24,6 @@ from infra.db.queueing import enqueue
 
 JSON_TYPES = ("application/json",)
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
-MAX_KEY = 200
 
 
 class _AlreadyAnswered(Exception):
@@ -67,17 +67,6 @@ def admit(session: Session, caller: Caller, value: Value) -> tuple[WorkloadSpec,
     return spec, never(spec, machines)
 
 
-def idempotency_key(given: str | None) -> str | None:
-    """Validates the Idempotency-Key and returns it.
-
-    Raises:
-        Problem: 400, the key is invalid.
-    """
-    if given is not None and not (1 <= len(given) <= MAX_KEY and given.isascii() and given.isprintable()):
-        raise Problem(Kind.MALFORMED_REQUEST, f"Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters")
-    return given
-
-
 def submit(state: State, caller: Caller, request: Request, body: bytes, key: str | None) -> SubmittedView:
     """Submits the document in `body`, or returns the workload that an earlier request with the same `key` created.
 
@@ -107,10 +96,7 @@ def _answered(state: State, caller: Caller, key: str | None, digest: str) -> Sub
         if known is None:
             return None
         if known.body_sha256 != digest:
-            raise Problem(
-                Kind.IDEMPOTENCY_MISMATCH,
-                f"Idempotency-Key {shown(key)} was used with another body for {known.workload}; use a new key",
-            )
+            raise mismatch(key, known.workload)
         row = session.get_one(Workload, known.workload)
         held_by_none = never(WorkloadSpec.model_validate(row.spec), fleet(session))
         return mask(session, caller, SubmittedView(**dict(detail(session, state.queue, row)), never=held_by_none))

@@ -65,6 +65,16 @@ class ServiceVersion(Base):
     """A `domain.service.ServiceSpec`."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     created_by: Mapped[str] = mapped_column(server_default="")
+    idempotency_key: Mapped[str | None]
+    """The Idempotency-Key of the request that made the version; unique for each `created_by`."""
+    request_sha256: Mapped[str | None]
+    """The digest of that request, which a repeated request must have, too."""
+    __table_args__ = (
+        Index(
+            "service_version_key", "created_by", "idempotency_key", unique=True,
+            postgresql_where=text("idempotency_key is not null"),
+        ),
+    )  # fmt: skip
 
 
 class ServiceReplica(Base):

@@ -1,5 +1,6 @@
 """Services over the API: documents, versions, endpoints and counts."""
 
+import asyncio
 import time
 from typing import Any
 
@@ -22,9 +23,11 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
-async def _put(world: ApiWorld, path: str, body: object, key: str = "vision", method: str = "POST") -> Any:
+async def _put(
+    world: ApiWorld, path: str, body: object, key: str = "vision", method: str = "POST", once: str | None = None
+) -> Any:
     async with world.client(key) as client:
-        headers = {"content-type": "application/yaml"}
+        headers = {"content-type": "application/yaml"} | ({"idempotency-key": once} if once else {})
         return await client.request(method, path, content=as_yaml(body), headers=headers)
 
 
@@ -70,6 +73,27 @@ async def test_a_bad_document_changes_nothing(shared_world: ApiWorld, change: di
     assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
     with shared_world.session() as session:
         assert session.scalars(select(ServiceRow)).all() == []
+
+
+async def test_a_repeated_request_makes_one_version(world: ApiWorld) -> None:
+    """With the same Idempotency-Key, also concurrently. Another request with the key is refused and changes nothing."""
+    made = await asyncio.gather(*(_put(world, "/v1/services", DOCUMENT, once="k1") for _ in range(8)))
+    assert {one.status_code for one in made} == {201}
+    assert len({one.json()["id"] for one in made}) == 1
+    path = "/v1/services/chat?mode=rolling"
+    updated = await asyncio.gather(*(_put(world, path, DOCUMENT, method="PUT", once="k2") for _ in range(8)))
+    assert {(one.status_code, one.json()["version"]) for one in updated} == {(200, 2)}
+    for other in (
+        await _put(world, "/v1/services/chat?mode=blue_green", DOCUMENT, method="PUT", once="k2"),
+        await _put(world, path, {**DOCUMENT, "run": "serve --fast"}, method="PUT", once="k2"),
+        await _put(world, "/v1/services", DOCUMENT, once="k2"),
+    ):
+        assert (other.status_code, other.json()["type"]) == (422, "urn:mizzen:problem:idempotency-mismatch")
+    assert (await _put(world, path, DOCUMENT, method="PUT", once="k" * 201)).status_code == 400
+    assert (await _put(world, path, DOCUMENT, method="PUT")).json()["version"] == 3
+    with world.session() as session:
+        actions = session.scalars(select(Audit.action).order_by(Audit.id)).all()
+        assert actions == ["service.created", "service.updated", "service.updated"]
 
 
 async def test_name_and_tenant_stay(world: ApiWorld) -> None:

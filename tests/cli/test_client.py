@@ -57,6 +57,25 @@ def test_a_submission_whose_answer_is_lost_is_still_one_workload(
     assert through.workload(workload["id"])["name"] == "once"
 
 
+def test_a_service_whose_answers_are_lost_gets_one_version_for_each_call(service: Service, cutter: Cutter) -> None:
+    """Requests that create and update services are retried after lost responses."""
+    document = {"name": "lossy", "service": {"readiness_probe": "/", "replicas": 1}, "resources": {"ports": 80}}
+
+    def call(version: int) -> None:
+        cutter.after_bytes = 0
+        with Client(cutter.url, service.keys["vision"], patience_s=10) as client, healing(cutter, cutter.cuts + 2):
+            body = {**document, "run": f"serve {version}"}
+            made = client.create_service(body) if version == 1 else client.update_service("lossy", body)
+        assert made["version"] == version
+
+    for version in (1, 2, 3):
+        call(version)
+    assert cutter.cuts >= 6
+    with Client(service.url, service.keys["vision"]) as client:
+        assert client.service("lossy")["version"] == 3
+        client.end_service("lossy")
+
+
 def test_what_may_not_be_sent_twice_is_not(service: Service, cutter: Cutter) -> None:
     """The creation of a key is not retried after a lost response; the error says that it may have been executed."""
     cutter.after_bytes = 0

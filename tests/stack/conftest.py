@@ -7,7 +7,6 @@ import pytest
 
 from tests.stack.harness import Up, processes_of
 
-
 _FORECASTS = "reclaim: {forecasts: true, control_period_s: 2, early_period_s: 2, early_stay_s: 10}\n"
 
 

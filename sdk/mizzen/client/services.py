@@ -1,10 +1,12 @@
 """The client's part about services."""
 
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from mizzen.client import views
+from mizzen.client.transport import Params
 from mizzen.client.uploads import Uploads
 
 
@@ -14,8 +16,11 @@ class Services(Uploads):
     def create_service(
         self, document: Mapping[str, Any], workdir: Path | str | None = None, *, name: str | None = None
     ) -> views.ServiceChanged:
-        """Create a service from a service document. `name` is its name if the document has none."""
-        answer = self._send("POST", ("services",), document, workdir, params={"name": name})
+        """Create a service from a service document. `name` is its name if the document has none.
+
+        A call creates at most one service, even if its request is retried: an Idempotency-Key is always sent.
+        """
+        answer = self._make("POST", ("services",), document, workdir, params={"name": name})
         return cast(views.ServiceChanged, answer)
 
     def update_service(
@@ -25,10 +30,14 @@ class Services(Uploads):
 
         `blue_green`: no replica of the new version gets requests before all of them are ready.
         """
-        # Not retried: a second request would create one more version.
         params = {"mode": "blue_green" if blue_green else "rolling"}
-        answer = self._send("PUT", ("services", service), document, workdir, params=params, idempotent=False)
+        answer = self._make("PUT", ("services", service), document, workdir, params=params)
         return cast(views.ServiceChanged, answer)
+
+    def _make(self, method: str, parts: tuple[str, ...], *document: Any, params: Params) -> Any:
+        # Without a key, a retried request could create one more version.
+        headers = {"idempotency-key": uuid.uuid4().hex}
+        return self._send(method, parts, *document, params=params, headers=headers, idempotent=True)
 
     def services(self, tenant: str | None = None, *, ended: bool = False) -> list[views.Service]:
         """Return the services, optionally of one tenant. `ended` includes services that have ended."""
