@@ -135,13 +135,30 @@ class Chooser:
         both = [self._knowledge.expected(now_s, float(horizon_s)) for horizon_s in horizons]
         links = self._share(now_s)
         write = links[: len(self._nodes)]
+        emergencies, notices = (np.array(list(each)) for each in zip(*both, strict=True))
+        if self._system.by_cluster:
+            emergencies, notices = self._by_building(jobs, emergencies, most_s), np.zeros(1)
+            write = np.full(len(write), np.median(write))
         return Outlook.of(
             len(jobs),
             len(self._nodes),
             horizon_s=horizons,
-            emergencies=np.array([one for one, _ in both]),
-            notices=np.array([one for _, one in both]),
+            emergencies=emergencies,
+            notices=notices,
             write_bytes_s=write,
             loss_budget_s=self._system.parameters.loss_budget_s,
             stall_s=np.array([job.stall_s(self._scenario.traffic.write_bytes_s) for job in jobs]),
         )
+
+    def _by_building(self, jobs: list[Job], emergencies: Floats, most_s: float) -> Floats:
+        """Returns what a live fleet expects: of the job's machine its own departures, of others their building's mean.
+
+        `most_s` finite: for early moves, the own building counts like the own machine, so that no job moves within it.
+        """
+        building = np.array([node.building for node in self._nodes])
+        sums = np.array([np.bincount(building, row) for row in emergencies])
+        found = (sums / np.bincount(building))[:, building]
+        for row, job in enumerate(jobs):
+            own = emergencies[row, job.node]
+            found[row, building == building[job.node] if most_s < inf else job.node] = own
+        return np.asarray(found)
