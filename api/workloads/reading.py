@@ -33,9 +33,10 @@ from domain.slots import TaskSlots, bits
 from domain.spec import WorkloadSpec
 from infra.db.costs import costs_of
 from infra.db.lost_work import lost_by
-from infra.db.models import Allocation, Attempt, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Workload
 from infra.db.published import Newest
 from infra.db.tasks import tasks_of
+from infra.db.tenants import Tenant
 
 PREEMPTIONS = (
     ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.MACHINE_DRAINED, ReasonCode.PLATFORM_NOTICE

@@ -20,7 +20,8 @@ from domain.scheduling import Bid
 from domain.spec import WorkloadSpec
 from infra.db import published
 from infra.db.logs import Outbox, RegionBid, Waiting
-from infra.db.models import Machine, Tenant, Workload
+from infra.db.models import Machine, Workload
+from infra.db.tenants import Tenant
 from rms import reference
 from tests.activities import oracle
 from tests.activities.invariants import check

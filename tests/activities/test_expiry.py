@@ -22,9 +22,10 @@ from domain import ids
 from domain.capacity import CapacityKind
 from domain.phases import Phase
 from infra.db.logs import Audit, Event, Outbox
-from infra.db.models import Allocation, Archive, Attempt, Idempotency, Region, Workload
+from infra.db.models import Allocation, Attempt, Idempotency, Region, Workload
 from infra.db.schema import SCHEMA
 from infra.db.services import ServiceRow
+from infra.db.tenants import Archive
 from mizzen.objects.files import FileStore
 from tests.activities.invariants import check_machines
 from tests.activities.world import World, job

@@ -11,8 +11,9 @@ from activities.reclaim.pacing import Pacer
 from activities.reclaim.reading import GPU_BYTES
 from domain.protocol import MachineNotice, Pace
 from domain.reported import OWNER, BandwidthReport, NoticeReport
-from infra.db.models import Attempt, Cluster, Machine, Tenant
+from infra.db.models import Attempt, Cluster, Machine
 from infra.db.reclaim import SiteHazard
+from infra.db.tenants import Tenant
 from tests.activities.world import World, job
 
 CALM, BUSY, OWNED = "r/lab/calm", "r/hall/busy", "r/own/m"

@@ -19,8 +19,9 @@ from domain.phases import TERMINAL_PHASES, Phase
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
 from infra.db import events
-from infra.db.models import ApiKey, Attempt, Cluster, Machine, Region, Tenant, Workload
+from infra.db.models import Attempt, Cluster, Machine, Region, Workload
 from infra.db.session import transaction
+from infra.db.tenants import ApiKey, Tenant
 from infra.keys import load_master_key, new_api_key
 from mizzen.objects import open_store
 

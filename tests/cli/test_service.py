@@ -15,9 +15,10 @@ from sqlalchemy import func, select
 
 from domain.phases import Phase
 from infra.config import LimitSettings
-from infra.db.models import Archive, Workload
+from infra.db.models import Workload
 from infra.db.session import transaction
 from infra.db.tables import Replica, Table
+from infra.db.tenants import Archive
 from mizzen.cli import acting
 from mizzen.cli.app import run
 from mizzen.client.contexts import config_path, load_contexts
