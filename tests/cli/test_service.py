@@ -66,6 +66,7 @@ def test_show_is_a_readable_page(as_vision: Service, submit: Submit, capsys: Cap
         "step 120; checkpoint of step 100 (",
         "ago, 51.1 KiB)",
         "saves      every 804.98 s (W): a save costs 30 s (C), an interruption comes every 3h (mu, by hazard)",
+        "uplink     at least 9.5 MiB/s, on average 20.0 MiB/s (measured 1m",
         "lost work  0s if it were interrupted now, 1m so far",
         "load       loaded, 1 checkpoint skipped as damaged",
         "train: 2 tasks with a100:1, 1 cpu, 1.0 GiB",
