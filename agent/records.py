@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 RESERVED_BYTES = 1024
@@ -23,13 +24,8 @@ def write_durably(path: str, body: dict[str, Any] | bytes) -> None:
     because the disk is full, the temporary file is removed.
     """
     temporary = f"{path}.{os.getpid()}.{time.monotonic_ns()}.tmp"
-    try:
+    with _replacing(path, temporary):
         _write_synced(temporary, body if isinstance(body, bytes) else json.dumps(body).encode())
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
     _sync_folder(path)
 
 
@@ -91,11 +87,17 @@ def publish(path: str, body: dict[str, Any]) -> None:
     temporary = f"{path}.tmp"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with _replacing(path, temporary), os.fdopen(os.open(temporary, flags, 0o644), "wb") as file:
+        os.fchmod(file.fileno(), 0o644)
+        file.write(json.dumps(body).encode())
+
+
+@contextlib.contextmanager
+def _replacing(path: str, temporary: str) -> Iterator[None]:
+    """Renames the temporary file to `path` at the end of the block. If either fails, removes the temporary file."""
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(temporary, flags, 0o644), "wb") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(json.dumps(body).encode())
+        yield
         os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -21,7 +21,7 @@ from api.logins import FailedLogins, address_of
 from api.problems import Kind, Problem, not_found, of_database, over_limit
 from api.threads import Threads
 from infra.config import LimitSettings
-from infra.db.models import ApiKey
+from infra.db.tenants import ApiKey
 from infra.keys import hash_api_key
 
 _CALLER = "mizzen.caller"

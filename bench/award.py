@@ -27,8 +27,9 @@ from domain.reasons import Reason, ReasonCode
 from domain.scheduling import JobPlacement, Plan
 from domain.spec import JobSpec, ResourceSpec, WorkloadSpec
 from infra.db.migrate import upgrade
-from infra.db.models import Cluster, Machine, Region, Tenant, Workload
+from infra.db.models import Cluster, Machine, Region, Workload
 from infra.db.session import open_engine, transaction
+from infra.db.tenants import Tenant
 
 REGIONS, AWARDS, GPUS, TASKS = 8, 64, 8, 16
 STALE_EVERY = 10

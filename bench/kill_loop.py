@@ -36,8 +36,9 @@ if __name__ == "__main__" and not __package__:
 
 import click
 
+from bench.kill_arena import VARIANTS, Arena, Tally, Variant, Violation, place_name
 from bench.kill_process import ProcessTimeout
-from bench.kill_runs import VARIANTS, Arena, Run, Tally, Variant, Violation, place_name
+from bench.kill_runs import Run
 from bench.kill_training import WORDS, SaveStage
 from bench.kill_watch import look
 from bench.power_loss import LostWork

@@ -1,19 +1,16 @@
 """One training of `bench.kill_loop`: starts, kills and freezes its processes, and checks the invariants afterwards."""
 
 import os
-import random
 import shutil
 import signal
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from bench.kill_arena import Arena, Variant, Violation, children, place_name
 from bench.kill_process import Process
-from bench.kill_training import WORDS, Job, SaveStage, Table, expected, ranks
+from bench.kill_training import Job, SaveStage, Table, expected, ranks
 from bench.kill_watch import Seen, look
 
 FREEZES = 6
@@ -21,81 +18,6 @@ FREEZES = 6
 MOVES = 6
 """One in `MOVES` restarts of a training with two roots is on the other machine; one in three of these is new."""
 ALL_CALLS = 1 << 62
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A configuration of a training."""
-
-    name: str
-    background: bool = False
-    by_step: bool = False
-    local: bool = False
-    world_size: int = 1
-    numbered: bool = True
-    """Whether the supervisor numbers the attempts; otherwise the checkpointer does."""
-    keep: int = 2
-
-
-VARIANTS = (
-    Variant("foreground", by_step=True, numbered=False),
-    Variant("background", background=True, by_step=True),
-    Variant("two roots", local=True, numbered=False),
-    Variant("gang of 2", world_size=2),
-    Variant("foreground, keep 1", keep=1),
-    Variant("background, keep 1", background=True, keep=1, numbered=False),
-    Variant("two roots, background", local=True, background=True),
-    Variant("gang of 3, background", world_size=3, background=True, keep=1),
-)
-
-
-class Violation(Exception):
-    """An invariant does not hold."""
-
-
-@dataclass
-class Tally:
-    """Counts of events so far."""
-
-    kills: int = 0
-    """Interruptions by SIGKILL; the kill of a whole gang counts once."""
-    processes: int = 0
-    freezes: int = 0
-    refused: int = 0
-    trainings: int = 0
-    restarts: int = 0
-    places: Counter[tuple[SaveStage, bool]] = field(default_factory=Counter)
-    frozen: Counter[tuple[SaveStage, bool]] = field(default_factory=Counter)
-    hows: Counter[str] = field(default_factory=Counter)
-    violations: list[str] = field(default_factory=list)
-    most_empty_folders: int = 0
-
-
-@dataclass
-class Arena:
-    """The state that all trainings of a run share."""
-
-    rng: random.Random
-    folder: Path
-    new_root: Callable[[], str]
-    freezes: bool
-    tell: Callable[[dict[str, Any]], None]
-    tally: Tally = field(default_factory=Tally)
-    calls: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Number of system-call stops of a "start" or a "save", by (variant name, kind); measured once."""
-    seconds: dict[tuple[str, str], float] = field(default_factory=dict)
-    job: Job = field(default_factory=lambda: Job(0, ""))
-    """Template of all jobs."""
-
-
-@contextmanager
-def children(processes: Sequence[Process]) -> Iterator[Sequence[Process]]:
-    """Ends all processes at the exit of the context."""
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.close()
 
 
 class Run:
@@ -440,8 +362,3 @@ class Freeze:
             gone = kept - {commit.number for commit in now.commits}
             if gone or (was.newest and (now.newest is None or now.newest.order < was.newest.order)):
                 raise Violation(f"{root}: a frozen process has removed the records {gone}; newest is {now.newest}")
-
-
-def place_name(place: SaveStage, local: bool) -> str:
-    """Returns the description of a stage for the table."""
-    return f"{WORDS[place]}{' (local root)' if local else ''}"

@@ -100,7 +100,7 @@ class BandwidthReport:
     @property
     def is_possible(self) -> bool:
         """Whether a link can have this bandwidth. An agent that is not trusted can report any numbers."""
-        return 0 < self.lower_bytes_s <= self.bytes_s <= MOST_BYTES_S
+        return self.at_s >= 0 and 0 < self.lower_bytes_s <= self.bytes_s <= MOST_BYTES_S
 
 
 @dataclass

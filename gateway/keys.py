@@ -25,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.limits import Buckets, lookups
 from gateway.refusals import Refused, unauthenticated
-from infra.db.models import ApiKey
+from infra.db.tenants import ApiKey
 from infra.keys import KEY_PREFIX, hash_api_key
 
 _CHECK_S = 2.0

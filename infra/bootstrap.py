@@ -10,8 +10,9 @@ from sqlalchemy.dialects.postgresql import insert
 
 from infra.db.logs import Audit
 from infra.db.migrate import upgrade
-from infra.db.models import ApiKey, Cluster, Region
+from infra.db.models import Cluster, Region
 from infra.db.session import transaction
+from infra.db.tenants import ApiKey
 from infra.files import write_private
 from infra.keys import hash_api_key, new_api_key
 from infra.master_key import settle_master_key

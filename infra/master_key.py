@@ -7,8 +7,8 @@ from sqlalchemy import Engine, delete, select, tuple_
 from sqlalchemy.orm import Session
 
 from infra.db.logs import Audit
-from infra.db.models import Secret
 from infra.db.session import transaction
+from infra.db.tenants import Secret
 from infra.errors import ConfigurationError
 from infra.keys import decrypt_secret, load_master_key
 

@@ -4,17 +4,13 @@ It follows MAST 4.3 step by step on machine ids and dictionaries. It tries every
 checks whether a job fits by placing it.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from math import inf
-from statistics import median
+from collections.abc import Iterable
+from dataclasses import replace
 
-from domain.capacity import NANO_DEPARTURES, NANO_USD, USUAL, nano_usd_per_h
-from domain.criteria import PlanQuality
+from domain.capacity import USUAL
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import (
     Bid,
-    Holding,
     JobPlacement,
     JobRequest,
     MachineState,
@@ -23,32 +19,11 @@ from domain.scheduling import (
     RegionSnapshot,
     RunningWorkload,
 )
+from rms.reference_criteria import Choice, Place, Spread, criteria, quality
 from rms.refusal import needs
 
 _Free = dict[str, tuple[int, int, int]]
 """Maps machine ids to free GPUs, CPUs (thousandths of a core) and memory (bytes)."""
-_Spread = dict[str, int]
-"""Maps machine ids to numbers of tasks."""
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A cluster (empty string: all clusters) and GPU type for a job, and the machine sets to try there, in order."""
-
-    cluster: str
-    gpu_type: str | None
-    preference: int
-    attempts: tuple[tuple[MachineState, ...], ...]
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """A placement option for one job, with its victims."""
-
-    job: JobRequest
-    place: _Place
-    spread: _Spread
-    victims: tuple[RunningWorkload, ...]
 
 
 def best(plans: Iterable[Plan]) -> Plan | None:
@@ -80,10 +55,10 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     allowed.sort(key=lambda w: (-w.rank, w.started_at_s, w.id))
     free = _free_now(snapshot)
     victims: list[RunningWorkload] = []
-    choices: list[_Choice] = []
+    choices: list[Choice] = []
     for job in request.jobs:
         candidates = [w for w in allowed if w not in victims]
-        options: list[_Choice] = []
+        options: list[Choice] = []
         # First without evictions, then with evictions; each in a single cluster and across clusters.
         for others in ([], candidates):
             for place in _places(snapshot, job) + _spanning_places(snapshot, job) if not options else ():
@@ -91,10 +66,10 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
                 if chosen is not None:
                     spread = _place_job(job, place, _release(free, chosen))
                     assert spread is not None
-                    options.append(_Choice(job, place, spread, tuple(chosen)))
+                    options.append(Choice(job, place, spread, tuple(chosen)))
         if not options:
             return Bid(request.workload, snapshot.region, None, (_no_room(snapshot, job, free, candidates, allowed),))
-        best = min(options, key=lambda option: _criteria(snapshot, option))
+        best = min(options, key=lambda option: criteria(snapshot, option))
         free = _take(_release(free, best.victims), job, best.spread)
         victims.extend(best.victims)
         choices.append(best)
@@ -124,7 +99,7 @@ def _release(free: _Free, victims: list[RunningWorkload] | tuple[RunningWorkload
     return released
 
 
-def _take(free: _Free, job: JobRequest, spread: _Spread) -> _Free:
+def _take(free: _Free, job: JobRequest, spread: Spread) -> _Free:
     left = dict(free)
     for machine, tasks in spread.items():
         gpus, cpus, memory = left[machine]
@@ -136,18 +111,16 @@ def _take(free: _Free, job: JobRequest, spread: _Spread) -> _Free:
     return left
 
 
-def _places(snapshot: RegionSnapshot, job: JobRequest) -> list[_Place]:
+def _places(snapshot: RegionSnapshot, job: JobRequest) -> list[Place]:
     places = []
     allowed = _allowed(snapshot, job)
     for cluster in sorted({m.cluster for m in allowed}):
         machines = tuple(m for m in allowed if m.cluster == cluster)
         if job.gpus_per_task == 0:
-            places.append(_Place(cluster, None, 0, (tuple(m for m in machines if m.gpu_type is None), machines)))
+            places.append(Place(cluster, None, 0, (tuple(m for m in machines if m.gpu_type is None), machines)))
             continue
         for preference, gpu_type in enumerate(job.gpu_types):
-            places.append(
-                _Place(cluster, gpu_type, preference, (tuple(m for m in machines if m.gpu_type == gpu_type),))
-            )
+            places.append(Place(cluster, gpu_type, preference, (tuple(m for m in machines if m.gpu_type == gpu_type),)))
     return places
 
 
@@ -156,15 +129,15 @@ def _allowed(snapshot: RegionSnapshot, job: JobRequest) -> tuple[MachineState, .
     return tuple(m for m in snapshot.machines if m.capacity in job.capacity)
 
 
-def _spanning_places(snapshot: RegionSnapshot, job: JobRequest) -> list[_Place]:
+def _spanning_places(snapshot: RegionSnapshot, job: JobRequest) -> list[Place]:
     """Returns the options that treat all clusters as one; empty if the job must stay in one cluster."""
     if not job.span_clusters:
         return []
     allowed = _allowed(snapshot, job)
     if job.gpus_per_task == 0:
-        return [_Place("", None, 0, (tuple(m for m in allowed if m.gpu_type is None), allowed))]
+        return [Place("", None, 0, (tuple(m for m in allowed if m.gpu_type is None), allowed))]
     return [
-        _Place("", gpu_type, preference, (tuple(m for m in allowed if m.gpu_type == gpu_type),))
+        Place("", gpu_type, preference, (tuple(m for m in allowed if m.gpu_type == gpu_type),))
         for preference, gpu_type in enumerate(job.gpu_types)
     ]
 
@@ -177,7 +150,7 @@ def _tasks_that_fit(job: JobRequest, amounts: tuple[int, int, int]) -> int:
 # ------------------------------------------------------------------------------------------------------------- packing
 
 
-def _place_job(job: JobRequest, place: _Place, free: _Free) -> _Spread | None:
+def _place_job(job: JobRequest, place: Place, free: _Free) -> Spread | None:
     for machines in place.attempts:
         spread = _pack(job, job.tasks, list(machines), free)
         if spread is not None:
@@ -185,11 +158,11 @@ def _place_job(job: JobRequest, place: _Place, free: _Free) -> _Spread | None:
     return None
 
 
-def _pack(job: JobRequest, tasks: int, machines: list[MachineState], free: _Free) -> _Spread | None:
+def _pack(job: JobRequest, tasks: int, machines: list[MachineState], free: _Free) -> Spread | None:
     room = {m.id: _tasks_that_fit(job, free[m.id]) for m in machines}
     if sum(room.values()) < tasks:
         return None
-    spread: _Spread = {}
+    spread: Spread = {}
     while True:
         one = _on_one_machine(job, tasks, machines, room, free)
         if one is not None:
@@ -217,7 +190,7 @@ def _racks(machines: list[MachineState]) -> dict[tuple[str, str], list[MachineSt
 
 def _on_one_machine(
     job: JobRequest, tasks: int, machines: list[MachineState], room: dict[str, int], free: _Free
-) -> _Spread | None:
+) -> Spread | None:
     def tightness(machine: MachineState) -> tuple[int, int, int, str]:
         gpus, cpus, _ = free[machine.id]
         left_gpus, left_cpus = gpus - tasks * job.gpus_per_task, cpus - tasks * job.cpus_milli_per_task
@@ -229,10 +202,10 @@ def _on_one_machine(
 
 def _within_rack(
     job: JobRequest, tasks: int, members: list[MachineState], room: dict[str, int], free: _Free
-) -> _Spread | None:
+) -> Spread | None:
     if sum(room[m.id] for m in members) < tasks:
         return None
-    spread: _Spread = {}
+    spread: Spread = {}
     left = list(members)
     while True:
         last = _on_one_machine(job, tasks, left, room, free)
@@ -248,7 +221,7 @@ def _within_rack(
 
 
 def _victims_for(
-    job: JobRequest, place: _Place, free: _Free, candidates: list[RunningWorkload]
+    job: JobRequest, place: Place, free: _Free, candidates: list[RunningWorkload]
 ) -> list[RunningWorkload] | None:
     """Returns the victims that make room for the job: empty if it already fits, None if evicting all is not enough."""
 
@@ -285,105 +258,29 @@ def _victims_for(
     return kept
 
 
-def _lost_gpu_ms(snapshot: RegionSnapshot, victim: RunningWorkload) -> int:
-    cluster_of = {m.id: m.cluster for m in snapshot.machines}
-
-    def age(workload: RunningWorkload) -> float:
-        assert workload.last_checkpoint_at_s is not None
-        return max(0.0, snapshot.now_s - workload.last_checkpoint_at_s)
-
-    def held_here(workload: RunningWorkload) -> list[Holding]:
-        return [h for h in workload.holdings if h.machine in cluster_of and (h.gpus or h.cpus_milli or h.memory_bytes)]
-
-    if victim.lost_s is not None:
-        lost_s = victim.lost_s
-    elif victim.last_checkpoint_at_s is not None:
-        lost_s = age(victim)
-    else:
-        reporting = [w for w in snapshot.running if w.last_checkpoint_at_s is not None]
-        here = []
-        known = held_here(victim)
-        if known:
-            most = max(h.gpus for h in known)
-            home = min(cluster_of[h.machine] for h in known if h.gpus == most)
-            here = [w for w in reporting if any(cluster_of[h.machine] == home for h in held_here(w))]
-        lost_s = median([age(w) for w in here or reporting]) if reporting else 0.0
-    return round(sum(h.gpus for h in victim.holdings) * lost_s * 1000)
-
-
-def _quality(snapshot: RegionSnapshot, choices: Sequence[_Choice], victims: Sequence[RunningWorkload]) -> PlanQuality:
-    return PlanQuality(
-        victims_by_rank=tuple(sum(1 for v in victims if v.rank == rank) for rank in range(1, 9)),
-        lost_gpu_s=sum(_lost_gpu_ms(snapshot, v) for v in victims) / 1000,
-        youngest_victim_started_at_s=max((v.started_at_s for v in victims), default=-inf),
-        spanning=sum(not c.place.cluster for c in choices),
-        type_preference=sum(c.place.preference for c in choices),
-        capacity_preference=sum(_last_kind(snapshot, c) for c in choices),
-        away=sum(max(away for away, _ in _moves(snapshot, c)) for c in choices),
-        move_s=sum(max(score_us for _, score_us in _moves(snapshot, c)) for c in choices) / 1e6,
-        departures_per_h=sum(_nano_departures_per_h(snapshot, c) for c in choices) / NANO_DEPARTURES,
-        usd_per_h=sum(_nano_usd_per_h(snapshot, c) for c in choices) / NANO_USD,
-        racks=sum(_count_racks(snapshot, c) for c in choices),
-        machines=sum(len(c.spread) for c in choices),
-    )
-
-
-def _last_kind(snapshot: RegionSnapshot, choice: _Choice) -> int:
-    return max(choice.job.capacity.index(m.capacity) for m in snapshot.machines if m.id in choice.spread)
-
-
-def _moves(snapshot: RegionSnapshot, choice: _Choice) -> list[tuple[int, int]]:
-    """Returns what a move to each machine of a choice costs."""
-    return [choice.job.move_to(snapshot.region, m.cluster) for m in snapshot.machines if m.id in choice.spread]
-
-
-def _nano_departures_per_h(snapshot: RegionSnapshot, choice: _Choice) -> int:
-    tasks = choice.spread
-    return sum(tasks.get(m.id, 0) * round(m.departures_per_h * NANO_DEPARTURES) for m in snapshot.machines)
-
-
-def _nano_usd_per_h(snapshot: RegionSnapshot, choice: _Choice) -> int:
-    job, price = choice.job, 0
-    for m in snapshot.machines:
-        gpu_usd_per_h = m.gpu_usd_per_h if job.gpus_per_task else 0.0
-        one = nano_usd_per_h(job.gpus_per_task, gpu_usd_per_h, job.cpus_milli_per_task, m.core_usd_per_h)
-        price += choice.spread.get(m.id, 0) * one
-    return price
-
-
-def _criteria(snapshot: RegionSnapshot, option: _Choice) -> tuple[object, ...]:
-    return (*_quality(snapshot, [option], option.victims).key, option.place.cluster, sorted(option.spread))
-
-
-def _count_racks(snapshot: RegionSnapshot, option: _Choice) -> int:
-    return len({(m.cluster, m.rack) for m in snapshot.machines if m.id in option.spread})
-
-
 # ------------------------------------------------------------------------------------------------ the gang as a whole
 
 
-def _anew(snapshot: RegionSnapshot, jobs: list[JobRequest], victims: list[RunningWorkload]) -> list[_Choice] | None:
+def _anew(snapshot: RegionSnapshot, jobs: list[JobRequest], victims: list[RunningWorkload]) -> list[Choice] | None:
     """Plans all jobs again with exactly these victims evicted; returns None if a job does not fit."""
     free = _release(_free_now(snapshot), victims)
     choices = []
     for job in jobs:
-        options: list[_Choice] = []
+        options: list[Choice] = []
         for places in (_places(snapshot, job), _spanning_places(snapshot, job)):
             for place in places if not options else ():
                 spread = _place_job(job, place, free)
                 if spread is not None:
-                    options.append(_Choice(job, place, spread, ()))
+                    options.append(Choice(job, place, spread, ()))
         if not options:
             return None
-        best = min(options, key=lambda option: _criteria(snapshot, option))
+        best = min(options, key=lambda option: criteria(snapshot, option))
         free = _take(free, job, best.spread)
         choices.append(best)
     return choices
 
 
-def _as_it_was(
-    snapshot: RegionSnapshot, choices: list[_Choice], victims: list[RunningWorkload]
-) -> list[_Choice] | None:
+def _as_it_was(snapshot: RegionSnapshot, choices: list[Choice], victims: list[RunningWorkload]) -> list[Choice] | None:
     """Returns the given choices if they still fit with exactly these victims evicted, else None."""
     free = _release(_free_now(snapshot), victims)
     for choice in choices:
@@ -393,8 +290,8 @@ def _as_it_was(
 
 
 def _without_unneeded(
-    snapshot: RegionSnapshot, choices: list[_Choice], victims: list[RunningWorkload]
-) -> tuple[list[_Choice], list[RunningWorkload]]:
+    snapshot: RegionSnapshot, choices: list[Choice], victims: list[RunningWorkload]
+) -> tuple[list[Choice], list[RunningWorkload]]:
     if not victims:
         return choices, victims
     jobs = [choice.job for choice in choices]
@@ -410,19 +307,19 @@ def _without_unneeded(
             return choices, victims
 
 
-def _clusters(snapshot: RegionSnapshot, choice: _Choice) -> str:
+def _clusters(snapshot: RegionSnapshot, choice: Choice) -> str:
     return choice.place.cluster or "+".join(sorted({m.cluster for m in snapshot.machines if m.id in choice.spread}))
 
 
 def _plan(
-    snapshot: RegionSnapshot, request: PlacementRequest, choices: list[_Choice], victims: list[RunningWorkload]
+    snapshot: RegionSnapshot, request: PlacementRequest, choices: list[Choice], victims: list[RunningWorkload]
 ) -> Plan:
     placements = tuple(
         JobPlacement(c.job.name, _clusters(snapshot, c), c.place.gpu_type, tuple(sorted(c.spread.items())))
         for c in choices
     )
     evicted = tuple(sorted(v.id for v in victims))
-    return Plan(request.workload, snapshot.region, placements, evicted, _quality(snapshot, choices, victims))
+    return Plan(request.workload, snapshot.region, placements, evicted, quality(snapshot, choices, victims))
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

@@ -9,8 +9,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from infra.bootstrap import OPERATOR_KEY_FILE
 from infra.config import Settings
-from infra.db.models import Tenant
 from infra.db.session import open_engine, transaction
+from infra.db.tenants import Tenant
 from infra.errors import ConfigurationError
 from infra.stack.embedded import EmbeddedStack
 from infra.stack.fleet import Fleet, load_fleet

@@ -5,8 +5,9 @@ from collections.abc import Collection
 from sqlalchemy import Engine, delete, select, text, tuple_
 
 from domain.ids import archive_key
-from infra.db.models import Archive, Workload
+from infra.db.models import Workload
 from infra.db.session import transaction
+from infra.db.tenants import Archive
 from mizzen.objects import ObjectStore
 
 _AT_ONCE = 100

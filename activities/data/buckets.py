@@ -8,6 +8,7 @@ another process creates in place of a missing mount also fails, because it lacks
 import asyncio
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -106,15 +107,10 @@ class BucketCheck:
     def _look(self, known: BucketState) -> None:
         if self._store is None or self._store[0] != known.url:
             self._store = known.url, open_store(known.url)
-        key, store = ids.bucket_marker_key(self._region), self._store[1]
         if not known.is_marked:
-            store.put(key, _MARKER)
+            self._store[1].put(ids.bucket_marker_key(self._region), _MARKER)
             return
-        try:
-            store.get(key)
-        except MissingObject:
-            message = f"its marker object {key} is missing: the bucket was removed, emptied or replaced"
-            raise MissingObject(message) from None
+        check_marker(self._store[1], self._region)
 
     def _tell(self, state: BucketState) -> None:
         """Publishes a changed state. Logs when the bucket fails, and when it answers again."""
@@ -133,6 +129,32 @@ class BucketCheck:
             )  # fmt: skip
         elif not state.error and was_failing:
             _log.warning("the bucket of region %s answers again", self._region)
+
+
+def marked_regions(session: Session) -> dict[str, list[str]]:
+    """Returns the regions in whose present bucket the marker was written, by URL."""
+    urls = {region.name: region.bucket_url for region in session.scalars(select(Region).order_by(Region.name))}
+    states = bucket_states(session, urls)
+    marked: dict[str, list[str]] = defaultdict(list)
+    for name, url in urls.items():
+        if (state := states.get(name)) is not None and state.url == url and state.is_marked:
+            marked[url].append(name)
+    return marked
+
+
+def check_marker(bucket: ObjectStore, region: str) -> None:
+    """Checks that a store is the region's bucket, in which the marker was written.
+
+    Raises:
+        MissingObject: it lacks the marker. The message names the marker's key.
+        Exception: any error of the store.
+    """
+    key = ids.bucket_marker_key(region)
+    try:
+        bucket.get(key)
+    except MissingObject:
+        message = f"its marker object {key} is missing: the bucket was removed, emptied or replaced"
+        raise MissingObject(message) from None
 
 
 def _now_s(session: Session) -> float:

@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from sqlalchemy import Engine, delete, exists, func, select, text, update
 from temporalio import activity
 
 from activities.data.archives import delete_archives, forget_archives
+from activities.data.buckets import check_marker, marked_regions
 from activities.data.placement_runs import forget_placement_run, forget_placement_runs
 from activities.heartbeat import heartbeating
 from activities.lifecycle.store_work import Stores, Work
@@ -94,6 +96,7 @@ class HousekeepingActivities:
         lifecycle = self._settings.lifecycle
         with transaction(self._engine) as session:
             buckets = set(session.scalars(select(Region.bucket_url)))
+            marked = marked_regions(session)
             stores = {url for url in session.scalars(select(Cluster.store_url).distinct()) if url is not None}
             old = session.scalars(
                 select(Workload.id)
@@ -125,6 +128,8 @@ class HousekeepingActivities:
             else:
                 leave = partial(self._leave_store, url=url, workload=workload, has_run=has_run)
                 work[url].append((workload, leave))
+        for url, regions in marked.items():
+            work[url] = [(name, partial(_in_bucket, regions=regions, work=one)) for name, one in work[url]]
         done = self._stores.run(work, self._stores_s)
         left = {workload for url, workload in needed.keys() - done}
         with transaction(self._engine) as session:
@@ -153,6 +158,15 @@ class HousekeepingActivities:
     def _tidy(self, store: ObjectStore) -> None:
         store.tidy()
         store.tidy_uploads(self._settings.copies.keep_unfinished_s)
+
+
+def _in_bucket(bucket: ObjectStore, regions: Sequence[str], work: Work) -> None:
+    """Does work in the bucket of regions. A bucket without their markers is not the right one, and must not count as
+    empty: for example, its folder is not mounted on this host.
+    """
+    for region in regions:
+        check_marker(bucket, region)
+    work(bucket)
 
 
 def _delete_objects(store: ObjectStore, workload: str, but: str | None = None) -> None:

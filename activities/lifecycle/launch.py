@@ -26,10 +26,11 @@ from domain.slots import TaskSlots
 from domain.spec import WorkloadSpec
 from infra.config import Settings
 from infra.db.catalogue import ready_replicas
-from infra.db.models import Allocation, Archive, Attempt, Machine, Region, Secret, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Machine, Region, Workload
 from infra.db.session import transaction
 from infra.db.tables import Replica
 from infra.db.tasks import tasks_of
+from infra.db.tenants import Archive, Secret, Tenant
 from infra.keys import decrypt_secret, load_master_key, seal_for_machine
 from mizzen.objects.store import ObjectStore, open_store
 

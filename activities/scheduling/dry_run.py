@@ -7,9 +7,10 @@ from sqlalchemy import Engine, text
 
 from activities.scheduling.bids import BidSubject, placement_request
 from activities.scheduling.candidates import candidates, closed_to
+from activities.scheduling.queue_state import microseconds
 from activities.scheduling.reading import QueuedRow
 from activities.scheduling.scan_result import ScannedWorkload
-from activities.scheduling.scheduler_state import SchedulerState, microseconds
+from activities.scheduling.scheduler_state import SchedulerState
 from domain.demand import demand_of
 from domain.priority import HIGHEST_LEVEL
 from domain.protocol import DryRunRequest, DryRunResult
@@ -18,8 +19,8 @@ from domain.scheduling import Ranked
 from domain.spec import WorkloadSpec
 from gms.scan import Scan
 from infra.db.catalogue import ready_replicas
-from infra.db.models import Tenant
 from infra.db.session import transaction
+from infra.db.tenants import Tenant
 
 DRY_RUN_ID = "~dry-run"
 """An id that sorts after every real id, so that a tie-break prefers workloads that exist."""

@@ -12,127 +12,25 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 
-import numpy as np
 from sqlalchemy import Engine
 
-from activities.scheduling.reading import EPOCH_US, AttemptRow, HoldingRow, MachineRow, QueuedRow, Reader
-from activities.scheduling.usage import Amount, Usage
+from activities.scheduling.queue_state import QueueState, amount, held_by, microseconds, seconds
+from activities.scheduling.reading import AttemptRow, HoldingRow, MachineRow, QueuedRow, Reader
 from auction.auction import Auction, Options
 from auction.candidate import Stats
-from domain.demand import demand_of
 from domain.scheduling import (
-    CreditWeights,
     Holding,
-    PlacedWorkload,
     Plan,
-    QueuedWorkload,
     RunningWorkload,
     TenantState,
 )
-from gms.columns import QueueChange, QueueColumns
-from gms.scan import Scan, scan_queue
 from infra.config import SchedulerSettings
 from infra.db import changes
 from infra.db.session import transaction
 from rms.gang import Planner
 from rms.region import Region
 
-US = 1_000_000
-"""Microseconds per second."""
-
-
-def seconds(us: int) -> float:
-    """Converts the time of a row to seconds since 1970."""
-    return (us + EPOCH_US) / US
-
-
-def microseconds(seconds: float) -> int:
-    """Converts seconds since 1970 to the time of a row."""
-    return round(seconds * US) - EPOCH_US
-
-
 _READ_AT_ONCE = 20_000
-
-
-class QueueState:
-    """The columns of GMS: tenants and their use, pending and placed workloads."""
-
-    def __init__(self, settings: SchedulerSettings) -> None:
-        self.queue = QueueColumns()
-        self._settings = settings
-        self._tenants: dict[str, TenantState] = {}
-        self._usage = Usage(round(settings.fair_window_s * US))
-        self._ready: dict[str, Amount] = {}
-        """The GPUs and CPUs of each ready machine."""
-        self._fleet = (0, 0)
-        self.ranks: dict[bytes, int] = {}
-        """The ranks of placed workloads in Postgres."""
-
-    def scan(self, now_s: float) -> Scan:
-        """Ranks all pending and placed workloads as of a time."""
-        settings = self._settings
-        shares = self._usage.shares(microseconds(now_s), self._fleet, self._tenants)
-        self.queue.set_tenants(replace(t, window_share=shares[name]) for name, t in self._tenants.items())
-        return scan_queue(self.queue, now_s, CreditWeights(settings.w_age, settings.age_cap_s, settings.w_fair))
-
-    def other_ranks(self, scan: Scan) -> dict[str, int]:
-        """Returns the placed workloads whose rank in a scan differs from Postgres, with the new rank."""
-        found = zip(self.queue.placed.id.tolist(), scan.placed_rank.tolist(), strict=True)
-        return {id_.decode(): rank for id_, rank in found if self.ranks.get(id_) != rank}
-
-    def put_tenants(self, tenants: Iterable[TenantState]) -> None:
-        """Replaces the tenants. Deleted tenants stay until the next scan: changes of their workloads may follow."""
-        self._tenants = {t.name: t for t in tenants}
-        before = {t.name: t for t in self.queue.tenants if t.name}
-        self.queue.set_tenants({**before, **self._tenants}.values())
-
-    def put_workloads(self, rows: Iterable[QueuedRow], moved: Collection[str] = ()) -> None:
-        """Updates workloads, queued or not. Those in `moved` may have had another submission time, or be deleted."""
-        news: list[QueueChange[QueuedWorkload]] = []
-        for id_ in moved:
-            for row in np.flatnonzero(self.queue.pending.id == id_.encode()):
-                news.append(QueueChange(float(self.queue.pending.at_s[row]), id_, None))
-        for w in rows:
-            at_s = seconds(w.submitted_us)
-            now = None
-            if w.ask is not None:
-                now = QueuedWorkload(w.id, w.tenant, at_s, demand_of(w.ask).jobs, w.level, w.held)
-            news.append(QueueChange(at_s, w.id, now))
-        self.queue.apply(news, ())
-
-    def put_attempts(self, gone: Iterable[AttemptRow], new: Iterable[AttemptRow]) -> None:
-        """Removes the attempts `gone`, given in their old state, and adds the attempts `new`, both with their use."""
-        news: list[QueueChange[PlacedWorkload]] = []
-        for a in gone:
-            self._usage.ended(a.tenant, a.awarded_us, _held_by(a))
-            self.ranks.pop(a.workload.encode(), None)
-            news.append(QueueChange(seconds(a.awarded_us), a.workload, None))
-        for a in new:
-            self._usage.began(a.tenant, a.awarded_us, _held_by(a))
-            self.ranks[a.workload.encode()] = a.rank
-            awarded_s = seconds(a.awarded_us)
-            placed = PlacedWorkload(a.workload, a.tenant, awarded_s, a.gpu_types, a.cpus_milli, a.level)
-            news.append(QueueChange(awarded_s, a.workload, placed))
-        self.queue.apply((), news)
-
-    def add_use(self, tenant: str, awarded_us: int, released_us: int, holds: Amount) -> None:
-        """Adds the use of a released attempt."""
-        self._usage.began(tenant, awarded_us, holds)
-        self._usage.ended(tenant, released_us, holds)
-
-    def forget_use(self, live: Iterable[AttemptRow]) -> None:
-        """Resets the use to that of the `live` attempts. The caller then adds the use of released attempts again."""
-        self._usage = Usage(round(self._settings.fair_window_s * US))
-        for a in live:
-            self._usage.began(a.tenant, a.awarded_us, _held_by(a))
-
-    def put_machine(self, machine: str, row: MachineRow | None) -> None:
-        """Updates a machine's contribution to the fleet, the total to which tenants' use is compared; None: deleted."""
-        before = self._ready.pop(machine, (0, 0))
-        now = (row.gpus, row.cpus_milli) if row is not None and row.ready else (0, 0)
-        if any(now):
-            self._ready[machine] = now
-        self._fleet = self._fleet[0] + now[0] - before[0], self._fleet[1] + now[1] - before[1]
 
 
 class SchedulerState:
@@ -298,7 +196,7 @@ class SchedulerState:
     def _read_history(self, reader: Reader) -> None:
         since_us = microseconds(self.now_s - self._settings.fair_window_s)
         for use in reader.use(since_us):
-            self.queue.add_use(use.tenant, use.awarded_us, use.released_us, _amount(use.gpu_types, use.cpus_milli))
+            self.queue.add_use(use.tenant, use.awarded_us, use.released_us, amount(use.gpu_types, use.cpus_milli))
 
     # --------------------------------------------------------------------------------------------------- following
 
@@ -341,7 +239,7 @@ class SchedulerState:
         gone = [a for w, n in keys if (a := self._live.get(w)) is not None and a.attempt == n]
         for a in found:
             if a.released_us is not None and self._only is None:
-                self.queue.add_use(a.tenant, a.awarded_us, a.released_us, _held_by(a))
+                self.queue.add_use(a.tenant, a.awarded_us, a.released_us, held_by(a))
         live = [a for a in found if a.released_us is None]
         self._put_attempts(gone, live, reader.holdings([(a.workload, a.attempt) for a in live]) if live else ())
 
@@ -396,11 +294,3 @@ class SchedulerState:
             self.regions[row.region].put_machine(row.state())
         if row.withheld:
             self._withheld[id_] = row.withheld
-
-
-def _amount(gpu_types: Mapping[str, int], cpus_milli: int) -> Amount:
-    return sum(int(n) for n in gpu_types.values()), cpus_milli
-
-
-def _held_by(a: AttemptRow) -> Amount:
-    return _amount(a.gpu_types, a.cpus_milli)

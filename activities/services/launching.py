@@ -15,9 +15,9 @@ from domain.priority import LOWEST_LEVEL
 from domain.service import ResourceOption, ServiceSpec
 from infra.db import events
 from infra.db.capacity import InstanceRow
-from infra.db.models import Tenant
 from infra.db.queueing import enqueue
 from infra.db.services import ServiceReplica, ServiceRow
+from infra.db.tenants import Tenant
 from services.values import LaunchReplica
 from services.workloads import replica_workload
 from services.zones import ZoneOffer, cheapest_on_demand, option_of

@@ -17,7 +17,7 @@ from api.routing import Router
 from api.state import State, StateOf
 from api.views import View, write_audit
 from infra.archives import Tree
-from infra.db.models import Archive, Tenant
+from infra.db.tenants import Archive, Tenant
 
 MEDIA_TYPE = "application/gzip"
 _FULL_RETRY_S = 60

@@ -18,8 +18,9 @@ from api.documents.workload import Draft
 from domain.priority import LOWEST_LEVEL
 from domain.spec import ResourceSpec
 from infra.archives import BadArchive
-from infra.db.models import Archive, Cluster, Machine, Region, Secret, Tenant
+from infra.db.models import Cluster, Machine, Region
 from infra.db.tables import Table
+from infra.db.tenants import Archive, Secret, Tenant
 
 _GONE_AFTER = timedelta(days=1)
 """A machine that has been lost for longer than this is ignored."""

@@ -23,8 +23,9 @@ from domain.priority import HIGHEST_LEVEL
 from domain.scheduling import Holding
 from domain.spec import WorkloadSpec
 from infra.db.catalogue import Replicas, can_read, ready_replicas
-from infra.db.models import Allocation, Attempt, Cluster, Machine, Region, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Cluster, Machine, Region, Workload
 from infra.db.session import transaction
+from infra.db.tenants import Tenant
 
 router = Router(prefix="/v1", tags=["fleet"])
 

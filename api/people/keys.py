@@ -18,7 +18,8 @@ from api.routing import Router
 from api.state import StateOf
 from api.views import View, write_audit
 from domain.capacity import CapacityKind
-from infra.db.models import ApiKey, Cluster, Region, Tenant
+from infra.db.models import Cluster, Region
+from infra.db.tenants import ApiKey, Tenant
 from infra.keys import new_api_key
 
 _LONGEST_S = 10 * 366 * 86400

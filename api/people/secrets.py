@@ -16,7 +16,7 @@ from api.problems import Kind, Problem, not_found, over_limit
 from api.routing import Router
 from api.state import State, StateOf
 from api.views import View, write_audit
-from infra.db.models import Secret, Tenant
+from infra.db.tenants import Secret, Tenant
 from infra.errors import ConfigurationError
 from infra.keys import encrypt_secret, load_master_key
 from infra.master_key import opens

@@ -17,7 +17,8 @@ from api.state import StateOf
 from api.views import ResourcesView, View, write_audit
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from infra.db import events, outbox
-from infra.db.models import ApiKey, Archive, Attempt, Secret, Tenant, Workload
+from infra.db.models import Attempt, Workload
+from infra.db.tenants import ApiKey, Archive, Secret, Tenant
 
 router = Router(prefix="/v1/tenants", tags=["tenants"], dependencies=[JsonOnly])
 _MOST = 10**9

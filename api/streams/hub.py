@@ -23,8 +23,8 @@ from infra.config import LimitSettings
 from infra.db import events
 from infra.db.events import Cursor
 from infra.db.listening import notified
-from infra.db.models import ApiKey
 from infra.db.session import in_thread, transaction
+from infra.db.tenants import ApiKey
 
 KEYS_S = 10.0
 """Interval at which the keys of open streams are checked for revocation and expiry."""

@@ -20,7 +20,8 @@ from api.workloads.views import QueueEntry, QueueView, WhyView
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import ReasonCode
 from infra.db import published
-from infra.db.models import Attempt, Tenant, Workload
+from infra.db.models import Attempt, Workload
+from infra.db.tenants import Tenant
 
 _MAX_QUEUE = 10_000
 _PART = 100

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
@@ -20,6 +20,7 @@ from api.workloads.views import (
     AllocationView,
     AttemptList,
     AttemptView,
+    BandwidthView,
     JobView,
     PlacementView,
     ProgressView,
@@ -29,13 +30,15 @@ from api.workloads.views import (
 )
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import ReasonCode
+from domain.reported import BandwidthReport
 from domain.slots import TaskSlots, bits
 from domain.spec import WorkloadSpec
 from infra.db.costs import costs_of
 from infra.db.lost_work import lost_by
-from infra.db.models import Allocation, Attempt, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Workload
 from infra.db.published import Newest
 from infra.db.tasks import tasks_of
+from infra.db.tenants import Tenant
 
 PREEMPTIONS = (
     ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.MACHINE_DRAINED, ReasonCode.PLATFORM_NOTICE,
@@ -107,13 +110,21 @@ def attempts(session: Session, row: Workload, limit: int, after: int) -> Attempt
             evicting_since=a.evicting_since, evictor=a.evictor, released_at=a.released_at,
             outcome=reason_view(a.outcome), resumed_step=a.resumed_step, last_step=a.last_step,
             checkpoint_step=a.checkpoint_step, checkpoint_at=a.checkpoint_at, checkpoint_bytes=a.checkpoint_bytes,
-            checkpoint_s=a.checkpoint_s, checkpoint_write_s=a.checkpoint_write_s, cadence=a.cadence, load=a.load,
-            notice=a.notice, lost_s=a.lost_s, stale_tables=a.stale_tables or {}, gpus=a.gpu_types,
-            cpus=a.cpus_milli / 1000,
+            checkpoint_s=a.checkpoint_s, checkpoint_write_s=a.checkpoint_write_s, cadence=a.cadence,
+            bandwidth=_bandwidth(a), load=a.load, notice=a.notice, lost_s=a.lost_s, stale_tables=a.stale_tables or {},
+            gpus=a.gpu_types, cpus=a.cpus_milli / 1000,
         )
         for a in found
     ]  # fmt: skip
     return AttemptList(items=items, next_cursor=following)
+
+
+def _bandwidth(attempt: Attempt) -> BandwidthView | None:
+    if attempt.bandwidth is None:
+        return None
+    found = BandwidthReport(**attempt.bandwidth)
+    measured_at = datetime.fromtimestamp(found.at_s, UTC)
+    return BandwidthView(measured_at=measured_at, mean_bytes_s=found.bytes_s, lower_bytes_s=found.lower_bytes_s)
 
 
 def submitted(session: Session, row: Workload) -> WorkloadDetail:

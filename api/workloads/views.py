@@ -58,6 +58,14 @@ class NoticeView(View):
     decision: str | None
 
 
+class BandwidthView(View):
+    """The bandwidth with which checkpoints can leave a machine, as its agent has measured it while it was sending."""
+
+    measured_at: datetime = Field(description="When it was last measured")
+    mean_bytes_s: float = Field(description="The mean, in bytes on the wire per second")
+    lower_bytes_s: float = Field(description="The lower confidence bound, from which save intervals are computed")
+
+
 class ProgressView(View):
     """The latest reports of the workload's tasks."""
 
@@ -154,6 +162,9 @@ class AttemptView(View):
     checkpoint_s: float | None = Field(description="How long the last save blocked the training")
     checkpoint_write_s: float | None = Field(description="How long the last save took until it was durable")
     cadence: CadenceView | None
+    bandwidth: BandwidthView | None = Field(
+        description="Of its slowest lent machine, as last measured; it is kept while an agent restarts; null: unknown"
+    )
     load: LoadView | None
     notice: NoticeView | None
     lost_s: float | None = Field(description="Estimated seconds of work that it lost; null until it ends")

@@ -1,6 +1,6 @@
-"""Models of the primary data: tenants and keys, the fleet, and workloads with their attempts and allocations.
+"""Models of the primary data: the fleet, and workloads with their attempts and allocations.
 
-Input tables are in `infra.db.tables`, logs and derived data in `infra.db.logs`.
+Tenants are in `infra.db.tenants`, input tables in `infra.db.tables`, logs and derived data in `infra.db.logs`.
 
 Times are `timestamptz`; CPUs are thousandths of a core; memory is bytes; a set of a machine's GPU slots is a bit mask
 (bit i is slot i).
@@ -10,15 +10,10 @@ from datetime import datetime
 
 from sqlalchemy import (
     CheckConstraint,
-    ColumnElement,
     Computed,
     ForeignKey,
     ForeignKeyConstraint,
-    Identity,
     Index,
-    UniqueConstraint,
-    func,
-    or_,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -30,67 +25,6 @@ from domain.slots import MAX_SLOTS
 from infra.db.base import NOW, Base, Json
 
 _CAPACITY = f"capacity in ({', '.join(repr(kind.value) for kind in CapacityKind)})"
-
-
-# ---------------------------------------------------------------------------------------------------- people and keys
-
-
-class Tenant(Base):
-    """A team with a priority level and a quota (MAST 4.2)."""
-
-    __tablename__ = "tenant"
-    name: Mapped[str] = mapped_column(primary_key=True)
-    level: Mapped[int] = mapped_column(CheckConstraint("level between 1 and 7", name="tenant_level"))
-    quota_gpus: Mapped[Json] = mapped_column(server_default=text("'{}'"))
-    quota_cpus_milli: Mapped[int | None]
-    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    number: Mapped[int] = mapped_column(Identity(always=True))
-    """Unique number, never reused. Agents that run as root derive the user id of the tenant's tasks from it."""
-    __table_args__ = (UniqueConstraint("number", name="tenant_number"),)
-
-
-class ApiKey(Base):
-    """An API key, stored as its SHA-256, with a role.
-
-    A submitter's key has a tenant, a machine's key has a machine. Keys of viewers may have a tenant.
-    """
-
-    __tablename__ = "api_key"
-    id: Mapped[str] = mapped_column(primary_key=True)
-    sha256: Mapped[str] = mapped_column(unique=True)
-    role: Mapped[str] = mapped_column(
-        CheckConstraint("role in ('viewer', 'submitter', 'operator', 'machine')", name="api_key_role")
-    )
-    tenant: Mapped[str | None] = mapped_column(ForeignKey("tenant.name"))
-    machine: Mapped[str | None]
-    """Id of the only machine whose agent may use the key. The machine need not have registered yet."""
-    label: Mapped[str] = mapped_column(server_default="")
-    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    revoked_at: Mapped[datetime | None]
-    expires_at: Mapped[datetime | None]
-    """Time from which the key is refused; None if it never expires."""
-    __table_args__ = (
-        CheckConstraint("tenant is not null or role in ('operator', 'viewer', 'machine')", name="api_key_tenant"),
-        CheckConstraint(
-            "case role when 'machine' then machine is not null and tenant is null else machine is null end",
-            name="api_key_machine",
-        ),
-    )
-
-    @classmethod
-    def is_good(cls) -> ColumnElement[bool]:
-        """Returns the query condition that the key is neither revoked nor expired."""
-        return cls.revoked_at.is_(None) & or_(cls.expires_at.is_(None), cls.expires_at > func.now())
-
-
-class Secret(Base):
-    """A tenant's secret, encrypted with the master key. It leaves the database only encrypted for a machine's key."""
-
-    __tablename__ = "secret"
-    tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"), primary_key=True)
-    name: Mapped[str] = mapped_column(primary_key=True)
-    box: Mapped[bytes]
-    updated_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
 # -------------------------------------------------------------------------------------------------------------- fleet
@@ -390,18 +324,3 @@ class Eviction(Base):
     """Number of changes of the queue from outside before the eviction: submissions and ends of workloads, and changes
     of levels and quotas."""
     __table_args__ = (Index("eviction_victim", "victim"), Index("eviction_change", "change"))
-
-
-# --------------------------------------------------------------------------------------------------------- archives
-
-
-class Archive(Base):
-    """An uploaded working directory (tar.gz), identified by its SHA-256."""
-
-    __tablename__ = "archive"
-    tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"), primary_key=True)
-    sha256: Mapped[str] = mapped_column(primary_key=True)
-    body: Mapped[bytes]
-    paths: Mapped[bytes | None]
-    """The paths in the archive (`infra.archives.Tree.dump`). None for uploads of earlier versions."""
-    created_at: Mapped[datetime] = mapped_column(server_default=NOW)

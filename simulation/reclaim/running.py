@@ -92,13 +92,12 @@ class Running(ABC):
         """Books the GPU time of a job's phase that ends now."""
         held_s = self._now_s - job.segment_s
         if job.phase is Phase.RUNNING:
-            progress_s = job.progress(self._now_s, self._system.slowdown)
-            gained_s = progress_s - job.segment_progress_s
+            job.settle(self._now_s, self._system.slowdown)
+            gained_s = job.progress_s - job.segment_progress_s
             stalled_s = min(job.stalled_s, held_s - gained_s)
             self._totals.useful += gained_s * job.gpus
             self._totals.saving += stalled_s * job.gpus
             self._totals.shadow += (held_s - gained_s - stalled_s) * job.gpus
-            job.progress_s, job.since_s = progress_s, max(job.since_s, self._now_s)
         elif job.phase in (Phase.LOADING, Phase.MOVING):
             self._totals.moving += held_s * job.gpus
         job.segment_s, job.segment_progress_s, job.stalled_s = self._now_s, job.progress_s, 0.0
@@ -254,10 +253,11 @@ class Running(ABC):
 
     def _begin_save(self, job: Job, kind: Kind) -> None:
         """Takes a snapshot now and sends it to the store."""
-        progress_s = job.progress(self._now_s, self._system.slowdown)
+        job.settle(self._now_s, self._system.slowdown)
+        progress_s = job.progress_s
         stall_s = job.stall_s(self._scenario.traffic.write_bytes_s)
         # A snapshot that begins while the last one still stalls the job adds to its time.
-        job.progress_s, job.since_s = progress_s, max(job.since_s, self._now_s) + stall_s
+        job.since_s += stall_s
         job.stalled_s += stall_s
         job.save_version += 1
         self._outcome.saves += 1

@@ -1,6 +1,7 @@
 """Fixtures of the activity tests: installations on separate databases, and a Temporal server."""
 
 import asyncio
+import math
 import subprocess
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,6 +16,7 @@ from sqlalchemy import Engine
 from temporalio.client import Client
 
 from activities.roles import control_worker, region_worker
+from activities.scheduling import auction
 from infra.config import TemporalSettings
 from infra.db.session import open_engine
 from infra.stack.ports import free_port
@@ -157,3 +159,9 @@ async def running(placement_runs: PlacementWorld, client: Client, database_url: 
             )
         await stack.enter_async_context(dispatching(world.engine, database_url, client))
         yield client
+
+
+@pytest.fixture
+def publishes_every_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No scan is left out because publishing the one before took long, as it may on a busy machine."""
+    monkeypatch.setattr(auction, "_PUBLISHING_SHARE", math.inf)

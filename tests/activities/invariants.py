@@ -14,7 +14,8 @@ from domain.priority import LOWEST_LEVEL
 from domain.slots import slots_of_tasks
 from domain.spec import WorkloadSpec
 from infra.db.logs import Event, Outbox
-from infra.db.models import Allocation, Attempt, Eviction, Machine, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Eviction, Machine, Workload
+from infra.db.tenants import Tenant
 from lifecycle.attempts import NEXT_PHASES
 from tests.activities.oracle import queue_snapshot
 from tests.activities.world import World, by_workload

@@ -20,7 +20,8 @@ from domain.scheduling import (
 )
 from domain.spec import WorkloadSpec
 from infra.config import SchedulerSettings
-from infra.db.models import Allocation, Attempt, Cluster, Machine, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Cluster, Machine, Workload
+from infra.db.tenants import Tenant
 
 
 def now_s(session: Session) -> float:

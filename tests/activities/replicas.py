@@ -8,7 +8,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.data.copies import CopyActivities
 from domain.protocol import ReplicateTable
-from infra.db.tables import Partition, ReplicaPartition
+from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from tests.activities.world import World
 
 REQUEST = ReplicateTable("words", "east", "west")
@@ -23,6 +23,16 @@ def append(world: World, day: str, size_bytes: int = 100, checksum: str | None =
         session.add(
             Partition(data_table="words", name=day, location=location, size_bytes=size_bytes, checksum=checksum)
         )
+
+
+def add_table(world: World, *days: str) -> None:
+    """Adds the table `words` of these partitions, with its home in `east`."""
+    with world.session() as session:
+        session.add(Table(name="words", home_region="east"))
+        session.flush()
+        session.add(Replica(data_table="words", region="east", state="ready"))
+    for day in days:
+        append(world, day)
 
 
 def held(world: World, region: str = "west") -> list[str]:

@@ -1,6 +1,5 @@
 """The auction: a batch gives the same result as its workloads one by one, and waiting workloads get their reasons."""
 
-import math
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -15,16 +14,16 @@ import rms.bid
 from activities.scheduling import auction, awards
 from activities.scheduling.bids import asked
 from domain.phases import Phase
-from domain.protocol import AwardRequest, BidRequest, DryRunRequest
+from domain.protocol import AwardRequest, BidRequest
 from domain.scheduling import Bid
-from domain.spec import WorkloadSpec
 from infra.db import published
-from infra.db.logs import Outbox, RegionBid, Waiting
-from infra.db.models import Machine, Tenant, Workload
+from infra.db.logs import RegionBid, Waiting
+from infra.db.models import Machine, Workload
+from infra.db.tenants import Tenant
 from rms import reference
 from tests.activities import oracle
 from tests.activities.invariants import check
-from tests.activities.world import GIB, World, job
+from tests.activities.world import World, job
 
 
 def _fill(world: World, seed: int) -> None:
@@ -269,12 +268,6 @@ def test_who_was_awarded_since_the_scan_has_the_rank_of_its_award(world: World) 
     assert world.waiting(second) == ["insufficient_capacity r"]
 
 
-@pytest.fixture
-def publishes_every_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No scan is left out because publishing the one before took long, as it may on a busy machine."""
-    monkeypatch.setattr(auction, "_PUBLISHING_SHARE", math.inf)
-
-
 @pytest.mark.usefixtures("publishes_every_scan")
 def test_a_scan_publishes_the_queue(world: World) -> None:
     """A tick publishes the queue in GMS's order, without held workloads, and a scan deletes older bids."""
@@ -314,109 +307,6 @@ def test_a_publication_that_waited_does_not_delay_the_next_for_long(
     world.award(ticket)
     assert world.auction._scanned is not None
     assert world.auction._publish(world.auction._scanned) == 30.0
-
-
-def test_a_dry_run_tells_and_writes_nothing(world: World) -> None:
-    """A dry run returns the region, machines and victims of a workload, or its reasons, and writes nothing."""
-    world.region("r")
-    world.machine("r/c/m", gpus=2)
-    world.tenant("high", level=1)
-    low = world.running(job(gpus=2))
-    spec = WorkloadSpec(name="x", tenant="high", jobs=(job(gpus=2),))
-    before = world.dump()
-    told = world.auction.dry_run(DryRunRequest(spec.model_dump(mode="json")))
-    assert (told.admitted, told.rank, told.over_quota, told.region) == (True, 1, False, "r")
-    assert (told.machines, told.victims, told.reasons) == (["r/c/m"], [low], [])
-    poor = spec.model_copy(update={"tenant": "t", "jobs": (job(gpus=4), job("b", gpus=0, memory_bytes=65 * GIB))})
-    told = world.auction.dry_run(DryRunRequest(poor.model_dump(mode="json")))
-    assert not told.admitted and told.region is None
-    assert {r["code"] for r in told.reasons} == {"no_hardware"}
-    assert world.dump() == before
-
-
-@pytest.mark.usefixtures("publishes_every_scan")
-def test_urgent_work_evicts_its_own_tenants_sweep(world: World) -> None:
-    """Quota goes to the most important level first, in a dry run, in the award and in published reasons and ranks."""
-    world.region("r")
-    world.machine("r/c/m", gpus=4)
-    world.tenant("own", level=1, gpus=4)
-    sweep = world.running(job(gpus=4), tenant="own", level=7, ago_s=3600)
-    spec = WorkloadSpec(name="x", tenant="own", jobs=(job(gpus=4),))
-    told = world.auction.dry_run(DryRunRequest(spec.model_dump(mode="json")))
-    assert (told.admitted, told.rank, told.over_quota, told.victims, told.reasons) == (True, 1, False, [sweep], [])
-    urgent, more = world.submit(job(gpus=4), tenant="own"), world.submit(job(gpus=4), tenant="own", level=7)
-    assert world.attempt(sweep).rank == 7
-    world.tick()
-    assert world.evictions() == {(urgent, 1, sweep, 1)}
-    with world.session() as session:
-        found = published.load(session)
-    assert found.find(urgent) is not None and not found.find(urgent).over_quota  # type: ignore[union-attr]
-    assert world.reasons(more)[0]["code"] == "quota_exceeded"
-    world.scan()
-    assert world.attempt(sweep).rank == 8
-    check(world)
-
-
-def test_an_award_evicts_its_own_tenants_work_before_others(world: World) -> None:
-    """Of two victims of equal rank, a plan evicts the one whose tenant has no quota left; region bids do the same."""
-    world.region("r")
-    world.machine("r/c/m1", gpus=4)
-    world.machine("r/c/m2", gpus=4)
-    world.tenant("own", level=1, gpus=4)
-    world.tenant("other", level=1, gpus=4)
-    world.running(job(gpus=4), tenant="other", level=7, ago_s=9000)
-    sweep = world.running(job(gpus=4), tenant="own", level=7, ago_s=3600)
-    urgent = world.submit(job(gpus=4), tenant="own")
-    ticket = world.bid()
-    with world.session() as session:
-        (bids,) = session.scalars(select(RegionBid.bids))
-    assert b'"victims":["' + sweep.encode() + b'"]' in bids
-    world.award(ticket)
-    assert world.evictions() == {(urgent, 1, sweep, 1)}
-
-
-def test_an_urgent_gang_that_cannot_be_placed_changes_no_rank(world: World) -> None:
-    """A tenant's sweep becomes over-quota when an urgent gang of the tenant is awarded, not while the gang waits."""
-    world.region("r")
-    world.machine("r/c/m1", gpus=4)
-    world.tenant("own", level=1, gpus=8)
-    sweep = world.running(job(gpus=4), tenant="own", level=7, ago_s=3600)
-    urgent = world.submit(job(tasks=2, gpus=4), tenant="own")
-    world.tick()
-    world.scan()
-    assert world.attempt(sweep).rank == 7
-    assert world.waiting(urgent) == ["no_hardware r"]
-    world.machine("r/c/m2", gpus=4)
-    world.machine("r/c/m3", gpus=4)
-    world.delivered()
-    assert world.tick().awarded == 1
-    assert world.evictions() == set()
-    with world.session() as session:
-        assert session.scalars(select(Outbox.kind).where(Outbox.delivered_at.is_(None), Outbox.kind == "wake")).all()
-    world.scan()
-    assert world.attempt(sweep).rank == 8
-
-
-def test_a_dry_run_leaves_what_is_reserved_and_silent_regions_alone(world: World) -> None:
-    """A dry run gives the auction's result: it uses neither reserved machines nor silent regions."""
-    world.configure(reserve_after_s=0.0)
-    world.region("r")
-    world.region("s")
-    world.machine("r/c/m1", gpus=4)
-    world.machine("r/c/m2", gpus=4)
-    world.running(job(gpus=4))
-    reserved = world.submit(job(tasks=2, gpus=4))
-    world.tick()
-    assert world.waiting(reserved)[0] == "reserved r"
-    spec = WorkloadSpec(name="x", tenant="t", jobs=(job(gpus=4),))
-    told = world.auction.dry_run(DryRunRequest(spec.model_dump(mode="json")))
-    assert not told.admitted and {r["code"] for r in told.reasons} == {"insufficient_capacity", "no_hardware"}
-    late = world.submit(job(gpus=4))
-    world.tick()
-    assert world.workload(late).region is None, "as the dry run said"
-    world.award(world.bid("s"), "s")
-    told = world.auction.dry_run(DryRunRequest(spec.model_dump(mode="json")))
-    assert {r["code"] for r in told.reasons} == {"insufficient_capacity", "region_silent"}
 
 
 def test_capacity_is_seen_at_once(world: World) -> None:

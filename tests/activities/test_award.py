@@ -15,7 +15,8 @@ from domain.reported import TaskProgress
 from domain.slots import slots_of_tasks
 from domain.spec import JobSpec, WorkloadSpec
 from infra.db import migrate
-from infra.db.models import Allocation, Attempt, Eviction, Machine, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Eviction, Machine, Workload
+from infra.db.tenants import Tenant
 from tests.activities.invariants import check, check_history
 from tests.activities.world import GIB, Offer, StalePlan, World, job
 

@@ -268,6 +268,18 @@ async def test_rests_grow_and_have_an_end(town: World, dispatcher: Dispatcher) -
     assert lengths_s == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
+async def _outlasts(door: Door, town: World, workload: str) -> None:
+    """Shuts the door, writes five mails of a workload, and opens the door again: the mails are then delivered."""
+    await until(lambda: not undelivered(town.engine), "the start is delivered")
+    await door.shut()
+    for n in range(5):
+        await asyncio.to_thread(_mail, town, workload, MailKind.PREEMPT, n)
+    await asyncio.sleep(1.0)
+    assert undelivered(town.engine) == 5
+    await door.open()
+    await until(lambda: not undelivered(town.engine), "the mail is delivered")
+
+
 async def test_temporal_away_loses_nothing(
     town: World, database_url: str, client: Client, temporal_address: str
 ) -> None:
@@ -280,14 +292,7 @@ async def test_temporal_away_loses_nothing(
     )
     name = town.submit()
     async with dispatching(town.engine, database_url, through):
-        await until(lambda: not undelivered(town.engine), "the start is delivered")
-        await door.shut()
-        for n in range(5):
-            await asyncio.to_thread(_mail, town, name, MailKind.PREEMPT, n)
-        await asyncio.sleep(1.0)
-        assert undelivered(town.engine) == 5
-        await door.open()
-        await until(lambda: not undelivered(town.engine), "the mail is delivered")
+        await _outlasts(door, town, name)
     mails = (await told_workload(client, name)).mails
     assert list(dict.fromkeys(m["attempt"] for m in mails)) == [0, 1, 2, 3, 4]
     await door.shut()
@@ -302,14 +307,7 @@ async def test_postgres_away_loses_nothing(town: World, database_url: str, clien
     engine = open_engine(through_url)
     name = town.submit()
     async with dispatching(engine, through_url, client):
-        await until(lambda: not undelivered(town.engine), "the start is delivered")
-        await door.shut()
-        for n in range(5):
-            await asyncio.to_thread(_mail, town, name, MailKind.PREEMPT, n)
-        await asyncio.sleep(1.0)
-        assert undelivered(town.engine) == 5
-        await door.open()
-        await until(lambda: not undelivered(town.engine), "the mail is delivered")
+        await _outlasts(door, town, name)
     engine.dispose()
     assert [m["attempt"] for m in (await told_workload(client, name)).mails] == [0, 1, 2, 3, 4]
     await door.shut()

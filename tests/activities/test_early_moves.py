@@ -11,7 +11,8 @@ from domain.protocol import MailKind
 from domain.reasons import Reason, ReasonCode
 from domain.spec import LimitsSpec
 from infra.db.logs import Event, Outbox
-from infra.db.models import Attempt, Cluster, Machine, Tenant, Workload
+from infra.db.models import Attempt, Cluster, Machine, Workload
+from infra.db.tenants import Tenant
 from reclaim.hazard import HazardModel
 from tests.activities.departures import departs_each_hour, paces
 from tests.activities.world import World, job

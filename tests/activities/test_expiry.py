@@ -1,5 +1,6 @@
 """Expiry deletes records and objects after their retention time, with their dependent rows and nothing else."""
 
+import asyncio
 import fcntl
 import os
 import socket
@@ -14,6 +15,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.capacity.pools import request_instance
 from activities.capacity.refusals import record_refusal
+from activities.data.buckets import BucketCheck
 from activities.lifecycle.housekeeping import HousekeepingActivities
 from capacity.offers import Offer, Shape
 from capacity.pools import Pool
@@ -22,9 +24,10 @@ from domain import ids
 from domain.capacity import CapacityKind
 from domain.phases import Phase
 from infra.db.logs import Audit, Event, Outbox
-from infra.db.models import Allocation, Archive, Attempt, Idempotency, Region, Workload
+from infra.db.models import Allocation, Attempt, Idempotency, Region, Workload
 from infra.db.schema import SCHEMA
 from infra.db.services import ServiceRow
+from infra.db.tenants import Archive
 from mizzen.objects.files import FileStore
 from tests.activities.invariants import check_machines
 from tests.activities.world import World, job
@@ -166,6 +169,26 @@ def test_objects_that_cannot_be_deleted_now(town: World, house: HousekeepingActi
     with town.session() as session:
         assert session.scalars(select(Workload)).all() == []
     assert _keys(town) == set()
+
+
+async def test_a_bucket_that_is_not_mounted_is_not_empty(town: World, house: HousekeepingActivities) -> None:
+    """Workloads are kept while the folder of a region's bucket is missing, or another folder is in its place."""
+    workload = town.running(job(gpus=1))
+    _objects(town, workload)
+    town.release(workload, Phase.SUCCEEDED)
+    _finished(town, workload, 15)
+    await BucketCheck(town.engine, town.settings.buckets, "r").check()
+    folder, away = town.folder / "buckets" / "r", town.folder / "away"
+    folder.rename(away)
+    for prepare in (lambda: None, folder.mkdir):
+        prepare()
+        await asyncio.to_thread(ActivityEnvironment().run, house.expire)
+        assert town.workload(workload).expired_at is None
+    folder.rename(town.folder / "other")
+    away.rename(folder)
+    await asyncio.to_thread(ActivityEnvironment().run, house.expire)
+    assert town.workload(workload).expired_at is not None
+    assert {info.key for info in town.bucket("r").list("")} == {ids.bucket_marker_key("r")}
 
 
 def test_a_store_that_never_answers(town: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ from domain import ids
 from domain.phases import Phase
 from domain.protocol import StageRequest
 from domain.spec import CheckpointSpec, LimitsSpec
-from infra.db.models import Archive, Secret, Workload
+from infra.db.models import Workload
 from infra.db.tables import Partition, Replica
+from infra.db.tenants import Archive, Secret
 from infra.keys import encrypt_secret, load_master_key
 from tests.activities.staging import stage_launch
 from tests.activities.world import World, job

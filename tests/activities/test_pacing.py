@@ -9,8 +9,9 @@ import pytest
 from activities.reclaim.reading import GPU_BYTES
 from domain.protocol import MachineNotice
 from domain.reported import OWNER, BandwidthReport, NoticeReport
-from infra.db.models import Attempt, Cluster, Machine, Tenant
+from infra.db.models import Attempt, Cluster, Machine
 from infra.db.reclaim import SiteHazard
+from infra.db.tenants import Tenant
 from tests.activities.departures import depart, paces, pass_hours
 from tests.activities.world import World, job
 

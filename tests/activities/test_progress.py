@@ -115,7 +115,7 @@ async def test_progress_comes_out_of_heartbeats(site: Site) -> None:
 
 
 async def test_the_measured_bandwidth_comes_out_of_heartbeats(site: Site) -> None:
-    """What no link can have is left out, and a time in the future becomes the present."""
+    """What no link can have is left out, a time in the future becomes the present, and the last value is kept."""
     workload = await site.placed()
     agent = site.agent(workload)
     await agent.beats(workload, bandwidth=BandwidthReport(time.time() + 1e6, 2e7, 1e7))
@@ -123,10 +123,14 @@ async def test_the_measured_bandwidth_comes_out_of_heartbeats(site: Site) -> Non
     stored = site.town.attempt(workload).bandwidth
     assert stored is not None and (stored["bytes_s"], stored["lower_bytes_s"]) == (2e7, 1e7)
     assert abs(stored["at_s"] - time.time()) < 60
-    for mean, lower in ((2e7, 0.0), (2e7, -1.0), (1e6, 2e6), (1e300, 1e6)):
-        await agent.beats(workload, bandwidth=BandwidthReport(time.time(), mean, lower))
+    wrong = [(time.time(), *rates) for rates in ((2e7, 0.0), (2e7, -1.0), (1e6, 2e6), (1e300, 1e6))]
+    for at_s, mean, lower in (*wrong, (-1e300, 2.0, 1.0)):
+        await agent.beats(workload, bandwidth=BandwidthReport(at_s, mean, lower))
         await site.collect()
         assert site.town.attempt(workload).bandwidth == stored
+    await agent.beats(workload, bandwidth=None)
+    await site.collect()
+    assert site.town.attempt(workload).bandwidth == stored, "the agent has restarted and has not measured yet"
     await agent.ends(workload)
     await site.reaches(workload, Phase.SUCCEEDED)
 

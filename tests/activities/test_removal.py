@@ -13,10 +13,10 @@ from activities.data.scrub import ScrubActivities
 from domain.ids import CONTROL_QUEUE, replica_workflow_id
 from domain.phases import Phase
 from domain.protocol import ReplicateTable, Scrub
-from infra.db.tables import Replica, ReplicaPartition, Table
+from infra.db.tables import Replica, ReplicaPartition
 from mizzen.objects.files import FileStore
 from mizzen.objects.store import ObjectStore
-from tests.activities.replicas import append, complete, held, keys
+from tests.activities.replicas import add_table, append, complete, held, keys
 from tests.activities.world import World, job
 
 DAYS = ("ds=1", "ds=2")
@@ -29,12 +29,7 @@ def fleet(world: World) -> World:
     for region in ("east", "west"):
         world.region(region)
     world.machine("west/c/m")
-    with world.session() as session:
-        session.add(Table(name="words", home_region="east"))
-        session.flush()
-        session.add(Replica(data_table="words", region="east", state="ready"))
-    for day in DAYS:
-        append(world, day)
+    add_table(world, *DAYS)
     with world.session() as session:
         session.add(Replica(data_table="words", region="west", state="copying"))
     assert complete(world) == 200 and keys(world) == OBJECTS

@@ -21,7 +21,7 @@ from mizzen.environment import local_path
 from mizzen.objects import copying
 from mizzen.objects.manifest import checksummed, declared_checksum, listed, pack, unpack
 from mizzen.objects.store import open_store
-from tests.activities.replicas import REQUEST, append, complete, held, keys
+from tests.activities.replicas import REQUEST, add_table, append, complete, held, keys
 from tests.activities.world import World
 
 DAYS = ("ds=1", "ds=2", "ds=3")
@@ -32,12 +32,7 @@ def fleet(world: World) -> World:
     """A table of three days with its home in `east`, and an empty replica in `west`."""
     for region in ("east", "north", "west"):
         world.region(region)
-    with world.session() as session:
-        session.add(Table(name="words", home_region="east"))
-        session.flush()
-        session.add(Replica(data_table="words", region="east", state="ready"))
-    for day in DAYS:
-        append(world, day)
+    add_table(world, *DAYS)
     with world.session() as session:
         session.add(Replica(data_table="words", region="west", state="copying", requested_by="wl-9"))
     return world

@@ -25,8 +25,9 @@ from domain.spec import WorkloadSpec
 from infra.db import changes
 from infra.db.logs import Change
 from infra.db.migrate import upgrade
-from infra.db.models import Attempt, Cluster, Eviction, Machine, Region, Tenant, Workload
+from infra.db.models import Attempt, Cluster, Eviction, Machine, Region, Workload
 from infra.db.session import open_engine, transaction
+from infra.db.tenants import Tenant
 from infra.stack.ports import free_port
 from infra.stack.postgres import EmbeddedPostgres
 from rms.bid import bid_in

@@ -9,7 +9,8 @@ from sqlalchemy import func, select
 
 from domain.protocol import StageRequest
 from infra.db.logs import Event
-from infra.db.models import Archive, Region, Secret
+from infra.db.models import Region
+from infra.db.tenants import Archive, Secret
 from infra.keys import encrypt_secret, load_master_key
 from tests.activities.world import World, job
 

@@ -7,9 +7,9 @@ import pytest
 from temporalio.exceptions import ApplicationError
 
 from domain.phases import PLACED_PHASES, QUEUED_PHASES, TERMINAL_PHASES, Phase
-from domain.protocol import LaunchPlan, NodeLaunch, ReleaseRequest, TransitionRequest
+from domain.protocol import NodeLaunch, ReleaseRequest, TransitionRequest
 from tests.activities.world import World
-from tests.workflows.lab import Facts
+from tests.workflows.lab import Facts, launch_plan
 
 REASON = {"code": "starting_tasks", "detail": {}}
 STARTED = {"code": "starting_tasks", "detail": {"machines": 1}}
@@ -17,20 +17,7 @@ AFTER_RELEASE = (*QUEUED_PHASES, *QUEUED_PHASES, *QUEUED_PHASES, *TERMINAL_PHASE
 
 
 def _stand_in(workload: str) -> Facts:
-    plan = LaunchPlan(
-        region="r",
-        bucket_url="file:///bucket",
-        launch_key="launch.json",
-        nodes=[NodeLaunch("r/c/m", ["main"])],
-        tasks=1,
-        checkpoint_region=None,
-        grace_s=5.0,
-        max_runtime_s=None,
-        retries=1,
-        heartbeat_timeout_s=10.0,
-        node_lost_after_s=10.0,
-    )
-    return Facts(workload, plan)
+    return Facts(workload, launch_plan(workload, [NodeLaunch("r/c/m", ["main"])], region="r"))
 
 
 def _answer(of: Any, request: TransitionRequest | ReleaseRequest) -> object:

@@ -40,10 +40,11 @@ from infra.config import LifecycleSettings, SchedulerSettings, Settings
 from infra.db import events, outbox
 from infra.db.base import Base
 from infra.db.logs import Outbox, Waiting
-from infra.db.models import Allocation, Attempt, Eviction, Machine, Region, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Eviction, Machine, Region, Workload
 from infra.db.schema import SCHEMA
 from infra.db.session import transaction
 from infra.db.tables import Partition, Replica, Table
+from infra.db.tenants import Tenant
 from mizzen.objects.store import ObjectStore, open_store
 
 GIB = 1 << 30

@@ -11,15 +11,12 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
-from temporalio import workflow
 from temporalio.client import Client, WorkflowHandle
-from temporalio.common import RetryPolicy
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from agent import shim, tasks
@@ -27,13 +24,14 @@ from agent.config import AgentConfig
 from agent.host import serve
 from agent.launch import TaskLaunch
 from agent.tasks import RunFolder
-from domain.ids import CONTROL_QUEUE, agent_queue, launch_key, log_prefix
+from domain.ids import CONTROL_QUEUE, launch_key, log_prefix
 from domain.launch import LaunchDescription
 from domain.protocol import Activity, NodeOutcome, NodePrepared, PrepareNode, RunNode, StopNode
 from infra.config import TemporalSettings
 from infra.stack.temporal import DYNAMIC_CONFIG
 from infra.temporal_client import connect
 from mizzen.objects import open_store
+from tests.agent.calls import Call, CallWorkflow, HelloWorkflow
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -149,62 +147,6 @@ while True:
 
 
 # ----------------------------------------------------------------------------------------------------- with Temporal
-
-
-@dataclass
-class Call:
-    """An activity to call on a machine's queue."""
-
-    activity: str
-    machine: str
-    body: Any
-    heartbeat_timeout_s: float
-    attempts: int
-
-
-@workflow.defn(name="AgentTestCall")
-class CallWorkflow:
-    """Calls one activity and returns what it returned."""
-
-    @workflow.run
-    async def run(self, call: Call) -> Any:
-        return await workflow.execute_activity(
-            call.activity,
-            call.body,
-            task_queue=agent_queue(call.machine),
-            start_to_close_timeout=timedelta(minutes=5),
-            heartbeat_timeout=timedelta(seconds=call.heartbeat_timeout_s),
-            retry_policy=RetryPolicy(initial_interval=timedelta(seconds=0.2), maximum_attempts=call.attempts),
-        )
-
-
-@workflow.defn(name="MachineWorkflow")
-class HelloWorkflow:
-    """Stores the messages that agents send when they start."""
-
-    def __init__(self) -> None:
-        self.heard: list[dict[str, Any]] = []
-        self.told: list[dict[str, Any]] = []
-
-    @workflow.run
-    async def run(self, machine: str) -> None:
-        await workflow.wait_condition(lambda: False)
-
-    @workflow.signal
-    def hello(self, hello: dict[str, Any]) -> None:
-        self.heard.append(hello)
-
-    @workflow.signal
-    def noticed(self, notice: dict[str, Any]) -> None:
-        self.told.append(notice)
-
-    @workflow.query
-    def notices(self) -> list[dict[str, Any]]:
-        return self.told
-
-    @workflow.query
-    def hellos(self) -> list[dict[str, Any]]:
-        return self.heard
 
 
 def _key(launch: LaunchDescription) -> str:

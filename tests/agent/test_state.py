@@ -1,5 +1,6 @@
-"""The unfinished attempts of a machine: each start reads them, so ended attempts are inspected only once."""
+"""The state folder of an agent: keys, stopped attempts, and the unfinished attempts, which each start reads."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,35 @@ def test_an_attempt_that_was_removed_is_not_remembered(tmp_path: Path) -> None:
     assert not attempt.path.exists()
     a_task(attempt)
     assert keys(state.unfinished()) == ["wl.1"]
+
+
+def test_the_state_folder_remembers(tmp_path: Path) -> None:
+    """The key, incarnation and stopped attempts outlive the agent; stop numbers never decrease; the key is private."""
+    first, second = StateFolder(tmp_path), StateFolder(tmp_path)
+    assert first.private_key() == second.private_key()
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert first.incarnation() == second.incarnation()
+    first.stop_attempts("wl-1", 4)
+    second.stop_attempts("wl-1", 2)
+    assert (second.stopped_attempt("wl-1"), second.stopped_attempt("wl-2")) == (4, 0)
+    (tmp_path / "incarnation").write_text('{"boot_id": "an earlier boot", "chance": "x"}')
+    assert first.incarnation() not in ("an earlier boot.x", second.path)
+    assert first.incarnation() == second.incarnation()
+    for bad in ("../x", "", "a/b", "."):
+        with pytest.raises(ValueError, match="workload id"):
+            first.attempt(bad, 1)
+
+
+def test_stops_are_forgotten_after_their_time(tmp_path: Path) -> None:
+    """Old records of stopped attempts are removed, but recent ones, and those whose run folder exists, are kept."""
+    state = StateFolder(tmp_path)
+    for workload in ("old", "recent", "here", "reserved"):
+        state.reserve_stop(workload)
+    for workload in ("old", "recent", "here"):
+        state.stop_attempts(workload, 3)
+    state.attempt("here", 3).save_ports({})
+    for name in ("old", "here", "reserved.reserve"):
+        os.utime(tmp_path / "stopped" / name, (1000.0, 1000.0))
+    state.forget_stopped(3600.0)
+    assert sorted(path.name for path in (tmp_path / "stopped").iterdir()) == ["here", "recent"]
+    assert (state.stopped_attempt("here"), state.stopped_attempt("old")) == (3, 0)

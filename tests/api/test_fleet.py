@@ -15,7 +15,8 @@ from sqlalchemy import select, update
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Audit, Event
-from infra.db.models import Allocation, Archive, Cluster, ClusterPrice, Machine, Region
+from infra.db.models import Allocation, Cluster, ClusterPrice, Machine, Region
+from infra.db.tenants import Archive
 from infra.keys import key_fingerprint
 from tests.api.calls import act, get, mail
 from tests.api.world import ARCHIVE, ARCHIVE_SHA256, GIB, ApiWorld, archive_of, make_world

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from domain.phases import Phase
-from infra.db.models import Cluster, Region, Secret, Tenant
+from infra.db.models import Cluster, Region
 from infra.db.services import ServiceRow
+from infra.db.tenants import Secret, Tenant
 from mizzen.client import Client
 from tests.api.calls import T0, walk
 from tests.api.world import ApiWorld

@@ -11,7 +11,7 @@ from sqlalchemy import func, select, text
 
 from domain.phases import Phase
 from infra.db.logs import Audit
-from infra.db.models import ApiKey, Secret, Tenant
+from infra.db.tenants import ApiKey, Secret, Tenant
 from infra.keys import decrypt_secret, hash_api_key, load_master_key
 from tests.api.calls import T0, act, get, mail
 from tests.api.world import ARCHIVE_SHA256, ApiWorld, document, make_world

@@ -7,8 +7,9 @@ from sqlalchemy import update
 from domain.live import LiveSnapshot
 from domain.phases import Phase
 from domain.spec import WorkloadSpec
-from infra.db.models import Allocation, Attempt, Machine, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Machine, Workload
 from infra.db.tables import Partition, Replica
+from infra.db.tenants import Tenant
 from simulation.live import live_scenario
 from simulation.policies import POLICIES
 from simulation.run import Run

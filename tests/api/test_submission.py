@@ -12,7 +12,8 @@ from sqlalchemy import func, select
 from api import bodies
 from domain.spec import WorkloadSpec
 from infra.db.logs import Audit, Event, Outbox
-from infra.db.models import Idempotency, Tenant, Workload
+from infra.db.models import Idempotency, Workload
+from infra.db.tenants import Tenant
 from tests.api.world import ApiWorld, as_yaml, document
 
 YAML = {"content-type": "application/yaml"}

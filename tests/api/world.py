@@ -27,9 +27,10 @@ from infra.archives import inspect_archive
 from infra.config import Settings
 from infra.db import events
 from infra.db.capacity import InstanceRow
-from infra.db.models import Allocation, ApiKey, Archive, Attempt, Cluster, Machine, Region, Secret, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Cluster, Machine, Region, Workload
 from infra.db.session import open_engine, transaction
 from infra.db.tables import Partition, Replica, Table
+from infra.db.tenants import ApiKey, Archive, Secret, Tenant
 from infra.keys import encrypt_secret, hash_api_key, load_master_key
 from mizzen.objects import ObjectStore, open_store
 

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from domain.phases import TERMINAL_PHASES, Phase
 from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
 from infra.db import events
-from infra.db.models import ApiKey, Attempt, Cluster, Machine, Region, Tenant, Workload
+from infra.db.models import Attempt, Cluster, Machine, Region, Workload
 from infra.db.session import transaction
+from infra.db.tenants import ApiKey, Tenant
 from infra.keys import load_master_key, new_api_key
 from mizzen.objects import open_store
 
@@ -62,6 +64,7 @@ class Service:
                     cadence={
                         "interval_s": 804.98, "cost_s": 30.0, "mtbf_s": 10800.0, "step_s": 1e-6, "source": "hazard"
                     },
+                    bandwidth={"at_s": time.time() - 60, "bytes_s": 20 << 20, "lower_bytes_s": 9.5 * (1 << 20)},
                     load={"state": "loaded", "error": None, "skipped": 1},
                 )
             )  # fmt: skip

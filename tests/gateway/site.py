@@ -21,8 +21,8 @@ from domain.ids import agent_queue
 from gateway.methods import SERVICE
 from gateway.serving import Certificate, serve
 from infra.config import Settings, TemporalSettings
-from infra.db.models import ApiKey, Tenant
 from infra.db.session import transaction
+from infra.db.tenants import ApiKey, Tenant
 from infra.keys import load_master_key, new_api_key
 from infra.temporal_client import connect
 from tests.agent.harness import Lab

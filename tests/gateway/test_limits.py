@@ -16,8 +16,8 @@ from temporalio.api.workflowservice import v1 as service
 from gateway.keys import Session, Sessions
 from gateway.methods import SERVICE
 from gateway.refusals import Refused
-from infra.db.models import ApiKey
 from infra.db.session import transaction
+from infra.db.tenants import ApiKey
 from infra.keys import new_api_key
 from infra.stack.ports import free_port
 from tests.agent.harness import Lab, until_async

@@ -1,13 +1,13 @@
 """Rules of the catalogue that Postgres enforces: each table has one home with all partitions; partitions are fixed."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from alembic import command
-from sqlalchemy import Engine, delete, event, select, text, update
+from sqlalchemy import Engine, TextClause, delete, event, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from infra.db import migrate
@@ -257,6 +257,17 @@ def _until_blocked(house: Engine, thread: threading.Thread) -> None:
         thread.join(0.05)
 
 
+def _race(house: Engine, first: TextClause, follow: Callable[[], None], waits: threading.Event) -> None:
+    """Executes the statement `first`, and commits it when the second transaction, `follow`, is blocked by its locks."""
+    thread = threading.Thread(target=follow)
+    with transaction(house) as session:
+        session.execute(first)
+        thread.start()
+        assert waits.wait(20)
+        _until_blocked(house, thread)
+    thread.join(20)
+
+
 @pytest.mark.parametrize("first", ["append", "record"])
 def test_staleness_and_appends_have_one_order(house: Engine, waits: threading.Event, first: str) -> None:
     """When an append races with the arrival of the missing partitions, the later one sees the other: it is stale."""
@@ -271,13 +282,7 @@ def test_staleness_and_appends_have_one_order(house: Engine, waits: threading.Ev
         with transaction(house) as session:
             session.execute(acts[second])
 
-    thread = threading.Thread(target=follow)
-    with transaction(house) as session:
-        session.execute(acts[first])
-        thread.start()
-        assert waits.wait(20)
-        _until_blocked(house, thread)
-    thread.join(20)
+    _race(house, acts[first], follow, waits)
     assert _stale(house)[0] == _appended(house, "4")
 
 
@@ -297,13 +302,7 @@ def test_appends_and_moves_have_one_order(house: Engine, waits: threading.Event,
         except IntegrityError as error:
             failed.append(str(error.orig).splitlines()[0])
 
-    thread = threading.Thread(target=follow)
-    with transaction(house) as session:
-        session.execute(acts[first])
-        thread.start()
-        assert waits.wait(20)
-        _until_blocked(house, thread)
-    thread.join(20)
+    _race(house, acts[first], follow, waits)
     assert failed == (["table t: its home b lacks partition 3"] if first == "append" else [])
     assert _held(house, "a" if first == "append" else "b") == ["1", "2", "3"]
 

@@ -14,9 +14,10 @@ from capacity.providers import Refusal
 from domain.capacity import CapacityKind
 from domain.phases import Phase
 from infra.db import migrate
-from infra.db.models import Tenant, Workload
+from infra.db.models import Workload
 from infra.db.schema import SCHEMA
 from infra.db.session import transaction
+from infra.db.tenants import Tenant
 from lifecycle.instances import InstancePhase
 
 _MIGRATIONS = Path(migrate.__file__).parent / "migrations"

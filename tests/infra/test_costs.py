@@ -11,8 +11,9 @@ from sqlalchemy.exc import IntegrityError
 
 from domain.capacity import CapacityKind
 from infra.db.costs import costs, costs_of
-from infra.db.models import Allocation, Attempt, Cluster, ClusterPrice, Region, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Cluster, ClusterPrice, Region, Workload
 from infra.db.session import transaction
+from infra.db.tenants import Tenant
 
 T0 = datetime(2026, 3, 1, 18, tzinfo=UTC)
 Held = tuple[str, str, str, int, float, datetime, datetime]

@@ -9,8 +9,8 @@ from sqlalchemy import Engine, select
 
 from infra.bootstrap import bootstrap
 from infra.db.logs import Audit
-from infra.db.models import Secret, Tenant
 from infra.db.session import transaction
+from infra.db.tenants import Secret, Tenant
 from infra.errors import ConfigurationError
 from infra.keys import decrypt_secret, encrypt_secret, load_master_key
 

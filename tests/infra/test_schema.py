@@ -13,9 +13,10 @@ from sqlalchemy import Engine, select, text
 from sqlalchemy.exc import IntegrityError
 
 from infra.db import migrate
-from infra.db.models import Allocation, Attempt, Cluster, Machine, Region, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Cluster, Machine, Region, Workload
 from infra.db.schema import SCHEMA
 from infra.db.session import transaction
+from infra.db.tenants import Tenant
 
 
 def test_models_and_migrations_agree(database: Engine) -> None:

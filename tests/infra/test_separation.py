@@ -10,8 +10,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
 from infra.config import Settings, TaskSettings
-from infra.db.models import Tenant
 from infra.db.session import transaction
+from infra.db.tenants import Tenant
 from infra.errors import StackError
 from infra.stack.embedded import EmbeddedStack, _until_done
 from infra.stack.fleet import DEFAULT_FLEET, Fleet

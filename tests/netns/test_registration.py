@@ -6,8 +6,9 @@ from sqlalchemy import Engine
 from activities.lifecycle.machines import MachineActivities
 from domain.protocol import Attend, Hello
 from infra.config import Settings
-from infra.db.models import Allocation, Attempt, Machine, Region, Tenant, Workload
+from infra.db.models import Allocation, Attempt, Machine, Region, Workload
 from infra.db.session import transaction
+from infra.db.tenants import Tenant
 from tests.activities.world import key
 
 MACHINE = "east/c/a"

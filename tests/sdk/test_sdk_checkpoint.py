@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mizzen.checkpoint import Checkpointer, CheckpointError, Pickled, StaleAttemptError, StateError, list_committed
-from mizzen.checkpoint.writing import Gang, Retention
+from mizzen.checkpoint.place import Gang, Retention
 from mizzen.objects.files import FileStore
 
 STATE: dict[str, Any] = {

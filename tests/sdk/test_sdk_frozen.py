@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from mizzen.checkpoint import Checkpointer, StaleAttemptError, list_committed
-from mizzen.checkpoint.writing import Encoded, Gang, Retention, Writer, open_writer
+from mizzen.checkpoint.place import Gang, Retention
+from mizzen.checkpoint.writing import Encoded, Writer, open_writer
 from mizzen.objects.files import FileStore
 
 

@@ -129,7 +129,7 @@ def test_otherwise_the_last_save_comes_at_once(
     training = _Training(tmp_path / "root", **options)
     _start(training)
     slow_s = 0.05
-    training.checkpointer._pressure.measured(slow_s)
+    training.checkpointer._departure.measured(slow_s)
     under_an_agent(left_s or 2.5 * slow_s)
     assert training.until_it_exits() <= (2 if "moves" in options else 1)
     assert [manifest.step for manifest in list_committed(tmp_path / "root")] == [training.step, 6]
@@ -147,7 +147,7 @@ def test_a_long_step_does_not_lose_the_last_checkpoint(
         training.train(12)
     else:
         training.train(1)
-    training.checkpointer._pressure.measured(0.001)
+    training.checkpointer._departure.measured(0.001)
     under_an_agent(300.0 if first else 0.5)
     assert training.until_it_exits() == 1
     assert list_committed(tmp_path / "root")[0].step == training.step

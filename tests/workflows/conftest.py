@@ -1,6 +1,7 @@
 """Fixtures of the workflow tests. All share one event loop, one test server and, where needed, one dev server."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
@@ -51,11 +52,8 @@ async def dev_lab(dev_client: Client) -> AsyncIterator[Lab]:
 async def unborn(lab: Lab) -> AsyncIterator[Life]:
     """A workload whose workflow is not started yet. At the end of the test its history must replay."""
     life = lab.life()
-    try:
+    async with checked(life):
         yield life
-        await check(life)
-    finally:
-        await life.close()
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -70,27 +68,26 @@ async def lone(lab: Lab) -> AsyncIterator[Life]:
     """A queued workload with one machine, which starts its task immediately after the award."""
     life = lab.life(1)
     life.plan.starts_at_once = True
-    try:
+    async with checked(life):
         await life.begins()
         yield life
-        await check(life)
-    finally:
-        await life.close()
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def real_life(dev_lab: Lab) -> AsyncIterator[Life]:
     """A queued workload with two machines, on the dev server."""
     life = dev_lab.life()
-    try:
+    async with checked(life):
         await life.begins()
         yield life
-        await check(life)
+
+
+@asynccontextmanager
+async def checked(life: Life) -> AsyncIterator[None]:
+    """Checks at the end that each attempt was released once and that the history replays."""
+    try:
+        yield
+        life.check_releases()
+        await replay(await life.handle.fetch_history())
     finally:
         await life.close()
-
-
-async def check(life: Life) -> None:
-    """Checks that each attempt was released once and that the history replays."""
-    life.check_releases()
-    await replay(await life.handle.fetch_history())

@@ -226,6 +226,23 @@ class Lab:
         return 1 << 20
 
 
+def launch_plan(workload_id: str, nodes: list[NodeLaunch], region: str = HOME) -> LaunchPlan:
+    """Returns a plan with one task for each machine, one retry, and short times."""
+    return LaunchPlan(
+        region=region,
+        bucket_url="file:///bucket",
+        launch_key=f"launches/{workload_id}.json",
+        nodes=nodes,
+        tasks=len(nodes),
+        checkpoint_region=None,
+        grace_s=5.0,
+        max_runtime_s=None,
+        retries=1,
+        heartbeat_timeout_s=10.0,
+        node_lost_after_s=10.0,
+    )
+
+
 class Life:
     """One workload with its agents; tests act on it and observe it."""
 
@@ -233,21 +250,8 @@ class Life:
         self.id = workload_id
         self.agents = [ScriptedAgent(lab.client, f"{HOME}/c1/{workload_id}-m{i}", i) for i in range(machines)]
         nodes = [NodeLaunch(a.machine, ["main"] if a is self.agents[0] else []) for a in self.agents]
-        plan = LaunchPlan(
-            region=HOME,
-            bucket_url="file:///bucket",
-            launch_key=f"launches/{workload_id}.json",
-            nodes=nodes,
-            tasks=machines,
-            checkpoint_region=None,
-            grace_s=5.0,
-            max_runtime_s=None,
-            retries=1,
-            heartbeat_timeout_s=10.0,
-            node_lost_after_s=10.0,
-        )
-        self.facts = Facts(workload_id, plan)
-        self.plan = plan
+        self.plan = launch_plan(workload_id, nodes)
+        self.facts = Facts(workload_id, self.plan)
         self._lab = lab
         self._mails = itertools.count(1)
         self._handle: WorkflowHandle[Any, str] | None = None

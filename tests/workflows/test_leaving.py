@@ -7,7 +7,7 @@ from domain.protocol import Activity, MailKind
 from domain.reported import OWNER, NoticeReport
 from tests.workflows.agents import until
 from tests.workflows.lab import AWAY, Life
-from tests.workflows.running import AGAIN, RUNNING, running
+from tests.workflows.running import AGAIN, RUNNING, ends_well, running
 from tests.workflows.stories import goes
 
 NOTICED = ("checkpointing platform_notice", "preempted platform_notice")
@@ -58,9 +58,7 @@ async def test_a_workload_is_placed_anew_while_its_tasks_save(life: Life) -> Non
     assert flushed.attempt == 1
     assert [p.checkpoint_step for p in flushed.progress] == [70, 70]
     assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
-    for agent in life.agents:
-        agent.ends()
-    assert await life.result() == "succeeded"
+    await ends_well(life)
 
 
 @goes(*RUNNING, "checkpointing moved_early", "preempted moved_early", *AGAIN, "succeeded completed")

@@ -11,6 +11,7 @@ import workflows.workload
 from domain.phases import Phase
 from domain.protocol import Activity, Mail, MailKind, WorkloadInput
 from tests.workflows.lab import Lab, Life
+from tests.workflows.running import ends_well
 from tests.workflows.stories import goes
 
 WAITING = ("pending", "placing waiting_for_victims")
@@ -33,9 +34,7 @@ async def test_mail_that_is_delivered_twice_counts_once(life: Life) -> None:
     await life.reaches(Phase.PREEMPTED)
     await running(life)
     await life.mail(MailKind.PREEMPT, 0, mail.id, by="ada")
-    for agent in life.agents:
-        agent.ends()
-    assert await life.result() == "succeeded"
+    await ends_well(life)
 
 
 @goes("pending")
@@ -63,9 +62,7 @@ async def test_mail_about_an_earlier_attempt_is_ignored(life: Life) -> None:
     await life.mail(MailKind.SLOTS_READY, 2)
     await life.runs()
     await life.mail(MailKind.HUNG, 1)
-    for agent in life.agents:
-        agent.ends()
-    assert await life.result() == "succeeded"
+    await ends_well(life)
 
 
 @goes("pending", "placing awarded", "provisioning starting_tasks", "cancelled cancelled_by_user")
@@ -97,9 +94,7 @@ async def test_an_expiry_that_comes_after_the_award_is_ignored(life: Life) -> No
     await life.mail(MailKind.CANCEL, 0, code="pending_expired", waited_s=61, limit_s=60)
     life.facts.held.clear()
     await life.runs()
-    for agent in life.agents:
-        agent.ends()
-    assert await life.result() == "succeeded"
+    await ends_well(life)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

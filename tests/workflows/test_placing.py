@@ -6,6 +6,7 @@ from domain.blame import LaunchError
 from domain.phases import Phase
 from domain.protocol import Activity, CheckpointCopy, MailKind, NodePrepared
 from tests.workflows.lab import AWAY, HOME, Life
+from tests.workflows.running import ends_well
 from tests.workflows.stories import goes
 
 PROVISIONED = ("pending", "placing awarded", "provisioning starting_tasks")
@@ -91,9 +92,7 @@ async def test_nothing_is_staged_before_the_victims_gave_up_their_slots(life: Li
     await life.mail(MailKind.SLOTS_READY)
     await life.runs()
     assert [s.attempt for s in life.facts.staged] == [1]
-    for agent in life.agents:
-        agent.ends()
-    assert await life.result() == "succeeded"
+    await ends_well(life)
 
 
 @goes(
@@ -109,9 +108,7 @@ async def test_evicted_while_it_waits_for_victims_it_runs_at_its_next_award(life
     assert life.stopped() == [[], []]
     await life.award()
     await life.runs()
-    for agent in life.agents:
-        agent.ends()
-    assert await life.result() == "succeeded"
+    await ends_well(life)
     assert [(r.attempt, r.next_phase) for r in life.facts.releases] == [(1, "preempted"), (2, "succeeded")]
 
 
@@ -165,9 +162,7 @@ async def test_a_checkpoint_in_another_region_is_there_before_its_tasks_start(li
     await life.runs()
     assert life.facts.copies == [CheckpointCopy(life.id, 1, AWAY, HOME)]
     assert life.facts.staged_here == [1]
-    for agent in life.agents:
-        agent.ends()
-    assert await life.result() == "succeeded"
+    await ends_well(life)
 
 
 @goes(*RUNNING, "succeeded completed")
@@ -176,9 +171,7 @@ async def test_a_checkpoint_in_the_same_region_is_not_copied(life: Life) -> None
     life.plan.checkpoint_region = HOME
     await life.award()
     await life.runs()
-    for agent in life.agents:
-        agent.ends()
-    assert await life.result() == "succeeded"
+    await ends_well(life)
     assert life.facts.copies == []
 
 
@@ -189,9 +182,7 @@ async def test_a_checkpoint_in_the_store_of_another_cluster_is_copied(life: Life
     await life.award()
     await life.runs()
     assert life.facts.copies == [CheckpointCopy(life.id, 1, HOME, HOME, "file:///a", "file:///b")]
-    for agent in life.agents:
-        agent.ends()
-    assert await life.result() == "succeeded"
+    await ends_well(life)
 
 
 @goes(*RUNNING, "succeeded completed")
@@ -200,9 +191,7 @@ async def test_a_checkpoint_in_the_same_store_is_not_copied(life: Life) -> None:
     life.plan.checkpoint_region, life.plan.checkpoint_store, life.plan.store_url = AWAY, "file:///a", "file:///a"
     await life.award()
     await life.runs()
-    for agent in life.agents:
-        agent.ends()
-    assert await life.result() == "succeeded"
+    await ends_well(life)
     assert life.facts.copies == []
 
 
@@ -278,9 +267,7 @@ async def test_a_machine_that_refuses_to_prepare_is_blamed_and_the_user_is_not(l
     assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
     await life.award()
     await life.runs()
-    for agent in life.agents:
-        agent.ends()
-    assert await life.result() == "succeeded"
+    await ends_well(life)
 
 
 @goes(*PROVISIONED, "pending launch_failed", *(*PROVISIONED[1:], "pending launch_failed") * 2)
@@ -387,6 +374,4 @@ async def test_a_preparation_that_fails_once_is_tried_again(life: Life) -> None:
     await life.runs()
     assert len(life.agents[0].requests(Activity.PREPARE_NODE)) == 2
     assert [a.requests(Activity.RUN_NODE)[0].masters for a in life.agents] == [{"main": "10.0.0.1:21000"}] * 2
-    for agent in life.agents:
-        agent.ends()
-    assert await life.result() == "succeeded"
+    await ends_well(life)

@@ -5,7 +5,7 @@ from domain.protocol import Activity, MailKind, WorkloadInput
 from domain.reported import NotReadyReport
 from tests.workflows.agents import until
 from tests.workflows.lab import Life
-from tests.workflows.running import AGAIN, EVICTED, RUNNING, running
+from tests.workflows.running import AGAIN, EVICTED, RUNNING, ends_well, running
 from tests.workflows.stories import goes
 
 WAITING = ("pending", "placing waiting_for_victims")
@@ -150,9 +150,7 @@ async def test_an_evicted_gang_saves_within_its_grace_and_runs_again(life: Life)
     assert [p.checkpoint_step for p in life.facts.releases[0].progress] == [50, 50]
     await running(life)
     assert [[r.attempt for r in a.requests(Activity.RUN_NODE)] for a in life.agents] == [[1, 2], [1, 2]]
-    for agent in life.agents:
-        agent.ends()
-    assert await life.result() == "succeeded"
+    await ends_well(life)
 
 
 @goes(*RUNNING, "checkpointing preempted_by_operator", "preempted preempted_by_operator")
@@ -242,9 +240,7 @@ async def test_an_attempt_may_run_for_what_earlier_ones_left(life: Life) -> None
     await life.mail(MailKind.EVICT)
     await life.reaches(Phase.PREEMPTED)
     await running(life)
-    for agent in life.agents:
-        agent.ends()
-    assert await life.result() == "succeeded"
+    await ends_well(life)
     events = (await life.handle.fetch_history()).events
     timers = [e.timer_started_event_attributes for e in events if e.HasField("timer_started_event_attributes")]
     first, second = (t.start_to_fire_timeout.ToTimedelta().total_seconds() for t in timers)

@@ -1,10 +1,11 @@
-"""Runs a save in a background thread."""
+"""Runs saves in a background thread, one at a time."""
 
 import threading
 import time
+import warnings
 from collections.abc import Callable
 
-from mizzen.checkpoint.errors import CheckpointError
+from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, StaleAttemptError
 from mizzen.checkpoint.manifest import Manifest
 
 
@@ -62,3 +63,49 @@ class Saving:
         finally:
             self._ended(self)
             del self._work, self._ended
+
+
+class BackgroundSave:
+    """The newest background save of one process, until its result was handled."""
+
+    def __init__(self, where: str) -> None:
+        """`where` is the URI of the root, for messages."""
+        self._where = where
+        self._saving: Saving | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the save is running."""
+        return self._saving is not None and not self._saving.done
+
+    def start(self, step: int, work: Callable[[], Manifest], ended: Callable[[Saving], None]) -> Saving:
+        """Start a save; see `Saving`. The previous one must have been settled."""
+        self._saving = Saving(step, work, ended)
+        return self._saving
+
+    def holds(self, step: int) -> bool:
+        """Return whether the save is that of `step`. It may have ended."""
+        return self._saving is not None and self._saving.step == step
+
+    def settle(self) -> None:
+        """Wait for the save. Raise `StaleAttemptError` if it was fenced; warn if it failed otherwise."""
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return
+        saving.join()
+        if isinstance(saving.error, StaleAttemptError):
+            raise saving.error
+        if saving.error is not None and not saving.told:
+            message = f"{self._where}: step {saving.step} was not saved: {saving.error}"
+            warnings.warn(message, CheckpointWarning, stacklevel=4)
+
+    def wait(self) -> None:
+        """Wait for the save, and raise its error if it failed; see `Saving.wait`."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.wait()
+
+    def join(self, timeout_s: float | None) -> None:
+        """Wait until the save has ended, with success or failure, or until `timeout_s` seconds have passed."""
+        if self._saving is not None:
+            self._saving.join(timeout_s)

@@ -10,7 +10,8 @@ from typing import Any
 from mizzen import notices, report
 from mizzen.cadence import Cadence
 from mizzen.checkpoint import parts
-from mizzen.checkpoint.background import Saving
+from mizzen.checkpoint.background import BackgroundSave, Saving
+from mizzen.checkpoint.departure import Departure
 from mizzen.checkpoint.errors import (
     CheckpointError,
     CheckpointWarning,
@@ -20,18 +21,17 @@ from mizzen.checkpoint.errors import (
 )
 from mizzen.checkpoint.layout import Encoder
 from mizzen.checkpoint.manifest import Manifest, check_part_name
-from mizzen.checkpoint.pressure import Pressure, StepAction
-from mizzen.checkpoint.presync import PreSync, Turn
+from mizzen.checkpoint.place import Gang, place_of
+from mizzen.checkpoint.pressure import StepAction
+from mizzen.checkpoint.presync import Unsent
 from mizzen.checkpoint.reading import Checkpoint, GetLive, Reader, Skipped, read_latest
 from mizzen.checkpoint.roots import open_root
 from mizzen.checkpoint.snapshot import Snapshot
 from mizzen.checkpoint.tiers import Roots, write
 from mizzen.checkpoint.tracking import Tracked
-from mizzen.checkpoint.writing import SHARD_TIMEOUT_S, Encoded, Gang, Retention
-from mizzen.environment import TaskEnvironment
+from mizzen.checkpoint.writing import SHARD_TIMEOUT_S, Encoded
 from mizzen.objects import checksums
 
-DEFAULT_KEEP = 2
 OWN_PARTS = frozenset({"rng"})
 """Parts that every rank of a sharded checkpoint saves for itself, in addition to those passed as `own`."""
 
@@ -110,21 +110,8 @@ class Checkpointer:
             StaleAttemptError: an attempt newer than `attempt` has claimed the root.
             CheckpointError: the root cannot be read.
         """
-        told = TaskEnvironment.from_environ()
-        uri = uri if uri is not None else told.checkpoint_uri
-        if uri is None:
-            raise ValueError("no checkpoint root: pass uri, or set MIZZEN_CHECKPOINT_URI")
-        given_keep = keep if keep is not None else told.checkpoint_keep
-        self.retention = Retention(DEFAULT_KEEP if given_keep is None else given_keep, keep_every)
-        place = Gang(
-            told.rank if rank is None else rank,
-            told.world_size if world_size is None else world_size,
-        )
-        attempt = told.attempt if attempt is None else attempt
-        if attempt is not None and attempt < 1:
-            raise ValueError(f"attempt={attempt}: must be 1 or more")
-        if sharded and attempt is None and place.world_size > 1:
-            raise ValueError("attempt=None: a sharded checkpoint needs an attempt number, the same for all ranks")
+        place = place_of(uri, attempt, keep, keep_every, rank, world_size, sharded)
+        self.retention = place.retention
         if interval_s is not None and not interval_s >= 0:
             raise ValueError(f"interval_s={interval_s}: must be 0 or more seconds")
         algorithm = checksums.known(checksum or checksums.fastest())
@@ -132,25 +119,26 @@ class Checkpointer:
         watcher = notices.watcher()
         self.cadence = Cadence.from_environ(interval_s=interval_s, platform=watcher.platform if watcher else None)
         """Decides when to save; `explain()` returns the reasons."""
-        self.gang = place
-        self.writer = sharded or place.rank == 0
+        self.gang = place.gang
+        self.writer = sharded or place.gang.rank == 0
         """Whether this process saves: rank 0, or every rank if the checkpoint is sharded."""
         self.background = background
         self.skipped: tuple[Skipped, ...] = ()
         """Checkpoints that the last `load_latest` skipped, newest first, each with the reason."""
-        alone = Gang() if not sharded else place
-        stores = [open_root(root) for root in (local, uri) if root is not None]
-        self._roots = Roots(stores, attempt, alone, self.retention, algorithm, shard_timeout_s, commits=self.writer)
+        alone = Gang() if not sharded else place.gang
+        stores = [open_root(root) for root in (local, place.uri) if root is not None]
+        self._roots = Roots(
+            stores, place.attempt, alone, place.retention, algorithm, shard_timeout_s, commits=self.writer
+        )
         self._reader = Reader(alone.rank, alone.world_size, trusted, other_world, start_over, agree)
         self._agree = agree
         self._tracked = Tracked({})
         self._own = set(OWN_PARTS)
         self._encoder = Encoder()
         self._snapshot = Snapshot()
-        self._saving: Saving | None = None
+        self._saving = BackgroundSave(self.root)
+        self._departure = Departure(self.cadence, self._saving)
         self._saved_step: int | None = None
-        self._pressure = Pressure(self.cadence)
-        self._pre_sync = PreSync()
 
     @property
     def root(self) -> str:
@@ -244,21 +232,13 @@ class Checkpointer:
             action = StepAction(self._agree(action))
         if action is StepAction.NOTHING or (action is StepAction.FLUSH and self._is_sending_ahead(step)):
             return
-        if action is StepAction.FLUSH and self._saving is not None and self._saving.step == step:
-            self._settle()  # A background save of this step is running.
+        if action is StepAction.FLUSH and self._saving.holds(step):
+            self._saving.settle()
         if self.writer and (action is StepAction.SAVE or (action is StepAction.FLUSH and self._saved_step != step)):
             background = self.background and action is StepAction.SAVE
             self.try_save(step, self._tracked.capture(step), own=self._own, background=background)
-        if action is StepAction.SAVE:
-            return
-        if self._saving is not None:
-            notice = notices.current()
-            self._saving.join(notice.left_s(time.time()) if notice else None)
-        if self._agree is not None:
-            # A launcher may kill all ranks when one exits, so each rank waits until all have saved.
-            self._agree(action)
-        notices.acknowledge()
-        notices.exit_preempted()
+        if action is not StepAction.SAVE:
+            self._departure.exit(action, self._agree)
 
     def should_save(self, step: int) -> bool:
         """Return whether to save now: a save is due, or a notice was received and there is time for a save.
@@ -302,7 +282,7 @@ class Checkpointer:
             CheckpointError: this process does not save, or another rank did not write before the timeout.
             Exception: an error of the store, such as OSError for files; earlier checkpoints are unchanged.
         """
-        self._settle()
+        self._saving.settle()
         began_s = time.monotonic()
         encoded = self._encoded(step, state)
         manifest = write(self._roots.writers, step, encoded, own)
@@ -341,7 +321,7 @@ class Checkpointer:
             StaleAttemptError: a newer attempt has claimed the root. The previous background save may have detected it.
             CheckpointError: this process does not save.
         """
-        self._settle()
+        self._saving.settle()
         began_s = time.monotonic()
         encoded = self._snapshot.take(self._encoded(step, state), self._encoder.owns)
         held_s = time.monotonic() - began_s
@@ -354,8 +334,7 @@ class Checkpointer:
             self.cadence.written(time.monotonic() - saving.began_s)
             self._saved(saving.manifest, held_s, time.monotonic() - began_s)
 
-        self._saving = Saving(step, lambda: write(self._roots.writers, step, encoded, own), ended)
-        return self._saving
+        return self._saving.start(step, lambda: write(self._roots.writers, step, encoded, own), ended)
 
     def wait(self) -> None:
         """Wait for the background save, if there is one.
@@ -363,9 +342,7 @@ class Checkpointer:
         Raises:
             CheckpointError: the save failed. A `StaleAttemptError` if a newer attempt has claimed the root.
         """
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            saving.wait()
+        self._saving.wait()
 
     def __enter__(self) -> "Checkpointer":
         return self
@@ -375,12 +352,11 @@ class Checkpointer:
 
     def _action(self, step: int) -> StepAction:
         """Return the action that this process alone would take after `step`."""
-        if self._saving is not None and self._saving.done:
-            self._settle()
-        if notices.current() is not None:
-            pressing = self._pressure.action(step == self._saved_step)
-            if pressing is not StepAction.NOTHING:
-                return pressing
+        if not self._saving.is_running:
+            self._saving.settle()
+        pressing = self._departure.action(step == self._saved_step)
+        if pressing is not StepAction.NOTHING:
+            return pressing
         due = self.writer and step != self._saved_step and self.cadence.should_save(step)
         return StepAction.SAVE if due else StepAction.NOTHING
 
@@ -390,28 +366,14 @@ class Checkpointer:
         # copy of the state.
         if not (self.writer and self.background) or self.gang.world_size > 1 or step == self._saved_step:
             return False
-        left_s, longest_s = self._pressure.exactly_left_s(), self.cadence.longest_step_s
-        saving = self._saving is not None and not self._saving.done
-        turn = self._pre_sync.turn(left_s, longest_s, self._pressure.save_s, notices.DEFAULT_MARGIN, saving=saving)
-        if turn is Turn.LOOK:
-            encoded = self._encoded(step, self._tracked.capture(step))
-            turn = self._pre_sync.look(self._roots.writers[-1].unsent(encoded))
-            if turn is Turn.GO_ON:
-                self.try_save(step, self._tracked.capture(step), own=self._own, background=True)
-        report.pre_sync(turn is Turn.GO_ON)
-        return turn is not Turn.FLUSH
 
-    def _settle(self) -> None:
-        """Wait for the background save. Raise `StaleAttemptError` if it was fenced; warn if it failed otherwise."""
-        saving, self._saving = self._saving, None
-        if saving is None:
-            return
-        saving.join()
-        if isinstance(saving.error, StaleAttemptError):
-            raise saving.error
-        if saving.error is not None and not saving.told:
-            message = f"{self.root}: step {saving.step} was not saved: {saving.error}"
-            warnings.warn(message, CheckpointWarning, stacklevel=4)
+        def unsent() -> Mapping[str, Unsent]:
+            encoded = self._encoded(step, self._tracked.capture(step))  # This claims the root.
+            return self._roots.writers[-1].unsent(encoded)
+
+        return self._departure.is_sending_ahead(
+            unsent, lambda: self.try_save(step, self._tracked.capture(step), own=self._own, background=True)
+        )
 
     def _encoded(self, step: int, state: Mapping[str, Any]) -> Encoded:
         if not self.writer:
@@ -426,7 +388,7 @@ class Checkpointer:
 
     def _saved(self, manifest: Manifest, held_s: float, durable_s: float) -> None:
         self._saved_step = manifest.step
-        self._pressure.measured(durable_s)
+        self._departure.measured(durable_s)
         report.saved(manifest.step, manifest.created_at_s, manifest.size_bytes, held_s, durable_s, manifest.sent_bytes)
         choice = self.cadence.explain()
         report.cadence(choice.interval_s, choice.save_s, choice.mtbf.mtbf_s, choice.step_s, choice.mtbf.source)

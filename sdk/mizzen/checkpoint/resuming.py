@@ -25,8 +25,9 @@ from typing import Any, TypeAlias
 from mizzen.checkpoint import differences, parts, rng
 from mizzen.checkpoint.errors import CheckpointError, StateError
 from mizzen.checkpoint.looking import open_checkpoints
+from mizzen.checkpoint.place import Gang, Retention
 from mizzen.checkpoint.tracking import PROGRESS, RNG, Tracked
-from mizzen.checkpoint.writing import Gang, Retention, open_writer
+from mizzen.checkpoint.writing import open_writer
 from mizzen.objects.files import FileStore
 
 State: TypeAlias = Mapping[str, Any]

@@ -7,7 +7,8 @@ from dataclasses import replace
 from mizzen.checkpoint.errors import CheckpointWarning, StaleAttemptError
 from mizzen.checkpoint.log import Log
 from mizzen.checkpoint.manifest import Manifest
-from mizzen.checkpoint.writing import Encoded, Gang, Retention, Writer, open_writer
+from mizzen.checkpoint.place import Gang, Retention
+from mizzen.checkpoint.writing import Encoded, Writer, open_writer
 from mizzen.objects.store import ObjectStore
 
 

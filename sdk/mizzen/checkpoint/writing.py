@@ -18,6 +18,7 @@ from mizzen.checkpoint.fetching import verify_part
 from mizzen.checkpoint.log import Claimed, Log, claim
 from mizzen.checkpoint.manifest import CheckpointId, Claim, Manifest, Part, Shard, parse
 from mizzen.checkpoint.parts import Chunk, file_name
+from mizzen.checkpoint.place import Gang, Retention
 from mizzen.checkpoint.presync import Unsent
 from mizzen.checkpoint.samples import sample
 from mizzen.objects import checksums
@@ -38,38 +39,6 @@ _REUSED_AT_MOST = 16
 
 Encoded = Mapping[str, tuple[str, Sequence[Chunk]]]
 """Part name to kind and content chunks."""
-
-
-@dataclass(frozen=True)
-class Gang:
-    """Rank of this process and size of its gang."""
-
-    rank: int = 0
-    world_size: int = 1
-
-    def __post_init__(self) -> None:
-        if self.world_size < 1:
-            raise ValueError(f"world_size={self.world_size}: must be at least 1")
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank={self.rank}: must be from 0 to {self.world_size - 1}")
-
-
-@dataclass(frozen=True)
-class Retention:
-    """Which checkpoints are kept: the newest `keep`, and those whose step is a multiple of `every_steps`, if set."""
-
-    keep: int = 2
-    every_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise ValueError(f"keep={self.keep}: must be 1 or more")
-        if self.every_steps is not None and self.every_steps < 1:
-            raise ValueError(f"keep_every={self.every_steps}: must be 1 or more")
-
-    def for_good(self, step: int) -> bool:
-        """Return whether the checkpoint of `step` is never removed."""
-        return self.every_steps is not None and step % self.every_steps == 0
 
 
 @dataclass

@@ -57,6 +57,7 @@ def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     progress = workload["progress"] or {}
     yield "progress", _progress(progress)
     yield "saves", _cadence(progress.get("cadence"), progress.get("checkpoint_s"))
+    yield "uplink", _uplink(_newest(workload).get("bandwidth"))
     yield "lost work", _lost(progress.get("at_risk_s"), workload.get("lost_s"))
     yield "load", _load(progress.get("load"))
     yield "notice", _notice(progress.get("notice"))
@@ -67,6 +68,11 @@ def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "labels", words.pairs(workload["labels"])
 
 
+def _newest(workload: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the newest attempt; empty if there was none."""
+    return workload["attempts"][-1] if workload["attempts"] else {}
+
+
 def _cost(workload: Mapping[str, Any]) -> str | None:
     usd, unpriced_h = workload.get("cost_usd"), workload.get("unpriced_h") or 0.0
     if not usd:  # If nothing has a price, the hours without a price are not worth a line.
@@ -75,7 +81,7 @@ def _cost(workload: Mapping[str, Any]) -> str | None:
 
 
 def _tables(workload: Mapping[str, Any]) -> Iterator[str]:
-    newest = workload["attempts"][-1] if workload["attempts"] else {}
+    newest = _newest(workload)
     stale = newest.get("stale_tables", {}) if newest.get("released_at") is None else {}
     for name in workload["tables"]:
         yield f"{name} (stale: complete until {words.clock(stale[name])})" if name in stale else name
@@ -104,6 +110,14 @@ def _cadence(cadence: Mapping[str, Any] | None, took_s: float | None) -> str | N
     ]
     facts = ", ".join(fact for fact in known if fact)
     return f"every {cadence['interval_s']:.6g} s (W){f': {facts}' if facts else ''}"
+
+
+def _uplink(bandwidth: Mapping[str, Any] | None) -> str | None:
+    """Return, for example, `at least 9.5 MiB/s, on average 20.0 MiB/s (measured 3m ago)`."""
+    if not bandwidth:
+        return None
+    lower, mean = words.size(bandwidth["lower_bytes_s"]), words.size(bandwidth["mean_bytes_s"])
+    return f"at least {lower}/s, on average {mean}/s (measured {words.ago(bandwidth['measured_at'])})"
 
 
 def _lost(at_risk_s: float | None, lost_s: float | None) -> str | None:

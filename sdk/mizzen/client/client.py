@@ -13,7 +13,7 @@ from mizzen.client.calls import path_of
 from mizzen.client.capacity import Capacity
 from mizzen.client.contexts import active_context
 from mizzen.client.data import Data
-from mizzen.client.errors import UnknownReference
+from mizzen.client.fleet import Fleet
 from mizzen.client.services import Services
 from mizzen.client.transport import Backoff, Transport
 
@@ -26,7 +26,7 @@ ROOM_PATIENCE_S = 86400.0
 """The default time for which a submission is retried while its tenant's queue is full: one day."""
 
 
-class Client(Capacity, Data, Services):
+class Client(Capacity, Data, Fleet, Services):
     """A client of one API. Methods return the API's JSON (see `views`) and raise `mizzen.client.errors.ClientError`.
 
     Use it as a context manager, or call `close`.
@@ -341,70 +341,7 @@ class Client(Capacity, Data, Services):
         """Return the entries of the audit log, at most `limit`."""
         return self._pages("audit", {}, limit)
 
-    # ------------------------------------------------------------------------------------------------ fleet and data
-
-    def regions(self) -> list[views.Region]:
-        """Return the regions."""
-        return list(self._pages("regions", {}, None))
-
-    def snapshot(self) -> Mapping[str, Any]:
-        """Return a snapshot of the fleet, tenants and live workloads, as input of `mizzen simulate --from-live`."""
-        return cast(Mapping[str, Any], self._call("GET", "snapshot"))
-
-    def clusters(self, region: str | None = None) -> list[views.Cluster]:
-        """Return the clusters of all regions, or of `region`."""
-        return list(self._pages("clusters", {"region": region}, None))
-
-    def set_cluster(self, region: str, name: str, **settings: Any) -> views.Cluster:
-        """Set `zone`, `capacity`, `prices`, `store_url` or `link_mbit` of a cluster; others stay (operators)."""
-        return cast(views.Cluster, self._call("PATCH", "clusters", region, name, body=settings))
-
-    def costs(self, first: str | None = None, last: str | None = None, tenant: str | None = None) -> list[views.Cost]:
-        """Return costs by day, tenant, capacity kind and resource, from day `first` to `last` (UTC, `YYYY-MM-DD`)."""
-        answer = self._call("GET", "costs", params={"from": first, "to": last, "tenant": tenant})
-        return cast(list[views.Cost], answer["items"])
-
-    def machines(self, region: str | None = None, cluster: str | None = None) -> list[views.Machine]:
-        """Return the machines; with `region` or `cluster`, only those."""
-        return list(self._pages("machines", {"region": region, "cluster": cluster}, None))
-
-    def machine(self, machine_id: str) -> views.MachineDetail:
-        """Return a machine, with the workloads on it, by its id `region/cluster/machine`."""
-        return cast(views.MachineDetail, self._call("GET", "machines", *_machine(machine_id)))
-
-    def machine_lending(self, machine_id: str) -> views.Lending:
-        """Return what runs on a machine and what it has given, by its id `region/cluster/machine`."""
-        return cast(views.Lending, self._call("GET", "machines", *_machine(machine_id), "lending"))
-
-    def set_machine(self, machine_id: str, action: str, reason: str | None = None) -> views.MachineDetail:
-        """Apply `action` (`cordon`, `uncordon`, `drain` or `undrain`) to a machine (operators)."""
-        body = {"reason": reason} if reason else {}
-        answer = self._call("POST", "machines", *_machine(machine_id), action, body=body, idempotent=True)
-        return cast(views.MachineDetail, answer)
-
-    def remove_machine(self, machine_id: str) -> None:
-        """Remove a machine that is drained or lost and on which no workload holds resources (operators)."""
-        self._call("DELETE", "machines", *machine_id.split("/"))
-
-    def remove_region(self, name: str) -> None:
-        """Remove a region that has no machines, data or placed workloads (operators)."""
-        self._call("DELETE", "regions", name)
-
-    def trust_machine(self, machine_id: str, key: str | None = None) -> views.MachineDetail:
-        """Trust the new public key that a machine presents (operators); with `key`, only if it has this fingerprint."""
-        body = {"key": key} if key else {}
-        answer = self._call("POST", "machines", *machine_id.split("/"), "trust", body=body, idempotent=True)
-        return cast(views.MachineDetail, answer)
-
     # ------------------------------------------------------------------------------------------------------- helpers
 
     def _act(self, workload_id: str, action: str, idempotent: bool = True) -> views.Workload:
         return cast(views.Workload, self._call("POST", "workloads", workload_id, action, idempotent=idempotent))
-
-
-def _machine(machine_id: str) -> list[str]:
-    parts = machine_id.split("/")
-    if len(parts) != 3 or not all(parts):
-        right = "a machine's id has the form region/cluster/machine; `mizzen machines` lists them"
-        raise UnknownReference(f"there is no machine {machine_id!r}: {right}")
-    return parts

@@ -193,6 +193,17 @@ class Submitted(WorkloadDetail):
     """Why no region of the current fleet can hold it, and what would have to change; None: one might."""
 
 
+class Bandwidth(TypedDict):
+    """The bandwidth with which checkpoints can leave a machine, as its agent has measured it while it was sending."""
+
+    measured_at: str
+    """When it was last measured."""
+    mean_bytes_s: float
+    """The mean, in bytes on the wire per second."""
+    lower_bytes_s: float
+    """The lower confidence bound, from which save intervals are computed."""
+
+
 class Attempt(TypedDict):
     """One attempt, from award to release."""
 
@@ -216,6 +227,8 @@ class Attempt(TypedDict):
     checkpoint_write_s: float | None
     """How long the last save took until it was durable."""
     cadence: Cadence | None
+    bandwidth: Bandwidth | None
+    """Of its slowest lent machine, as last measured; it is kept while an agent restarts; None: unknown."""
     load: Load | None
     notice: Notice | None
     lost_s: float | None

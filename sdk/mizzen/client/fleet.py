@@ -1,0 +1,73 @@
+"""The client's part about the fleet: regions, clusters and their costs, and machines."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from mizzen.client import views
+from mizzen.client.calls import Calls
+from mizzen.client.errors import UnknownReference
+
+
+class Fleet(Calls):
+    """The methods about regions, clusters and machines."""
+
+    def regions(self) -> list[views.Region]:
+        """Return the regions."""
+        return list(self._pages("regions", {}, None))
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """Return a snapshot of the fleet, tenants and live workloads, as input of `mizzen simulate --from-live`."""
+        return cast(Mapping[str, Any], self._call("GET", "snapshot"))
+
+    def clusters(self, region: str | None = None) -> list[views.Cluster]:
+        """Return the clusters of all regions, or of `region`."""
+        return list(self._pages("clusters", {"region": region}, None))
+
+    def set_cluster(self, region: str, name: str, **settings: Any) -> views.Cluster:
+        """Set `zone`, `capacity`, `prices`, `store_url` or `link_mbit` of a cluster; others stay (operators)."""
+        return cast(views.Cluster, self._call("PATCH", "clusters", region, name, body=settings))
+
+    def costs(self, first: str | None = None, last: str | None = None, tenant: str | None = None) -> list[views.Cost]:
+        """Return costs by day, tenant, capacity kind and resource, from day `first` to `last` (UTC, `YYYY-MM-DD`)."""
+        answer = self._call("GET", "costs", params={"from": first, "to": last, "tenant": tenant})
+        return cast(list[views.Cost], answer["items"])
+
+    def machines(self, region: str | None = None, cluster: str | None = None) -> list[views.Machine]:
+        """Return the machines; with `region` or `cluster`, only those."""
+        return list(self._pages("machines", {"region": region, "cluster": cluster}, None))
+
+    def machine(self, machine_id: str) -> views.MachineDetail:
+        """Return a machine, with the workloads on it, by its id `region/cluster/machine`."""
+        return cast(views.MachineDetail, self._call("GET", "machines", *_machine(machine_id)))
+
+    def machine_lending(self, machine_id: str) -> views.Lending:
+        """Return what runs on a machine and what it has given, by its id `region/cluster/machine`."""
+        return cast(views.Lending, self._call("GET", "machines", *_machine(machine_id), "lending"))
+
+    def set_machine(self, machine_id: str, action: str, reason: str | None = None) -> views.MachineDetail:
+        """Apply `action` (`cordon`, `uncordon`, `drain` or `undrain`) to a machine (operators)."""
+        body = {"reason": reason} if reason else {}
+        answer = self._call("POST", "machines", *_machine(machine_id), action, body=body, idempotent=True)
+        return cast(views.MachineDetail, answer)
+
+    def remove_machine(self, machine_id: str) -> None:
+        """Remove a machine that is drained or lost and on which no workload holds resources (operators)."""
+        self._call("DELETE", "machines", *machine_id.split("/"))
+
+    def remove_region(self, name: str) -> None:
+        """Remove a region that has no machines, data or placed workloads (operators)."""
+        self._call("DELETE", "regions", name)
+
+    def trust_machine(self, machine_id: str, key: str | None = None) -> views.MachineDetail:
+        """Trust the new public key that a machine presents (operators); with `key`, only if it has this fingerprint."""
+        body = {"key": key} if key else {}
+        answer = self._call("POST", "machines", *machine_id.split("/"), "trust", body=body, idempotent=True)
+        return cast(views.MachineDetail, answer)
+
+
+def _machine(machine_id: str) -> list[str]:
+    parts = machine_id.split("/")
+    if len(parts) != 3 or not all(parts):
+        right = "a machine's id has the form region/cluster/machine; `mizzen machines` lists them"
+        raise UnknownReference(f"there is no machine {machine_id!r}: {right}")
+    return parts

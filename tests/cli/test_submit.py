@@ -1,0 +1,152 @@
+"""`mizzen submit` with the real API: its output on stdout and stderr, and its exit codes."""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+from sqlalchemy import func, select
+
+from infra.config import LimitSettings
+from infra.db.session import transaction
+from infra.db.tables import Replica, Table
+from infra.db.tenants import Archive
+from mizzen.cli.app import run
+from tests.cli.service import DOCUMENT, Capture, Service, Submit, serving
+
+
+def test_submit_prints_the_id_and_nothing_else(as_vision: Service, submit: Submit, capsys: Capture) -> None:
+    """`submit` prints only the id on stdout, in the form that other commands accept."""
+    id_ = submit()
+    assert run(["show", id_, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == id_
+
+
+def test_options_of_submit_win_over_the_document(
+    as_vision: Service, write: Callable[..., str], capsys: Capture
+) -> None:
+    """--name replaces the document's name and --label adds to its labels."""
+    file = write()
+    assert run(["submit", file, "--name", "other", "--label", "a=b=c", "-o", "json"]) == 0
+    [workload] = json.loads(capsys.readouterr().out)
+    assert (workload["name"], workload["labels"]) == ("other", {"sweep": "1", "a": "b=c"})
+    assert run(["submit", file, "--tenant", "speech"]) == 2
+    assert "tenant: this API key may only submit for tenant vision" in capsys.readouterr().err
+
+
+def test_documents_come_from_stdin_too(as_vision: Service, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-` reads documents in YAML or JSON from stdin; errors have the file name `stdin`."""
+    two = f"{json.dumps({**DOCUMENT, 'name': 'one'})}\n---\n{yaml.safe_dump({**DOCUMENT, 'name': 'two'})}"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(two))
+    assert run(["submit", "-", "-o", "json"]) == 0
+    assert [w["name"] for w in json.loads(capsys.readouterr().out)] == ["one", "two"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("nmae: x\n"))
+    assert run(["submit", "-"]) == 2
+    assert "stdin: nmae: unknown key; did you mean name? (got 'nmae')" in capsys.readouterr().err
+
+
+def test_everything_wrong_with_all_documents_is_told_and_nothing_submitted(
+    as_vision: Service, write: Callable[..., str], capsys: Capture
+) -> None:
+    """Each problem is one line with file, path and message; if any document is invalid, none is submitted."""
+    job = {**DOCUMENT["jobs"][0], "taks": 3, "tasks": "many"}
+    files = [write("good.yaml", name="alone"), write("bad.yaml", jobs=[job]), write("odd.yaml", tables=["digts"])]
+    with transaction(as_vision.engine) as session:
+        session.add(Table(name="digits", home_region="north"))
+        session.flush()
+        session.add(Replica(data_table="digits", region="north", state="ready"))
+    assert run(["submit", *files]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"{files[1]}: jobs[0].taks: unknown key; did you mean tasks? (got 'taks')\n" in err
+    assert f"{files[1]}: jobs[0].tasks: must be an integer from 1 to 100000, it is a string (got 'many')\n" in err
+    assert f"{files[2]}: tables[0]: unknown table; did you mean digits? (got 'digts')\n" in err
+    assert len(err.splitlines()) == 3
+    assert run(["ls", "--name", "alone", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_working_directory_is_uploaded_once(
+    as_operator: Service, write: Callable[..., str], tmp_path: Path, capsys: Capture
+) -> None:
+    """`workdir` is relative to the document's folder; unchanged files are not uploaded again."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/train.py").write_text("print('hello')")
+    file = write(workdir="./src")
+
+    def archives() -> int:
+        with transaction(as_operator.engine) as session:
+            return session.scalar(select(func.count()).select_from(Archive)) or 0
+
+    before = archives()
+    assert run(["submit", file, file, "-o", "json"]) == 0
+    one, two = json.loads(capsys.readouterr().out)
+    assert one["spec"]["workdir"] == two["spec"]["workdir"] and archives() == before + 1
+    (tmp_path / "src/train.py").write_text("print('other')")
+    assert run(["submit", write(workdir="./src", name="Not A Name")]) == 2
+    assert archives() == before + 1
+    assert "name: must be a name" in capsys.readouterr().err
+    assert run(["submit", write(workdir="./src", tables=["nowhere"])]) == 2
+    said = capsys.readouterr().err
+    assert "nowhere" in said and "archive" not in said and "checksum" not in said
+
+
+def test_the_same_idempotency_key_is_the_same_workload(
+    as_vision: Service, write: Callable[..., str], capsys: Capture
+) -> None:
+    """Two submissions with one idempotency key create one workload; a different document with that key is an error."""
+    file = write()
+    assert run(["submit", file, "--idempotency-key", "k1"]) == run(["submit", file, "--idempotency-key", "k1"]) == 0
+    one, two = capsys.readouterr().out.split()
+    assert one == two
+    assert run(["submit", file, "--idempotency-key", "k1", "--name", "other"]) == 2
+
+
+def test_a_gang_that_never_fits_is_named_at_submission(
+    as_vision: Service, write: Callable[..., str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If no region can hold a gang, `submit` prints a warning with figures, and a dry run exits with 7."""
+    job = {**DOCUMENT["jobs"][0], "tasks": 1000}
+    assert run(["submit", write(jobs=[job])]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("wl-") and len(out.splitlines()) == len(err.splitlines()) == 1
+    assert "no region can hold job train with 1000 tasks" in err
+    answer = {"admitted": False, "rank": 3, "over_quota": False, "region": None, "machines": [], "victims": []}
+    dry_run = partial(dict, answer | {"reasons": [], "never": "no region can hold it"})
+    monkeypatch.setattr("mizzen.client.Client.dry_run", lambda *_, **__: dry_run())
+    assert run(["submit", "--dry-run", write(jobs=[job])]) == 7
+    assert "no region can hold it" in capsys.readouterr().err
+
+
+def test_a_dry_run_needs_the_scheduler(as_vision: Service, write: Callable[..., str], capsys: Capture) -> None:
+    """Without a scheduler, a dry run exits with 6 for a valid document and with 2 for an invalid one."""
+    assert run(["submit", "--dry-run", "--patience", "0", write()]) == 6
+    assert run(["submit", "--dry-run", "--patience", "0", write(jobs=[])]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_a_document_that_is_not_text(as_vision: Service, tmp_path: Path, capsys: Capture) -> None:
+    """A binary file is an error with the position of the first invalid byte."""
+    file = tmp_path / "binary.yaml"
+    file.write_bytes(b"version: 1\xff\xfe")
+    assert run(["submit", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"{file}: is not text: byte 0xff at position 10") and "codec" not in err
+
+
+def test_a_sweep_gets_through_limits_by_itself(
+    service: Service, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep that exceeds the request rate is submitted completely, because 429 responses are retried."""
+    slow = service.settings.model_copy(update={"limits": LimitSettings(requests_per_key=5, burst_s=1)})
+    file = tmp_path / "sweep.yaml"
+    file.write_text("---\n".join(yaml.safe_dump({**DOCUMENT, "name": f"sweep-{n}"}) for n in range(6)))
+    with serving(slow) as port:
+        monkeypatch.setenv("MIZZEN_API", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("MIZZEN_API_KEY", service.keys["vision"])
+        assert run(["submit", str(file)]) == 0
+    assert len(capsys.readouterr().out.split()) == 6
