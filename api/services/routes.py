@@ -1,7 +1,5 @@
 """Endpoints that create, update, list, show and end services."""
 
-import hashlib
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -16,12 +14,13 @@ from api.bodies import JsonOnly, Name
 from api.documents.checking import check_service, fleet
 from api.documents.service import ServiceDraft, read_service
 from api.documents.service_schema import DOCUMENT, EXAMPLE
-from api.idempotency import IdempotencyKey, check_key, mismatch
+from api.idempotency import IdempotencyKey
 from api.masking import mask
 from api.openapi import refusals
 from api.paging import Cursor, Limit, NumberCursor, page
 from api.problems import Kind, Problem, refuse_document
 from api.routing import Router
+from api.services.once import Asked, add_version, answer_again, once
 from api.services.reading import (
     detail_fields,
     endpoint_list,
@@ -43,7 +42,7 @@ from api.workloads.submission import parse
 from domain.ids import new_service_id
 from domain.service import ServiceSpec, UpdateMode
 from infra.db import events, outbox
-from infra.db.services import ServiceReplica, ServiceRow, ServiceVersion
+from infra.db.services import ServiceReplica, ServiceRow
 
 router = Router(prefix="/v1/services", tags=["services"])
 _DOCUMENT_BODY: dict[str, Any] = {
@@ -68,54 +67,14 @@ async def create_service(
     request: Request, state: StateOf, caller: Submitter, name: _NameQuery = None, key: IdempotencyKey = None
 ) -> Any:
     """Creates a service from a document and launches its replicas. An error response lists all errors."""
-    asked = _Asked.of(key, await request.body(), "create", name)
+    asked = Asked.of(key, await request.body(), "create", name)
     return await run_in_threadpool(_create, state, caller, request, asked, name)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A request that makes a version of a service."""
-
-    body: bytes
-    key: str | None
-    """Its Idempotency-Key."""
-    sha256: str
-    """The digest of its body and its parameters."""
-
-    @classmethod
-    def of(cls, key: str | None, body: bytes, *parameters: str | None) -> "_Asked":
-        """Returns a request.
-
-        Raises:
-            Problem: 400, the key is invalid.
-        """
-        return cls(body, check_key(key), hashlib.sha256(repr(parameters).encode() + body).hexdigest())
-
-
-def _answered(session: Session, caller: Caller, asked: _Asked) -> ServiceChanged | None:
-    """Returns the response if an earlier request with the same key has made a version of a service, else None.
-
-    Raises:
-        Problem: 422, that request was another one.
-    """
-    if asked.key is None:
-        return None
-    same = ServiceVersion.created_by == caller.id, ServiceVersion.idempotency_key == asked.key
-    known = session.scalar(select(ServiceVersion).where(*same))
-    if known is None:
-        return None
-    row = session.get_one(ServiceRow, known.service)
-    if known.request_sha256 != asked.sha256:
-        raise mismatch(asked.key, f"version {known.version} of service {row.name}")
-    return mask(session, caller, ServiceChanged(**detail_fields(session, row), document_notes=[]))
-
-
-def _create(state: State, caller: Caller, request: Request, asked: _Asked, name: str | None) -> ServiceChanged:
+def _create(state: State, caller: Caller, request: Request, asked: Asked, name: str | None) -> ServiceChanged:
     value = parse(request, asked.body)
-    with state.transaction() as session:
-        answered = _answered(session, caller, asked)
-        if answered is not None:
-            return answered
+
+    def make(session: Session) -> ServiceChanged:
         draft, spec = _admit(session, caller, value, name)
         made = session.scalar(
             insert(ServiceRow)
@@ -123,17 +82,18 @@ def _create(state: State, caller: Caller, request: Request, asked: _Asked, name:
             .on_conflict_do_nothing()
             .returning(ServiceRow.id)
         )
-        if made is None:
-            # A concurrent request with the same key may have made it: the insert has waited for its commit.
-            answered = _answered(session, caller, asked)
-            if answered is not None:
-                return answered
+        if made is not None:
+            return _changed(session, caller, session.get_one(ServiceRow, made), draft, spec, asked, "created")
+        # The insert has waited for a concurrent request, which may have had the same key.
+        answered = answer_again(session, caller, asked)
+        if answered is None:
             raise Problem(
                 Kind.CONFLICT,
                 f"service {spec.name} of tenant {spec.tenant} exists; update it, or end it and wait until it has ended",
             )
-        row = session.get_one(ServiceRow, made)
-        return _changed(session, caller, row, draft, spec, asked, "created")
+        return answered
+
+    return once(state, caller, asked, make)
 
 
 @router.put(
@@ -152,19 +112,15 @@ async def update_service(
 
     The document must have the service's name and tenant, or none.
     """
-    asked = _Asked.of(key, await request.body(), "update", id, mode.value)
+    asked = Asked.of(key, await request.body(), "update", id, mode.value)
     return await run_in_threadpool(_update, state, caller, request, asked, id, mode)
 
 
-def _update(
-    state: State, caller: Caller, request: Request, asked: _Asked, ref: str, mode: UpdateMode
-) -> ServiceChanged:
+def _update(state: State, caller: Caller, request: Request, asked: Asked, ref: str, mode: UpdateMode) -> ServiceChanged:
     value = parse(request, asked.body)
-    with state.transaction() as session:
+
+    def make(session: Session) -> ServiceChanged:
         row = find_service(session, caller, ref, lock=True)
-        answered = _answered(session, caller, asked)
-        if answered is not None:
-            return answered
         if row.stopping_at is not None:
             raise Problem(Kind.CONFLICT, f"service {row.name} is ending or has ended")
         draft, spec = _admit(session, caller, value, row.name, row.tenant)
@@ -175,6 +131,8 @@ def _update(
                 )
         row.version, row.mode, row.notes = row.version + 1, mode.value, []
         return _changed(session, caller, row, draft, spec, asked, "updated")
+
+    return once(state, caller, asked, make)
 
 
 def _admit(
@@ -188,19 +146,9 @@ def _admit(
 
 
 def _changed(
-    session: Session, caller: Caller, row: ServiceRow, draft: ServiceDraft, spec: ServiceSpec, asked: _Asked, what: str
+    session: Session, caller: Caller, row: ServiceRow, draft: ServiceDraft, spec: ServiceSpec, asked: Asked, what: str
 ) -> ServiceChanged:
-    session.add(
-        ServiceVersion(
-            service=row.id,
-            version=row.version,
-            spec=spec.model_dump(mode="json"),
-            created_by=caller.id,
-            idempotency_key=asked.key,
-            request_sha256=asked.sha256 if asked.key else None,
-        )
-    )
-    session.flush()
+    add_version(session, caller, row, spec, asked)
     detail = {"service": row.id, "name": row.name, "version": row.version}
     events.record(session, f"service.{what}", tenant=row.tenant, detail={**detail, "by": caller.id})
     write_audit(session, caller, f"service.{what}", row.id, tenant=row.tenant, name=row.name, version=row.version)

@@ -91,9 +91,21 @@ async def test_a_repeated_request_makes_one_version(world: ApiWorld) -> None:
         assert (other.status_code, other.json()["type"]) == (422, "urn:mizzen:problem:idempotency-mismatch")
     assert (await _put(world, path, DOCUMENT, method="PUT", once="k" * 201)).status_code == 400
     assert (await _put(world, path, DOCUMENT, method="PUT")).json()["version"] == 3
+    assert (await _put(world, path, DOCUMENT, method="PUT", once="k2")).json()["version"] == 2, "the one that it made"
+    await act(world, "/v1/services/chat", "vision", body={}, method="DELETE")
+    assert (await _put(world, path, DOCUMENT, method="PUT", once="k2")).status_code == 200, "it was executed before"
     with world.session() as session:
         actions = session.scalars(select(Audit.action).order_by(Audit.id)).all()
-        assert actions == ["service.created", "service.updated", "service.updated"]
+        assert actions == ["service.created", "service.updated", "service.updated", "service.end"]
+
+
+async def test_concurrent_requests_under_one_key(world: ApiWorld) -> None:
+    """One of them makes its service; the others are other requests."""
+    made = await asyncio.gather(
+        *(_put(world, "/v1/services", {**DOCUMENT, "name": f"chat-{n}"}, once="k") for n in range(8))
+    )
+    assert sorted(one.status_code for one in made) == [201] + [422] * 7
+    assert len((await get(world, "/v1/services", "vision"))["items"]) == 1
 
 
 async def test_name_and_tenant_stay(world: ApiWorld) -> None:
