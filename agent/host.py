@@ -33,7 +33,7 @@ from domain.version import BUILD_ID
 from infra.config import TemporalSettings
 from infra.errors import ConfigurationError
 from infra.liveness_pipe import LivenessReporter
-from infra.temporal_client import connect, use_quiet_runtime
+from infra.temporal_client import connect, refusal, use_quiet_runtime
 from mizzen.objects import open_store
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ _log = logging.getLogger(__name__)
 async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asyncio.Event | None = None) -> None:
     """Runs the agent of one machine until `stop` is set. The tasks continue, and the next agent re-attaches to them.
 
-    While Temporal is unavailable, the agent keeps trying to connect, with backoff.
+    While Temporal is unavailable or refuses the agent, the agent keeps trying to connect, with backoff. It logs why,
+    and logs each connection.
 
     Raises:
         ConfigurationError: another agent uses the same state folder, a notice setting is invalid, or `client_factory`
@@ -104,13 +105,17 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
                 client = await _unless(stop, client_factory())
                 if client is not None:
                     await _unless(stop, _say_hello(client, config, state, lender))
+                    address = client.service_client.config.target_host
+                    _log.info("%s: connected to %s; the machine is being registered", config.machine, address)
                     await _work(client, config, state, activities, notices, lender, stop)
             except ConfigurationError:
                 raise
             except Exception as error:
                 failures = 1 if time.monotonic() - began_s > _STEADY_S else failures + 1
                 pause_s = min(5.0, 0.25 * 2.0**failures)
-                _log.warning("%s: Temporal is unavailable, next try in %.1f s: %s", config.machine, pause_s, error)
+                refused = refusal(error)
+                what = "Temporal is unavailable" if refused is None else "the gateway or Temporal refuses the agent"
+                _log.warning("%s: %s, next try in %.1f s: %s", config.machine, what, pause_s, refused or error)
                 await _unless(stop, asyncio.sleep(pause_s))
     finally:
         for task in (tidying, listening, *lending):

@@ -21,6 +21,8 @@ from rms.refusal import needs, no_hardware
 from rms.region import Region
 from rms.reserve import Reservation, expected_ends_s, kept, reserve, reserve_again
 
+_Alike = tuple[tuple[JobRequest, ...], frozenset[str], bool]
+
 
 class RegionBidder:
     """The bidder of one region in one auction."""
@@ -40,8 +42,10 @@ class RegionBidder:
         """The reservation in this region in the current pass, if any."""
         self._ends_s: F8 | None = None
         """Cached expected ends of the holders; None after an award or a revocation."""
-        self._plans: dict[tuple[tuple[JobRequest, ...], bool], Plan] = {}
-        """Cached plans without evictions, by jobs and whether reserved resources were withheld; valid for `_state`."""
+        self._plans: dict[_Alike, Plan] = {}
+        """Cached plans without evictions, by jobs, avoided machines and whether reserved resources were withheld.
+
+        They are valid for `_state`."""
         self._state: tuple[object, ...] = ()
 
     def open(self, now_s: float) -> None:
@@ -55,9 +59,9 @@ class RegionBidder:
         """Returns the region's bid for one workload, from a cache if possible."""
         request, bound = self._request(candidate), self._binds(candidate)
         self._stats.bids += 1
-        plans, alike = self._plans_now(), (request.jobs, bound)
+        plans, alike = self._plans_now(), (request.jobs, request.avoids, bound)
         if alike in plans:
-            # A plan without evictions depends only on the jobs, not on the workload or its rank.
+            # A plan without evictions depends only on the jobs and the machines, not on the workload or its rank.
             return Bid(request.workload, self.region.name, replace(plans[alike], workload=request.workload))
         if self._uses_cache:
             known = self.cache.find(request, bound=bound)
@@ -68,7 +72,9 @@ class RegionBidder:
                 return Bid(request.workload, self.region.name, None, why, lasting=True)
         answer = self.offer(candidate)
         with self._reach(candidate):
-            job = self._planner.without_room(request) if answer.plan is None else None
+            # From a refusal that may be due to avoided machines, nothing follows for other workloads.
+            refused = answer.plan is None and not request.avoids
+            job = self._planner.without_room(request) if refused else None
         if job is not None:
             answer = replace(answer, lasting=True)
             if self._uses_cache:
@@ -122,7 +128,8 @@ class RegionBidder:
         request = self._request(candidate)
         if self.reservation is not None or no_hardware(self._planner, request):
             return None
-        return reserve(self._planner, request, self._expected_ends_s(), self.region.now_s + within_s)
+        with self.region.without(request.avoids):
+            return reserve(self._planner, request, self._expected_ends_s(), self.region.now_s + within_s)
 
     def again(self, candidate: Candidate, needs: Mapping[str, I8], within_s: float) -> Reservation | None:
         """Renews a reservation of an earlier pass, given as amounts by machine id; None if that is not possible.
@@ -132,14 +139,16 @@ class RegionBidder:
         if self.reservation is not None:
             return None
         latest_s = self.region.now_s + within_s
-        return reserve_again(self._planner, self._request(candidate), self._expected_ends_s(), needs, latest_s)
+        request = self._request(candidate)
+        with self.region.without(request.avoids):
+            return reserve_again(self._planner, request, self._expected_ends_s(), needs, latest_s)
 
     def _expected_ends_s(self) -> F8:
         if self._ends_s is None:
             self._ends_s = expected_ends_s(self.region)
         return self._ends_s
 
-    def _plans_now(self) -> dict[tuple[tuple[JobRequest, ...], bool], Plan]:
+    def _plans_now(self) -> "dict[_Alike, Plan]":
         """Returns the cached plans, after clearing them if the region has changed."""
         if self._state != self.region.state:
             self._plans.clear()

@@ -32,6 +32,7 @@ class ReasonCode(StrEnum):
     REPLICATING_DATA = "replicating_data"
     NO_STORAGE = "no_storage"
     INSUFFICIENT_CAPACITY = "insufficient_capacity"
+    MACHINES_AVOIDED = "machines_avoided"
     REFUSED_LIKE = "refused_like"
     RESERVED = "reserved"
     WAITING_FOR_CAPACITY = "waiting_for_capacity"
@@ -52,6 +53,7 @@ class ReasonCode(StrEnum):
     MOVED_EARLY = "moved_early"
     LAUNCH_FAILED = "launch_failed"
     CANNOT_START = "cannot_start"
+    UNCONFIRMED_FAILURE = "unconfirmed_failure"
     NO_PROGRESS = "no_progress"
     STACK_STOPPED = "stack_stopped"
     # Why a workload ended.
@@ -121,6 +123,9 @@ _SENTENCES: dict[ReasonCode, str] = {
         ", even if it evicts 1 workload of lower priority|"
         ", even if it evicts # workloads of lower priority}"
     ),
+    ReasonCode.MACHINES_AVOIDED: (
+        "it is not placed on {machines} for now: it failed there, and no other machine has confirmed the failure"
+    ),
     ReasonCode.REFUSED_LIKE: "region {region} has no room for {needs}, and job {job} needs at least as much",
     ReasonCode.RESERVED: (
         "slots that become free in region {region} are reserved for it; it is expected to start at {starts_at}"
@@ -148,6 +153,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ),
     ReasonCode.LAUNCH_FAILED: "tasks could not be started on {machine}: {error}",
     ReasonCode.CANNOT_START: "its tasks cannot be started on any machine: {error}",
+    ReasonCode.UNCONFIRMED_FAILURE: (
+        "{words}; only machines that owners lend say so, so it is tried again without {machine}"
+        " ({attempts} of at most {limit:1 attempt|# attempts} in a row)"
+    ),
     ReasonCode.NO_PROGRESS: "no progress for {silent_s} s; its limit is {limit_s} s",
     ReasonCode.STACK_STOPPED: "mizzen was stopped; the workload continues at the next start",
     ReasonCode.COMPLETED: "{tasks:its task|all # tasks} ended with exit code 0",

@@ -4,6 +4,7 @@ A task can write anything into its report. An agent checks only types and sizes 
 are untrusted. Therefore a report may affect only the task's own attempt.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -84,6 +85,32 @@ MOST_BYTES_S = 1.25e12
 """No link of a machine is faster: 10 Tbit/s."""
 LEAST_WRITE_S = 1e-6
 """No checkpoint is durable in less time."""
+
+
+SAVES_KEPT = 5
+"""Number of an attempt's last saves from which its next ones are estimated."""
+LEAST_SAVE_BYTES = 65536
+"""A save counts as at least this much: it also writes a record, and a payload of 0 would have no optimal interval."""
+
+
+def typical_save(
+    saves: Sequence[Sequence[float]], checkpoint_bytes: int, write_s: float, most_bytes: int
+) -> tuple[int, float]:
+    """Returns what a save of a task writes in bytes, and how long that takes in seconds.
+
+    A save sends only the parts that have changed. The result is the median of the last saves by bytes, the larger one
+    of two: one save that sends all parts again changes little. Impossible saves do not count: tasks and agents can
+    report anything.
+
+    Args:
+        saves: the last saves, each with its bytes and seconds.
+        checkpoint_bytes: the size of the newest checkpoint, with all parts. It counts if there are no saves.
+        write_s: how long the newest save took.
+        most_bytes: the largest possible size.
+    """
+    possible = sorted((sent, s) for sent, s in saves if 0 <= sent <= checkpoint_bytes and s >= LEAST_WRITE_S)
+    sent_bytes, took_s = possible[len(possible) // 2] if possible else (checkpoint_bytes, write_s)
+    return int(min(max(sent_bytes, LEAST_SAVE_BYTES), checkpoint_bytes, most_bytes)), took_s
 
 
 @dataclass

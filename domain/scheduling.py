@@ -252,6 +252,8 @@ class PlacementRequest:
     displaces: frozenset[str] = frozenset()
     """Lower-priority workloads of the same tenant that become over-quota when this one is awarded; the plan already
     treats them as over-quota."""
+    avoids: frozenset[str] = frozenset()
+    """Ids of machines that may not be used: the workload failed there, and no other machine has confirmed that."""
 
 
 @dataclass(frozen=True)

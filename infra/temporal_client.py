@@ -1,12 +1,26 @@
 """Connects to Temporal with the configured TLS files and API key, and with mizzen's data converter."""
 
+import re
+
 from temporalio.client import Client
 from temporalio.runtime import Runtime, TelemetryConfig
-from temporalio.service import TLSConfig
+from temporalio.service import RPCError, RPCStatusCode, TLSConfig
 
 from infra.config import TemporalSettings
 from infra.errors import ConfigurationError
 from infra.payloads import DATA_CONVERTER
+
+_REFUSED = re.compile(r'Status \{ code: (?:Unauthenticated|PermissionDenied), message: "((?:[^"\\]|\\.)*)"')
+"""How the SDK words a refusal of the first call, for which it has no exception type of its own."""
+
+
+def refusal(error: BaseException) -> str | None:
+    """Returns why the service, or a gateway before it, refuses this client's key; None: the error has another cause."""
+    if isinstance(error, RPCError):
+        refused = error.status in (RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.PERMISSION_DENIED)
+        return error.message if refused else None
+    found = _REFUSED.search(str(error)) if isinstance(error, RuntimeError) else None
+    return None if found is None else re.sub(r"\\(.)", r"\1", found[1])
 
 
 def tls_config(settings: TemporalSettings) -> TLSConfig | bool:

@@ -12,6 +12,7 @@ from domain.reasons import Reason, ReasonCode
 from domain.reported import TaskProgress
 from lifecycle.gangs import GangEnd
 from lifecycle.loading import FailedLoad, failed_load, loaded
+from lifecycle.suspicion import MOST_ATTEMPTS, NONE, Doubt, Suspicion, doubt
 
 HANGS_IN_A_ROW = 3
 """A workload fails after this many consecutive attempts that hung without completing a step."""
@@ -39,6 +40,8 @@ class Counts:
     """Consecutive attempts that hung."""
     unloadable: int = 0
     """Consecutive attempts whose checkpoint could not be loaded. Attempts that never reached loading do not count."""
+    suspicion: Suspicion = NONE
+    """Failures on machines that owners lend, which are not confirmed."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Case:
     """The mail that stopped the attempt, if any."""
     timed_out: bool = False
     """Whether the maximum runtime is used up."""
+    repeats: bool = True
+    """Whether the workload can have another attempt; a replica of a service has only one."""
     uses_reports: Callable[[], bool] = lambda: True
     """Returns whether the tasks' reports of notices and loads are used. It may evaluate a workflow patch, so it is
     called only where the result matters."""
@@ -95,9 +100,23 @@ class Case:
         counts = self.counts
         if any(p.step is not None and p.step > (p.resumed_step or 0) for p in self.end.progress):
             counts = replace(counts, hangs=0)
+            if not set(self.lent).intersection(counts.suspicion.machines):
+                counts = replace(counts, suspicion=NONE)  # It works without them.
         if self.end.all_succeeded or self.is_told(MailKind.CANCEL) or self.timed_out:
             return counts
         return count_loads(counts, self.end, self.own, self.uses_reports)
+
+    @cached_property
+    def lent(self) -> tuple[str, ...]:
+        """The machines of the gang that owners lend."""
+        return tuple(node.machine for node in self.plan.nodes if node.lent)
+
+    @cached_property
+    def doubt(self) -> Doubt | None:
+        """The doubt about a failure for which the workload would be to blame; None: the failure is confirmed."""
+        if not self.repeats:
+            return None
+        return doubt(self.counts.suspicion, self.lent, self.end.first_failure.machine)
 
     def is_told(self, kind: MailKind) -> bool:
         """Returns whether mail of this kind stopped the attempt."""
@@ -121,6 +140,9 @@ class Row:
     reason: Callable[[Case], Reason]
     counts: Callable[[Counts], Counts] = lambda counts: counts
     blames: Callable[[Case], str | None] = lambda case: None
+    confirmed: bool = False
+    """Whether the row applies only to confirmed failures (`lifecycle.suspicion`). If a failure is not confirmed, the
+    workload is queued again and nothing is counted."""
 
 
 def _failed_load(end: GangEnd, own: bool) -> FailedLoad | None:
@@ -237,6 +259,7 @@ ENDINGS = (
         lambda case: case.is_unloadable and case.counts_after.unloadable >= UNLOADABLE_IN_A_ROW,
         Phase.FAILED,
         _unloadable,
+        confirmed=True,
     ),
     Row("checkpoint unloadable", lambda case: case.is_unloadable, Phase.PENDING, _unloadable),
     Row("platform reclaims a machine", lambda case: case.noticed is not None, Phase.PREEMPTED, _noticed, _no_hang),
@@ -266,14 +289,16 @@ ENDINGS = (
         Phase.FAILED,
         _failed,
         _one_failure_more,
+        confirmed=True,
     ),
-    Row("task failed", lambda case: case.told is None, Phase.PENDING, _failed, _one_failure_more),
+    Row("task failed", lambda case: case.told is None, Phase.PENDING, _failed, _one_failure_more, confirmed=True),
     Row(
         "hung again",
         lambda case: case.is_told(MailKind.HUNG) and case.counts_after.hangs + 1 >= HANGS_IN_A_ROW,
         Phase.FAILED,
         _as_told,
         _one_hang_more,
+        confirmed=True,
     ),
     Row("hung", lambda case: case.is_told(MailKind.HUNG), Phase.PENDING, _as_told, _one_hang_more),
     Row(
@@ -292,7 +317,23 @@ ENDINGS = (
 def judge(case: Case) -> tuple[Ending, Counts]:
     """Returns what follows from an ending, and the counts after it."""
     row = next(row for row in ENDINGS if row.applies(case))
-    return Ending(row.phase, row.reason(case), case.end.progress, row.blames(case)), row.counts(case.counts_after)
+    if row.confirmed and case.doubt is not None:
+        reason = unconfirmed(row.reason(case), case.doubt)
+        return Ending(Phase.PENDING, reason, case.end.progress), replace(case.counts_after, suspicion=case.doubt.after)
+    counts = row.counts(case.counts_after)
+    if row.confirmed:
+        counts = replace(counts, suspicion=NONE)
+    return Ending(row.phase, row.reason(case), case.end.progress, row.blames(case)), counts
+
+
+def unconfirmed(reason: Reason, doubtful: Doubt) -> Reason:
+    """Returns the reason for which a workload is tried again whose failure, for `reason`, is not confirmed."""
+    after = doubtful.after
+    detail: dict[str, Any] = {"machine": doubtful.avoided, "suspects": list(after.machines)}
+    detail |= {"attempts": after.attempts, "limit": MOST_ATTEMPTS, "cause": reason.code.value, "words": reason.sentence}
+    if "log" in reason.detail:
+        detail["log"] = reason.detail["log"]
+    return Reason(ReasonCode.UNCONFIRMED_FAILURE, detail)
 
 
 _EARLY = dict.fromkeys(STOPS, Phase.PREEMPTED) | {

@@ -14,6 +14,8 @@ class LaunchFailure:
     blames_machine: str | None
     blames_workload: bool = False
     """Whether the workload is at fault: no other machine could start it either."""
+    lent: str | None = None
+    """The machine that reports the failure, if its owner lends it; None: another machine reports it."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Failure:
     """Whether the task ended before its setup had succeeded."""
     not_ready: NotReadyReport | None = None
     """Set if the agent stopped the task because it did not become ready in time."""
+    machine: str | None = None
+    """The machine that reported it."""
 
 
 @dataclass

@@ -46,7 +46,10 @@ def steps(table: Table) -> str:
 def endings() -> str:
     """Returns the decision table `lifecycle.endings.ENDINGS` as Markdown."""
     lines = ["| how the attempt ended | next phase |", "| --- | --- |"]
-    return "\n".join([*lines, *(f"| {row.name} | `{row.phase}` |" for row in ENDINGS)])
+    for row in ENDINGS:
+        doubted = ", if confirmed; else `pending`" if row.confirmed and row.phase is not Phase.PENDING else ""
+        lines.append(f"| {row.name} | `{row.phase}`{doubted} |")
+    return "\n".join(lines)
 
 
 def instance_picture(following: Mapping[InstancePhase, frozenset[InstancePhase]]) -> str:

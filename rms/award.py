@@ -191,8 +191,10 @@ def _needs(region: Region, plan: Plan, request: PlacementRequest) -> dict[int, l
         one = need_of(job)[:3]
         for machine, tasks in placement.machines:
             row = region.row(machine)
-            if row is None:
-                raise StalePlan(f"plan uses machine {machine!r}, which region {region.name!r} does not have")
+            if row is None or machine in request.avoids:
+                raise StalePlan(
+                    f"plan uses machine {machine!r}, which region {region.name!r} does not have, or the request avoids"
+                )
             out[row] = [known + tasks * n for known, n in zip(out.get(row, _NOTHING), one, strict=True)]
     return out
 

@@ -21,11 +21,13 @@ def bid_in(planner: Planner, request: PlacementRequest) -> Bid:
     Victims are sorted by id. The bid does not depend on the order in which machines and workloads were added to the
     region.
 
-    Workloads that the request displaces count as over-quota, so they are evicted first.
+    Workloads that the request displaces count as over-quota, so they are evicted first. Machines that the request
+    avoids have no room for it.
     """
-    if not request.displaces:
+    if not request.displaces and not request.avoids:
         return _bid(planner, request)
-    with planner.region.demoted(request.displaces, request.rank):
+    region = planner.region
+    with region.demoted(request.displaces, request.rank), region.without(request.avoids):
         return _bid(planner, request)
 
 

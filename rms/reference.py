@@ -53,6 +53,10 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
         and w.id not in request.may_not_evict
     ]
     allowed.sort(key=lambda w: (-w.rank, w.started_at_s, w.id))
+    usable = replace(snapshot, machines=tuple(m for m in snapshot.machines if m.id not in request.avoids))
+    left_out = sorted(request.avoids.intersection(m.id for m in snapshot.machines))
+    detail = {"region": snapshot.region, "machines": left_out}
+    avoided = [Reason(ReasonCode.MACHINES_AVOIDED, detail)] if left_out else []
     free = _free_now(snapshot)
     victims: list[RunningWorkload] = []
     choices: list[Choice] = []
@@ -61,14 +65,16 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
         options: list[Choice] = []
         # First without evictions, then with evictions; each in a single cluster and across clusters.
         for others in ([], candidates):
-            for place in _places(snapshot, job) + _spanning_places(snapshot, job) if not options else ():
+            for place in _places(usable, job) + _spanning_places(usable, job) if not options else ():
                 chosen = _victims_for(job, place, free, others)
                 if chosen is not None:
                     spread = _place_job(job, place, _release(free, chosen))
                     assert spread is not None
                     options.append(Choice(job, place, spread, tuple(chosen)))
         if not options:
-            return Bid(request.workload, snapshot.region, None, (_no_room(snapshot, job, free, candidates, allowed),))
+            return Bid(
+                request.workload, snapshot.region, None, (_no_room(usable, job, free, candidates, allowed), *avoided)
+            )
         best = min(options, key=lambda option: criteria(snapshot, option))
         free = _take(_release(free, best.victims), job, best.spread)
         victims.extend(best.victims)

@@ -47,7 +47,7 @@ def refusal(planner: Planner, request: PlacementRequest, stuck: PlanFailure, pro
 
     The reason for a stuck job contains `placeable`, the most of its tasks that one GPU type of one cluster could take
     after the earlier jobs and after evicting all evictable workloads, and `evictable`, the number of those workloads in
-    the region.
+    the region. Another reason names the machines that the request avoids.
     """
     region = planner.region
     lacking = no_hardware(planner, request)
@@ -61,4 +61,6 @@ def refusal(planner: Planner, request: PlacementRequest, stuck: PlanFailure, pro
         "placeable": planner.most_now(job, request.rank, protected),
         "evictable": planner.evictable,
     }
-    return [Reason(ReasonCode.INSUFFICIENT_CAPACITY, detail)]
+    avoided = sorted(machine for machine in request.avoids if region.is_open(machine))
+    also = [Reason(ReasonCode.MACHINES_AVOIDED, {"region": region.name, "machines": avoided})] if avoided else []
+    return [Reason(ReasonCode.INSUFFICIENT_CAPACITY, detail), *also]

@@ -355,9 +355,13 @@ class Attempt:
     async def _refused(self, failed: LaunchFailure, progress: tuple[TaskProgress, ...]) -> Ending:
         """Returns the ending after a failed launch: the workload fails, or is queued again.
 
+        If only a machine that its owner lends says that the workload is at fault, this machine is blamed.
+
         From the second consecutive failure on, the workload is queued again after a backoff. Otherwise the scheduler
         would place it on the same machines within a second.
         """
+        if failed.blames_workload:
+            failed = self._verdicts.doubted(failed) or failed
         again = Ending(Phase.PENDING, failed.reason, progress, failed.blames_machine)
         self._state.refusals += 1
         if not failed.blames_workload and self._state.refusals == 1:

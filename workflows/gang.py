@@ -106,8 +106,7 @@ class Gang:
         )
         return prepared
 
-    @staticmethod
-    def _why_not_started(machine: str, error: ActivityError) -> LaunchFailure:
+    def _why_not_started(self, machine: str, error: ActivityError) -> LaunchFailure:
         kind = error.cause.type if isinstance(error.cause, ApplicationError) else None
         if isinstance(error.cause, TimeoutError):
             if error.cause.type != TimeoutType.START_TO_CLOSE:
@@ -117,7 +116,8 @@ class Gang:
         blame = verdict(kind).blame
         code = ReasonCode.CANNOT_START if blame is Blame.WORKLOAD else ReasonCode.LAUNCH_FAILED
         blamed = machine if blame is Blame.MACHINE else None
-        return LaunchFailure(Reason(code, detail), blamed, blame is Blame.WORKLOAD)
+        lent = machine if any(n.machine == machine and n.lent for n in self._plan.nodes) else None
+        return LaunchFailure(Reason(code, detail), blamed, blame is Blame.WORKLOAD, lent)
 
     @staticmethod
     def _worse(known: LaunchFailure | None, other: LaunchFailure) -> LaunchFailure:
@@ -275,7 +275,7 @@ class Gang:
         return GangEnd(
             all_succeeded=good and lost is None,
             lost_machine=lost,
-            first_failure=self._first_failure([e for _, e in exits]),
+            first_failure=self._first_failure(exits),
             refused=None if failed else self._refused,
             stopped_before=self._stopped_before and not failed,
             failed=failed,
@@ -288,18 +288,19 @@ class Gang:
         return [*self._finished, *sorted(m for m in self._outcomes if m not in self._finished)]
 
     @staticmethod
-    def _first_failure(exits: list[TaskExit]) -> Failure:
-        bad = [e for e in exits if not e.succeeded]
+    def _first_failure(exits: list[tuple[str, TaskExit]]) -> Failure:
+        bad = [(machine, e) for machine, e in exits if not e.succeeded]
         # A task that runs out of memory makes its peers fail, so it comes first, and then a task that did not become
         # ready in time. A task with an exit code of its own is more informative than the tasks that were stopped
         # because of it.
-        bad.sort(key=lambda e: (e.memory_limit_bytes is None, e.not_ready is None, e.exit_code in (None, 143)))
+        bad.sort(key=lambda b: (b[1].memory_limit_bytes is None, b[1].not_ready is None, b[1].exit_code in (None, 143)))
         if not bad:
             return Failure("?", "an unknown status")
+        machine, first = bad[0]
         memory = None
-        if bad[0].memory_limit_bytes is not None:
-            memory = {"limit_bytes": bad[0].memory_limit_bytes, "peak_bytes": bad[0].memory_peak_bytes or 0}
-        return Failure(f"{bad[0].job}/{bad[0].task}", bad[0].status, memory, bad[0].in_setup, bad[0].not_ready)
+        if first.memory_limit_bytes is not None:
+            memory = {"limit_bytes": first.memory_limit_bytes, "peak_bytes": first.memory_peak_bytes or 0}
+        return Failure(f"{first.job}/{first.task}", first.status, memory, first.in_setup, first.not_ready, machine)
 
 
 def _wrong_prepared(node: NodeLaunch, answer: NodePrepared) -> str | None:

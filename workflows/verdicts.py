@@ -1,11 +1,14 @@
 """Applies `lifecycle.endings` in a workload's workflow, and keeps the counts of failures in the workflow's state."""
 
+from dataclasses import replace
+
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from domain.protocol import LaunchPlan, Mail, WorkloadInput
-    from lifecycle.endings import Case, Counts, Ending, count_loads, judge
-    from lifecycle.gangs import GangEnd
+    from lifecycle.endings import Case, Counts, Ending, count_loads, judge, unconfirmed
+    from lifecycle.gangs import GangEnd, LaunchFailure
+    from lifecycle.suspicion import NONE, Suspicion, doubt
 
 USES_REPORTS = "minds-notices-and-loads"
 """Patch: the tasks' reports of notices and of loading also decide what follows from the end of an attempt."""
@@ -29,7 +32,16 @@ class Verdicts:
         """Returns what follows from the end of a gang and the mail `told`. `state.ran_s` must include its runtime."""
         state = self._state
         case = Case(
-            end, plan, self._counts(), state.workload_id, state.attempt, state.ran_s, told, timed_out, uses_reports
+            end,
+            plan,
+            self._counts(),
+            state.workload_id,
+            state.attempt,
+            state.ran_s,
+            told,
+            timed_out,
+            not state.one_attempt,
+            uses_reports,
         )
         ending, counts = judge(case)
         self._keep(counts)
@@ -39,9 +51,24 @@ class Verdicts:
         """Updates the counts after the end of an attempt that was released while its tasks saved."""
         self._keep(count_loads(self._counts(), end, False, uses_reports))
 
+    def doubted(self, failed: LaunchFailure) -> LaunchFailure | None:
+        """Returns a launch failure for which a lent machine is blamed instead of the workload.
+
+        None: the failure is confirmed, so that the workload is to blame.
+        """
+        counts = self._counts()
+        found = None
+        if failed.lent is not None and not self._state.one_attempt:
+            found = doubt(counts.suspicion, [failed.lent], failed.lent)
+        self._keep(replace(counts, suspicion=NONE if found is None else found.after))
+        return None if found is None else LaunchFailure(unconfirmed(failed.reason, found), found.avoided)
+
     def _counts(self) -> Counts:
-        return Counts(self._state.failures, self._state.hangs, self._state.unloadable)
+        state = self._state
+        suspicion = Suspicion(tuple(state.suspects), state.unconfirmed)
+        return Counts(state.failures, state.hangs, state.unloadable, suspicion)
 
     def _keep(self, counts: Counts) -> None:
         self._state.failures, self._state.hangs = counts.failures, counts.hangs
         self._state.unloadable = counts.unloadable
+        self._state.suspects, self._state.unconfirmed = list(counts.suspicion.machines), counts.suspicion.attempts

@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -26,6 +26,7 @@ from domain.slots import TaskSlots
 from domain.spec import WorkloadSpec
 from infra.config import Settings
 from infra.db.catalogue import ready_replicas
+from infra.db.lent import lent_of
 from infra.db.models import Allocation, Attempt, Machine, Region, Workload
 from infra.db.session import transaction
 from infra.db.tables import Replica
@@ -108,6 +109,7 @@ class LaunchActivities:
             store_url = attempt.store_url
             was_used = store_url is not None and checkpoint_stores.was_used(session, store_url, row.id, request.attempt)
             hazard = self._hazard(session, [machines[a.machine] for a in allocations])
+            lent = lent_of(session, machines)
             failed_before = is_shown(row)
         with bucket_named(region.name):
             store = open_store(region.bucket_url)
@@ -140,7 +142,7 @@ class LaunchActivities:
         if failed_before:
             take_away(self._engine, request)
         leaders = {name: job.master_machine for name, job in launch.jobs.items()}
-        plan = self._plan(spec, region, allocations, leaders, len(launch.tasks), kept, store_url)
+        plan = self._plan(spec, region, allocations, leaders, len(launch.tasks), kept, store_url, lent)
         return replace(plan, launch_key=key, launch_sha256=sha256)
 
     def _placed_before(self, request: StageRequest) -> LaunchPlan:
@@ -152,11 +154,12 @@ class LaunchActivities:
             attempt = session.get_one(Attempt, (request.workload_id, request.attempt))
             tasks = tasks_of(spec, attempt, allocations)
             region = session.get_one(Region, machines[allocations[0].machine].region)
+            lent = lent_of(session, machines)
         leaders: dict[str, str] = {}
         for task in tasks:
             leaders.setdefault(task.job, task.machine)
         kept = row.checkpoint_region, row.checkpoint_store
-        return self._plan(spec, region, allocations, leaders, len(tasks), kept, attempt.store_url)
+        return self._plan(spec, region, allocations, leaders, len(tasks), kept, attempt.store_url, lent)
 
     def _plan(
         self,
@@ -167,6 +170,7 @@ class LaunchActivities:
         tasks: int,
         kept: tuple[str | None, str | None],
         store_url: str | None,
+        lent: Collection[str],
     ) -> LaunchPlan:
         """Returns the plan without the launch description's key.
 
@@ -178,6 +182,7 @@ class LaunchActivities:
             tasks: the number of tasks.
             kept: region and store (None: the bucket) of the newest checkpoint.
             store_url: the store of the attempt; None: the bucket.
+            lent: the machines among those of the attempt that owners lend.
         """
         leads: dict[str, list[str]] = defaultdict(list)
         for name, machine in leaders.items():
@@ -187,7 +192,7 @@ class LaunchActivities:
             region=region.name,
             bucket_url=region.bucket_url,
             launch_key="",
-            nodes=[NodeLaunch(a.machine, sorted(leads[a.machine])) for a in allocations],
+            nodes=[NodeLaunch(a.machine, sorted(leads[a.machine]), a.machine in lent) for a in allocations],
             tasks=tasks,
             checkpoint_region=kept[0],
             grace_s=spec.checkpoint.grace_s,

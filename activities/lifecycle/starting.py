@@ -84,7 +84,9 @@ def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | Non
         .order_by(Attempt.attempt.desc())
     ).all()
     placed = row.phase in PLACED_PHASES
-    codes = [(a.outcome or {}).get("code") for a in attempts if a.released_at is not None]
+    ends = [a.outcome or {} for a in attempts if a.released_at is not None]
+    codes = [end.get("code") for end in ends]
+    suspicion = ends[0]["detail"] if codes[:1] == [ReasonCode.UNCONFIRMED_FAILURE.value] else {}
     state = WorkloadInput(
         row.id,
         attempt=row.attempt,
@@ -95,6 +97,8 @@ def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | Non
         failures=sum(code in _FAILURES for code in codes),
         hangs=_in_a_row(codes, ReasonCode.NO_PROGRESS),
         unloadable=_in_a_row(codes, ReasonCode.CHECKPOINT_UNLOADABLE),
+        suspects=suspicion.get("suspects", []),
+        unconfirmed=suspicion.get("attempts", 0),
         ran_s=sum(float(a.ran_s) for a in attempts),
         table=LATEST,
         one_attempt=row.one_attempt,

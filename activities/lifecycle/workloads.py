@@ -14,7 +14,7 @@ from activities.lifecycle import handover
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol import TASKS_MAY_RUN, Activity, FlushedRequest, ReleaseRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode, running_since
-from domain.reported import BandwidthReport, LoadState, TaskProgress
+from domain.reported import SAVES_KEPT, BandwidthReport, LoadState, TaskProgress
 from infra.config import Settings
 from infra.db import events, outbox
 from infra.db.lost_work import lost_by
@@ -83,12 +83,24 @@ def set_progress(attempt: Attempt, progress: list[TaskProgress]) -> bool:
             attempt.checkpoint_step = newest.checkpoint_step
             # The time is reported by the task, which is not trusted, so it is limited to the current time.
             at_s = min(newest.checkpoint_at_s or 0.0, datetime.now(UTC).timestamp())
-            attempt.checkpoint_at = datetime.fromtimestamp(at_s, UTC)
+            at = datetime.fromtimestamp(at_s, UTC)
+            if at != attempt.checkpoint_at:
+                _add_save(attempt, newest)
+            attempt.checkpoint_at = at
             attempt.checkpoint_bytes = newest.checkpoint_bytes
             attempt.checkpoint_s = newest.checkpoint_s
             attempt.checkpoint_write_s = newest.checkpoint_write_s
     _set_reports(attempt, sorted(progress, key=lambda p: (p.job, p.task)))
     return before != (attempt.last_step, attempt.checkpoint_step, attempt.resumed_step)
+
+
+def _add_save(attempt: Attempt, saved: TaskProgress) -> None:
+    """Adds a save to the last ones, with the size of the whole checkpoint if what it has written is not known."""
+    size_bytes, sent_bytes, took_s = saved.checkpoint_bytes, saved.checkpoint_sent_bytes, saved.checkpoint_write_s
+    if size_bytes is None or took_s is None:
+        return
+    wrote_bytes = size_bytes if sent_bytes is None else min(sent_bytes, size_bytes)
+    attempt.saves = [*(attempt.saves or []), [wrote_bytes, took_s]][-SAVES_KEPT:]
 
 
 def set_bandwidth(attempt: Attempt, measured: Sequence[BandwidthReport]) -> None:

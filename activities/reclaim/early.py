@@ -166,7 +166,7 @@ class EarlyMover:
         if all(b.name != home for b in here):
             return []  # Its cluster is not lent any more.
         remaining_s = remaining_runtime_s(demand.max_runtime_s, one.ran_s)
-        departure = Departure(region, home, job.checkpoint_bytes, job.write_s, remaining_s, 0)
+        departure = Departure(region, home, job.save_bytes, job.write_s, remaining_s, 0)
         machines, ahead_s = len(job.machines), horizon_s(remaining_s)
         own = hazards.of_machines(job.machines, ahead_s)
         there = [machines * hazards.of_cluster(b.name, ahead_s) for b in here]

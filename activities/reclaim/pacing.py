@@ -158,7 +158,7 @@ def _paces(
         SiteJobs(
             number=np.array([_number(job.workload) for job in jobs], np.uint64),
             hazard_per_h=hazard_per_h,
-            checkpoint_bytes=np.array([job.checkpoint_bytes for job in jobs], np.float64),
+            checkpoint_bytes=np.array([job.save_bytes for job in jobs], np.float64),
             loss_budget_s=settings.loss_budget_s,
             cap_bytes_s=np.array([min(_effective_bytes_s(job, now_s), settings.checkpoint_bytes_s) for job in jobs]),
         ),
@@ -187,10 +187,10 @@ def _paces(
 def _effective_bytes_s(job: RunningJob, now_s: float) -> float:
     """Returns B_eff, the smaller of the write speed and of the lower bound of the measured bandwidth, as payload.
 
-    A bandwidth far below what the newest checkpoint itself achieved is not believed: a machine may report anything, and
+    A bandwidth far below what a save itself achieved is not believed: a machine may report anything, and
     its gang would save too rarely.
     """
-    write_bytes_s = job.checkpoint_bytes / job.write_s
+    write_bytes_s = job.save_bytes / job.write_s
     measured = job.bandwidth
     if measured is None or now_s - measured.at_s > _MEASURED_S:
         return write_bytes_s

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from domain.capacity import CapacityKind
 from domain.phases import Phase
-from domain.reported import LEAST_WRITE_S, OWNER, BandwidthReport
+from domain.reported import LEAST_WRITE_S, OWNER, BandwidthReport, typical_save
 from infra.db.events import Cursor
 from infra.db.models import Allocation, Attempt, Cluster, Machine, Workload
 
@@ -44,7 +44,7 @@ class LentMachine:
 
 @dataclass(frozen=True)
 class RunningJob:
-    """An attempt with tasks on lent machines, and its newest checkpoint."""
+    """An attempt with tasks on lent machines, and what its saves write."""
 
     workload: str
     attempt: int
@@ -52,10 +52,10 @@ class RunningJob:
     """All its machines: any of its tasks may be the one that saves."""
     lent: tuple[str, ...]
     """The machines among them that owners lend, and may take back."""
-    checkpoint_bytes: int
-    """At most what its memory and that of its GPUs can hold."""
+    save_bytes: int
+    """What a save writes, at most what its memory and that of its GPUs can hold."""
     write_s: float
-    """How long the newest checkpoint took until it was durable."""
+    """How long that takes until it is durable."""
     bandwidth: BandwidthReport | None = None
     """The lowest bandwidth that its machines have measured; None: not measured."""
 
@@ -127,8 +127,10 @@ def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
             Attempt.workload,
             Attempt.attempt,
             func.array_agg(Allocation.machine),
-            func.least(Attempt.checkpoint_bytes, func.sum(Allocation.memory_bytes + _GPUS * GPU_BYTES)),
+            func.sum(Allocation.memory_bytes + _GPUS * GPU_BYTES),
+            Attempt.checkpoint_bytes,
             Attempt.checkpoint_write_s,
+            Attempt.saves,
             Attempt.bandwidth,
         )
         .join(Workload, (Workload.id == Attempt.workload) & (Workload.attempt == Attempt.attempt))
@@ -149,9 +151,8 @@ def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
             attempt,
             tuple(sorted(held)),
             tuple(sorted(known & set(held))),
-            int(size_bytes),
-            write_s,
+            *typical_save(saves or (), size_bytes, write_s, int(memory_bytes)),
             None if bandwidth is None else BandwidthReport(**bandwidth),
         )
-        for workload, attempt, held, size_bytes, write_s, bandwidth in rows
+        for workload, attempt, held, memory_bytes, size_bytes, write_s, saves, bandwidth in rows
     ]

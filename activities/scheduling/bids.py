@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 
 import rms.bid
+from activities.scheduling.avoided import avoided_by
 from activities.scheduling.moves import moves_of
 from activities.scheduling.scan_result import ScannedWorkload, batch
 from activities.scheduling.scheduler_state import SchedulerState
@@ -78,13 +79,19 @@ def asked(session: Session, queued: Sequence[ScannedWorkload], settings: Reclaim
         {workload: demand.max_runtime_s for workload, demand in demands.items()},
         settings,
     )
-    evictors = newest_evictors(session)
+    evictors, avoided = newest_evictors(session), avoided_by(session, list(demands))
     replicas = ready_replicas(session, {t for demand in demands.values() for t in demand.tables})
     return [
         BidSubject(
             e,
             demands[e.workload],
-            placement_request(e, demands[e.workload], immune_to(e.workload, evictors), moving.get(e.workload)),
+            placement_request(
+                e,
+                demands[e.workload],
+                immune_to(e.workload, evictors),
+                moving.get(e.workload),
+                avoided.get(e.workload, frozenset()),
+            ),
             replicas,
             *said[e.workload],
         )
@@ -98,13 +105,15 @@ def placement_request(
     demand: WorkloadDemand,
     immune: frozenset[str] = frozenset(),
     moving: tuple[JobRequest, ...] | None = None,
+    avoided: frozenset[str] = frozenset(),
 ) -> PlacementRequest:
     """Returns the request of a queued workload to a region's RMS, with its rank and eligible GPU types from the scan.
 
-    `immune` are the workloads that it may not evict, and `moving` its jobs if they have scores of clusters.
+    `immune` are the workloads that it may not evict, `moving` its jobs if they have scores of clusters, and `avoided`
+    the machines that it may not use.
     """
     jobs = moving or _jobs(queued, demand)
-    return PlacementRequest(queued.workload, queued.rank, jobs, immune, frozenset(queued.displaces))
+    return PlacementRequest(queued.workload, queued.rank, jobs, immune, frozenset(queued.displaces), avoided)
 
 
 def _jobs(queued: ScannedWorkload, demand: WorkloadDemand) -> tuple[JobRequest, ...]:

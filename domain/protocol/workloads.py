@@ -33,6 +33,10 @@ class WorkloadInput:
     """Seconds of running in all earlier attempts."""
     refusals: int = 0
     """Number of consecutive launches that failed for a reason other than the workload itself."""
+    suspects: list[str] = field(default_factory=list)
+    """`lifecycle.suspicion.Suspicion.machines`."""
+    unconfirmed: int = 0
+    """`lifecycle.suspicion.Suspicion.attempts`."""
     stops: int = 0
     """Number of attempts that an agent said to have stopped before, since tasks last ran to another end."""
     table: int = 1
@@ -80,6 +84,9 @@ class NodeLaunch:
     machine: str
     leads_jobs: list[str]
     """Jobs whose task 0 runs on this machine: their rendezvous ports are reserved here."""
+    lent: bool = False
+    """The machine is lent by its owner, so what it reports about the workload must be confirmed
+    (`lifecycle.suspicion`). False in plans of earlier versions."""
 
 
 @dataclass

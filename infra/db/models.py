@@ -240,6 +240,9 @@ class Attempt(Base):
     """How long the newest save blocked the training, in seconds."""
     checkpoint_write_s: Mapped[float | None]
     """How long the newest save took until it was durable, in seconds."""
+    saves: Mapped[list[list[float]] | None] = mapped_column(JSONB(none_as_null=True))
+    """The last saves, oldest first: what each wrote in bytes, and how long it took until it was durable, in seconds
+    (`domain.reported.typical_save`)."""
     bandwidth: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The bandwidth from the attempt's machines, a `domain.reported.BandwidthReport`; None: not measured."""
     cadence: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))

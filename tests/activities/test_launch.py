@@ -17,7 +17,7 @@ from domain import ids
 from domain.phases import Phase
 from domain.protocol import StageRequest
 from domain.spec import CheckpointSpec, LimitsSpec
-from infra.db.models import Workload
+from infra.db.models import Cluster, Workload
 from infra.db.tables import Partition, Replica
 from infra.db.tenants import Archive, Secret
 from infra.keys import encrypt_secret, load_master_key
@@ -63,6 +63,15 @@ def test_stale_tables_are_told(world: World) -> None:
     world.alter(Replica, ("words", "r"), stale_since=None)
     assert stage_launch(world, workload)[1].stale_tables == {}
     assert world.attempt(workload).stale_tables is None
+
+
+@pytest.mark.usefixtures("keys")
+def test_lent_machines_are_told(world: World) -> None:
+    """The launch plan says which machines owners lend."""
+    workload = world.running(job(gpus=2))
+    assert [node.lent for node in stage_launch(world, workload)[0].nodes] == [False]
+    world.alter(Cluster, ("r", "c"), capacity="voluntary")
+    assert [node.lent for node in stage_launch(world, workload)[0].nodes] == [True]
 
 
 @pytest.mark.usefixtures("keys")

@@ -1,5 +1,6 @@
 """Where a workload goes that an owner's machine has lost: P2's scores in the plans of awards."""
 
+from datetime import UTC, datetime, timedelta
 from math import exp
 
 import pytest
@@ -61,6 +62,24 @@ def _start(world: World, capacity: tuple[str, ...] = ("voluntary",)) -> str:
     for cluster in "bcz":
         world.alter(Machine, f"r/{cluster}/m", draining=False)
     return workload
+
+
+def test_a_machine_whose_failure_is_not_confirmed_is_avoided_for_an_hour(campus: World) -> None:
+    """The next attempt is placed on another machine, whichever is free; after an hour, on the same one again."""
+    workload = _start(campus)
+    left = _leave(campus, workload, code=ReasonCode.UNCONFIRMED_FAILURE, saved=None)
+    others = {f"r/a/m{n}" for n in (1, 2, 3)} | {"r/b/m", "r/c/m"} - {left}
+    campus.alter(Machine, left, cordon=None)
+    for machine in others - {left}:
+        campus.alter(Machine, machine, draining=True)
+    assert campus.tick().awarded == 0
+    assert campus.reasons(workload)[-1]["code"] == "machines_avoided"
+    assert campus.reasons(workload)[-1]["detail"] == {"region": "r", "machines": [left]}
+    other = campus.running(job(gpus=2), capacity=("voluntary",))
+    assert campus.holdings(other).keys() == {left}  # Another workload may use it.
+    campus.release(other, Phase.SUCCEEDED)
+    campus.alter(Attempt, (workload, 1), released_at=datetime.now(UTC) - timedelta(hours=2))
+    assert _next(campus, workload)[0] == left
 
 
 def test_the_same_building_comes_first(campus: World) -> None:

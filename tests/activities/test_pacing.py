@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from activities.lifecycle.workloads import set_progress
 from activities.reclaim.reading import GPU_BYTES
 from domain.protocol import MachineNotice
-from domain.reported import OWNER, BandwidthReport, NoticeReport
+from domain.reported import LEAST_SAVE_BYTES, OWNER, BandwidthReport, NoticeReport, TaskProgress
 from infra.db.models import Attempt, Cluster, Machine
 from infra.db.reclaim import SiteHazard
 from infra.db.tenants import Tenant
@@ -80,6 +81,38 @@ def test_jobs_on_machines_that_depart_often_save_more_often(fleet: World) -> Non
         bandwidth = budget * share / sum(shares)
         wanted_s = (2 * _BYTES / (one.hazard_per_h / 3600 * bandwidth)) ** 0.5
         assert one.interval_s == pytest.approx(min(3600.0, max(wanted_s, _BYTES / (0.2 * bandwidth))), rel=1e-6)
+
+
+def test_a_save_costs_what_it_writes(fleet: World) -> None:
+    """The interval follows from the median of the last saves, as tasks report them; at first, from the size."""
+    workload = _job(fleet, CALM, checkpoint_bytes=None, checkpoint_write_s=None)
+
+    def saved(number: int, sent_bytes: int | None, write_s: float) -> float:
+        with fleet.session() as session:
+            told = TaskProgress(
+                "a", 0, checkpoint_step=number, checkpoint_at_s=float(number), checkpoint_bytes=_BYTES,
+                checkpoint_s=0.1, checkpoint_write_s=write_s, checkpoint_sent_bytes=sent_bytes,
+            )  # fmt: skip
+            for _ in range(2):  # The same save is reported again and again.
+                set_progress(session.get_one(Attempt, (workload, 1)), [told])
+        (pace,) = paces(fleet)[CALM].runs
+        return pace.interval_s * (pace.hazard_per_h / 3600) ** 0.5
+
+    def best(sent_bytes: int, write_s: float) -> float:
+        bandwidth = min(sent_bytes / write_s, fleet.settings.reclaim.checkpoint_bytes_s)
+        return float((2 * sent_bytes / bandwidth) ** 0.5)
+
+    part = _BYTES // 100
+    assert saved(1, None, 60.0) == pytest.approx(best(_BYTES, 60.0), rel=1e-3)
+    assert saved(2, part, 0.5) == pytest.approx(best(_BYTES, 60.0), rel=1e-3)
+    assert saved(3, part, 0.5) == pytest.approx(best(part, 0.5), rel=1e-3)
+    # A save of all parts, one of nothing, and one of more than there is change little.
+    for number, sent_bytes in enumerate((0, _BYTES, 10 * _BYTES), 4):
+        assert saved(number, sent_bytes, 60.0 if sent_bytes else 0.5) == pytest.approx(best(part, 0.5), rel=1e-3)
+    for number in (7, 8, 9):
+        few = saved(number, 0, 0.5)
+    assert few == pytest.approx(best(LEAST_SAVE_BYTES, 0.5), rel=1e-3)
+    assert fleet.attempt(workload).saves == [[_BYTES, 60.0]] * 2 + [[0, 0.5]] * 3
 
 
 @pytest.mark.parametrize("said", [{"checkpoint_bytes": 0}, {"checkpoint_bytes": -5}, {"checkpoint_write_s": 1e-308}])

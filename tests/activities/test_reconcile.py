@@ -177,6 +177,12 @@ async def test_a_new_workflow_counts_what_earlier_attempts_were(town: World, cli
     assert start is not None
     state = start.state
     assert (state.attempt, state.placed, state.failures, state.hangs, state.ran_s) == (6, False, 3, 2, 60.0)
+    assert (state.suspects, state.unconfirmed) == ([], 0)
+    outcome = {"code": "unconfirmed_failure", "detail": {"machine": "r/c/m", "suspects": ["r/c/m"], "attempts": 2}}
+    town.alter(Attempt, (workload, 6), outcome=outcome)
+    with town.session() as session:
+        start = read_start(session, workload)
+    assert start is not None and (start.state.suspects, start.state.unconfirmed) == (["r/c/m"], 2)
 
 
 async def test_who_is_well_is_left_alone(

@@ -151,7 +151,8 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
     immune = draw(st.sampled_from(((), (), (), ("w0",), ("w0", "w1"))))
     displaces = draw(st.sampled_from(((), (), ("w2",), ("w1", "w2", "w3"))))
     rank = draw(st.sampled_from((1, 2, 3, 5, 8)))
-    return PlacementRequest("new", rank, tuple(gang), frozenset(immune), frozenset(displaces))
+    avoids = draw(st.sampled_from(((), (), (), ("m0",), ("m1", "m2"), ("gone",))))
+    return PlacementRequest("new", rank, tuple(gang), frozenset(immune), frozenset(displaces), frozenset(avoids))
 
 
 @st.composite

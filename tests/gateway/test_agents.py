@@ -59,6 +59,28 @@ async def test_an_agent_runs_tasks(site: Site) -> None:
     assert await described.static_summary() == f"machine {config.machine}"
 
 
+async def test_an_agent_says_whether_it_is_connected(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """The log names the address after the registration; if the gateway refuses the agent, it says so and why."""
+    caplog.set_level("INFO", "agent.host")
+    config = site.lab.config()
+    refused = f"{config.machine}: the gateway or Temporal refuses the agent, next try in "
+    connected = f"{config.machine}: connected to 127.0.0.1:{site.port}; the machine is being registered"
+    for key, why in (
+        (site.key(site.machine("other")), f"the key allows only machine/{site.machine('other')}"),
+        (site.expired(config.machine), ": the API key is unknown, expired or revoked"),
+        (site.key(None, role="operator"), "mizzen keys create --role machine --machine ID"),
+    ):
+        caplog.clear()
+        async with site.agent(config, key):
+            await until_async(lambda: refused in caplog.text)
+        assert why in caplog.text and "unavailable" not in caplog.text and connected not in caplog.text
+    caplog.clear()
+    async with site.agent(config, site.key(config.machine)):
+        await _until_heard(site.lab, config.machine, HelloWorkflow.hellos)
+        await until_async(lambda: connected in caplog.text)
+    assert "refuses" not in caplog.text
+
+
 async def test_a_notice_reaches_the_machines_workflow(site: Site, tmp_path: Path) -> None:
     """The agent's notice of the platform is forwarded."""
     file = tmp_path / "notice"

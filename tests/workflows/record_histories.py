@@ -51,6 +51,10 @@ LIVES: dict[str, Story] = {
     "workload-evicted-in-preparation": test_placing.test_evicted_during_preparation_no_task_is_ever_started,
     "workload-refused": test_placing.test_a_machine_that_refuses_to_prepare_is_blamed_and_the_user_is_not,
     "workload-cannot-start": test_placing.test_what_is_wrong_with_a_workload_fails_it_and_blames_no_machine,
+    "workload-cannot-start-on-lent": (
+        test_placing.test_what_one_lent_machine_says_about_a_launch_is_confirmed_elsewhere
+    ),
+    "workload-fails-on-lent": test_placing.test_failures_on_the_same_lent_machine_end_a_workload_after_three_attempts,
     "workload-refused-twice": test_placing.test_a_full_disk_blames_nobody,
     "workload-out-of-memory": test_running.test_a_task_whose_memory_ran_out_is_told_as_such,
     "workload-cancelled-late": test_placing.test_a_cancellation_that_comes_after_an_award_cancels_the_attempt,

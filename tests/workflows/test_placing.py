@@ -342,6 +342,46 @@ async def test_what_is_wrong_with_a_workload_fails_it_and_blames_no_machine(life
     assert "a folder of this path exists" in life.reason()["error"]
 
 
+UNCONFIRMED = ("pending unconfirmed_failure", "placing awarded")
+
+
+@goes(*PROVISIONED, *UNCONFIRMED, "provisioning starting_tasks", "failed cannot_start")
+async def test_what_one_lent_machine_says_about_a_launch_is_confirmed_elsewhere(life: Life) -> None:
+    """A launch error of one lent machine blames this machine; the same error of another one fails the workload."""
+    error = ApplicationError("bad archive", type="BadArchive", non_retryable=True)
+    for node in life.plan.nodes:
+        node.lent = True
+    liar, other = life.agents
+    liar.errors[Activity.PREPARE_NODE] = [error]
+    await life.award()
+    await life.reaches(Phase.PENDING)
+    assert life.facts.releases[0].blames_machine == life.reason()["machine"] == liar.machine
+    other.errors[Activity.PREPARE_NODE] = [error]
+    await life.award()
+    assert await life.result() == "failed"
+    assert life.facts.releases[1].blames_machine is None
+
+
+@goes(
+    *RUNNING, *UNCONFIRMED, "provisioning starting_tasks", "running running",
+    *UNCONFIRMED, "provisioning starting_tasks", "running running", "failed retries_exhausted",
+)  # fmt: skip
+async def test_failures_on_the_same_lent_machine_end_a_workload_after_three_attempts(life: Life) -> None:
+    """Failed tasks use up no retry while one lent machine may be the cause, for at most three attempts."""
+    life.plan.retries = 0
+    life.plan.nodes[1].lent = True
+    for attempt in (1, 2, 3):
+        await life.award()
+        await life.runs()
+        life.agents[0].ends()
+        life.agents[1].ends(7)
+        await life.reaches(Phase.FAILED if attempt == 3 else Phase.PENDING)
+        assert [r.blames_machine for r in life.facts.releases] == [None] * attempt
+        if attempt < 3:
+            assert (life.reason()["machine"], life.reason()["attempts"]) == (life.agents[1].machine, attempt)
+    assert await life.result() == "failed"
+
+
 @goes(*PROVISIONED, "pending launch_failed", "placing awarded", *PROVISIONED[2:], "pending launch_failed")
 async def test_a_full_disk_blames_nobody(life: Life) -> None:
     """If a machine's disk is full, neither machine nor workload is blamed, and the workload is placed again."""

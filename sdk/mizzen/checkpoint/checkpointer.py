@@ -400,7 +400,7 @@ class Checkpointer:
         return found
 
     def _begin(self, found: Checkpoint | None) -> int:
-        self._roots.loaded(found.manifest if found is not None else None)
+        self._roots.loaded(*((found.manifest, found.verified) if found is not None else (None, frozenset())))
         step = found.step if found else 0
         report.loaded(found.step if found else None, len(self.skipped))
         self.cadence.begin(step)

@@ -30,6 +30,8 @@ class Checkpoint:
     manifest: Manifest
     state: dict[str, Any]
     """Part name to value: the shared parts and the parts of the rank that loaded."""
+    verified: frozenset[str] = frozenset()
+    """URIs of the parts whose stored content was read and equals its checksum."""
 
     @property
     def step(self) -> int:
@@ -113,14 +115,15 @@ def _newest(logs: Sequence[Log], reader: Reader, live: GetLive) -> tuple[Checkpo
     copies = _copies(logs)
     for manifest, _, number, log in sorted(candidates, key=lambda found: (found[0].id, *found[1:3]), reverse=True):
         state, error = None, None
+        verified: set[str] = set()
         try:
-            state = _load(log.store, manifest, reader, copies, live)
+            state = _load(log.store, manifest, reader, copies, live, verified)
         except CorruptCheckpointError as corrupt:
             error = corrupt
         if reader.agree is not None and reader.agree(int(error is not None)) and error is None:
             error = CorruptCheckpointError("another rank cannot load its parts")
         if error is None and state is not None:
-            return Checkpoint(manifest, state), tuple(skipped), False
+            return Checkpoint(manifest, state, frozenset(verified)), tuple(skipped), False
         log.refresh()
         if reader.agree is None and number not in {n for n, _ in log.checkpoints}:
             return None, (), True
@@ -141,28 +144,40 @@ def _copies(logs: Sequence[Log]) -> _Copies:
     return {content: tuple(places.values()) for content, places in found.items()}
 
 
-def _fetch(store: ObjectStore, part: Part, copies: _Copies, fetch: Callable[[ObjectStore, Part], T]) -> T:
+def _fetch(
+    store: ObjectStore, part: Part, copies: _Copies, verified: set[str], fetch: Callable[[ObjectStore, Part], T]
+) -> T:
     """Read a part with `fetch`: from the key in the manifest or, with a warning, from another copy.
+
+    The URI that was read is added to `verified`.
 
     Raises:
         CorruptCheckpointError: all copies are missing or damaged; the message is that of the first.
         CheckpointError: a copy cannot be read for another reason.
     """
     try:
-        return fetch(store, part)
+        content = fetch(store, part)
+        verified.add(store.uri(part.key))
+        return content
     except CorruptCheckpointError as error:
         for other, key in copies.get((part.checksum, part.size_bytes), ()):
             if other.uri(key) != store.uri(part.key):
                 with suppress(CorruptCheckpointError):
                     content = fetch(other, replace(part, key=key))
+                    verified.add(other.uri(key))
                     message = f"{store.uri('')}: {error}; read from {other.uri(key)}, which has the same content"
                     warnings.warn(message, CheckpointWarning, stacklevel=7)
                     return content
         raise
 
 
-def _load(store: ObjectStore, manifest: Manifest, reader: Reader, copies: _Copies, live: GetLive) -> dict[str, Any]:
-    """Load the parts of this rank. Without `Reader.agree`, first verify the parts of the other ranks."""
+def _load(
+    store: ObjectStore, manifest: Manifest, reader: Reader, copies: _Copies, live: GetLive, verified: set[str]
+) -> dict[str, Any]:
+    """Load the parts of this rank. Without `Reader.agree`, first verify the parts of the other ranks.
+
+    The URIs of the parts that were read are added to `verified`.
+    """
     foreign = manifest.world_size != reader.world_size and any(part.rank is not None for part in manifest.parts)
     if foreign and not reader.other_world:
         raise CheckpointError(
@@ -173,7 +188,7 @@ def _load(store: ObjectStore, manifest: Manifest, reader: Reader, copies: _Copie
     if reader.agree is None:
         for part in manifest.parts:
             if part not in mine:
-                _fetch(store, part, copies, verify_part)
+                _fetch(store, part, copies, verified, verify_part)
     state: dict[str, Any] = {}
     targets = live({part.name for part in mine})
     for part in mine:
@@ -190,7 +205,7 @@ def _load(store: ObjectStore, manifest: Manifest, reader: Reader, copies: _Copie
         def fetch(store: ObjectStore, part: Part, target: Any = target) -> Any:
             return fetch_tensors(store, part, target) if part.kind == "tensors" else fetch_part(store, part)
 
-        content = _fetch(store, part, copies, fetch)
+        content = _fetch(store, part, copies, verified, fetch)
         try:
             state[part.name] = parts.decode(part.kind, content, reader.trusted, name=part.name, live=read)
         except CorruptCheckpointError as error:
@@ -251,4 +266,4 @@ def load_one(store: ObjectStore, manifest: Manifest, reader: Reader) -> Checkpoi
     """
     log = Log(store)
     log.refresh()
-    return Checkpoint(manifest, _load(store, manifest, reader, _copies([log]), lambda _: {}))
+    return Checkpoint(manifest, _load(store, manifest, reader, _copies([log]), lambda _: {}, set()))

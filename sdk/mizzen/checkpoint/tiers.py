@@ -44,6 +44,7 @@ class Roots:
         self._shard_timeout_s = shard_timeout_s
         self._commits = commits
         self._found: Manifest | None = None
+        self._verified: frozenset[str] = frozenset()
         if attempt is not None:
             self.claim()
         elif commits:
@@ -67,9 +68,14 @@ class Roots:
         """
         self._next = 1 + max(log.attempt for log in logs)
 
-    def loaded(self, newest: Manifest | None) -> None:
-        """Copy the newest checkpoint to the remote root if only a local root has it: now, or after the claim."""
-        self._found = newest
+    def loaded(self, newest: Manifest | None, verified: frozenset[str]) -> None:
+        """Copy the newest checkpoint to the remote root if only a local root has it: now, or after the claim.
+
+        The next save takes over the parts in `verified`, given by URI, that have not changed.
+        """
+        self._found, self._verified = newest, verified
+        for writer in self.writers:
+            writer.restored = verified
         if newest is not None and self.writers:
             bring_up(self.writers, newest)
 
@@ -82,7 +88,7 @@ class Roots:
             near = [open_writer(store, attempt, *self._open, commits=self._commits) for store in others]
             self.writers = [replace(writer, shard_timeout_s=self._shard_timeout_s) for writer in (*near, decided)]
             self.logs = [writer.log for writer in self.writers]
-            self.loaded(self._found)
+            self.loaded(self._found, self._verified)
         return self.writers[-1].attempt
 
 

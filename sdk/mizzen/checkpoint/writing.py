@@ -53,6 +53,8 @@ class Writer:
     retention: Retention
     algorithm: str
     shard_timeout_s: float = SHARD_TIMEOUT_S
+    restored: frozenset[str] = frozenset()
+    """URIs of the parts that this process has loaded and verified (`Checkpoint.verified`)."""
     _adopted: set[str] = field(default_factory=set)
     """`Manifest.by` of the checkpoints that this writer copied from another root."""
     _saves: int = 0
@@ -170,7 +172,7 @@ class Writer:
                 found = digests.submit(checksums.checksum, self.algorithm, chunks)
                 sampled = sample(chunks, size_bytes)
                 known = before.get((name, rank))
-                like = known is not None and known.size_bytes == size_bytes and self._samples.get(name) == sampled
+                like = known is not None and known.size_bytes == size_bytes and self._is_like(known, sampled)
                 # If size and sample match, compare the checksum; an unchanged part is not written again.
                 if known is not None and like and (known.kind, known.checksum) == (kind, found.result()):
                     self._reused[name] = self._reused.get(name, 0) + 1
@@ -182,6 +184,14 @@ class Writer:
                 return Part(name, key, kind, size_bytes, found.result(), rank)
 
             return tuple([done.result() for done in [puts.submit(put, name) for name in names]])
+
+    def _is_like(self, part: Part, sampled: bytes) -> bool:
+        """Return whether a part may have the same content as now, of which `sampled` is a sample.
+
+        Before the first save there is no earlier sample. Then only parts that were loaded and verified can be reused.
+        """
+        before = self._samples.get(part.name)
+        return self._store.uri(part.key) in self.restored if before is None else before == sampled
 
     def _is_sound(self, part: Part, reused: int) -> bool:
         """Return whether a new checkpoint may reuse this existing part; `reused` counts its consecutive reuses.

@@ -1,0 +1,26 @@
+"""The machines that a queued workload avoids: those on which it failed, if the failure is not confirmed.
+
+`lifecycle.suspicion` decides that a failure on machines that owners lend is not confirmed, and which one to avoid.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from domain.reasons import ReasonCode
+
+AVOIDED = timedelta(hours=1)
+"""How long. If no other machine can take the workload in this time, the same machine gets it again."""
+_FAILED = text(
+    "select workload, array_agg(distinct outcome -> 'detail' ->> 'machine') from attempt"
+    " where workload = any(:ids) and outcome ->> 'code' = :code and released_at > now() - cast(:avoided as interval)"
+    " group by workload"
+)
+
+
+def avoided_by(session: Session, workloads: Sequence[str]) -> dict[str, frozenset[str]]:
+    """Returns the machines that each of these workloads avoids; workloads that avoid none are left out."""
+    values = {"ids": workloads, "code": ReasonCode.UNCONFIRMED_FAILURE.value, "avoided": AVOIDED}
+    return {workload: frozenset(machines) for workload, machines in session.execute(_FAILED, values).all()}
