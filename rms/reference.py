@@ -53,7 +53,8 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
         and w.id not in request.may_not_evict
     ]
     allowed.sort(key=lambda w: (-w.rank, w.started_at_s, w.id))
-    usable = replace(snapshot, machines=tuple(m for m in snapshot.machines if m.id not in request.avoids))
+    machines = [_without_room(m) if m.id in request.avoids else m for m in snapshot.machines]
+    snapshot = replace(snapshot, machines=tuple(machines))
     left_out = sorted(request.avoids.intersection(m.id for m in snapshot.machines))
     detail = {"region": snapshot.region, "machines": left_out}
     avoided = [Reason(ReasonCode.MACHINES_AVOIDED, detail)] if left_out else []
@@ -65,7 +66,7 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
         options: list[Choice] = []
         # First without evictions, then with evictions; each in a single cluster and across clusters.
         for others in ([], candidates):
-            for place in _places(usable, job) + _spanning_places(usable, job) if not options else ():
+            for place in _places(snapshot, job) + _spanning_places(snapshot, job) if not options else ():
                 chosen = _victims_for(job, place, free, others)
                 if chosen is not None:
                     spread = _place_job(job, place, _release(free, chosen))
@@ -73,7 +74,7 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
                     options.append(Choice(job, place, spread, tuple(chosen)))
         if not options:
             return Bid(
-                request.workload, snapshot.region, None, (_no_room(usable, job, free, candidates, allowed), *avoided)
+                request.workload, snapshot.region, None, (_no_room(snapshot, job, free, candidates, allowed), *avoided)
             )
         best = min(options, key=lambda option: criteria(snapshot, option))
         free = _take(_release(free, best.victims), job, best.spread)
@@ -93,6 +94,16 @@ def _is_displaced(workload: RunningWorkload, request: PlacementRequest) -> bool:
 
 def _free_now(snapshot: RegionSnapshot) -> _Free:
     return {m.id: (m.free_gpus, m.free_cpus_milli, m.free_memory_bytes) for m in snapshot.machines}
+
+
+def _without_room(machine: MachineState) -> MachineState:
+    """Returns a machine of which nothing is free, even if all its workloads are evicted."""
+    return replace(
+        machine,
+        free_gpus=machine.free_gpus - machine.gpus,
+        free_cpus_milli=machine.free_cpus_milli - machine.cpus_milli,
+        free_memory_bytes=machine.free_memory_bytes - machine.memory_bytes,
+    )
 
 
 def _release(free: _Free, victims: list[RunningWorkload] | tuple[RunningWorkload, ...]) -> _Free:

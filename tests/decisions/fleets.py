@@ -263,4 +263,8 @@ def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
     snapshot = RegionSnapshot("here", 1000.0, tuple(machines), tuple(workloads))
     rank, chance = rng.choice((1, 3, 5)), Random(seed + 2)
     displaces = [w.id for w in workloads if chance.random() < 0.3] if chance.random() < 0.5 else []
-    return snapshot, PlacementRequest("new", rank, tuple(gang), displaces=frozenset(displaces))
+    left_out = Random(seed + 4)
+    avoids = left_out.sample([m.id for m in machines], left_out.choice((0, 0, 0, 1, 2)))
+    return snapshot, PlacementRequest(
+        "new", rank, tuple(gang), displaces=frozenset(displaces), avoids=frozenset(avoids)
+    )  # fmt: skip

@@ -81,6 +81,21 @@ def test_a_batch_is_placed_as_one_at_a_time(seed: int, negative_cache: bool) -> 
     assert negative_cache or not auction.stats.negative_hits
 
 
+def test_machines_that_one_workload_avoids_are_there_for_others() -> None:
+    """No cached plan or refusal is used for an equal workload that avoids other machines."""
+    fleet = [region([machine("m1", 8, used=4), machine("m2", 8, used=4)])]
+    wanted = request(gpu_job(1, 4))
+    avoids = [{"m1"}, {"m1"}, set(), {"m1", "m2"}, set()]
+    batch = [
+        Candidate(replace(wanted, workload=f"w{n}", avoids=frozenset(machines))) for n, machines in enumerate(avoids)
+    ]
+    plans = [outcome.plan for outcome in _auction(fleet, Options()).place(batch)]
+    assert [plan and plan.jobs[0].machines[0][0] for plan in plans] == ["m2", None, "m1", None, None]
+    outcomes = _auction(fleet, Options()).place([batch[3], batch[2], batch[0]])
+    assert [outcome.plan and outcome.plan.jobs[0].machines[0][0] for outcome in outcomes] == [None, "m1", "m2"]
+    assert outcomes[0].reasons[-1].code is ReasonCode.MACHINES_AVOIDED
+
+
 @settings(PROPERTY, max_examples=examples(60))
 @given(st.integers(0, 2**32))
 def test_bids_from_elsewhere_decide_nothing_that_does_not_hold(seed: int) -> None:
