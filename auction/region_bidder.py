@@ -57,7 +57,7 @@ class RegionBidder:
 
     def bid(self, candidate: Candidate) -> Bid:
         """Returns the region's bid for one workload, from a cache if possible."""
-        request, bound = self._request(candidate), self._binds(candidate)
+        request, bound = self._asking(candidate), self._binds(candidate)
         self._stats.bids += 1
         plans, alike = self._plans_now(), (request.jobs, request.avoids, bound)
         if alike in plans:
@@ -88,7 +88,7 @@ class RegionBidder:
     def offer(self, candidate: Candidate) -> Bid:
         """Computes a new bid for the current state without caches. Reserved resources are withheld."""
         with self._reach(candidate):
-            return bid_in(self._planner, self._request(candidate))
+            return bid_in(self._planner, self._asking(candidate))
 
     def award(self, candidate: Candidate, plan: Plan) -> Award:
         """Awards a plan and updates the columns.
@@ -157,6 +157,11 @@ class RegionBidder:
 
     def _request(self, candidate: Candidate) -> PlacementRequest:
         return candidate.request if self._may_evict else replace(candidate.request, rank=OVER_QUOTA_RANK)
+
+    def _asking(self, candidate: Candidate) -> PlacementRequest:
+        """Returns the request for a plan. Over-quota work evicts nobody, so its rank stands for that."""
+        request = self._request(candidate)
+        return request if request.evicts else replace(request, rank=OVER_QUOTA_RANK)
 
     def _binds(self, candidate: Candidate) -> bool:
         """Returns whether reserved resources are withheld from a workload: it may still run at the reserved start."""

@@ -254,6 +254,8 @@ class PlacementRequest:
     treats them as over-quota."""
     avoids: frozenset[str] = frozenset()
     """Ids of machines that may not be used: the workload failed there, and no other machine has confirmed that."""
+    evicts: bool = True
+    """Whether it may evict other workloads."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,9 @@ class Building:
     link_mbit: float | None = None
     """Bandwidth of its link to the other buildings, in Mbit/s; None: `BUILDING_MBIT`."""
     departures_per_h: float = 0.0
-    """How often the owner of one of its machines takes it back without notice."""
+    """How often the owner of one of its machines takes it back without notice, in the next hours..."""
+    later_per_h: float = 0.0
+    """...and in the days after them (`reclaim.forecasts`)."""
 
 
 @dataclass(frozen=True)

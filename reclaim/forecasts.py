@@ -16,6 +16,8 @@ from reclaim.joint import DEFAULT_POLICY, EARLY_HORIZON_S, HOUR_S, Outlook, Poli
 
 _SHORTEST_S = 60.0
 """No forecast looks ahead for less."""
+NEAR_S = 8 * HOUR_S
+"""For this time a forecast follows the time of day; later it is a mean."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,10 @@ class Saving:
 
     machines: int
     """Its machines. The departure of any of them costs the job its work since the last checkpoint."""
+    save_bytes: float
+    """What a save writes."""
     stall_s: float | None
-    """How long a save stalls the job; None: C / b."""
+    """How long a save stalls the job; None: the time of its transfer."""
     loss_budget_s: float
     """L_max."""
     most_bytes_s: float
@@ -35,6 +39,18 @@ class Saving:
 def horizon_s(remaining_s: float) -> float:
     """Returns how far forecasts for a job look ahead: its remaining runtime, but at most `EARLY_HORIZON_S`."""
     return min(max(remaining_s, _SHORTEST_S), EARLY_HORIZON_S)
+
+
+def expected(near_per_h: float, later_per_h: float, ahead_s: float) -> float:
+    """Returns the departures that are expected of a machine in the next `ahead_s` seconds.
+
+    Args:
+        near_per_h: departures per hour in the next `NEAR_S`.
+        later_per_h: departures per hour after that, until `EARLY_HORIZON_S`.
+        ahead_s: the time in seconds.
+    """
+    near_s = min(ahead_s, NEAR_S)
+    return (near_per_h * near_s + later_per_h * (ahead_s - near_s)) / HOUR_S
 
 
 @lru_cache(maxsize=4096)
@@ -49,8 +65,8 @@ def joint_score(
     Raises:
         ValueError: the building of the job is not listed.
     """
-    hours = horizon_s(job.remaining_s) / HOUR_S
-    emergencies = [b.departures_per_h * hours * saving.machines for b in buildings]
+    ahead_s = horizon_s(job.remaining_s)
+    emergencies = [saving.machines * expected(b.departures_per_h, b.later_per_h, ahead_s) for b in buildings]
     migrations = Migrations.of(buildings, job)
     loss_s = _loss_s(migrations, job, saving, [0.0, *np.repeat(emergencies, 2)], policy)
     return tuple(Score(False, float(one_s)) for one_s in (migrations.migration_s + loss_s)[1::2])
@@ -93,15 +109,16 @@ def gains_s(
 def _loss_s(
     migrations: Migrations, job: Departure, saving: Saving, emergencies: Sequence[float], policy: Policy
 ) -> Floats:
-    """Returns the least expected loss at each node in seconds."""
+    """Returns the least expected loss at each node in seconds. No more than the whole horizon can be lost."""
+    ahead_s = horizon_s(job.remaining_s)
     outlook = Outlook.of(
         1,
         len(emergencies),
-        horizon_s=horizon_s(job.remaining_s),
+        horizon_s=ahead_s,
         emergencies=np.asarray(emergencies),
         write_bytes_s=np.minimum(migrations.write_bytes_s, saving.most_bytes_s),
         loss_budget_s=saving.loss_budget_s,
         stall_s=saving.stall_s,
     )
     next_s = migrations.network.next_s(migrations.candidates, job.checkpoint_bytes, RESTART_S)
-    return outlook.loss_s(0, job.checkpoint_bytes, next_s, policy.write_share)[0]
+    return np.minimum(outlook.loss_s(0, saving.save_bytes, next_s, policy.write_share)[0], ahead_s)

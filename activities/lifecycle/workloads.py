@@ -1,5 +1,6 @@
 """Activities on a workload's row: phase changes and the release of an attempt."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -88,15 +89,21 @@ def set_progress(attempt: Attempt, progress: list[TaskProgress]) -> bool:
                 _add_save(attempt, newest)
             attempt.checkpoint_at = at
             attempt.checkpoint_bytes = newest.checkpoint_bytes
-            attempt.checkpoint_s = newest.checkpoint_s
-            attempt.checkpoint_write_s = newest.checkpoint_write_s
+            attempt.checkpoint_s = _possible_s(newest.checkpoint_s)
+            attempt.checkpoint_write_s = _possible_s(newest.checkpoint_write_s)
     _set_reports(attempt, sorted(progress, key=lambda p: (p.job, p.task)))
     return before != (attempt.last_step, attempt.checkpoint_step, attempt.resumed_step)
 
 
+def _possible_s(reported_s: float | None) -> float | None:
+    """Returns a reported duration, or None if it is impossible: no agent has to send what a task has measured."""
+    return reported_s if reported_s is not None and 0 <= reported_s < math.inf else None
+
+
 def _add_save(attempt: Attempt, saved: TaskProgress) -> None:
     """Adds a save to the last ones, with the size of the whole checkpoint if what it has written is not known."""
-    size_bytes, sent_bytes, took_s = saved.checkpoint_bytes, saved.checkpoint_sent_bytes, saved.checkpoint_write_s
+    size_bytes, sent_bytes = saved.checkpoint_bytes, saved.checkpoint_sent_bytes
+    took_s = _possible_s(saved.checkpoint_write_s)
     if size_bytes is None or took_s is None:
         return
     wrote_bytes = size_bytes if sent_bytes is None else min(sent_bytes, size_bytes)

@@ -21,6 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.leader import Leader, lead
 from activities.reclaim.early import EarlyMover
+from activities.reclaim.rates import Rates
 from activities.reclaim.reading import (
     LentMachine,
     RunningJob,
@@ -47,9 +48,6 @@ from reclaim.profile import DAY_S
 
 _PERIODS = 3.0
 """An interval applies for this number of control periods."""
-_HORIZON_S = 8 * 3600.0
-"""Plans compare clusters by the departures that are expected within this time (T_rem of equation 11): the remaining
-runtime of a workload is not known."""
 _MEASURED_S = 86400.0
 """The age from which a measured bandwidth is not used."""
 _LEAST_SHARE = 0.1
@@ -83,8 +81,7 @@ class Pacer:
             except RPCError as error:
                 if error.status is not RPCStatusCode.NOT_FOUND:
                     _log.warning("the tasks of %s are not told how often to save: %s", pace.machine, error)
-        for move in await in_thread(self._early.round):
-            _log.info("workload %s %s", move.workload, move.reason.sentence)
+        await in_thread(self._early.round)
 
     def paces(self) -> list[Pace]:
         """Counts the departures since the last control period; returns the intervals for the tasks of each machine."""
@@ -139,12 +136,10 @@ class Pacer:
         return state
 
 
-def _departures_per_h(state: HazardState, model: HazardModel, now_s: float) -> dict[str, float]:
-    """Returns the expected departures of one machine of each cluster per hour, over the next hours."""
-    expected = model.expected(state, now_s, _HORIZON_S) / (_HORIZON_S / 3600)
-    return {
-        name: float(expected[state.building == number].mean()) for number, name in enumerate(state.building_names)
-    }  # fmt: skip
+def _departures_per_h(state: HazardState, model: HazardModel, now_s: float) -> dict[str, tuple[float, float]]:
+    """Returns the expected departures of one machine of each cluster per hour, in the next hours and later."""
+    rates = Rates.of(model, state, now_s)
+    return {name: rates.of_cluster(name) for name in state.building_names}
 
 
 def _paces(

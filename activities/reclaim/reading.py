@@ -1,5 +1,6 @@
 """Reads a region's lent machines, their departures and the jobs on them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,8 @@ class RunningJob:
     """What a save writes, at most what its memory and that of its GPUs can hold."""
     write_s: float
     """How long that takes until it is durable."""
+    most_bytes: int
+    """What its memory and that of its GPUs can hold."""
     bandwidth: BandwidthReport | None = None
     """The lowest bandwidth that its machines have measured; None: not measured."""
 
@@ -97,21 +100,27 @@ def read_departures(session: Session, region: str, after: Cursor, until: Cursor)
     return [(machine, at_s) for machine, at_s in session.execute(_DEPARTURES, values).all()]
 
 
-def write_departures(session: Session, region: str, departures_per_h: Mapping[str, float]) -> None:
+def write_departures(session: Session, region: str, departures_per_h: Mapping[str, tuple[float, float]]) -> None:
     """Stores the expected departures per hour of the machines of each cluster, if they have changed noticeably.
 
-    Each change lets the schedulers read the cluster's machines again.
+    Each change lets the schedulers read the cluster's machines again. The values of a cluster are those of the next
+    hours, and of the days after them.
     """
-    for cluster, value in departures_per_h.items():
+    for cluster, values in departures_per_h.items():
         row = session.get(Cluster, (region, cluster), with_for_update=True)
-        if row is not None and abs(row.departures_per_h - value) > _NOTICEABLE * max(row.departures_per_h, value):
-            row.departures_per_h = float(f"{value:.2g}")
+        if row is None:
+            continue
+        for name, value in zip(("departures_per_h", "later_departures_per_h"), values, strict=True):
+            stored = getattr(row, name)
+            if abs(stored - value) > _NOTICEABLE * max(stored, value):
+                setattr(row, name, float(f"{value:.2g}"))
 
 
 def forget_departures(session: Session) -> None:
     """Clears what was learned about clusters that are not lent by owners any more."""
-    other = Cluster.capacity != CapacityKind.VOLUNTARY.value, Cluster.departures_per_h != 0
-    session.execute(update(Cluster).where(*other).values(departures_per_h=0.0))
+    learned = (Cluster.departures_per_h != 0) | (Cluster.later_departures_per_h != 0)
+    other = update(Cluster).where(Cluster.capacity != CapacityKind.VOLUNTARY.value, learned)
+    session.execute(other.values(departures_per_h=0.0, later_departures_per_h=0.0))
 
 
 def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
@@ -140,6 +149,7 @@ def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
             Allocation.released_at.is_(None),
             Attempt.checkpoint_bytes > 0,
             Attempt.checkpoint_write_s >= LEAST_WRITE_S,
+            Attempt.checkpoint_write_s < math.inf,
         )
         .group_by(Attempt.workload, Attempt.attempt)
         .having(func.bool_or(Allocation.machine.in_(machines)))
@@ -152,6 +162,7 @@ def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
             tuple(sorted(held)),
             tuple(sorted(known & set(held))),
             *typical_save(saves or (), size_bytes, write_s, int(memory_bytes)),
+            int(memory_bytes),
             None if bandwidth is None else BandwidthReport(**bandwidth),
         )
         for workload, attempt, held, memory_bytes, size_bytes, write_s, saves, bandwidth in rows

@@ -13,7 +13,7 @@ from temporalio import activity
 
 import rms.bid
 from activities.scheduling.avoided import avoided_by
-from activities.scheduling.moves import moves_of
+from activities.scheduling.moves import Leaving, moves_of
 from activities.scheduling.scan_result import ScannedWorkload, batch
 from activities.scheduling.scheduler_state import SchedulerState
 from auction.candidate import Candidate
@@ -104,16 +104,16 @@ def placement_request(
     queued: ScannedWorkload,
     demand: WorkloadDemand,
     immune: frozenset[str] = frozenset(),
-    moving: tuple[JobRequest, ...] | None = None,
+    moving: Leaving | None = None,
     avoided: frozenset[str] = frozenset(),
 ) -> PlacementRequest:
     """Returns the request of a queued workload to a region's RMS, with its rank and eligible GPU types from the scan.
 
-    `immune` are the workloads that it may not evict, `moving` its jobs if they have scores of clusters, and `avoided`
-    the machines that it may not use.
+    `immune` are the workloads that it may not evict, `moving` set if it has left owners' machines, and `avoided` the
+    machines that it may not use.
     """
-    jobs = moving or _jobs(queued, demand)
-    return PlacementRequest(queued.workload, queued.rank, jobs, immune, frozenset(queued.displaces), avoided)
+    jobs, evicts = moving or (_jobs(queued, demand), True)
+    return PlacementRequest(queued.workload, queued.rank, jobs, immune, frozenset(queued.displaces), avoided, evicts)
 
 
 def _jobs(queued: ScannedWorkload, demand: WorkloadDemand) -> tuple[JobRequest, ...]:

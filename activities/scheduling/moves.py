@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from activities.scheduling.room import Room
 from domain.capacity import CapacityKind
 from domain.reasons import ReasonCode
-from domain.reported import LEAST_WRITE_S
+from domain.reported import LEAST_WRITE_S, typical_save
 from domain.scheduling import MOST_US, JobRequest, Move
 from infra.config.scheduling import ReclaimSettings
 from reclaim.buildings import Building, Departure, score
@@ -25,11 +25,13 @@ from rms.reserve import SHORTEST_S
 # A task can report anything. An impossible size or time is ignored: it must not end the pass for all workloads.
 _LEFT = text(
     "select w.id, a.region, a.plan -> 'jobs', saved.checkpoint_bytes,"
-    " case when saved.checkpoint_write_s >= :least_write_s then saved.checkpoint_write_s end,"
-    " case when saved.checkpoint_s >= 0 then saved.checkpoint_s end, ran.s,"
-    " case when a.outcome ->> 'code' = :early then a.outcome -> 'detail' ->> 'cluster' end"
+    " case when saved.checkpoint_write_s >= :least_write_s and saved.checkpoint_write_s < 'Infinity'"
+    "   then saved.checkpoint_write_s end,"
+    " case when saved.checkpoint_s >= 0 and saved.checkpoint_s < 'Infinity' then saved.checkpoint_s end, saved.saves,"
+    " ran.s, case when a.outcome ->> 'code' = :early then a.outcome -> 'detail' ->> 'cluster' end,"
+    " coalesce(a.released_at > now() - make_interval(secs => :patience_s), false)"
     " from workload as w join attempt as a on (a.workload, a.attempt) = (w.id, w.attempt)"
-    " cross join lateral (select checkpoint_bytes, checkpoint_write_s, checkpoint_s from attempt"
+    " cross join lateral (select checkpoint_bytes, checkpoint_write_s, checkpoint_s, saves from attempt"
     "   where workload = w.id and checkpoint_bytes > 0 order by attempt desc limit 1) as saved"
     " cross join lateral (select coalesce(sum(extract(epoch from released_at - started_at)), 0)::float8 as s"
     "   from attempt where workload = w.id) as ran"
@@ -37,9 +39,11 @@ _LEFT = text(
 )
 _EARLY = ReasonCode.MOVED_EARLY.value
 _LEAVES = [ReasonCode.PLATFORM_NOTICE.value, ReasonCode.MACHINE_LOST.value, _EARLY]
+_PATIENCE_S = 300.0
+"""Work that moved early evicts nobody for this time after its release: its machine is free again once it has saved."""
 _CLUSTERS = text(
-    "select region, name, capacity, store_url, link_mbit, departures_per_h from cluster where service is null"
-    " order by region, name"
+    "select region, name, capacity, store_url, link_mbit, departures_per_h, later_departures_per_h from cluster"
+    " where service is null order by region, name"
 )
 
 
@@ -51,9 +55,21 @@ class _Left(NamedTuple):
     checkpoint_bytes: int
     write_s: float | None
     stall_s: float | None
+    saves: list[list[float]] | None
     ran_s: float
     early_to: str | None
     """The cluster `region/cluster` for which it left early."""
+    is_recent: bool
+    """Whether it has left within `_PATIENCE_S`."""
+
+
+class Leaving(NamedTuple):
+    """A workload that has left owners' machines."""
+
+    jobs: tuple[JobRequest, ...]
+    """With the score of each cluster."""
+    evicts: bool
+    """Whether it may evict others."""
 
 
 def moves_of(
@@ -61,14 +77,13 @@ def moves_of(
     demands: Mapping[str, Sequence[JobRequest]],
     max_runtimes_s: Mapping[str, float],
     settings: ReclaimSettings,
-) -> dict[str, tuple[JobRequest, ...]]:
-    """Returns the jobs of workloads that have left owners' machines, with the score of each cluster.
+) -> dict[str, Leaving]:
+    """Returns the workloads that have left owners' machines, with the score of each cluster for their jobs.
 
     Workloads without a checkpoint, and jobs that were not on lent machines or spanned clusters, have no scores.
     """
-    rows = session.execute(
-        _LEFT, {"ids": list(demands), "codes": _LEAVES, "early": _EARLY, "least_write_s": LEAST_WRITE_S}
-    )
+    values = {"ids": list(demands), "codes": _LEAVES, "early": _EARLY, "patience_s": _PATIENCE_S}
+    rows = session.execute(_LEFT, {**values, "least_write_s": LEAST_WRITE_S})
     left = {workload: _Left(*row) for workload, *row in rows}
     if not left:
         return {}
@@ -81,15 +96,17 @@ def moves_of(
     found = {}
     for workload, one in left.items():
         home_of = {p["job"]: f"{one.region}/{p['cluster']}" for p in one.placements}
+        machines_of = {p["job"]: len(p["machines"]) for p in one.placements}
         remaining_s = remaining_runtime_s(max_runtimes_s[workload], one.ran_s)
         jobs = []
         for job in demands[workload]:
             home = home_of.get(job.name)
             if home in homes:
                 here = tuple(b for b in buildings if kinds[f"{b.site}/{b.name}"] in job.capacity)
-                job = _scored(job, home, here, one, remaining_s, room.candidates(job, home), settings)
+                local = room.candidates(job, home)
+                job = _scored(job, home, machines_of[job.name], here, one, remaining_s, local, settings)
             jobs.append(job)
-        found[workload] = tuple(jobs)
+        found[workload] = Leaving(tuple(jobs), one.early_to is None or not one.is_recent)
     return found
 
 
@@ -101,6 +118,7 @@ def remaining_runtime_s(max_runtime_s: float, ran_s: float) -> float:
 def _scored(
     job: JobRequest,
     home: str,
+    machines: int,
     buildings: tuple[Building, ...],
     left: _Left,
     remaining_s: float,
@@ -112,7 +130,8 @@ def _scored(
         return job  # The document does not accept the kind of its former cluster any more.
     departure = Departure(site, name, left.checkpoint_bytes, left.write_s, remaining_s, fit)
     if settings.forecasts or left.early_to is not None:
-        scores = joint_score(buildings, departure, saving_of(job.tasks, departure, left.stall_s, settings))
+        save = left.saves, left.checkpoint_bytes, left.write_s, left.checkpoint_bytes
+        scores = joint_score(buildings, departure, saving_of(machines, *save, left.stall_s, settings))
     else:
         scores = score(buildings, departure)
     moves = []
@@ -123,12 +142,23 @@ def _scored(
     return replace(job, moves=tuple(moves))
 
 
-def saving_of(machines: int, job: Departure, stall_s: float | None, settings: ReclaimSettings) -> Saving:
-    """Returns how a job on some machines saves.
+def saving_of(
+    machines: int,
+    saves: Sequence[Sequence[float]] | None,
+    checkpoint_bytes: int,
+    write_s: float | None,
+    most_bytes: int,
+    stall_s: float | None,
+    settings: ReclaimSettings,
+) -> Saving:
+    """Returns how a job on some machines saves, from what its tasks have reported (`domain.reported.typical_save`).
 
-    What limits its checkpoints where it is, is assumed to limit them elsewhere, too: it may be the job itself.
+    What limits its saves where it is, is assumed to limit them elsewhere, too: it may be the job itself. No save stalls
+    a job for longer than it takes.
     """
     most_bytes_s = settings.checkpoint_bytes_s
-    if job.write_s is not None:
-        most_bytes_s = min(most_bytes_s, job.checkpoint_bytes / job.write_s)
-    return Saving(machines, stall_s, settings.loss_budget_s, most_bytes_s)
+    if write_s is None:
+        return Saving(machines, min(checkpoint_bytes, most_bytes), None, settings.loss_budget_s, most_bytes_s)
+    save_bytes, save_s = typical_save(saves or (), checkpoint_bytes, write_s, most_bytes)
+    stall_s = None if stall_s is None else min(stall_s, save_s)
+    return Saving(machines, save_bytes, stall_s, settings.loss_budget_s, min(most_bytes_s, save_bytes / save_s))

@@ -44,7 +44,10 @@ class Chooser:
             outlook = self._outlook(jobs, now_s, inf)
             found = choose_jointly(network, nodes, leaving, outlook, rules, self._system.parameters.policy)
             return [int(one) for one in found.choices.destination]
-        survival = np.array([np.exp(-sum(self._knowledge.expected(now_s, self._left_s(job)))) for job in jobs])
+        departures = np.array([sum(self._knowledge.expected(now_s, self._left_s(job))) for job in jobs])
+        if self._system.by_cluster:
+            departures = self._by_building(jobs, departures, inf)
+        survival = np.exp(-departures)
         return [int(one) for one in choose(network, nodes, leaving, survival, rules).destination]
 
     def early(self, jobs: list[Job], now_s: float) -> EarlyMoves:

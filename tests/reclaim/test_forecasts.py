@@ -5,7 +5,7 @@ import pytest
 
 from reclaim.buildings import MACHINE_MBIT, SITE_MBIT, Building, Departure, Migrations
 from reclaim.destinations import RESTART_S, Leaving, Nodes
-from reclaim.forecasts import Saving, gains_s, horizon_s, joint_score
+from reclaim.forecasts import NEAR_S, Saving, expected, gains_s, horizon_s, joint_score
 from reclaim.joint import EARLY_HORIZON_S, Outlook, Policy, early_moves
 
 C = 3.2e9
@@ -13,12 +13,12 @@ MBIT = 125_000.0
 B = 20e6
 """The bandwidth for checkpoints, below that of every link, so that it is the same everywhere."""
 CAMPUS = (
-    Building("campus", "a", link_mbit=300.0, departures_per_h=0.2),
-    Building("campus", "b", link_mbit=200.0, departures_per_h=0.01),
+    Building("campus", "a", link_mbit=300.0, departures_per_h=0.6, later_per_h=0.12),
+    Building("campus", "b", link_mbit=200.0, departures_per_h=0.01, later_per_h=0.01),
     Building("campus", "c", link_mbit=1000.0),
 )
 JOB = Departure("campus", "a", C, C / B, 48 * 3600.0, local_candidates=2)
-SAVING = Saving(machines=1, stall_s=4.0, loss_budget_s=1800.0, most_bytes_s=B)
+SAVING = Saving(machines=1, save_bytes=C, stall_s=4.0, loss_budget_s=1800.0, most_bytes_s=B)
 
 
 def _read_s(building: Building) -> float:
@@ -44,11 +44,12 @@ def _next_s(at: int) -> float:
 
 def test_the_joint_score_is_the_time_of_the_migration_and_the_loss_there() -> None:
     found = joint_score(CAMPUS, JOB, SAVING)
+    departures = [8 * 0.6 + 40 * 0.12, 48 * 0.01, 0.0]
     for at, one in enumerate(found):
         migration_s = C / B + _read_s(CAMPUS[at]) + RESTART_S
-        assert one.score_s == pytest.approx(migration_s + _loss_s(CAMPUS[at].departures_per_h * 48, _next_s(at)))
+        assert one.score_s == pytest.approx(migration_s + _loss_s(departures[at], _next_s(at)))
         assert not one.away
-    double = joint_score(CAMPUS, JOB, Saving(2, 4.0, 1800.0, B))
+    double = joint_score(CAMPUS, JOB, Saving(2, C, 4.0, 1800.0, B))
     assert double[0].score_s > 1.3 * found[0].score_s, "two machines depart twice as often"
     assert double[2].score_s == found[2].score_s
 
@@ -85,8 +86,8 @@ def test_the_gains_are_those_of_single_nodes(seed: int) -> None:
         for name in "abcd"
     )  # fmt: skip
     job = Departure("campus", "a", float(rng.uniform(1e8, 2e10)), float(rng.uniform(5, 300)),
-                    float(rng.uniform(600, 4e5)), 2)  # fmt: skip
-    saving = Saving(int(rng.integers(1, 4)), 2.0, 900.0, float(rng.uniform(1e6, 1e8)))
+                    float(rng.uniform(2e5, 4e5)), 2)  # fmt: skip
+    saving = Saving(int(rng.integers(1, 4)), job.checkpoint_bytes, 2.0, 900.0, float(rng.uniform(1e7, 1e8)))
     here = float(rng.uniform(0, 20))
     there = [here, *rng.uniform(0, 20, 3).tolist()]
     migrations = Migrations.of(buildings, job)
@@ -103,6 +104,28 @@ def test_the_gains_are_those_of_single_nodes(seed: int) -> None:
     assert single.gain_s[0] == pytest.approx(best if np.isfinite(best) else 0.0)
     if np.isfinite(best):
         assert (single.destination[0] - 1) // 2 == int(found.argmax())
+
+
+def test_only_what_a_save_writes_takes_time_to_save() -> None:
+    """A save of a tenth of the checkpoint can be more frequent; a migration reads all of it."""
+    small = Saving(1, C / 10, 4.0, 1800.0, B)
+    found, whole = (joint_score(CAMPUS, JOB, saving)[0].score_s for saving in (small, SAVING))
+    interval_s = (2 * C / 10 / (9.6 / (48 * 3600) * B)) ** 0.5
+    loss_s = 9.6 * (interval_s / 2 + _next_s(0)) + 48 * 3600 * 4.0 / interval_s
+    assert found == pytest.approx(C / B + _read_s(CAMPUS[0]) + RESTART_S + loss_s)
+    assert found != pytest.approx(whole)
+
+
+def test_no_more_than_the_horizon_is_lost() -> None:
+    """However often owners come: a move from there gains at most the horizon, less its cost."""
+    gains = gains_s(CAMPUS, JOB, SAVING, 1e9, [1e9, 0.0, 0.0])
+    assert 0 < gains[2] < JOB.remaining_s
+    assert not np.isfinite(gains_s(CAMPUS, JOB, SAVING, 1e9, [1e9, 1e8, 1e8])).any()
+
+
+def test_departures_follow_the_time_of_day_for_hours() -> None:
+    assert expected(0.5, 0.1, 3600.0) == 0.5
+    assert expected(0.5, 0.1, NEAR_S + 7200.0) == pytest.approx(8 * 0.5 + 2 * 0.1)
 
 
 def test_forecasts_look_ahead_for_days_at_most() -> None:
