@@ -36,7 +36,7 @@ def test_no_state_of_the_disk_loses_what_was_acknowledged(
     assert {"mkdir", "create", "write", "fsync", "link", "replace", "unlink", "rmdir"} == {
         mutation[0] for mutation in recorder.mutations
     }
-    checked = sweep(tmp_path / "state", recorder, keep, random.Random(1), 4, 0.05)
+    checked = sweep(tmp_path / "state", recorder, keep, random.Random(1), 4, 0.025)
     assert checked > 20
 
 
