@@ -4,6 +4,7 @@ A zygote that has died or does not respond is replaced. This is always safe: a s
 has responded, and the run's folder ensures that only one shim starts the task (`agent.shim`).
 """
 
+import atexit
 import contextlib
 import os
 import select
@@ -105,6 +106,11 @@ class _Starter:
         waited = ", ".join(f"{answer_s:g}" for answer_s in _ANSWER_S)
         raise NoZygote(f"{len(_ANSWER_S)} zygotes did not respond (waited {waited} s)")
 
+    def close(self) -> None:
+        """Closes this process's end of the zygote's socket. The zygote exits once no process has that end open."""
+        if self._zygote is not None:
+            self._zygote.socket.close()
+
 
 def _ask(asked: _Zygote, folder: Path, launch: bytes, complaints: int, answer_s: float) -> int | None:
     """Requests a shim and sends it the launch. Returns the errno that was reported, or 0 if there was no error.
@@ -167,7 +173,9 @@ def start_shim(folder: Path, launch: bytes, complaints: int) -> int:
 def _forget() -> None:
     """Resets `_starter` in a forked child, because the zygote belongs to the parent."""
     global _starter
+    _starter.close()
     _starter = _Starter()
 
 
 os.register_at_fork(after_in_child=_forget)
+atexit.register(lambda: _starter.close())

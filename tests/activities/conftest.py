@@ -26,26 +26,24 @@ from tests.activities.placement_runs import PlacementWorld
 from tests.activities.temporal import dispatching, end_all
 from tests.activities.world import World
 from tests.buckets import s3_endpoint, s3_url
-from tests.conftest import DELETE_ROWS
+from tests.databases import Databases
 
 __all__ = ["s3_endpoint", "s3_url"]
 
 
 @pytest.fixture(scope="session")
-def shared_url(postgres_url: str, template_database: str) -> str:
-    """URL of a database that these tests use one after the other. Its commits do not wait for the disk."""
-    name = f"shared_{uuid.uuid4().hex[:12]}"  # Each folder that imports this fixture has its own.
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"create database {name} template {template_database}")  # type: ignore[call-overload]
-        connection.execute(f"alter database {name} set synchronous_commit = off")  # type: ignore[call-overload]
-    return postgres_url.rsplit("/", 1)[0] + f"/{name}"
+def shared_url(databases: Databases) -> str:
+    """URL of a database that the tests of a folder use one after the other. Its commits do not wait for the disk."""
+    url = databases.take()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"alter database {connection.info.dbname} set synchronous_commit = off")  # type: ignore[call-overload]
+    return url
 
 
 @pytest.fixture
-def database_url(shared_url: str) -> str:
-    """URL of the shared database with all rows deleted, which is faster than creating a new one."""
-    with psycopg.connect(shared_url) as connection:
-        connection.execute(DELETE_ROWS)  # type: ignore[call-overload]
+def database_url(databases: Databases, shared_url: str) -> str:
+    """URL of the shared database with all rows deleted."""
+    databases.delete_rows(shared_url)
     return shared_url
 
 
@@ -73,30 +71,31 @@ def world(database: Engine, tmp_path: Path) -> World:
 
 
 @pytest.fixture
-def new_world(postgres_url: str, template_database: str, tmp_path: Path) -> Iterator[Callable[..., World]]:
+def new_world(databases: Databases, tmp_path: Path) -> Iterator[Callable[..., World]]:
     """A function that creates installations on separate databases, either empty or copied from another installation."""
     engines: list[Engine] = []
-    names: list[str] = []
+    taken: list[str] = []
+    copies: list[str] = []
 
     def make(copy_of: World | None = None) -> World:
-        name = f"t_{uuid.uuid4().hex[:12]}"
-        original = template_database
-        if copy_of is not None:
+        if copy_of is None:
+            url = databases.take()
+            taken.append(url)
+        else:
             copy_of.engine.dispose()
-            original = str(copy_of.engine.url.database)
-        with psycopg.connect(postgres_url, autocommit=True) as connection:
-            connection.execute(f"create database {name} template {original}")  # type: ignore[call-overload]
-            connection.execute(f"alter database {name} set synchronous_commit = off")  # type: ignore[call-overload]
-        engines.append(open_engine(postgres_url.rsplit("/", 1)[0] + f"/{name}"))
-        names.append(name)
-        return World(engines[-1], tmp_path / name)
+            databases.release(copy_of.engine.url.render_as_string(hide_password=False))
+            url = databases.create(str(copy_of.engine.url.database))
+            copies.append(url)
+        engines.append(open_engine(url))
+        return World(engines[-1], tmp_path / url.rsplit("/", 1)[1])
 
     yield make
     for engine in engines:
         engine.dispose()
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        for name in names:
-            connection.execute(f"drop database {name} with (force)")  # type: ignore[call-overload]
+    for url in taken:
+        databases.give(url)
+    for url in copies:
+        databases.drop(url)
 
 
 @pytest.fixture(scope="package")

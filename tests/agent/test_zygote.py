@@ -153,6 +153,16 @@ def test_a_zygote_ends_with_its_agent_and_its_shims_do_not(tmp_path: Path, stopp
     assert ended(run).exit_code == 7
 
 
+def test_an_agent_leaves_no_socket_open(tmp_path: Path) -> None:
+    """An agent that ends, and a process that it forks, close the socket of the zygote."""
+    forks = "import os\nif (pid := os.fork()) == 0: os._exit(0)\nos.waitpid(pid, 0)\n"
+    command = [sys.executable, "-W", "error::ResourceWarning", "-c", AGENT + forks, str(tmp_path)]
+    agent = subprocess.run(command, cwd=Path(tasks.__file__).parents[1], input=b"", capture_output=True, check=True)
+    (run_of(tmp_path).work / "go").touch()
+    assert ended(run_of(tmp_path)).exit_code == 7
+    assert agent.stderr == b""
+
+
 def test_a_zygote_keeps_nothing(tmp_path: Path) -> None:
     """After many concurrent starts, the zygote has no extra descriptor, no zombie, and no task's secret in memory."""
     secret = "zq" + os.urandom(16).hex()

@@ -5,43 +5,17 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import psycopg
 import pytest
 import yaml
 
 from api.serve import Server, config_of, listen
 from tests.api.world import ApiWorld, make_world
-from tests.conftest import empty
-
-
-@contextmanager
-def _fresh(postgres_url: str, template: str) -> Iterator[str]:
-    name = f"t_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"create database {name} template {template}")
-    yield postgres_url.rsplit("/", 1)[0] + f"/{name}"
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"drop database {name} with (force)")
-
-
-@pytest.fixture(scope="session")
-def emptied_url(postgres_url: str, template_database: str) -> Iterator[str]:
-    """Yields the URL of a database that the tests share and empty before use."""
-    with _fresh(postgres_url, template_database) as url:
-        yield url
-
-
-@pytest.fixture
-def database_url(emptied_url: str) -> str:
-    """Returns the URL of a migrated database without rows."""
-    empty(emptied_url)
-    return emptied_url
+from tests.databases import Databases
 
 
 @pytest.fixture
@@ -52,11 +26,9 @@ def world(database_url: str, tmp_path: Path) -> Iterator[ApiWorld]:
 
 
 @pytest.fixture(scope="module")
-def shared_world(
-    postgres_url: str, template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ApiWorld]:
+def shared_world(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
     """Yields an installation that the tests of a module share, for tests that do not depend on its state."""
-    with _fresh(postgres_url, template_database) as url, make_world(url, tmp_path_factory.mktemp("world")) as made:
+    with databases.taken() as url, make_world(url, tmp_path_factory.mktemp("world")) as made:
         yield made
 
 

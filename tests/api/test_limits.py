@@ -19,8 +19,9 @@ import pytest
 
 from domain.phases import Phase
 from infra.config import Settings
-from tests.api.conftest import _fresh, api_process
+from tests.api.conftest import api_process
 from tests.api.world import ARCHIVE, ApiWorld, as_yaml, document, make_world
+from tests.databases import Databases
 
 SMALL: dict[str, Any] = {
     "header_timeout_s": 1.0, "body_timeout_s": 1.0, "streams_per_key": 3, "streams_per_tenant": 4,
@@ -31,12 +32,12 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def limited(
-    postgres_url: str, template_database: str, tmp_path_factory: pytest.TempPathFactory, checkout: Path
+    databases: Databases, tmp_path_factory: pytest.TempPathFactory, checkout: Path
 ) -> Iterator[tuple[ApiWorld, str]]:
     """Yields a world and the URL of its API with low limits."""
     folder = tmp_path_factory.mktemp("limited")
     with (
-        _fresh(postgres_url, template_database) as url,
+        databases.taken() as url,
         make_world(url, folder, limits=SMALL) as world,
         api_process(world, folder, checkout) as base,
     ):

@@ -227,6 +227,7 @@ def test_bad_settings_are_refused(change: dict[str, Any], says: str) -> None:
         Ec2Settings.model_validate({**SETTINGS, **change})
 
 
+@pytest.mark.long  # `tests/services/test_live.py` has the life of a replica, the tests above that of an instance.
 async def test_a_replica_of_a_service_has_an_instance_for_its_life(
     region: Ec2, database: Engine, database_url: str, client: Client, tmp_path: Path
 ) -> None:

@@ -1,11 +1,9 @@
 """Fixtures for the tests of the command and the client, with a real API."""
 
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 import yaml
 
@@ -13,6 +11,7 @@ from infra.db.session import open_engine
 from mizzen.cli.app import run
 from mizzen.client import Client
 from tests.cli.service import DOCUMENT, Capture, Cutter, Service, Submit, populate, serving, settings_for
+from tests.databases import Databases
 
 
 @pytest.fixture(autouse=True)
@@ -24,12 +23,9 @@ def _own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def service(postgres_url: str, template_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Yields one API for all tests; each test creates its own workloads."""
-    name = f"t_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"create database {name} template {template_database}")
-    url = postgres_url.rsplit("/", 1)[0] + f"/{name}"
+    url = databases.take()
     folder = tmp_path_factory.mktemp("north")
     engine = open_engine(url)
     settings = settings_for(url, tmp_path_factory.mktemp("data"))

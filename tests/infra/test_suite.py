@@ -42,9 +42,9 @@ def test_a_teardown_that_hangs_does_not_stop_the_run(tmp_path: Path, checkout: P
     (tmp_path / "test_quick.py").write_text("def test_quick(): pass")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(tmp_path)]
     done = subprocess.run(
-        [*command, "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", str(tmp_path)],
+        [*command, "-p", "xdist", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", str(tmp_path)],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(checkout), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": str(checkout), "PATH": "/usr/bin:/bin", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=60,

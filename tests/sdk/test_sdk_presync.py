@@ -171,13 +171,16 @@ def test_killed_at_any_time_between_the_notice_and_the_end(
     tmp_path: Path, under_an_agent: Callable[[float], None], fork: Callable[..., Any]
 ) -> None:
     """The newest complete checkpoint is whole: that before the notice, the one sent ahead, or the last one."""
-    seen: set[str] = set()
-    for event in range(1, 2000, 13):
+
+    def killed(event: int) -> tuple[str, bool, int]:
+        """Kills a training before this file operation. Returns the place of the newest checkpoint, whether the training
+        had ended, and its exit code.
+        """
         root = tmp_path / f"root-{event}"
         first = _Training(root)
         _start(first)
 
-        def work(tell: Callable[[bytes], None], root: Path = root) -> None:
+        def work(tell: Callable[[bytes], None]) -> None:
             training = _Training(root)
             training.big += 7
             training.train(2)
@@ -196,9 +199,20 @@ def test_killed_at_any_time_between_the_notice_and_the_end(
         found = Checkpointer(root, attempt=3).load_latest()
         assert found is not None
         assert len(set(found.state["big"]["w"])) == len(set(found.state["small"]["w"])) == 1
-        if b"noticed" in said:
-            seen.add("before" if found.step <= 8 else "after")
-        if b"ended" in said or code != -signal.SIGKILL:
+        state = "unnoticed" if b"noticed" not in said else "before" if found.step <= 8 else "after"
+        return state, b"ended" in said, code
+
+    seen: list[str] = []
+    for event in range(1, 2000, 13):
+        state, ended, code = killed(event)
+        seen.append(state)
+        if ended or code != -signal.SIGKILL:
             break
-    assert seen == {"before", "after"}
-    assert b"ended" in said
+    assert ended
+    # On a busy machine few operations are between the notice and the checkpoint that is sent ahead.
+    first_after = 1 + 13 * seen.index("after")
+    for event in range(first_after - 1, first_after - 13, -1):
+        if "before" in seen:
+            break
+        seen.append(killed(event)[0])
+    assert {"before", "after"} <= set(seen)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,17 @@ QUICK = SimulationSettings(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"global-joint"}))
-@pytest.mark.parametrize("seed", SEEDS)
+def _cases() -> list[Any]:
+    """Returns all policies on all scenarios; those after the first scenario are long, except of the policy `global`."""
+    policies = sorted(set(POLICIES) - {"global-joint"})
+    return [
+        pytest.param(policy, seed, marks=[] if policy == "global" or seed == SEEDS[0] else pytest.mark.long)
+        for seed in SEEDS
+        for policy in policies
+    ]
+
+
+@pytest.mark.parametrize(("policy", "seed"), _cases())
 def test_both_engines_do_the_same(policy: str, seed: int) -> None:
     """Every event of a run, with its time, place and machines, is the same in both engines."""
     scene = random_scenario(seed, QUICK)

@@ -54,7 +54,7 @@ def test_columns_and_ledger_agree_where_something_is_reserved() -> None:
     Columns without this rule would offer them again in the same pass.
     """
     compared = reserved = 0
-    for seed in range(2, 2 + (ROUNDS + 1) // 2):
+    for seed in range(2, 2 + ROUNDS // 2):
         scene = random_scenario(seed, SURE.model_copy(update={"reserve_after_s": 300.0, "eviction_s": 60.0}), 200)
         work = [replace(w, max_runtime_s=w.duration_s * 1.2) for w in scene.workloads]
         run = Run(replace(scene, workloads=work), POLICIES["global"])
@@ -73,7 +73,7 @@ def test_columns_and_ledger_agree_where_something_is_reserved() -> None:
 
         passes.go = checked  # type: ignore[method-assign]
         run.go()
-    assert compared > 1000 and reserved > 100
+    assert compared > 500 and reserved > 100
 
 
 def _stream(seed: int, known: bool) -> tuple[list[MachineState], list[Workload], Workload]:

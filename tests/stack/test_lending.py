@@ -109,6 +109,8 @@ def test_a_gang_moves_between_buildings_with_stores(shared: Up, tmp_path: Path) 
         wait_until(lambda a=attempt: len(client.attempts(workload)) == a + 1, "the next attempt is awarded")
         assert owner_says(shared, machine, "lend")["lent"]
         wait_until(lambda o=other, a=attempt: saved(o, a + 1), "the next attempt has saved in the other store")
+        # Agents upload the output at intervals.
+        wait_until(lambda a=attempt: len(_steps(shared, workload, "starting")) > a, "the output has arrived")
         assert _steps(shared, workload, "starting")[attempt] == _steps(shared, workload, "stopped")[attempt - 1]
         assert saved(building, attempt)[0] == _steps(shared, workload, "stopped")[attempt - 1]
         assert not saved(building, attempt + 1)

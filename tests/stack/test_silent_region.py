@@ -20,6 +20,7 @@ regions:
 """
 
 
+@pytest.mark.long  # `test_sites.py` removes the region of a stopped site.
 def test_a_region_of_an_earlier_fleet_file_is_named_and_can_be_removed(tmp_path: Path) -> None:
     """Workloads start in the new region; the old region is shown as silent until it is removed."""
     old = Up(tmp_path, _FLEET.format(name="old"))

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import psycopg
 import pytest
 
 from infra.stack.ports import free_port
+from mizzen.client.errors import Conflict
 from tests.agent.harness import dev_server
 from tests.stack.harness import ROOT, Up, processes_of, wait_until
 
@@ -161,10 +163,10 @@ def _back(away: Path, bucket: Path) -> None:
     away.rename(bucket)
 
 
-def test_sites_share_services_and_disturb_nobody(sites: tuple[Up, Up]) -> None:
+def test_sites_share_services_and_disturb_nobody(sites: tuple[Up, Up], tmp_path: Path) -> None:
     """When one site is stopped, its workload moves to the other site; the other site and the services keep running.
 
-    The stopped site is started again, and both are stopped at the end of the module.
+    The region of the stopped site is shown as silent and blocks no workload, until it is removed.
     """
     east, west = sites
     workloads = [east.submit("first", steps=3000, step_s=0.1, tasks=4)]
@@ -185,4 +187,29 @@ def test_sites_share_services_and_disturb_nobody(sites: tuple[Up, Up]) -> None:
     saved, resumed = east.client().attempts(workloads[1])
     assert (saved["outcome"]["code"], resumed["region"]) == ("stack_stopped", "east")
     assert resumed["resumed_step"] >= saved["checkpoint_step"] > 0
-    west.start()
+
+    client, gate = east.client(), tmp_path / "gate"
+    running, waiting = (east.submit(name, steps=1, step_s=0.0, tasks=4, gate=gate) for name in ("third", "fourth"))
+    wait_until(lambda: east.phase(running) == "running", "the third workload runs in the other region")
+
+    def codes() -> dict[str, str]:
+        found = {r["detail"].get("region"): r["code"] for r in client.why(waiting)["reasons"]}
+        return {region: code for region, code in found.items() if region in ("east", "west")}
+
+    wait_until(lambda: codes() == {"west": "region_silent", "east": "insufficient_capacity"}, "`why` names the region")
+    states = {region["name"]: region["state"] for region in client.regions()}
+    assert (states["east"], states["west"]) == ("answering", "silent")
+    with urllib.request.urlopen(f"http://127.0.0.1:{east.ports['port']}/metrics") as answer:
+        (line,) = [text for text in answer.read().decode().splitlines() if 'region="west",state="silent"' in text]
+    assert line.startswith("mizzen_region_silent_seconds{") and float(line.split()[-1]) > 0
+    with pytest.raises(Conflict, match="machines: west/a/m-1"):
+        client.remove_region("west")
+    client.set_machine("west/a/m-1", "drain")
+    client.remove_machine("west/a/m-1")
+    client.remove_region("west")
+    wait_until(lambda: codes() == {"east": "insufficient_capacity"}, "`why` no longer names the removed region")
+    assert "west" not in [region["name"] for region in client.regions()]
+    gate.touch()
+    wait_until(lambda: east.ended(running) and east.ended(waiting), "both workloads succeed")
+    logs = (east.data / "run" / "log").glob("worker*.log")
+    assert "region west has not answered within 2 s" in "".join(path.read_text() for path in logs)

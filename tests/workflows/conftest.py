@@ -1,4 +1,7 @@
-"""Fixtures of the workflow tests. All share one event loop, one test server and, where needed, one dev server."""
+"""Fixtures of the workflow tests. All share one event loop, one test server and, where needed, one dev server.
+
+The servers end with the last test of the folder: they poll and take memory even while no test uses them.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def client() -> AsyncIterator[Client]:
     """A client of a time-skipping test server; these tests skip no time."""
     async with skipping_server() as (_, connected):
@@ -27,21 +30,21 @@ async def client() -> AsyncIterator[Client]:
     await settled()
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def dev_client() -> AsyncIterator[Client]:
     """A client of a dev server."""
     async with dev_server() as connected:
         yield connected
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def lab(client: Client) -> AsyncIterator[Lab]:
     """Control and region workers on the test server."""
     async with Lab.open(client) as opened:
         yield opened
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def dev_lab(dev_client: Client) -> AsyncIterator[Lab]:
     """Control and region workers on the dev server."""
     async with Lab.open(dev_client) as opened:

@@ -9,7 +9,7 @@ import pytest
 from simulation.reclaim.documents import Document, build
 from simulation.reclaim.engine import simulate
 from simulation.reclaim.network import max_min
-from simulation.reclaim.scenario import Traffic
+from simulation.reclaim.scenario import Scenario, Traffic
 from simulation.reclaim.state import STALL_SHARE
 from simulation.reclaim.systems import SYSTEMS, Store, System
 from tests.simulation.reclaim.tiny import HOUR_S, LOCAL_BYTES_S, scenario
@@ -156,30 +156,42 @@ def test_max_min() -> None:
     assert max_min(wants, [100.0, 10.0]) == pytest.approx([10.0, 85.0, 5.0])
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_gpu_time_is_conserved(name: str) -> None:
-    given = build(
+@pytest.fixture(scope="module")
+def short() -> Scenario:
+    """Three days of forty jobs."""
+    return build(
         Document(version=1, name="short", days=3, calibration_days=1, jobs={"count": 40, "gpu_hours": 500},  # type: ignore[arg-type]
                  availability={"drawn": {"departures": 200}}),  # type: ignore[arg-type]
         Path(),
         seed=3,
     )  # fmt: skip
-    found = simulate(given, SYSTEMS[name])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_gpu_time_is_conserved(short: Scenario, name: str) -> None:
+    found = simulate(short, SYSTEMS[name])
     whole = found.whole
     assert whole.held == pytest.approx(whole.useful + whole.lost + whole.overhead, abs=1e-3)
     assert min(whole.useful, whole.saving, whole.moving, whole.shadow, whole.lost) >= 0
-    held_s = np.minimum(given.lending.to_s, given.length_s) - given.lending.from_s
-    assert whole.held <= float(held_s @ given.machines.gpus[given.lending.node]) + 1e-3
+    held_s = np.minimum(short.lending.to_s, short.length_s) - short.lending.from_s
+    assert whole.held <= float(held_s @ short.machines.gpus[short.lending.node]) + 1e-3
     # Each job's work is done once: what is useful never exceeds what the jobs ask for.
-    assert whole.useful <= float(given.work.gpus @ given.work.work_s) + 1e-3
+    assert whole.useful <= float(short.work.gpus @ short.work.work_s) + 1e-3
     assert len(found.hits) > 5
     for hit in found.hits:
         assert hit.lost_s >= 0 and hit.resumed_s >= hit.stopped_s
         assert not (hit.handed_over and hit.lost_s > 0)
         assert hit.notice_s > 0 or not hit.handed_over
-    # The same seed gives the same result.
-    again = simulate(given, SYSTEMS[name])
-    first, second = found.row(), again.row()
+
+
+DRAWN = ("random-dst", "reclaimnet", "p3")
+
+
+@pytest.mark.parametrize(
+    "name", [*DRAWN, *(pytest.param(name, marks=pytest.mark.long) for name in ALL if name not in DRAWN)]
+)
+def test_the_same_seed_gives_the_same_result(short: Scenario, name: str) -> None:
+    first, second = (simulate(short, SYSTEMS[name]).row() for _ in range(2))
     first.pop("wall_s"), second.pop("wall_s")
     assert repr(first) == repr(second)
 
