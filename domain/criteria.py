@@ -85,6 +85,11 @@ class PlanQuality:
         return tuple(getattr(self, name) for name in _NAMES)
 
     @property
+    def before_move(self) -> tuple[Any, ...]:
+        """The values of the criteria before `move_s`."""
+        return self.key[: _NAMES.index("move_s")]
+
+    @property
     def victims(self) -> int:
         """The number of workloads that are evicted."""
         return sum(self.victims_by_rank)

@@ -149,7 +149,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.PLATFORM_NOTICE: "{platform} reclaims machine {machine} ({notice}): {words}",
     ReasonCode.MOVED_EARLY: (
         "moves to cluster {cluster} before an owner asks: {departures} departures of its machines are expected in the"
-        " next {hours} h, and {departures_there} of the same number of machines there"
+        " next {hours} h, and {departures_there} of the machines there"
     ),
     ReasonCode.LAUNCH_FAILED: "tasks could not be started on {machine}: {error}",
     ReasonCode.CANNOT_START: "its tasks cannot be started on any machine: {error}",

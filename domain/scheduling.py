@@ -3,7 +3,7 @@
 Times are seconds since the epoch, CPUs are thousandths of a core (`_milli`), memory is bytes, GPUs are whole slots.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated
@@ -256,6 +256,8 @@ class PlacementRequest:
     """Ids of machines that may not be used: the workload failed there, and no other machine has confirmed that."""
     evicts: bool = True
     """Whether it may evict other workloads."""
+    shuns: frozenset[str] = frozenset()
+    """Ids of machines that are used only if a plan without them would be worse by a criterion before `move_s`."""
 
 
 @dataclass(frozen=True)
@@ -283,6 +285,10 @@ class Plan:
     def key(self) -> tuple[object, ...]:
         """Sort key that orders all plans for one workload: all criteria, then region and machine ids."""
         return (*self.quality.key, self.region, tuple(m for job in self.jobs for m in job.machines))
+
+    def uses(self, machines: Collection[str]) -> bool:
+        """Returns whether the plan uses any of these machines."""
+        return any(machine in machines for job in self.jobs for machine, _ in job.machines)
 
 
 @dataclass(frozen=True)

@@ -83,15 +83,15 @@ def gains_s(
     """Returns what an early move of a running job to each building gains, in seconds; minus infinity: it does not pay.
 
     A gain is the expected loss on the job's machines, less that in the building and the cost of the move. Like
-    `joint.early_moves`, it counts only where fewer departures are expected than here, and not in the job's own
-    building: the scheduler compares machines by their buildings.
+    `joint.early_moves`, it counts only where fewer departures are expected than here. In its own building, the job
+    moves to other machines.
 
     Args:
         buildings: the buildings.
         job: the job, where it runs.
         saving: how it saves.
         here: the departures that are expected of its machines within its `horizon_s`.
-        emergencies: the same for as many machines of each building.
+        emergencies: the same for the machines that it would get in each building.
         policy: the parameters of early moves.
 
     Raises:
@@ -101,8 +101,7 @@ def gains_s(
     loss_s = _loss_s(migrations, job, saving, [here, *np.repeat(emergencies, 2)], policy)
     cost_s = policy.cost_s(migrations.migration_s, RESTART_S)[1::2]
     gain_s = loss_s[0] - loss_s[1::2] - cost_s
-    is_other = np.arange(len(buildings)) != migrations.home
-    counts = is_other & policy.pays(gain_s, cost_s) & (np.asarray(emergencies) < here)
+    counts = policy.pays(gain_s, cost_s) & (np.asarray(emergencies) < here)
     return np.where(counts, gain_s, -np.inf)
 
 

@@ -1,5 +1,7 @@
 """A region's bid for one workload (MAST 4.3): a plan for the whole gang with its quality, or reasons for a refusal."""
 
+from dataclasses import replace
+
 from domain.scheduling import Bid, JobPlacement, PlacementRequest, Plan, RegionSnapshot
 from rms.criteria import quality
 from rms.gang import Planner, undoing
@@ -22,8 +24,19 @@ def bid_in(planner: Planner, request: PlacementRequest) -> Bid:
     region.
 
     Workloads that the request displaces count as over-quota, so they are evicted first. Machines that the request
-    avoids have no room for it.
+    avoids have no room for it. If the plan uses machines that the request shuns, a plan without them replaces it,
+    unless that is worse by a criterion before `move_s`.
     """
+    found = _bid_with(planner, request)
+    if found.plan is None or not found.plan.uses(request.shuns):
+        return found
+    without = _bid_with(planner, replace(request, avoids=request.avoids | request.shuns))
+    is_as_good = without.plan is not None and without.plan.quality.before_move <= found.plan.quality.before_move
+    return without if is_as_good else found
+
+
+def _bid_with(planner: Planner, request: PlacementRequest) -> Bid:
+    """Returns the bid on all machines that the request does not avoid."""
     if not request.displaces and not request.avoids:
         return _bid(planner, request)
     region = planner.region

@@ -31,8 +31,26 @@ def best(plans: Iterable[Plan]) -> Plan | None:
     return min(plans, default=None, key=lambda plan: plan.key)
 
 
+_BEFORE_MOVE = (
+    "victims_by_rank", "lost_gpu_s", "youngest_victim_started_at_s", "spanning", "type_preference",
+    "capacity_preference", "away",
+)  # fmt: skip
+
+
 def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     """Returns the region's bid, with the same result as `rms.bid.bid`."""
+    found = _bid(snapshot, request)
+    if found.plan is None or not any(m in request.shuns for job in found.plan.jobs for m, _ in job.machines):
+        return found
+    without = _bid(snapshot, replace(request, avoids=request.avoids | request.shuns))
+    if without.plan is None:
+        return found
+    mine, other = ([getattr(one.plan.quality, name) for name in _BEFORE_MOVE] for one in (without, found) if one.plan)
+    return without if mine <= other else found
+
+
+def _bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
+    """Returns the bid on all machines that the request does not avoid."""
     running = [replace(w, rank=8) if _is_displaced(w, request) else w for w in snapshot.running]
     snapshot = replace(snapshot, running=tuple(running))
     lacking = [job for job in request.jobs if not _could_ever_fit(snapshot, job)]

@@ -24,9 +24,9 @@ from infra.db.reclaim import SiteHazard
 from infra.db.silent import silent_regions
 from reclaim.buildings import Building, Departure
 from reclaim.destinations import COMMIT_S
-from reclaim.forecasts import Saving
+from reclaim.forecasts import Saving, expected
 from reclaim.hazard import HazardModel
-from reclaim.joint import DAY_S, DEFAULT_POLICY
+from reclaim.joint import DAY_S, DEFAULT_POLICY, EARLY_HORIZON_S
 
 TOLD = ":early"
 """After the number of an attempt, the key of the event that it was told to move."""
@@ -126,7 +126,12 @@ def read_sites(session: Session, model: HazardModel, settings: ReclaimSettings) 
     lent = [
         f"{site.region}/{name}" for site in sites for name, kind in site.kinds.items() if kind == CapacityKind.VOLUNTARY
     ]
-    return sorted(sites, key=lambda site: site.region), Room(session, lent)
+    order = {
+        machine: expected(*site.rates.of_machines([machine]), EARLY_HORIZON_S)
+        for site in sites
+        for machine in site.rates.number
+    }
+    return sorted(sites, key=lambda site: site.region), Room(session, lent, order)
 
 
 def _site(

@@ -86,48 +86,63 @@ class _Gain:
 def early_moves(site: Site, room: Room) -> list[tuple[Candidate, Reason]]:
     """Returns the jobs of a region that should move, those that gain most first, each with its reason.
 
-    The room at their destinations is taken from `room`, so that no two jobs move into the same.
+    The room at their destinations is taken from `room`. A job whose gain changes because another one has taken its
+    destination is compared again.
     """
-    found = [gain for one in _busiest(site) for gain in _gains(site, one)]
-    chosen: dict[str, tuple[Candidate, Reason]] = {}
-    for gain in sorted(found, key=lambda gain: (-gain.gain_s, gain.one.workload, gain.cluster)):
-        if len(chosen) == DEFAULT_POLICY.most_at_once:
-            break
-        if gain.one.workload not in chosen and room.take(gain.one.jobs, gain.cluster):
-            chosen[gain.one.workload] = gain.one, gain.reason
-    return list(chosen.values())
+    chosen: list[tuple[Candidate, Reason]] = []
+    left = {one.workload: gain for one in _busiest(site) if (gain := _best(site, room, one)) is not None}
+    while left and len(chosen) < DEFAULT_POLICY.most_at_once:
+        gain = min(left.values(), key=lambda gain: (-gain.gain_s, gain.one.workload))
+        again = _best(site, room, gain.one)
+        if again is None:
+            del left[gain.one.workload]
+        elif again != gain:
+            left[gain.one.workload] = again
+        else:
+            del left[gain.one.workload]
+            room.take(gain.cluster, room.find(gain.one.jobs, gain.cluster, gain.one.machines) or {})
+            chosen.append((gain.one, gain.reason))
+    return chosen
 
 
 def _busiest(site: Site) -> list[Candidate]:
-    """Returns the jobs that may gain, with the most departures first: more than in the calmest lent cluster."""
+    """Returns the jobs that may gain, with the most departures first: more than on the calmest lent machine."""
     rates = site.rates
-    lent = [rates.of_cluster(name) for name, kind in site.kinds.items() if kind == CapacityKind.VOLUNTARY]
     may_gain = []
     for one in site.candidates:
         ahead_s = horizon_s(one.departure.remaining_s)
         own = expected(*rates.of_machines(one.machines), ahead_s)
-        if own > len(one.machines) * min((expected(*each, ahead_s) for each in lent), default=inf):
+        if own > expected(*rates.least, ahead_s):
             may_gain.append((-own, one.workload, one))
     return [one for *_, one in sorted(may_gain)[:_MOST_JOBS]]
 
 
-def _gains(site: Site, one: Candidate) -> list[_Gain]:
-    """Returns the moves of a job that pay."""
+def _best(site: Site, room: Room, one: Candidate) -> _Gain | None:
+    """Returns the move of a job that gains most, or None if none pays.
+
+    In each cluster the job would get the machines with room that depart most rarely, but none of its own.
+    """
     here = [b for b in site.buildings if site.kinds[b.name] in one.kinds]
     ahead_s = horizon_s(one.departure.remaining_s)
     own = expected(*site.rates.of_machines(one.machines), ahead_s)
-    there = [len(one.machines) * expected(*site.rates.of_cluster(b.name), ahead_s) for b in here]
-    found = gains_s(here, one.departure, one.saving, own, there)
-    out = []
-    for gain_s, departures, building in zip(found.tolist(), there, here, strict=True):
-        if gain_s > 0 and site.kinds[building.name] == CapacityKind.VOLUNTARY:
-            place = f"{site.region}/{building.name}"
-            detail = {
-                "cluster": place, "departures": _short(own), "departures_there": _short(departures),
-                "hours": _short(ahead_s / HOUR_S), "gain_s": round(gain_s),
-            }  # fmt: skip
-            out.append(_Gain(gain_s, one, place, Reason(ReasonCode.MOVED_EARLY, detail)))
-    return out
+    there = []
+    for building in here:
+        is_lent = site.kinds[building.name] == CapacityKind.VOLUNTARY
+        found = room.find(one.jobs, f"{site.region}/{building.name}", one.machines) if is_lent else None
+        there.append(inf if found is None else expected(*site.rates.of_machines(found), ahead_s))
+    if min(there, default=inf) >= own:
+        return None
+    # What is not a destination counts like the job's own machines: no move there pays.
+    gains = gains_s(here, one.departure, one.saving, own, [min(departures, own) for departures in there])
+    at = int(gains.argmax())
+    if not gains[at] > 0:
+        return None
+    place = f"{site.region}/{here[at].name}"
+    detail = {
+        "cluster": place, "departures": _short(own), "departures_there": _short(there[at]),
+        "hours": _short(ahead_s / HOUR_S), "gain_s": round(float(gains[at])),
+    }  # fmt: skip
+    return _Gain(float(gains[at]), one, place, Reason(ReasonCode.MOVED_EARLY, detail))
 
 
 def _short(value: float) -> float:

@@ -21,7 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.leader import Leader, lead
 from activities.reclaim.early import EarlyMover
-from activities.reclaim.rates import Rates
+from activities.reclaim.rates import Rates, write_rates
 from activities.reclaim.reading import (
     LentMachine,
     RunningJob,
@@ -30,7 +30,6 @@ from activities.reclaim.reading import (
     read_jobs,
     read_machines,
     read_now_s,
-    write_departures,
 )
 from domain import ids
 from domain.protocol import Pace, RunPace
@@ -91,7 +90,7 @@ class Pacer:
             forget_departures(session)
             for region, machines in read_machines(session).items():
                 state = self._observe(session, region, machines, now_s)
-                write_departures(session, region, _departures_per_h(state, self._model, now_s))
+                write_rates(session, region, Rates.of(self._model, state, now_s))
                 jobs = read_jobs(session, [one.id for one in machines])
                 if jobs:
                     found += _paces(state, self._model, jobs, now_s, self._settings)
@@ -134,12 +133,6 @@ class Pacer:
             )
         row.counts, row.lent = state.to_json(), [one.id for one in machines if one.lent]
         return state
-
-
-def _departures_per_h(state: HazardState, model: HazardModel, now_s: float) -> dict[str, tuple[float, float]]:
-    """Returns the expected departures of one machine of each cluster per hour, in the next hours and later."""
-    rates = Rates.of(model, state, now_s)
-    return {name: rates.of_cluster(name) for name in state.building_names}
 
 
 def _paces(

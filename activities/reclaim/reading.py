@@ -1,7 +1,7 @@
 """Reads a region's lent machines, their departures and the jobs on them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,6 @@ EMERGENCY_S = 10.0
 """A notice shorter than this is an emergency departure (II-A: the shortest notice of the deployment is 10 s)."""
 GPU_BYTES = 288_000_000_000
 """No GPU has more memory. The sizes of a machine's GPUs are not stored."""
-_NOTICEABLE = 0.1
-"""A relative change of a hazard by less is not stored."""
 _GPUS = func.bit_count(cast(Allocation.slots, BIT(64)))
 _DEPARTURES = text(
     "select e.machine, extract(epoch from e.at)::float8 from event as e join machine as m on m.id = e.machine"
@@ -98,22 +96,6 @@ def read_departures(session: Session, region: str, after: Cursor, until: Cursor)
         "emergency_s": EMERGENCY_S,
     }  # fmt: skip
     return [(machine, at_s) for machine, at_s in session.execute(_DEPARTURES, values).all()]
-
-
-def write_departures(session: Session, region: str, departures_per_h: Mapping[str, tuple[float, float]]) -> None:
-    """Stores the expected departures per hour of the machines of each cluster, if they have changed noticeably.
-
-    Each change lets the schedulers read the cluster's machines again. The values of a cluster are those of the next
-    hours, and of the days after them.
-    """
-    for cluster, values in departures_per_h.items():
-        row = session.get(Cluster, (region, cluster), with_for_update=True)
-        if row is None:
-            continue
-        for name, value in zip(("departures_per_h", "later_departures_per_h"), values, strict=True):
-            stored = getattr(row, name)
-            if abs(stored - value) > _NOTICEABLE * max(stored, value):
-                setattr(row, name, float(f"{value:.2g}"))
 
 
 def forget_departures(session: Session) -> None:

@@ -112,8 +112,9 @@ def placement_request(
     `immune` are the workloads that it may not evict, `moving` set if it has left owners' machines, and `avoided` the
     machines that it may not use.
     """
-    jobs, evicts = moving or (_jobs(queued, demand), True)
-    return PlacementRequest(queued.workload, queued.rank, jobs, immune, frozenset(queued.displaces), avoided, evicts)
+    jobs, evicts, shuns = moving or Leaving(_jobs(queued, demand), True, frozenset())
+    displaces = frozenset(queued.displaces)
+    return PlacementRequest(queued.workload, queued.rank, jobs, immune, displaces, avoided, evicts, shuns)
 
 
 def _jobs(queued: ScannedWorkload, demand: WorkloadDemand) -> tuple[JobRequest, ...]:

@@ -1,10 +1,12 @@
 """Where work goes that leaves an owner's machine: ReclaimNet's P2, as criteria of plans (`reclaim.buildings`).
 
-With `reclaim.forecasts`, the expected loss in each building replaces P2's score (`reclaim.forecasts`). Work that moved
-before the owner asked goes to the cluster for which it left, if there is still room.
+A building is scored with the machines that the work would get there: those with room whose owners come most rarely. The
+other machines are shunned. With `reclaim.forecasts`, the expected loss in each building replaces P2's score
+(`reclaim.forecasts`). Work that moved before the owner asked goes to the cluster for which it left, if there is still
+room.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
@@ -19,7 +21,8 @@ from domain.reported import LEAST_WRITE_S, typical_save
 from domain.scheduling import MOST_US, JobRequest, Move
 from infra.config.scheduling import ReclaimSettings
 from reclaim.buildings import Building, Departure, score
-from reclaim.forecasts import Saving, joint_score
+from reclaim.forecasts import Saving, expected, joint_score
+from reclaim.joint import EARLY_HORIZON_S
 from rms.reserve import SHORTEST_S
 
 # A task can report anything. An impossible size or time is ignored: it must not end the pass for all workloads.
@@ -41,6 +44,12 @@ _EARLY = ReasonCode.MOVED_EARLY.value
 _LEAVES = [ReasonCode.PLATFORM_NOTICE.value, ReasonCode.MACHINE_LOST.value, _EARLY]
 _PATIENCE_S = 300.0
 """Work that moved early evicts nobody for this time after its release: its machine is free again once it has saved."""
+_MOST_GUIDED = 64
+"""For so many workloads at the head of the queue, machines are compared one by one; for the others, clusters."""
+_RATES = text(
+    "select each.key, each.value from site_hazard as s cross join lateral jsonb_each(s.machines) as each"
+    " where s.region = any(:regions)"
+)
 _CLUSTERS = text(
     "select region, name, capacity, store_url, link_mbit, departures_per_h, later_departures_per_h from cluster"
     " where service is null order by region, name"
@@ -70,6 +79,8 @@ class Leaving(NamedTuple):
     """With the score of each cluster."""
     evicts: bool
     """Whether it may evict others."""
+    shuns: frozenset[str]
+    """Machines in lent clusters that it does not need, and whose owners come more often than those of others."""
 
 
 def moves_of(
@@ -87,26 +98,12 @@ def moves_of(
     left = {workload: _Left(*row) for workload, *row in rows}
     if not left:
         return {}
-    clusters = session.execute(_CLUSTERS).all()
-    kinds = {f"{region}/{name}": capacity for region, name, capacity, *_ in clusters}
-    lent = {place for place, kind in kinds.items() if kind == CapacityKind.VOLUNTARY}
-    homes = {f"{one.region}/{p['cluster']}" for one in left.values() for p in one.placements} & lent
-    room = Room(session, homes)
-    buildings = [Building(*row[:2], *row[3:]) for row in clusters]
+    scores = _Scores(session, left, settings)
     found = {}
-    for workload, one in left.items():
-        home_of = {p["job"]: f"{one.region}/{p['cluster']}" for p in one.placements}
-        machines_of = {p["job"]: len(p["machines"]) for p in one.placements}
+    for number, (workload, jobs) in enumerate(each for each in demands.items() if each[0] in left):
+        one = left[workload]
         remaining_s = remaining_runtime_s(max_runtimes_s[workload], one.ran_s)
-        jobs = []
-        for job in demands[workload]:
-            home = home_of.get(job.name)
-            if home in homes:
-                here = tuple(b for b in buildings if kinds[f"{b.site}/{b.name}"] in job.capacity)
-                local = room.candidates(job, home)
-                job = _scored(job, home, machines_of[job.name], here, one, remaining_s, local, settings)
-            jobs.append(job)
-        found[workload] = Leaving(tuple(jobs), one.early_to is None or not one.is_recent)
+        found[workload] = scores.leaving(one, jobs, remaining_s, by_machine=number < _MOST_GUIDED)
     return found
 
 
@@ -115,31 +112,83 @@ def remaining_runtime_s(max_runtime_s: float, ran_s: float) -> float:
     return max(SHORTEST_S, ran_s) if max_runtime_s == inf else max(0.0, max_runtime_s - ran_s)
 
 
-def _scored(
-    job: JobRequest,
-    home: str,
-    machines: int,
-    buildings: tuple[Building, ...],
-    left: _Left,
-    remaining_s: float,
-    fit: int,
-    settings: ReclaimSettings,
-) -> JobRequest:
-    site, _, name = home.partition("/")
-    if all((b.site, b.name) != (site, name) for b in buildings):
-        return job  # The document does not accept the kind of its former cluster any more.
-    departure = Departure(site, name, left.checkpoint_bytes, left.write_s, remaining_s, fit)
-    if settings.forecasts or left.early_to is not None:
-        save = left.saves, left.checkpoint_bytes, left.write_s, left.checkpoint_bytes
-        scores = joint_score(buildings, departure, saving_of(machines, *save, left.stall_s, settings))
-    else:
-        scores = score(buildings, departure)
-    moves = []
-    for building, one in zip(buildings, scores, strict=True):
-        place = f"{building.site}/{building.name}"
-        away = one.away if left.early_to is None else place != left.early_to
-        moves.append(Move(place, away, round(min(one.score_s * 1e6, MOST_US))))
-    return replace(job, moves=tuple(moves))
+class _Scores:
+    """The clusters, the room in the lent ones, and how often the owners of their machines come."""
+
+    def __init__(self, session: Session, left: Mapping[str, _Left], settings: ReclaimSettings) -> None:
+        self._settings = settings
+        clusters = session.execute(_CLUSTERS).all()
+        self._kinds = {f"{region}/{name}": capacity for region, name, capacity, *_ in clusters}
+        self._buildings = {f"{row.region}/{row.name}": Building(*row[:2], *row[3:]) for row in clusters}
+        self._lent = [place for place, kind in self._kinds.items() if kind == CapacityKind.VOLUNTARY]
+        homes = {f"{one.region}/{p['cluster']}" for one in left.values() for p in one.placements}
+        is_needed = not homes.isdisjoint(self._lent)
+        regions = sorted({place.partition("/")[0] for place in self._lent}) if is_needed else []
+        self._rates: dict[str, tuple[float, float]] = {
+            machine: (near, later) for machine, (near, later) in session.execute(_RATES, {"regions": regions})
+        }
+        order = {machine: expected(*rates, EARLY_HORIZON_S) for machine, rates in self._rates.items()}
+        self._room = Room(session, self._lent if is_needed else (), order)
+
+    def leaving(
+        self, left: _Left, jobs: Sequence[JobRequest], remaining_s: float, *, by_machine: bool
+    ) -> Leaving:  # fmt: skip
+        """Returns a workload with the scores of its jobs. Later workloads do not get the machines that it prefers."""
+        cluster_of = {p["job"]: f"{left.region}/{p['cluster']}" for p in left.placements}
+        machines_of = {p["job"]: len(p["machines"]) for p in left.placements}
+        scored, kept, accepted = [], set[str](), set[str]()
+        for job in jobs:
+            home = cluster_of.get(job.name, "")
+            here = [place for place, kind in self._kinds.items() if kind in job.capacity]
+            if home not in self._lent or home not in here:
+                scored.append(job)  # Or the document does not accept the kind of its former cluster any more.
+                continue
+            found = {place: self._room.find([job], place) if by_machine else None for place in here}
+            buildings = tuple(self._seen(place, found[place]) for place in here)
+            moves = self._moves(job, home, machines_of[job.name], buildings, left, remaining_s)
+            scored.append(replace(job, moves=moves))
+            room = [one for one in moves if found[one.place] is not None]
+            if room:
+                best = min(room, key=lambda one: (one.away, one.score_us, one.place))
+                self._room.take(best.place, found[best.place] or {})
+            kept.update(machine for machines in found.values() for machine in machines or ())
+            accepted.update(here)
+        lent = accepted.intersection(self._lent) if by_machine else ()
+        shuns = frozenset(machine for place in lent for machine in self._room.machines(place)) - kept
+        return Leaving(tuple(scored), left.early_to is None or not left.is_recent, shuns)
+
+    def _seen(self, place: str, machines: Collection[str] | None) -> Building:
+        """Returns a cluster with the departures of these machines, or else of all its machines."""
+        building, rates = self._buildings[place], [self._rates.get(machine) for machine in machines or ()]
+        known = [rate for rate in rates if rate is not None]
+        if not known:
+            return building
+        near, later = (sum(column) / len(known) for column in zip(*known, strict=True))
+        return replace(building, departures_per_h=near, later_per_h=later)
+
+    def _moves(
+        self,
+        job: JobRequest,
+        home: str,
+        machines: int,
+        buildings: tuple[Building, ...],
+        left: _Left,
+        remaining_s: float,
+    ) -> tuple[Move, ...]:
+        site, _, name = home.partition("/")
+        local = self._room.candidates(job, home)
+        departure = Departure(site, name, left.checkpoint_bytes, left.write_s, remaining_s, local)
+        if self._settings.forecasts or left.early_to is not None:
+            save = left.saves, left.checkpoint_bytes, left.write_s, left.checkpoint_bytes
+            scores = joint_score(buildings, departure, saving_of(machines, *save, left.stall_s, self._settings))
+        else:
+            scores = score(buildings, departure)
+        moves = []
+        for building, one in zip(buildings, scores, strict=True):
+            place = f"{building.site}/{building.name}"
+            away = one.away if left.early_to is None else place != left.early_to
+            moves.append(Move(place, away, round(min(one.score_s * 1e6, MOST_US))))
+        return tuple(moves)
 
 
 def saving_of(

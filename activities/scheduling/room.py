@@ -1,7 +1,9 @@
 """What is free on the machines of clusters, without the state of a scheduler."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+from types import MappingProxyType
 from typing import NamedTuple
 
 from sqlalchemy import text
@@ -10,13 +12,13 @@ from sqlalchemy.orm import Session
 from domain.scheduling import JobRequest
 from reclaim.destinations import DEFAULT_RULES
 
+NO_RATES: Mapping[str, float] = MappingProxyType({})
 _FREE = text(
     "select region || '/' || cluster, gpu_type, gpus - bit_count((held | promised | withheld)::bit(64)) as free_gpus,"
-    " free_cpus_milli, free_memory_bytes, count(*) from machine"
+    " free_cpus_milli, free_memory_bytes, array_agg(id order by id) from machine"
     " where (region, cluster) in (select * from unnest(cast(:regions as text[]), cast(:clusters as text[])))"
     " and state = 'ready' and cordon is null and not draining"
     " group by region, cluster, gpu_type, free_gpus, free_cpus_milli, free_memory_bytes"
-    " order by region, cluster, gpu_type, free_gpus, free_cpus_milli, free_memory_bytes"
 )
 
 
@@ -50,49 +52,56 @@ class _Free(NamedTuple):
 class Room:
     """What is free in some clusters, each named `region/cluster`."""
 
-    def __init__(self, session: Session, clusters: Collection[str]) -> None:
-        self._free: dict[str, dict[_Free, int]] = defaultdict(dict)
-        """Number of machines by what is free on them: the machines of a cluster are alike."""
-        self._found: dict[tuple[object, ...], int] = {}
+    def __init__(self, session: Session, clusters: Collection[str], rates: Mapping[str, float] = NO_RATES) -> None:
+        """`rates`: the expected departures of machines, for the order of the machines in `find`."""
+        self._free: dict[str, dict[str, _Free]] = defaultdict(dict)
+        """What is free on each machine, those that depart most rarely first."""
+        self._candidates: dict[tuple[object, ...], int] = {}
         parts = [cluster.partition("/") for cluster in sorted(clusters)]
         values = {"regions": [region for region, _, _ in parts], "clusters": [name for _, _, name in parts]}
+        found: dict[str, dict[str, _Free]] = defaultdict(dict)
         for place, *free, machines in session.execute(_FREE, values) if parts else ():
-            self._free[place][_Free(*free)] = machines
+            found[place].update(dict.fromkeys(machines, _Free(*free)))
+        for place, each in found.items():
+            self._free[place] = {one: each[one] for one in sorted(each, key=lambda one: (rates.get(one, 0.0), one))}
+
+    def machines(self, cluster: str) -> Collection[str]:
+        """Returns the machines of a cluster that take work."""
+        return self._free[cluster].keys()
 
     def candidates(self, job: JobRequest, cluster: str) -> int:
         """Returns how many machines of the cluster have room for a task of the job, at most k_min.
 
-        More make no difference, and the same number again finds the cached scores. Most jobs of a batch have few
-        shapes, so that few comparisons are needed.
+        More make no difference, and the same number again finds the cached scores.
         """
         shape = job.gpu_types, job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task
-        found = self._found.get((cluster, *shape))
+        found = self._candidates.get((cluster, *shape))
         if found is None:
-            found = 0
-            for free, machines in self._free[cluster].items():
-                if free.fits(job):
-                    found += machines
-                if found >= DEFAULT_RULES.min_local:
-                    break
-            found = self._found[cluster, *shape] = min(found, DEFAULT_RULES.min_local)
+            fitting = (1 for free in self._free[cluster].values() if free.fits(job))
+            found = self._candidates[cluster, *shape] = sum(islice(fitting, DEFAULT_RULES.min_local))
         return found
 
-    def take(self, jobs: Sequence[JobRequest], cluster: str) -> bool:
-        """Takes the room for all tasks of the jobs in the cluster; returns False, and takes nothing, if it lacks room.
+    def find(self, jobs: Sequence[JobRequest], cluster: str, but: Collection[str] = ()) -> dict[str, _Free] | None:
+        """Returns the machines that depart most rarely and hold all tasks of the jobs, with what is then free on them.
 
-        Large tasks choose first, each the machine with the least room. So it may miss the only way to pack the tasks.
+        Returns None if the cluster lacks room without the machines in `but`. Large tasks choose first, so the only way
+        to pack the tasks may be missed.
         """
-        left = dict(self._free[cluster])
+        taken: dict[str, _Free] = {}
         for job in sorted(jobs, key=lambda job: (-job.gpus_per_task, -job.cpus_milli_per_task)):
-            for _ in range(job.tasks):
-                free = min((one for one in left if one.fits(job)), key=lambda one: one[1:], default=None)
-                if free is None:
-                    return False
-                left[free] -= 1
-                if not left[free]:
-                    del left[free]
-                rest = free.less(job)
-                left[rest] = left.get(rest, 0) + 1
-        self._free[cluster] = left
-        self._found.clear()
-        return True
+            left = job.tasks
+            for machine, whole in self._free[cluster].items():
+                free = taken.get(machine, whole)
+                while left and machine not in but and free.fits(job):
+                    taken[machine] = free = free.less(job)
+                    left -= 1
+                if not left:
+                    break
+            if left:
+                return None
+        return taken
+
+    def take(self, cluster: str, taken: Mapping[str, _Free]) -> None:
+        """Takes the room that `find` has found."""
+        self._free[cluster].update(taken)
+        self._candidates.clear()

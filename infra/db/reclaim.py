@@ -19,3 +19,6 @@ class SiteHazard(Base):
     """The position in the event log up to which departures are counted (`infra.db.events.Cursor`)."""
     lent: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
     """The machines that were lent at the last control period."""
+    machines: Mapped[Json] = mapped_column(JSONB, server_default=text("'{}'"))
+    """The expected departures per hour of each machine: in the next hours, and in the days after them
+    (`activities.reclaim.rates`)."""

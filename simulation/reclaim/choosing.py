@@ -44,10 +44,7 @@ class Chooser:
             outlook = self._outlook(jobs, now_s, inf)
             found = choose_jointly(network, nodes, leaving, outlook, rules, self._system.parameters.policy)
             return [int(one) for one in found.choices.destination]
-        departures = np.array([sum(self._knowledge.expected(now_s, self._left_s(job))) for job in jobs])
-        if self._system.by_cluster:
-            departures = self._by_building(jobs, departures, inf)
-        survival = np.exp(-departures)
+        survival = np.array([np.exp(-sum(self._knowledge.expected(now_s, self._left_s(job)))) for job in jobs])
         return [int(one) for one in choose(network, nodes, leaving, survival, rules).destination]
 
     def early(self, jobs: list[Job], now_s: float) -> EarlyMoves:
@@ -139,9 +136,8 @@ class Chooser:
         links = self._share(now_s)
         write = links[: len(self._nodes)]
         emergencies, notices = (np.array(list(each)) for each in zip(*both, strict=True))
-        if self._system.by_cluster:
-            emergencies, notices = self._by_building(jobs, emergencies, most_s), np.zeros(1)
-            write = np.full(len(write), np.median(write))
+        if self._system.as_live:
+            notices, write = np.zeros(1), np.full(len(write), np.median(write))
         return Outlook.of(
             len(jobs),
             len(self._nodes),
@@ -152,16 +148,3 @@ class Chooser:
             loss_budget_s=self._system.parameters.loss_budget_s,
             stall_s=np.array([job.stall_s(self._scenario.traffic.write_bytes_s) for job in jobs]),
         )
-
-    def _by_building(self, jobs: list[Job], emergencies: Floats, most_s: float) -> Floats:
-        """Returns what a live fleet expects: of the job's machine its own departures, of others their building's mean.
-
-        `most_s` finite: for early moves, the own building counts like the own machine, so that no job moves within it.
-        """
-        building = np.array([node.building for node in self._nodes])
-        sums = np.array([np.bincount(building, row) for row in emergencies])
-        found = (sums / np.bincount(building))[:, building]
-        for row, job in enumerate(jobs):
-            own = emergencies[row, job.node]
-            found[row, building == building[job.node] if most_s < inf else job.node] = own
-        return np.asarray(found)

@@ -92,8 +92,9 @@ class System:
     uses_notice: bool = True
     """Whether a job moves within its notice. Otherwise it runs until its machine leaves."""
     moves_early: bool = False
-    by_cluster: bool = False
-    """Whether destinations and early moves compare whole buildings, as a live fleet does, not single machines."""
+    as_live: bool = False
+    """Whether `Choosing.JOINT` leaves out departures with notice and uses one bandwidth for all checkpoints, as
+    `reclaim.forecasts` does."""
     store: Store = Store.BUILDING
     has_shadow: bool = False
     """Whether another machine holds the state, so that a restart transfers nothing."""
@@ -158,10 +159,8 @@ SYSTEMS: Mapping[str, System] = {
         ),
         replace(_ALL, name="joint", about="beyond the paper: interval and destination together, early moves",
                 choosing=Choosing.JOINT, moves_early=True),
-        replace(_ALL, name="reclaimnet-live", about="reclaimnet by whole buildings, as on a live fleet",
-                by_cluster=True),
-        replace(_ALL, name="joint-live", about="joint by whole buildings, as on a live fleet with reclaim.forecasts",
-                choosing=Choosing.JOINT, moves_early=True, by_cluster=True),
+        replace(_ALL, name="joint-live", about="joint as on a live fleet with reclaim.forecasts",
+                choosing=Choosing.JOINT, moves_early=True, as_live=True),
         *ABLATION,
     )
 }  # fmt: skip

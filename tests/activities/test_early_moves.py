@@ -116,7 +116,7 @@ def test_a_job_leaves_the_building_whose_owners_come_often(campus: World) -> Non
 
 
 def test_the_departures_of_all_machines_of_a_gang_count(campus: World) -> None:
-    """Two tasks on two machines: as many departures are compared, although both would fit on one machine in `lab`."""
+    """Two tasks on two machines would get one machine in `lab`."""
     for here, other in (("m1", "m2"), ("m2", "m1")):
         campus.alter(Machine, f"r/hall/{other}", draining=True)
         ends_soon = campus.running(job(gpus=2), capacity=("voluntary",), limits=LimitsSpec(max_runtime_s=7500.0))
@@ -128,7 +128,26 @@ def test_the_departures_of_all_machines_of_a_gang_count(campus: World) -> None:
     assert _moves(campus) == [gang]
     detail = _told(campus, gang).detail
     assert detail["departures"] == pytest.approx(sum(_expected(campus, one, 94) for one in machines), rel=0.02)
-    assert detail["departures_there"] == pytest.approx(2 * _expected(campus, "r/lab/m", 94), rel=0.02)
+    assert detail["departures_there"] == pytest.approx(_expected(campus, "r/lab/m", 94), rel=0.02)
+
+
+def test_a_job_moves_within_its_cluster(campus: World) -> None:
+    """To the machine there whose owner comes rarely; plans leave out the others, although their ids come first."""
+    campus.machine("r/hall/m0")
+    campus.machine("r/hall/m3")
+    paces(campus)
+    for machine in ("m0", "m1", "m3"):
+        campus.alter(Machine, f"r/hall/{machine}", draining=True)
+    workload = campus.running(job(), capacity=("voluntary",), limits=DAYS, ago_s=7200.0)
+    assert list(campus.holdings(workload)) == ["r/hall/m2"]
+    campus.alter(Attempt, (workload, 1), checkpoint_bytes=C, checkpoint_write_s=30.0, checkpoint_s=0.5)
+    for machine in ("m1", "m3"):
+        campus.alter(Machine, f"r/hall/{machine}", draining=False)
+    assert _moves(campus) == [workload]
+    assert _told(campus, workload).detail["cluster"] == "r/hall"
+    _leave(campus, workload)
+    assert campus.tick().awarded == 1
+    assert list(campus.holdings(workload, 2)) == ["r/hall/m3"]
 
 
 def test_a_job_whose_place_was_taken_evicts_nobody(campus: World) -> None:

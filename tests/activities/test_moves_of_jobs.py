@@ -9,6 +9,7 @@ from domain.criteria import PlanQuality
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.models import Attempt, Cluster, Machine
+from infra.db.reclaim import SiteHazard
 from tests.activities.world import World, job
 
 C = 1_500_000_000
@@ -123,6 +124,44 @@ def test_an_unstable_building_pays_for_the_next_migration(campus: World, per_h: 
     score_s = {name: 30 + read_s[name] + 30 for name in "bc"}
     score_s["c"] += (1 - exp(-per_h * 1200 / 3600)) * next_s
     assert quality.move_s == pytest.approx(min(score_s.values()), rel=1e-6)
+
+
+def _owners(world: World, **per_h: float) -> None:
+    """Sets how often the owners of the machines in building `a` come, in the next hours."""
+    machines = {f"r/a/{name}": [rate, rate] for name, rate in per_h.items()}
+    with world.session() as session:
+        session.add(SiteHazard(region="r", counts={}, lent=[], seen="0-0", machines=machines))
+
+
+def test_the_machine_whose_owner_comes_most_rarely(campus: World) -> None:
+    """Of two machines in the building, whatever their ids. With a hazard of its own, the cluster's does not count."""
+    campus.alter(Cluster, ("r", "a"), departures_per_h=5.0)
+    campus.machine("r/a/m4", 2)
+    _owners(campus, m1=0.9, m2=0.5, m3=0.01, m4=0.7)
+    workload = _start(campus)
+    _leave(campus, workload)
+    machine, quality = _next(campus, workload)
+    assert machine == "r/a/m3"
+    read_s = {name: C / (mbit * MBIT) for name, mbit in (("a", 400), ("b", 100), ("c", 200))}
+    here_s = C / (820 * MBIT)  # The store is in the building.
+    next_s = here_s + (here_s + sum(read_s[other] for other in "bbcc")) / 5 + 30
+    leaves = 1 - exp(-0.01 * 1200 / 3600)
+    assert quality.move_s == pytest.approx(30 + here_s + 30 + leaves * next_s, rel=1e-6)
+
+
+def test_workloads_that_leave_together_share_the_calm_machines(campus: World) -> None:
+    """Each gets the calmest machine that those before it in the queue leave."""
+    for name in ("m4", "m5", "m6"):
+        campus.machine(f"r/a/{name}", 2)
+    _owners(campus, m1=0.9, m2=0.8, m3=0.5, m4=0.02, m5=0.3, m6=0.01)
+    for cluster in "bcz":
+        campus.alter(Machine, f"r/{cluster}/m", draining=True)
+    first, second = (campus.running(job(gpus=2), capacity=("voluntary",)) for _ in range(2))
+    assert [list(campus.holdings(one)) for one in (first, second)] == [["r/a/m1"], ["r/a/m2"]]
+    for one in (first, second):
+        _leave(campus, one)
+    assert campus.tick().awarded == 2
+    assert [list(campus.holdings(one, 2)) for one in (first, second)] == [["r/a/m6"], ["r/a/m4"]]
 
 
 def test_forecasts_leave_the_building_that_will_lose_more(campus: World) -> None:

@@ -152,7 +152,10 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
     displaces = draw(st.sampled_from(((), (), ("w2",), ("w1", "w2", "w3"))))
     rank = draw(st.sampled_from((1, 2, 3, 5, 8)))
     avoids = draw(st.sampled_from(((), (), (), ("m0",), ("m1", "m2"), ("gone",))))
-    return PlacementRequest("new", rank, tuple(gang), frozenset(immune), frozenset(displaces), frozenset(avoids))
+    shuns = draw(st.sampled_from(((), (), ("m0",), ("m0", "m1", "m2"), ("m3", "gone"))))
+    return PlacementRequest(
+        "new", rank, tuple(gang), frozenset(immune), frozenset(displaces), frozenset(avoids), shuns=frozenset(shuns)
+    )  # fmt: skip
 
 
 @st.composite
@@ -265,6 +268,7 @@ def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
     displaces = [w.id for w in workloads if chance.random() < 0.3] if chance.random() < 0.5 else []
     left_out = Random(seed + 4)
     avoids = left_out.sample([m.id for m in machines], left_out.choice((0, 0, 0, 1, 2)))
+    shuns = left_out.sample([m.id for m in machines], left_out.choice((0, 0, 1, 3, len(machines))))
     return snapshot, PlacementRequest(
-        "new", rank, tuple(gang), displaces=frozenset(displaces), avoids=frozenset(avoids)
+        "new", rank, tuple(gang), displaces=frozenset(displaces), avoids=frozenset(avoids), shuns=frozenset(shuns)
     )  # fmt: skip

@@ -96,6 +96,31 @@ def test_machines_that_one_workload_avoids_are_there_for_others() -> None:
     assert outcomes[0].reasons[-1].code is ReasonCode.MACHINES_AVOIDED
 
 
+def test_shunned_machines_are_used_last() -> None:
+    """A plan without them comes first, also if packing is worse, but not if it evicts more. Others differ."""
+    fleet = [
+        region([machine("m1", 8, used=4), machine("m2", 8), machine("m3", 8, used=8)], [running("low", ("m3", 8))])
+    ]
+    wanted = request(gpu_job(1, 4), rank=2)
+    shuns = [{"m1"}, set(), {"m2"}, {"m2"}]
+    batch = [
+        Candidate(replace(wanted, workload=f"w{n}", shuns=frozenset(machines))) for n, machines in enumerate(shuns)
+    ]
+    plans = [outcome.plan for outcome in _auction(fleet, Options()).place(batch)]
+    assert [plan and (plan.jobs[0].machines[0][0], plan.victims) for plan in plans] == [
+        ("m2", ()), ("m1", ()), ("m2", ()), ("m3", ("low",)),
+    ]  # fmt: skip
+
+
+def test_a_workload_that_evicts_nobody_waits() -> None:
+    """Its rank is still that of its plan: a later workload of the same rank does not evict it."""
+    fleet = [region([machine("m1", 8, used=8)], [running("low", ("m1", 8))])]
+    wanted = request(gpu_job(1, 4), rank=2)
+    batch = [Candidate(replace(wanted, workload="meek", evicts=False)), Candidate(replace(wanted, workload="other"))]
+    outcomes = _auction(fleet, Options()).place(batch)
+    assert [outcome.plan and outcome.plan.victims for outcome in outcomes] == [None, ("low",)]
+
+
 @settings(PROPERTY, max_examples=examples(60))
 @given(st.integers(0, 2**32))
 def test_bids_from_elsewhere_decide_nothing_that_does_not_hold(seed: int) -> None:

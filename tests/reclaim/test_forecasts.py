@@ -57,11 +57,13 @@ def test_the_joint_score_is_the_time_of_the_migration_and_the_loss_there() -> No
 def test_a_gain_is_the_loss_that_is_avoided_less_the_cost_of_the_move() -> None:
     there = [9.6, 0.48, 0.0]
     found = gains_s(CAMPUS, JOB, SAVING, 9.6, there)
-    assert found[0] == -np.inf, "its own building"
+    assert found[0] == -np.inf, "as many departures"
     # The machine of the job writes with its measured speed, so its next migration takes longer than that of others.
     others = [n for n in range(3) for _ in range(2)]
     here_s = _loss_s(9.6, C / B + sum(_read_s(CAMPUS[n]) for n in others) / 6 + RESTART_S)
-    for at in (1, 2):
+    there[0] = 0.2
+    found = gains_s(CAMPUS, JOB, SAVING, 9.6, there)
+    for at in (0, 1, 2):
         migration_s = C / B + _read_s(CAMPUS[at]) + RESTART_S
         cost_s = 2 * migration_s + 0.1 * (migration_s - RESTART_S)
         assert found[at] == pytest.approx(here_s - _loss_s(there[at], _next_s(at)) - cost_s)
