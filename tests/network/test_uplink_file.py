@@ -73,7 +73,7 @@ def test_the_next_agent_of_this_boot_knows_the_bandwidth(tmp_path: Path) -> None
         {"blocks": [[1e12, 1e6]] * ENOUGH_BLOCKS},
         {"more": "x" * 20_000},
     ],
-    ids=str,
+    ids=lambda changes: next(iter(changes)),
 )
 def test_what_is_not_of_this_boot_and_interface_or_not_possible_is_not_used(
     tmp_path: Path, changes: dict[str, Any]

@@ -29,6 +29,7 @@ class _Rank:
     def __init__(self, root: Path, rank: int, line: socket.socket, attempt: int, **options: Any) -> None:
         notices.unwatch()
         self.rank, self._line = rank, line
+        self.before_agreeing: Callable[[], None] = lambda: None
         self.shared, self.mine, self.small = np.zeros(BIG, np.uint8), np.zeros(MIDDLE, np.uint8), np.zeros(SMALL)
         self.checkpointer = Checkpointer(
             root, attempt=attempt, keep=9, rank=rank, world_size=2, agree=self.agree, **options
@@ -37,6 +38,7 @@ class _Rank:
         self.step = self.checkpointer.restore()
 
     def agree(self, number: int) -> int:
+        self.before_agreeing()
         self._line.sendall(struct.pack("!q", number))
         (other,) = struct.unpack("!q", self._line.recv(8, socket.MSG_WAITALL))  # Fails if the other rank has ended.
         return max(number, int(other))
@@ -164,14 +166,17 @@ def test_a_save_ahead_that_fails_on_one_rank_does_not_delay_the_last_one(
         warnings.simplefilter("ignore", CheckpointWarning)
         one = _Rank(root, rank, line, 1, background=True, sharded=True)
         one.start()
-        if rank == NOTICED:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (MIDDLE // 2, resource.RLIM_INFINITY))
-            under_an_agent(300.0)
-        while True:
+
+        def mend() -> None:
             if one.checkpointer._saving.has_failed:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
                 tell(b"failed")
-            one.train()
+
+        if rank == NOTICED:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (MIDDLE // 2, resource.RLIM_INFINITY))
+            one.before_agreeing = mend
+            under_an_agent(300.0)
+        one.train(10_000)
 
     children = _gang(fork, work, (0, 0))
     assert [child.end() for child in children] == [143, 143]
