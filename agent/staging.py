@@ -10,7 +10,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -25,6 +25,7 @@ from agent.ports import NoFreePort, PortTaken
 from agent.sealed import Secrets, unseal
 from agent.serving import open_port
 from agent.state import AttemptFolder, StateFolder, make_folder
+from agent.stores import WrongStore, check_remote, remote_store
 from agent.tasks import RunFolder, private
 from agent.unpack import fill_workdir
 from agent.view import view_for
@@ -141,8 +142,9 @@ class Stager:
             BadLaunch, BadArchive, CannotUnseal: the launch description, archive or secrets are invalid. A retry fails
                 too.
             ChangedLaunch, DamagedArchive: the launch description or archive has another checksum than expected.
-            BucketUnavailable: the launch description or the archive could not be fetched, or the folder with the
-                checkpoints is not the one that the scheduler uses (`agent.isolation.check_store`).
+            BucketUnavailable: the launch description or the archive could not be fetched, or the cluster's store with
+                the checkpoints does not answer or is not the one that the scheduler uses
+                (`agent.isolation.check_store`, `agent.stores`).
             OSError: this machine cannot write the fetched files.
         """
         folder = self._state.attempt(workload_id, attempt)
@@ -175,7 +177,25 @@ class Stager:
             with self._archive(staged) as archive:
                 for place in missing:
                     self._make_folder(staged, place, archive)
+        self._check_remote_store(bucket_url, staged)
         return staged
+
+    def _check_remote_store(self, bucket_url: str, staged: StagedAttempt) -> None:
+        """Checks the store of the checkpoints with the environment of one task of each job, unless tasks have started.
+
+        Raises:
+            BucketUnavailable: the store does not answer, or is not the one that the scheduler uses.
+        """
+        url = remote_store(bucket_url, staged.launch)
+        if url is None or any(run.started_at_s() is not None for run in staged.runs):
+            return
+        for place in {place.job: place for place in reversed(staged.places)}.values():
+            task = self._task_launch(staged, place, {}, None)
+            try:
+                cgroup = f"{staged.run(place).run_id}.store" if self._config.cgroup else None
+                check_remote(url, staged.launch.workload_id, task, cgroup)
+            except WrongStore as error:
+                raise BucketUnavailable(str(error)) from None
 
     def bucket(self, folder: AttemptFolder) -> ObjectStore:
         """Opens the bucket of an attempt that was staged.
@@ -205,6 +225,15 @@ class Stager:
                 if cgroup is not None:
                     remove_cgroup(cgroup)
                 raise
+        limits = self._limits(run, place) + ((cgroup,) if cgroup is not None and port is not None else ())
+        unlimited = self._task_launch(staged, place, masters, None if port is None else port.inside)
+        return replace(unlimited, cgroup=cgroup, limits=limits)
+
+    def _task_launch(
+        self, staged: StagedAttempt, place: TaskPlace, masters: Mapping[str, str], port: int | None
+    ) -> TaskLaunch:
+        """Returns the shim's input without cgroups. `port`: on which the task listens."""
+        run = staged.run(place)
         job = staged.launch.jobs[place.job]
         env = environment(
             staged.launch,
@@ -217,7 +246,7 @@ class Stager:
             python=sys.executable,
             platform=self._notices.prior,
             secrets=staged.secrets.get(place.job, {}),
-            port=None if port is None else port.inside,
+            port=port,
         )
         owner = self._owner(staged)
         return TaskLaunch(
@@ -229,8 +258,6 @@ class Stager:
             uid=owner.uid if owner else None,
             gid=owner.gid if owner else None,
             groups=owner.groups if owner else (),
-            cgroup=cgroup,
-            limits=self._limits(run, place) + ((cgroup,) if cgroup is not None and port is not None else ()),
             view={} if owner is None else view_for(owner.uid, needed_paths(staged.launch, run)),
             setup=None if job.setup is None else str(run.setup_script),
         )

@@ -29,7 +29,7 @@ WINDOW_S = 600.0
 CONFIDENCE = 0.95
 """The nominal probability with which the next block is at least as fast as the bound. Where neighbouring blocks are
 alike, fewer are: about 90% (docs/reclaim.md)."""
-_SLACK = 1.25
+SLACK = 1.25
 """A rate above this multiple of the capacity is an error of a counter. A short burst may be faster than the link."""
 
 _Table: TypeAlias = NDArray[np.float64]
@@ -53,7 +53,7 @@ def rates_bytes_s(counter_bytes: ArrayLike, at_s: ArrayLike, capacity_bytes_s: A
     counters = np.asarray(counter_bytes, dtype=np.float64)
     if counters.ndim != 2:
         raise ValueError(f"counter_bytes: has {counters.ndim} dimensions: must have 2, links and readings")
-    most = _SLACK * column("capacity_bytes_s", capacity_bytes_s, len(counters), positive=True)
+    most = SLACK * column("capacity_bytes_s", capacity_bytes_s, len(counters), positive=True)
     passed_s = np.diff(np.broadcast_to(np.asarray(at_s, dtype=np.float64), counters.shape))
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.diff(counters) / passed_s

@@ -2,8 +2,8 @@
 
 Before a workload uses such a store, a marker object is written beside its checkpoints. A store without the marker is
 not the one that has them: it was emptied or replaced, or its folder is not mounted. Without this check, the workload
-would continue from an older checkpoint, or from the beginning. Workers and agents may run on different hosts, so each
-of them checks the marker in a folder that it uses (`agent.isolation.check_store`).
+would continue from an older checkpoint, or from the beginning. Workers and agents may run on different hosts, and
+tasks may have other credentials, so agents check the marker too (`agent.isolation.check_store`, `agent.stores`).
 """
 
 from collections.abc import Iterable

@@ -51,7 +51,7 @@ def release(
         if doubtful:
             _doubt(session, machines[row.machine], row, heirs, flushing_s)
         for successor in heirs:
-            _hand_over(row, successor)
+            _hand_over(row, successor, machines[row.machine].withheld)
             session.flush()
             served.add((successor.workload, successor.attempt))
     for heir, heir_attempt in sorted(served):
@@ -109,7 +109,13 @@ def _successors(session: Session, machine: str, evictors: Iterable[tuple[str, in
     return [row for row in rows if row is not None and row.released_at is None]
 
 
-def _hand_over(given: Allocation, successor: Allocation) -> None:
+def _hand_over(given: Allocation, successor: Allocation, withheld: int) -> None:
+    """Gives a successor what it awaits of a released allocation.
+
+    A successor that gets slots that the owner has taken back meanwhile (`withheld`) does not become ready: the agent
+    would refuse its tasks. It has mail that ends it (`activities.lifecycle.machines`). Until then it keeps the slots,
+    because a promised slot must have a holder.
+    """
     slots = successor.awaited & given.slots
     cpus = min(successor.awaited_cpus_milli, given.cpus_milli - given.awaited_cpus_milli)
     memory = min(successor.awaited_memory_bytes, given.memory_bytes - given.awaited_memory_bytes)
@@ -117,6 +123,8 @@ def _hand_over(given: Allocation, successor: Allocation) -> None:
     successor.awaited &= ~slots
     successor.awaited_cpus_milli -= cpus
     successor.awaited_memory_bytes -= memory
+    if successor.slots & withheld:
+        return
     if not (successor.awaited or successor.awaited_cpus_milli or successor.awaited_memory_bytes):
         successor.held_at = func.clock_timestamp()
 

@@ -1,6 +1,7 @@
 """Machines: registration, readiness, loss and platform notices."""
 
 import math
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,11 +17,11 @@ from activities.lifecycle.machine_keys import accept_proven, is_pinned, offer
 from domain.protocol import Activity, Attend, Hello, MachineNotice, MailKind, Welcome
 from domain.reasons import Reason, ReasonCode
 from domain.registration import wrong_hello
-from domain.reported import OWNER
+from domain.reported import OWNER, NoticeReport
 from infra.config import Settings
 from infra.db import events, outbox
 from infra.db.logs import Event
-from infra.db.models import Allocation, Cluster, Machine, Region, Workload
+from infra.db.models import Allocation, Attempt, Cluster, Machine, Region, Workload
 from infra.db.session import transaction
 
 _WORKLOAD_NOTICE = "workload.notice"
@@ -95,6 +96,8 @@ class MachineActivities:
             elif lends:
                 outbox.wake_scheduler(session)  # Otherwise this is done when it is ready.
             session.flush()
+            if row.withheld & ~withheld:
+                _give_up(session, row, row.withheld & ~withheld)
             row.cordon = row.cordon or joining.ending(session, hello.machine)
             live = _live(session, hello.machine)
             keys = {f"{workload}.{attempt}" for workload, attempt in live}
@@ -199,6 +202,28 @@ def _tell(session: Session, row: Machine, workload: str, attempt: int, reason: R
     ):
         detail = {**reason.detail, "code": reason.code.value}
         outbox.mail(session, workload, MailKind.PREEMPT, attempt, **detail)
+
+
+def _give_up(session: Session, row: Machine, slots: int) -> None:
+    """Tells attempts that have not started and hold or await `slots` of a locked machine: the owner has taken them.
+
+    The agent would refuse their tasks. Tasks that have started get the owner's notice from the agent, and report it.
+    """
+    waiting = session.execute(
+        select(Allocation.workload, Allocation.attempt)
+        .join(Attempt, (Attempt.workload == Allocation.workload) & (Attempt.attempt == Allocation.attempt))
+        .where(
+            Allocation.machine == row.id,
+            Allocation.released_at.is_(None),
+            (Allocation.slots.bitwise_or(Allocation.awaited)).bitwise_and(slots) != 0,
+            Attempt.started_at.is_(None),
+        )
+        .order_by(Allocation.workload)
+    )
+    for workload, attempt in waiting.all():
+        notice = NoticeReport(OWNER, "preempt", True, time.time(), None, "the owner takes GPUs back")
+        reason = Reason(ReasonCode.PLATFORM_NOTICE, {"machine": row.id, **notice.numbers()})
+        _tell(session, row, workload, attempt, reason)
 
 
 def _ends_at_s(detail: Mapping[str, Any]) -> float:

@@ -16,13 +16,15 @@ import numpy as np
 
 from agent.config import DEFAULT_INTERFACE, AgentConfig
 from agent.lending.leaving import Leaving
+from agent.network.blocks import BlockFile
 from agent.network.edge import KillSwitch
 from agent.network.flows import Flow
 from agent.network.machine import MachineNetwork
 from agent.network.shaping import LinkShare
-from agent.network.uplink import Uplink
+from agent.network.uplink import BLOCKS, Uplink
 from domain.traffic import TrafficClass
 from reclaim.admission import Decision, Flows, Outcome, Spread, decide
+from reclaim.bandwidth import SLACK
 from reclaim.traffic import migration_share, wire_bytes
 
 COMMIT_S = 2.0
@@ -173,4 +175,6 @@ def open_traffic(config: AgentConfig) -> MigrationTraffic:
     first, last = config.ports
     share = LinkShare(config.link_bytes_s, share_bytes_s)
     network = MachineNetwork(name, range(first, last + 1), share)
-    return MigrationTraffic(network, share_bytes_s, Uplink(name, config.link_bytes_s, network), config.research_bytes_s)
+    file = BlockFile(config.state_dir / "uplink.json", BLOCKS, SLACK * config.link_bytes_s)
+    uplink = Uplink(name, config.link_bytes_s, network, file=file)
+    return MigrationTraffic(network, share_bytes_s, uplink, config.research_bytes_s)

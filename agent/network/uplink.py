@@ -8,7 +8,8 @@ sent.
 
 Samples are averaged over blocks of `BLOCK_S` of sending, however long the pauses between the transfers are. From the
 newest blocks follow the mean and the lower bound (`reclaim.bandwidth`). They are given only from `ENOUGH_BLOCKS` on:
-with fewer, the bound at the usual confidence would be below all blocks, and say little about the link.
+with fewer, the bound at the usual confidence would be below all blocks, and say little about the link. The blocks are
+kept in a file while the agent restarts (`agent.network.blocks`).
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from agent.network.blocks import BlockFile, KeptBlocks
 from agent.network.counters import InterfaceCounter, WaitingConnections
 from agent.network.flows import Flow
 from agent.network.machine import MachineNetwork, default_interface
@@ -51,6 +53,8 @@ _SEGMENTS_BYTES = 1 << 17
 """Two of the largest segments: a class sends whole segments, so a slow one sends nothing for some time."""
 _MOST_CPU_SHARE = 0.02
 """Readings become rarer if they would use more of one CPU, because the machine has very many connections."""
+_KEEP_EACH_S = 60.0
+"""The least time between two writes of the file with the blocks. A restart loses at most the blocks since."""
 _REOPEN_S = 60.0
 """The interval at which the interface is looked up again by its name."""
 _log = logging.getLogger(__name__)
@@ -65,6 +69,7 @@ class Uplink:
         most_bytes_s: float,
         network: MachineNetwork | None = None,
         clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+        file: BlockFile | None = None,
     ) -> None:
         """Prepares the measurement; it begins with `run`.
 
@@ -74,7 +79,13 @@ class Uplink:
             network: what shapes migrations on the interface, if anything does.
             clock: returns seconds that also pass while the machine is suspended, and that no setting of the time
                 changes.
+            file: the blocks of an earlier agent, which is read at once, and replaced by `run`; None: they are not kept.
         """
+        self._file = file
+        self._kept = None if file is None else file.read()
+        self._writing: asyncio.Task[None] | None = None
+        self._written_at_s: float | None = None
+        """The time of the newest block in the file."""
         self._interface, self._most_bytes_s, self._network, self._clock = interface, most_bytes_s, network, clock
         self._counter: InterfaceCounter | None = None
         self._waiting: WaitingConnections | None = None
@@ -99,6 +110,7 @@ class Uplink:
         loop = asyncio.get_running_loop()
         due_s = loop.time()
         is_failing = False
+        write_due_s = due_s
         while True:
             began_s = time.perf_counter()
             try:
@@ -114,8 +126,26 @@ class Uplink:
                 period_s = _IDLE_S
             self._cost_s += 0.1 * (time.perf_counter() - began_s - self._cost_s)
             period_s = max(period_s, self._cost_s / _MOST_CPU_SHARE)
+            if loop.time() >= write_due_s and self._write():
+                write_due_s = loop.time() + _KEEP_EACH_S
             due_s += period_s * max(1, math.ceil((loop.time() - due_s) / period_s))
             await asyncio.sleep(due_s - loop.time())
+
+    def _write(self) -> bool:
+        """Starts to write new blocks to the file, in a thread: a disk that hangs must not stop the measurement.
+
+        Returns whether it did.
+        """
+        is_busy = self._writing is not None and not self._writing.done()
+        if self._file is None or self._measured_index is None or not self._blocks or is_busy:
+            return False
+        newest_s = self._blocks[-1][0]
+        if newest_s == self._written_at_s:
+            return False
+        kept = KeptBlocks(self._measured_index, tuple(self._blocks))
+        self._written_at_s = newest_s
+        self._writing = asyncio.create_task(asyncio.to_thread(self._file.write, kept))
+        return True
 
     def report(self) -> BandwidthReport | None:
         """Returns the mean and the lower confidence bound, in bytes on the wire per second; None: not measured yet."""
@@ -193,6 +223,14 @@ class Uplink:
             self._drop_readings()
             self._samples.clear()
             self._blocks.clear()
+            self._take_kept(now_s)
+
+    def _take_kept(self, now_s: float) -> None:
+        """Continues with the blocks of an earlier agent, if this is the interface that it measured."""
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.index == self._measured_index and all(at_s <= now_s for at_s, _ in kept.blocks):
+            self._blocks.extend(kept.blocks)
+            self._written_at_s = self._blocks[-1][0] if self._blocks else None
 
     def _has_waiting(self, moved: bool) -> bool:
         """Returns whether a connection has waited for the link since the last reading; `moved`: something was sent."""

@@ -1,15 +1,19 @@
 """Fixtures of the SDK's tests: a clean environment, and children that are killed or frozen at a file operation."""
 
+import json
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from mizzen import report
 from tests.buckets import gcs_endpoint, gcs_url, s3_endpoint, s3_url
 
 __all__ = ["gcs_endpoint", "gcs_url", "s3_endpoint", "s3_url"]
@@ -29,6 +33,29 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     handler = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture
+def under_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Returns what an agent does at a notice of some seconds: it writes the deadline and sends SIGTERM."""
+    # Other tests of this process may have got notices.
+    watching = sys.modules["mizzen.notices.watching"]
+    for name, unset in {"_signalled": None, "_noticed": False, "_watcher": None, "_fallback": None}.items():
+        monkeypatch.setattr(watching, name, unset)
+    monkeypatch.setattr(report, "_asked", False)
+    monkeypatch.setattr(report, "_reporter", None)
+    file = tmp_path / "deadline.json"
+    for name, value in {
+        "MIZZEN_PLATFORM": "mizzen", "MIZZEN_GRACE_S": "600", "MIZZEN_DEADLINE_FILE": str(file),
+        "MIZZEN_REPORT": str(tmp_path / "report.json"), "MIZZEN_CHECKPOINT_INTERVAL_S": "3600",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+
+    def give(left_s: float) -> None:
+        file.write_text(json.dumps({"deadline_boot_s": time.clock_gettime(time.CLOCK_BOOTTIME) + left_s}))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    return give
 
 
 @dataclass

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,38 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mizzen import notices, report
+from mizzen import notices
 from mizzen.checkpoint import Checkpointer, list_committed
 from mizzen.checkpoint.roots import open_root
 
 BIG, SMALL = 3_000_000, 40_000
-
-
-@pytest.fixture
-def under_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Returns what an agent does at a notice of some seconds: it writes the deadline and sends SIGTERM."""
-    file = tmp_path / "deadline.json"
-    for name, value in {
-        "MIZZEN_PLATFORM": "mizzen", "MIZZEN_GRACE_S": "600", "MIZZEN_DEADLINE_FILE": str(file),
-        "MIZZEN_REPORT": str(tmp_path / "report.json"), "MIZZEN_CHECKPOINT_INTERVAL_S": "3600",
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-
-    def give(left_s: float) -> None:
-        file.write_text(json.dumps({"deadline_boot_s": time.clock_gettime(time.CLOCK_BOOTTIME) + left_s}))
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    return give
-
-
-@pytest.fixture(autouse=True)
-def _no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of this process may have got notices."""
-    watching = sys.modules["mizzen.notices.watching"]
-    for name, value in {"_signalled": None, "_noticed": False, "_watcher": None, "_fallback": None}.items():
-        monkeypatch.setattr(watching, name, value)
-    monkeypatch.setattr(report, "_asked", False)
-    monkeypatch.setattr(report, "_reporter", None)
 
 
 class _Training:
@@ -79,7 +51,7 @@ class _Training:
         return self.step - first
 
 
-def _written(root: str | Path) -> dict[int, int]:
+def written_bytes(root: str | Path) -> dict[int, int]:
     """Returns how many bytes are stored for each step: what its save has sent."""
     found: dict[int, int] = {}
     for info in open_root(root).list("parts/"):
@@ -104,7 +76,7 @@ def test_the_last_save_sends_only_what_still_changes(s3_url: str, under_an_agent
     assert training.until_it_exits() >= 3
     last, ahead, first = (manifest.step for manifest in list_committed(s3_url, verify=True))
     assert first == 6 < ahead < last == training.step
-    written = _written(s3_url)
+    written = written_bytes(s3_url)
     assert sorted(written) == [6, ahead, last]
     assert written[ahead] > BIG
     assert SMALL <= written[last] < 2 * SMALL
@@ -162,7 +134,7 @@ def test_a_save_in_the_background_is_completed_and_taken_over(
     training.checkpointer.save_async(training.step, training.checkpointer._tracked.capture(training.step))
     under_an_agent(300.0)
     training.until_it_exits()
-    written = _written(tmp_path / "root")
+    written = written_bytes(tmp_path / "root")
     assert written[12] > BIG
     assert written[training.step] < 2 * SMALL
 

@@ -72,6 +72,17 @@ class BackgroundSave:
         """`where` is the URI of the root, for messages."""
         self._where = where
         self._saving: Saving | None = None
+        self._failed = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the newest save has failed, also after `settle` or `wait`."""
+        return self._failed if self._saving is None else self._saving.done and self._saving.error is not None
+
+    @property
+    def step(self) -> int | None:
+        """The step of the newest save until its result was handled; None: there is no such save."""
+        return None if self._saving is None else self._saving.step
 
     @property
     def is_running(self) -> bool:
@@ -89,10 +100,9 @@ class BackgroundSave:
 
     def settle(self) -> None:
         """Wait for the save. Raise `StaleAttemptError` if it was fenced; warn if it failed otherwise."""
-        saving, self._saving = self._saving, None
+        saving = self._ended()
         if saving is None:
             return
-        saving.join()
         if isinstance(saving.error, StaleAttemptError):
             raise saving.error
         if saving.error is not None and not saving.told:
@@ -101,7 +111,7 @@ class BackgroundSave:
 
     def wait(self) -> None:
         """Wait for the save, and raise its error if it failed; see `Saving.wait`."""
-        saving, self._saving = self._saving, None
+        saving = self._ended()
         if saving is not None:
             saving.wait()
 
@@ -109,3 +119,12 @@ class BackgroundSave:
         """Wait until the save has ended, with success or failure, or until `timeout_s` seconds have passed."""
         if self._saving is not None:
             self._saving.join(timeout_s)
+
+    def _ended(self) -> Saving | None:
+        """Wait for the save, and return it; None: its result was handled before."""
+        if self._saving is None:
+            return None
+        self._saving.join()
+        self._failed = self.has_failed
+        saving, self._saving = self._saving, None
+        return saving

@@ -11,7 +11,7 @@ from mizzen import notices, report
 from mizzen.cadence import Cadence
 from mizzen.checkpoint import parts
 from mizzen.checkpoint.background import BackgroundSave, Saving
-from mizzen.checkpoint.departure import Departure
+from mizzen.checkpoint.departure import Departure, Sender
 from mizzen.checkpoint.errors import (
     CheckpointError,
     CheckpointWarning,
@@ -362,18 +362,25 @@ class Checkpointer:
 
     def _is_sending_ahead(self, step: int) -> bool:
         """Return whether the training continues within a notice, because parts of the state are sent ahead."""
-        # The ranks of a gang get their notices at different steps. Without `background`, there may be no memory for a
-        # copy of the state.
-        if not (self.writer and self.background) or self.gang.world_size > 1 or step == self._saved_step:
-            return False
 
         def unsent() -> Mapping[str, Unsent]:
+            if not self.writer:
+                return {}
             encoded = self._encoded(step, self._tracked.capture(step))  # This claims the root.
-            return self._roots.writers[-1].unsent(encoded)
+            return self._roots.writers[-1].unsent(encoded, self._own)
 
-        return self._departure.is_sending_ahead(
-            unsent, lambda: self.try_save(step, self._tracked.capture(step), own=self._own, background=True)
-        )
+        def save() -> None:
+            if self.writer:
+                self.try_save(step, self._tracked.capture(step), own=self._own, background=True)
+
+        def abandon(saving: int) -> None:
+            for writer in self._roots.writers:
+                writer.abandon(saving)
+
+        # Without `background`, there may be no memory for a copy of the state.
+        can = (self.background or not self.writer) and step != self._saved_step
+        agree = self._agree if self.gang.world_size > 1 else None
+        return self._departure.is_sending_ahead(Sender(can, self.writer, unsent, save, abandon), agree)
 
     def _encoded(self, step: int, state: Mapping[str, Any]) -> Encoded:
         if not self.writer:

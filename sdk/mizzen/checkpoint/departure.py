@@ -1,7 +1,14 @@
-"""The course of a training from a notice to its exit: parts sent ahead, the last save, the exit."""
+"""The course of a training from a notice to its exit: parts sent ahead, the last save, the exit.
 
+In a gang only some ranks get the notice, and each rank knows only its own saves and parts. So after each step within a
+notice the ranks agree on the numbers from which they decide, and every rank computes the same from them. The number of
+agreements depends on agreed numbers alone.
+"""
+
+import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NoReturn
 
 from mizzen import notices, report
@@ -9,6 +16,50 @@ from mizzen.cadence import Cadence
 from mizzen.checkpoint.background import BackgroundSave
 from mizzen.checkpoint.pressure import Pressure, StepAction
 from mizzen.checkpoint.presync import PreSync, Turn, Unsent
+
+_MOST = (1 << 31) - 2
+"""Numbers that the ranks agree on are at most this: milliseconds or KiB. One more: not known."""
+
+
+@dataclass(frozen=True)
+class Sender:
+    """What one process can send ahead, and how."""
+
+    can: bool
+    """Whether it permits that the training continues."""
+    is_writer: bool
+    """Whether it saves."""
+    unsent: Callable[[], Mapping[str, Unsent]]
+    """Returns the parts that a save would have to write now."""
+    save: Callable[[], None]
+    """Starts a background save of the present state."""
+    abandon: Callable[[int], None]
+    """Lets the running save of a step fail instead of waiting for other ranks."""
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """From which the ranks decide. None: not known."""
+
+    left_s: float | None
+    longest_step_s: float | None
+    save_s: float | None
+    saving: bool
+    failed: bool
+    """Whether the newest background save has failed."""
+
+    def agreed(self, agree: Callable[[int], int]) -> "_Numbers":
+        """Return what holds for the gang: the least time that is left, and the greatest of every other number."""
+        left = agree(_MOST + 1 if self.left_s is None else _MOST - _whole(self.left_s, 1e3, math.floor))
+        step, save = (agree(_whole(number, 1e3, math.ceil)) for number in (self.longest_step_s, self.save_s))
+        background = agree(2 if self.failed else int(self.saving))
+        return _Numbers(
+            None if left > _MOST else (_MOST - left) / 1e3,
+            None if step > _MOST else step / 1e3,
+            None if save > _MOST else save / 1e3,
+            background == 1,
+            background == 2,
+        )
 
 
 class Departure:
@@ -20,6 +71,7 @@ class Departure:
         self._background = background
         self._pressure = Pressure(cadence)
         self._pre_sync = PreSync()
+        self._not_started = False
 
     def measured(self, save_s: float) -> None:
         """Record the duration of a save until it was durable, in seconds."""
@@ -29,21 +81,48 @@ class Departure:
         """Return what to do now because of the current notice. `saved`: this step is already saved or being saved."""
         return self._pressure.action(saved)
 
-    def is_sending_ahead(self, unsent: Callable[[], Mapping[str, Unsent]], save: Callable[[], None]) -> bool:
+    def is_sending_ahead(self, sender: Sender, agree: Callable[[int], int] | None) -> bool:
         """Return whether the training continues within the notice, because parts of the state are sent ahead.
 
         Args:
-            unsent: returns the parts that a save would have to write now.
-            save: starts a background save of the present state.
+            sender: what this process can send ahead.
+            agree: returns the maximum of a number over all ranks, which call this after the same step; None: there are
+                no other ranks.
         """
-        left_s, save_s, saving = self._pressure.exactly_left_s(), self._pressure.save_s, self._background.is_running
-        turn = self._pre_sync.turn(left_s, self._cadence.longest_step_s, save_s, notices.DEFAULT_MARGIN, saving)
+        if agree is None and not sender.can:
+            return False
+        numbers = self._numbers(sender)
+        if agree is not None:
+            numbers = numbers.agreed(agree)
+        if numbers.failed and self._background.step is not None:
+            # A sharded checkpoint needs all ranks. Without this, the last save would wait for the one that failed.
+            sender.abandon(self._background.step)
+        turn = self._pre_sync.turn(
+            numbers.left_s, numbers.longest_step_s, numbers.save_s, notices.DEFAULT_MARGIN, numbers.saving
+        )
         if turn is Turn.LOOK:
-            turn = self._pre_sync.look(unsent())
+            ahead, unsent = self._pre_sync.compare(sender.unsent())
+            if agree is not None:
+                ahead, unsent = (agree(_whole(size, 1 / 1024, math.ceil)) for size in (ahead, unsent))
+            turn = self._pre_sync.look(ahead, unsent)
             if turn is Turn.GO_ON:
-                save()
-        report.pre_sync(turn is Turn.GO_ON)
+                sender.save()
+                self._not_started = sender.is_writer and self._background.step is None
+        report.pre_sync(turn is Turn.GO_ON and sender.is_writer)
         return turn is not Turn.FLUSH
+
+    def _numbers(self, sender: Sender) -> _Numbers:
+        """Return what this process knows. What does not concern it is the least, so that other ranks decide."""
+        notice = notices.current()
+        left_s = self._pressure.exactly_left_s() if notice is not None and notice.certain else math.inf
+        background = self._background
+        return _Numbers(
+            left_s if sender.can else None,
+            self._cadence.longest_step_s if sender.is_writer else 0.0,
+            self._pressure.save_s if sender.is_writer else 0.0,
+            background.is_running,
+            background.has_failed or self._not_started,
+        )
 
     def exit(self, action: StepAction, agree: Callable[[int], int] | None) -> NoReturn:
         """Wait for the background save as long as the notice permits, and exit the process.
@@ -62,3 +141,10 @@ class Departure:
             agree(action)
         notices.acknowledge()
         notices.exit_preempted()
+
+
+def _whole(number: float | None, factor: float, rounded: Callable[[float], int]) -> int:
+    """Return a number as an integer that ranks can agree on; None: `_MOST` + 1."""
+    if number is None:
+        return _MOST + 1
+    return rounded(min(max(number * factor, 0.0), float(_MOST)))

@@ -7,6 +7,9 @@ are saved in the background, as a checkpoint of its own, and the last save follo
 background save that was running when the notice came counts as well.
 
 Where every part changes with every step, nothing would be gained: the last save comes at once.
+
+In a gang all ranks must do the same after the same step. So each rank has its own `PreSync`, and all get the same
+numbers: the ranks agree on them (`mizzen.checkpoint.departure`).
 """
 
 from collections.abc import Mapping
@@ -45,7 +48,7 @@ class Unsent:
 
 @dataclass
 class PreSync:
-    """The course of one process from its notice to its last save."""
+    """The course of one process, or of one rank of a gang, from the notice to the last save."""
 
     _phase: _Phase = _Phase.NEW
     _save_s: float | None = None
@@ -65,7 +68,7 @@ class PreSync:
                 None: not known.
             save_s: seconds of a save until it is durable; None: not known.
             margin: safety factor for the saves.
-            saving: whether a save is running in the background.
+            saving: whether a save is running in the background, on any rank.
         """
         if self._phase is _Phase.NEW:
             self._save_s = save_s
@@ -79,14 +82,26 @@ class PreSync:
             return Turn.GO_ON if saving else self._flush()
         return Turn.LOOK
 
-    def look(self, unsent: Mapping[str, Unsent]) -> Turn:
-        """Return what to do, from the parts that a save would have to write now. `GO_ON`: save in the background."""
+    def compare(self, unsent: Mapping[str, Unsent]) -> tuple[int, int]:
+        """Return how many bytes can be sent ahead, and how many a save would have to write now, on this rank.
+
+        Args:
+            unsent: the parts that a save would have to write now. Those that were equal at the previous call can be
+                sent ahead.
+        """
         before, self._before = self._before, unsent
+        ahead_bytes = sum(part.size_bytes for name, part in unsent.items() if before.get(name) == part)
+        return ahead_bytes, sum(part.size_bytes for part in unsent.values())
+
+    def look(self, ahead_bytes: int, unsent_bytes: int) -> Turn:
+        """Return what to do, from the numbers of `compare`, in a gang the greatest of all ranks.
+
+        `GO_ON`: save in the background.
+        """
         if self._phase is _Phase.NEW:
             self._phase = _Phase.LOOKED
             return Turn.LOOK
-        ahead = sum(part.size_bytes for name, part in unsent.items() if before.get(name) == part)
-        if ahead == 0 or ahead < LEAST_SHARE * sum(part.size_bytes for part in unsent.values()):
+        if ahead_bytes == 0 or ahead_bytes < LEAST_SHARE * unsent_bytes:
             return self._flush()
         self._phase = _Phase.SENDING
         return Turn.GO_ON

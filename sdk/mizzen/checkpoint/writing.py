@@ -9,7 +9,7 @@ import contextlib
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mizzen.checkpoint.copying import copy_parts
@@ -62,6 +62,8 @@ class Writer:
     """Some bytes of each part at its last save. If they differ now, the part has changed."""
     _reused: dict[str, int] = field(default_factory=dict)
     """Part name to the number of consecutive checkpoints that have reused its object."""
+    _abandoned: int | None = None
+    """The step whose save no longer waits for other ranks."""
 
     @property
     def attempt(self) -> int:
@@ -113,7 +115,7 @@ class Writer:
         try:
             written = self._put_parts(folder, encoded, mine)
             if not self.gang.rank:
-                every = written + self._shards(meeting)
+                every = written + self._shards(meeting, step)
                 undecided = True
                 manifest = self._commit(step, every, save, nonce)
         except BaseException as error:
@@ -135,10 +137,19 @@ class Writer:
             self._prune()
         return manifest
 
-    def unsent(self, encoded: Encoded) -> dict[str, Unsent]:
-        """Return the parts that `write` would write now. Compares only samples, so it is cheap."""
+    def abandon(self, step: int) -> None:
+        """Let a save of `step` that runs in another thread fail instead of waiting for other ranks: one has failed."""
+        self._abandoned = step
+
+    def unsent(self, encoded: Encoded, mine: Collection[str] = ()) -> dict[str, Unsent]:
+        """Return the parts that `write` would write now. Compares only samples, so it is cheap.
+
+        `mine`: names of the parts that belong to this rank alone.
+        """
         found = {}
         for name, (_, chunks) in encoded.items():
+            if self.gang.rank and name not in mine:
+                continue
             size_bytes = sum(memoryview(chunk).nbytes for chunk in chunks)
             sampled = sample(chunks, size_bytes)
             if self._samples.get(name) != sampled or self._reused.get(name, 0) >= _REUSED_AT_MOST:
@@ -209,11 +220,11 @@ class Writer:
         except Exception:
             return False
 
-    def _shards(self, meeting: str) -> tuple[Part, ...]:
+    def _shards(self, meeting: str, step: int) -> tuple[Part, ...]:
         """Wait for the shard records of all other ranks, and return their parts."""
         missing = set(range(1, self.gang.world_size))
         found: dict[int, tuple[Part, ...]] = {}
-        for _ in self._until(lambda: f"rank {min(missing)} has not written its shard {meeting}"):
+        for _ in self._until(step, lambda: f"rank {min(missing)} has not written its shard {meeting}"):
             for rank in sorted(missing):
                 with contextlib.suppress(MissingObject, CorruptCheckpointError):
                     shard = parse(self._store.get(f"{meeting}r{rank:04d}.json"))
@@ -227,23 +238,25 @@ class Writer:
     def _committed(self, step: int, written: tuple[Part, ...]) -> Manifest:
         """Wait until rank 0 has committed this rank's parts, and return the manifest."""
         own = set(written)
-        for _ in self._until(lambda: f"rank 0 has not committed the checkpoint of step {step}"):
+        for _ in self._until(step, lambda: f"rank 0 has not committed the checkpoint of step {step}"):
             for _, manifest in self.log.checkpoints:
                 if manifest.id.attempt == self.attempt and manifest.step == step and own <= set(manifest.parts):
                     return manifest
         raise AssertionError("unreachable")
 
-    def _until(self, what: Callable[[], str]) -> Iterator[None]:
+    def _until(self, step: int, what: Callable[[], str]) -> Iterator[None]:
         """Yield until the caller breaks or the timeout passes; between two yields sleep and reread the log.
 
         Raises:
-            CheckpointError: the timeout has passed.
+            CheckpointError: the timeout has passed, or the save of `step` was abandoned.
             StaleAttemptError: a newer attempt has claimed the root.
         """
         deadline_s = time.monotonic() + self.shard_timeout_s
         poll_s = _SHORTEST_POLL_S
         while True:
             yield
+            if self._abandoned == step:
+                raise CheckpointError(f"{self.log.where}: {what()}, and the save has failed on another rank")
             if time.monotonic() > deadline_s:
                 raise CheckpointError(f"{self.log.where}: {what()} within {self.shard_timeout_s:g} s")
             time.sleep(poll_s)

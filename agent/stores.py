@@ -1,0 +1,129 @@
+"""Checks, before tasks start, that the bucket of a cluster's store is the one with the workload's checkpoints.
+
+A task finds a bucket by what it gets itself: its variables, its secrets and its working directory, of which some can
+name another endpoint or another account than the scheduler uses. An empty bucket there is no error for a task: it would
+start from the beginning. So a process with the task's environment, user and working directory looks for the marker that
+the scheduler wrote beside the checkpoints (`agent.isolation` does the same for folders).
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import mizzen
+from agent.cgroups import make_cgroup, remove_cgroup
+from agent.launch import TaskLaunch
+from domain.ids import checkpoint_marker_key, checkpoint_prefix
+from domain.launch import LaunchDescription
+
+TIMEOUT_S = 60.0
+"""How long the store may take to answer, with the retries of its client library."""
+_MESSAGE_CHARACTERS = 500
+# The first process prepares itself as the shim does, and is replaced by the second one with the task's environment.
+_ENTER = """
+import json, os, sys
+told = json.load(sys.stdin)
+sys.path.insert(0, told["agent"])
+from agent.cgroups import join
+from agent.view import enter_view
+if told["cgroup"] is not None:
+    join([told["cgroup"]])
+if told["view"]:
+    enter_view(told["view"])
+if told["uid"] is not None:
+    os.setgroups(told["groups"]); os.setgid(told["gid"]); os.setuid(told["uid"])
+os.chdir(told["cwd"])
+os.execve(sys.executable, [sys.executable, "-I", "-c", *told["then"]], told["env"])
+"""
+_LOOK = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from mizzen.objects.store import open_store
+try:
+    said = {"found": open_store(sys.argv[2]).size(sys.argv[3]) is not None}
+except Exception as error:
+    said = {"error": f"{type(error).__name__}: {error}", "kinds": [kind.__name__ for kind in type(error).__mro__]}
+print("\\n" + json.dumps(said))
+"""
+_NO_CREDENTIALS = {"NoCredentialsError", "DefaultCredentialsError"}
+
+
+class WrongStore(Exception):
+    """The store does not answer, or lacks the marker. The message names the store and what to do."""
+
+
+def remote_store(bucket_url: str, launch: LaunchDescription) -> str | None:
+    """Returns the URL of the cluster's store with the checkpoints; None: it is a folder, or the region's bucket.
+
+    `bucket_url` is the region's bucket.
+    """
+    uri, suffix = launch.checkpoint.uri, f"/{checkpoint_prefix(launch.workload_id)}"
+    if urlsplit(uri).scheme not in ("s3", "gs") or not uri.endswith(suffix):
+        return None
+    url = uri.removesuffix(suffix)
+    return None if _place(url) == _place(bucket_url) else url
+
+
+def check_remote(url: str, workload_id: str, task: TaskLaunch, name: str | None) -> None:
+    """Checks that a task finds the marker of its workload in a store. Takes a second, and at most `TIMEOUT_S`.
+
+    A task that has no credentials yet is not checked: it must get them itself before it can read anything.
+
+    Args:
+        url: the store.
+        workload_id: the workload whose checkpoints are there.
+        task: with which environment, user and working directory the store is read.
+        name: name of the cgroup in which this is done; None: tasks have no cgroups.
+
+    Raises:
+        WrongStore: the store does not answer, or lacks the marker.
+    """
+    key = checkpoint_marker_key(workload_id)
+    cgroup = make_cgroup(name) if name is not None else None
+    told = {
+        "agent": str(Path(__file__).parents[1]),
+        "cgroup": cgroup,
+        "view": task.view,
+        "uid": task.uid,
+        "gid": task.gid,
+        "groups": list(task.groups),
+        "cwd": task.cwd,
+        "env": task.env,
+        "then": [_LOOK, str(Path(mizzen.__file__).parents[1]), url, key],
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", _ENTER],
+            input=json.dumps(told),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise WrongStore(f"the store {url}: no answer within {TIMEOUT_S:g} s") from None
+    finally:
+        if cgroup is not None:
+            remove_cgroup(cgroup)
+    said = {}
+    with contextlib.suppress(ValueError, IndexError):
+        said = json.loads(done.stdout.strip().splitlines()[-1])
+    if not isinstance(said, dict) or not said:
+        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        raise WrongStore(f"the store {url}: it could not be checked: {last[:_MESSAGE_CHARACTERS]}")
+    if said.get("found") is False:
+        raise WrongStore(
+            f"the store {url}: the marker {key} is missing: the task's variables, credentials or region lead to another"
+            " bucket than those of the region's workers"
+        )
+    if said.get("found") is not True and not _NO_CREDENTIALS & set(said.get("kinds", ())):
+        raise WrongStore(f"the store {url}: {str(said.get('error'))[:_MESSAGE_CHARACTERS]}")
+
+
+def _place(url: str) -> tuple[str, str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc, unquote(parts.path).strip("/")

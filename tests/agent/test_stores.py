@@ -1,0 +1,95 @@
+"""The agent checks the bucket of a cluster's store as a task finds it, on servers with the protocols of the clouds."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.config import AgentConfig
+from agent.isolation import TENANT_UIDS, why_not_separate
+from bench import buckets
+from domain.ids import checkpoint_marker_key, checkpoint_prefix
+from domain.launch import LaunchDescription
+from domain.protocol import NodeOutcome
+from mizzen.objects import open_store
+from tests.agent.harness import Lab, description
+
+
+@pytest.fixture(params=["s3", "gs"])
+def endpoint(request: pytest.FixtureRequest) -> Iterator[buckets.Endpoint]:
+    """A server whose address and credentials only tasks get."""
+    with buckets.s3() if request.param == "s3" else buckets.gcs() as found:
+        yield found
+
+
+def _launch(lab: Lab, config: AgentConfig, url: str, environ: dict[str, str]) -> LaunchDescription:
+    """Returns a launch that saves in the store, with variables of its job."""
+    launch = description(lab.region, config, "touch ran", tenant_number=3)
+    uri = f"{url}/{checkpoint_prefix(launch.workload_id)}"
+    job = launch.jobs["main"].model_copy(update={"env": environ})
+    launch = launch.model_copy(
+        update={"checkpoint": launch.checkpoint.model_copy(update={"uri": uri}), "jobs": {"main": job}}
+    )
+    lab.write(launch)
+    return launch
+
+
+def _config(lab: Lab) -> AgentConfig:
+    """With a user for each tenant where this computer supports it."""
+    if why_not_separate(lab.folder / "probe") is None:
+        return lab.config(tenant_uids=TENANT_UIDS, bucket_url=lab.bucket_url)
+    return lab.config()
+
+
+def _put_marker(
+    endpoint: buckets.Endpoint, url: str, launch: LaunchDescription, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes the marker as a worker does, whose environment is not that of agents and tasks."""
+    with monkeypatch.context() as worker:
+        for name, value in endpoint.environ.items():
+            worker.setenv(name, value)
+        open_store(url).put(checkpoint_marker_key(launch.workload_id), b"x")
+
+
+@pytest.mark.timeout(120)
+async def test_an_empty_bucket_starts_no_task(
+    lab: Lab, endpoint: buckets.Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tasks would start from the beginning. When the marker is there, they start, with the job's variables."""
+    config, url = _config(lab), endpoint.bucket()
+    launch = _launch(lab, config, url, endpoint.environ)
+    async with lab.agent(config):
+        failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
+        assert failure.type == "BucketUnavailable"
+        assert url in str(failure) and f"checkpoints/{launch.workload_id}/marker is missing" in str(failure)
+        assert not (lab.folder_of(launch, config).work / "ran").exists()
+        _put_marker(endpoint, url, launch, monkeypatch)
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    assert [e.exit_code for e in outcome.exits] == [0]
+
+
+@pytest.mark.timeout(120)
+async def test_a_store_that_does_not_answer_is_a_reason(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that accepts connections and says nothing: the check ends after its time, and no task starts."""
+    monkeypatch.setattr("agent.stores.TIMEOUT_S", 3.0)
+    config = _config(lab)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        environ = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "k"}
+        launch = _launch(lab, config, "s3://somewhere", environ | {"AWS_DEFAULT_REGION": "us-east-1"})
+        async with lab.agent(config):
+            failure = await (await lab.run(launch, config.machine, attempts=1)).failure()
+    assert (failure.type, "no answer within 3 s" in str(failure)) == ("BucketUnavailable", True)
+    assert not (lab.folder_of(launch, config).work / "ran").exists()
+
+
+@pytest.mark.timeout(120)
+async def test_a_task_without_credentials_is_not_checked(lab: Lab) -> None:
+    """Its script may get them: without credentials it cannot read an empty bucket by mistake."""
+    config = _config(lab)
+    launch = _launch(lab, config, "s3://somewhere", {"AWS_EC2_METADATA_DISABLED": "true"})
+    async with lab.agent(config):
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    assert [e.exit_code for e in outcome.exits] == [0]
+    assert Path(lab.folder_of(launch, config).work / "ran").exists()
