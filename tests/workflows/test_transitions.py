@@ -4,10 +4,18 @@ from itertools import pairwise
 
 from domain.phases import Phase
 from lifecycle.attempts import NEXT_PHASES
-from tests.workflows import test_leaving, test_loading, test_loss, test_mail, test_placing, test_running
+from tests.workflows import (
+    test_leaving,
+    test_loading,
+    test_loss,
+    test_mail,
+    test_placing,
+    test_replacement,
+    test_running,
+)
 from tests.workflows.stories import PATHS
 
-TOLD_IN = (test_placing, test_running, test_mail, test_loss, test_leaving, test_loading)
+TOLD_IN = (test_placing, test_running, test_mail, test_loss, test_replacement, test_leaving, test_loading)
 
 NEVER_MADE = {
     # Only by a replacement workflow that cannot continue, if tasks failed whose start was not recorded.
