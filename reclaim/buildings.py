@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,31 @@ SITE_MBIT = 4000.0
 """Bandwidth of a site's link to other sites."""
 
 
+NEAR_S = 8 * 3600.0
+"""For this time a forecast follows the time of day; later it is a mean."""
+
+
+class Rate(NamedTuple):
+    """How often the owner of a machine is expected to take it back, per hour."""
+
+    near: float = 0.0
+    """Without notice, in the next `NEAR_S`..."""
+    later: float = 0.0
+    """...and after that."""
+    noticed_near: float = 0.0
+    """The same with notice."""
+    noticed_later: float = 0.0
+
+    def expected(self, ahead_s: float) -> tuple[float, float]:
+        """Returns the departures that are expected in the next `ahead_s` seconds: without notice, and with."""
+        near_h = min(ahead_s, NEAR_S) / 3600
+        later_h = ahead_s / 3600 - near_h
+        return self.near * near_h + self.later * later_h, self.noticed_near * near_h + self.noticed_later * later_h
+
+
+NO_DEPARTURES = Rate()
+
+
 @dataclass(frozen=True)
 class Building:
     """A cluster, as P2 sees it."""
@@ -38,10 +64,8 @@ class Building:
     """URL of its own store; None: it uses that of the site."""
     link_mbit: float | None = None
     """Bandwidth of its link to the other buildings, in Mbit/s; None: `BUILDING_MBIT`."""
-    departures_per_h: float = 0.0
-    """How often the owner of one of its machines takes it back without notice, in the next hours..."""
-    later_per_h: float = 0.0
-    """...and in the days after them (`reclaim.forecasts`)."""
+    rate: Rate = NO_DEPARTURES
+    """How often the owner of a machine comes that the job would get there."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +104,8 @@ def score(buildings: tuple[Building, ...], job: Departure, rules: Rules = DEFAUL
         ValueError: the building of the job is not listed.
     """
     migrations = Migrations.of(buildings, job)
-    hazard_per_h = np.repeat([b.departures_per_h for b in buildings], 2)
-    survival = np.concatenate([[0.0], np.exp(-hazard_per_h * job.remaining_s / 3600)])
+    departures = np.repeat([sum(b.rate.expected(job.remaining_s)) for b in buildings], 2)
+    survival = np.concatenate([[0.0], np.exp(-departures)])
     found_s = scores_s(
         migrations.network, migrations.leaving, 0, migrations.candidates, migrations.migration_s, survival, rules
     )[1::2]

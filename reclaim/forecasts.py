@@ -12,12 +12,12 @@ import numpy as np
 from reclaim.arrays import Floats
 from reclaim.buildings import Building, Departure, Migrations, Score
 from reclaim.destinations import RESTART_S
-from reclaim.joint import DEFAULT_POLICY, EARLY_HORIZON_S, HOUR_S, Outlook, Policy
+from reclaim.joint import DEFAULT_POLICY, EARLY_HORIZON_S, Outlook, Policy
 
 _SHORTEST_S = 60.0
 """No forecast looks ahead for less."""
-NEAR_S = 8 * HOUR_S
-"""For this time a forecast follows the time of day; later it is a mean."""
+Departures = tuple[float, float]
+"""Expected departures: without notice, and with."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,6 @@ def horizon_s(remaining_s: float) -> float:
     return min(max(remaining_s, _SHORTEST_S), EARLY_HORIZON_S)
 
 
-def expected(near_per_h: float, later_per_h: float, ahead_s: float) -> float:
-    """Returns the departures that are expected of a machine in the next `ahead_s` seconds.
-
-    Args:
-        near_per_h: departures per hour in the next `NEAR_S`.
-        later_per_h: departures per hour after that, until `EARLY_HORIZON_S`.
-        ahead_s: the time in seconds.
-    """
-    near_s = min(ahead_s, NEAR_S)
-    return (near_per_h * near_s + later_per_h * (ahead_s - near_s)) / HOUR_S
-
-
 @lru_cache(maxsize=4096)
 def joint_score(
     buildings: tuple[Building, ...], job: Departure, saving: Saving, policy: Policy = DEFAULT_POLICY
@@ -66,9 +54,9 @@ def joint_score(
         ValueError: the building of the job is not listed.
     """
     ahead_s = horizon_s(job.remaining_s)
-    emergencies = [saving.machines * expected(b.departures_per_h, b.later_per_h, ahead_s) for b in buildings]
+    there = saving.machines * np.array([b.rate.expected(ahead_s) for b in buildings])
     migrations = Migrations.of(buildings, job)
-    loss_s = _loss_s(migrations, job, saving, [0.0, *np.repeat(emergencies, 2)], policy)
+    loss_s = _loss_s(migrations, job, saving, (0.0, 0.0), there, policy)
     return tuple(Score(False, float(one_s)) for one_s in (migrations.migration_s + loss_s)[1::2])
 
 
@@ -76,8 +64,8 @@ def gains_s(
     buildings: Sequence[Building],
     job: Departure,
     saving: Saving,
-    here: float,
-    emergencies: Sequence[float],
+    here: Departures,
+    there: Sequence[Departures],
     policy: Policy = DEFAULT_POLICY,
 ) -> Floats:
     """Returns what an early move of a running job to each building gains, in seconds; minus infinity: it does not pay.
@@ -91,30 +79,31 @@ def gains_s(
         job: the job, where it runs.
         saving: how it saves.
         here: the departures that are expected of its machines within its `horizon_s`.
-        emergencies: the same for the machines that it would get in each building.
+        there: the same for the machines that it would get in each building.
         policy: the parameters of early moves.
 
     Raises:
         ValueError: the building of the job is not listed, or a number is out of its range.
     """
     migrations = Migrations.of(buildings, job)
-    loss_s = _loss_s(migrations, job, saving, [here, *np.repeat(emergencies, 2)], policy)
+    loss_s = _loss_s(migrations, job, saving, here, np.array(there), policy)
     cost_s = policy.cost_s(migrations.migration_s, RESTART_S)[1::2]
     gain_s = loss_s[0] - loss_s[1::2] - cost_s
-    counts = policy.pays(gain_s, cost_s) & (np.asarray(emergencies) < here)
+    counts = policy.pays(gain_s, cost_s) & (np.array(there).sum(axis=1) < sum(here))
     return np.where(counts, gain_s, -np.inf)
 
 
 def _loss_s(
-    migrations: Migrations, job: Departure, saving: Saving, emergencies: Sequence[float], policy: Policy
+    migrations: Migrations, job: Departure, saving: Saving, here: Departures, there: Floats, policy: Policy
 ) -> Floats:
     """Returns the least expected loss at each node in seconds. No more than the whole horizon can be lost."""
     ahead_s = horizon_s(job.remaining_s)
     outlook = Outlook.of(
         1,
-        len(emergencies),
+        1 + 2 * len(there),
         horizon_s=ahead_s,
-        emergencies=np.asarray(emergencies),
+        emergencies=np.concatenate([here[:1], np.repeat(there[:, 0], 2)]),
+        notices=np.concatenate([here[1:], np.repeat(there[:, 1], 2)]),
         write_bytes_s=np.minimum(migrations.write_bytes_s, saving.most_bytes_s),
         loss_budget_s=saving.loss_budget_s,
         stall_s=saving.stall_s,

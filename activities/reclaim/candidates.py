@@ -24,9 +24,9 @@ from infra.db.reclaim import SiteHazard
 from infra.db.silent import silent_regions
 from reclaim.buildings import Building, Departure
 from reclaim.destinations import COMMIT_S
-from reclaim.forecasts import Saving, expected
+from reclaim.forecasts import Saving
 from reclaim.hazard import HazardModel
-from reclaim.joint import DAY_S, DEFAULT_POLICY, EARLY_HORIZON_S
+from reclaim.joint import DAY_S, DEFAULT_POLICY
 
 TOLD = ":early"
 """After the number of an attempt, the key of the event that it was told to move."""
@@ -67,8 +67,7 @@ _MAY_MOVE = text(
     " order by w.id"
 )
 _CLUSTERS = text(
-    "select name, capacity, store_url, link_mbit, departures_per_h, later_departures_per_h from cluster"
-    " where region = :region and service is null order by name"
+    "select name, capacity, store_url, link_mbit from cluster where region = :region and service is null order by name"
 )
 
 
@@ -126,11 +125,7 @@ def read_sites(session: Session, model: HazardModel, settings: ReclaimSettings) 
     lent = [
         f"{site.region}/{name}" for site in sites for name, kind in site.kinds.items() if kind == CapacityKind.VOLUNTARY
     ]
-    order = {
-        machine: expected(*site.rates.of_machines([machine]), EARLY_HORIZON_S)
-        for site in sites
-        for machine in site.rates.number
-    }
+    order = {machine: departures for site in sites for machine, departures in site.rates.by_calm().items()}
     return sorted(sites, key=lambda site: site.region), Room(session, lent, order)
 
 
@@ -144,9 +139,12 @@ def _site(
 ) -> Site | None:
     row = session.get(SiteHazard, region)
     running = {job.workload: job for job in read_jobs(session, [one.id for one in machines])}
-    if row is None or not running:
+    if row is None or row.noticed is None or not running:
         return None
-    state = model.from_json(row.counts).with_nodes([one.id for one in machines], [one.cluster for one in machines])
+    states = [
+        model.from_json(counts).with_nodes([one.id for one in machines], [one.cluster for one in machines])
+        for counts in (row.counts, row.noticed)
+    ]
     clusters: Sequence[Any] = session.execute(_CLUSTERS, {"region": region}).all()
     kinds = {name: kind for name, kind, *_ in clusters}
     values = {
@@ -158,7 +156,7 @@ def _site(
         region,
         kinds,
         [Building(region, name, *rest) for name, _, *rest in clusters],
-        Rates.of(model, state, now_s),
+        Rates.of(model, states[0], states[1], now_s),
         [one for one in found if one is not None],
     )
 

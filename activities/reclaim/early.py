@@ -22,7 +22,7 @@ from infra.config.scheduling import ReclaimSettings
 from infra.db import events, outbox
 from infra.db.models import Workload
 from infra.db.session import transaction
-from reclaim.forecasts import expected, gains_s, horizon_s
+from reclaim.forecasts import gains_s, horizon_s
 from reclaim.hazard import HazardModel
 from reclaim.joint import DEFAULT_POLICY, HOUR_S
 
@@ -111,8 +111,8 @@ def _busiest(site: Site) -> list[Candidate]:
     may_gain = []
     for one in site.candidates:
         ahead_s = horizon_s(one.departure.remaining_s)
-        own = expected(*rates.of_machines(one.machines), ahead_s)
-        if own > expected(*rates.least, ahead_s):
+        own = sum(rates.of_machines(one.machines).expected(ahead_s))
+        if own > sum(rates.least.expected(ahead_s)):
             may_gain.append((-own, one.workload, one))
     return [one for *_, one in sorted(may_gain)[:_MOST_JOBS]]
 
@@ -124,22 +124,22 @@ def _best(site: Site, room: Room, one: Candidate) -> _Gain | None:
     """
     here = [b for b in site.buildings if site.kinds[b.name] in one.kinds]
     ahead_s = horizon_s(one.departure.remaining_s)
-    own = expected(*site.rates.of_machines(one.machines), ahead_s)
+    own = site.rates.of_machines(one.machines).expected(ahead_s)
     there = []
     for building in here:
         is_lent = site.kinds[building.name] == CapacityKind.VOLUNTARY
         found = room.find(one.jobs, f"{site.region}/{building.name}", one.machines) if is_lent else None
-        there.append(inf if found is None else expected(*site.rates.of_machines(found), ahead_s))
-    if min(there, default=inf) >= own:
+        # What is not a destination counts like the job's own machines: no move there pays.
+        there.append(own if found is None else site.rates.of_machines(found).expected(ahead_s))
+    if min(map(sum, there), default=inf) >= sum(own):
         return None
-    # What is not a destination counts like the job's own machines: no move there pays.
-    gains = gains_s(here, one.departure, one.saving, own, [min(departures, own) for departures in there])
+    gains = gains_s(here, one.departure, one.saving, own, there)
     at = int(gains.argmax())
     if not gains[at] > 0:
         return None
     place = f"{site.region}/{here[at].name}"
     detail = {
-        "cluster": place, "departures": _short(own), "departures_there": _short(there[at]),
+        "cluster": place, "departures": _short(sum(own)), "departures_there": _short(sum(there[at])),
         "hours": _short(ahead_s / HOUR_S), "gain_s": round(float(gains[at])),
     }  # fmt: skip
     return _Gain(float(gains[at]), one, place, Reason(ReasonCode.MOVED_EARLY, detail))

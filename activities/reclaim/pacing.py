@@ -24,6 +24,7 @@ from activities.reclaim.early import EarlyMover
 from activities.reclaim.rates import Rates, write_rates
 from activities.reclaim.reading import (
     LentMachine,
+    OwnerCame,
     RunningJob,
     forget_departures,
     read_departures,
@@ -89,50 +90,73 @@ class Pacer:
             now_s = read_now_s(session)
             forget_departures(session)
             for region, machines in read_machines(session).items():
-                state = self._observe(session, region, machines, now_s)
-                write_rates(session, region, Rates.of(self._model, state, now_s))
+                state, noticed = self._observe(session, region, machines, now_s)
+                write_rates(session, region, Rates.of(self._model, state, noticed, now_s), state)
                 jobs = read_jobs(session, [one.id for one in machines])
                 if jobs:
                     found += _paces(state, self._model, jobs, now_s, self._settings)
             return found
 
-    def _observe(self, session: Session, region: str, machines: Sequence[LentMachine], now_s: float) -> HazardState:
+    def _observe(
+        self, session: Session, region: str, machines: Sequence[LentMachine], now_s: float
+    ) -> tuple[HazardState, HazardState]:
         """Returns what is known of the hazards of a region's machines now, and stores it.
 
-        A machine that was lent in the round before has been lent since then, until it departed.
+        The first result is about departures without notice, the second about those with notice. A machine that was lent
+        in the round before has been lent since then, until it departed.
         """
         row = session.get(SiteHazard, region, with_for_update=True)
         until = events.position(session)
         nodes, buildings = [one.id for one in machines], [one.cluster for one in machines]
+        start = self._model.start(nodes, buildings, now_s)
         if row is None:
-            row = SiteHazard(
-                region=region, counts=self._model.start(nodes, buildings, now_s).to_json(), lent=[], seen=str(until)
-            )  # fmt: skip
+            row = SiteHazard(region=region, counts=start.to_json(), lent=[], seen=str(until), machines={})
             session.add(row)
-        state = self._model.from_json(row.counts).with_nodes(nodes, buildings)
-        if not -_CLOCK_S <= now_s - state.now_s <= self._model.settings.window_days * DAY_S:
+        states = [
+            start if counts is None else self._model.from_json(counts).with_nodes(nodes, buildings)
+            for counts in (row.counts, row.noticed)
+        ]
+        if not -_CLOCK_S <= now_s - states[0].now_s <= self._model.settings.window_days * DAY_S:
             # The clock was set back, or nothing was observed for so long that nothing is left in the window.
-            state, row.lent = self._model.start(nodes, buildings, now_s), []
-        if now_s > state.now_s:
-            number = {node: at for at, node in enumerate(nodes)}
-            departures = read_departures(session, region, events.Cursor.parse(row.seen), until)
-            # An event may have become visible only now, and have happened before the last observation.
-            first_s = math.nextafter(state.now_s, math.inf)
-            gone = [(one, min(now_s, max(first_s, at_s))) for one, at_s in departures if one in number]
-            left_s = dict(reversed(gone))
+            states, row.lent = [start, start], []
+        if now_s > states[0].now_s:
+            known = set(nodes)
+            gone = read_departures(session, region, events.Cursor.parse(row.seen), until)
+            gone = [one for one in gone if one.machine in known]
+            lent = [machine for machine in row.lent if machine in known]
             row.seen = str(until)
-            lent = [machine for machine in row.lent if machine in number]
-            state = self._model.observe(
-                state,
-                now_s,
-                [number[machine] for machine, _ in gone],
-                [at_s for _, at_s in gone],
-                [number[machine] for machine in lent],
-                [state.now_s] * len(lent),
-                [left_s.get(machine, now_s) for machine in lent],
-            )
-        row.counts, row.lent = state.to_json(), [one.id for one in machines if one.lent]
-        return state
+            states = [
+                self._counted(state, [one for one in gone if one.is_emergency == is_emergency], gone, lent, now_s)
+                for state, is_emergency in zip(states, (True, False), strict=True)
+            ]
+        row.counts, row.noticed = (state.to_json() for state in states)
+        row.lent = [one.id for one in machines if one.lent]
+        return states[0], states[1]
+
+    def _counted(
+        self,
+        state: HazardState,
+        counted: Sequence[OwnerCame],
+        gone: Sequence[OwnerCame],
+        lent: Sequence[str],
+        now_s: float,
+    ) -> HazardState:
+        """Returns the state after the departures `counted`. After any departure, a machine is not lent."""
+        if now_s <= state.now_s:
+            return state
+        # An event may have become visible only now, and have happened before the last observation.
+        first_s = math.nextafter(state.now_s, math.inf)
+        left_s = {one.machine: min(now_s, max(first_s, one.at_s)) for one in reversed(gone)}
+        number = {node: at for at, node in enumerate(state.nodes)}
+        return self._model.observe(
+            state,
+            now_s,
+            [number[one.machine] for one in counted],
+            [min(now_s, max(first_s, one.at_s)) for one in counted],
+            [number[machine] for machine in lent],
+            [state.now_s] * len(lent),
+            [left_s.get(machine, now_s) for machine in lent],
+        )
 
 
 def _paces(

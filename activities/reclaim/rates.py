@@ -1,6 +1,6 @@
-"""How often a region's lent machines are expected to depart without notice, in the next hours and in the days after."""
+"""How often the owners of a region's lent machines are expected to take them back."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from infra.db.models import Cluster
 from infra.db.reclaim import SiteHazard
 from reclaim.arrays import Floats
-from reclaim.forecasts import NEAR_S
+from reclaim.buildings import NEAR_S, Rate
 from reclaim.hazard import HazardModel
 from reclaim.hazard_state import HazardState
 from reclaim.joint import EARLY_HORIZON_S, HOUR_S
@@ -20,63 +20,65 @@ _NOTICEABLE = 0.1
 
 @dataclass(frozen=True)
 class Rates:
-    """Departures per hour of each machine and of each cluster. Rates are pairs: in the next `NEAR_S`, and later."""
+    """The rates of a region's lent machines."""
 
-    number: dict[str, int]
-    """The row of each machine in `machines`."""
-    machines: Floats
-    """One row for each machine, two columns."""
-    clusters: dict[str, tuple[float, float]]
+    number: Mapping[str, int]
+    """The row of each machine."""
+    table: Floats
+    """One row for each machine, one column for each field of `Rate`."""
 
     @classmethod
-    def of(cls, model: HazardModel, state: HazardState, now_s: float) -> "Rates":
-        """Returns the rates at a time."""
-        near = model.expected(state, now_s, NEAR_S)
-        later = model.expected(state, now_s, EARLY_HORIZON_S) - near
-        machines = np.stack([near / (NEAR_S / HOUR_S), later / ((EARLY_HORIZON_S - NEAR_S) / HOUR_S)], axis=1)
-        machines = np.maximum(machines, 0.0)
-        size = len(state.building_names)
-        counts = np.maximum(np.bincount(state.building, minlength=size), 1)
-        means = [np.bincount(state.building, column, minlength=size) / counts for column in machines.T]
-        clusters = {name: (float(means[0][n]), float(means[1][n])) for n, name in enumerate(state.building_names)}
-        return cls({node: row for row, node in enumerate(state.nodes)}, machines, clusters)
+    def of(cls, model: HazardModel, emergencies: HazardState, noticed: HazardState, now_s: float) -> "Rates":
+        """Returns the rates at a time, from the hazards of departures without and with notice of the same machines."""
+        columns = [column for state in (emergencies, noticed) for column in _near_and_later(model, state, now_s)]
+        return cls({node: row for row, node in enumerate(emergencies.nodes)}, np.stack(columns, axis=1))
 
     @property
-    def least(self) -> tuple[float, float]:
+    def least(self) -> Rate:
         """The lowest rates of any machine."""
-        near, later = self.machines.min(axis=0, initial=np.inf)
-        return float(near), float(later)
+        return Rate(*map(float, self.table.min(axis=0, initial=np.inf)))
 
-    def of_machines(self, machines: Iterable[str]) -> tuple[float, float]:
+    def of_machines(self, machines: Iterable[str]) -> Rate:
         """Returns the rates of some machines together."""
-        near, later = self.machines[[self.number[machine] for machine in machines]].sum(axis=0)
-        return float(near), float(later)
+        return Rate(*map(float, self.table[[self.number[machine] for machine in machines]].sum(axis=0)))
 
-    def of_cluster(self, cluster: str) -> tuple[float, float]:
-        """Returns the rates of one machine of a cluster; zeros if it has no lent machines."""
-        return self.clusters.get(cluster, (0.0, 0.0))
+    def by_machine(self) -> dict[str, Rate]:
+        """Returns the rates of each machine."""
+        return {machine: Rate(*row) for machine, row in zip(self.number, self.table.tolist(), strict=True)}
+
+    def by_calm(self) -> dict[str, float]:
+        """Returns the departures that are expected of each machine in the next days."""
+        return {machine: sum(rate.expected(EARLY_HORIZON_S)) for machine, rate in self.by_machine().items()}
 
 
-def write_rates(session: Session, region: str, rates: Rates) -> None:
-    """Stores the rates of a region's clusters and machines, as far as they have changed noticeably.
+def _near_and_later(model: HazardModel, state: HazardState, now_s: float) -> tuple[Floats, Floats]:
+    near = model.expected(state, now_s, NEAR_S)
+    later = np.maximum(model.expected(state, now_s, EARLY_HORIZON_S) - near, 0.0)
+    return near / (NEAR_S / HOUR_S), later / ((EARLY_HORIZON_S - NEAR_S) / HOUR_S)
 
-    A change of a cluster lets the schedulers read its machines again.
+
+def write_rates(session: Session, region: str, rates: Rates, state: HazardState) -> None:
+    """Stores the rates of a region's machines and clusters, as far as they have changed noticeably.
+
+    A change of a cluster lets the schedulers read its machines again. `state` says which machines are in which cluster.
     """
-    for name, values in rates.clusters.items():
+    near = rates.table[:, 0]
+    for number, name in enumerate(state.building_names):
+        value = float(near[state.building == number].mean())
         row = session.get(Cluster, (region, name), with_for_update=True)
-        if row is not None:
-            stored = row.departures_per_h, row.later_departures_per_h
-            if _differs(stored, values):
-                row.departures_per_h, row.later_departures_per_h = _short(values)
+        if row is not None and _differs(row.departures_per_h, value):
+            row.departures_per_h = _short(value)
     site = session.get_one(SiteHazard, region)
-    each = {machine: rates.of_machines([machine]) for machine in rates.number}
-    if site.machines.keys() != each.keys() or any(_differs(site.machines[one], each[one]) for one in each):
-        site.machines = {machine: list(_short(values)) for machine, values in each.items()}
+    new, stored = rates.by_machine(), site.machines
+    if stored.keys() != new.keys() or any(
+        _differs(before, now) for one, rate in new.items() for before, now in zip(stored[one], rate, strict=True)
+    ):
+        site.machines = {machine: [_short(value) for value in rate] for machine, rate in new.items()}
 
 
-def _differs(stored: Sequence[float], values: Sequence[float]) -> bool:
-    return any(abs(a - b) > _NOTICEABLE * max(a, b) for a, b in zip(stored, values, strict=True))
+def _differs(stored: float, value: float) -> bool:
+    return abs(stored - value) > _NOTICEABLE * max(stored, value)
 
 
-def _short(values: tuple[float, float]) -> tuple[float, float]:
-    return float(f"{values[0]:.2g}"), float(f"{values[1]:.2g}")
+def _short(value: float) -> float:
+    return float(f"{value:.2g}")

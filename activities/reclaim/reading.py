@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import cast, func, select, text, update
 from sqlalchemy.dialects.postgresql import BIT
@@ -21,11 +21,12 @@ GPU_BYTES = 288_000_000_000
 """No GPU has more memory. The sizes of a machine's GPUs are not stored."""
 _GPUS = func.bit_count(cast(Allocation.slots, BIT(64)))
 _DEPARTURES = text(
-    "select e.machine, extract(epoch from e.at)::float8 from event as e join machine as m on m.id = e.machine"
+    "select e.machine, extract(epoch from e.at)::float8, e.kind = 'machine.lost' or coalesce("
+    "     (e.reason -> 'detail' ->> 'ends_at_s')::float8 - (e.reason -> 'detail' ->> 'at_s')::float8 < :emergency_s,"
+    "     false)"
+    " from event as e join machine as m on m.id = e.machine"
     " where (e.txid, e.id) > (:txid, :id) and e.txid < :until_txid and e.region = :region"
     " and (e.kind = 'machine.notice' and e.reason -> 'detail' ->> 'platform' = :owner"
-    "      and (e.reason -> 'detail' ->> 'ends_at_s')::float8"
-    "          - (e.reason -> 'detail' ->> 'at_s')::float8 < :emergency_s"
     "      or e.kind = 'machine.lost' and m.notice is null)"
     " order by e.txid, e.id"
 )
@@ -85,24 +86,33 @@ def read_machines(session: Session) -> dict[str, list[LentMachine]]:
     return found
 
 
-def read_departures(session: Session, region: str, after: Cursor, until: Cursor) -> list[tuple[str, float]]:
-    """Returns the emergency departures of a region's machines between two positions of the event log.
+class OwnerCame(NamedTuple):
+    """A departure of a lent machine."""
 
-    These are the owners' notices that are shorter than `EMERGENCY_S`, and losses without any notice: the machine, and
-    when. No event becomes visible below a position after it was one (`infra.db.events.position`).
+    machine: str
+    at_s: float
+    """When the owner gave notice, or the machine was lost."""
+    is_emergency: bool
+    """Whether the notice was shorter than `EMERGENCY_S`, or there was none."""
+
+
+def read_departures(session: Session, region: str, after: Cursor, until: Cursor) -> list[OwnerCame]:
+    """Returns the departures of a region's machines between two positions of the event log.
+
+    These are the owners' notices, and losses without any notice. No event becomes visible below a position after it was
+    one (`infra.db.events.position`).
     """
     values = {
         "region": region, "txid": after.txid, "id": after.id, "until_txid": until.txid + 1, "owner": OWNER,
         "emergency_s": EMERGENCY_S,
     }  # fmt: skip
-    return [(machine, at_s) for machine, at_s in session.execute(_DEPARTURES, values).all()]
+    return [OwnerCame(*row) for row in session.execute(_DEPARTURES, values).all()]
 
 
 def forget_departures(session: Session) -> None:
     """Clears what was learned about clusters that are not lent by owners any more."""
-    learned = (Cluster.departures_per_h != 0) | (Cluster.later_departures_per_h != 0)
-    other = update(Cluster).where(Cluster.capacity != CapacityKind.VOLUNTARY.value, learned)
-    session.execute(other.values(departures_per_h=0.0, later_departures_per_h=0.0))
+    other = Cluster.capacity != CapacityKind.VOLUNTARY.value, Cluster.departures_per_h != 0
+    session.execute(update(Cluster).where(*other).values(departures_per_h=0.0))
 
 
 def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:

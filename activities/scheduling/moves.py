@@ -6,6 +6,7 @@ other machines are shunned. With `reclaim.forecasts`, the expected loss in each 
 room.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf
@@ -20,8 +21,8 @@ from domain.reasons import ReasonCode
 from domain.reported import LEAST_WRITE_S, typical_save
 from domain.scheduling import MOST_US, JobRequest, Move
 from infra.config.scheduling import ReclaimSettings
-from reclaim.buildings import Building, Departure, score
-from reclaim.forecasts import Saving, expected, joint_score
+from reclaim.buildings import Building, Departure, Rate, score
+from reclaim.forecasts import Saving, joint_score
 from reclaim.joint import EARLY_HORIZON_S
 from rms.reserve import SHORTEST_S
 
@@ -51,8 +52,8 @@ _RATES = text(
     " where s.region = any(:regions)"
 )
 _CLUSTERS = text(
-    "select region, name, capacity, store_url, link_mbit, departures_per_h, later_departures_per_h from cluster"
-    " where service is null order by region, name"
+    "select region, name, capacity, store_url, link_mbit, departures_per_h from cluster where service is null"
+    " order by region, name"
 )
 
 
@@ -119,15 +120,19 @@ class _Scores:
         self._settings = settings
         clusters = session.execute(_CLUSTERS).all()
         self._kinds = {f"{region}/{name}": capacity for region, name, capacity, *_ in clusters}
-        self._buildings = {f"{row.region}/{row.name}": Building(*row[:2], *row[3:]) for row in clusters}
+        self._buildings = {
+            f"{region}/{name}": Building(region, name, store_url, link_mbit, Rate(per_h, per_h))
+            for region, name, _, store_url, link_mbit, per_h in clusters
+        }
         self._lent = [place for place, kind in self._kinds.items() if kind == CapacityKind.VOLUNTARY]
         homes = {f"{one.region}/{p['cluster']}" for one in left.values() for p in one.placements}
         is_needed = not homes.isdisjoint(self._lent)
         regions = sorted({place.partition("/")[0] for place in self._lent}) if is_needed else []
-        self._rates: dict[str, tuple[float, float]] = {
-            machine: (near, later) for machine, (near, later) in session.execute(_RATES, {"regions": regions})
-        }
-        order = {machine: expected(*rates, EARLY_HORIZON_S) for machine, rates in self._rates.items()}
+        self._rates = {machine: Rate(*each) for machine, each in session.execute(_RATES, {"regions": regions})}
+        order = {machine: sum(rate.expected(EARLY_HORIZON_S)) for machine, rate in self._rates.items()}
+        self._machines: dict[str, list[str]] = defaultdict(list)
+        for machine in self._rates:
+            self._machines[machine.rpartition("/")[0]].append(machine)
         self._room = Room(session, self._lent if is_needed else (), order)
 
     def leaving(
@@ -158,13 +163,12 @@ class _Scores:
         return Leaving(tuple(scored), left.early_to is None or not left.is_recent, shuns)
 
     def _seen(self, place: str, machines: Collection[str] | None) -> Building:
-        """Returns a cluster with the departures of these machines, or else of all its machines."""
-        building, rates = self._buildings[place], [self._rates.get(machine) for machine in machines or ()]
-        known = [rate for rate in rates if rate is not None]
-        if not known:
+        """Returns a cluster with the mean rate of these machines, or else of all its machines."""
+        building = self._buildings[place]
+        rates = [self._rates[machine] for machine in machines or self._machines[place] if machine in self._rates]
+        if not rates:
             return building
-        near, later = (sum(column) / len(known) for column in zip(*known, strict=True))
-        return replace(building, departures_per_h=near, later_per_h=later)
+        return replace(building, rate=Rate(*(sum(column) / len(rates) for column in zip(*rates, strict=True))))
 
     def _moves(
         self,

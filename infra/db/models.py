@@ -67,10 +67,7 @@ class Cluster(Base):
     prices: Mapped[Json] = mapped_column(server_default=text("'{}'"))
     """US dollars per hour of a GPU, by type, and of a core (key `domain.capacity.CPU`). Others have no price."""
     departures_per_h: Mapped[float] = mapped_column(server_default="0")
-    """How often the owner of one machine takes it back without notice in the next hours, as learned
-    (`activities.reclaim`)."""
-    later_departures_per_h: Mapped[float] = mapped_column(server_default="0")
-    """The same for the days after them (`reclaim.forecasts.expected`)."""
+    """How often the owner of one machine takes it back without notice, as learned (`activities.reclaim`)."""
     store_url: Mapped[str | None]
     """URL of the store in which workloads that run in this cluster save checkpoints; None: the region's bucket."""
     link_mbit: Mapped[float | None] = mapped_column(CheckConstraint("link_mbit > 0", name="cluster_link_mbit"))
@@ -80,7 +77,7 @@ class Cluster(Base):
     __table_args__ = (
         ForeignKeyConstraint(["region", "datacenter"], ["datacenter.region", "datacenter.name"]),
         CheckConstraint(_CAPACITY, name="cluster_capacity"),
-        CheckConstraint("departures_per_h >= 0 and later_departures_per_h >= 0", name="cluster_departures"),
+        CheckConstraint("departures_per_h >= 0", name="cluster_departures"),
     )
 
 

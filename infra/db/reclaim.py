@@ -14,11 +14,13 @@ class SiteHazard(Base):
     __tablename__ = "site_hazard"
     region: Mapped[str] = mapped_column(ForeignKey("region.name", ondelete="CASCADE"), primary_key=True)
     counts: Mapped[Json] = mapped_column(JSONB)
-    """The counts up to the last control period, a `reclaim.hazard_state.HazardState` as JSON."""
+    """The counts of departures without notice up to the last control period, a `reclaim.hazard_state.HazardState` as
+    JSON."""
+    noticed: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """The same for departures with notice."""
     seen: Mapped[str]
     """The position in the event log up to which departures are counted (`infra.db.events.Cursor`)."""
     lent: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
     """The machines that were lent at the last control period."""
     machines: Mapped[Json] = mapped_column(JSONB, server_default=text("'{}'"))
-    """The expected departures per hour of each machine: in the next hours, and in the days after them
-    (`activities.reclaim.rates`)."""
+    """The expected departures per hour of each machine, a `reclaim.buildings.Rate` as JSON."""

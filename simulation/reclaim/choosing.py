@@ -137,7 +137,7 @@ class Chooser:
         write = links[: len(self._nodes)]
         emergencies, notices = (np.array(list(each)) for each in zip(*both, strict=True))
         if self._system.as_live:
-            notices, write = np.zeros(1), np.full(len(write), np.median(write))
+            write = np.full(len(write), np.median(write))
         return Outlook.of(
             len(jobs),
             len(self._nodes),

@@ -93,8 +93,7 @@ class System:
     """Whether a job moves within its notice. Otherwise it runs until its machine leaves."""
     moves_early: bool = False
     as_live: bool = False
-    """Whether `Choosing.JOINT` leaves out departures with notice and uses one bandwidth for all checkpoints, as
-    `reclaim.forecasts` does."""
+    """Whether `Choosing.JOINT` uses one bandwidth for all checkpoints, as `reclaim.forecasts` does."""
     store: Store = Store.BUILDING
     has_shadow: bool = False
     """Whether another machine holds the state, so that a restart transfers nothing."""

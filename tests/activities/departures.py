@@ -31,7 +31,10 @@ def pass_hours(world: World, hours: float) -> None:
     with world.session() as session:
         session.execute(text("update event set at = at - make_interval(secs => :s)"), {"s": hours * 3600})
         row = session.get_one(SiteHazard, "r")
-        row.counts = {**row.counts, **{key: row.counts[key] - hours * 3600 for key in ("now_s", "row_from_s")}}
+        row.counts, row.noticed = (
+            None if counts is None else counts | {key: counts[key] - hours * 3600 for key in ("now_s", "row_from_s")}
+            for counts in (row.counts, row.noticed)
+        )
 
 
 def departs_each_hour(world: World, *machines: str, hours: int = 6) -> None:

@@ -91,8 +91,10 @@ def _expected(world: World, machine: str, hours: float) -> float:
     """Returns the departures of a machine that the model of hazards expects."""
     with world.session() as session:
         model, row = HazardModel(), session.get_one(SiteHazard, "r")
-        state = model.from_json(row.counts)
-    return float(model.expected(state, state.now_s, hours * 3600)[state.nodes.index(machine)])
+        states = [model.from_json(counts) for counts in (row.counts, row.noticed) if counts is not None]
+    found = [model.expected(state, state.now_s, hours * 3600)[state.nodes.index(machine)] for state in states]
+    assert len(found) == 2
+    return float(sum(found))
 
 
 def test_a_job_leaves_the_building_whose_owners_come_often(campus: World) -> None:

@@ -128,7 +128,7 @@ def test_an_unstable_building_pays_for_the_next_migration(campus: World, per_h: 
 
 def _owners(world: World, **per_h: float) -> None:
     """Sets how often the owners of the machines in building `a` come, in the next hours."""
-    machines = {f"r/a/{name}": [rate, rate] for name, rate in per_h.items()}
+    machines = {f"r/a/{name}": [rate, rate, 0, 0] for name, rate in per_h.items()}
     with world.session() as session:
         session.add(SiteHazard(region="r", counts={}, lent=[], seen="0-0", machines=machines))
 

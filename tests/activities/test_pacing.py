@@ -204,7 +204,7 @@ def test_plans_prefer_clusters_that_depart_less_often(fleet: World) -> None:
         assert session.get_one(Cluster, ("r", "hall")).departures_per_h == 0
 
 
-def test_announced_departures_do_not_count(fleet: World) -> None:
+def test_announced_departures_are_counted_apart(fleet: World) -> None:
     """A job has time to save after a notice, so only departures without one are emergencies."""
     _job(fleet, CALM)
     paces(fleet)
@@ -212,6 +212,11 @@ def test_announced_departures_do_not_count(fleet: World) -> None:
     _taken(fleet, CALM, notice_s=60.0)
     paces(fleet)
     assert _state(fleet)["departures"] == before["departures"] == 0
+    with fleet.session() as session:
+        site = session.get_one(SiteHazard, "r")
+        assert site.noticed is not None and site.noticed["departures"] == 1
+        near, _, noticed_near, _ = site.machines[CALM]
+        assert noticed_near > 2 * near
     _taken(fleet, CALM)
     paces(fleet)
     paces(fleet)

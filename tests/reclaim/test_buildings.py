@@ -4,16 +4,16 @@ from math import exp
 
 import pytest
 
-from reclaim.buildings import BUILDING_MBIT, MACHINE_MBIT, SITE_MBIT, Building, Departure, Score, score
+from reclaim.buildings import BUILDING_MBIT, MACHINE_MBIT, SITE_MBIT, Building, Departure, Rate, Score, score
 from reclaim.destinations import RESTART_S, Rules
 
 C = 3.2e9
 MBIT = 125_000.0
 CAMPUS = (
-    Building("campus", "a", store="file:///a", departures_per_h=0.2),
-    Building("campus", "b", store="file:///b", link_mbit=100, departures_per_h=0.01),
+    Building("campus", "a", store="file:///a", rate=Rate(0.2, 0.2)),
+    Building("campus", "b", store="file:///b", link_mbit=100, rate=Rate(0.01, 0.01)),
     Building("campus", "c", link_mbit=1000),
-    Building("other", "d", departures_per_h=1.0),
+    Building("other", "d", rate=Rate(1.0, 1.0)),
 )
 """Buildings `a` and `b` have stores; `c` uses the store of its site, and `d` is on another site."""
 LINKS = {"a": BUILDING_MBIT, "b": 100.0, "c": 1000.0, "d": BUILDING_MBIT}
@@ -42,7 +42,7 @@ def _plain_s(home: str, write_s: float, remaining_s: float, alpha: float) -> lis
         others = [other.name for other in CAMPUS for _ in range(2)]
         others.remove(at)  # The machine at which the job is; the building has another one.
         next_s = _upload_s(at) + sum(_path_s(at, other) for other in others) / len(others) + RESTART_S
-        leaves = 1 - exp(-building.departures_per_h * remaining_s / 3600)
+        leaves = 1 - exp(-building.rate.near * remaining_s / 3600)
         found.append(migration_s + alpha * leaves * next_s)
     return found
 

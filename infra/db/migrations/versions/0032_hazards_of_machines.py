@@ -1,15 +1,15 @@
-"""Stores how often each lent machine is expected to depart, for the choice among the machines of a cluster.
+"""Stores how often each lent machine is expected to depart, and the counts of departures with notice.
 
-Revision ID: 0033
-Revises: 0032
+Revision ID: 0032
+Revises: 0031
 """
 
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "0033"
-down_revision = "0032"
+revision = "0032"
+down_revision = "0031"
 branch_labels = None
 depends_on = None
 
@@ -19,8 +19,10 @@ def upgrade() -> None:
     op.add_column(
         "site_hazard", sa.Column("machines", postgresql.JSONB(), server_default=sa.text("'{}'"), nullable=False)
     )
+    op.add_column("site_hazard", sa.Column("noticed", postgresql.JSONB(none_as_null=True), nullable=True))
 
 
 def downgrade() -> None:
     """Undoes this revision."""
+    op.drop_column("site_hazard", "noticed")
     op.drop_column("site_hazard", "machines")
