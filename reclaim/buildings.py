@@ -65,7 +65,7 @@ class Building:
     link_mbit: float | None = None
     """Bandwidth of its link to the other buildings, in Mbit/s; None: `BUILDING_MBIT`."""
     rate: Rate = NO_DEPARTURES
-    """How often the owner of a machine comes that the job would get there."""
+    """How often the owners of the machines come that the job would get there, together: any of them ends its gang."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,6 @@ Departures = tuple[float, float]
 class Saving:
     """How a job saves, and what a departure may cost it."""
 
-    machines: int
-    """Its machines. The departure of any of them costs the job its work since the last checkpoint."""
     save_bytes: float
     """What a save writes."""
     stall_s: float | None
@@ -54,7 +52,7 @@ def joint_score(
         ValueError: the building of the job is not listed.
     """
     ahead_s = horizon_s(job.remaining_s)
-    there = saving.machines * np.array([b.rate.expected(ahead_s) for b in buildings])
+    there = np.array([b.rate.expected(ahead_s) for b in buildings])
     migrations = Migrations.of(buildings, job)
     loss_s = _loss_s(migrations, job, saving, (0.0, 0.0), there, policy)
     return tuple(Score(False, float(one_s)) for one_s in (migrations.migration_s + loss_s)[1::2])

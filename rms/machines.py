@@ -71,6 +71,19 @@ def shift(machines: Machines, row: int, gpus: int, cpus_milli: int, memory_bytes
     machines.coarse[MEMORY_BYTES, row] = free[MEMORY_BYTES, row] // MEBIBYTE
 
 
+@compiled
+def shift_rows(machines: Machines, rows: I8, amounts: I8, sign: int) -> None:
+    """Adds `sign` times the amounts, of shape (3, rows), to the free resources of some machines; see `shift`."""
+    for at in range(len(rows)):
+        shift(
+            machines,
+            rows[at],
+            sign * amounts[GPUS, at],
+            sign * amounts[CPUS_MILLI, at],
+            sign * amounts[MEMORY_BYTES, at],
+        )
+
+
 class Terms(NamedTuple):
     """Attributes that all machines of a cluster share."""
 

@@ -11,7 +11,7 @@ from domain.scheduling import JobRequest, MachineState, RegionSnapshot, RunningW
 from rms.arrays import B1, I4, I8
 from rms.choices import Choices, choices
 from rms.holders import Holders, HolderTable
-from rms.machines import CPUS_MILLI, MISSING, NO_TYPE, Layout, Machines, Terms, shift, sort_key
+from rms.machines import CPUS_MILLI, MISSING, NO_TYPE, Layout, Machines, Terms, shift_rows, sort_key
 
 _MOST_CHOICES = 1024
 """Number of distinct job requests for which the preference classes are cached."""
@@ -126,15 +126,13 @@ class Region:
     def without(self, machines: Iterable[str]) -> Iterator[None]:
         """Leaves no room on the `machines` while the block runs, whichever workloads are evicted there."""
         columns, version = self.machines, self.machines.version.copy()
-        rows = [row for row in map(self.row, sorted(machines)) if row is not None]
-        taken = [(row, *columns.total[:, row].tolist()) for row in rows]
-        for row, gpus, cpus_milli, memory_bytes in taken:
-            shift(columns, row, -gpus, -cpus_milli, -memory_bytes)
+        rows = np.array([row for row in map(self.row, machines) if row is not None], np.int64)
+        amounts = columns.total[:, rows]
+        shift_rows(columns, rows, amounts, -1)
         try:
             yield
         finally:
-            for row, gpus, cpus_milli, memory_bytes in taken:
-                shift(columns, row, gpus, cpus_milli, memory_bytes)
+            shift_rows(columns, rows, amounts, 1)
             columns.version[:] = version  # The content is the same as before, so cached results stay valid.
 
     def compute_lost_work(self) -> None:

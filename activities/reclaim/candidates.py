@@ -176,7 +176,7 @@ def _candidate(
     if not LEAST_WRITE_S <= longest_s <= grace_s - COMMIT_S:
         return None  # Its last save would be cut off.
     saving = saving_of(
-        len(job.machines), saves, size_bytes, write_s, job.most_bytes,
+        saves, size_bytes, write_s, job.most_bytes,
         stall_s if stall_s is not None and 0 <= stall_s <= longest_s else None, settings,
     )  # fmt: skip
     (gpu_type,) = gpu_types

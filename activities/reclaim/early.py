@@ -47,7 +47,7 @@ class EarlyMover:
         now_s = time.monotonic()
         if not self._settings.forecasts or now_s < self._due_s:
             return []
-        with transaction(self._engine) as session:
+        with transaction(self._engine, isolation="REPEATABLE READ") as session:
             sites, room = read_sites(session, self._model, self._settings)
         # The comparison takes long, so no transaction is open.
         found = [(one, reason) for site in sites for one, reason in early_moves(site, room)]

@@ -73,13 +73,15 @@ def asked(session: Session, queued: Sequence[ScannedWorkload], settings: Reclaim
     demands, said = dict[str, WorkloadDemand](), dict[str, tuple[float, int]]()
     for workload, written, at_s, level in rows:
         demands[workload], said[workload] = demand_of(written), (at_s, level)
+    avoided = avoided_by(session, list(demands))
     moving = moves_of(
         session,
         {e.workload: _jobs(e, demands[e.workload]) for e in queued if e.workload in demands},
         {workload: demand.max_runtime_s for workload, demand in demands.items()},
+        avoided,
         settings,
     )
-    evictors, avoided = newest_evictors(session), avoided_by(session, list(demands))
+    evictors = newest_evictors(session)
     replicas = ready_replicas(session, {t for demand in demands.values() for t in demand.tables})
     return [
         BidSubject(

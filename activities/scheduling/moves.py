@@ -88,9 +88,12 @@ def moves_of(
     session: Session,
     demands: Mapping[str, Sequence[JobRequest]],
     max_runtimes_s: Mapping[str, float],
+    avoided: Mapping[str, frozenset[str]],
     settings: ReclaimSettings,
 ) -> dict[str, Leaving]:
     """Returns the workloads that have left owners' machines, with the score of each cluster for their jobs.
+
+    `avoided` are the machines that each workload may not use.
 
     Workloads without a checkpoint, and jobs that were not on lent machines or spanned clusters, have no scores.
     """
@@ -104,7 +107,8 @@ def moves_of(
     for number, (workload, jobs) in enumerate(each for each in demands.items() if each[0] in left):
         one = left[workload]
         remaining_s = remaining_runtime_s(max_runtimes_s[workload], one.ran_s)
-        found[workload] = scores.leaving(one, jobs, remaining_s, by_machine=number < _MOST_GUIDED)
+        but = avoided.get(workload, frozenset())
+        found[workload] = scores.leaving(one, jobs, remaining_s, but, by_machine=number < _MOST_GUIDED)
     return found
 
 
@@ -129,15 +133,28 @@ class _Scores:
         is_needed = not homes.isdisjoint(self._lent)
         regions = sorted({place.partition("/")[0] for place in self._lent}) if is_needed else []
         self._rates = {machine: Rate(*each) for machine, each in session.execute(_RATES, {"regions": regions})}
-        order = {machine: sum(rate.expected(EARLY_HORIZON_S)) for machine, rate in self._rates.items()}
-        self._machines: dict[str, list[str]] = defaultdict(list)
-        for machine in self._rates:
-            self._machines[machine.rpartition("/")[0]].append(machine)
-        self._room = Room(session, self._lent if is_needed else (), order)
+        of_cluster: dict[str, list[Rate]] = defaultdict(list)
+        for machine, rate in self._rates.items():
+            of_cluster[machine.rpartition("/")[0]].append(rate)
+        self._usual = {
+            place: Rate(*(sum(column) / len(rates) for column in zip(*rates, strict=True)))
+            for place, rates in of_cluster.items()
+        }
+        order, usual = (
+            {name: sum(rate.expected(EARLY_HORIZON_S)) for name, rate in rates.items()}
+            for rates in (self._rates, self._usual)
+        )
+        self._room = Room(session, self._lent if is_needed else (), order, usual)
 
     def leaving(
-        self, left: _Left, jobs: Sequence[JobRequest], remaining_s: float, *, by_machine: bool
-    ) -> Leaving:  # fmt: skip
+        self,
+        left: _Left,
+        jobs: Sequence[JobRequest],
+        remaining_s: float,
+        avoided: frozenset[str],
+        *,
+        by_machine: bool,
+    ) -> Leaving:
         """Returns a workload with the scores of its jobs. Later workloads do not get the machines that it prefers."""
         cluster_of = {p["job"]: f"{left.region}/{p['cluster']}" for p in left.placements}
         machines_of = {p["job"]: len(p["machines"]) for p in left.placements}
@@ -148,9 +165,9 @@ class _Scores:
             if home not in self._lent or home not in here:
                 scored.append(job)  # Or the document does not accept the kind of its former cluster any more.
                 continue
-            found = {place: self._room.find([job], place) if by_machine else None for place in here}
-            buildings = tuple(self._seen(place, found[place]) for place in here)
-            moves = self._moves(job, home, machines_of[job.name], buildings, left, remaining_s)
+            found = {place: self._room.find([job], place, avoided) if by_machine else None for place in here}
+            buildings = tuple(self._seen(place, found[place], machines_of[job.name]) for place in here)
+            moves = self._moves(job, home, buildings, left, remaining_s)
             scored.append(replace(job, moves=moves))
             room = [one for one in moves if found[one.place] is not None]
             if room:
@@ -162,19 +179,19 @@ class _Scores:
         shuns = frozenset(machine for place in lent for machine in self._room.machines(place)) - kept
         return Leaving(tuple(scored), left.early_to is None or not left.is_recent, shuns)
 
-    def _seen(self, place: str, machines: Collection[str] | None) -> Building:
-        """Returns a cluster with the mean rate of these machines, or else of all its machines."""
-        building = self._buildings[place]
-        rates = [self._rates[machine] for machine in machines or self._machines[place] if machine in self._rates]
-        if not rates:
-            return building
-        return replace(building, rate=Rate(*(sum(column) / len(rates) for column in zip(*rates, strict=True))))
+    def _seen(self, place: str, found: Collection[str] | None, machines: int) -> Building:
+        """Returns a cluster with the rate of the machines that were found, or else of as many of its machines."""
+        usual = self._usual.get(place, self._buildings[place].rate)
+        if found is None:
+            rates = [usual] * machines
+        else:
+            rates = [self._rates.get(machine, usual) for machine in found]
+        return replace(self._buildings[place], rate=Rate(*map(sum, zip(*rates, strict=True))))
 
     def _moves(
         self,
         job: JobRequest,
         home: str,
-        machines: int,
         buildings: tuple[Building, ...],
         left: _Left,
         remaining_s: float,
@@ -184,7 +201,7 @@ class _Scores:
         departure = Departure(site, name, left.checkpoint_bytes, left.write_s, remaining_s, local)
         if self._settings.forecasts or left.early_to is not None:
             save = left.saves, left.checkpoint_bytes, left.write_s, left.checkpoint_bytes
-            scores = joint_score(buildings, departure, saving_of(machines, *save, left.stall_s, self._settings))
+            scores = joint_score(buildings, departure, saving_of(*save, left.stall_s, self._settings))
         else:
             scores = score(buildings, departure)
         moves = []
@@ -196,7 +213,6 @@ class _Scores:
 
 
 def saving_of(
-    machines: int,
     saves: Sequence[Sequence[float]] | None,
     checkpoint_bytes: int,
     write_s: float | None,
@@ -204,14 +220,14 @@ def saving_of(
     stall_s: float | None,
     settings: ReclaimSettings,
 ) -> Saving:
-    """Returns how a job on some machines saves, from what its tasks have reported (`domain.reported.typical_save`).
+    """Returns how a job saves, from what its tasks have reported (`domain.reported.typical_save`).
 
     What limits its saves where it is, is assumed to limit them elsewhere, too: it may be the job itself. No save stalls
     a job for longer than it takes.
     """
     most_bytes_s = settings.checkpoint_bytes_s
     if write_s is None:
-        return Saving(machines, min(checkpoint_bytes, most_bytes), None, settings.loss_budget_s, most_bytes_s)
+        return Saving(min(checkpoint_bytes, most_bytes), None, settings.loss_budget_s, most_bytes_s)
     save_bytes, save_s = typical_save(saves or (), checkpoint_bytes, write_s, most_bytes)
     stall_s = None if stall_s is None else min(stall_s, save_s)
-    return Saving(machines, save_bytes, stall_s, settings.loss_budget_s, min(most_bytes_s, save_bytes / save_s))
+    return Saving(save_bytes, stall_s, settings.loss_budget_s, min(most_bytes_s, save_bytes / save_s))

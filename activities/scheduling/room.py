@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
@@ -52,8 +53,21 @@ class _Free(NamedTuple):
 class Room:
     """What is free in some clusters, each named `region/cluster`."""
 
-    def __init__(self, session: Session, clusters: Collection[str], rates: Mapping[str, float] = NO_RATES) -> None:
-        """`rates`: the expected departures of machines, for the order of the machines in `find`."""
+    def __init__(
+        self,
+        session: Session,
+        clusters: Collection[str],
+        rates: Mapping[str, float] = NO_RATES,
+        usual: Mapping[str, float] = NO_RATES,
+    ) -> None:
+        """Reads what is free.
+
+        Args:
+            session: the session.
+            clusters: the clusters.
+            rates: the expected departures of machines, for the order of the machines in `find`.
+            usual: the same for machines without a rate, by cluster.
+        """
         self._free: dict[str, dict[str, _Free]] = defaultdict(dict)
         """What is free on each machine, those that depart most rarely first."""
         self._candidates: dict[tuple[object, ...], int] = {}
@@ -63,7 +77,9 @@ class Room:
         for place, *free, machines in session.execute(_FREE, values) if parts else ():
             found[place].update(dict.fromkeys(machines, _Free(*free)))
         for place, each in found.items():
-            self._free[place] = {one: each[one] for one in sorted(each, key=lambda one: (rates.get(one, 0.0), one))}
+            unknown = usual.get(place, 0.0)
+            order = sorted(each, key=lambda one, unknown=unknown: (rates.get(one, unknown), one))  # type: ignore[misc]
+            self._free[place] = {one: each[one] for one in order}
 
     def machines(self, cluster: str) -> Collection[str]:
         """Returns the machines of a cluster that take work."""
@@ -84,22 +100,31 @@ class Room:
     def find(self, jobs: Sequence[JobRequest], cluster: str, but: Collection[str] = ()) -> dict[str, _Free] | None:
         """Returns the machines that depart most rarely and hold all tasks of the jobs, with what is then free on them.
 
-        Returns None if the cluster lacks room without the machines in `but`. Large tasks choose first, so the only way
-        to pack the tasks may be missed.
+        Of several GPU types, a job gets the first one that has room. Returns None if the cluster lacks room without the
+        machines in `but`. Large tasks choose first, so the only way to pack the tasks may be missed.
         """
         taken: dict[str, _Free] = {}
         for job in sorted(jobs, key=lambda job: (-job.gpus_per_task, -job.cpus_milli_per_task)):
-            left = job.tasks
-            for machine, whole in self._free[cluster].items():
-                free = taken.get(machine, whole)
-                while left and machine not in but and free.fits(job):
-                    taken[machine] = free = free.less(job)
-                    left -= 1
-                if not left:
-                    break
-            if left:
+            of_type = [replace(job, gpu_types=(one,)) for one in job.gpu_types] if job.gpus_per_task else [job]
+            found = next((found for one in of_type if (found := self._find(one, cluster, but, taken))), None)
+            if found is None:
                 return None
+            taken |= found
         return taken
+
+    def _find(
+        self, job: JobRequest, cluster: str, but: Collection[str], taken: Mapping[str, _Free]
+    ) -> dict[str, _Free] | None:  # fmt: skip
+        found: dict[str, _Free] = {}
+        left = job.tasks
+        for machine, whole in self._free[cluster].items():
+            free = taken.get(machine, whole)
+            while left and machine not in but and free.fits(job):
+                found[machine] = free = free.less(job)
+                left -= 1
+            if not left:
+                return found
+        return None
 
     def take(self, cluster: str, taken: Mapping[str, _Free]) -> None:
         """Takes the room that `find` has found."""

@@ -73,7 +73,7 @@ def answer_again(session: Session, caller: Caller, asked: Asked) -> ServiceChang
     row = session.get_one(ServiceRow, known.service)
     if known.request_sha256 != asked.sha256:
         raise mismatch(asked.key, f"version {known.version} of service {row.name}")
-    fields = {**detail_fields(session, row), "version": known.version}
+    fields = {**detail_fields(session, row), "version": known.version, "spec": known.spec}
     return mask(session, caller, ServiceChanged(**fields, document_notes=[]))
 
 

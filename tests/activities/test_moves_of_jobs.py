@@ -4,12 +4,14 @@ from datetime import UTC, datetime, timedelta
 from math import exp
 
 import pytest
+from sqlalchemy import func
 
 from domain.criteria import PlanQuality
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.models import Attempt, Cluster, Machine
 from infra.db.reclaim import SiteHazard
+from infra.db.tenants import Tenant
 from tests.activities.world import World, job
 
 C = 1_500_000_000
@@ -147,6 +149,75 @@ def test_the_machine_whose_owner_comes_most_rarely(campus: World) -> None:
     next_s = here_s + (here_s + sum(read_s[other] for other in "bbcc")) / 5 + 30
     leaves = 1 - exp(-0.01 * 1200 / 3600)
     assert quality.move_s == pytest.approx(30 + here_s + 30 + leaves * next_s, rel=1e-6)
+
+
+def test_the_first_gpu_type_comes_before_the_calmest_machine(campus: World) -> None:
+    """Machines are compared within the type that the plan prefers."""
+    campus.alter(Tenant, "t", quota_gpus={"a100": 1000, "rtx": 1000})
+    _owners(campus, m1=0.9, m2=0.5, m3=0.01, m4=0.001)
+    for cluster in "bcz":
+        campus.alter(Machine, f"r/{cluster}/m", draining=True)
+    workload = campus.running(job(gpus=2, types=("a100", "rtx")), capacity=("voluntary",))
+    campus.machine("r/a/m4", 2, gpu_type="rtx")
+    _leave(campus, workload)
+    assert _next(campus, workload)[0] == "r/a/m3"
+
+
+def test_a_machine_that_is_new_counts_like_its_cluster(campus: World) -> None:
+    """Nothing is known about its owner."""
+    _owners(campus, m1=0.9, m2=0.5, m3=0.01)
+    workload = _start(campus)
+    _leave(campus, workload)
+    campus.machine("r/a/m0", 2)
+    assert _next(campus, workload)[0] == "r/a/m3"
+
+
+def test_the_calmest_machine_that_is_not_avoided(campus: World) -> None:
+    """A machine on which the workload failed is not compared."""
+    for name in ("m4", "m5"):
+        campus.machine(f"r/a/{name}", 2)
+    _owners(campus, m1=0.9, m2=0.8, m3=0.001, m4=0.7, m5=0.01)
+    workload = _start(campus)
+    left = _leave(campus, workload)
+    with campus.session() as session:
+        reason = Reason(ReasonCode.UNCONFIRMED_FAILURE, {"machine": "r/a/m3"}).to_json()
+        attempt = session.get_one(Attempt, (workload, 1))
+        session.add(
+            Attempt(
+                workload=workload, attempt=-1, region="r", plan=attempt.plan, gpu_types={}, cpus_milli=0,
+                outcome=reason, released_at=func.now(),
+            )
+        )  # fmt: skip
+    assert left == "r/a/m1"
+    assert _next(campus, workload)[0] == "r/a/m5"
+
+
+def test_one_machine_is_better_than_four_that_are_a_little_calmer(campus: World) -> None:
+    """The departure of any machine of a gang ends it, so their departures are summed."""
+    reclaim = campus.settings.reclaim.model_copy(update={"forecasts": True})
+    campus.settings = campus.settings.model_copy(update={"reclaim": reclaim})
+    campus.configure()
+    small, large = [f"r/b/m{n}" for n in range(4, 8)], "r/c/large"
+    for machine in small:
+        campus.machine(machine, 1)
+    campus.machine(large, 4)
+    for machine in ("r/b/m", "r/c/m", "r/z/m", large, *small):
+        campus.alter(Machine, machine, draining=True)
+    for cluster in "bc":
+        campus.alter(Cluster, ("r", cluster), link_mbit=400.0)
+    _owners(campus, m1=9.0, m2=9.0, m3=9.0)
+    with campus.session() as session:
+        site = session.get_one(SiteHazard, "r")
+        site.machines = site.machines | {machine: [0.2, 0.2, 0, 0] for machine in small} | {large: [0.3, 0.3, 0, 0]}
+    workload = campus.running(job(tasks=4), capacity=("voluntary",))
+    for machine in (large, *small):
+        campus.alter(Machine, machine, draining=False)
+    campus.alter(Attempt, (workload, 1), checkpoint_bytes=C, checkpoint_write_s=30.0)
+    campus.release(workload, Phase.PENDING)
+    notice = Reason(ReasonCode.PLATFORM_NOTICE, {"machine": "r/a/m1"}).to_json()
+    campus.alter(Attempt, (workload, 1), outcome=notice)
+    assert campus.tick().awarded == 1
+    assert list(campus.holdings(workload, 2)) == [large]
 
 
 def test_workloads_that_leave_together_share_the_calm_machines(campus: World) -> None:

@@ -91,12 +91,15 @@ async def test_a_repeated_request_makes_one_version(world: ApiWorld) -> None:
         assert (other.status_code, other.json()["type"]) == (422, "urn:mizzen:problem:idempotency-mismatch")
     assert (await _put(world, path, DOCUMENT, method="PUT", once="k" * 201)).status_code == 400
     assert (await _put(world, path, DOCUMENT, method="PUT")).json()["version"] == 3
-    assert (await _put(world, path, DOCUMENT, method="PUT", once="k2")).json()["version"] == 2, "the one that it made"
+    changed = {**DOCUMENT, "run": "serve --fast"}
+    assert (await _put(world, path, changed, method="PUT")).json()["version"] == 4
+    again = (await _put(world, path, DOCUMENT, method="PUT", once="k2")).json()
+    assert (again["version"], "--fast" in str(again["spec"])) == (2, False), "the one that it made"
     await act(world, "/v1/services/chat", "vision", body={}, method="DELETE")
     assert (await _put(world, path, DOCUMENT, method="PUT", once="k2")).status_code == 200, "it was executed before"
     with world.session() as session:
         actions = session.scalars(select(Audit.action).order_by(Audit.id)).all()
-        assert actions == ["service.created", "service.updated", "service.updated", "service.end"]
+        assert actions == ["service.created", *["service.updated"] * 3, "service.end"]
 
 
 async def test_concurrent_requests_under_one_key(world: ApiWorld) -> None:
