@@ -11,9 +11,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 MOST_ATTEMPTS = 3
-"""This many failed attempts in a row count against the workload even if one machine took part in all of them. The last
-one avoided all machines that had taken part in the earlier ones, so such a machine gets the workload only after that
-time (`activities.scheduling.avoided.AVOIDED`)."""
+"""This many failed attempts in a row count against the workload even if one machine took part in all of them. Before
+the last one, the workload avoided all suspects, so it was placed on one only after the time of avoidance
+(`activities.scheduling.avoided.AVOIDED`)."""
 
 
 @dataclass(frozen=True)
