@@ -154,8 +154,8 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.LAUNCH_FAILED: "tasks could not be started on {machine}: {error}",
     ReasonCode.CANNOT_START: "its tasks cannot be started on any machine: {error}",
     ReasonCode.UNCONFIRMED_FAILURE: (
-        "{words}; only machines that owners lend say so, so it is tried again without {machine}"
-        " ({attempts} of at most {limit:1 attempt|# attempts} in a row)"
+        "{words}; a machine that its owner lends may be the cause, so the failure does not count, and the workload is"
+        " tried again without {avoided} ({attempts} of at most {limit:1 attempt|# attempts} in a row)"
     ),
     ReasonCode.NO_PROGRESS: "no progress for {silent_s} s; its limit is {limit_s} s",
     ReasonCode.STACK_STOPPED: "mizzen was stopped; the workload continues at the next start",

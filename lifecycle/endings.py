@@ -98,25 +98,19 @@ class Case:
     def counts_after(self) -> Counts:
         """The counts after the tasks' reports are applied. They are the same for every row of the table."""
         counts = self.counts
-        if any(p.step is not None and p.step > (p.resumed_step or 0) for p in self.end.progress):
+        if _advanced(self.end):
             counts = replace(counts, hangs=0)
-            if not set(self.lent).intersection(counts.suspicion.machines):
-                counts = replace(counts, suspicion=NONE)  # It works without them.
+        counts = replace(counts, suspicion=unless_cleared(counts.suspicion, self.end, self.plan))
         if self.end.all_succeeded or self.is_told(MailKind.CANCEL) or self.timed_out:
             return counts
         return count_loads(counts, self.end, self.own, self.uses_reports)
-
-    @cached_property
-    def lent(self) -> tuple[str, ...]:
-        """The machines of the gang that owners lend."""
-        return tuple(node.machine for node in self.plan.nodes if node.lent)
 
     @cached_property
     def doubt(self) -> Doubt | None:
         """The doubt about a failure for which the workload would be to blame; None: the failure is confirmed."""
         if not self.repeats:
             return None
-        return doubt(self.counts.suspicion, self.lent, self.end.first_failure.machine)
+        return doubt(self.counts.suspicion, _lent(self.plan), self.end.first_failure.machine)
 
     def is_told(self, kind: MailKind) -> bool:
         """Returns whether mail of this kind stopped the attempt."""
@@ -147,6 +141,23 @@ class Row:
 
 def _failed_load(end: GangEnd, own: bool) -> FailedLoad | None:
     return failed_load(end.progress, end.first_failure.name if own else None, end.first_failure.status)
+
+
+def _lent(plan: LaunchPlan) -> list[str]:
+    return [node.machine for node in plan.nodes if node.lent]
+
+
+def _advanced(end: GangEnd) -> bool:
+    return any(p.step is not None and p.step > (p.resumed_step or 0) for p in end.progress)
+
+
+def unless_cleared(before: Suspicion, end: GangEnd, plan: LaunchPlan) -> Suspicion:
+    """Returns the suspicion after an attempt: none if its tasks made steps forward without any of the suspects.
+
+    The attempt may have ended in any way.
+    """
+    works_without = _advanced(end) and not set(_lent(plan)).intersection(before.machines)
+    return NONE if works_without else before
 
 
 def count_loads(counts: Counts, end: GangEnd, own: bool, uses_reports: Callable[[], bool]) -> Counts:
@@ -326,11 +337,19 @@ def judge(case: Case) -> tuple[Ending, Counts]:
     return Ending(row.phase, row.reason(case), case.end.progress, row.blames(case)), counts
 
 
+_IF_TRIED_AGAIN = {
+    ReasonCode.RETRIES_EXHAUSTED: ReasonCode.TASK_FAILED,
+    ReasonCode.CANNOT_START: ReasonCode.LAUNCH_FAILED,
+}
+"""Reasons whose sentences say that there is no further attempt, and those that describe the same failure without it."""
+
+
 def unconfirmed(reason: Reason, doubtful: Doubt) -> Reason:
     """Returns the reason for which a workload is tried again whose failure, for `reason`, is not confirmed."""
     after = doubtful.after
-    detail: dict[str, Any] = {"machine": doubtful.avoided, "suspects": list(after.machines)}
-    detail |= {"attempts": after.attempts, "limit": MOST_ATTEMPTS, "cause": reason.code.value, "words": reason.sentence}
+    words = Reason(_IF_TRIED_AGAIN.get(reason.code, reason.code), reason.detail).sentence
+    detail: dict[str, Any] = {"avoided": list(doubtful.avoided), "suspects": list(after.machines)}
+    detail |= {"attempts": after.attempts, "limit": MOST_ATTEMPTS, "cause": reason.code.value, "words": words}
     if "log" in reason.detail:
         detail["log"] = reason.detail["log"]
     return Reason(ReasonCode.UNCONFIRMED_FAILURE, detail)

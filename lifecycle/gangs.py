@@ -15,7 +15,8 @@ class LaunchFailure:
     blames_workload: bool = False
     """Whether the workload is at fault: no other machine could start it either."""
     lent: str | None = None
-    """The machine that reports the failure, if its owner lends it; None: another machine reports it."""
+    """The machine that reports the failure, if its owner lends it and no other machine of the gang reports that the
+    workload is at fault; else None."""
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,17 @@
 Only the owner's machine says how a task or a launch ended there, and a damaged or hostile one can say anything. It can
 also make the tasks of its gang on other machines fail. So a failure counts against the workload only if no single lent
 machine took part in all attempts that failed: then at least two machines, usually of two owners, agree. Until then the
-attempt is repeated without one of the suspects. `MOST_ATTEMPTS` bounds the repetitions.
+attempt is repeated: the first time without one of the suspects, from then on without all of them, because the reporter
+may be an honest machine whose peer makes its task fail. `MOST_ATTEMPTS` bounds the repetitions.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
 MOST_ATTEMPTS = 3
-"""This many failed attempts in a row count against the workload even if one machine took part in all of them: no other
-machine could take its place for long (`activities.scheduling.avoided`)."""
+"""This many failed attempts in a row count against the workload even if one machine took part in all of them. Before
+the last one, the workload avoided all suspects, so it was placed on one only after the time of avoidance
+(`activities.scheduling.avoided.AVOIDED`)."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ NONE = Suspicion()
 class Doubt:
     """A failure that does not count against the workload, because it is not confirmed."""
 
-    avoided: str
-    """The suspect without which the workload is tried again."""
+    avoided: tuple[str, ...]
+    """The suspects without which the workload is tried again, sorted."""
     after: Suspicion
 
 
@@ -43,10 +45,12 @@ def doubt(before: Suspicion, lent: Collection[str], reporter: str | None) -> Dou
         before: the failures that were not confirmed.
         lent: the lent machines that can have caused this failure: all those of the gang, or, for a launch, the machine
             that refused it.
-        reporter: the machine that reported the failure, if known. It is avoided if it is a suspect.
+        reporter: the machine that reported the failure, if known. It is avoided after the first failure if it is a
+            suspect. After further ones, all suspects are avoided.
     """
     suspects = sorted(set(lent).intersection(before.machines) if before.attempts else lent)
     if not suspects or before.attempts + 1 >= MOST_ATTEMPTS:
         return None
-    avoided = reporter if reporter in suspects else suspects[0]
-    return Doubt(avoided, Suspicion(tuple(suspects), before.attempts + 1))
+    one = reporter if reporter in suspects else suspects[0]
+    avoided = suspects if before.attempts else [one]
+    return Doubt(tuple(avoided), Suspicion(tuple(suspects), before.attempts + 1))

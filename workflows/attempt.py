@@ -289,9 +289,10 @@ class Attempt:
 
     async def _flush(self, attempt: int) -> None:
         """Stops the gang of the released attempt, and records the last reports of its tasks."""
+        suspicion = self._verdicts.suspicion()
         end = await self._end_all(None)
         self._state.ran_s += workflow.time() - self._started_s
-        self._verdicts.count_loads(end)
+        self._verdicts.count_late(end, self._plan, suspicion)
         await record(Activity.FLUSHED, FlushedRequest(self._state.workload_id, attempt, list(end.progress)))
 
     # ------------------------------------------------------------------------------------------------------------- ends
@@ -355,7 +356,7 @@ class Attempt:
     async def _refused(self, failed: LaunchFailure, progress: tuple[TaskProgress, ...]) -> Ending:
         """Returns the ending after a failed launch: the workload fails, or is queued again.
 
-        If only a machine that its owner lends says that the workload is at fault, this machine is blamed.
+        If only one machine that its owner lends says that the workload is at fault, nobody is blamed.
 
         From the second consecutive failure on, the workload is queued again after a backoff. Otherwise the scheduler
         would place it on the same machines within a second.

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
@@ -121,8 +122,16 @@ class Gang:
 
     @staticmethod
     def _worse(known: LaunchFailure | None, other: LaunchFailure) -> LaunchFailure:
-        """Returns the failure to report: one that the workload is to blame for, else the earlier one."""
-        return other if known is None or (other.blames_workload and not known.blames_workload) else known
+        """Returns the failure to report: one that the workload is to blame for, else the earlier one.
+
+        Of several for which the workload is to blame, a machine that is not lent confirms those of lent machines, and
+        two lent machines confirm each other.
+        """
+        if known is None or (other.blames_workload and not known.blames_workload):
+            return other
+        if not other.blames_workload or known.lent is None or other.lent == known.lent:
+            return known
+        return other if other.lent is None else replace(known, lent=None)
 
     @property
     def stopped_before(self) -> bool:

@@ -6,7 +6,7 @@ from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from domain.protocol import LaunchPlan, Mail, WorkloadInput
-    from lifecycle.endings import Case, Counts, Ending, count_loads, judge, unconfirmed
+    from lifecycle.endings import Case, Counts, Ending, count_loads, judge, unconfirmed, unless_cleared
     from lifecycle.gangs import GangEnd, LaunchFailure
     from lifecycle.suspicion import NONE, Suspicion, doubt
 
@@ -47,26 +47,36 @@ class Verdicts:
         self._keep(counts)
         return ending
 
-    def count_loads(self, end: GangEnd) -> None:
-        """Updates the counts after the end of an attempt that was released while its tasks saved."""
-        self._keep(count_loads(self._counts(), end, False, uses_reports))
+    def suspicion(self) -> Suspicion:
+        """Returns the failures that are not confirmed."""
+        return Suspicion(tuple(self._state.suspects), self._state.unconfirmed)
+
+    def count_late(self, end: GangEnd, plan: LaunchPlan, left: Suspicion) -> None:
+        """Updates the counts after the end of an attempt that was released while its tasks saved.
+
+        `left`: the suspicion at its release. If a later attempt has failed since, that failure stays suspicious.
+        """
+        counts = count_loads(self._counts(), end, False, uses_reports)
+        if counts.suspicion == left:
+            counts = replace(counts, suspicion=unless_cleared(left, end, plan))
+        self._keep(counts)
 
     def doubted(self, failed: LaunchFailure) -> LaunchFailure | None:
-        """Returns a launch failure for which a lent machine is blamed instead of the workload.
+        """Returns a launch failure that blames nobody, because only one lent machine blames the workload.
 
-        None: the failure is confirmed, so that the workload is to blame.
+        None: the failure is confirmed, so that the workload is to blame. The machine may well be honest, so the failure
+        does not count towards its cordon. The workload avoids the machine anyway.
         """
         counts = self._counts()
         found = None
         if failed.lent is not None and not self._state.one_attempt:
             found = doubt(counts.suspicion, [failed.lent], failed.lent)
         self._keep(replace(counts, suspicion=NONE if found is None else found.after))
-        return None if found is None else LaunchFailure(unconfirmed(failed.reason, found), found.avoided)
+        return None if found is None else LaunchFailure(unconfirmed(failed.reason, found), None)
 
     def _counts(self) -> Counts:
         state = self._state
-        suspicion = Suspicion(tuple(state.suspects), state.unconfirmed)
-        return Counts(state.failures, state.hangs, state.unloadable, suspicion)
+        return Counts(state.failures, state.hangs, state.unloadable, self.suspicion())
 
     def _keep(self, counts: Counts) -> None:
         self._state.failures, self._state.hangs = counts.failures, counts.hangs

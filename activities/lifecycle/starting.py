@@ -1,6 +1,6 @@
 """Starts a workload's workflow with its state from Postgres, and with the attributes that Temporal's UI shows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -18,6 +18,7 @@ from domain.reasons import ReasonCode
 from domain.search_attributes import ATTEMPT, NAME, PHASE, PRIORITY, REASON, REGION, TENANT
 from infra.db.models import Attempt
 from lifecycle.attempts import LATEST
+from lifecycle.suspicion import NONE, Suspicion
 
 _LIVE = text(
     "select id, name, tenant, region, reason, phase, attempt,"
@@ -78,6 +79,9 @@ def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | Non
             Attempt.ready_at,
             Attempt.rank,
             Attempt.released_at,
+            Attempt.plan,
+            Attempt.last_step,
+            Attempt.resumed_step,
             func.coalesce(func.extract("epoch", ended_at - Attempt.started_at), 0.0).label("ran_s"),
         )
         .where(Attempt.workload == row.id)
@@ -86,7 +90,7 @@ def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | Non
     placed = row.phase in PLACED_PHASES
     ends = [a.outcome or {} for a in attempts if a.released_at is not None]
     codes = [end.get("code") for end in ends]
-    suspicion = ends[0]["detail"] if codes[:1] == [ReasonCode.UNCONFIRMED_FAILURE.value] else {}
+    suspicion = _suspicion_of(a for a in attempts if a.released_at is not None)
     state = WorkloadInput(
         row.id,
         attempt=row.attempt,
@@ -97,13 +101,29 @@ def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | Non
         failures=sum(code in _FAILURES for code in codes),
         hangs=_in_a_row(codes, ReasonCode.NO_PROGRESS),
         unloadable=_in_a_row(codes, ReasonCode.CHECKPOINT_UNLOADABLE),
-        suspects=suspicion.get("suspects", []),
-        unconfirmed=suspicion.get("attempts", 0),
+        suspects=list(suspicion.machines),
+        unconfirmed=suspicion.attempts,
         ran_s=sum(float(a.ran_s) for a in attempts),
         table=LATEST,
         one_attempt=row.one_attempt,
     )
     return state, attempts[0].rank if placed and attempts else None
+
+
+def _suspicion_of(ended: Iterable[Row[*tuple[Any, ...]]]) -> Suspicion:
+    """Returns the failures that are not confirmed, by the rules of `lifecycle.endings`. `ended`: newest first."""
+    advanced: list[set[str]] = []
+    for one in ended:
+        outcome = one.outcome or {}
+        if outcome.get("code") in _FAILURES:
+            return NONE
+        if outcome.get("code") == ReasonCode.UNCONFIRMED_FAILURE.value:
+            suspects, attempts = outcome["detail"]["suspects"], outcome["detail"]["attempts"]
+            works_without = any(machines.isdisjoint(suspects) for machines in advanced)
+            return NONE if works_without else Suspicion(tuple(suspects), attempts)
+        if one.last_step is not None and one.last_step > (one.resumed_step or 0):
+            advanced.append({machine for job in one.plan["jobs"] for machine, _ in job["machines"]})
+    return NONE
 
 
 def _in_a_row(codes: Sequence[str | None], code: ReasonCode) -> int:

@@ -1,6 +1,6 @@
 """The machines that a queued workload avoids: those on which it failed, if the failure is not confirmed.
 
-`lifecycle.suspicion` decides that a failure on machines that owners lend is not confirmed, and which one to avoid.
+`lifecycle.suspicion` decides that a failure on machines that owners lend is not confirmed, and which ones to avoid.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,10 @@ from sqlalchemy.orm import Session
 from domain.reasons import ReasonCode
 
 AVOIDED = timedelta(hours=1)
-"""How long. If no other machine can take the workload in this time, the same machine gets it again."""
+"""How long. If no other machine can take the workload in this time, the same machine may get it again."""
 _FAILED = text(
-    "select workload, array_agg(distinct outcome -> 'detail' ->> 'machine') from attempt"
+    "select workload, array_agg(distinct machine)"
+    " from attempt, jsonb_array_elements_text(outcome -> 'detail' -> 'avoided') as machine"
     " where workload = any(:ids) and outcome ->> 'code' = :code and released_at > now() - cast(:avoided as interval)"
     " group by workload"
 )

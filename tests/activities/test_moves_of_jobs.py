@@ -68,16 +68,18 @@ def _start(world: World, capacity: tuple[str, ...] = ("voluntary",)) -> str:
 
 
 def test_a_machine_whose_failure_is_not_confirmed_is_avoided_for_an_hour(campus: World) -> None:
-    """The next attempt is placed on another machine, whichever is free; after an hour, on the same one again."""
+    """The next attempt is placed on none of the avoided machines; after an hour, on the same one again."""
     workload = _start(campus)
     left = _leave(campus, workload, code=ReasonCode.UNCONFIRMED_FAILURE, saved=None)
-    others = {f"r/a/m{n}" for n in (1, 2, 3)} | {"r/b/m", "r/c/m"} - {left}
+    outcome = Reason(ReasonCode.UNCONFIRMED_FAILURE, {"avoided": [left, "r/b/m"]}).to_json()
+    campus.alter(Attempt, (workload, 1), outcome=outcome)
+    others = {f"r/a/m{n}" for n in (1, 2, 3)} | {"r/c/m"} - {left}
     campus.alter(Machine, left, cordon=None)
     for machine in others - {left}:
         campus.alter(Machine, machine, draining=True)
     assert campus.tick().awarded == 0
     assert campus.reasons(workload)[-1]["code"] == "machines_avoided"
-    assert campus.reasons(workload)[-1]["detail"] == {"region": "r", "machines": [left]}
+    assert campus.reasons(workload)[-1]["detail"] == {"region": "r", "machines": [left, "r/b/m"]}
     other = campus.running(job(gpus=2), capacity=("voluntary",))
     assert campus.holdings(other).keys() == {left}  # Another workload may use it.
     campus.release(other, Phase.SUCCEEDED)

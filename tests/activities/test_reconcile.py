@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import select, text
@@ -178,11 +179,46 @@ async def test_a_new_workflow_counts_what_earlier_attempts_were(town: World, cli
     state = start.state
     assert (state.attempt, state.placed, state.failures, state.hangs, state.ran_s) == (6, False, 3, 2, 60.0)
     assert (state.suspects, state.unconfirmed) == ([], 0)
-    outcome = {"code": "unconfirmed_failure", "detail": {"machine": "r/c/m", "suspects": ["r/c/m"], "attempts": 2}}
-    town.alter(Attempt, (workload, 6), outcome=outcome)
+
+
+@pytest.mark.parametrize(
+    ("later", "kept"),
+    [
+        ({}, True),
+        ({"code": "evicted"}, True),
+        ({"code": "evicted", "last_step": 7, "resumed_step": 3}, False),
+        ({"code": "evicted", "last_step": 3, "resumed_step": 3}, True),
+        ({"code": "evicted", "last_step": 7, "suspect": True}, True),
+        ({"code": "task_failed"}, False),
+    ],
+    ids=["newest", "evicted later", "works elsewhere", "no step elsewhere", "works on the suspect", "confirmed later"],
+)
+def test_a_new_workflow_counts_the_failures_that_are_not_confirmed(
+    town: World, later: dict[str, Any], kept: bool
+) -> None:
+    """They outlast other ends, as in the lost workflow: until a failure is confirmed, or steps are made elsewhere."""
+    workload = town.running()
+    with town.session() as session:
+        plan = session.get_one(Attempt, (workload, 1)).plan
+    (machine,) = (machine for job in plan["jobs"] for machine, _ in job["machines"])
+    suspect = machine if later.get("suspect") else "r/c/other"
+    unconfirmed = {"code": "unconfirmed_failure", "detail": {"suspects": [suspect], "attempts": 2}}
+    town.alter(Attempt, (workload, 1), outcome=unconfirmed, released_at=text("now()"))
+    if later:
+        with town.session() as session:
+            session.add(
+                Attempt(
+                    workload=workload, attempt=2, region="r", plan=plan, gpu_types={}, cpus_milli=0,
+                    released_at=text("now()"), outcome={"code": later["code"]},
+                    last_step=later.get("last_step"), resumed_step=later.get("resumed_step"),
+                )
+            )  # fmt: skip
+    last = 2 if later else 1
+    town.alter(Workload, workload, attempt=last, phase="pending")
     with town.session() as session:
         start = read_start(session, workload)
-    assert start is not None and (start.state.suspects, start.state.unconfirmed) == (["r/c/m"], 2)
+    assert start is not None
+    assert (start.state.suspects, start.state.unconfirmed) == (([suspect], 2) if kept else ([], 0))
 
 
 async def test_who_is_well_is_left_alone(

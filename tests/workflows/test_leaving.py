@@ -3,9 +3,9 @@
 from typing import Any
 
 from domain.phases import Phase
-from domain.protocol import Activity, MailKind
+from domain.protocol import Activity, MailKind, NodeLaunch
 from domain.reported import OWNER, NoticeReport
-from tests.workflows.agents import until
+from tests.workflows.agents import ScriptedAgent, until
 from tests.workflows.lab import AWAY, Life
 from tests.workflows.running import AGAIN, RUNNING, ends_well, running
 from tests.workflows.stories import goes
@@ -31,6 +31,34 @@ def saved(life: Life) -> None:
     """Lets the tasks finish saving and end."""
     for agent in life.agents:
         agent.held.clear()
+
+
+@goes(*RUNNING, "pending unconfirmed_failure", *AGAIN, *NOTICED, *AGAIN, "pending unconfirmed_failure")
+async def test_steps_elsewhere_until_a_notice_clear_the_suspects(life: Life) -> None:
+    """A lent machine fails, another one works until its owner takes it: the next failure of the first is a new one."""
+    both, (honest, liar) = life.plan.nodes, life.agents
+    both[1].lent = True
+    await running(life)
+    await _fails_on(life, liar, attempt=1)
+    life.plan.nodes = [NodeLaunch(honest.machine, ["main"], True)]
+    await life.award()
+    await life.reaches(Phase.RUNNING)
+    await life.asks(honest, Activity.RUN_NODE, 2)
+    honest.reports(step=7, resumed_step=3)
+    await noticed(life)
+    await life.reaches(Phase.PREEMPTED)
+    await until(lambda: len(life.facts.flushed) == 1, "the tasks have saved")
+    life.plan.nodes = both
+    await life.award()
+    await life.runs()
+    await _fails_on(life, liar, attempt=1)
+
+
+async def _fails_on(life: Life, agent: ScriptedAgent, attempt: int) -> None:
+    """Lets the task of `agent` fail; the failure is the unconfirmed one of this number."""
+    agent.ends(7)
+    await life.reaches(Phase.PENDING)
+    assert (life.reason()["avoided"], life.reason()["attempts"]) == ([agent.machine], attempt)
 
 
 @goes(*RUNNING, *NOTICED, *AGAIN, "succeeded completed")

@@ -347,7 +347,7 @@ UNCONFIRMED = ("pending unconfirmed_failure", "placing awarded")
 
 @goes(*PROVISIONED, *UNCONFIRMED, "provisioning starting_tasks", "failed cannot_start")
 async def test_what_one_lent_machine_says_about_a_launch_is_confirmed_elsewhere(life: Life) -> None:
-    """A launch error of one lent machine blames this machine; the same error of another one fails the workload."""
+    """A launch error of one lent machine blames nobody; the same error of another one fails the workload."""
     error = ApplicationError("bad archive", type="BadArchive", non_retryable=True)
     for node in life.plan.nodes:
         node.lent = True
@@ -355,11 +355,35 @@ async def test_what_one_lent_machine_says_about_a_launch_is_confirmed_elsewhere(
     liar.errors[Activity.PREPARE_NODE] = [error]
     await life.award()
     await life.reaches(Phase.PENDING)
-    assert life.facts.releases[0].blames_machine == life.reason()["machine"] == liar.machine
+    assert life.facts.releases[0].blames_machine is None
+    assert (life.reason()["avoided"], life.reason()["cause"]) == ([liar.machine], "cannot_start")
+    assert life.reason()["words"].startswith(f"tasks could not be started on {liar.machine}: ")
     other.errors[Activity.PREPARE_NODE] = [error]
     await life.award()
     assert await life.result() == "failed"
     assert life.facts.releases[1].blames_machine is None
+
+
+@goes(*PROVISIONED, "failed cannot_start")
+async def test_what_two_lent_machines_say_about_a_launch_is_confirmed(life: Life) -> None:
+    """If two lent machines of a gang report that the workload cannot be started, it fails at once."""
+    await _all_refuse(life, lent=2)
+
+
+@goes(*PROVISIONED, "failed cannot_start")
+async def test_what_another_machine_says_about_a_launch_is_confirmed(life: Life) -> None:
+    """A machine that is not lent confirms what a lent one before it in the plan reports."""
+    await _all_refuse(life, lent=1)
+
+
+async def _all_refuse(life: Life, lent: int) -> None:
+    """Lets all agents refuse the launch because of the workload; the first `lent` machines are lent."""
+    for node, agent in zip(life.plan.nodes, life.agents, strict=True):
+        node.lent = agent in life.agents[:lent]
+        agent.errors[Activity.PREPARE_NODE] = [ApplicationError("bad archive", type="BadArchive", non_retryable=True)]
+    await life.award()
+    assert await life.result() == "failed"
+    assert life.facts.releases[0].blames_machine is None
 
 
 @goes(
@@ -378,7 +402,7 @@ async def test_failures_on_the_same_lent_machine_end_a_workload_after_three_atte
         await life.reaches(Phase.FAILED if attempt == 3 else Phase.PENDING)
         assert [r.blames_machine for r in life.facts.releases] == [None] * attempt
         if attempt < 3:
-            assert (life.reason()["machine"], life.reason()["attempts"]) == (life.agents[1].machine, attempt)
+            assert (life.reason()["avoided"], life.reason()["attempts"]) == ([life.agents[1].machine], attempt)
     assert await life.result() == "failed"
 
 
