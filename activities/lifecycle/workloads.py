@@ -81,13 +81,13 @@ def set_progress(attempt: Attempt, progress: list[TaskProgress]) -> bool:
     if saved:
         newest = max(saved, key=lambda p: (p.checkpoint_step or 0, p.job, p.task))
         if attempt.checkpoint_step is None or (newest.checkpoint_step or 0) >= attempt.checkpoint_step:
-            attempt.checkpoint_step = newest.checkpoint_step
-            # The time is reported by the task, which is not trusted, so it is limited to the current time.
+            # The time is reported by the task, which is not trusted, so it is limited to the current time. That limit
+            # differs at each report of the same checkpoint, so only the first report counts.
             at_s = min(newest.checkpoint_at_s or 0.0, datetime.now(UTC).timestamp())
-            at = datetime.fromtimestamp(at_s, UTC)
-            if at != attempt.checkpoint_at:
+            if newest.checkpoint_step != attempt.checkpoint_step:
+                attempt.checkpoint_step = newest.checkpoint_step
+                attempt.checkpoint_at = datetime.fromtimestamp(at_s, UTC)
                 _add_save(attempt, newest)
-            attempt.checkpoint_at = at
             attempt.checkpoint_bytes = newest.checkpoint_bytes
             attempt.checkpoint_s = _possible_s(newest.checkpoint_s)
             attempt.checkpoint_write_s = _possible_s(newest.checkpoint_write_s)

@@ -140,6 +140,24 @@ def test_progress_only_goes_forward() -> None:
     assert not set_progress(attempt, [])
 
 
+def test_a_save_counts_once_if_the_clock_of_its_task_is_ahead() -> None:
+    """Each heartbeat repeats the report of the newest checkpoint. Its time and its cost are those of the first one."""
+    attempt = _attempt()
+    ahead_s = datetime.now(UTC).timestamp() + 3600
+    times = []
+    for step in (5, 5, 5, 6):
+        told = TaskProgress(
+            "a", 0, step=step, checkpoint_step=step, checkpoint_at_s=ahead_s, checkpoint_bytes=100,
+            checkpoint_write_s=2.0, checkpoint_sent_bytes=10 * step,
+        )  # fmt: skip
+        set_progress(attempt, [told])
+        times.append(attempt.checkpoint_at)
+    assert attempt.saves == [[50, 2.0], [60, 2.0]]
+    first, second, third, next_save = times
+    assert first == second == third
+    assert first is not None and next_save is not None and first < next_save
+
+
 @pytest.mark.parametrize("at_s", [1e18, 1e300, 4e9])
 def test_a_checkpoint_from_the_future_counts_as_made_now(fleet: World, at_s: float) -> None:
     """A checkpoint time in the future is replaced by the current time, and the attempt can be released."""

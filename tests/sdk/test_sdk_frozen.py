@@ -7,6 +7,7 @@ import pytest
 
 from mizzen.checkpoint import Checkpointer, StaleAttemptError, list_committed
 from mizzen.checkpoint.place import Gang, Retention
+from mizzen.checkpoint.roots import open_root
 from mizzen.checkpoint.writing import Encoded, Writer, open_writer
 from mizzen.objects.files import FileStore
 
@@ -72,6 +73,41 @@ def test_a_record_that_comes_too_late_is_withdrawn(tmp_path: Path) -> None:
         old.write(2, _encoded(2))
     assert [m.step for m in list_committed(tmp_path, verify=True)] == [4, 3]
     assert len(list((tmp_path / "log").iterdir())) == 2, "the log must have exactly two records"
+    _writer(FileStore(tmp_path))
+    left = {part.key for m in list_committed(tmp_path, verify=True) for part in m.parts}
+    assert {info.key for info in FileStore(tmp_path).list("parts/")} == left, "the next claim removes unused parts"
+
+
+@pytest.mark.parametrize("kind", ["file", "s3", "gcs"])
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_parts_that_a_newer_writer_has_taken_over_stay(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, attempt: int
+) -> None:
+    """A writer freezes after its commit. Newer saves reuse a part of it, and retention removes the checkpoint.
+
+    The newer writer is a newer attempt, or another process of the same attempt.
+    """
+    url = str(tmp_path) if kind == "file" else request.getfixturevalue(f"{kind}_url")
+    store = open_root(url)
+    old = open_writer(store, 1, Gang(), Retention(2))
+    create = store.create
+
+    def frozen(key: str, body: bytes) -> bool:
+        made = create(key, body)
+        new = Checkpointer(url, attempt=attempt, keep=2)
+        found = new.load_latest()
+        assert found is not None and found.step == 1
+        for step in (2, 3):
+            saved = new.save(step, {"model": b"model %d" % step, "tokens": b"always the same"})
+            assert any(part.key.startswith("parts/a0001/step-0000000001.") for part in saved.parts)
+        return made
+
+    monkeypatch.setattr(store, "create", frozen)
+    with pytest.raises(StaleAttemptError):
+        old.write(1, _encoded(1))
+    assert [m.step for m in list_committed(url, verify=True)] == [3, 2]
+    found = Checkpointer(url, attempt=attempt + 1).load_latest()
+    assert found is not None and found.step == 3
 
 
 def test_a_rank_that_waits_leaves_what_rank_0_has_committed(tmp_path: Path) -> None:

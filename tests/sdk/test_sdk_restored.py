@@ -1,10 +1,13 @@
 """The first save after a restore: parts that were loaded and have not changed are not sent again."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mizzen import notices
 from mizzen.checkpoint import Checkpointer, CheckpointWarning, Manifest, list_committed
 from mizzen.checkpoint.roots import open_root
 
@@ -40,6 +43,43 @@ def test_each_attempt_sends_only_what_has_changed(s3_url: str) -> None:
     Checkpointer(s3_url, attempt=5, keep=1).save(5, _state(5))
     assert _sent_bytes(s3_url, 5) > FROZEN.nbytes
     assert _sent_bytes(s3_url, 1) == 0
+
+
+def test_after_a_restore_nothing_that_is_stored_is_sent_ahead(
+    tmp_path: Path, under_an_agent: Callable[[float], None]
+) -> None:
+    """Within a notice, a part that was taken over from the restored checkpoint is no reason for a save ahead."""
+
+    def begin(attempt: int) -> Checkpointer:
+        notices.unwatch()
+        checkpointer = Checkpointer(tmp_path / "root", attempt=attempt, keep=9, background=True)
+        checkpointer.track(frozen={"w": FROZEN}, head=head)
+        return checkpointer
+
+    head = {"w": np.zeros(1000)}
+    first = begin(1)
+    first.save(1, first._tracked.capture(1))
+    checkpointer = begin(2)
+    assert checkpointer.restore() == 1
+    step = 1
+
+    def train(steps: int) -> None:
+        nonlocal step
+        for _ in range(steps):
+            step += 1
+            head["w"] += 1
+            time.sleep(0.002)
+            checkpointer.step(step)
+
+    train(6)
+    saved = checkpointer.save(step, checkpointer._tracked.capture(step))
+    assert saved.sent_bytes < FROZEN.nbytes / 10
+    train(6)
+    under_an_agent(300.0)
+    with pytest.raises(SystemExit):
+        train(1000)
+    assert step <= 15, "at most two steps are done, to compare"
+    assert [m.step for m in list_committed(tmp_path / "root", verify=True)] == [step, 7, 1]
 
 
 def test_a_part_that_has_changed_is_sent(tmp_path: Path) -> None:

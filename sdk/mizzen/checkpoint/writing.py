@@ -130,7 +130,7 @@ class Writer:
             return self._committed(step, written)
         self.log.refresh()
         if self.log.attempt > self.attempt or self._rival() is not None:
-            self._withdraw(manifest, folder)
+            self._withdraw(manifest)
         self._check()
         with _tolerated(f"{self.log.where}: old checkpoints could not be removed"):
             self._remove(f"{meeting}r{rank:04d}.json" for rank in range(1, self.gang.world_size))
@@ -186,7 +186,7 @@ class Writer:
                 like = known is not None and known.size_bytes == size_bytes and self._is_like(known, sampled)
                 # If size and sample match, compare the checksum; an unchanged part is not written again.
                 if known is not None and like and (known.kind, known.checksum) == (kind, found.result()):
-                    self._reused[name] = self._reused.get(name, 0) + 1
+                    self._samples[name], self._reused[name] = sampled, self._reused.get(name, 0) + 1
                     if self._is_sound(known, self._reused[name]):
                         return Part(name, known.key, kind, size_bytes, known.checksum, rank)
                 self._samples[name], self._reused[name] = sampled, 0
@@ -295,13 +295,16 @@ class Writer:
         with _tolerated(f"{self.log.where}: old checkpoints could not be removed"):
             self._prune()
 
-    def _withdraw(self, manifest: Manifest, folder: str | None = None) -> None:
+    def _withdraw(self, manifest: Manifest) -> None:
         """Remove the record of this stale writer's save if newer writers removed parts of it or did not see it.
 
         A writer that was paused can commit under a record number that newer writers have freed. If all its parts still
         exist, the commit may precede the newer claim, and newer checkpoints may reuse the parts: then the record stays,
         and the newer writers remove it by retention. A newer writer of the same attempt has not seen the record if it
         has committed a save number that is not greater.
+
+        Only the record is removed: a newer writer may have loaded it before, and its checkpoints may reuse the parts.
+        Parts that no record names are removed by the sweep of the next attempt.
         """
         with _tolerated(f"{self.log.where}: the record of a fenced save could not be removed"):
             there = {info.key for info in self._store.list("parts/")}
@@ -312,8 +315,6 @@ class Writer:
             for number, known in self.log.checkpoints:
                 if known.by == manifest.by:
                     self.log.remove(number)
-            if folder is not None:
-                self._remove(part.key for part in manifest.parts if part.key.startswith(folder))
 
     def _prune(self) -> None:
         """Remove checkpoints that retention does not keep. Damaged ones do not count towards `keep`."""
