@@ -61,6 +61,8 @@ def read_endpoints_of(session: Session, services: Collection[str]) -> dict[str, 
             Workload.phase.in_(sorted(PLACED_PHASES)),
         )
         .order_by(ServiceReplica.number, Allocation.machine)
+        # A replica that the session has read before may have got its address since then.
+        .execution_options(populate_existing=True)
     ).all()  # fmt: skip
     by_service: dict[str, list[Any]] = {service: [] for service in services}
     for row in rows:

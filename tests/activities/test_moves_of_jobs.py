@@ -182,7 +182,7 @@ def test_the_calmest_machine_that_is_not_avoided(campus: World) -> None:
     workload = _start(campus)
     left = _leave(campus, workload)
     with campus.session() as session:
-        reason = Reason(ReasonCode.UNCONFIRMED_FAILURE, {"machine": "r/a/m3"}).to_json()
+        reason = Reason(ReasonCode.UNCONFIRMED_FAILURE, {"avoided": ["r/a/m3"]}).to_json()
         attempt = session.get_one(Attempt, (workload, 1))
         session.add(
             Attempt(

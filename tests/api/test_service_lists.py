@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
+import pytest
 from sqlalchemy import event, func
 
 from api.metrics import Installation
@@ -96,3 +97,32 @@ async def test_the_cost_does_not_fall_when_a_machine_ends(world: ApiWorld) -> No
         row.phase, row.gone_at = "gone", func.now() - timedelta(seconds=1)
     after = _samples(world, "mizzen_service_usd_total")["chat"]
     assert 3.9 < before <= after < 4.1
+
+
+@pytest.mark.parametrize("path", ["", "/replicas", "/endpoints"])
+async def test_a_replica_gets_its_address_between_two_queries(world: ApiWorld, path: str) -> None:
+    """Whichever queries of a request come before the report: they are not mixed into an error."""
+    id_ = _add(world, "a", ready=2)
+    with _queries(world) as queries:
+        await get(world, f"/v1/services/{id_}{path}")
+    engine = world.app.state.mizzen.engine
+
+    def write(address: str | None, port: int | None) -> None:
+        with world.session() as session:
+            replica = session.get_one(ServiceReplica, (id_, 1))
+            replica.address, replica.port = address, port
+
+    for number in range(len(queries) + 1):
+        write(None, None)
+        left = [number]
+
+        def report(*_: object, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                write("127.0.0.1", 8001)
+
+        event.listen(engine, "after_cursor_execute", report)
+        try:
+            assert await get(world, f"/v1/services/{id_}{path}")
+        finally:
+            event.remove(engine, "after_cursor_execute", report)
