@@ -127,7 +127,7 @@ class Region:
         """Leaves no room on the `machines` while the block runs, whichever workloads are evicted there."""
         columns, version = self.machines, self.machines.version.copy()
         rows = np.array([row for row in map(self.row, machines) if row is not None], np.int64)
-        amounts = columns.total[:, rows]
+        amounts = np.ascontiguousarray(columns.total[:, rows])
         shift_rows(columns, rows, amounts, -1)
         try:
             yield

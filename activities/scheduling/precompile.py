@@ -63,6 +63,7 @@ def compile_bids() -> None:
         if answer.plan is not None:
             award(region, answer.plan, request)
             region.refresh(1.0)
+    bid_in(planner, PlacementRequest("elsewhere", 1, (_CPU,), avoids=frozenset(("m",))))
     reserve(planner, PlacementRequest("large", 1, (_GPU,)), expected_ends_s(planner.region))
     for workload in list(region.running):
         region.drop_running(workload)

@@ -105,7 +105,7 @@ async def test_a_notice_lets_tasks_save(lab: Lab) -> None:
         runs = [lab.folder_of(launch, config, task=task) for task in range(2)]
         await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs))
         await asyncio.sleep(0.3)
-        status = await _mizzen(config, "reclaim", "--notice", "2s")
+        status = await _mizzen(config, "reclaim", "--notice", "4s")
     assert status["free"]
     assert (runs[0].work / "saved").read_text() == "saved\n"
     # The task was told the end of the notice, which has passed, although the workload's grace is a minute.
