@@ -74,7 +74,8 @@ def _killed(copier: Victim, source: ObjectStore, target: ObjectStore, judge: Cal
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kinds", PAIRS)
+# The stores of the second pair are among those of the others.
+@pytest.mark.parametrize("kinds", [PAIRS[0], pytest.param(PAIRS[1], marks=pytest.mark.long), *PAIRS[2:]])
 def test_killed_at_random(kinds: tuple[str, str], bucket_of: Callable[[str], str], checkout: Path) -> None:
     """After SIGKILL at any time, a visible object is complete; the last copy succeeds and no other files remain."""
     source_url, target_url = map(bucket_of, kinds)
@@ -93,7 +94,9 @@ def test_killed_at_random(kinds: tuple[str, str], bucket_of: Callable[[str], str
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kinds", [("file", "file"), ("file", "s3"), ("s3", "file")])
+@pytest.mark.parametrize(
+    "kinds", [("file", "file"), ("file", "s3"), pytest.param(("s3", "file"), marks=pytest.mark.long)]
+)
 def test_many_small_objects_killed_at_random(
     kinds: tuple[str, str], bucket_of: Callable[[str], str], checkout: Path
 ) -> None:
