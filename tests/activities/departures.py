@@ -37,7 +37,7 @@ def pass_hours(world: World, hours: float) -> None:
         )
 
 
-def departs_each_hour(world: World, *machines: str, hours: int = 6) -> None:
+def departs_each_hour(world: World, *machines: str, hours: int = 4) -> None:
     """Lets hours pass, in each of which these machines depart."""
     for _ in range(hours):
         pass_hours(world, 1.0)

@@ -197,6 +197,7 @@ def test_sweeps(folder: Path, capsys: Capture) -> None:
             assert one == same
 
 
+@pytest.mark.long  # `test_report` has sweeps, and `tests/spot` the values of the policies.
 def test_the_frontier(folder: Path, capsys: Capture) -> None:
     """A sweep of the outage price: a row for each price, and one for each policy without it and for each optimum."""
     usual = ("--policy", "spothedge+", "--policy", "spothedge", "--policy", "on-demand")
