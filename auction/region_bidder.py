@@ -158,7 +158,7 @@ class RegionBidder:
         return candidate.request if self._may_evict else replace(candidate.request, rank=OVER_QUOTA_RANK)
 
     def _asking(self, candidate: Candidate) -> PlacementRequest:
-        """Returns the request for a plan. Over-quota work evicts nobody, so its rank stands for that."""
+        """Returns the request for a plan. If it may evict nobody, it has the rank of over-quota work."""
         request = self._request(candidate)
         return request if request.evicts else replace(request, rank=OVER_QUOTA_RANK)
 

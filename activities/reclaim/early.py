@@ -1,8 +1,8 @@
 """Jobs that leave lent machines before their owners ask, where that is expected to gain more than it costs.
 
-Forecasts compare the machines of a job with the other lent clusters of its region (`reclaim.forecasts`). A job that
-moves is told so by mail. It saves and returns to the queue, as after an owner's notice, and the scheduler prefers the
-cluster for which it left (`activities.scheduling.moves`).
+Forecasts compare the machines of a job with other lent machines of its region (`reclaim.forecasts`). Mail tells a job
+to move. It saves and returns to the queue, as after an owner's notice, and the scheduler prefers the cluster for which
+it left (`activities.scheduling.moves`).
 """
 
 import logging

@@ -49,7 +49,7 @@ class BlockFile:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, OverflowError, RecursionError) as error:
-            _log.warning("%s: the measured bandwidth is measured anew: %s", self._path, error)
+            _log.warning("%s: ignored, the bandwidth is measured again: %s", self._path, error)
             return None
 
     def write(self, kept: KeptBlocks) -> None:
