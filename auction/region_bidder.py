@@ -158,7 +158,7 @@ class RegionBidder:
         return candidate.request if self._may_evict else replace(candidate.request, rank=OVER_QUOTA_RANK)
 
     def _asking(self, candidate: Candidate) -> PlacementRequest:
-        """Returns the request for a plan. If it may evict nobody, it has the rank of over-quota work."""
+        """Returns the request with which a plan is computed. A request that may not evict gets the lowest rank."""
         request = self._request(candidate)
         return request if request.evicts else replace(request, rank=OVER_QUOTA_RANK)
 

@@ -84,7 +84,7 @@ class _Gain:
 
 
 def early_moves(site: Site, room: Room) -> list[tuple[Candidate, Reason]]:
-    """Returns the jobs of a region that should move, those that gain most first, each with its reason.
+    """Returns the jobs of a region that should move, in the order of their gains, each with its reason.
 
     The room at their destinations is taken from `room`. A job whose gain changes because another one has taken its
     destination is compared again.

@@ -44,7 +44,8 @@ _LEFT = text(
 _EARLY = ReasonCode.MOVED_EARLY.value
 _LEAVES = [ReasonCode.PLATFORM_NOTICE.value, ReasonCode.MACHINE_LOST.value, _EARLY]
 _PATIENCE_S = 300.0
-"""Work that moved early evicts nobody for this time after its release: its machine is free again once it has saved."""
+"""For this time after its release, work that moved early may not evict. If the room that it left for is taken, it can
+return to its former machines once its tasks have saved."""
 _MOST_GUIDED = 64
 """For so many workloads at the head of the queue, machines are compared one by one; for the others, clusters."""
 _RATES = text(

@@ -69,7 +69,7 @@ class Room:
             usual: the same for machines without a rate, by cluster.
         """
         self._free: dict[str, dict[str, _Free]] = defaultdict(dict)
-        """What is free on each machine, those that depart most rarely first."""
+        """What is free on each machine. The machines with the fewest expected departures come first."""
         self._candidates: dict[tuple[object, ...], int] = {}
         parts = [cluster.partition("/") for cluster in sorted(clusters)]
         values = {"regions": [region for region, _, _ in parts], "clusters": [name for _, _, name in parts]}

@@ -1,12 +1,11 @@
 """A region without schedulers, as after a start with another fleet file, is shown as silent and blocks no workload."""
 
-import urllib.request
 from pathlib import Path
 
 import pytest
 
-from mizzen.client.errors import Conflict
 from tests.stack.harness import Up, wait_until
+from tests.stack.silence import removes_silent
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
@@ -40,22 +39,7 @@ def test_a_region_of_an_earlier_fleet_file_is_named_and_can_be_removed(tmp_path:
         wait_until(lambda: up.phase(running) == "running", "the first workload runs in the new region")
         waiting = up.submit("second", steps=1, step_s=0.0, gate=gate)
 
-        def codes() -> dict[str, str]:
-            return {r["detail"].get("region"): r["code"] for r in client.why(waiting)["reasons"]}
-
-        wait_until(lambda: codes() == {"old": "region_silent", "new": "insufficient_capacity"}, "`why` reports these")
-        states = {region["name"]: region["state"] for region in client.regions()}
-        assert states == {"new": "answering", "old": "silent"}
-        with urllib.request.urlopen(f"http://127.0.0.1:{up.ports['port']}/metrics") as answer:
-            (line,) = [t for t in answer.read().decode().splitlines() if 'region="old",state="silent"' in t]
-        assert line.startswith("mizzen_region_silent_seconds{") and float(line.split()[-1]) > 0
-
-        with pytest.raises(Conflict, match="machines: old/a/m-1"):
-            client.remove_region("old")
-        client.set_machine("old/a/m-1", "drain")
-        client.remove_machine("old/a/m-1")
-        client.remove_region("old")
-        wait_until(lambda: codes() == {"new": "insufficient_capacity"}, "`why` no longer reports the old region")
+        removes_silent(up, waiting, "old", "new")
         assert [region["name"] for region in client.regions()] == ["new"]
         gate.touch()
         wait_until(lambda: up.ended(running) and up.ended(waiting), "both workloads succeed")

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,9 +12,9 @@ import psycopg
 import pytest
 
 from infra.stack.ports import free_port
-from mizzen.client.errors import Conflict
 from tests.agent.harness import dev_server
 from tests.stack.harness import ROOT, Up, processes_of, wait_until
+from tests.stack.silence import removes_silent
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
@@ -188,27 +187,11 @@ def test_sites_share_services_and_disturb_nobody(sites: tuple[Up, Up], tmp_path:
     assert (saved["outcome"]["code"], resumed["region"]) == ("stack_stopped", "east")
     assert resumed["resumed_step"] >= saved["checkpoint_step"] > 0
 
-    client, gate = east.client(), tmp_path / "gate"
+    gate = tmp_path / "gate"
     running, waiting = (east.submit(name, steps=1, step_s=0.0, tasks=4, gate=gate) for name in ("third", "fourth"))
     wait_until(lambda: east.phase(running) == "running", "the third workload runs in the other region")
 
-    def codes() -> dict[str, str]:
-        found = {r["detail"].get("region"): r["code"] for r in client.why(waiting)["reasons"]}
-        return {region: code for region, code in found.items() if region in ("east", "west")}
-
-    wait_until(lambda: codes() == {"west": "region_silent", "east": "insufficient_capacity"}, "`why` names the region")
-    states = {region["name"]: region["state"] for region in client.regions()}
-    assert (states["east"], states["west"]) == ("answering", "silent")
-    with urllib.request.urlopen(f"http://127.0.0.1:{east.ports['port']}/metrics") as answer:
-        (line,) = [text for text in answer.read().decode().splitlines() if 'region="west",state="silent"' in text]
-    assert line.startswith("mizzen_region_silent_seconds{") and float(line.split()[-1]) > 0
-    with pytest.raises(Conflict, match="machines: west/a/m-1"):
-        client.remove_region("west")
-    client.set_machine("west/a/m-1", "drain")
-    client.remove_machine("west/a/m-1")
-    client.remove_region("west")
-    wait_until(lambda: codes() == {"east": "insufficient_capacity"}, "`why` no longer names the removed region")
-    assert "west" not in [region["name"] for region in client.regions()]
+    removes_silent(east, waiting, "west", "east")
     gate.touch()
     wait_until(lambda: east.ended(running) and east.ended(waiting), "both workloads succeed")
     logs = (east.data / "run" / "log").glob("worker*.log")
