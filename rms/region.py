@@ -8,7 +8,7 @@ import numpy as np
 
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import JobRequest, MachineState, RegionSnapshot, RunningWorkload
-from rms.arrays import B1, I4, I8
+from rms.arrays import B1, F8, I4, I8
 from rms.choices import Choices, choices
 from rms.holders import Holders, HolderTable
 from rms.machines import CPUS_MILLI, MISSING, NO_TYPE, Layout, Machines, Terms, shift_rows, sort_key
@@ -42,6 +42,8 @@ class Region:
         """Version number; it changes when machines are added or removed, or their resources, kinds or prices change."""
         self.promises: dict[str, Promise] = {}
         """Promises by victim id (`rms.award`)."""
+        self._protected_at_most_s: dict[str, float] = {}
+        """Latest end of the protection by holder id (`limit_protection`)."""
         self._closed: set[str] = set()
         """Machines that cannot be scheduled now. Their rows are kept, with zero amounts."""
         self._choices: dict[tuple[object, ...], Choices] = {}
@@ -99,6 +101,14 @@ class Region:
         """Updates whether a holder is evictable now, without waiting for the next refresh."""
         self._holders.refresh_one(workload, self.now_s)
 
+    def limit_protection(self, workload: str, until_s: float) -> None:
+        """Ends the protection of a holder by its minimum runtime at `until_s` at the latest.
+
+        The limit holds for as long as the workload holds resources here, even if its protection is renewed when its
+        tasks start. The workload becomes evictable at the first refresh after that time.
+        """
+        self._holders.limit_protection(workload, until_s)
+
     def refresh(self, now_s: float) -> None:
         """Updates all columns to the time `now_s`, and rebuilds the layout if necessary."""
         self.now_s = now_s
@@ -144,7 +154,7 @@ class Region:
         self._arrived.clear()
         self._closed.clear()
         columns = self._layout.machines
-        self._holders = HolderTable(self._layout.row_of, self._closed, columns)
+        self._holders = HolderTable(self._layout.row_of, self._closed, columns, self._protected_at_most_s)
         for workload in running:
             self._holders.put(workload)
         self.hardware += 1
@@ -161,6 +171,11 @@ class Region:
     def holders(self) -> Holders:
         """Columns of the holders."""
         return self._holders.columns
+
+    @property
+    def free_from_s(self) -> F8:
+        """By holder number: time from which the holder may be evicted; infinity if it may not be evicted now at all."""
+        return self._holders.free_from_s
 
     @property
     def state(self) -> tuple[object, ...]:

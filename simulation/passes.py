@@ -30,14 +30,16 @@ class Passes:
 
     The outcome is the same as if every queued workload was offered to the regions, in queue order. A workload is
     skipped if it requests at least as much as one that was refused earlier in the pass: no slots are released during a
-    pass, so it would be refused too. (This also applies to the reference engine, which has no negative cache.) A gang
-    that has waited long enough to reserve is skipped only if the refused workload had too, and got no reservation.
+    pass, so it would be refused too. (This also applies to the reference engine, which has no negative cache.) A workload
+    that may reserve is skipped only if the refused workload could reserve, too, and got no reservation.
     """
 
     def __init__(self, transitions: Transitions) -> None:
         self._transitions, self._settings = transitions, transitions.settings
         self.news = False
         """Whether something changed since the last pass."""
+        self._wake_s = inf
+        """The earliest time at which a reservation of the last pass starts: then time alone makes an award possible."""
         self._last_s = -inf
         self._shares_s = -inf
         self._standing: ScanOrder | None = None
@@ -48,12 +50,12 @@ class Passes:
         if not self._transitions.queue:
             return inf
         wait_s = self._settings.tick_spacing_s if self.news else self._settings.full_scan_s
-        return self._last_s + wait_s
+        return min(self._last_s + wait_s, max(self._wake_s, self._last_s + self._settings.tick_spacing_s))
 
     def go(self, now_s: float) -> None:
         """Runs one pass."""
         transitions, engine = self._transitions, self._transitions.engine
-        self._last_s, self.news = now_s, False
+        self._last_s, self.news, self._wake_s = now_s, False, inf
         if now_s - self._shares_s >= self._settings.full_scan_s:
             self._shares_s = now_s
             engine.set_tenants(transitions.shares.tenants(now_s))
@@ -100,20 +102,23 @@ class Passes:
 
     def _by_rank(self, now_s: float, standing: ScanOrder) -> None:
         waited_s = self._waited_s(now_s, standing)
-        may_reserve = waited_s > self._settings.reserve_after_s
+        urgent = (standing.rank < OVER_QUOTA_RANK) & (self._settings.reserve_after_s < inf)
+        patient = waited_s > self._settings.reserve_after_s
         left = np.arange(len(standing.order))
         taken: set[str] = set()
         size = self._settings.batch if self._transitions.policy.joint else min(_ASKED, self._settings.batch)
         while len(left):
             batch, left = left[:size], left[size:]
             refused, reserved = self._ask(now_s, standing, batch)
-            if not taken.issuperset(reserved.values()):
-                taken.update(reserved.values())
-                self._withdraw(standing, may_reserve, left, taken)
+            more_taken = {region for place, region in reserved.items() if patient[place]}
+            if not taken.issuperset(more_taken):
+                taken.update(more_taken)
+                self._withdraw(standing, patient, left, taken)
+            may_reserve = urgent | patient
             hopeless = [place for place in refused if may_reserve[place] and place not in reserved]
             more = self._ask_no_less(standing, left, refused, np.zeros(len(standing.order)))
             # A gang that has waited longer may be able to reserve a region that the refused gang could not.
-            as_hopeless = self._ask_no_less(standing, left, hopeless, waited_s)
+            as_hopeless = self._ask_no_less(standing, left, hopeless, np.where(patient, waited_s, 0.0))
             left = left[~more | (may_reserve[left] & ~as_hopeless)]
 
     def _in_order(self, now_s: float, standing: ScanOrder) -> None:
@@ -136,12 +141,12 @@ class Passes:
         asks = [(standing.order[places], standing.rank[places], waited_s[places]) for places in (left, than)]
         return self._transitions.columns.ask_no_less(*asks[0], *asks[1])
 
-    def _withdraw(self, standing: ScanOrder, may_reserve: npt.NDArray[np.bool_], left: Ints, taken: set[str]) -> None:
-        """Clears `may_reserve` for the positions of `left` whose allowed regions are all reserved."""
+    def _withdraw(self, standing: ScanOrder, patient: npt.NDArray[np.bool_], left: Ints, taken: set[str]) -> None:
+        """Clears `patient` for the positions of `left` whose allowed regions all have a patient gang's reservation."""
         states, everywhere = self._transitions.states, frozenset(self._transitions.ledgers)
-        for place in left[may_reserve[left]].tolist():
+        for place in left[patient[left]].tolist():
             only = states[int(standing.order[place])].only
-            may_reserve[place] = not (everywhere if only is None else only) <= taken
+            patient[place] = not (everywhere if only is None else only) <= taken
 
     def _ask(self, now_s: float, standing: ScanOrder, batch: Ints) -> tuple[list[int], dict[int, str]]:
         """Offers a batch to the regions, and awards their bids.
@@ -186,6 +191,8 @@ class Passes:
             ):
                 # Only for one job: with less free capacity, the first of several jobs may leave room for the next.
                 refused.append(place)
+            if outcome.starts_at_s is not None:
+                self._wake_s = min(self._wake_s, outcome.starts_at_s)
             if outcome.reserved is not None:
                 reserved[place] = str(outcome.reserved.detail["region"])
         return refused, reserved
