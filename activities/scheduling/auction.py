@@ -72,10 +72,11 @@ class AuctionActivities:
         self._counters["scans"] += 1
         with transaction(self._engine) as session:
             write_ranks(session, ranks)
-            asking = self._listening.ask(session, number, regions, now_s)
+            self._listening.read(session, number, now_s)
             session.execute(delete(ScanBatch).where(ScanBatch.scan < number))
             if len(scanned) and regions:
                 put_batch(session, number, 0, scanned.batch(0, self._settings.batch))
+        asking = self._listening.asking(regions, now_s)
         self._listening.publish()
         if not len(scanned):
             self._publish(scanned)
@@ -107,14 +108,19 @@ class AuctionActivities:
 
     @activity.defn(name=Activity.AWARD.value)
     def award(self, request: AwardRequest) -> AwardResult:
-        """Awards a batch in queue order.
+        """Awards a batch in queue order. An error ends the pass: the next try requests a new scan.
 
         If an earlier workload of the batch was placed in a region, the region bids again, in this process and on the
         changed state. So the result equals that of placing one workload at a time. Bids for the regions of this
         process, and replacements of lost bids, are also made here.
         """
         with self._share.spending():
-            return self._award(request)
+            try:
+                return self._award(request)
+            except BaseException:
+                # The pass has lost its reservations, and awards may be committed without their wake of the scheduler.
+                self._scanned = None
+                raise
 
     def _award(self, request: AwardRequest) -> AwardResult:
         scanned = self._scanned if self._scanned is not None and self._scanned.number == request.scan else None
