@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
+from math import inf
 
 from sqlalchemy import Engine, delete, text
 from sqlalchemy.orm import Session
@@ -171,9 +172,20 @@ class AuctionActivities:
         if done.gave_up:
             with transaction(self._engine) as session:
                 outbox.wake_scheduler(session)
+        due_s = [rest_s, self._until_retry_s(done, state.now_s)]
+        rest_s = min((s for s in due_s if s is not None), default=None)
         result = AwardResult(awarded=done.awarded, waiting=len(done.waiting), rebids=done.rebids, rest_s=rest_s)
         self._counters.update(awarded=result.awarded, waiting=result.waiting, rebids=result.rebids, batches=1)
         return result
+
+    def _until_retry_s(self, done: BatchAward, now_s: float) -> float | None:
+        """Returns the seconds until time alone may change that a workload of a batch waits; None: only events can.
+
+        Not less than the average pause between passes that changes start (`wakes_per_s`).
+        """
+        waiting = (done.outcomes[a.queued.workload] for a in done.waiting)
+        retry_at_s = min((outcome.retry_at_s for outcome in waiting), default=inf)
+        return None if retry_at_s == inf else max(retry_at_s - now_s, 1 / self._settings.wakes_per_s)
 
     def _count(self, before: Stats, now: Stats) -> None:
         for name in ("bids", "rounds", "negative_hits", "negative_misses", "joint_heads", "joint_gains"):
