@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from math import inf
+from math import inf, nextafter
 
 from auction.candidate import Candidate, Outcome, Stats
 from auction.joint import Head, JointChoice, Plans, is_better, may_improve, proposals
@@ -203,8 +203,19 @@ class Auction:
             self.stats.awards += 1
             return Outcome(candidate.request.workload, won[0], bids)
         if candidate.waited_s <= self._options.reserve_after_s:
-            return Outcome(candidate.request.workload, None, bids)
+            return Outcome(candidate.request.workload, None, bids, reserves_at_s=self._reserves_at_s(candidate, bids))
         return self._reserve(candidate, bids)
+
+    def _reserves_at_s(self, candidate: Candidate, bids: Bids) -> float:
+        """Returns when a candidate will have waited longer than `reserve_after_s`.
+
+        Infinity: every region has a reservation, or could not hold the candidate even if it were empty.
+        """
+        for name in self._regions_of(candidate):
+            bidder, codes = self._bidders[name], {reason.code for reason in bids[name].reasons}
+            if bidder.reservation is None and codes != {ReasonCode.NO_HARDWARE}:
+                return nextafter(bidder.region.now_s + self._options.reserve_after_s - candidate.waited_s, inf)
+        return inf
 
     def _reserve(self, candidate: Candidate, bids: Bids) -> Outcome:
         within_s = candidate.waited_s / 2 if candidate.request.rank == OVER_QUOTA_RANK else inf

@@ -49,6 +49,15 @@ class Outcome:
     """The reason that names the reserved region, if a reservation was made."""
     starts_at_s: float | None = None
     """Expected start time of the reservation, if there is one."""
+    reserves_at_s: float = inf
+    """When the workload will have waited long enough for a reservation, if a region has none yet."""
+
+    @property
+    def retry_at_s(self) -> float:
+        """The earliest time at which the outcome may change although nothing happens until then; infinity: never."""
+        if self.bid is not None:
+            return inf
+        return min([self.reserves_at_s, *(bid.retry_at_s for bid in self.bids.values())])
 
     @property
     def reasons(self) -> tuple[Reason, ...]:

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 
 from auction.candidate import Candidate, Stats
 from auction.joint import CPUS
 from domain.priority import OVER_QUOTA_RANK
-from domain.reasons import Reason, ReasonCode
+from domain.reasons import Reason, ReasonCode, in_words
 from domain.scheduling import Bid, JobRequest, PlacementRequest, Plan
 from rms.arrays import F8, I8
 from rms.award import Award, award, check, revoke
@@ -17,7 +18,7 @@ from rms.bid import bid_in
 from rms.gang import Planner
 from rms.machines import CPUS_MILLI, GPUS
 from rms.negative import NegativeCache, Refused
-from rms.refusal import needs, no_hardware
+from rms.refusal import needs, no_hardware, waits
 from rms.region import Region
 from rms.reserve import Reservation, expected_ends_s, kept, reserve, reserve_again
 
@@ -68,7 +69,8 @@ class RegionBidder:
             self._stats.negative_misses += known is None
             if known is not None:
                 why = self._like(request, *known) if self._explains else ()
-                return Bid(request.workload, self.region.name, None, why, lasting=True)
+                retry_at_s = min(self._planner.protected_until_s(request), waits(request, self.region)[1])
+                return Bid(request.workload, self.region.name, None, why, lasting=True, retry_at_s=retry_at_s)
         answer = self.offer(candidate)
         with self._reach(candidate):
             # From a refusal that may be due to avoided machines, nothing follows for other workloads.
@@ -173,5 +175,9 @@ class RegionBidder:
         return nullcontext()
 
     def _like(self, request: PlacementRequest, job: JobRequest, known: Refused) -> tuple[Reason, ...]:
-        detail = {"region": self.region.name, "job": job.name, "needs": needs(known.job)}
-        return no_hardware(self._planner, request) or (Reason(ReasonCode.REFUSED_LIKE, detail),)
+        detail: dict[str, object] = {"region": self.region.name, "job": job.name, "needs": needs(known.job)}
+        until_s = self._planner.protected_until_s(request)
+        if until_s < inf:
+            detail["protected_until"] = in_words(until_s)
+        also, _ = waits(request, self.region)
+        return no_hardware(self._planner, request) or (Reason(ReasonCode.REFUSED_LIKE, detail), *also)

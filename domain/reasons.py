@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from math import ceil
 from typing import Any
 
 
@@ -35,6 +36,7 @@ class ReasonCode(StrEnum):
     MACHINES_AVOIDED = "machines_avoided"
     REFUSED_LIKE = "refused_like"
     RESERVED = "reserved"
+    EVICTS_LATER = "evicts_later"
     WAITING_FOR_CAPACITY = "waiting_for_capacity"
     AWARD_CONFLICT = "award_conflict"
     # Why a placed workload is not running yet.
@@ -88,6 +90,7 @@ class ReasonCode(StrEnum):
     REPLICA_ENDED = "replica_ended"
 
 
+_AGAIN = "{retry_at:?; it is tried again from {retry_at} on}"
 _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.SCAN_PENDING: "waits for the next scan of the queue",
     ReasonCode.HELD: "held by {by}; `mizzen release` ends the hold",
@@ -122,11 +125,21 @@ _SENTENCES: dict[ReasonCode, str] = {
         "{evictable:; no workload of lower priority can be evicted|"
         ", even if it evicts 1 workload of lower priority|"
         ", even if it evicts # workloads of lower priority}"
+        "{protected_until:?; those that started recently are protected from eviction, the first until"
+        " {protected_until}}"
     ),
     ReasonCode.MACHINES_AVOIDED: (
-        "it is not placed on {machines} for now: it failed there, and no other machine has confirmed the failure"
+        "it is not placed on {machines}{until:? until {until}}: it failed there, and no other machine has confirmed the"
+        " failure"
     ),
-    ReasonCode.REFUSED_LIKE: "region {region} has no room for {needs}, and job {job} needs at least as much",
+    ReasonCode.EVICTS_LATER: (
+        "it left a lent machine before its owner asked, so it evicts no other workload until {until}"
+    ),
+    ReasonCode.REFUSED_LIKE: (
+        "region {region} has no room for {needs}, and job {job} needs at least as much"
+        "{protected_until:?; workloads of lower priority that started recently are protected from eviction, the first"
+        " until {protected_until}}"
+    ),
     ReasonCode.RESERVED: (
         "slots that become free in region {region} are reserved for it; it is expected to start at {starts_at}"
     ),
@@ -191,9 +204,13 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.POOL_SHRINKS: "pool {pool} shrinks to {size:1 machine|# machines}",
     ReasonCode.IDLE: "it has had no work for {idle_s} s, and pool {pool} has more machines than its size",
     ReasonCode.ENDED_BY_OPERATOR: "ended by {by}",
-    ReasonCode.CAPACITY_REFUSED: "{provider} has no {machine_type} ({kind}) in {zone} now: {words}",
-    ReasonCode.PROVIDER_QUOTA: "{provider} allows no more {machine_type} ({kind}) in {zone}: {words}",
-    ReasonCode.LAUNCH_REQUEST_REFUSED: "{provider} refused to launch {machine_type} ({kind}) in {zone}: {words}",
+    ReasonCode.CAPACITY_REFUSED: f"{{provider}} has no {{machine_type}} ({{kind}}) in {{zone}} now: {{words}}{_AGAIN}",
+    ReasonCode.PROVIDER_QUOTA: (
+        f"{{provider}} allows no more {{machine_type}} ({{kind}}) in {{zone}}: {{words}}{_AGAIN}"
+    ),
+    ReasonCode.LAUNCH_REQUEST_REFUSED: (
+        f"{{provider}} refused to launch {{machine_type}} ({{kind}}) in {{zone}}: {{words}}{_AGAIN}"
+    ),
     ReasonCode.NO_OFFER: "no provider offers machines that pool {pool} may use in region {region}",
     ReasonCode.NEVER_JOINED: "its agent was not ready {waited_s} s after the launch",
     ReasonCode.NOT_AT_PROVIDER: "{provider} no longer has this instance",
@@ -208,7 +225,7 @@ _SENTENCES: dict[ReasonCode, str] = {
 class _Sentences(string.Formatter):
     """Formats a sentence. A field with forms is `{n:one|many}` or `{n:none|one|many}`, where `#` stands for the number.
 
-    A missing value is written as `?`.
+    A missing value is written as `?`. The text in `{n:?text}` is left out if the value is missing.
     """
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -218,6 +235,8 @@ class _Sentences(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if not format_spec:
             return str(value)
+        if format_spec.startswith("?"):
+            return "" if value == "?" else format_spec[1:]
         *fewer, many = format_spec.split("|")
         form = {0: fewer[0] if len(fewer) == 2 else many, 1: fewer[-1]}.get(value, many)
         return form.replace("#", str(value))
@@ -254,6 +273,14 @@ class Reason:
         """
         detail = body.get("detail")
         return cls(ReasonCode(str(body["code"])), dict(detail) if isinstance(detail, Mapping) else {})
+
+
+def in_words(at_s: float) -> str:
+    """Returns a time in seconds since the epoch as the details of reasons have it: ISO 8601 in UTC, in whole seconds.
+
+    It is rounded up: a change that is named with its time has happened by then.
+    """
+    return datetime.fromtimestamp(ceil(at_s), UTC).isoformat()
 
 
 def running_since(attempt: int, region: str | None, since: datetime) -> Reason:

@@ -254,8 +254,12 @@ class PlacementRequest:
     treats them as over-quota."""
     avoids: frozenset[str] = frozenset()
     """Ids of machines that may not be used: the workload failed there, and no other machine has confirmed that."""
+    avoids_until_s: float = inf
+    """When one of these machines may be used again."""
     evicts: bool = True
     """Whether it may evict other workloads."""
+    evicts_from_s: float = inf
+    """When it may evict other workloads again, if it may not now."""
     shuns: frozenset[str] = frozenset()
     """Ids of machines that are used only if a plan without them would be worse by a criterion before `move_s`."""
 
@@ -305,3 +309,6 @@ class Bid:
     """Victim to the number of its attempt; the award evicts only these attempts."""
     lasting: bool = False
     """True for a refusal that holds for the rest of the pass: one job does not fit even on its own."""
+    retry_at_s: float = inf
+    """For a refusal, the earliest time at which it may change although nothing happens until then: the end of a minimum
+    runtime, for example. Infinity: it changes only after an event."""

@@ -50,7 +50,8 @@ def _bid(planner: Planner, request: PlacementRequest) -> Bid:
     with undoing(region) as undo:
         planned = planner.gang(request, protected, undo)
         if isinstance(planned, PlanFailure):
-            return Bid(request.workload, region.name, None, tuple(refusal(planner, request, planned, protected)))
+            reasons, retry_at_s = refusal(planner, request, planned, protected)
+            return Bid(request.workload, region.name, None, tuple(reasons), retry_at_s=retry_at_s)
     final = without_surplus(planner, planned)
     plan = Plan(
         request.workload,

@@ -124,6 +124,8 @@ class HolderTable:
         self._clusters: list[I4] = []
         """Distinct clusters by holder number."""
         self._judged = False
+        self.has_protected = False
+        """Whether some holders may be evicted only later (as of the last refresh)."""
         self._pooled, self._live = 0, 0
         """Number of allocated rows of the pool, and of those that are still in use."""
         n = _FIRST_SIZE
@@ -190,9 +192,15 @@ class HolderTable:
         enter(self.columns, self._kind, self._clusters[number], number)
         self._touch(number)
 
+    @property
+    def free_from_s(self) -> F8:
+        """The time from which each holder may be evicted, by number; infinity if it may not be evicted at all."""
+        return self._free_from_s
+
     def refresh(self, now_s: float) -> None:
         """Updates the time-dependent columns to the time `now_s`."""
         evictable = self._free_from_s <= now_s
+        self.has_protected = bool((~evictable & (self._free_from_s < np.inf)).any())
         for number in np.flatnonzero(evictable != self.columns.evictable).tolist():
             self._touch(number)
         self.columns.evictable[:] = evictable

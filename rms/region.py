@@ -8,7 +8,7 @@ import numpy as np
 
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import JobRequest, MachineState, RegionSnapshot, RunningWorkload
-from rms.arrays import B1, I4, I8
+from rms.arrays import B1, F8, I4, I8
 from rms.choices import Choices, choices
 from rms.holders import Holders, HolderTable
 from rms.machines import CPUS_MILLI, MISSING, NO_TYPE, Layout, Machines, Terms, shift_rows, sort_key
@@ -161,6 +161,16 @@ class Region:
     def holders(self) -> Holders:
         """Columns of the holders."""
         return self._holders.columns
+
+    @property
+    def free_from_s(self) -> F8:
+        """The time from which each holder may be evicted, by number; infinity if it may not be evicted at all."""
+        return self._holders.free_from_s
+
+    @property
+    def has_protected(self) -> bool:
+        """Whether some holders may be evicted only later, as of the last refresh."""
+        return self._holders.has_protected
 
     @property
     def state(self) -> tuple[object, ...]:

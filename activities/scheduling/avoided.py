@@ -5,6 +5,8 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from math import inf
+from typing import NamedTuple
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -14,14 +16,27 @@ from domain.reasons import ReasonCode
 AVOIDED = timedelta(hours=1)
 """How long. If no other machine can take the workload in this time, the same machine may get it again."""
 _FAILED = text(
-    "select workload, array_agg(distinct machine)"
+    "select workload, array_agg(distinct machine),"
+    " extract(epoch from min(released_at) + cast(:avoided as interval))::float8"
     " from attempt, jsonb_array_elements_text(outcome -> 'detail' -> 'avoided') as machine"
     " where workload = any(:ids) and outcome ->> 'code' = :code and released_at > now() - cast(:avoided as interval)"
     " group by workload"
 )
 
 
-def avoided_by(session: Session, workloads: Sequence[str]) -> dict[str, frozenset[str]]:
-    """Returns the machines that each of these workloads avoids; workloads that avoid none are left out."""
+class Avoided(NamedTuple):
+    """What a workload avoids."""
+
+    machines: frozenset[str] = frozenset()
+    until_s: float = inf
+    """When it may use the first of them again."""
+
+
+NOTHING_AVOIDED = Avoided()
+
+
+def avoided_by(session: Session, workloads: Sequence[str]) -> dict[str, Avoided]:
+    """Returns what each of these workloads avoids; workloads that avoid no machine are left out."""
     values = {"ids": workloads, "code": ReasonCode.UNCONFIRMED_FAILURE.value, "avoided": AVOIDED}
-    return {workload: frozenset(machines) for workload, machines in session.execute(_FAILED, values).all()}
+    rows = session.execute(_FAILED, values).all()
+    return {workload: Avoided(frozenset(machines), until_s) for workload, machines, until_s in rows}

@@ -33,7 +33,8 @@ _LEFT = text(
     "   then saved.checkpoint_write_s end,"
     " case when saved.checkpoint_s >= 0 and saved.checkpoint_s < 'Infinity' then saved.checkpoint_s end, saved.saves,"
     " ran.s, case when a.outcome ->> 'code' = :early then a.outcome -> 'detail' ->> 'cluster' end,"
-    " coalesce(a.released_at > now() - make_interval(secs => :patience_s), false)"
+    " case when a.released_at > now() - make_interval(secs => :patience_s)"
+    "   then extract(epoch from a.released_at)::float8 + :patience_s end"
     " from workload as w join attempt as a on (a.workload, a.attempt) = (w.id, w.attempt)"
     " cross join lateral (select checkpoint_bytes, checkpoint_write_s, checkpoint_s, saves from attempt"
     "   where workload = w.id and checkpoint_bytes > 0 order by attempt desc limit 1) as saved"
@@ -70,8 +71,8 @@ class _Left(NamedTuple):
     ran_s: float
     early_to: str | None
     """The cluster `region/cluster` for which it left early."""
-    is_recent: bool
-    """Whether it has left within `_PATIENCE_S`."""
+    patient_until_s: float | None
+    """The end of `_PATIENCE_S`, if it has left within this time."""
 
 
 class Leaving(NamedTuple):
@@ -79,10 +80,10 @@ class Leaving(NamedTuple):
 
     jobs: tuple[JobRequest, ...]
     """With the score of each cluster."""
-    evicts: bool
-    """Whether it may evict others."""
     shuns: frozenset[str]
     """Machines in lent clusters that it does not need, and whose owners come more often than those of others."""
+    evicts_from_s: float | None = None
+    """When it may evict others again; None: it may now."""
 
 
 def moves_of(
@@ -178,7 +179,7 @@ class _Scores:
             accepted.update(here)
         lent = accepted.intersection(self._lent) if by_machine else ()
         shuns = frozenset(machine for place in lent for machine in self._room.machines(place)) - kept
-        return Leaving(tuple(scored), left.early_to is None or not left.is_recent, shuns)
+        return Leaving(tuple(scored), shuns, None if left.early_to is None else left.patient_until_s)
 
     def _seen(self, place: str, found: Collection[str] | None, machines: int) -> Building:
         """Returns a cluster with the rate of the machines that were found, or else of as many of its machines."""

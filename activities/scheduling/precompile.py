@@ -54,7 +54,10 @@ def compile_queue() -> None:
 def compile_bids() -> None:
     """Compiles the inner loops of bids by bids, awards, reservations and releases in a small region."""
     machines = tuple(MachineState(m, "c", "r", "a", 2, free, 4000, 8, 8000, 8) for m, free in (("m", 0), ("n", 2)))
-    running = (RunningWorkload("v", 8, 0.0, (Holding("m", 2, 1000, 1),), 0.0),)
+    running = (
+        RunningWorkload("v", 8, 0.0, (Holding("m", 2, 1000, 1),), 0.0),
+        RunningWorkload("young", 8, 0.0, (Holding("m", 0, 1000, 1),), 0.0, protected_until_s=9.0),
+    )
     region = Region.of(RegionSnapshot("here", 1.0, machines, running))
     planner = Planner(region)
     for number in range(3):
