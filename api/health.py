@@ -7,6 +7,7 @@ from fastapi import Response
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import Field
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.openapi import refusals
@@ -15,6 +16,8 @@ from api.routing import Router
 from api.state import State, StateOf
 from api.views import View
 from infra.db import migrate
+from infra.db.rounds import loop_states
+from infra.db.session import transaction
 from infra.errors import ConfigurationError
 
 _TEMPORAL_S = 2.0
@@ -34,6 +37,10 @@ class ReadyView(View):
     database: str
     schema_revision: str
     temporal: str = Field(description="ok or unreachable; without Temporal, requested changes are delayed")
+    loops: str = Field(
+        description="ok, or the number of periodic loops that fail or are late; `GET /v1/loops` names them",
+        examples=["ok", "1 of 8 is failing or late"],
+    )
 
 
 @router.get("/healthz", summary="Check liveness", responses=refusals(503))
@@ -55,6 +62,9 @@ async def readyz(state: StateOf) -> ReadyView:
     temporal = asyncio.create_task(_temporal(state))
     try:
         revision = await state.threads.service.run(partial(migrate.current, state.authentication_engine))
+        loops = (
+            await state.threads.service.run(partial(_loops, state.authentication_engine)) if revision == _head() else ""
+        )
     except SQLAlchemyError as error:
         temporal.cancel()
         raise of_database(error) from None
@@ -64,7 +74,14 @@ async def readyz(state: StateOf) -> ReadyView:
             Kind.NOT_READY,
             f"the database schema is at revision {revision}, but this process needs {_head()}: migrate the database",
         )
-    return ReadyView(status="ready", database="ok", schema_revision=revision, temporal=reached)
+    return ReadyView(status="ready", database="ok", schema_revision=revision, temporal=reached, loops=loops)
+
+
+def _loops(engine: Engine) -> str:
+    with transaction(engine) as session:
+        found, now_s = loop_states(session)
+    wrong = sum(loop.judge(now_s) != "ok" for loop in found.values())
+    return f"{wrong} of {len(found)} {'is' if wrong == 1 else 'are'} failing or late" if wrong else "ok"
 
 
 @lru_cache(maxsize=1)

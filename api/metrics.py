@@ -21,11 +21,14 @@ from infra.db import published
 from infra.db.buckets import bucket_states
 from infra.db.lost_work import lost_by
 from infra.db.models import Attempt
+from infra.db.rounds import loop_states
 from infra.db.session import transaction
 from infra.db.silent import silent_regions
 
 _log = logging.getLogger(__name__)
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+OVERDUE_S = 1800
+"""A replica whose objects still exist this long after its grace period is counted as kept."""
 _KEEP_S = 1.0
 """Scrapes within this time return cached values: the endpoint needs no key, and the queries are expensive."""
 
@@ -126,7 +129,8 @@ class Installation(Collector):
                 "mizzen_replicas_kept", "Replicas that are not deleted although their grace is over", labels=["region"]
             )
             for region, wrong, held in rows(
-                "select r.name, count(p.wrong_since), count(p.kept_because) from region as r"
+                "select r.name, count(p.wrong_since), count(*) filter (where p.kept_because is not null"
+                f" or p.state = 'deleting' and p.delete_at < now() - interval '{OVERDUE_S} s') from region as r"
                 " left join replica as p on p.region = r.name group by r.name order by r.name"
             ):
                 copies.add_metric([str(region)], _number(wrong))
@@ -137,6 +141,7 @@ class Installation(Collector):
                 codes=[code.value for code in PREEMPTIONS],
             )[0][0]
             yield CounterMetricFamily("mizzen_preemptions", "Attempts that were preempted", value=_number(preempted))
+            yield from _loops(session)
             yield from self._checkpoints(session)
             auctions = CounterMetricFamily(
                 "mizzen_auction", "Counters of scans and auctions since the start of their worker", labels=["what"]
@@ -187,6 +192,21 @@ class Installation(Collector):
         for region, seconds in session.execute(text(summed)):
             lost.add_metric([region], _number(seconds))
         yield lost
+
+
+def _loops(session: Session) -> Iterator[Metric]:
+    failures = GaugeMetricFamily(
+        "mizzen_loop_failures", "Consecutive failed rounds of a periodic loop (GET /v1/loops)", labels=["loop"]
+    )
+    ages = GaugeMetricFamily(
+        "mizzen_loop_success_age_seconds", "Time since a round of a periodic loop last succeeded", labels=["loop"]
+    )
+    found, now_s = loop_states(session)
+    for name, loop in found.items():
+        failures.add_metric([name], loop.failures)
+        if loop.succeeded_at_s is not None:
+            ages.add_metric([name], max(0.0, now_s - loop.succeeded_at_s))
+    yield from (failures, ages)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -24,6 +24,7 @@ from domain.reasons import Reason, ReasonCode
 from infra.config import Settings
 from infra.db import integrity
 from infra.db.migrate import head
+from infra.db.rounds import note_round
 from infra.errors import ConfigurationError, StackError
 from tests.api.calls import T0, get
 from tests.api.world import ApiWorld, document
@@ -78,6 +79,27 @@ async def test_postgres_that_comes_back(world: ApiWorld) -> None:
             text("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'mizzen-api'")
         )
     await get(world, "/v1/workloads")
+
+
+async def test_loops_that_fail_are_seen(world: ApiWorld) -> None:
+    """A loop whose rounds fail is named to operators with its error, and counted in `/readyz` and `/metrics`."""
+    with world.session() as session:
+        note_round(session, "expiry", 3600.0, None)
+        for _ in range(3):
+            note_round(session, "reconciling", 600.0, "Temporal does not answer")
+        note_round(session, "progress", 0.0, None)
+    items = {item["name"]: item for item in (await get(world, "/v1/loops"))["items"]}
+    assert {name: item["state"] for name, item in items.items()} == {
+        "expiry": "ok", "progress": "late", "reconciling": "failing"
+    }  # fmt: skip
+    failing = items["reconciling"]
+    assert (failing["failures"], failing["error"]) == (3, "Temporal does not answer")
+    assert failing["succeeded_at"] is None and failing["failing_since"] is not None
+    async with world.client(None) as client:
+        assert (await client.get("/readyz")).json()["loops"] == "2 of 3 are failing or late"
+        found = (await client.get("/metrics")).text
+    assert 'mizzen_loop_failures{loop="reconciling"} 3.0' in found
+    assert 'mizzen_loop_success_age_seconds{loop="expiry"}' in found
 
 
 async def test_metrics(world: ApiWorld) -> None:
