@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import lru_cache, partial
+from typing import Any
 
 from fastapi import Response
 from prometheus_client import generate_latest
@@ -10,6 +11,8 @@ from pydantic import Field
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from api.auth import Viewer
+from api.metrics import Services
 from api.openapi import refusals
 from api.problems import Kind, Problem, of_database
 from api.routing import Router
@@ -21,6 +24,9 @@ from infra.db.session import transaction
 from infra.errors import ConfigurationError
 
 _TEMPORAL_S = 2.0
+_METRICS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
 router = Router(tags=["service"])
 
 
@@ -105,9 +111,20 @@ async def _temporal(state: State) -> str:
     "/metrics",
     summary="Prometheus metrics",
     response_class=Response,
-    responses={200: {"description": "Metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses=_METRICS,
 )
 async def metrics(state: StateOf) -> Response:
-    """Returns metrics in the Prometheus text format. They contain no data of tenants."""
+    """Returns metrics in the Prometheus text format. They name no tenant and no service: see `GET /v1/metrics`."""
     text = await state.threads.service.run(partial(generate_latest, state.metrics.registry))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get(
+    "/v1/metrics",
+    summary="Prometheus metrics of services",
+    response_class=Response,
+    responses=_METRICS,
+)
+def metrics_of_services(state: StateOf, caller: Viewer) -> Response:
+    """Returns the metrics of each service that the key may see, in the Prometheus text format."""
+    return Response(generate_latest(Services(state.engine, caller.tenant)), media_type=CONTENT_TYPE_LATEST)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, defer
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.services.metrics import service_metrics
+from api.services.metrics import service_metrics, service_totals
 from api.streams.hub import Hub
 from api.workloads.reading import PREEMPTIONS
 from domain.phases import QUEUED_PHASES, Phase
@@ -152,7 +152,7 @@ class Installation(Collector):
             ):
                 auctions.add_metric([str(what)], _number(count))
             yield auctions
-            yield from service_metrics(session)
+            yield from service_totals(session)
 
     @staticmethod
     def _checkpoints(session: Session) -> Iterator[Metric]:
@@ -216,6 +216,23 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _number(value: object) -> float:
     return float(str(value)) if value is not None else 0.0
+
+
+class Services(Collector):
+    """Collects the metrics of each service that the caller may see."""
+
+    def __init__(self, engine: Engine, tenant: str | None) -> None:
+        """`tenant`: only this tenant's services; None: all services."""
+        self._engine, self._tenant = engine, tenant
+
+    def collect(self) -> Iterable[Metric]:
+        """Returns all metric families.
+
+        Raises:
+            SQLAlchemyError: Postgres does not respond.
+        """
+        with transaction(self._engine) as session:
+            return list(service_metrics(session, self._tenant))
 
 
 class Metrics:
