@@ -206,7 +206,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
                     settings.scheduler,
                     settings.capacity,
                 ).run(),
-                keep_singletons(client, settings.tetris.nightly, settings.reconcile.singletons_s),
+                keep_singletons(engine, client, settings.tetris.nightly, settings.reconcile.singletons_s),
                 Reconciler(engine, settings, client).run(),
                 Progress(engine, settings, client).run(),
                 PoolKeeper(engine, settings, client, providers).run(),

@@ -72,8 +72,9 @@ class Pacer:
         """Runs rounds until cancelled, while this process is the leader."""
         await lead(self._engine, Leader.PACING, "pacing", self.round, self._settings.control_period_s)
 
-    async def round(self) -> None:
-        """Runs one control period. For an installation without voluntary machines, it is one query."""
+    async def round(self) -> list[str]:
+        """Runs one control period; returns the errors of signals. Without voluntary machines, it is one query."""
+        failures: list[str] = []
         for pace in await in_thread(self.paces):
             handle = self._client.get_workflow_handle(ids.machine_workflow_id(pace.machine))
             try:
@@ -81,7 +82,9 @@ class Pacer:
             except RPCError as error:
                 if error.status is not RPCStatusCode.NOT_FOUND:
                     _log.warning("the tasks of %s are not told how often to save: %s", pace.machine, error)
+                    failures.append(f"signal to machine {pace.machine}: {error}")
         await in_thread(self._early.round)
+        return failures
 
     def paces(self) -> list[Pace]:
         """Counts the departures since the last control period; returns the intervals for the tasks of each machine."""

@@ -409,7 +409,7 @@ async def test_singletons_are_asserted(town: World, client: Client) -> None:
     first = [(await h.describe()).run_id for h in handles]
     await assert_singletons(client, nightly)
     assert [(await h.describe()).run_id for h in handles] == first
-    keeping = asyncio.create_task(keep_singletons(client, nightly, 0.05))
+    keeping = asyncio.create_task(keep_singletons(town.engine, client, nightly, 0.05))
     try:
         for handle in handles:
             await handle.terminate()

@@ -29,7 +29,9 @@ SHARED = {
     "/v1/tables/{name}/partitions", "/v1/pools", "/v1/instances", "/v1/instances/{instance}",
 }  # fmt: skip
 """Paths that every key may read: fleet and tables have no tenant."""
-LISTS = {"/v1/workloads", "/v1/services", "/v1/queue", "/v1/events", "/v1/tenants", "/v1/audit", "/v1/costs"}
+LISTS = {
+    "/v1/workloads", "/v1/services", "/v1/queue", "/v1/events", "/v1/tenants", "/v1/audit", "/v1/costs", "/v1/metrics",
+}  # fmt: skip
 """Lists that are restricted to the caller's tenant."""
 _SERVICE_DOCUMENT = {"version": 1, "name": "chat", "tenant": "vision", "service": {"replicas": 1}, "run": "serve"}
 BODIES: dict[tuple[str, str], object] = {

@@ -62,6 +62,13 @@ _REGION_COLUMNS = (
     Column("BUCKET", lambda r: r["bucket_url"], wide=True),
     Column("BUCKET ERROR", lambda r: r.get("bucket_error"), wide=True),
 )
+_LOOP_COLUMNS = (
+    Column("NAME", _name),
+    Column("STATE", lambda loop: loop["state"]),
+    Column("LAST SUCCESS", lambda loop: words.ago(loop["succeeded_at"]) if loop["succeeded_at"] else "never"),
+    Column("FAILURES", lambda loop: loop["failures"], right=True),
+    Column("ERROR", lambda loop: loop["error"], flexible=True),
+)
 _COST_COLUMNS = (
     Column("DAY", lambda c: c["day"]),
     Column("TENANT", lambda c: c["tenant"]),
@@ -225,6 +232,16 @@ def costs(session: Session, first: datetime | None, last: datetime | None, tenan
     emit_list(session, items, _COST_COLUMNS, name=lambda c: f"{c['day']}/{c['tenant']}/{c['capacity']}/{c['resource']}")
     if items and session.output in ("table", "wide"):
         say(f"{words.usd(sum(item['usd'] for item in items))} in total")
+
+
+@click.command(cls=Command)
+@click.pass_obj
+def loops(session: Session) -> None:
+    """Show whether housekeeping and other periodic loops succeed (operators).
+
+    A failed round is tried again. The state `failing` means that several rounds in a row have failed.
+    """
+    emit_list(session, session.client.loops(), _LOOP_COLUMNS, name=_name)
 
 
 @click.group(cls=Commands)

@@ -645,6 +645,23 @@ class Instance(TypedDict):
     gone_at: str | None
 
 
+class Loop(TypedDict):
+    """A periodic loop, and how its last rounds ended."""
+
+    name: str
+    state: Literal["ok", "failing", "late"]
+    """`failing`: at least 3 rounds in a row have failed; `late`: no round has succeeded for longer than it should
+    take."""
+    succeeded_at: str | None
+    """When a round last succeeded; may be a minute old; None: never."""
+    failing_since: str | None
+    """When the first of the failed rounds ended; None: none failed."""
+    failures: int
+    """Number of consecutive failed rounds."""
+    error: str | None
+    """Error of the last round, if it failed."""
+
+
 class Replica(TypedDict):
     """A table's copy in a region."""
 
