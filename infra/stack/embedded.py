@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -15,6 +14,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from temporalio.service import RPCError
 
+from infra import children
 from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap
 from infra.config import Settings
 from infra.db import events
@@ -206,7 +206,7 @@ class EmbeddedStack:
         )  # fmt: skip
 
     def _server_child(self, name: str, arguments: list[str]) -> Child:
-        command = [*dies_with_parent(), sys.executable, "-m", "server", *arguments, "--config", str(self.config_file)]
+        command = [*dies_with_parent(), *children.python("-m", "server", *arguments, "--config", str(self.config_file))]
         return Child(name, command, self._log_file(name))
 
     def _beating_child(self, name: str, arguments: list[str], *, dispatches: bool = False) -> Child:

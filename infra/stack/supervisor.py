@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import shutil
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from infra import children
 from infra.config import LivenessSettings
 from infra.errors import StackError
 from infra.liveness_pipe import VARIABLE, LivenessListener
@@ -83,7 +83,7 @@ class Child:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **self.environment, **pipe},
+                env={**children.environment(), **self.environment, **pipe},
                 pass_fds=() if self.listener is None else (self.listener.writing,),
                 umask=self.umask,
             )

@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,6 +13,7 @@ from rich.console import Console
 from sqlalchemy import Engine, select
 
 from agent.fleet import power_off
+from infra import children
 from infra.config import ApiSettings, Settings, TemporalSettings
 from infra.db.models import Allocation, Attempt, Workload
 from infra.db.session import open_engine, transaction
@@ -165,7 +165,9 @@ class _Demo:
             folder = self._bucket(home) / "tables" / table
             folder.mkdir(parents=True)
             make = await asyncio.create_subprocess_exec(
-                sys.executable, str(EXAMPLE / "make_table.py"), str(folder), stdout=asyncio.subprocess.DEVNULL
+                *children.python(str(EXAMPLE / "make_table.py"), str(folder)),
+                env=children.environment(),
+                stdout=asyncio.subprocess.DEVNULL,
             )
             if await make.wait() != 0:
                 raise DemoFailed(f"make_table.py could not write {folder}")
