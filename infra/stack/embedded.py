@@ -26,6 +26,7 @@ from infra.stack import leftovers, log_files, probes, temporal
 from infra.stack.compiling import compile_loops
 from infra.stack.fleet import Fleet
 from infra.stack.liveness import Probe
+from infra.stack.lock import make_closed
 from infra.stack.ports import require_free
 from infra.stack.postgres import EmbeddedPostgres
 from infra.stack.supervisor import Child, Supervisor, dies_with_parent
@@ -95,6 +96,8 @@ class EmbeddedStack:
         self._rotating = asyncio.create_task(self._rotate_logs())
         # This folder also contains the logs, so it is made with mode 0700 before the first log is written.
         self.config_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(region.bucket is None for region in self.fleet.regions):
+            make_closed(self.data_dir / "buckets")
         if self._own_postgres:
             self._refuse_lost_database()
             self.postgres.clear_leftover()
