@@ -32,6 +32,7 @@ from infra.stack.postgres import EmbeddedPostgres
 from infra.stack.supervisor import Child, Supervisor, dies_with_parent
 from infra.stack.temporal_state import discard_unfinished
 from infra.stack.withdraw import launched_here, withdraw
+from infra.users import complete_environment
 
 _log = logging.getLogger(__name__)
 _STOP_MARGIN_S = 15.0
@@ -93,6 +94,7 @@ class EmbeddedStack:
         Raises:
             StackError: a port is in use, or a part does not start. Call `stop` to stop the parts that were started.
         """
+        complete_environment(self.data_dir)
         self._rotating = asyncio.create_task(self._rotate_logs())
         # This folder also contains the logs, so it is made with mode 0700 before the first log is written.
         self.config_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -250,10 +250,10 @@ class Up:
             raise SystemExit(f"{row['name']} {row['phase']}: {row['reason']}")
         return row["phase"] == "succeeded"
 
-    def interrupt(self, timeout_s: float = 60.0) -> int:
-        """Sends Ctrl-C; returns the exit code."""
+    def interrupt(self, number: int = signal.SIGINT, timeout_s: float = 60.0) -> int:
+        """Sends Ctrl-C, or another signal; returns the exit code."""
         assert self.process is not None
-        self.process.send_signal(signal.SIGINT)
+        self.process.send_signal(number)
         return self.process.wait(timeout_s)
 
     def close(self) -> None:
