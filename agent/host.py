@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ from domain.protocol import Hello
 from domain.version import BUILD_ID
 from infra.config import TemporalSettings
 from infra.errors import ConfigurationError
+from infra.exits import stop_signals
 from infra.liveness_pipe import LivenessReporter
 from infra.temporal_client import connect, refusal, use_quiet_runtime
 from mizzen.objects import open_store
@@ -131,7 +131,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
 
 
 def run_agent(config: AgentConfig, temporal: TemporalSettings, reporter: LivenessReporter | None = None) -> None:
-    """Runs `serve` until SIGTERM or SIGINT. Blocks. The event loop sends liveness signs to `reporter`.
+    """Runs `serve` until SIGTERM, SIGINT or SIGHUP. Blocks. The event loop sends liveness signs to `reporter`.
 
     Raises:
         ConfigurationError: another agent uses the same state folder, or Temporal's TLS files are unusable.
@@ -141,7 +141,7 @@ def run_agent(config: AgentConfig, temporal: TemporalSettings, reporter: Livenes
 
     async def until_signalled() -> None:
         stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         reporting = asyncio.create_task((reporter or LivenessReporter(None)).go_on())
         await serve(config, lambda: connect(temporal), stop)

@@ -26,6 +26,7 @@ from domain.scheduling import (
     TenantState,
 )
 from gms.scan import scan
+from infra import children
 from rms.award import award
 from rms.bid import bid_in
 from rms.gang import Planner
@@ -90,7 +91,7 @@ def main(parts: list[str]) -> int:
                 mark_complete(_PACKAGES[part])
         return 0
     started = [
-        subprocess.Popen([sys.executable, "-m", "activities.scheduling.precompile", part]) for part in ("queue", "bids")
+        subprocess.Popen(children.python("-m", "activities.scheduling.precompile", part)) for part in ("queue", "bids")
     ]
     return max(process.wait() for process in started)
 
