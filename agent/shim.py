@@ -169,11 +169,11 @@ def _open_begun(path: str) -> int:
 
 
 def _set_up(launch: dict[str, Any], begun: int) -> None:
-    """Runs the setup script and returns if it succeeds. Otherwise ends this process in the way the script ended."""
+    """Runs the setup command and returns if it succeeds. Otherwise ends this process in the way the script ended."""
     _libc.prctl(_PR_SET_NAME, _SETUP.encode(), 0, 0, 0)
     pid = os.fork()
     if pid == 0:
-        _execute(["/bin/sh", "-eu", launch["setup"]], launch["env"])
+        _execute(launch["setup"], launch["env"])
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code > 0:
         os._exit(code)

@@ -60,12 +60,12 @@ class JobLaunch(_Frozen):
     argv: tuple[str, ...] = ()
     """Empty where `script` is set."""
     script: str | None = None
-    """Run with `/bin/sh -eu`."""
+    """Run with `agent.launch.script_command`."""
     env: dict[str, str] = Field(default_factory=dict)
     master_machine: str
     """Machine of the job's task 0, where its rendezvous port is reserved."""
     setup: str | None = None
-    """Shell script that runs before the command; None: there is none."""
+    """Script that runs before the command, in the same way; None: there is none."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -48,12 +48,12 @@ class JobSpec(_Frozen):
     argv: tuple[str, ...] = ()
     """Empty if `script` is set."""
     script: str | None = None
-    """Shell script, run with `/bin/sh -eu`."""
+    """Script, run with the interpreter of its first line, or by bash with `-e`."""
     env: dict[str, str] = Field(default_factory=dict)
     secrets: dict[str, str] = Field(default_factory=dict)
     """Environment variable to the name of one of the tenant's secrets."""
     setup: str | None = None
-    """Shell script that runs once in each task before the command, with the same user, environment and directory."""
+    """Script that runs once in each task before the command, in the same way, with the same user and directory."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -16,7 +16,7 @@ _COMMAND = ("sh", "-c", "echo command >> order; exit 4")
 
 def _start(run: RunFolder, script: str, *argv: str) -> None:
     run.setup_script.write_text(script)
-    tasks.start(run, task_launch(run, *(argv or _COMMAND), setup=str(run.setup_script)))
+    tasks.start(run, task_launch(run, *(argv or _COMMAND), setup=("/bin/sh", "-e", str(run.setup_script))))
 
 
 def _order(run: RunFolder) -> list[str]:
@@ -30,7 +30,7 @@ def test_the_setup_runs_once_before_the_command(tmp_path: Path) -> None:
            "echo command >> order; ps -o sid= -p $$ > command.sid; exit 4")  # fmt: skip
     end = ended(run)
     assert (end.exit_code, end.in_setup) == (4, False)
-    tasks.start(run, task_launch(run, *_COMMAND, setup=str(run.setup_script)))
+    tasks.start(run, task_launch(run, *_COMMAND, setup=("/bin/sh", "-e", str(run.setup_script))))
     assert _order(run) == ["setup", "command"]
     assert run.output.read_text() == f"in {run.work}\n"
     assert (run.work / "setup.sid").read_text() == (run.work / "command.sid").read_text()
@@ -91,5 +91,7 @@ def test_the_task_cannot_write_when_it_began(tmp_path: Path) -> None:
     run.setup_script.write_text(f"echo 1 > {run.path / shim.BEGUN_FILE}; exit 3")
     run.setup_script.chmod(0o755)
     nobody = 65534
-    tasks.start(run, task_launch(run, *_COMMAND, setup=str(run.setup_script), uid=nobody, gid=nobody))
+    tasks.start(
+        run, task_launch(run, *_COMMAND, setup=("/bin/sh", "-e", str(run.setup_script)), uid=nobody, gid=nobody)
+    )
     assert ended(run).in_setup
