@@ -9,7 +9,7 @@ import pytest
 from agent import shim, tasks
 from agent.outcomes import outcome
 from agent.tasks import RunFolder
-from tests.agent.harness import ended, processes_of, run_folder, task_launch, until
+from tests.agent.harness import ended, process_name, processes_of, run_folder, task_launch, until
 
 _COMMAND = ("sh", "-c", "echo command >> order; exit 4")
 
@@ -77,7 +77,7 @@ def test_a_notice_after_the_setup_reaches_the_command_alone(tmp_path: Path) -> N
     _start(run, "true", "sh", "-c", "trap 'echo saved >> order; exit 0' TERM; echo ready >> order; sleep 60 & wait")
     until(lambda: _order(run) == ["ready"])
     identities = run.identities()
-    assert identities is not None and shim.process_name(identities[1].pid) == "sh"
+    assert identities is not None and process_name(identities[1].pid) == "sh"
     tasks.request_stop(run, 30.0, told=True)
     assert (ended(run).exit_code, _order(run)) == (0, ["ready", "saved"])
 
