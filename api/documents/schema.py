@@ -147,6 +147,8 @@ DOCUMENT: Schema = object_of(
                 "retries": {"type": "integer", "minimum": 0, "maximum": workload.MAX_RETRIES},
             }
         ),
+        "keep": DURATION
+        | {"description": "How long the tasks' working directories stay on their machines after the end of an attempt"},
         "capacity": {
             "type": "array",
             "items": {"enum": [kind.value for kind in CapacityKind]},
