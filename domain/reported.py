@@ -153,6 +153,22 @@ class NotReadyReport:
     """The result of the last probe."""
 
 
+FEW_BYTES = 1_000_000
+"""Files of up to this size together that a task leaves are not worth a warning."""
+
+
+@dataclass
+class LeftFiles:
+    """The files that an ended task has left in its working directory. An agent reports this, not the task."""
+
+    machine: str
+    path: str
+    bytes: int
+    """The size of the files that were written since the task's start, without those in hidden folders."""
+    until_s: float
+    """When the agent deletes the directory, in seconds since the epoch. It may do so earlier if the disk fills."""
+
+
 @dataclass
 class TaskProgress:
     """A task's last report through the SDK (`report.json`), and observations of the agent."""
@@ -180,3 +196,5 @@ class TaskProgress:
     """How much of the last checkpoint its save has written; the other parts were there already."""
     pre_sync: bool = False
     """Whether the task sends parts ahead of its last checkpoint now, within a notice."""
+    left: LeftFiles | None = None
+    """Set if the task has ended and left files."""

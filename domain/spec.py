@@ -48,12 +48,12 @@ class JobSpec(_Frozen):
     argv: tuple[str, ...] = ()
     """Empty if `script` is set."""
     script: str | None = None
-    """Shell script, run with `/bin/sh -eu`."""
+    """Script, run with the interpreter of its first line, or by bash with `-e`."""
     env: dict[str, str] = Field(default_factory=dict)
     secrets: dict[str, str] = Field(default_factory=dict)
     """Environment variable to the name of one of the tenant's secrets."""
     setup: str | None = None
-    """Shell script that runs once in each task before the command, with the same user, environment and directory."""
+    """Script that runs once in each task before the command, in the same way, with the same user and directory."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -124,13 +124,16 @@ class WorkloadSpec(_Frozen):
     """Set if the workload serves requests: it is a replica of a service."""
     one_attempt: bool = False
     """True: every end of an attempt ends the workload. It is not queued again after a preemption or a lost machine."""
+    keep_s: float | None = None
+    """How long the tasks' working directories stay on their machines after the end of an attempt, in seconds; None: as
+    long as `tasks.keep_runs_s` says."""
     cluster: str | None = None
     """The dedicated cluster whose machines are the only ones on which the workload may run; None: any shared one."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omits newer fields that are not set, so that versions without these fields can parse the result."""
-        return without_unset(handler(self), "capacity", "serving", "one_attempt", "cluster")
+        return without_unset(handler(self), "capacity", "serving", "one_attempt", "keep_s", "cluster")
 
     def requests(self) -> tuple[JobRequest, ...]:
         """Returns the scheduling requests of the jobs."""

@@ -176,6 +176,8 @@ def _task_options(settings: Settings, tenant_uids: tuple[int, int] | None) -> di
     return {
         "cgroup": tasks.limits,
         "keep_runs_s": tasks.keep_runs_s,
+        "keep_at_most_s": tasks.keep_at_most_s,
+        "keep_free": tasks.keep_free,
         "output_bytes": tasks.output_bytes,
         "keep_stopped_s": tasks.keep_stopped_s,
         "processes_per_task": tasks.processes_per_task,

@@ -368,6 +368,7 @@ class LaunchActivities:
             stale_tables=dict(stale),
             files=spec.files,
             workdir=spec.workdir,
+            keep_s=spec.keep_s,
             jobs={
                 job.name: JobLaunch(
                     role=job.role,

@@ -1,6 +1,7 @@
 """Activities on a workload's row: phase changes and the release of an attempt."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from activities.lifecycle import handover
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol import TASKS_MAY_RUN, Activity, FlushedRequest, ReleaseRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode, running_since
-from domain.reported import SAVES_KEPT, BandwidthReport, LoadState, TaskProgress
+from domain.reported import FEW_BYTES, SAVES_KEPT, BandwidthReport, LeftFiles, LoadState, TaskProgress
 from infra.config import Settings
 from infra.db import events, outbox
 from infra.db.lost_work import lost_by
@@ -23,6 +24,12 @@ from infra.db.models import Attempt, Machine, Workload
 from infra.db.phases import IllegalTransition, enter_phase
 from infra.db.session import transaction
 from infra.db.usage import record_attempt
+
+_LONGEST_KEPT_S = 366 * 86400.0
+_LONGEST_PATH = 4096
+_MOST_LEFT = 100
+"""The tasks of an attempt that have left most are shown, at most this many."""
+_MOST_LEFT_BYTES = 1 << 60
 
 _LOCK = text(
     "select attempt, region, finished_at is not null as finished, clock_timestamp() as now"
@@ -150,6 +157,36 @@ def _set_reports(attempt: Attempt, progress: list[TaskProgress]) -> None:
         attempt.load = asdict(min(loads, key=lambda load: order.index(LoadState(load.state))))
     if notices:
         attempt.notice = asdict(notices[0])
+    left = sorted((_left(p, p.left) for p in progress if p.left is not None), key=lambda one: -int(one["bytes"]))
+    if left:
+        attempt.left_files = left[:_MOST_LEFT]
+
+
+def _left(task: TaskProgress, left: LeftFiles) -> dict[str, Any]:
+    """Returns what a task has left, within what is possible: an agent that is not trusted can report anything."""
+    until_s = min(max(left.until_s, 0.0), time.time() + _LONGEST_KEPT_S) if math.isfinite(left.until_s) else 0.0
+    path, machine = (text.replace("\0", "").encode(errors="replace").decode() for text in (left.path, left.machine))
+    size = min(max(left.bytes, 0), _MOST_LEFT_BYTES)
+    return {"job": task.job, "task": task.task} | asdict(LeftFiles(machine[:256], path[:_LONGEST_PATH], size, until_s))
+
+
+def _warn_of_left_files(session: Session, attempt: Attempt, phase: Phase) -> None:
+    """Writes an event if a workload ends and its tasks have left more than `FEW_BYTES`, which will be deleted."""
+    left = attempt.left_files or []
+    size = sum(int(one["bytes"]) for one in left)
+    if phase not in TERMINAL_PHASES or size <= FEW_BYTES:
+        return
+    first = left[0]
+    events.record(
+        session,
+        "workload.left_files",
+        tenant=session.get_one(Workload, attempt.workload).tenant,
+        workload=attempt.workload,
+        attempt=attempt.attempt,
+        region=attempt.region,
+        detail={"bytes": size, "machine": first["machine"], "path": first["path"], "until_s": first["until_s"]},
+        dedup=f"{attempt.attempt}:left_files",
+    )
 
 
 def _set_lost_work(session: Session, attempt: Attempt) -> None:
@@ -226,6 +263,7 @@ class WorkloadActivities:
                 "resumed_step": attempt.resumed_step,
             }
             _enter(session, workload, phase, request.reason, detail=detail, leaves=True)
+            _warn_of_left_files(session, attempt, phase)
             if request.reason.get("code") != ReasonCode.COMPLETED:
                 _set_lost_work(session, attempt)
             record_attempt(session, workload, request.attempt)

@@ -89,11 +89,15 @@ _JOB = object_of(
         "setup": {
             "type": "string",
             "minLength": 1,
-            "description": "A script, run with /bin/sh -eu once in each task before run; if it fails, run is skipped",
+            "description": "A script as in run, run once in each task before it; if it fails, run is skipped",
         },
         "run": {
             "anyOf": [
-                {"type": "string", "minLength": 1, "description": "A script, run with /bin/sh -eu"},
+                {
+                    "type": "string",
+                    "minLength": 1,
+                    "description": "A script, run by the interpreter of its first line (#!), or by bash with -e",
+                },
                 {"type": "array", "items": WORD, "minItems": 1, "maxItems": jobs.MAX_ARGUMENTS},
             ]
         },
@@ -143,6 +147,8 @@ DOCUMENT: Schema = object_of(
                 "retries": {"type": "integer", "minimum": 0, "maximum": workload.MAX_RETRIES},
             }
         ),
+        "keep": DURATION
+        | {"description": "How long the tasks' working directories stay on their machines after the end of an attempt"},
         "capacity": {
             "type": "array",
             "items": {"enum": [kind.value for kind in CapacityKind]},

@@ -29,7 +29,7 @@ _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _KEYS = (
     "version", "name", "tenant", "labels", "priority", "recurring", "jobs", "tables", "files", "workdir",
-    "checkpoint", "limits", "regions", "capacity",
+    "checkpoint", "limits", "regions", "capacity", "keep",
 )  # fmt: skip
 
 
@@ -45,6 +45,7 @@ class Draft:
     regions_at: list[tuple[At, str]]
     workdir_at: At | None
     workdir: str | None
+    keep_at: At | None
     jobs: list[JobDraft]
     fields: dict[str, Any]
 
@@ -59,7 +60,7 @@ def read_workload(value: Value, default_tenant: str | None) -> Draft:
     if not isinstance(value, dict):
         at.wrong("the document must be a mapping with the keys " + ", ".join(_KEYS) if value is not None
                  else "the document is empty")  # fmt: skip
-        return Draft(at.problems, default_tenant, at, None, [], [], None, None, [], {})
+        return Draft(at.problems, default_tenant, at, None, [], [], None, None, None, [], {})
     members = at.section(_KEYS)
     if "version" in members and (members["version"].value != VERSION or members["version"].value is True):
         members["version"].wrong(f"must be {VERSION}, the only supported version")
@@ -89,6 +90,7 @@ def read_workload(value: Value, default_tenant: str | None) -> Draft:
         "regions_allowed": None if allowed is None else tuple(name for _, name in allowed),
         "regions_excluded": tuple(name for _, name in excluded),
         "capacity": _read_capacity(members["capacity"]) if "capacity" in members else None,
+        "keep_s": duration_s(members["keep"], 0.0, _LONGEST_S) if "keep" in members else None,
     }
     return Draft(
         problems=at.problems,
@@ -99,6 +101,7 @@ def read_workload(value: Value, default_tenant: str | None) -> Draft:
         regions_at=[*(allowed or []), *excluded],
         workdir_at=members.get("workdir"),
         workdir=workdir,
+        keep_at=members.get("keep"),
         jobs=read_jobs(members["jobs"]) if "jobs" in members else [],
         fields=fields,
     )

@@ -22,6 +22,7 @@ from api.workloads.views import (
     AttemptView,
     BandwidthView,
     JobView,
+    LeftView,
     PlacementView,
     ProgressView,
     TaskResourcesView,
@@ -112,11 +113,16 @@ def attempts(session: Session, row: Workload, limit: int, after: int) -> Attempt
             checkpoint_step=a.checkpoint_step, checkpoint_at=a.checkpoint_at, checkpoint_bytes=a.checkpoint_bytes,
             checkpoint_s=a.checkpoint_s, checkpoint_write_s=a.checkpoint_write_s, cadence=a.cadence,
             bandwidth=_bandwidth(a), load=a.load, notice=a.notice, lost_s=a.lost_s, stale_tables=a.stale_tables or {},
-            gpus=a.gpu_types, cpus=a.cpus_milli / 1000,
+            gpus=a.gpu_types, cpus=a.cpus_milli / 1000, left=[_left(one) for one in a.left_files or []],
         )
         for a in found
     ]  # fmt: skip
     return AttemptList(items=items, next_cursor=following)
+
+
+def _left(one: Mapping[str, Any]) -> LeftView:
+    until = datetime.fromtimestamp(one["until_s"], UTC)
+    return LeftView(until=until, **{name: one[name] for name in ("job", "task", "machine", "path", "bytes")})
 
 
 def _bandwidth(attempt: Attempt) -> BandwidthView | None:

@@ -142,6 +142,17 @@ class WorkloadPage(View):
     next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
+class LeftView(View):
+    """The files that an ended task has left in its working directory, on its machine."""
+
+    job: str
+    task: int
+    machine: str
+    path: str
+    bytes: int = Field(description="Size of the files written since the task's start, without hidden ones")
+    until: datetime = Field(description="When the directory is deleted; earlier if the machine's disk fills")
+
+
 class AttemptView(View):
     """One attempt, from award to release."""
 
@@ -167,6 +178,7 @@ class AttemptView(View):
     )
     load: LoadView | None
     notice: NoticeView | None
+    left: list[LeftView] = Field(description="What its ended tasks have left on their machines, the largest first")
     lost_s: float | None = Field(description="Estimated seconds of work that it lost; null until it ends")
     stale_tables: dict[str, datetime] = Field(
         description="Tables that are stale in its region, each with the time up to which the replica is complete"

@@ -160,6 +160,11 @@ class TaskSettings(Section):
 
     keep_runs_s: float = Field(600.0, ge=0)
     """How long an attempt's folder is kept on its machine after all output was shipped, in seconds."""
+    keep_at_most_s: float = Field(14 * 86400.0, ge=0)
+    """The longest time for which a document may keep working directories (`keep`), in seconds."""
+    keep_free: float = Field(0.1, ge=0, le=1)
+    """While less than this fraction of a machine's disk is free, folders that documents keep are removed, oldest
+    first."""
     output_bytes: int = Field(1 << 30, ge=1 << 22)
     """Limit on the disk space that one task's output uses on its machine. Beyond it, output that was shipped to the
     bucket is freed first, then the oldest output that was not. A line in the log marks missing output."""

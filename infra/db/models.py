@@ -251,6 +251,8 @@ class Attempt(Base):
     """Result of loading the checkpoint: `state`, `error`, `skipped`."""
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The last platform notice that a task reacted to, with its `decision`."""
+    left_files: Mapped[list[Json] | None] = mapped_column(JSONB(none_as_null=True))
+    """What each ended task has left on its machine: `job`, `task` and the fields of `domain.reported.LeftFiles`."""
     lost_s: Mapped[float | None]
     """Seconds of work that the attempt lost (`domain.lost_work`), set when it has ended."""
     cold_start_s: Mapped[float | None]

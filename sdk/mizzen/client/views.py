@@ -204,6 +204,19 @@ class Bandwidth(TypedDict):
     """The lower confidence bound, from which save intervals are computed."""
 
 
+class Left(TypedDict):
+    """The files that an ended task has left in its working directory, on its machine."""
+
+    job: str
+    task: int
+    machine: str
+    path: str
+    bytes: int
+    """Size of the files written since the task's start, without hidden ones."""
+    until: str
+    """When the directory is deleted; earlier if the machine's disk fills."""
+
+
 class Attempt(TypedDict):
     """One attempt, from award to release."""
 
@@ -231,6 +244,8 @@ class Attempt(TypedDict):
     """Of its slowest lent machine, as last measured; it is kept while an agent restarts; None: unknown."""
     load: Load | None
     notice: Notice | None
+    left: list[Left]
+    """What its ended tasks have left on their machines, the largest first."""
     lost_s: float | None
     """Estimated seconds of work that it lost; None until it ends."""
     stale_tables: dict[str, str]
