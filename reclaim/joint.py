@@ -38,8 +38,6 @@ from reclaim.topology import NOWHERE
 HOUR_S, DAY_S = 3600.0, 86_400.0
 EARLY_HORIZON_S = 96 * HOUR_S
 """The longest horizon of forecasts for early moves; a job that ends before has a shorter one."""
-EARLY_PERIOD_S = HOUR_S
-"""The time between two searches for early moves."""
 
 
 @dataclass(frozen=True)
