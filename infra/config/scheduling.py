@@ -140,12 +140,12 @@ class ReclaimSettings(Section):
     """Machines whose owners can take them back, and the jobs on them (ReclaimNet)."""
 
     control_period_s: float = Field(300.0, gt=0)
-    """Interval at which the intervals between checkpoints are computed. They depend on the hazard of departures now."""
+    """Interval at which limits of the intervals between checkpoints are computed, from the hazard of departures now."""
     loss_budget_s: float = Field(1800.0, gt=0)
     """Most mean work that a departure without notice may lose, in seconds (L_max). Intervals are at most twice it."""
     checkpoint_bytes_s: float = Field(87.5e6, gt=0)
-    """Bandwidth that the checkpoints of all jobs on lent machines of a region may use, in bytes per second. The default
-    is 70 % of a link of 1 Gbit/s."""
+    """Bandwidth that the checkpoints of all jobs on lent machines that save to the same store may use on average, in
+    bytes per second. The default is 70 % of a link of 1 Gbit/s."""
     forecasts: bool = False
     """Whether forecasts decide, beyond ReclaimNet: work that leaves an owner's machine goes where its expected loss is
     least over its remaining runtime, and jobs move before the owner asks if that should gain more than it costs."""
