@@ -52,11 +52,20 @@ _LONGEST_PAUSE_S = 30.0
 """The maximum backoff between two launches of a workload that fails to start repeatedly."""
 
 
-async def transition(state: WorkloadInput, phase: Phase, reason: Reason, provisioning: Reason | None = None) -> bool:
-    """Moves the workload to a phase; returns False if a newer attempt has been awarded."""
+async def transition(
+    state: WorkloadInput,
+    phase: Phase,
+    reason: Reason,
+    provisioning: Reason | None = None,
+    launch_s: float | None = None,
+) -> bool:
+    """Moves the workload to a phase; returns False if a newer attempt has been awarded.
+
+    `provisioning` and `launch_s` are those of `TransitionRequest`.
+    """
     show_in_temporal(phase=phase.value, reason=reason.code.value)
     before = None if provisioning is None else provisioning.to_json()
-    request = TransitionRequest(state.workload_id, state.attempt, phase.value, reason.to_json(), before)
+    request = TransitionRequest(state.workload_id, state.attempt, phase.value, reason.to_json(), before, launch_s)
     return await record(Activity.TRANSITION, request, bool)
 
 
@@ -82,6 +91,7 @@ class Attempt:
         self._leaving: Reason | None = None
         self._timed_out = False
         self._started_s = 0.0
+        self._launch_s: float | None = None
         self._steps: dict[Step, Callable[[], Awaitable[Event]]] = {
             Step.WAIT: self._wait,
             Step.STAGE: self._stage,
@@ -170,8 +180,10 @@ class Attempt:
             return Event.DONE
         await transition(state, Phase.PROVISIONING, self._provisioning())
         await record(Activity.STAGED_HERE, StageRequest(state.workload_id, state.attempt))
-        gang = self.gang = Gang(state.workload_id, state.attempt, plan)
+        gang, began_s = Gang(state.workload_id, state.attempt, plan), workflow.time()
+        self.gang = gang
         failed = await self._mailbox.unless_told(gang.prepare())
+        self._launch_s = workflow.time() - began_s
         if isinstance(failed, Mail):
             return self._is_told(failed)
         if gang.stopped_before:
@@ -187,7 +199,10 @@ class Attempt:
         return Event.TOLD
 
     async def _withdraw(self) -> Event:
-        self._found = await self._end_all(lost_machine(self._told))
+        lost, failed = lost_machine(self._told), self._failed
+        if failed is not None and failed.timed_out:
+            lost = failed.blames_machine
+        self._found = await self._end_all(lost)
         return Event.DONE
 
     async def _wind_up(self) -> Event:
@@ -208,7 +223,8 @@ class Attempt:
         gang.start()
         # The activity adds the start time to the reason.
         running = Reason(ReasonCode.RUNNING, {"region": plan.region})
-        await transition(state, Phase.RUNNING, running, self._provisioning() if plan.starts_at_once else None)
+        before = self._provisioning() if plan.starts_at_once else None
+        await transition(state, Phase.RUNNING, running, before, self._launch_s)
         left_s = None if plan.max_runtime_s is None else max(0.0, plan.max_runtime_s - state.ran_s)
         try:
             await workflow.wait_condition(

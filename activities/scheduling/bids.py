@@ -13,6 +13,7 @@ from temporalio import activity
 
 import rms.bid
 from activities.scheduling.avoided import avoided_by
+from activities.scheduling.doubted import NO_DOUBTS, Doubted, doubted
 from activities.scheduling.moves import Leaving, moves_of
 from activities.scheduling.scan_result import ScannedWorkload, batch
 from activities.scheduling.scheduler_state import SchedulerState
@@ -81,7 +82,7 @@ def asked(session: Session, queued: Sequence[ScannedWorkload], settings: Reclaim
         avoided,
         settings,
     )
-    evictors = newest_evictors(session)
+    evictors, doubts = newest_evictors(session), doubted(session)
     replicas = ready_replicas(session, {t for demand in demands.values() for t in demand.tables})
     return [
         BidSubject(
@@ -93,6 +94,7 @@ def asked(session: Session, queued: Sequence[ScannedWorkload], settings: Reclaim
                 immune_to(e.workload, evictors),
                 moving.get(e.workload),
                 avoided.get(e.workload, frozenset()),
+                doubts,
             ),
             replicas,
             *said[e.workload],
@@ -108,15 +110,16 @@ def placement_request(
     immune: frozenset[str] = frozenset(),
     moving: Leaving | None = None,
     avoided: frozenset[str] = frozenset(),
+    doubts: Doubted = NO_DOUBTS,
 ) -> PlacementRequest:
     """Returns the request of a queued workload to a region's RMS, with its rank and eligible GPU types from the scan.
 
-    `immune` are the workloads that it may not evict, `moving` set if it has left owners' machines, and `avoided` the
-    machines that it may not use.
+    `immune` are the workloads that it may not evict, `moving` set if it has left owners' machines, `avoided` the
+    machines that it may not use, and `doubts` those that it uses only if no others have room.
     """
     jobs, evicts, shuns = moving or Leaving(_jobs(queued, demand), True, frozenset())
     displaces = frozenset(queued.displaces)
-    return PlacementRequest(queued.workload, queued.rank, jobs, immune, displaces, avoided, evicts, shuns)
+    return PlacementRequest(queued.workload, queued.rank, jobs, immune, displaces, avoided, evicts, shuns, *doubts)
 
 
 def _jobs(queued: ScannedWorkload, demand: WorkloadDemand) -> tuple[JobRequest, ...]:

@@ -20,7 +20,8 @@ _REFUSED = {
     ReasonCode.CAPACITY_REFUSED, ReasonCode.PROVIDER_QUOTA, ReasonCode.LAUNCH_REQUEST_REFUSED, ReasonCode.NEVER_JOINED,
 }  # fmt: skip
 _PREEMPTED = {
-    ReasonCode.MACHINE_LOST, ReasonCode.PLATFORM_NOTICE, ReasonCode.MACHINE_DRAINED, ReasonCode.NOT_AT_PROVIDER,
+    ReasonCode.MACHINE_LOST, ReasonCode.LAUNCH_TIMED_OUT, ReasonCode.PLATFORM_NOTICE, ReasonCode.MACHINE_DRAINED,
+    ReasonCode.NOT_AT_PROVIDER,
     ReasonCode.AGENT_AWAY, ReasonCode.ENDED_BY_OPERATOR,
 }  # fmt: skip
 _EVICTED = {

@@ -54,6 +54,9 @@ LIVES: dict[str, Story] = {
     "workload-cannot-start-on-lent": (
         test_placing.test_what_one_lent_machine_says_about_a_launch_is_confirmed_elsewhere
     ),
+    "workload-launch-timed-out": (
+        test_placing.test_a_lent_machine_that_accepts_and_prepares_nothing_counts_as_lost
+    ),
     "workload-fails-on-lent": test_placing.test_failures_on_the_same_lent_machine_end_a_workload_after_three_attempts,
     "workload-refused-twice": test_placing.test_a_full_disk_blames_nobody,
     "workload-out-of-memory": test_running.test_a_task_whose_memory_ran_out_is_told_as_such,
