@@ -45,6 +45,8 @@ JUDGES_LAUNCHES = "judges-launches"
 backoff."""
 BACKS_OFF_IF_STOPPED = "backs-off-if-stopped"
 """Patch: consecutive attempts that an agent says to have stopped before are also retried with backoff."""
+COUNTS_RUNS = "counts-runs"
+"""Patch: the time of a launch that a machine refused, or did not carry out, does not count as runtime."""
 _LEAVES = frozenset({ReasonCode.PLATFORM_NOTICE, ReasonCode.MOVED_EARLY})
 """Why a workload returns to the queue while its tasks still save."""
 _COPY_S = 6 * 3600.0
@@ -328,7 +330,8 @@ class Attempt:
 
     async def _judged(self) -> Ending:
         end = await self._running().result()
-        self._state.ran_s += workflow.time() - self._started_s
+        if not self._never_ran(end):
+            self._state.ran_s += workflow.time() - self._started_s
         ending = self._verdicts.judge(end, self._plan, self._told, self._timed_out)
         if end.refused is not None and ending.reason == end.refused.reason:
             return await self._refused(end.refused, end.progress)
@@ -337,6 +340,11 @@ class Attempt:
             return await self._stopped_before(ending)
         self._state.stops = 0
         return ending
+
+    def _never_ran(self, end: GangEnd) -> bool:
+        """Returns whether a machine refused to run the tasks or did not start them: that time is not theirs."""
+        late = self._told is not None and self._told.detail.get("code") == ReasonCode.LAUNCH_TIMED_OUT
+        return (late or end.refused is not None) and not end.failed and workflow.patched(COUNTS_RUNS)
 
     async def _left(self) -> Ending:
         assert self._leaving is not None

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
+from math import inf
 
 from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import Session
@@ -10,7 +11,7 @@ from activities.lifecycle.beats import Beats
 from domain.protocol import MailKind
 from domain.reasons import Reason, ReasonCode
 from domain.reported import TaskProgress
-from domain.spec import WorkloadSpec
+from domain.spec import LimitsSpec, WorkloadSpec
 from infra.db import events, outbox
 from infra.db.lent import lent_of
 from infra.db.models import Allocation, Attempt, Machine, Workload
@@ -24,6 +25,8 @@ _RECENT = text(
     " order by a.released_at desc nulls first limit 50"
 )
 """What the newest launches on other machines took. The order is that of the index `attempt_window`."""
+_SHORTEST_S = 15.0
+"""A short maximum runtime does not make the limit shorter than this: agents send their first report after 5 s."""
 _TIMEOUTS = text("select count(*) from attempt where workload = :workload and outcome ->> 'code' = :code")
 
 
@@ -56,30 +59,36 @@ def earn(session: Session, attempt: Attempt, progress: Iterable[TaskProgress]) -
         attempt.earned = after.to_json()
 
 
-def look(session: Session, row: Workload, attempt: Attempt, beats: Beats, now: datetime) -> None:
+def look(session: Session, row: Workload, attempt: Attempt, beats: Beats, now: datetime, limits: LimitsSpec) -> bool:
     """Looks at a locked attempt that runs: records what its launch took, its evidence, and the machines that answer.
 
     If a machine that its owner lends has had the request to run its tasks for longer than the limit and has reported
-    none of them, the workload gets mail that the machine is lost, once.
+    none of them, the workload gets mail that the machine is lost, once. Returns whether it has this mail.
+
+    `limits` are those of the workload. They can make the limit shorter: a machine that starts nothing must neither make
+    the workload count as hung, nor use up its runtime.
     """
     progress = [p for beat in beats.heard for p in beat.progress]
     began_s = 0.0 if attempt.started_at is None else attempt.started_at.timestamp()
     if attempt.launch_s is None and beats.heard and beats.mute_since_s is None:
         attempt.launch_s = max(0.0, now.timestamp() - began_s)
     if attempt.launch_limit_s is None:
-        return
+        return False
     earn(session, attempt, progress)
     machine_of = _machine_of(session, attempt)
     answering = {machine_of[p.job, p.task] for p in progress if (p.job, p.task) in machine_of}
     untried = Machine.id.in_(answering), Machine.answered_at.is_(None)
     session.execute(update(Machine).where(*untried).values(answered_at=func.now()))
-    since_s = beats.mute_since_s
-    if since_s is None or now.timestamp() - max(since_s, began_s) <= attempt.launch_limit_s:
-        return
+    half_s = inf if limits.max_runtime_s is None else max(_SHORTEST_S, limits.max_runtime_s / 2)
+    since_s, limit_s = beats.mute_since_s, min(attempt.launch_limit_s, limits.max_silence_s or inf, half_s)
+    if since_s is None or now.timestamp() - max(since_s, began_s) <= limit_s:
+        return False
     quiet = sorted(set(machine_of.values()) - answering)
     lent = lent_of(session, {m.id: m for m in session.scalars(select(Machine).where(Machine.id.in_(quiet)))})
-    if (late := next((machine for machine in quiet if machine in lent), None)) is not None:
-        _give_up(session, row, attempt, late, attempt.launch_limit_s)
+    late = next((machine for machine in quiet if machine in lent), None)
+    if late is not None:
+        _give_up(session, row, attempt, late, limit_s)
+    return late is not None
 
 
 def _give_up(session: Session, row: Workload, attempt: Attempt, machine: str, limit_s: float) -> None:

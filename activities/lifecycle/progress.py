@@ -87,12 +87,12 @@ class Progress:
                 record_checkpoint(session, row, own)
             if row.phase != Phase.RUNNING or own.started_at is None:
                 return
-            limit_s = WorkloadSpec.model_validate(row.spec).limits.max_silence_s
+            limits = WorkloadSpec.model_validate(row.spec).limits
+            limit_s = limits.max_silence_s
             if limit_s is None and own.launch_limit_s is None and own.launch_s is not None:
                 return
             now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
-            lent_work.look(session, row, own, beats, now)
-            if limit_s is None:
+            if lent_work.look(session, row, own, beats, now, limits) or limit_s is None:
                 return
             heard = [p.active_at_s for p in progress if p.active_at_s is not None]
             if beats.mute_since_s is not None:

@@ -21,8 +21,7 @@ _REFUSED = {
 }  # fmt: skip
 _PREEMPTED = {
     ReasonCode.MACHINE_LOST, ReasonCode.LAUNCH_TIMED_OUT, ReasonCode.PLATFORM_NOTICE, ReasonCode.MACHINE_DRAINED,
-    ReasonCode.NOT_AT_PROVIDER,
-    ReasonCode.AGENT_AWAY, ReasonCode.ENDED_BY_OPERATOR,
+    ReasonCode.NOT_AT_PROVIDER, ReasonCode.AGENT_AWAY, ReasonCode.ENDED_BY_OPERATOR,
 }  # fmt: skip
 _EVICTED = {
     ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.CANCELLED_BY_USER,
@@ -84,6 +83,8 @@ class LiveReplica:
             return LossKind.PREEMPTED
         if ReasonCode.STACK_STOPPED in codes:
             return LossKind.STOPPED
+        if ReasonCode.LAUNCH_FAILED in codes:  # One for which the replica is to blame is `CANNOT_START`.
+            return LossKind.NOT_STARTED
         return LossKind.EVICTED if codes & _EVICTED else LossKind.FAILED
 
     def limit_times(self, now_s: float) -> None:

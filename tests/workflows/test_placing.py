@@ -1,5 +1,7 @@
 """From the queue to running tasks: awards, victims, staging, moves between regions, preparation, and early ends."""
 
+import asyncio
+
 from temporalio.exceptions import ApplicationError
 
 from domain.blame import LaunchError
@@ -459,3 +461,26 @@ async def test_a_lent_machine_that_accepts_and_prepares_nothing_counts_as_lost(r
     await life.award()
     await life.runs()
     await ends_well(life)
+
+
+@goes(
+    "pending", "placing awarded", "provisioning starting_tasks", "running running", "pending launch_failed",
+    *RUNNING[1:], "pending launch_failed", *RUNNING[1:], "succeeded completed",
+)  # fmt: skip
+async def test_launches_that_a_machine_refuses_use_up_no_runtime(lone: Life) -> None:
+    """A machine that takes long to refuse its only request leaves the workload its maximum runtime."""
+    lone.plan.max_runtime_s = 3.0
+    (agent,) = lone.agents
+    for _ in range(2):
+        agent.held.add(Activity.RUN_NODE)
+        await lone.award()
+        await lone.reaches(Phase.RUNNING)
+        await asyncio.sleep(2.0)
+        agent.refusals[Activity.RUN_NODE] = "the disk fails"
+        await lone.reaches(Phase.PENDING)
+        agent.refusals.clear()
+    agent.held.clear()
+    await lone.award()
+    await lone.reaches(Phase.RUNNING)
+    agent.ends()
+    assert await lone.result() == "succeeded"
