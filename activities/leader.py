@@ -25,6 +25,7 @@ class Leader(IntEnum):
     POOLS = 0x6D697A7A656E03
     READINESS = 0x6D697A7A656E04
     PACING = 0x6D697A7A656E05
+    CREDITS = 0x6D697A7A656E06
 
 
 def claim(engine: Engine, lock: int, leader: Connection | None) -> Connection | None:

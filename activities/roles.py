@@ -23,6 +23,7 @@ from activities.data.placement_runs import PlacementRunActivities
 from activities.data.placement_schedule import set_schedule
 from activities.data.removal import RemovalActivities
 from activities.data.scrub import ScrubActivities
+from activities.lifecycle.credits import Credits
 from activities.lifecycle.dispatch import Dispatcher
 from activities.lifecycle.housekeeping import HousekeepingActivities
 from activities.lifecycle.launch import LaunchActivities
@@ -209,6 +210,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
                 keep_singletons(engine, client, settings.tetris.nightly, settings.reconcile.singletons_s),
                 Reconciler(engine, settings, client).run(),
                 Progress(engine, settings, client).run(),
+                Credits(engine, settings).run(),
                 PoolKeeper(engine, settings, client, providers).run(),
                 Readiness(engine, settings, client).run(),
                 Pacer(engine, settings, client).run(),

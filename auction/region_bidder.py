@@ -22,7 +22,7 @@ from rms.refusal import needs, no_hardware, waits
 from rms.region import Region
 from rms.reserve import Reservation, expected_ends_s, kept, reserve, reserve_again
 
-_Alike = tuple[tuple[JobRequest, ...], frozenset[str], frozenset[str], bool]
+_Alike = tuple[tuple[JobRequest, ...], frozenset[str], tuple[frozenset[str], ...], bool]
 
 
 class RegionBidder:
@@ -44,8 +44,8 @@ class RegionBidder:
         self._ends_s: F8 | None = None
         """Cached expected ends of the holders; None after an award or a revocation."""
         self._plans: dict[_Alike, Plan] = {}
-        """Cached plans without evictions, by jobs, avoided and shunned machines, and whether reserved resources were
-        withheld. They are valid for `_state`."""
+        """Cached plans without evictions, by jobs, machines that are avoided or left out if possible, and whether
+        reserved resources were withheld. They are valid for `_state`."""
         self._state: tuple[object, ...] = ()
 
     def open(self, now_s: float) -> None:
@@ -59,7 +59,7 @@ class RegionBidder:
         """Returns the region's bid for one workload, from a cache if possible."""
         request, bound = self._asking(candidate), self._binds(candidate)
         self._stats.bids += 1
-        plans, alike = self._plans_now(), (request.jobs, request.avoids, request.shuns, bound)
+        plans, alike = self._plans_now(), (request.jobs, request.avoids, request.left_out, bound)
         if alike in plans:
             # A plan without evictions depends only on the jobs and the machines, not on the workload or its rank.
             return Bid(request.workload, self.region.name, replace(plans[alike], workload=request.workload))

@@ -54,6 +54,7 @@ class ReasonCode(StrEnum):
     PLATFORM_NOTICE = "platform_notice"
     MOVED_EARLY = "moved_early"
     LAUNCH_FAILED = "launch_failed"
+    LAUNCH_TIMED_OUT = "launch_timed_out"
     CANNOT_START = "cannot_start"
     UNCONFIRMED_FAILURE = "unconfirmed_failure"
     NO_PROGRESS = "no_progress"
@@ -73,6 +74,7 @@ class ReasonCode(StrEnum):
     CORDONED_BY_OPERATOR = "cordoned_by_operator"
     KEEPS_FAILING_GANGS = "keeps_failing_gangs"
     KEY_NOT_TRUSTED = "key_not_trusted"
+    CLAIMS_TOO_MUCH = "claims_too_much"
     # The state of an instance, and why it ended.
     LAUNCHING = "launching"
     AWAITING_AGENT = "awaiting_agent"
@@ -129,8 +131,8 @@ _SENTENCES: dict[ReasonCode, str] = {
         " {protected_until}}"
     ),
     ReasonCode.MACHINES_AVOIDED: (
-        "it is not placed on {machines}{until:? until {until}}: it failed there, and no other machine has confirmed the"
-        " failure"
+        "it is not placed on {machines}{until:? until {until}}: it failed or did not start there, and no other"
+        " machine has confirmed that this is its own fault"
     ),
     ReasonCode.EVICTS_LATER: (
         "it left a lent machine before its owner asked, so it evicts no other workload until {until}"
@@ -165,6 +167,10 @@ _SENTENCES: dict[ReasonCode, str] = {
         " next {hours} h, and {departures_there} of the machines there"
     ),
     ReasonCode.LAUNCH_FAILED: "tasks could not be started on {machine}: {error}",
+    ReasonCode.LAUNCH_TIMED_OUT: (
+        "machine {machine}, which its owner lends, did not start the tasks within {limit_s} s; the workload is tried"
+        " again without it"
+    ),
     ReasonCode.CANNOT_START: "its tasks cannot be started on any machine: {error}",
     ReasonCode.UNCONFIRMED_FAILURE: (
         "{words}; a machine that its owner lends may be the cause, so the failure does not count, and the workload is"
@@ -197,6 +203,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.KEY_NOT_TRUSTED: (
         "its agent registers with the key {key}, but the machine's pinned key is {pinned};"
         " `mizzen machines trust` accepts the new key"
+    ),
+    ReasonCode.CLAIMS_TOO_MUCH: (
+        "its agent claims {gpus} GPUs, and a lent machine may have at most {limit:1 GPU|# GPUs} unless an operator"
+        " has checked it; `mizzen machines uncordon` admits it"
     ),
     ReasonCode.LAUNCHING: "launching {machine_type} ({kind}) in {zone} at {provider}, for pool {pool}",
     ReasonCode.AWAITING_AGENT: "launched by {provider}; its agent has not registered yet",

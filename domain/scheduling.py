@@ -4,7 +4,7 @@ Times are seconds since the epoch, CPUs are thousandths of a core (`_milli`), me
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Annotated
 
@@ -262,6 +262,18 @@ class PlacementRequest:
     """When it may evict other workloads again, if it may not now."""
     shuns: frozenset[str] = frozenset()
     """Ids of machines that are used only if a plan without them would be worse by a criterion before `move_s`."""
+    failed: frozenset[str] = frozenset()
+    """Ids of lent machines that lost or did not start the last work that they got (`PlanQuality.doubts`)."""
+    untried: frozenset[str] = frozenset()
+    """Ids of other lent machines that have not run anything yet."""
+
+    @property
+    def left_out(self) -> tuple[frozenset[str], ...]:
+        """Groups of machines without which a plan is tried, in this order.
+
+        It wins unless it is worse by a criterion before `move_s`.
+        """
+        return self.failed, self.untried, self.shuns
 
 
 @dataclass(frozen=True)
@@ -293,6 +305,14 @@ class Plan:
     def uses(self, machines: Collection[str]) -> bool:
         """Returns whether the plan uses any of these machines."""
         return any(machine in machines for job in self.jobs for machine, _ in job.machines)
+
+    def doubted(self, request: PlacementRequest) -> "Plan":
+        """Returns the plan with its criterion `doubts`, which depends on what the request says about machines."""
+        if not request.failed and not request.untried:
+            return self
+        used = {machine for job in self.jobs for machine, _ in job.machines}
+        doubts = 2 * len(used & request.failed) + len(used & request.untried)
+        return replace(self, quality=replace(self.quality, doubts=doubts))
 
 
 @dataclass(frozen=True)

@@ -221,6 +221,8 @@ def _noticed(case: Case) -> Reason:
 
 
 def _lost(case: Case) -> Reason:
+    if case.is_told(MailKind.MACHINE_LOST) and lost_machine(case.told) == case.end.lost_machine:
+        return _as_told(case)  # The mail may say why the machine counts as lost.
     return Reason(ReasonCode.MACHINE_LOST, {"machine": case.end.lost_machine})
 
 

@@ -34,20 +34,33 @@ def best(plans: Iterable[Plan]) -> Plan | None:
 
 _BEFORE_MOVE = (
     "victims_by_rank", "lost_gpu_s", "youngest_victim_started_at_s", "spanning", "type_preference",
-    "capacity_preference", "away",
+    "capacity_preference", "doubts", "away",
 )  # fmt: skip
 
 
 def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     """Returns the region's bid, with the same result as `rms.bid.bid`."""
-    found = _bid(snapshot, request)
-    if found.plan is None or not any(m in request.shuns for job in found.plan.jobs for m, _ in job.machines):
+    best = _doubted(_bid(snapshot, request), request)
+    for group in (request.failed, request.untried, request.shuns):
+        if best.plan is None or not any(m in group for job in best.plan.jobs for m, _ in job.machines):
+            continue
+        smaller = replace(request, avoids=request.avoids | group)
+        without = _doubted(_bid(snapshot, smaller), request)
+        if without.plan is None:
+            continue
+        mine, other = ([getattr(p.quality, name) for name in _BEFORE_MOVE] for p in (without.plan, best.plan))
+        if mine <= other:
+            best, request = without, smaller
+    return best
+
+
+def _doubted(found: Bid, request: PlacementRequest) -> Bid:
+    """Returns the bid with the criterion `doubts` of its plan."""
+    if found.plan is None:
         return found
-    without = _bid(snapshot, replace(request, avoids=request.avoids | request.shuns))
-    if without.plan is None:
-        return found
-    mine, other = ([getattr(one.plan.quality, name) for name in _BEFORE_MOVE] for one in (without, found) if one.plan)
-    return without if mine <= other else found
+    used = {m for job in found.plan.jobs for m, _ in job.machines}
+    doubts = sum(2 if m in request.failed else m in request.untried for m in used)
+    return replace(found, plan=replace(found.plan, quality=replace(found.plan.quality, doubts=doubts)))
 
 
 def _bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:

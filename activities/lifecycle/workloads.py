@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.lifecycle import handover
+from activities.lifecycle import handover, lent_work
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol import TASKS_MAY_RUN, Activity, FlushedRequest, ReleaseRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode, running_since
@@ -39,7 +39,10 @@ _CHECKPOINTS_HERE = text(
     "update workload as w set checkpoint_region = w.region, checkpoint_store = a.store_url from attempt as a"
     " where w.id = :workload and a.workload = w.id and a.attempt = w.attempt"
 )
-_BEGAN = text("update attempt set started_at = :now where workload = :workload and attempt = :attempt")
+_BEGAN = text(
+    "update attempt set started_at = :now, launch_s = coalesce(:launch_s, launch_s)"
+    " where workload = :workload and attempt = :attempt"
+)
 _LIVE = text(
     "select a.started_at is not null or w.phase = any(:after_asking)"
     " or a.ready_at is not null and (select count(*) = 1 from allocation where (workload, attempt) = (w.id, a.attempt))"
@@ -226,6 +229,7 @@ class WorkloadActivities:
                 reason = running_since(found.attempt, found.region, found.now).to_json()
             if _enter(session, workload, phase, reason) and phase is Phase.RUNNING:
                 began = {"workload": workload, "attempt": found.attempt, "now": found.now}
+                began["launch_s"] = request.launch_s
                 session.execute(_BEGAN, began)
             if phase in TERMINAL_PHASES:
                 outbox.wake_scheduler(session)
@@ -253,6 +257,7 @@ class WorkloadActivities:
             # The attempt is locked after the machines: see the order of locks in `handover`.
             attempt = session.get_one(Attempt, (workload, request.attempt), with_for_update=True)
             set_progress(attempt, request.progress)
+            lent_work.earn(session, attempt, request.progress)
             attempt.released_at = func.clock_timestamp()
             attempt.outcome = request.reason
             session.flush()
@@ -280,6 +285,7 @@ class WorkloadActivities:
                 return
             before = attempt.checkpoint_step
             set_progress(attempt, request.progress)
+            lent_work.earn(session, attempt, request.progress)
             _set_lost_work(session, attempt)
             if attempt.checkpoint_step != before:
                 record_checkpoint(session, row, attempt)
@@ -297,6 +303,7 @@ class WorkloadActivities:
         if phase is Phase.SUCCEEDED:
             for machine in machines.values():
                 machine.failed_gangs, machine.failed_workloads, machine.failed_at = 0, [], None
+                machine.answered_at = machine.answered_at or func.now()
         guilty, workload = machines.get(blamed or ""), attempt.workload
         if guilty is None or workload in guilty.failed_workloads or _has_cordoned(session, workload):
             return

@@ -14,6 +14,7 @@ from temporalio import activity
 
 import rms.bid
 from activities.scheduling.avoided import NOTHING_AVOIDED, Avoided, avoided_by
+from activities.scheduling.doubted import NO_DOUBTS, Doubted, doubted
 from activities.scheduling.moves import Leaving, moves_of
 from activities.scheduling.scan_result import ScannedWorkload, batch
 from activities.scheduling.scheduler_state import SchedulerState
@@ -83,7 +84,7 @@ def asked(session: Session, queued: Sequence[ScannedWorkload], settings: Reclaim
         machines,
         settings,
     )
-    evictors = newest_evictors(session)
+    evictors, doubts = newest_evictors(session), doubted(session)
     replicas = ready_replicas(session, {t for demand in demands.values() for t in demand.tables})
     return [
         BidSubject(
@@ -95,6 +96,7 @@ def asked(session: Session, queued: Sequence[ScannedWorkload], settings: Reclaim
                 immune_to(e.workload, evictors),
                 moving.get(e.workload),
                 avoided.get(e.workload, NOTHING_AVOIDED),
+                doubts,
             ),
             replicas,
             *said[e.workload],
@@ -110,11 +112,12 @@ def placement_request(
     immune: frozenset[str] = frozenset(),
     moving: Leaving | None = None,
     avoided: Avoided = NOTHING_AVOIDED,
+    doubts: Doubted = NO_DOUBTS,
 ) -> PlacementRequest:
     """Returns the request of a queued workload to a region's RMS, with its rank and eligible GPU types from the scan.
 
-    `immune` are the workloads that it may not evict, `moving` set if it has left owners' machines, and `avoided` the
-    machines that it may not use.
+    `immune` are the workloads that it may not evict, `moving` set if it has left owners' machines, `avoided` the
+    machines that it may not use, and `doubts` those that it uses only if no others have room.
     """
     leaving = moving or Leaving(_jobs(queued, demand), frozenset())
     return PlacementRequest(
@@ -128,6 +131,7 @@ def placement_request(
         leaving.evicts_from_s is None,
         inf if leaving.evicts_from_s is None else leaving.evicts_from_s,
         leaving.shuns,
+        *doubts,
     )
 
 

@@ -67,6 +67,11 @@ class LifecycleSettings(Section):
     """Time after a missed heartbeat until the machine is declared lost, unless its agent reconnects. The agent of an
     idle machine sends heartbeats so rarely that this leaves it only the rest of this time and of the timeout."""
     cordon_after_failed_gangs: int = Field(3, gt=0)
+    lent_launch_s: float = Field(60.0, gt=0, le=600)
+    """The shortest time that machines which owners lend have to start a gang. The limit follows what launches take on
+    other machines (`lifecycle.launch_limits`)."""
+    lent_gpus: int = Field(16, ge=0)
+    """A machine that its owner lends and that claims more GPUs gets work only after an operator has uncordoned it."""
     collect_interval_s: float = Field(10.0, gt=0)
     """Interval at which progress is read from heartbeats."""
     collect_at_most: int = Field(200, gt=0)

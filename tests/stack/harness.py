@@ -43,7 +43,7 @@ regions:
 
 CONFIG = """
 scheduler: {{scan_interval_s: 5, min_runtime_s: 1, bid_timeout_s: 15}}
-lifecycle: {{heartbeat_timeout_s: 5, node_lost_after_s: {lost_s}, collect_interval_s: 1}}
+lifecycle: {{heartbeat_timeout_s: 5, node_lost_after_s: {lost_s}, collect_interval_s: 1, lent_launch_s: 15}}
 tasks: {{separate_tenants: false}}  # tasks use files in the folder of the test, which no other user can access
 temporal: {{keep_closed_s: 100000}}
 """

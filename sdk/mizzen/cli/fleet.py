@@ -288,7 +288,8 @@ def _lending_page(lending: Mapping[str, Any]) -> str:
     if lending["slots_withheld"]:
         lines.append(f"GPUs that the owner has taken back: {', '.join(map(str, lending['slots_withheld']))}")
     all_h, month_h = words.hours(lending["given_gpu_h"]), words.hours(lending["given_gpu_h_30d"])
-    lines.append(f"{all_h} GPU hours given, {month_h} in the last 30 days")
+    held_h = words.hours(lending["held_gpu_h"])
+    lines.append(f"{all_h} GPU hours given, {month_h} in the last 30 days; workloads held its GPUs for {held_h}")
     if lending["running"]:
         lines += ["", *table(lending["running"], _GUEST_COLUMNS, None)]
     return "\n".join(lines)

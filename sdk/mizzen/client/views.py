@@ -579,9 +579,12 @@ class Lending(TypedDict):
     running: list[Guest]
     """Workloads on the machine that the caller may see."""
     given_gpu_h: float
-    """GPU hours that workloads held here, of all records that are kept."""
+    """GPU hours of work here, up to the last checkpoint in the store or the last step that another machine of the gang
+    reports, too; of all records that are kept."""
     given_gpu_h_30d: float
-    """GPU hours that workloads held here in the last 30 days."""
+    """`given_gpu_h` of the last 30 days."""
+    held_gpu_h: float
+    """GPU hours that workloads held here, of all records that are kept."""
     given_since: str | None
     """Begin of the records; None: no workload has held resources here."""
 
