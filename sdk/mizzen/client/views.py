@@ -78,6 +78,18 @@ class Load(TypedDict):
     """Number of checkpoints that were skipped because they are damaged."""
 
 
+class Failing(TypedDict):
+    """The saves of a task that have failed since its last checkpoint."""
+
+    failures: int
+    since_s: float
+    """When the first of them failed, in seconds since the epoch."""
+    error: str | None
+    """Why the last one failed."""
+    limit: str | None
+    """The limit because of which the task ended; None: it tries again."""
+
+
 class Notice(TypedDict):
     """A notice from a platform that a task will be stopped, and the task's reaction."""
 
@@ -109,6 +121,8 @@ class Progress(TypedDict):
     cadence: Cadence | None
     load: Load | None
     """From the newest attempt that tried to load a checkpoint."""
+    failing: Failing | None
+    """Saves of the newest attempt that have failed since its last checkpoint; None: none."""
     notice: Notice | None
     """Notice to the newest attempt; None: there was none."""
     at_risk_s: float | None
@@ -230,6 +244,8 @@ class Attempt(TypedDict):
     bandwidth: Bandwidth | None
     """Of its slowest lent machine, as last measured; it is kept while an agent restarts; None: unknown."""
     load: Load | None
+    failing: Failing | None
+    """Saves that failed after its last checkpoint; None: none."""
     notice: Notice | None
     lost_s: float | None
     """Estimated seconds of work that it lost; None until it ends."""
