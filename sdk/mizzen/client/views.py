@@ -364,10 +364,11 @@ class Secret(TypedDict):
     updated_at: str
 
 
-Role = Literal["machine", "viewer", "submitter", "operator"]
+Role = Literal["machine", "balancer", "viewer", "submitter", "operator"]
 """Role of a key. A viewer can read, a submitter can also change its tenant's workloads, an operator can do all.
 
-A machine can read only its own page. Its agent connects to the gateway with this key.
+A machine can read only its own page. Its agent connects to the gateway with this key. A balancer can read the endpoints
+of services and their changes, and report counts of requests.
 """
 
 
