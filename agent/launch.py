@@ -119,6 +119,10 @@ def environment(
     }
     if launch.checkpoint.interval_s is not None:
         ours["MIZZEN_CHECKPOINT_INTERVAL_S"] = f"{launch.checkpoint.interval_s:.12g}"
+    if launch.checkpoint.max_failing_s is not None:
+        ours["MIZZEN_CHECKPOINT_MAX_FAILING_S"] = f"{launch.checkpoint.max_failing_s:.12g}"
+    if launch.checkpoint.max_failures is not None:
+        ours["MIZZEN_CHECKPOINT_MAX_FAILURES"] = str(launch.checkpoint.max_failures)
     if launch.checkpoint.machine_hazard_per_h is not None:
         ours["MIZZEN_MACHINE_HAZARD_PER_H"] = f"{launch.checkpoint.machine_hazard_per_h:.6g}"
     if platform is not None:

@@ -39,6 +39,14 @@ class CheckpointLaunch(_Frozen):
     """URI of the workload's checkpoint folder in the store of the cluster or the bucket of the region."""
     machine_hazard_per_h: float | None = Field(None, gt=0)
     """Observed interruptions per machine hour in the region; None: too few observations for an estimate."""
+    max_failing_s: float | None = None
+    max_failures: int | None = None
+    """Limits of saves that fail in a row (`domain.spec.CheckpointSpec`)."""
+
+    @model_serializer(mode="wrap")
+    def _brief(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omits the limits if they are not set, so that agents without these fields can parse the result."""
+        return without_unset(handler(self), "max_failing_s", "max_failures")
 
 
 class LogLaunch(_Frozen):

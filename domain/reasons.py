@@ -64,6 +64,7 @@ class ReasonCode(StrEnum):
     TASK_FAILED = "task_failed"
     OUT_OF_MEMORY = "out_of_memory"
     SETUP_FAILED = "setup_failed"
+    SAVES_FAILED = "saves_failed"
     NOT_READY = "not_ready"
     RETRIES_EXHAUSTED = "retries_exhausted"
     CHECKPOINT_UNLOADABLE = "checkpoint_unloadable"
@@ -185,6 +186,7 @@ _SENTENCES: dict[ReasonCode, str] = {
         " document asks for"
     ),
     ReasonCode.SETUP_FAILED: "setup of task {task} failed with {status}",
+    ReasonCode.SAVES_FAILED: "task {task} ended with {status} because its checkpoints could not be saved: {error}",
     ReasonCode.NOT_READY: (
         "task {task} did not become ready within {limit_s} s, the limit in its readiness_probe; last probe: {error}"
     ),

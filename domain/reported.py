@@ -36,6 +36,18 @@ class LoadReport:
 
 
 @dataclass
+class FailingReport:
+    """The saves of a task that have failed since its last checkpoint."""
+
+    failures: int
+    since_s: float
+    """Time of the first of them, in seconds since the epoch."""
+    error: str | None = None
+    limit: str | None = None
+    """The limit that is reached, because of which the task ends; None: the task tries again."""
+
+
+@dataclass
 class CadenceReport:
     """A task's checkpoint cadence in seconds: `interval_s` is W, `cost_s` is C, `mtbf_s` is mu from `source`."""
 
@@ -229,6 +241,8 @@ class TaskProgress:
     """Set if the task serves requests."""
     checkpoint_sent_bytes: int | None = None
     """How much of the last checkpoint its save has written; the other parts were there already."""
+    failing: FailingReport | None = None
+    """The saves that have failed since the last checkpoint; None: the last save has succeeded, or there was none."""
     pre_sync: bool = False
     """Whether the task sends parts ahead of its last checkpoint now, within a notice."""
     left: LeftFiles | None = None

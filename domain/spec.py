@@ -82,6 +82,15 @@ class CheckpointSpec(_Frozen):
     grace_s: float = 120.0
     """Time between the notice (SIGTERM) and SIGKILL."""
     keep: int = 2
+    max_failing_s: float | None = None
+    """How long saves may fail in a row before the task ends; None: the SDK's default."""
+    max_failures: int | None = None
+    """How many saves in a row may fail before the task ends; None: not limited."""
+
+    @model_serializer(mode="wrap")
+    def _brief(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omits the limits if they are not set, so that versions without these fields can parse the result."""
+        return without_unset(handler(self), "max_failing_s", "max_failures")
 
 
 class LimitsSpec(_Frozen):

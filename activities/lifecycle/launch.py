@@ -365,6 +365,8 @@ class LaunchActivities:
                 interval_s=spec.checkpoint.interval_s,
                 grace_s=spec.checkpoint.grace_s,
                 keep=spec.checkpoint.keep,
+                max_failing_s=spec.checkpoint.max_failing_s,
+                max_failures=spec.checkpoint.max_failures,
                 uri=checkpoints.uri(ids.checkpoint_prefix(request.workload_id)),
                 machine_hazard_per_h=hazard,
             ),

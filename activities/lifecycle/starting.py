@@ -32,6 +32,7 @@ _FAILURES = {
         ReasonCode.RETRIES_EXHAUSTED,
         ReasonCode.OUT_OF_MEMORY,
         ReasonCode.SETUP_FAILED,
+        ReasonCode.SAVES_FAILED,
         ReasonCode.NOT_READY,
     )
 }

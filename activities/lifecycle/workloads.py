@@ -146,13 +146,15 @@ def record_checkpoint(session: Session, row: Workload, attempt: Attempt) -> None
 
 
 def _set_reports(attempt: Attempt, progress: list[TaskProgress]) -> None:
-    """Writes the cadence, load state and notice of an attempt, from its tasks' reports in order.
+    """Writes the cadence, load state, failing saves and notice of an attempt, from its tasks' reports in order.
 
-    The first reported cadence and notice are used. Of the load states, the worst is used: failed, then started.
+    The first reported cadence and notice are used. Of the load states, the worst is used: failed, then started. Of the
+    tasks whose saves fail, the one with the most failures is used.
     """
     cadences = [p.cadence for p in progress if p.cadence is not None]
     loads = [p.load for p in progress if p.load is not None]
     notices = [p.notice for p in progress if p.notice is not None]
+    failing = [p.failing for p in progress if p.failing is not None]
     if cadences:
         attempt.cadence = asdict(cadences[0])
     if loads:
@@ -160,6 +162,7 @@ def _set_reports(attempt: Attempt, progress: list[TaskProgress]) -> None:
         attempt.load = asdict(min(loads, key=lambda load: order.index(LoadState(load.state))))
     if notices:
         attempt.notice = asdict(notices[0])
+    attempt.failing = asdict(max(failing, key=lambda report: report.failures)) if failing else None
     left = sorted((_left(p, p.left) for p in progress if p.left is not None), key=lambda one: -int(one["bytes"]))
     if left:
         attempt.left_files = left[:_MOST_LEFT]

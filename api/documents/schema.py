@@ -137,6 +137,14 @@ DOCUMENT: Schema = object_of(
                 "interval": DURATION,
                 "grace": DURATION,
                 "keep": {"type": "integer", "minimum": 1, "maximum": workload.MAX_KEPT},
+                "max_failing": DURATION
+                | {"description": "How long saves may fail in a row before the task ends; 1h by default"},
+                "max_failures": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": workload.MAX_FAILURES,
+                    "description": "How many saves in a row may fail before the task ends; not limited by default",
+                },
             }
         ),
         "limits": object_of(

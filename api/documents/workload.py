@@ -22,6 +22,7 @@ MAX_TABLES = 64
 MAX_REGIONS = 256
 MAX_RETRIES = 1000
 MAX_KEPT = 100
+MAX_FAILURES = 100_000
 _DAY_S = 86400.0
 _LONGEST_S = 366 * _DAY_S
 _LONGEST_GRACE_S = 3600.0
@@ -158,7 +159,7 @@ def read_workdir(at: At, command: str = "mizzen submit") -> str | None:
 
 
 def _read_checkpoint(at: At) -> CheckpointSpec:
-    members = at.section(("interval", "grace", "keep"))
+    members = at.section(("interval", "grace", "keep", "max_failing", "max_failures"))
     default = CheckpointSpec()
     interval_s = duration_s(members["interval"], 0.1, _LONGEST_S) if "interval" in members else None
     grace_s = duration_s(members["grace"], 0.0, _LONGEST_GRACE_S) if "grace" in members else None
@@ -167,6 +168,8 @@ def _read_checkpoint(at: At) -> CheckpointSpec:
         interval_s=default.interval_s if interval_s is None else interval_s,
         grace_s=default.grace_s if grace_s is None else grace_s,
         keep=keep or default.keep,
+        max_failing_s=duration_s(members["max_failing"], 1.0, _LONGEST_S) if "max_failing" in members else None,
+        max_failures=members["max_failures"].integer(1, MAX_FAILURES) if "max_failures" in members else None,
     )
 
 

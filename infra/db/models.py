@@ -257,6 +257,8 @@ class Attempt(Base):
     """The save interval as last reported: `interval_s` (W), `cost_s` (C), `mtbf_s` (mu), `step_s`, `source`."""
     load: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """Result of loading the checkpoint: `state`, `error`, `skipped`."""
+    failing: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """The saves that have failed since the last checkpoint, a `domain.reported.FailingReport`; None: none."""
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The last platform notice that a task reacted to, with its `decision`."""
     left_files: Mapped[list[Json] | None] = mapped_column(JSONB(none_as_null=True))

@@ -44,6 +44,8 @@ KEYS = {
     "vision-viewer": ("viewer", "vision"),
     "speech": ("submitter", "speech"),
     "machine": ("machine", None),
+    "balancer": ("balancer", None),
+    "vision-balancer": ("balancer", "vision"),
 }
 """Role and tenant of each API key, by name. The machine's key is one of north/alpha/m1."""
 MACHINES = {

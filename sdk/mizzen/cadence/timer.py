@@ -210,10 +210,13 @@ class Cadence:
             self._in_flight -= 1
             self._again()
 
-    def missed(self) -> None:
-        """Record that a save failed before `saved`. A save is due again after a tenth of the interval."""
+    def missed(self, at_most_s: float = inf) -> None:
+        """Record that a save failed before `saved`.
+
+        A save is due again after a tenth of the interval, or after `at_most_s` seconds if that is sooner.
+        """
         with self._lock:
-            self._again()
+            self._again(at_most_s)
 
     def tell(
         self, *, mtbf: Mtbf | None = None, interval_s: float | None = None, ends_in_s: float | None = None
@@ -294,8 +297,8 @@ class Cadence:
         self._beside[self._in_flight > 0].append(step_s)
         self._step_s = _median(self._steps)
 
-    def _again(self) -> None:
-        self._base_s = self._clock() - (1 - _RETRY_PART) * self._interval_s
+    def _again(self, at_most_s: float = inf) -> None:
+        self._base_s = self._clock() - self._interval_s + min(_RETRY_PART * self._interval_s, at_most_s)
         self._look = self._seen
 
     def _restart(self, step: int, now_s: float) -> None:

@@ -83,6 +83,7 @@ def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "uplink", _uplink(_newest(workload).get("bandwidth"))
     yield "lost work", _lost(progress.get("at_risk_s"), workload.get("lost_s"))
     yield "load", _load(progress.get("load"))
+    yield "failing", _failing(progress.get("failing"))
     yield "notice", _notice(progress.get("notice"))
     yield "checkpoint in", workload["checkpoint_region"]
     yield "preempted", words.plural(workload["preemptions"], "time") if workload["preemptions"] else None
@@ -157,6 +158,14 @@ def _load(load: Mapping[str, Any] | None) -> str | None:
         return None
     passed = f", {words.plural(load['skipped'], 'checkpoint')} skipped as damaged" if load["skipped"] else ""
     return f"{load['state']}{passed}{': ' + load['error'] if load['error'] else ''}"
+
+
+def _failing(failing: Mapping[str, Any] | None) -> str | None:
+    if not failing:
+        return None
+    limit = f"; {failing['limit']}" if failing["limit"] else ""
+    since = words.clock(datetime.fromtimestamp(failing["since_s"], UTC).isoformat())
+    return f"{words.plural(failing['failures'], 'save')} in a row since {since}: {failing['error'] or '?'}{limit}"
 
 
 def _notice(notice: Mapping[str, Any] | None) -> str | None:

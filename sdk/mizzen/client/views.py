@@ -78,6 +78,18 @@ class Load(TypedDict):
     """Number of checkpoints that were skipped because they are damaged."""
 
 
+class Failing(TypedDict):
+    """The saves of a task that have failed since its last checkpoint."""
+
+    failures: int
+    since_s: float
+    """When the first of them failed, in seconds since the epoch."""
+    error: str | None
+    """Why the last one failed."""
+    limit: str | None
+    """The limit because of which the task ended; None: it tries again."""
+
+
 class Notice(TypedDict):
     """A notice from a platform that a task will be stopped, and the task's reaction."""
 
@@ -109,6 +121,8 @@ class Progress(TypedDict):
     cadence: Cadence | None
     load: Load | None
     """From the newest attempt that tried to load a checkpoint."""
+    failing: Failing | None
+    """Saves of the newest attempt that have failed since its last checkpoint; None: none."""
     notice: Notice | None
     """Notice to the newest attempt; None: there was none."""
     at_risk_s: float | None
@@ -243,6 +257,8 @@ class Attempt(TypedDict):
     bandwidth: Bandwidth | None
     """Of its slowest lent machine, as last measured; it is kept while an agent restarts; None: unknown."""
     load: Load | None
+    failing: Failing | None
+    """Saves that failed after its last checkpoint; None: none."""
     notice: Notice | None
     left: list[Left]
     """What its ended tasks have left on their machines, the largest first."""
@@ -363,10 +379,11 @@ class Secret(TypedDict):
     updated_at: str
 
 
-Role = Literal["machine", "viewer", "submitter", "operator"]
+Role = Literal["machine", "balancer", "viewer", "submitter", "operator"]
 """Role of a key. A viewer can read, a submitter can also change its tenant's workloads, an operator can do all.
 
-A machine can read only its own page. Its agent connects to the gateway with this key.
+A machine can read only its own page. Its agent connects to the gateway with this key. A balancer can read the endpoints
+of services and their changes, and report counts of requests.
 """
 
 
