@@ -3,14 +3,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import IntEnum, unique
 
 from sqlalchemy import Connection, Engine, text
 
+from activities.rounds import RoundLog
 from infra.db.session import in_thread
 
 _log = logging.getLogger(__name__)
+_LATE_S, _LATE_ROUNDS = 600.0, 10
+"""A loop is late if no round has succeeded for so many seconds and so many intervals."""
 
 
 @unique
@@ -22,6 +25,7 @@ class Leader(IntEnum):
     POOLS = 0x6D697A7A656E03
     READINESS = 0x6D697A7A656E04
     PACING = 0x6D697A7A656E05
+    CREDITS = 0x6D697A7A656E06
 
 
 def claim(engine: Engine, lock: int, leader: Connection | None) -> Connection | None:
@@ -46,26 +50,29 @@ async def lead(
     engine: Engine,
     lock: int,
     what: str,
-    one_round: Callable[[], Awaitable[None]],
+    one_round: Callable[[], Awaitable[Sequence[str] | None]],
     interval_s: float,
     share: float = 1.0,
 ) -> None:
     """Runs rounds until cancelled, while this process holds the advisory lock `lock`.
 
-    A failed round is logged under the name `what`, and the next round follows after `interval_s`. `share` is the
+    `one_round` raises an error, or returns the messages of the parts that failed. A failed round is logged and
+    published under the name `what`, and the next round follows after `interval_s`. `share` is the
     fraction of time that rounds may take: after two long rounds in a row, the pause is longer than `interval_s`. A
     single long round and failed rounds do not lengthen the pause, because they waited for a service that was down, and
     the round after them has the most to repair.
     """
     leader: Connection | None = None
     last_s = 0.0
+    rounds = RoundLog(engine, what, max(_LATE_S, _LATE_ROUNDS * interval_s))
     try:
         while True:
             began_s, failed = time.monotonic(), False
             try:
                 leader = await in_thread(claim, engine, lock, leader)
                 if leader is not None:
-                    await one_round()
+                    async with rounds.one_async() as failures:
+                        failures += await one_round() or ()
             except Exception as error:  # Postgres or Temporal does not answer. The next round tries again.
                 failed = True
                 _log.warning("%s: %s; trying again", what, error)

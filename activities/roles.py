@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -24,6 +23,7 @@ from activities.data.placement_runs import PlacementRunActivities
 from activities.data.placement_schedule import set_schedule
 from activities.data.removal import RemovalActivities
 from activities.data.scrub import ScrubActivities
+from activities.lifecycle.credits import Credits
 from activities.lifecycle.dispatch import Dispatcher
 from activities.lifecycle.housekeeping import HousekeepingActivities
 from activities.lifecycle.launch import LaunchActivities
@@ -46,6 +46,7 @@ from infra.config import Settings
 from infra.db.migrate import upgrade
 from infra.db.session import open_engine
 from infra.errors import ConfigurationError
+from infra.exits import stop_signals
 from infra.liveness_pipe import DISPATCHER, LivenessReporter
 from infra.master_key import check_master_key
 from infra.memory import collect_seldom, give_back_freed_memory
@@ -156,7 +157,7 @@ def region_worker(
 
 
 async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence[str]) -> None:
-    """Runs a worker process of the given roles (`control`, `region`) until SIGTERM or SIGINT.
+    """Runs a worker process of the given roles (`control`, `region`) until SIGTERM, SIGINT or SIGHUP.
 
     Raises:
         ConfigurationError: no database or Temporal address is set, a role is unknown, the role `region` has no region,
@@ -174,7 +175,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
     reporter = LivenessReporter.inherited()
     reporting = asyncio.create_task(reporter.go_on())
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     application = f"mizzen worker {' '.join(roles)}"
     engine = open_engine(settings.database, pool_size=16, application=application)
@@ -206,9 +207,10 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
                     settings.scheduler,
                     settings.capacity,
                 ).run(),
-                keep_singletons(client, settings.tetris.nightly, settings.reconcile.singletons_s),
+                keep_singletons(engine, client, settings.tetris.nightly, settings.reconcile.singletons_s),
                 Reconciler(engine, settings, client).run(),
                 Progress(engine, settings, client).run(),
+                Credits(engine, settings).run(),
                 PoolKeeper(engine, settings, client, providers).run(),
                 Readiness(engine, settings, client).run(),
                 Pacer(engine, settings, client).run(),

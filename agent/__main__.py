@@ -25,7 +25,7 @@ class FleetFile(BaseModel):
 
 
 def main() -> int:
-    """Runs the agents until SIGTERM or SIGINT. Returns the exit code, 2 if the arguments or the file are invalid."""
+    """Runs the agents until they are stopped. Returns the exit code, 2 if the arguments or the file are invalid."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if len(sys.argv) != 2:
         print("usage: python -m agent FILE", file=sys.stderr)

@@ -20,6 +20,7 @@ from agent import tasks
 from agent.config import AgentConfig
 from agent.failures import is_disk_full, launch_failure, refusal
 from agent.intervals import set_pace
+from agent.leftovers import left_by
 from agent.lending.lender import Lender
 from agent.locks import StartLocks
 from agent.logs import Shipping
@@ -293,6 +294,9 @@ class NodeActivities:
     def _outcome(self, staged: StagedAttempt) -> NodeOutcome:
         """Returns the attempt's outcome on this machine (`agent.outcomes.outcome`), with the machine's own notice."""
         found = outcome(self._config.machine, staged.runs, staged.masker)
+        keep_s = self._config.kept_s(staged.launch)
+        for progress, run in zip(found.progress, staged.runs, strict=True):
+            progress.left = left_by(run, self._config.machine, keep_s)
         own = self._notices.current or self._notices.of_owner(staged.folder.key)
         return replace(found, notice=own or found.notice)
 

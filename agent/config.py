@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agent.launch import Owner
 from domain.ids import is_name, machine_id
+from domain.launch import LaunchDescription
 from mizzen.cadence import PLATFORMS as PRIORS
 from mizzen.notices.detection import PLATFORMS
 
@@ -66,6 +67,10 @@ class AgentConfig(BaseModel):
     """Interval at which the agent registers its machine again while no `machine.attend` activity runs, in seconds."""
     keep_runs_s: float = Field(600.0, ge=0)
     """How long an attempt's folder is kept after all output of its tasks was shipped, in seconds."""
+    keep_at_most_s: float = Field(14 * 86400.0, ge=0)
+    """The longest time for which a document may keep an attempt's folder, in seconds."""
+    keep_free: float = Field(0.1, ge=0, le=1)
+    """While less than this fraction of the disk is free, folders that documents keep are removed, oldest first."""
     output_bytes: int = Field(1 << 30, ge=1 << 22)
     """Limit on the disk space that one task's output uses on this machine. Output beyond the limit is freed: first the
     part that was shipped, then the oldest part that was not."""
@@ -124,6 +129,11 @@ class AgentConfig(BaseModel):
         self.task_owner()
         self.owner_uid()
         return self
+
+    def kept_s(self, launch: LaunchDescription | None) -> float:
+        """Returns how long the folder of an attempt is kept after its end, in seconds."""
+        asked_s = 0.0 if launch is None or launch.keep_s is None else launch.keep_s
+        return max(self.keep_runs_s, min(asked_s, self.keep_at_most_s))
 
     def owner_uid(self) -> int | None:
         """Returns the user id of the machine's owner; None: it has none.

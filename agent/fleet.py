@@ -21,10 +21,10 @@ from agent.host import run_agent
 from agent.processes import kill_until_gone, with_run_ids
 from agent.state import POWERED_OFF, StateFolder
 from infra.config import TemporalSettings
-from infra.exits import end_process
+from infra.exits import end_process, stop_signals
 from infra.liveness_pipe import LOOP, REPORT_INTERVAL_S, LivenessListener, LivenessReporter
 
-_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+_SIGNALS = {*stop_signals(), signal.SIGCHLD}
 _MAX_RESTART_PAUSE_S = 10.0
 _STEADY_S = 30.0
 """An agent that ran for longer than this is restarted without backoff."""
@@ -66,7 +66,7 @@ def serve_many(
     launched: Callable[[], Sequence[AgentConfig]] | None = None,
     stuck_after_s: float = _STUCK_AFTER_S,
 ) -> None:
-    """Runs the agents of several machines until SIGTERM or SIGINT. Their tasks continue.
+    """Runs the agents of several machines until SIGTERM, SIGINT or SIGHUP. Their tasks continue.
 
     Blocks. Must be called in a separate process with one thread, before anything connects to Temporal. An agent is
     restarted if it dies or sends no liveness sign for `stuck_after_s`. The agent of a machine that was powered off is

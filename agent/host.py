@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,13 +25,14 @@ from agent.logs import Shipping, shipped
 from agent.notices import MachineNotices
 from agent.outcomes import forget_outcomes, keep_outcome
 from agent.staging import Stager
-from agent.state import StateFolder
+from agent.state import AttemptFolder, StateFolder
 from agent.tasks import State
 from domain.ids import CONTROL_QUEUE, agent_queue, machine_workflow_id
 from domain.protocol import Hello
 from domain.version import BUILD_ID
 from infra.config import TemporalSettings
 from infra.errors import ConfigurationError
+from infra.exits import stop_signals
 from infra.liveness_pipe import LivenessReporter
 from infra.temporal_client import connect, refusal, use_quiet_runtime
 from mizzen.objects import open_store
@@ -131,7 +132,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
 
 
 def run_agent(config: AgentConfig, temporal: TemporalSettings, reporter: LivenessReporter | None = None) -> None:
-    """Runs `serve` until SIGTERM or SIGINT. Blocks. The event loop sends liveness signs to `reporter`.
+    """Runs `serve` until SIGTERM, SIGINT or SIGHUP. Blocks. The event loop sends liveness signs to `reporter`.
 
     Raises:
         ConfigurationError: another agent uses the same state folder, or Temporal's TLS files are unusable.
@@ -141,7 +142,7 @@ def run_agent(config: AgentConfig, temporal: TemporalSettings, reporter: Livenes
 
     async def until_signalled() -> None:
         stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         reporting = asyncio.create_task((reporter or LivenessReporter(None)).go_on())
         await serve(config, lambda: connect(temporal), stop)
@@ -312,33 +313,47 @@ async def _tidy(config: AgentConfig, state: StateFolder) -> None:
     while True:
         await asyncio.sleep(max(1.0, min(60.0, config.keep_runs_s)))
         try:
-            await asyncio.to_thread(tidy, state, config.keep_runs_s, config.machine)
+            await asyncio.to_thread(tidy, state, config)
             await asyncio.to_thread(forget_outcomes, state, config.keep_outcomes_s)
             await asyncio.to_thread(state.forget_stopped, config.keep_stopped_s)
         except OSError as error:
             _log.warning("%s: old run folders could not be removed: %s", config.machine, error)
 
 
-def tidy(state: StateFolder, keep_s: float, machine: str) -> list[str]:
-    """Removes the folders of attempts that have ended, are fully shipped and are older than `keep_s` seconds.
+def tidy(state: StateFolder, config: AgentConfig) -> list[str]:
+    """Removes the folders of attempts that have ended, are fully shipped and are no longer kept (`AgentConfig.kept_s`).
 
-    Stores the outcome of each attempt's tasks on `machine` first. Returns the keys (`workload.attempt`) of the removed
-    attempts.
+    A document's `keep` applies to the last attempt of a workload on this machine, and as long as enough of the disk is
+    free. Stores the outcome of each attempt's tasks on the machine first. Returns the keys (`workload.attempt`) of the
+    removed attempts.
     """
     removed = []
-    for attempt in state.attempts():
-        age_s = attempt.age_s()
-        if age_s <= keep_s:
+    attempts = state.attempts()
+    last = {attempt.workload_id: attempt.attempt for attempt in attempts}  # They are sorted by number.
+    aged = [(attempt.age_s(), attempt) for attempt in attempts]
+    for age_s, attempt in sorted(aged, key=lambda pair: -pair[0]):
+        if age_s <= config.keep_runs_s:
             continue
+        if last[attempt.workload_id] == attempt.attempt and age_s <= _kept_s(config, attempt):
+            usage = shutil.disk_usage(state.path)
+            if usage.free >= config.keep_free * usage.total:
+                continue
         kept_back = any(tasks.look(run) is not State.ABSENT and not shipped(run) for run in attempt.runs())
         over = state.is_over(attempt) or (age_s > _ABANDONED_S and not state.is_started(attempt))
         if over and not kept_back:
             # Without the folder a late retry would start the tasks again, so the attempt is refused from now on.
-            keep_outcome(state, attempt, machine)
+            keep_outcome(state, attempt, config.machine)
             state.stop_attempts(attempt.workload_id, attempt.attempt)
             state.remove(attempt)
             removed.append(attempt.key)
     return removed
+
+
+def _kept_s(config: AgentConfig, attempt: AttemptFolder) -> float:
+    try:
+        return config.kept_s(attempt.launch())
+    except (OSError, ValueError):  # Nothing says that the folder is to be kept.
+        return config.kept_s(None)
 
 
 async def _unless(stop: asyncio.Event, work: Awaitable[T]) -> T | None:

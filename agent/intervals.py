@@ -31,6 +31,8 @@ class TaskInterval:
     period_s: float | None = None
     """Saves begin `offset_s` after a multiple of this period since the epoch (staggered starts); None: at any time."""
     offset_s: float = 0.0
+    least_s: float = 0.0
+    """The task's own formula may shorten the interval, but not below this."""
 
     def __post_init__(self) -> None:
         if not self.interval_s >= MIN_INTERVAL_S:
@@ -43,6 +45,8 @@ class TaskInterval:
             raise ValueError(f"period_s: {self.period_s}: must be 1 to {MAX_INTERVAL_S:g} seconds")
         if not 0 <= self.offset_s <= (self.period_s or 0.0):
             raise ValueError(f"offset_s: {self.offset_s}: must be 0 to period_s ({self.period_s})")
+        if not self.least_s >= 0:
+            raise ValueError(f"least_s: {self.least_s}: must be 0 or more seconds")
 
 
 def write_interval(run: RunFolder, interval: TaskInterval) -> None:
@@ -56,6 +60,8 @@ def write_interval(run: RunFolder, interval: TaskInterval) -> None:
         body["hazard_per_h"] = interval.hazard_per_h
     if interval.period_s is not None:
         body |= {"period_s": interval.period_s, "offset_s": interval.offset_s}
+    if interval.least_s > 0:
+        body["least_s"] = min(interval.least_s, MAX_INTERVAL_S)
     publish(str(run.interval_file), body)
 
 
@@ -68,8 +74,9 @@ def set_pace(state: StateFolder, pace: Pace) -> None:
             continue
         try:
             interval = TaskInterval(
-                max(MIN_INTERVAL_S, one.interval_s), pace.expires_at_s, one.hazard_per_h, one.period_s, one.offset_s
-            )
+                max(MIN_INTERVAL_S, one.interval_s), pace.expires_at_s, one.hazard_per_h, one.period_s, one.offset_s,
+                one.least_s,
+            )  # fmt: skip
             for run in attempt.runs():
                 write_interval(run, interval)
         except (OSError, ValueError) as error:

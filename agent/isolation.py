@@ -4,6 +4,8 @@ If the agent runs as root, each tenant's tasks run with their own user id (`Agen
 private files of the agent and the installation, or files of other tenants' tasks.
 """
 
+import contextlib
+import logging
 import os
 import stat
 import subprocess
@@ -16,10 +18,14 @@ from agent.launch import Owner
 from agent.tasks import RunFolder
 from domain.ids import checkpoint_marker_key, checkpoint_prefix
 from domain.launch import LaunchDescription
+from mizzen.objects.disk import was_made
 
 TENANT_UIDS = (2_000_000, 100_000)
 """Default first user id and number of user ids, above the ranges that distributions and containers use."""
 _PRIVATE = ("launches", "logs", "archives", "tetris", ".staging")
+_PRIVATE_MODE = 0o700
+_warned: set[Path] = set()
+_log = logging.getLogger(__name__)
 _PROBE = """
 import os, sys
 root, uid, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -48,13 +54,15 @@ def give_bucket(bucket_url: str, launch: LaunchDescription, owner: Owner) -> Non
     """If the bucket is a local folder, makes `owner` the owner of the workload's checkpoints, and removes tasks' access
     to folders that tasks do not need.
 
-    Only changes the owner of files that belong to this process's user. Skips symbolic links and files with several hard
-    links.
+    Only changes the mode of folders that mizzen created. Only changes the owner of files that belong to this process's
+    user. Skips symbolic links and files with several hard links.
     """
     root = _local(bucket_url)
     if root is None:
         return
-    _restrict(root, ("", 0o711), ("checkpoints", 0o711), ("tables", 0o755), *((name, 0o700) for name in _PRIVATE))
+    _restrict(
+        root, ("", 0o711), ("checkpoints", 0o711), ("tables", 0o755), *((name, _PRIVATE_MODE) for name in _PRIVATE)
+    )
     _give_checkpoints(root / checkpoint_prefix(launch.workload_id), owner)
 
 
@@ -98,13 +106,25 @@ def _store(bucket_url: str, launch: LaunchDescription) -> Path | None:
 
 
 def _restrict(root: Path, *modes: tuple[str, int]) -> None:
-    """Creates folders, by name below `root`, and sets their modes if they belong to this process's user."""
+    """Creates folders, by name below `root`, and sets their modes if a store created them as this process's user.
+
+    Other folders may be shared with other programs. Logs a warning if such a folder contains private files of mizzen
+    and other users can list it.
+    """
     for name, mode in modes:
         path = root / name
-        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=mode, parents=True)
+            continue
         status = path.stat()
-        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
+        now = stat.S_IMODE(status.st_mode)
+        if now == mode:
+            continue
+        if status.st_uid == os.geteuid() and was_made(path):
             path.chmod(mode)
+        elif mode == _PRIVATE_MODE and now & 0o004 and path not in _warned:
+            _warned.add(path)
+            _log.warning("%s: mode %o lets tasks of all tenants list it; mizzen did not create it", path, now)
 
 
 def _give_checkpoints(own: Path, owner: Owner) -> None:

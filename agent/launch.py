@@ -1,5 +1,6 @@
 """Builds the shim's input for one task, including its environment, from the launch description (`domain.launch`)."""
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC
@@ -41,12 +42,26 @@ class TaskLaunch:
     """Paths of cgroups with limits or with a port map. The task does not run if it cannot join them."""
     view: Mapping[str, list[str]] = field(default_factory=dict)
     """Folders that the task's user may not enter, each with the paths below it that the task can see (`agent.view`)."""
-    setup: str | None = None
-    """Path of a shell script that runs before `argv`, once; None: there is none."""
+    setup: tuple[str, ...] | None = None
+    """Command that runs before `argv`, once; None: there is none."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the shim's input as a JSON object."""
         return asdict(self)
+
+
+def script_command(script: str, path: Path, search: str) -> tuple[str, ...]:
+    """Returns the command that runs the script in the file `path`; used for `setup` and `run` of all documents.
+
+    The interpreter in the script's first line (`#!`) runs it, with the one argument that may follow, as the kernel
+    would run it. The file need not be executable. Without that line, bash runs the script with `-e`, or `/bin/sh` if
+    there is no bash in the folders `search` (in the form of `PATH`).
+    """
+    first = script.partition("\n")[0]
+    interpreter = first[2:].strip().split(maxsplit=1) if first.startswith("#!") else []
+    if interpreter:
+        return (*interpreter, str(path))
+    return (shutil.which("bash", path=search) or "/bin/sh", "-e", str(path))
 
 
 def environment(
@@ -67,8 +82,9 @@ def environment(
 
     `masters` maps a job to `address:port`. `interval_file` and `deadline_file` need not exist yet. `secrets` are the
     secrets of the task's job. `platform` is the platform's name in `mizzen.cadence`, or None if it is unknown. `port`
-    is the port on which the task serves requests, if it serves any. The user's variables may replace PATH, HOME and
-    LANG, but no variable that mizzen sets. User variables whose names start with `MIZZEN_` are dropped.
+    is the port on which the task serves requests, if it serves any. The user's variables may replace PATH, HOME, LANG
+    and PYTHONUNBUFFERED, but no other variable that mizzen sets. User variables whose names start with `MIZZEN_` are
+    dropped.
     """
     job = launch.jobs[place.job]
     theirs = {k: v for k, v in {**job.env, **secrets}.items() if not k.startswith("MIZZEN_")}
@@ -103,6 +119,10 @@ def environment(
     }
     if launch.checkpoint.interval_s is not None:
         ours["MIZZEN_CHECKPOINT_INTERVAL_S"] = f"{launch.checkpoint.interval_s:.12g}"
+    if launch.checkpoint.max_failing_s is not None:
+        ours["MIZZEN_CHECKPOINT_MAX_FAILING_S"] = f"{launch.checkpoint.max_failing_s:.12g}"
+    if launch.checkpoint.max_failures is not None:
+        ours["MIZZEN_CHECKPOINT_MAX_FAILURES"] = str(launch.checkpoint.max_failures)
     if launch.checkpoint.machine_hazard_per_h is not None:
         ours["MIZZEN_MACHINE_HAZARD_PER_H"] = f"{launch.checkpoint.machine_hazard_per_h:.6g}"
     if platform is not None:
@@ -117,7 +137,9 @@ def environment(
         ours[f"MIZZEN_JOB_{_variable(name)}_ADDR"] = address
     if place.job in masters:
         ours["MASTER_ADDR"], _, ours["MASTER_PORT"] = masters[place.job].rpartition(":")
-    return {"PATH": DEFAULT_PATH, "HOME": str(home), "LANG": "C.UTF-8"} | theirs | ours
+    # The output is a file, of which Python would otherwise buffer 8 KiB: it would be late, and lost with a kill.
+    defaults = {"PATH": DEFAULT_PATH, "HOME": str(home), "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
+    return defaults | theirs | ours
 
 
 def _variable(name: str) -> str:

@@ -34,7 +34,10 @@ def outcome(machine: str, runs: Sequence[RunFolder], masker: Masker | None) -> N
     ended = [(run, end) for run, end in zip(runs, ends, strict=True) if end is not None]
     stops = [(run.stop(), end) for run, end in zip(runs, ends, strict=True)]
     # A task may end by itself while a stop is being sent. It has finished its work, so it does not count as stopped.
-    told = any(stop.told and (end is None or end.noticed) for stop, end in stops if stop is not None)
+    noticed = [stop for stop, end in stops if stop is not None and (end is None or end.noticed)]
+    told = any(stop.told for stop in noticed)
+    # Exit code 0 after a notice that the agent gave by itself is no success either, and there is no failure to report.
+    told = told or (bool(noticed) and all(end is not None and end.succeeded for end in ends))
     progress = [read_progress(run, masker) for run in runs]
     notices = (p.notice for p in progress if p.notice is not None and p.notice.takes_machine)
     return NodeOutcome(

@@ -10,7 +10,7 @@ from typing import Any
 
 from agent.logs import MASK, Masker
 from agent.tasks import RunFolder
-from domain.reported import CadenceReport, LoadReport, LoadState, NoticeReport, TaskProgress
+from domain.reported import CadenceReport, FailingReport, LoadReport, LoadState, NoticeReport, TaskProgress
 
 _MAX_REPORT_BYTES = 64 << 10
 _MAX_WORDS = 500
@@ -43,6 +43,7 @@ def read_progress(run: RunFolder, masker: Masker | None) -> TaskProgress:
         load=_load(_part(report, "load"), masker),
         notice=_notice(_part(report, "notice"), masker),
         checkpoint_sent_bytes=_whole(checkpoint.get("sent_bytes")),
+        failing=_failing(_part(report, "failing"), masker),
         pre_sync=report.get("pre_sync") is True,
     )
 
@@ -88,6 +89,13 @@ def _load(body: dict[str, Any], masker: Masker | None) -> LoadReport | None:
     if not isinstance(state, str) or state not in list(LoadState):
         return None
     return LoadReport(state, _words(body.get("error"), masker), _whole(body.get("skipped")) or 0)
+
+
+def _failing(body: dict[str, Any], masker: Masker | None) -> FailingReport | None:
+    failures, since_s = _whole(body.get("failures")), _time(body.get("since_s"))
+    if not failures or since_s is None:
+        return None
+    return FailingReport(failures, since_s, _words(body.get("error"), masker), _words(body.get("limit"), masker))
 
 
 def _notice(body: dict[str, Any], masker: Masker | None) -> NoticeReport | None:

@@ -1,7 +1,8 @@
 """The shim: a small parent process of each task, which outlives the agent and records the task's exit status.
 
 The agent's zygote (`agent.zygote`) forks the shim, in its own session. The launch arrives through a pipe, so that no
-secret is written to a disk. Uses only the standard library, `records`, `cgroups` and `view`. In FOLDER the shim
+secret is written to a disk. Uses only the standard library, `records`, `cgroups`, `termination` and `view`.
+In FOLDER the shim
 
 - holds `lock` (flock) while it lives;
 - writes `pid.json` before the task runs: its own identity and the task's (pid, start time, boot id);
@@ -12,10 +13,9 @@ secret is written to a disk. Uses only the standard library, `records`, `cgroups
 A shim never starts a task in a folder with `pid.json` or `exit.json`, so a task starts at most once despite retries.
 
 SIGTERM to the shim stops the task: the task gets SIGTERM as notice, and SIGKILL at the deadline in `stop.json`
-(`deadline_boot_s`, on CLOCK_BOOTTIME), or after the launch's `grace_s` if that file does not exist. Only the top of the
-task's process tree gets the SIGTERM, and a process below it only if its parent has ended. A trainer needs its data
-loaders to save, and a launcher forwards the signal itself. A shell does not forward it, so the children of a shell get
-it too. The task's children may run until the deadline even if the task's first process has ended.
+(`deadline_boot_s`, on CLOCK_BOOTTIME), or after the launch's `grace_s` if that file does not exist. `agent.termination`
+decides which of the task's processes get the SIGTERM. They may run until the deadline even if the task's first process
+has ended. If this is a shell that ended by the signal, the recorded status is that of the command that it ran.
 """
 
 import contextlib
@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 
 from agent.cgroups import join, kill_cgroup, memory_use, processes_in, remove_cgroup
 from agent.records import reserve, write_durably, write_reserved
+from agent.termination import SETUP, Notice, read_processes
 from agent.view import enter_view
 
 PID_FILE = "pid.json"
@@ -46,12 +47,8 @@ CANNOT_RUN = 127
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-_SETUP = "mizzen-setup"
-"""Name of a task's first process while it waits for the setup script."""
 _NOT_BEGUN = b"-".ljust(32)
 """Content of `begun` until the command begins. The later content has the same size, so it needs no more disk space."""
-_SHELLS = {"sh", "bash", "dash", "ash", "ksh", "zsh", "busybox", _SETUP}
-"""Names of processes that do not forward SIGTERM to their children."""
 _WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -79,15 +76,6 @@ def process_stat(pid: int) -> tuple[str, int, int] | None:
     except OSError:
         return None
     return fields[0].decode(), int(fields[1]), int(fields[19])
-
-
-def process_name(pid: int) -> str:
-    """Returns the name of a process (at most 15 bytes), or an empty string if the process does not exist."""
-    try:
-        with open(f"/proc/{pid}/comm") as file:
-            return file.read().rstrip("\n")
-    except (OSError, ValueError):
-        return ""
 
 
 def process_table() -> dict[int, tuple[str, int, int]]:
@@ -169,11 +157,11 @@ def _open_begun(path: str) -> int:
 
 
 def _set_up(launch: dict[str, Any], begun: int) -> None:
-    """Runs the setup script and returns if it succeeds. Otherwise ends this process in the way the script ended."""
-    _libc.prctl(_PR_SET_NAME, _SETUP.encode(), 0, 0, 0)
+    """Runs the setup command and returns if it succeeds. Otherwise ends this process in the way the script ended."""
+    _libc.prctl(_PR_SET_NAME, SETUP.encode(), 0, 0, 0)
     pid = os.fork()
     if pid == 0:
-        _execute(["/bin/sh", "-eu", launch["setup"]], launch["env"])
+        _execute(launch["setup"], launch["env"])
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code > 0:
         os._exit(code)
@@ -205,9 +193,11 @@ class _Task:
         self.pid = pid
         self.status: int | None = None
         """Wait status of the task's first process (`os.waitpid`), or None while it runs."""
+        self.ended: dict[int, int] = {}
+        """Wait status of each process that was reaped after the notice, by pid."""
         self.deadline_s: float | None = None
-        self.noticed: set[tuple[int, int]] = set()
-        """Pid and start time of the processes that got SIGTERM."""
+        self.given: Notice | None = None
+        """The notice; None: there was none."""
 
     def reap(self) -> bool:
         """Reaps all children that have ended. Returns whether any child is left.
@@ -221,6 +211,8 @@ class _Task:
                 return False
             if pid == 0:
                 return True
+            if self.given is not None:
+                self.ended[pid] = status
             if pid == self.pid:
                 self.status = status
 
@@ -244,32 +236,19 @@ class _Task:
         self.pass_on()
 
     def pass_on(self) -> None:
-        """Sends SIGTERM once to each process at the top of the task's tree: its first process and orphans.
-
-        If such a process is a shell, its children get SIGTERM too, because a shell ends on SIGTERM or waits for its
-        children without forwarding it.
-        """
-        table = process_table()
-        children: dict[int, list[int]] = {}
-        for pid, (_, parent, _) in table.items():
-            children.setdefault(parent, []).append(pid)
-        ahead = sorted(children.get(os.getpid(), ()))
-        while ahead:
-            pid = ahead.pop(0)
-            state, _, start = table[pid]
-            if state in "ZX":
-                continue
-            if process_name(pid) in _SHELLS:
-                ahead += sorted(children.get(pid, ()))
-            if (pid, start) not in self.noticed:
-                self.noticed.add((pid, start))
-                _signal(pid, signal.SIGTERM)
-                _signal(pid, signal.SIGCONT)  # A stopped process handles SIGTERM only after it is continued.
+        """Sends SIGTERM to the processes of the task that are due to get it (`agent.termination`)."""
+        living = read_processes(descendants({os.getpid()}))
+        if self.given is None:
+            self.given = Notice(self.pid, boot_time_s())
+        assert self.deadline_s is not None
+        for pid in self.given.due(living, boot_time_s(), self.deadline_s):
+            _signal(pid, signal.SIGTERM)
+            _signal(pid, signal.SIGCONT)  # A stopped process handles SIGTERM only after it is continued.
 
     @property
     def was_noticed(self) -> bool:
         """Whether the task's first process got SIGTERM. False if it had already ended when the stop arrived."""
-        return any(pid == self.pid for pid, _ in self.noticed)
+        return self.given is not None and self.pid in self.given.told
 
     def kill(self) -> None:
         """Sends SIGKILL to all processes of the task until none is left that this process may kill."""
@@ -304,7 +283,7 @@ class _Task:
                 if timeout_s <= 0:
                     return
                 self.pass_on()
-                # A process below the top ends without a signal to the shim. Its children then need SIGTERM: poll.
+                # Which processes get SIGTERM depends on the ends of others, which send the shim no signal: poll.
                 timeout_s = min(timeout_s, 0.25)
             seen = signal.sigtimedwait(_WATCHED, timeout_s)
             if seen is not None and seen.si_signo == signal.SIGTERM:
@@ -361,7 +340,9 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     task = _Task(folder, launch, pid)
     task.wait()
     task.kill()
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1] if task.status is None else task.status)
+    task.reap()
+    status = os.waitpid(pid, 0)[1] if task.status is None else task.status
+    code = os.waitstatus_to_exitcode(status if task.given is None else task.given.status(status, task.ended))
     memory = memory_use(launch["limits"])
     for path in {*launch["limits"], *filter(None, [launch["cgroup"]])}:
         remove_cgroup(path)

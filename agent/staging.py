@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from agent.cgroups import Limits, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
 from agent.isolation import check_store, give_bucket, give_store, needed_paths
-from agent.launch import Owner, TaskLaunch, environment
+from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command
 from agent.logs import Masker
 from agent.notices import MachineNotices
 from agent.ports import NoFreePort, PortTaken
@@ -249,8 +249,9 @@ class Stager:
             port=port,
         )
         owner = self._owner(staged)
+        search = f"{env['PATH']}:{DEFAULT_PATH}"
         return TaskLaunch(
-            argv=job.argv if job.script is None else ("/bin/sh", "-eu", str(run.script)),
+            argv=job.argv if job.script is None else script_command(job.script, run.script, search),
             env=env,
             cwd=str(run.work),
             output=str(run.output),
@@ -259,7 +260,7 @@ class Stager:
             gid=owner.gid if owner else None,
             groups=owner.groups if owner else (),
             view={} if owner is None else view_for(owner.uid, needed_paths(staged.launch, run)),
-            setup=None if job.setup is None else str(run.setup_script),
+            setup=None if job.setup is None else script_command(job.setup, run.setup_script, search),
         )
 
     def _owner(self, staged: StagedAttempt) -> Owner | None:

@@ -22,7 +22,6 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import threading
 import time
 from collections.abc import Iterable
@@ -277,15 +276,13 @@ class StateFolder:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder that other users cannot list, and sets the mode of one that exists.
+    """Makes a folder that other users cannot list. The mode of an existing folder is not changed.
 
     Under an agent that runs as root, whose tasks may run as other users, other users can enter the folder (mode 0711).
     Otherwise they cannot (mode 0700).
     """
     mode = 0o711 if os.geteuid() == 0 else 0o700
     path.mkdir(mode=mode, parents=True, exist_ok=True)
-    if stat.S_IMODE(path.stat().st_mode) != mode:
-        path.chmod(mode)
 
 
 def check_workload(workload_id: str) -> str:

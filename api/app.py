@@ -7,7 +7,7 @@ from fastapi import FastAPI
 
 from api import auth, bodies, health, limits, metrics, openapi, problems, reference, refusals
 from api.data import archives, instance, partitions, placement_runs, tables, usage
-from api.fleet import clusters, costs, instances, lending, machines, pools, regions, removal, snapshot
+from api.fleet import clusters, costs, instances, lending, loops, machines, pools, regions, removal, snapshot
 from api.people import audit, keys, secrets, tenants
 from api.services import requests as service_requests
 from api.services import routes as services
@@ -20,7 +20,7 @@ from infra.config import Settings
 _ROUTERS = (
     routes.router, actions.router, queue.router, events.router, logs.router, tenants.router, secrets.router,
     keys.router, audit.router, regions.router, clusters.router, costs.router, machines.router, lending.router,
-    removal.router, pools.router, instances.router,
+    removal.router, pools.router, instances.router, loops.router,
     snapshot.router, tables.router, partitions.router, usage.router, instance.router, placement_runs.router,
     archives.router, services.router, service_requests.router,
     health.router, reference.router,

@@ -1,7 +1,7 @@
 """Authentication by API key and authorisation by role and tenant.
 
 The key of a request under `/v1` is looked up by its hash before the rest of the request is read. Endpoints then require
-a role with `Viewer`, `Submitter` or `Operator`. An endpoint that requires no role still needs a valid key.
+a role with `Balancer`, `Viewer`, `Submitter` or `Operator`. An endpoint that requires no role still needs a valid key.
 """
 
 from dataclasses import dataclass
@@ -39,16 +39,18 @@ _CHALLENGE = 'Bearer realm="mizzen"'
 class Role(StrEnum):
     """Role of a key. A viewer can read, a submitter can also change its tenant's workloads, an operator can do all.
 
-    A machine can read only its own page. Its agent connects to the gateway with this key.
+    A machine can read only its own page. Its agent connects to the gateway with this key. A balancer can read the
+    endpoints of services and their changes, and report counts of requests.
     """
 
     MACHINE = "machine"
+    BALANCER = "balancer"
     VIEWER = "viewer"
     SUBMITTER = "submitter"
     OPERATOR = "operator"
 
 
-_ORDER = {Role.MACHINE: -1, Role.VIEWER: 0, Role.SUBMITTER: 1, Role.OPERATOR: 2}
+_ORDER = {role: number for number, role in enumerate(Role)}
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,18 @@ class Caller:
         return self.machine is None and (self.tenant is None or self.tenant == tenant)
 
     def require_machine(self, machine: str) -> None:
-        """Raises 403 if the key is one of another machine."""
+        """Raises 403 if the key is one of another machine, or of a balancer."""
+        if self.role is Role.BALANCER:
+            raise Problem(Kind.FORBIDDEN, f"machine {machine}: a balancer's key can read only endpoints of services")
         if self.machine not in (None, machine):
             raise Problem(Kind.FORBIDDEN, f"machine {machine}: the key can read only machine {self.machine}")
+
+    def require_counter(self) -> None:
+        """Raises 403 if the key may not report counts of requests: a viewer's key changes nothing."""
+        if self.role is Role.VIEWER:
+            raise Problem(
+                Kind.FORBIDDEN, "the operation requires the role balancer or submitter; the key has the role viewer"
+            )
 
     def require_tenant(self, tenant: str) -> None:
         """Raises 404 for an object of another tenant, as if it did not exist."""
@@ -203,8 +214,8 @@ _bearer = HTTPBearer(
     auto_error=False,
     scheme_name="apiKey",
     bearerFormat="mzn_...",
-    description="An API key. Each operation names the lowest role that it requires: machine, viewer, submitter or"
-    " operator. With a machine's key, only the machine itself can be read.",
+    description="An API key. Each operation names the lowest role that it requires: machine, balancer, viewer,"
+    " submitter or operator. With a machine's key, only the machine itself can be read.",
 )
 
 
@@ -226,7 +237,9 @@ async def _caller(
 
 
 AnyKey = Annotated[Caller, Security(_caller, scopes=[Role.MACHINE.value])]
-"""Also the key of a machine: the endpoint must check which machine it is."""
+"""Also the key of a machine or a balancer: the endpoint must check which machine it is."""
+Balancer = Annotated[Caller, Security(_caller, scopes=[Role.BALANCER.value])]
+"""Also the key of a balancer: the endpoint must return nothing but what balancers need."""
 Viewer = Annotated[Caller, Security(_caller, scopes=[Role.VIEWER.value])]
 Submitter = Annotated[Caller, Security(_caller, scopes=[Role.SUBMITTER.value])]
 Operator = Annotated[Caller, Security(_caller, scopes=[Role.OPERATOR.value])]

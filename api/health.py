@@ -2,22 +2,31 @@
 
 import asyncio
 from functools import lru_cache, partial
+from typing import Any
 
 from fastapi import Response
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import Field
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from api.auth import Viewer
+from api.metrics import Services
 from api.openapi import refusals
 from api.problems import Kind, Problem, of_database
 from api.routing import Router
 from api.state import State, StateOf
 from api.views import View
 from infra.db import migrate
+from infra.db.rounds import loop_states
+from infra.db.session import transaction
 from infra.errors import ConfigurationError
 
 _TEMPORAL_S = 2.0
+_METRICS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
 router = Router(tags=["service"])
 
 
@@ -34,6 +43,10 @@ class ReadyView(View):
     database: str
     schema_revision: str
     temporal: str = Field(description="ok or unreachable; without Temporal, requested changes are delayed")
+    loops: str = Field(
+        description="ok, or the number of periodic loops that fail or are late; `GET /v1/loops` names them",
+        examples=["ok", "1 of 8 is failing or late"],
+    )
 
 
 @router.get("/healthz", summary="Check liveness", responses=refusals(503))
@@ -55,6 +68,9 @@ async def readyz(state: StateOf) -> ReadyView:
     temporal = asyncio.create_task(_temporal(state))
     try:
         revision = await state.threads.service.run(partial(migrate.current, state.authentication_engine))
+        loops = (
+            await state.threads.service.run(partial(_loops, state.authentication_engine)) if revision == _head() else ""
+        )
     except SQLAlchemyError as error:
         temporal.cancel()
         raise of_database(error) from None
@@ -64,7 +80,14 @@ async def readyz(state: StateOf) -> ReadyView:
             Kind.NOT_READY,
             f"the database schema is at revision {revision}, but this process needs {_head()}: migrate the database",
         )
-    return ReadyView(status="ready", database="ok", schema_revision=revision, temporal=reached)
+    return ReadyView(status="ready", database="ok", schema_revision=revision, temporal=reached, loops=loops)
+
+
+def _loops(engine: Engine) -> str:
+    with transaction(engine) as session:
+        found, now_s = loop_states(session)
+    wrong = sum(loop.judge(now_s) != "ok" for loop in found.values())
+    return f"{wrong} of {len(found)} {'is' if wrong == 1 else 'are'} failing or late" if wrong else "ok"
 
 
 @lru_cache(maxsize=1)
@@ -88,9 +111,20 @@ async def _temporal(state: State) -> str:
     "/metrics",
     summary="Prometheus metrics",
     response_class=Response,
-    responses={200: {"description": "Metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses=_METRICS,
 )
 async def metrics(state: StateOf) -> Response:
-    """Returns metrics in the Prometheus text format. They contain no data of tenants."""
+    """Returns metrics in the Prometheus text format. They name no tenant and no service: see `GET /v1/metrics`."""
     text = await state.threads.service.run(partial(generate_latest, state.metrics.registry))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get(
+    "/v1/metrics",
+    summary="Prometheus metrics of services",
+    response_class=Response,
+    responses=_METRICS,
+)
+def metrics_of_services(state: StateOf, caller: Viewer) -> Response:
+    """Returns the metrics of each service that the key may see, in the Prometheus text format."""
+    return Response(generate_latest(Services(state.engine, caller.tenant)), media_type=CONTENT_TYPE_LATEST)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, defer
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.services.metrics import service_metrics
+from api.services.metrics import service_metrics, service_totals
 from api.streams.hub import Hub
 from api.workloads.reading import PREEMPTIONS
 from domain.phases import QUEUED_PHASES, Phase
@@ -21,11 +21,14 @@ from infra.db import published
 from infra.db.buckets import bucket_states
 from infra.db.lost_work import lost_by
 from infra.db.models import Attempt
+from infra.db.rounds import loop_states
 from infra.db.session import transaction
 from infra.db.silent import silent_regions
 
 _log = logging.getLogger(__name__)
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+OVERDUE_S = 1800
+"""A replica whose objects still exist this long after its grace period is counted as kept."""
 _KEEP_S = 1.0
 """Scrapes within this time return cached values: the endpoint needs no key, and the queries are expensive."""
 
@@ -126,7 +129,8 @@ class Installation(Collector):
                 "mizzen_replicas_kept", "Replicas that are not deleted although their grace is over", labels=["region"]
             )
             for region, wrong, held in rows(
-                "select r.name, count(p.wrong_since), count(p.kept_because) from region as r"
+                "select r.name, count(p.wrong_since), count(*) filter (where p.kept_because is not null"
+                f" or p.state = 'deleting' and p.delete_at < now() - interval '{OVERDUE_S} s') from region as r"
                 " left join replica as p on p.region = r.name group by r.name order by r.name"
             ):
                 copies.add_metric([str(region)], _number(wrong))
@@ -137,6 +141,7 @@ class Installation(Collector):
                 codes=[code.value for code in PREEMPTIONS],
             )[0][0]
             yield CounterMetricFamily("mizzen_preemptions", "Attempts that were preempted", value=_number(preempted))
+            yield from _loops(session)
             yield from self._checkpoints(session)
             auctions = CounterMetricFamily(
                 "mizzen_auction", "Counters of scans and auctions since the start of their worker", labels=["what"]
@@ -147,7 +152,7 @@ class Installation(Collector):
             ):
                 auctions.add_metric([str(what)], _number(count))
             yield auctions
-            yield from service_metrics(session)
+            yield from service_totals(session)
 
     @staticmethod
     def _checkpoints(session: Session) -> Iterator[Metric]:
@@ -189,6 +194,21 @@ class Installation(Collector):
         yield lost
 
 
+def _loops(session: Session) -> Iterator[Metric]:
+    failures = GaugeMetricFamily(
+        "mizzen_loop_failures", "Consecutive failed rounds of a periodic loop (GET /v1/loops)", labels=["loop"]
+    )
+    ages = GaugeMetricFamily(
+        "mizzen_loop_success_age_seconds", "Time since a round of a periodic loop last succeeded", labels=["loop"]
+    )
+    found, now_s = loop_states(session)
+    for name, loop in found.items():
+        failures.add_metric([name], loop.failures)
+        if loop.succeeded_at_s is not None:
+            ages.add_metric([name], max(0.0, now_s - loop.succeeded_at_s))
+    yield from (failures, ages)
+
+
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
@@ -196,6 +216,23 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _number(value: object) -> float:
     return float(str(value)) if value is not None else 0.0
+
+
+class Services(Collector):
+    """Collects the metrics of each service that the caller may see."""
+
+    def __init__(self, engine: Engine, tenant: str | None) -> None:
+        """`tenant`: only this tenant's services; None: all services."""
+        self._engine, self._tenant = engine, tenant
+
+    def collect(self) -> Iterable[Metric]:
+        """Returns all metric families.
+
+        Raises:
+            SQLAlchemyError: Postgres does not respond.
+        """
+        with transaction(self._engine) as session:
+            return list(service_metrics(session, self._tenant))
 
 
 class Metrics:

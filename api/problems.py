@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
@@ -314,6 +315,11 @@ def install(app: FastAPI) -> None:
     async def database(_request: Request, error: Exception) -> Response:
         return of_database(error).response()
 
+    async def gone(request: Request, _error: Exception) -> Response:
+        _log.info("%s %s: the client closed the connection before it had sent its request", request.method,
+                  shown(request.url.path))  # fmt: skip
+        return Response(status_code=400)  # It is not sent.
+
     async def fault(_request: Request, _error: Exception) -> Response:
         return Problem(Kind.INTERNAL, "an unexpected error; see the log of the server").response()
 
@@ -321,4 +327,5 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, validation)
     for kind in (OperationalError, InterfaceError, PoolTimeout, DataError, IntegrityError):
         app.add_exception_handler(kind, database)
+    app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(Exception, fault)

@@ -1,9 +1,9 @@
 """The auction (MAST 4.2, 4.3): every region bids on a batch of queued workloads; plans are awarded in queue order."""
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from math import inf
+from math import inf, nextafter
 
 from auction.candidate import Candidate, Outcome, Stats
 from auction.joint import Head, JointChoice, Plans, is_better, may_improve, proposals
@@ -46,8 +46,8 @@ class Options:
     reserve_after_s: float = inf
     """A workload that has waited longer than this may reserve resources against workloads of its own rank.
 
-    Against workloads of worse rank, a workload reserves at once if only time keeps it waiting (`rms.reserve`). Infinity:
-    no reservations at all.
+    Against workloads of worse rank, a workload reserves immediately if it only has to wait (`rms.reserve`). Infinity: no
+    reservations at all.
     """
 
 
@@ -200,7 +200,20 @@ class Auction:
             return Outcome(workload, won[0], bids)
         patient = candidate.waited_s > self._options.reserve_after_s
         urgent = candidate.request.rank < OVER_QUOTA_RANK and self._options.reserve_after_s < inf
-        return self._reserve(candidate, bids, patient) if patient or urgent else Outcome(workload, None, bids)
+        outcome = self._reserve(candidate, bids, patient) if patient or urgent else Outcome(workload, None, bids)
+        return outcome if patient else replace(outcome, reserves_at_s=self._reserves_at_s(candidate, bids))
+
+    def _reserves_at_s(self, candidate: Candidate, bids: Bids) -> float:
+        """Returns when a candidate will have waited longer than `reserve_after_s`.
+
+        Infinity: every region has a reservation of a patient workload, or could not hold the candidate even if it were
+        empty.
+        """
+        for name in self._regions_of(candidate):
+            bidder, codes = self._bidders[name], {reason.code for reason in bids[name].reasons}
+            if not bidder.blocks_own_rank and codes != {ReasonCode.NO_HARDWARE}:
+                return nextafter(bidder.region.now_s + self._options.reserve_after_s - candidate.waited_s, inf)
+        return inf
 
     def _reserve(self, candidate: Candidate, bids: Bids, patient: bool) -> Outcome:
         workload = candidate.request.workload
@@ -209,13 +222,11 @@ class Auction:
             last = None
         made = self._made(candidate, last, patient)
         if made is None:
-            if last is not None:
-                self._reserved[workload] = last.paused(self._bidders[last.region].region.now_s)
             return Outcome(workload, None, bids)
         name, reservation = made
         bidder = self._bidders[name]
         bidder.put_reservation(reservation)
-        self._reserved[workload] = bidder.reserved(candidate, reservation, last)
+        self._reserved[workload] = bidder.reserved(candidate, reservation)
         self._changed.add(name)
         if not bidder.region.now_s < reservation.starts_at_s < inf:
             return Outcome(workload, None, bids, Reason(ReasonCode.RESERVED_OPEN, {"region": name}))

@@ -10,7 +10,7 @@ import numpy as np
 from auction.candidate import Candidate, Stats
 from auction.joint import CPUS
 from domain.priority import OVER_QUOTA_RANK
-from domain.reasons import Reason, ReasonCode
+from domain.reasons import Reason, ReasonCode, in_words
 from domain.scheduling import Bid, JobRequest, PlacementRequest, Plan
 from rms.arrays import F8, I8
 from rms.award import Award, award, check, revoke
@@ -18,13 +18,12 @@ from rms.bid import bid_in
 from rms.gang import Planner
 from rms.machines import CPUS_MILLI, GPUS
 from rms.negative import NegativeCache, Refused
-from rms.refusal import needs, no_hardware
+from rms.refusal import needs, no_hardware, waits
 from rms.region import Region
 from rms.reserve import (
     Reservation,
     Source,
     available_from_s,
-    idle_share,
     known_ends_s,
     renew,
     reserve,
@@ -33,12 +32,7 @@ from rms.reserve import (
     worse,
 )
 
-_Alike = tuple[tuple[JobRequest, ...], frozenset[str], frozenset[str], frozenset[int]]
-import os
-
-_IDLE_SHARE = float(os.environ.get("IDLE_SHARE", "0.1"))
-"""Part of the time that a gang has waited for which all of its reserved resources may be idle, if its start is not
-known. So a gang that needs to withhold resources for a time D starts when it has waited for D / `_IDLE_SHARE`."""
+_Alike = tuple[tuple[JobRequest, ...], frozenset[str], tuple[frozenset[str], ...], frozenset[int]]
 
 
 @dataclass(frozen=True)
@@ -54,18 +48,6 @@ class Reserved:
     """Workloads whose resources go to the reservation, by id (`rms.reserve`)."""
     at_s: float
     """Time of the last renewal."""
-    idle_share: float
-    """Part of the reserved resources that is idle since then although the start is not known, from 0 to 1."""
-    idle_s: float
-    """For how long the reserved resources have been idle for this reason, in seconds of all of them."""
-
-    def idle_until_s(self, now_s: float) -> float:
-        """Returns `idle_s` at the time `now_s`."""
-        return self.idle_s + (now_s - self.at_s) * self.idle_share
-
-    def paused(self, now_s: float) -> "Reserved":
-        """Returns the reservation as stored when it is not renewed: nothing is idle until it is renewed."""
-        return replace(self, at_s=now_s, idle_s=self.idle_until_s(now_s), idle_share=0.0)
 
 
 class RegionBidder:
@@ -89,8 +71,8 @@ class RegionBidder:
         self._ends_s: F8 | None = None
         """Cached ends of the maximum runtimes; None after an award or a revocation."""
         self._plans: dict[_Alike, Plan] = {}
-        """Cached plans without evictions, by jobs, avoided and shunned machines, and whether reserved resources were
-        withheld. They are valid for `_state`."""
+        """Cached plans without evictions, by jobs, machines that are avoided or left out if possible, and whether
+        reserved resources were withheld. They are valid for `_state`."""
         self._state: tuple[object, ...] = ()
 
     def open(self, now_s: float) -> None:
@@ -106,7 +88,7 @@ class RegionBidder:
         """Returns the region's bid for one workload, from a cache if possible."""
         request, bound = self._asking(candidate), self._binds(candidate)
         self._stats.bids += 1
-        plans, alike = self._plans_now(), (request.jobs, request.avoids, request.shuns, bound)
+        plans, alike = self._plans_now(), (request.jobs, request.avoids, request.left_out, bound)
         if alike in plans:
             # A plan without evictions depends only on the jobs and the machines, not on the workload or its rank.
             return Bid(request.workload, self.region.name, replace(plans[alike], workload=request.workload))
@@ -116,7 +98,8 @@ class RegionBidder:
             self._stats.negative_misses += known is None
             if known is not None:
                 why = self._like(request, *known) if self._explains else ()
-                return Bid(request.workload, self.region.name, None, why, lasting=True)
+                retry_at_s = min(self._planner.protected_until_s(request), waits(request, self.region)[1])
+                return Bid(request.workload, self.region.name, None, why, lasting=True, retry_at_s=retry_at_s)
         answer = self.offer(candidate)
         with self._reach(candidate):
             # From a refusal that may be due to avoided machines, nothing follows for other workloads.
@@ -175,7 +158,7 @@ class RegionBidder:
         withheld from workloads of its own rank, too. A region has one such reservation at a time.
         """
         request, taken, region = self._asking(candidate), self.reservations, self.region
-        patient = patient and not any(one.blocks_own_rank for one in taken)
+        patient = patient and not self.blocks_own_rank
         # An over-quota workload gets a reservation only after it has waited for twice the rest of its wait.
         latest_s = region.now_s + (candidate.waited_s / 2 if request.rank == OVER_QUOTA_RANK else inf)
         with region.demoted(request.displaces, request.rank), region.without(request.avoids):
@@ -188,14 +171,9 @@ class RegionBidder:
             if found is None or latest_s < found.starts_at_s < inf:
                 found = reserve(self._planner, request, available_s, taken, latest_s)
             if patient and (found is None or found.starts_at_s == inf):
-                fresh = None
-                idle_s = 0.0 if last is None else last.idle_until_s(region.now_s)
-                if idle_s <= _IDLE_SHARE * candidate.waited_s:
-                    fresh = reserve_unknown(self._planner, request, available_s, taken)
-                if fresh is None or latest_s < fresh.starts_at_s < inf:
-                    found = None
-                elif found is None or fresh.lacking < found.lacking:
-                    found = fresh
+                fresh = reserve_unknown(self._planner, request, available_s, taken)
+                if fresh is not None and not latest_s < fresh.starts_at_s < inf:
+                    found = fresh if found is None or fresh.lacking < found.lacking else found
         if found is None and not patient and _is_plain(request):
             self._hopeless.add(request, request.jobs[0])
         return None if found is None else replace(found, blocks_own_rank=patient)
@@ -210,13 +188,15 @@ class RegionBidder:
             if self.region.workload(id_).rank > reservation.rank:
                 self.region.limit_protection(id_, source.protected_until_s)
 
-    def reserved(self, candidate: Candidate, made: Reservation, last: Reserved | None) -> Reserved:
+    def reserved(self, candidate: Candidate, made: Reservation) -> Reserved:
         """Returns what is stored of a reservation for its renewal."""
-        region = self.region
-        idle_s = 0.0 if last is None else last.idle_until_s(region.now_s)
-        idle = idle_share(region, made, candidate.request) if made.starts_at_s == inf else 0.0
-        machines = {region.ids[row]: need for row, need in made.needs.items()}
-        return Reserved(candidate.request.jobs, region.name, machines, made.sources, region.now_s, idle, idle_s)
+        machines = {self.region.ids[row]: need for row, need in made.needs.items()}
+        return Reserved(candidate.request.jobs, self.region.name, machines, made.sources, self.region.now_s)
+
+    @property
+    def blocks_own_rank(self) -> bool:
+        """Whether the region has the reservation of a patient workload in this pass."""
+        return any(one.blocks_own_rank for one in self.reservations)
 
     def _is_blocked_by_time(self, request: PlacementRequest) -> bool:
         """Returns whether holders of worse rank, or evictions under way, may make room for the request later."""
@@ -259,10 +239,14 @@ class RegionBidder:
             yield
 
     def _like(self, request: PlacementRequest, job: JobRequest, known: Refused) -> tuple[Reason, ...]:
-        detail = {"region": self.region.name, "job": job.name, "needs": needs(known.job)}
-        return no_hardware(self._planner, request) or (Reason(ReasonCode.REFUSED_LIKE, detail),)
+        detail: dict[str, object] = {"region": self.region.name, "job": job.name, "needs": needs(known.job)}
+        until_s = self._planner.protected_until_s(request)
+        if until_s < inf:
+            detail["protected_until"] = in_words(until_s)
+        also, _ = waits(request, self.region)
+        return no_hardware(self._planner, request) or (Reason(ReasonCode.REFUSED_LIKE, detail), *also)
 
 
 def _is_plain(request: PlacementRequest) -> bool:
     """Returns whether a refusal of the request says something about other requests of the same demand."""
-    return len(request.jobs) == 1 and not (request.avoids or request.displaces or request.shuns)
+    return len(request.jobs) == 1 and not (request.avoids or request.displaces or any(request.left_out))

@@ -92,6 +92,8 @@ class Access:
     """Whether clients must use TLS, with the certificate in the file `CERTIFICATE`."""
     needs_key: bool = False
     """Whether clients must send a key whose SHA-256 is in the file `KEYS`."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks, in CIDR notation, of proxies before the balancer whose headers about the client are kept."""
 
 
 def server_line(seat: Seat, limits: Limits) -> str:
@@ -150,8 +152,7 @@ def _frontend(access: Access, descriptors: Descriptors, limits: Limits, zones: b
         f"  bind fd@{descriptors.listener}{tls}",
         f"  log fd@{descriptors.log} format raw local0",
         f'  log-format "{LOG_FORMAT}{owner}"',
-        "  option forwardfor",
-        f"  http-request set-header X-Forwarded-Proto {scheme}",
+        *_forwarding(scheme, access.trusted_proxies),
     ]
     if access.needs_key:
         refused = '"the API key is missing or unknown\\n"'
@@ -160,6 +161,8 @@ def _frontend(access: Access, descriptors: Descriptors, limits: Limits, zones: b
             f"  http-request set-var(txn.owner) {key},map_str({KEYS})",
             "  acl admitted var(txn.owner) -m found",
             f"  http-request deny deny_status 401 {_TEXT} hdr WWW-Authenticate Bearer string {refused} unless admitted",
+            # A replica could collect the keys of its clients.
+            "  http-request del-header Authorization",
         ]
     if zones:
         # The load of a backend is the number of its requests for each of its servers; without servers it is infinite.
@@ -178,6 +181,25 @@ def _frontend(access: Access, descriptors: Descriptors, limits: Limits, zones: b
         "  default_backend round_robin",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _forwarding(scheme: str, proxies: tuple[str, ...]) -> list[str]:
+    """Returns the rules for the headers that say where a request comes from, which a client can forge."""
+    forged = [
+        "  http-request del-header X-Forwarded- -m beg",
+        "  http-request del-header Forwarded",
+        "  http-request del-header X-Real-IP",
+    ]
+    address = "  http-request {} X-Forwarded-For %[src]"
+    proto = f"  http-request set-header X-Forwarded-Proto {scheme}"
+    if not proxies:
+        return [*forged, address.format("set-header"), proto]
+    return [
+        f"  acl from_proxy src {' '.join(proxies)}",
+        *(f"{rule} unless from_proxy" for rule in forged),
+        address.format("add-header"),
+        f"{proto} unless {{ req.hdr(X-Forwarded-Proto) -m found }}",
+    ]
 
 
 def _backend(name: str, algorithm: str, seats: Iterable[Seat], limits: Limits) -> str:

@@ -54,6 +54,8 @@ class Settings:
     """File with the SHA-256 of the keys of clients (`balance.keys`); None: clients need no key."""
     clients: Zone | None
     """The zone of the clients, for `least_load`."""
+    trusted_proxies: tuple[str, ...] = ()
+    """As in `Access`."""
 
 
 @dataclass
@@ -178,7 +180,11 @@ class ServiceBalancer:
             service, there = self._effective(), await self._seats()
             descriptors = Descriptors(self._listener.fileno(), self.counts.log)
             settings = self._settings
-            access = Access(tls=self._certificate is not None, needs_key=self._keys is not None)
+            access = Access(
+                tls=self._certificate is not None,
+                needs_key=self._keys is not None,
+                trusted_proxies=self._settings.trusted_proxies,
+            )
             zones = settings.clients is not None
             text = render(service, there, settings.limits, access, descriptors, zones=zones)
             if self._keys is not None:

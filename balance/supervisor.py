@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import secrets
-import signal
 import socket
 from collections.abc import Mapping
 
 from balance.following import Api
 from balance.metrics import BalancerMetrics
 from balance.service import ServiceBalancer, Settings
+from infra.exits import stop_signals
 from infra.metrics import serve_metrics
 
 _LAST_REPORT_S = 5.0
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 async def supervise(
     listeners: Mapping[str, socket.socket], settings: Settings, api: Api, metrics: tuple[str, int] | None = None
 ) -> None:
-    """Balances services until SIGTERM or SIGINT, then drains.
+    """Balances services until SIGTERM, SIGINT or SIGHUP, then drains.
 
     Args:
         listeners: the listening socket of each service.
@@ -46,7 +46,7 @@ async def supervise(
             one.stop()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, stop)
     following = asyncio.create_task(api.follow(fetch_all, fetch))
     try:

@@ -7,9 +7,9 @@ from typing import Any
 
 from agent.network.flows import Flow
 from agent.network.machine import MachineNetwork
-from agent.network.pacing import Pace
 from agent.network.shaping import LinkShare
 from bench.harness import InvalidBenchmark
+from bench.pacing import Pace
 from domain.traffic import TrafficClass
 
 PORT, MARK = 9000, 7

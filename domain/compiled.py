@@ -1,8 +1,12 @@
 """Compiles the inner loops of the decision packages to machine code, and caches the code on disk."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
+
+# Numba also reads `.numba_config.yaml` in the current folder, where a project may have disabled compilation.
+os.environ["NUMBA_DISABLE_JIT"] = "0"
 
 import numba
 from numba.core.types import Literal, int8, int16, int32, int64

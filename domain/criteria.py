@@ -58,6 +58,12 @@ class PlanQuality:
         "capacity kinds that come earlier in the document's list (the sum of their positions over all jobs)",
         0,
     )
+    doubts: int = _criterion(
+        About.PLACE,
+        "fewer lent machines that have not run anything yet; machines that did not start the last work that they got "
+        "count twice",
+        0,
+    )
     away: int = _criterion(
         About.PLACE,
         "fewer jobs that left an owner's machine and go to another cluster than the preferred one: the same building, "

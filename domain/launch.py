@@ -39,6 +39,14 @@ class CheckpointLaunch(_Frozen):
     """URI of the workload's checkpoint folder in the store of the cluster or the bucket of the region."""
     machine_hazard_per_h: float | None = Field(None, gt=0)
     """Observed interruptions per machine hour in the region; None: too few observations for an estimate."""
+    max_failing_s: float | None = None
+    max_failures: int | None = None
+    """Limits of saves that fail in a row (`domain.spec.CheckpointSpec`)."""
+
+    @model_serializer(mode="wrap")
+    def _brief(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omits the limits if they are not set, so that agents without these fields can parse the result."""
+        return without_unset(handler(self), "max_failing_s", "max_failures")
 
 
 class LogLaunch(_Frozen):
@@ -60,12 +68,12 @@ class JobLaunch(_Frozen):
     argv: tuple[str, ...] = ()
     """Empty where `script` is set."""
     script: str | None = None
-    """Run with `/bin/sh -eu`."""
+    """Run with `agent.launch.script_command`."""
     env: dict[str, str] = Field(default_factory=dict)
     master_machine: str
     """Machine of the job's task 0, where its rendezvous port is reserved."""
     setup: str | None = None
-    """Shell script that runs before the command; None: there is none."""
+    """Script that runs before the command, in the same way; None: there is none."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -121,6 +129,9 @@ class LaunchDescription(_Frozen):
     logs: LogLaunch = LogLaunch()
     jobs: dict[str, JobLaunch]
     tasks: tuple[TaskPlace, ...]
+    keep_s: float | None = None
+    """How long the agents keep the tasks' working directories after the end of the attempt, in seconds; None: by their
+    own setting."""
     serving: ServingSpec | None = None
     """How task 0 of the first job serves requests; None: the workload serves none."""
     sealed_secrets: dict[str, str] = Field(default_factory=dict)
@@ -128,8 +139,8 @@ class LaunchDescription(_Frozen):
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omits `serving` if there is none, so that agents without this field can parse the result."""
-        return without_unset(handler(self), "serving")
+        """Omits newer fields that are not set, so that agents without these fields can parse the result."""
+        return without_unset(handler(self), "serving", "keep_s")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -23,8 +23,10 @@ def folder_of(package: str) -> str | None:
     for source in sorted(Path(package).glob("*.py")):
         digest.update(source.read_bytes())
     name = f"compiled-{digest.hexdigest()[:16]}"
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mizzen"
-    for root in (Path(package) / "__pycache__", user / Path(package).name):
+    roots = [Path(package) / "__pycache__"]
+    with contextlib.suppress(RuntimeError):  # The user has no home folder.
+        roots.append(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mizzen" / Path(package).name)
+    for root in roots:
         with contextlib.suppress(OSError):
             root.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=root):

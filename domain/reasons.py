@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from math import ceil
 from typing import Any
 
 
@@ -36,6 +37,7 @@ class ReasonCode(StrEnum):
     REFUSED_LIKE = "refused_like"
     RESERVED = "reserved"
     RESERVED_OPEN = "reserved_open"
+    EVICTS_LATER = "evicts_later"
     WAITING_FOR_CAPACITY = "waiting_for_capacity"
     AWARD_CONFLICT = "award_conflict"
     # Why a placed workload is not running yet.
@@ -53,6 +55,7 @@ class ReasonCode(StrEnum):
     PLATFORM_NOTICE = "platform_notice"
     MOVED_EARLY = "moved_early"
     LAUNCH_FAILED = "launch_failed"
+    LAUNCH_TIMED_OUT = "launch_timed_out"
     CANNOT_START = "cannot_start"
     UNCONFIRMED_FAILURE = "unconfirmed_failure"
     NO_PROGRESS = "no_progress"
@@ -62,6 +65,7 @@ class ReasonCode(StrEnum):
     TASK_FAILED = "task_failed"
     OUT_OF_MEMORY = "out_of_memory"
     SETUP_FAILED = "setup_failed"
+    SAVES_FAILED = "saves_failed"
     NOT_READY = "not_ready"
     RETRIES_EXHAUSTED = "retries_exhausted"
     CHECKPOINT_UNLOADABLE = "checkpoint_unloadable"
@@ -72,6 +76,7 @@ class ReasonCode(StrEnum):
     CORDONED_BY_OPERATOR = "cordoned_by_operator"
     KEEPS_FAILING_GANGS = "keeps_failing_gangs"
     KEY_NOT_TRUSTED = "key_not_trusted"
+    CLAIMS_TOO_MUCH = "claims_too_much"
     # The state of an instance, and why it ended.
     LAUNCHING = "launching"
     AWAITING_AGENT = "awaiting_agent"
@@ -89,6 +94,7 @@ class ReasonCode(StrEnum):
     REPLICA_ENDED = "replica_ended"
 
 
+_AGAIN = "{retry_at:?; it is tried again from {retry_at} on}"
 _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.SCAN_PENDING: "waits for the next scan of the queue",
     ReasonCode.HELD: "held by {by}; `mizzen release` ends the hold",
@@ -123,11 +129,21 @@ _SENTENCES: dict[ReasonCode, str] = {
         "{evictable:; no workload of lower priority can be evicted|"
         ", even if it evicts 1 workload of lower priority|"
         ", even if it evicts # workloads of lower priority}"
+        "{protected_until:?; those that started recently are protected from eviction, the first until"
+        " {protected_until}}"
     ),
     ReasonCode.MACHINES_AVOIDED: (
-        "it is not placed on {machines} for now: it failed there, and no other machine has confirmed the failure"
+        "it is not placed on {machines}{until:? until {until}}: it failed or did not start there, and no other"
+        " machine has confirmed that this is its own fault"
     ),
-    ReasonCode.REFUSED_LIKE: "region {region} has no room for {needs}, and job {job} needs at least as much",
+    ReasonCode.EVICTS_LATER: (
+        "it left a lent machine before its owner asked, so it evicts no other workload until {until}"
+    ),
+    ReasonCode.REFUSED_LIKE: (
+        "region {region} has no room for {needs}, and job {job} needs at least as much"
+        "{protected_until:?; workloads of lower priority that started recently are protected from eviction, the first"
+        " until {protected_until}}"
+    ),
     ReasonCode.RESERVED: (
         "slots that become free in region {region} are reserved for it; it starts at {starts_at} at the latest"
     ),
@@ -157,6 +173,10 @@ _SENTENCES: dict[ReasonCode, str] = {
         " next {hours} h, and {departures_there} of the machines there"
     ),
     ReasonCode.LAUNCH_FAILED: "tasks could not be started on {machine}: {error}",
+    ReasonCode.LAUNCH_TIMED_OUT: (
+        "machine {machine}, which its owner lends, did not start the tasks within {limit_s} s; the workload is tried"
+        " again without it"
+    ),
     ReasonCode.CANNOT_START: "its tasks cannot be started on any machine: {error}",
     ReasonCode.UNCONFIRMED_FAILURE: (
         "{words}; a machine that its owner lends may be the cause, so the failure does not count, and the workload is"
@@ -171,6 +191,7 @@ _SENTENCES: dict[ReasonCode, str] = {
         " document asks for"
     ),
     ReasonCode.SETUP_FAILED: "setup of task {task} failed with {status}",
+    ReasonCode.SAVES_FAILED: "task {task} ended with {status} because its checkpoints could not be saved: {error}",
     ReasonCode.NOT_READY: (
         "task {task} did not become ready within {limit_s} s, the limit in its readiness_probe; last probe: {error}"
     ),
@@ -190,15 +211,23 @@ _SENTENCES: dict[ReasonCode, str] = {
         "its agent registers with the key {key}, but the machine's pinned key is {pinned};"
         " `mizzen machines trust` accepts the new key"
     ),
+    ReasonCode.CLAIMS_TOO_MUCH: (
+        "its agent claims {gpus} GPUs, and a lent machine may have at most {limit:1 GPU|# GPUs} unless an operator"
+        " has checked it; `mizzen machines uncordon` admits it"
+    ),
     ReasonCode.LAUNCHING: "launching {machine_type} ({kind}) in {zone} at {provider}, for pool {pool}",
     ReasonCode.AWAITING_AGENT: "launched by {provider}; its agent has not registered yet",
     ReasonCode.JOINED: "its machine has joined the fleet",
     ReasonCode.POOL_SHRINKS: "pool {pool} shrinks to {size:1 machine|# machines}",
     ReasonCode.IDLE: "it has had no work for {idle_s} s, and pool {pool} has more machines than its size",
     ReasonCode.ENDED_BY_OPERATOR: "ended by {by}",
-    ReasonCode.CAPACITY_REFUSED: "{provider} has no {machine_type} ({kind}) in {zone} now: {words}",
-    ReasonCode.PROVIDER_QUOTA: "{provider} allows no more {machine_type} ({kind}) in {zone}: {words}",
-    ReasonCode.LAUNCH_REQUEST_REFUSED: "{provider} refused to launch {machine_type} ({kind}) in {zone}: {words}",
+    ReasonCode.CAPACITY_REFUSED: f"{{provider}} has no {{machine_type}} ({{kind}}) in {{zone}} now: {{words}}{_AGAIN}",
+    ReasonCode.PROVIDER_QUOTA: (
+        f"{{provider}} allows no more {{machine_type}} ({{kind}}) in {{zone}}: {{words}}{_AGAIN}"
+    ),
+    ReasonCode.LAUNCH_REQUEST_REFUSED: (
+        f"{{provider}} refused to launch {{machine_type}} ({{kind}}) in {{zone}}: {{words}}{_AGAIN}"
+    ),
     ReasonCode.NO_OFFER: "no provider offers machines that pool {pool} may use in region {region}",
     ReasonCode.NEVER_JOINED: "its agent was not ready {waited_s} s after the launch",
     ReasonCode.NOT_AT_PROVIDER: "{provider} no longer has this instance",
@@ -213,7 +242,7 @@ _SENTENCES: dict[ReasonCode, str] = {
 class _Sentences(string.Formatter):
     """Formats a sentence. A field with forms is `{n:one|many}` or `{n:none|one|many}`, where `#` stands for the number.
 
-    A missing value is written as `?`.
+    A missing value is written as `?`. The text in `{n:?text}` is left out if the value is missing.
     """
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -223,6 +252,8 @@ class _Sentences(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if not format_spec:
             return str(value)
+        if format_spec.startswith("?"):
+            return "" if value == "?" else format_spec[1:]
         *fewer, many = format_spec.split("|")
         form = {0: fewer[0] if len(fewer) == 2 else many, 1: fewer[-1]}.get(value, many)
         return form.replace("#", str(value))
@@ -259,6 +290,14 @@ class Reason:
         """
         detail = body.get("detail")
         return cls(ReasonCode(str(body["code"])), dict(detail) if isinstance(detail, Mapping) else {})
+
+
+def in_words(at_s: float) -> str:
+    """Returns a time in seconds since the epoch as the details of reasons have it: ISO 8601 in UTC, in whole seconds.
+
+    It is rounded up: a change that is named with its time has happened by then.
+    """
+    return datetime.fromtimestamp(ceil(at_s), UTC).isoformat()
 
 
 def running_since(attempt: int, region: str | None, since: datetime) -> Reason:

@@ -4,9 +4,11 @@ A task can write anything into its report. An agent checks only types and sizes 
 are untrusted. Therefore a report may affect only the task's own attempt.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, NamedTuple
 
 OWNER = "owner"
 """The platform of a notice by which the owner of a machine takes it back."""
@@ -31,6 +33,18 @@ class LoadReport:
     error: str | None = None
     skipped: int = 0
     """Number of checkpoints that were skipped because they are damaged or incomplete."""
+
+
+@dataclass
+class FailingReport:
+    """The saves of a task that have failed since its last checkpoint."""
+
+    failures: int
+    since_s: float
+    """Time of the first of them, in seconds since the epoch."""
+    error: str | None = None
+    limit: str | None = None
+    """The limit that is reached, because of which the task ends; None: the task tries again."""
 
 
 @dataclass
@@ -93,10 +107,24 @@ LEAST_SAVE_BYTES = 65536
 """A save counts as at least this much: it also writes a record, and a payload of 0 would have no optimal interval."""
 
 
+class TypicalSave(NamedTuple):
+    """What a save of a task writes and costs."""
+
+    sent_bytes: int
+    write_s: float
+    """How long that takes until it is durable."""
+    stall_s: float
+    """For how long it stalls the training, at most `write_s`."""
+
+
 def typical_save(
-    saves: Sequence[Sequence[float]], checkpoint_bytes: int, write_s: float, most_bytes: int
-) -> tuple[int, float]:
-    """Returns what a save of a task writes in bytes, and how long that takes in seconds.
+    saves: Sequence[Sequence[float]],
+    checkpoint_bytes: int,
+    write_s: float,
+    most_bytes: int,
+    stall_s: float | None,
+) -> TypicalSave:
+    """Returns what a save of a task writes, how long that takes, and for how long it stalls the training.
 
     A save sends only the parts that have changed. The result is the median of the last saves by bytes, the larger one
     of two: one save that sends all parts again changes little. Impossible saves do not count: tasks and agents can
@@ -107,10 +135,29 @@ def typical_save(
         checkpoint_bytes: the size of the newest checkpoint, with all parts. It counts if there are no saves.
         write_s: how long the newest save took.
         most_bytes: the largest possible size.
+        stall_s: for how long a save stalls the training, as the task has measured it (`stall_of`); None: not known, so
+            the whole save counts.
     """
     possible = sorted((sent, s) for sent, s in saves if 0 <= sent <= checkpoint_bytes and s >= LEAST_WRITE_S)
     sent_bytes, took_s = possible[len(possible) // 2] if possible else (checkpoint_bytes, write_s)
-    return int(min(max(sent_bytes, LEAST_SAVE_BYTES), checkpoint_bytes, most_bytes)), took_s
+    size_bytes = int(min(max(sent_bytes, LEAST_SAVE_BYTES), checkpoint_bytes, most_bytes))
+    return TypicalSave(size_bytes, took_s, took_s if stall_s is None else min(stall_s, took_s))
+
+
+def stall_of(cadence: Mapping[str, Any] | None, checkpoint_s: float | None) -> float | None:
+    """Returns for how long a save stalls a task in seconds, or None if the task has reported no possible time.
+
+    The cost C of the SDK's cadence is a median over the last saves, with the slowdown of the steps during the write.
+    Without it, the newest save counts.
+
+    Args:
+        cadence: the fields of the task's `CadenceReport`.
+        checkpoint_s: how long the newest save blocked the training.
+    """
+    for seconds in (cadence.get("cost_s") if cadence else None, checkpoint_s):
+        if isinstance(seconds, int | float) and 0 <= seconds < math.inf:
+            return float(seconds)
+    return None
 
 
 @dataclass
@@ -153,6 +200,22 @@ class NotReadyReport:
     """The result of the last probe."""
 
 
+FEW_BYTES = 1_000_000
+"""Files of up to this size together that a task leaves are not worth a warning."""
+
+
+@dataclass
+class LeftFiles:
+    """The files that an ended task has left in its working directory. An agent reports this, not the task."""
+
+    machine: str
+    path: str
+    bytes: int
+    """The size of the files that were written since the task's start, without those in hidden folders."""
+    until_s: float
+    """When the agent deletes the directory, in seconds since the epoch. It may do so earlier if the disk fills."""
+
+
 @dataclass
 class TaskProgress:
     """A task's last report through the SDK (`report.json`), and observations of the agent."""
@@ -178,5 +241,9 @@ class TaskProgress:
     """Set if the task serves requests."""
     checkpoint_sent_bytes: int | None = None
     """How much of the last checkpoint its save has written; the other parts were there already."""
+    failing: FailingReport | None = None
+    """The saves that have failed since the last checkpoint; None: the last save has succeeded, or there was none."""
     pre_sync: bool = False
     """Whether the task sends parts ahead of its last checkpoint now, within a notice."""
+    left: LeftFiles | None = None
+    """Set if the task has ended and left files."""

@@ -4,7 +4,7 @@ Times are seconds since the epoch, CPUs are thousandths of a core (`_milli`), me
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Annotated
 
@@ -254,10 +254,26 @@ class PlacementRequest:
     treats them as over-quota."""
     avoids: frozenset[str] = frozenset()
     """Ids of machines that may not be used: the workload failed there, and no other machine has confirmed that."""
+    avoids_until_s: float = inf
+    """When one of these machines may be used again."""
     evicts: bool = True
     """Whether it may evict other workloads."""
+    evicts_from_s: float = inf
+    """When it may evict other workloads again, if it may not now."""
     shuns: frozenset[str] = frozenset()
     """Ids of machines that are used only if a plan without them would be worse by a criterion before `move_s`."""
+    failed: frozenset[str] = frozenset()
+    """Ids of lent machines that lost or did not start the last work that they got (`PlanQuality.doubts`)."""
+    untried: frozenset[str] = frozenset()
+    """Ids of other lent machines that have not run anything yet."""
+
+    @property
+    def left_out(self) -> tuple[frozenset[str], ...]:
+        """Groups of machines without which a plan is tried, in this order.
+
+        It wins unless it is worse by a criterion before `move_s`.
+        """
+        return self.failed, self.untried, self.shuns
 
 
 @dataclass(frozen=True)
@@ -290,6 +306,14 @@ class Plan:
         """Returns whether the plan uses any of these machines."""
         return any(machine in machines for job in self.jobs for machine, _ in job.machines)
 
+    def doubted(self, request: PlacementRequest) -> "Plan":
+        """Returns the plan with its criterion `doubts`, which depends on what the request says about machines."""
+        if not request.failed and not request.untried:
+            return self
+        used = {machine for job in self.jobs for machine, _ in job.machines}
+        doubts = 2 * len(used & request.failed) + len(used & request.untried)
+        return replace(self, quality=replace(self.quality, doubts=doubts))
+
 
 @dataclass(frozen=True)
 class Bid:
@@ -305,3 +329,6 @@ class Bid:
     """Victim to the number of its attempt; the award evicts only these attempts."""
     lasting: bool = False
     """True for a refusal that holds for the rest of the pass: one job does not fit even on its own."""
+    retry_at_s: float = inf
+    """For a refusal, the earliest time at which it may change although nothing happens until then: the end of a minimum
+    runtime, for example. Infinity: it changes only after an event."""

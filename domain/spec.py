@@ -48,12 +48,12 @@ class JobSpec(_Frozen):
     argv: tuple[str, ...] = ()
     """Empty if `script` is set."""
     script: str | None = None
-    """Shell script, run with `/bin/sh -eu`."""
+    """Script, run with the interpreter of its first line, or by bash with `-e`."""
     env: dict[str, str] = Field(default_factory=dict)
     secrets: dict[str, str] = Field(default_factory=dict)
     """Environment variable to the name of one of the tenant's secrets."""
     setup: str | None = None
-    """Shell script that runs once in each task before the command, with the same user, environment and directory."""
+    """Script that runs once in each task before the command, in the same way, with the same user and directory."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -82,6 +82,15 @@ class CheckpointSpec(_Frozen):
     grace_s: float = 120.0
     """Time between the notice (SIGTERM) and SIGKILL."""
     keep: int = 2
+    max_failing_s: float | None = None
+    """How long saves may fail in a row before the task ends; None: the SDK's default."""
+    max_failures: int | None = None
+    """How many saves in a row may fail before the task ends; None: not limited."""
+
+    @model_serializer(mode="wrap")
+    def _brief(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omits the limits if they are not set, so that versions without these fields can parse the result."""
+        return without_unset(handler(self), "max_failing_s", "max_failures")
 
 
 class LimitsSpec(_Frozen):
@@ -124,13 +133,16 @@ class WorkloadSpec(_Frozen):
     """Set if the workload serves requests: it is a replica of a service."""
     one_attempt: bool = False
     """True: every end of an attempt ends the workload. It is not queued again after a preemption or a lost machine."""
+    keep_s: float | None = None
+    """How long the tasks' working directories stay on their machines after the end of an attempt, in seconds; None: as
+    long as `tasks.keep_runs_s` says."""
     cluster: str | None = None
     """The dedicated cluster whose machines are the only ones on which the workload may run; None: any shared one."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omits newer fields that are not set, so that versions without these fields can parse the result."""
-        return without_unset(handler(self), "capacity", "serving", "one_attempt", "cluster")
+        return without_unset(handler(self), "capacity", "serving", "one_attempt", "keep_s", "cluster")
 
     def requests(self) -> tuple[JobRequest, ...]:
         """Returns the scheduling requests of the jobs."""

@@ -10,8 +10,6 @@ agent measures its own."""
 class TrafficClass(StrEnum):
     """The class of a packet, marked in its header."""
 
-    EMERGENCY = "emergency"
-    """Notifications of a departure without notice. No checkpoint is sent in this class."""
     PLANNED = "planned"
     """Migrations within a notice, however short."""
     PRE_SYNC = "pre-sync"
@@ -21,12 +19,11 @@ class TrafficClass(StrEnum):
 
     @property
     def dscp(self) -> int:
-        """The DSCP value: EF, AF41, CS1 or best effort."""
+        """The DSCP value: AF41, CS1 or best effort."""
         return _DSCP[self]
 
 
 _DSCP = {
-    TrafficClass.EMERGENCY: 46,
     TrafficClass.PLANNED: 34,
     TrafficClass.PRE_SYNC: 8,
     TrafficClass.RESEARCH: 0,

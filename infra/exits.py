@@ -1,7 +1,8 @@
-"""Exit of a process with native threads that Python cannot stop."""
+"""The signals that stop a process, and the exit of a process with native threads that Python cannot stop."""
 
 import logging
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -20,3 +21,12 @@ def end_process(code: int) -> NoReturn:
         except (OSError, ValueError):  # A broken pipe or a closed stream.
             continue
     os._exit(code)
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Returns the signals at which a process saves what it has to, and ends: SIGTERM, SIGINT and SIGHUP.
+
+    SIGHUP is sent when the terminal of the process is closed. `nohup` makes a process ignore it, and so it stays.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([] if ignored else [signal.SIGHUP])]

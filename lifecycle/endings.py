@@ -221,6 +221,8 @@ def _noticed(case: Case) -> Reason:
 
 
 def _lost(case: Case) -> Reason:
+    if case.is_told(MailKind.MACHINE_LOST) and lost_machine(case.told) == case.end.lost_machine:
+        return _as_told(case)  # The mail may say why the machine counts as lost.
     return Reason(ReasonCode.MACHINE_LOST, {"machine": case.end.lost_machine})
 
 
@@ -238,6 +240,10 @@ def _failed(case: Case) -> Reason:
         detail["log"] = task_log(case.workload_id, case.attempt, failed.name)
     if failed.in_setup:
         code = ReasonCode.SETUP_FAILED
+    gave_up = next((p.failing for p in case.end.progress if f"{p.job}/{p.task}" == failed.name), None)
+    if gave_up is not None and gave_up.limit is not None:
+        detail |= {"error": f"{gave_up.error}; {gave_up.limit}", "saves": gave_up.failures}
+        code = ReasonCode.SAVES_FAILED
     if failed.not_ready is not None:
         detail |= {"limit_s": failed.not_ready.limit_s, "error": failed.not_ready.error}
         code = ReasonCode.NOT_READY

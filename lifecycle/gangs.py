@@ -17,6 +17,9 @@ class LaunchFailure:
     lent: str | None = None
     """The machine that reports the failure, if its owner lends it and no other machine of the gang reports that the
     workload is at fault; else None."""
+    timed_out: bool = False
+    """Whether the blamed machine, which its owner lends, has neither prepared the tasks in time nor refused them. It is
+    treated as lost: it may not answer to a stop either."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from reclaim.allocation import water_fill
-from reclaim.arrays import Bools, Floats, column, number, rows
+from reclaim.allocation import water_fill, water_fill_links
+from reclaim.arrays import Bools, Floats, Ints, column, number, rows
 
 _HOUR_S = 3600.0
 _GOLDEN = np.uint64(11400714819323198485)
@@ -23,7 +23,7 @@ class IntervalReason(IntEnum):
     """What determined an interval. The name in lower case is the reason in documents and events."""
 
     OPTIMUM = 0
-    """The least expected loss: equation 5."""
+    """The least expected loss: equation 5, with the time for which a save stalls the job."""
     NETWORK_SHARE = 1
     """A shorter interval would use more than the share for checkpoints of the job's bandwidth: C / (share b)."""
     LOSS_BUDGET = 2
@@ -40,6 +40,8 @@ class Intervals(NamedTuple):
     """The interval of each job, with its reason."""
 
     interval_s: Floats
+    least_s: Floats
+    """The lower limit C / (share b)."""
     reason: NDArray[np.int8]
     """`IntervalReason` of each job."""
 
@@ -84,6 +86,10 @@ class SiteJobs:
     final_bytes_s: ArrayLike | None = None
     """The bandwidth of a final checkpoint: the lower bound of the path to the store. None: the job's share, as in
     Algorithm 1."""
+    stall_s: ArrayLike | None = None
+    """How long a save stalls the job; None: C / b, as in the paper."""
+    store: Ints | None = None
+    """The store of each job, as a number of an element of the budget; None: all jobs share one budget."""
 
 
 class Tick(NamedTuple):
@@ -93,6 +99,8 @@ class Tick(NamedTuple):
     """b."""
     interval_s: Floats
     """The interval; infinite: the job does not save. For a final checkpoint: 0, now."""
+    least_s: Floats
+    """The lower limit of intervals: more frequent checkpoints would use more than their share of the bandwidth."""
     reason: NDArray[np.int8]
     """`IntervalReason` of each job."""
     final: Bools
@@ -109,8 +117,13 @@ def intervals(
     bandwidth_bytes_s: ArrayLike,
     loss_budget_s: ArrayLike,
     write_share: float = P1Settings.write_share,
+    stall_s: ArrayLike | None = None,
 ) -> Intervals:
-    """Returns clip(sqrt(2 C / (lambda b)), C / (share b), 2 L_max) for each job (equation 9).
+    """Returns clip(sqrt(2 s / lambda), C / (share b), 2 L_max) for each job (equation 9).
+
+    s is `stall_s`, the time for which a save stalls the job. None: C / b, the whole transfer, as in the paper. A save
+    in the background stalls a job for a small part of it, and C / b would give intervals that are several times too
+    long.
 
     If the lower limit is above the upper one, the lower one is kept: a shorter interval would only make the job's
     checkpoints compete with its own traffic.
@@ -125,7 +138,8 @@ def intervals(
     most_s = 2 * column("loss_budget_s", loss_budget_s, size, positive=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         write_s = np.where(payload > 0, payload / bandwidth, 0.0)
-        best_s = np.where(hazard_per_s > 0, np.sqrt(2 * write_s / hazard_per_s), np.inf)
+        cost_s = write_s if stall_s is None else column("stall_s", stall_s, size)
+        best_s = np.where(hazard_per_s > 0, np.sqrt(2 * cost_s / hazard_per_s), np.inf)
     least_s = write_s / write_share
     found = np.maximum(least_s, np.minimum(best_s, most_s))
     reason = np.full(size, IntervalReason.OPTIMUM, dtype=np.int8)
@@ -133,7 +147,7 @@ def intervals(
     reason[best_s < least_s] = IntervalReason.NETWORK_SHARE
     reason[least_s > most_s] = IntervalReason.LOSS_BUDGET_UNREACHABLE
     reason[np.isinf(least_s)] = IntervalReason.NO_BANDWIDTH
-    return Intervals(found, reason)
+    return Intervals(found, least_s, reason)
 
 
 def final_feasible(
@@ -149,12 +163,12 @@ def final_feasible(
     return np.asarray(write_s + np.asarray(after_s) <= np.asarray(notice_s))
 
 
-def tick(jobs: SiteJobs, budget_bytes_s: float, settings: P1Settings = P1Settings()) -> Tick:
+def tick(jobs: SiteJobs, budget_bytes_s: ArrayLike, settings: P1Settings = P1Settings()) -> Tick:
     """Returns the decisions of one control period for all jobs of a site (Algorithm 1).
 
     Args:
         jobs: the active jobs.
-        budget_bytes_s: the lower bound of the bandwidth that the site has for checkpoints.
+        budget_bytes_s: the bandwidth that the site has for checkpoints; with `SiteJobs.store`, that of each store.
         settings: the constants.
 
     Raises:
@@ -165,14 +179,21 @@ def tick(jobs: SiteJobs, budget_bytes_s: float, settings: P1Settings = P1Setting
     notice_s = column("notice_s", jobs.notice_s, size, infinite=True)
     after_s = column("after_s", jobs.after_s, size)
     hazard = column("hazard_per_h", jobs.hazard_per_h, size)
-    bandwidth = water_fill(hazard, payload, jobs.cap_bytes_s, budget_bytes_s)
+    if jobs.store is None:
+        bandwidth = water_fill(hazard, payload, jobs.cap_bytes_s, float(np.asarray(budget_bytes_s)))
+    else:
+        budgets = np.asarray(budget_bytes_s, np.float64)
+        bandwidth = water_fill_links(hazard, payload, jobs.cap_bytes_s, budgets, jobs.store)
     path = bandwidth if jobs.final_bytes_s is None else column("final_bytes_s", jobs.final_bytes_s, size, infinite=True)
     leaves = np.isfinite(notice_s)
     final = leaves & final_feasible(payload, path, after_s, notice_s)
-    interval_s, reason = intervals(hazard, payload, bandwidth, jobs.loss_budget_s, settings.write_share)
+    interval_s, least_s, reason = intervals(
+        hazard, payload, bandwidth, jobs.loss_budget_s, settings.write_share, jobs.stall_s
+    )
     return Tick(
         bandwidth,
         np.where(final, 0.0, interval_s),
+        least_s,
         np.where(final, np.int8(IntervalReason.FINAL_CHECKPOINT), reason),
         final,
         leaves & ~final,

@@ -38,8 +38,6 @@ from reclaim.topology import NOWHERE
 HOUR_S, DAY_S = 3600.0, 86_400.0
 EARLY_HORIZON_S = 96 * HOUR_S
 """The longest horizon of forecasts for early moves; a job that ends before has a shorter one."""
-EARLY_PERIOD_S = HOUR_S
-"""The time between two searches for early moves."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +90,10 @@ class Outlook:
         stall_s = checkpoint_bytes / self.write_bytes_s
         if self.stall_s is not None:
             stall_s = np.full(len(stall_s), self.stall_s[job])
-        interval_s, _ = intervals(
-            events / horizon_s * HOUR_S, checkpoint_bytes, self.write_bytes_s, self.loss_budget_s[job], write_share
-        )
+        interval_s = intervals(
+            events / horizon_s * HOUR_S, checkpoint_bytes, self.write_bytes_s, self.loss_budget_s[job], write_share,
+            stall_s,
+        ).interval_s  # fmt: skip
         saving_s = np.divide(horizon_s * stall_s, interval_s, out=np.zeros_like(stall_s), where=stall_s > 0)
         again_s = events * (interval_s / 2 + next_s) + self.notices[job] * next_s
         return again_s + saving_s, interval_s

@@ -7,24 +7,13 @@ on the wire (`wire_bytes`): a rate that is enforced on packets contains their he
 import numpy as np
 import numpy.typing as npt
 
-from domain.traffic import OVERHEAD_SHARE, TrafficClass
+from domain.traffic import OVERHEAD_SHARE
 from reclaim.arrays import Floats, Ints
 
 RESEARCH_SHARE = 0.3
 """P3's beta, the share of a link's bandwidth that is reserved for research traffic."""
 UNLIMITED_BYTES_S = 2**52
 """The bandwidth of a link or a flow without a limit. Sums of many stay exact."""
-
-
-def class_of(notice_s: float) -> TrafficClass:
-    """Returns the class of the traffic that a departure with this notice causes.
-
-    Raises:
-        ValueError: the notice is negative or not a number.
-    """
-    if not notice_s >= 0:
-        raise ValueError(f"notice_s: {notice_s}: must be 0 or more")
-    return TrafficClass.PLANNED if notice_s > 0 else TrafficClass.EMERGENCY
 
 
 def wire_bytes(payload_bytes: npt.ArrayLike, overhead_share: float = OVERHEAD_SHARE) -> Floats:

@@ -24,24 +24,26 @@ def bid_in(planner: Planner, request: PlacementRequest) -> Bid:
     region.
 
     Workloads that the request displaces count as over-quota, so they are evicted first. Machines that the request
-    avoids have no room for it. If the plan uses machines that the request shuns, a plan without them replaces it,
-    unless that is worse by a criterion before `move_s`.
+    avoids have no room for it. If the plan uses machines of a group in `PlacementRequest.left_out`, a plan without the
+    group replaces it, unless that is worse by a criterion before `move_s`.
     """
-    found = _bid_with(planner, request)
-    if found.plan is None or not found.plan.uses(request.shuns):
-        return found
-    without = _bid_with(planner, replace(request, avoids=request.avoids | request.shuns))
-    is_as_good = without.plan is not None and without.plan.quality.before_move <= found.plan.quality.before_move
-    return without if is_as_good else found
+    found, avoids = _bid_with(planner, request, request.avoids), request.avoids
+    for group in request.left_out:
+        if found.plan is None or not found.plan.uses(group):
+            continue
+        without = _bid_with(planner, request, avoids | group)
+        if without.plan is not None and without.plan.quality.before_move <= found.plan.quality.before_move:
+            found, avoids = without, avoids | group
+    return found
 
 
-def _bid_with(planner: Planner, request: PlacementRequest) -> Bid:
-    """Returns the bid on all machines that the request does not avoid."""
-    if not request.displaces and not request.avoids:
+def _bid_with(planner: Planner, request: PlacementRequest, avoids: frozenset[str]) -> Bid:
+    """Returns the bid on all machines that are not in `avoids`."""
+    if not request.displaces and not avoids:
         return _bid(planner, request)
     region = planner.region
-    with region.demoted(request.displaces, request.rank), region.without(request.avoids):
-        return _bid(planner, request)
+    with region.demoted(request.displaces, request.rank), region.without(avoids):
+        return _bid(planner, replace(request, avoids=avoids))
 
 
 def _bid(planner: Planner, request: PlacementRequest) -> Bid:
@@ -50,7 +52,8 @@ def _bid(planner: Planner, request: PlacementRequest) -> Bid:
     with undoing(region) as undo:
         planned = planner.gang(request, protected, undo)
         if isinstance(planned, PlanFailure):
-            return Bid(request.workload, region.name, None, tuple(refusal(planner, request, planned, protected)))
+            reasons, retry_at_s = refusal(planner, request, planned, protected)
+            return Bid(request.workload, region.name, None, tuple(reasons), retry_at_s=retry_at_s)
     final = without_surplus(planner, planned)
     plan = Plan(
         request.workload,
@@ -59,7 +62,7 @@ def _bid(planner: Planner, request: PlacementRequest) -> Bid:
         tuple(sorted(region.running[victim] for victim in final.victims)),
         quality(region.holders, final),
     )
-    return Bid(request.workload, region.name, plan)
+    return Bid(request.workload, region.name, plan.doubted(request))
 
 
 def _placement(region: Region, plan: JobPlan) -> JobPlacement:

@@ -309,6 +309,32 @@ def most_placeable(
 
 
 @compiled
+def first_end_of_protection(
+    machines: Machines, holders: Holders, free_from_s: F8, now_s: float, rank: int, choices: Choices
+) -> float:
+    """Returns the first time at which one more holder of a less important rank can be evicted.
+
+    Infinity: none can be evicted later. Only holders on machines that the job may use count. `free_from_s` has the
+    time of each holder.
+    """
+    first_s = np.inf
+    for number, wanted in enumerate(choices.type):
+        for cluster in range(len(machines.cluster_at) - 1):
+            if not choices.allowed[number, cluster]:
+                continue
+            first, last, _ = group_rows(machines, cluster, wanted)
+            for i in range(holders.scanned[cluster]):
+                holder = holders.scan[cluster, i]
+                if holders.rank[holder] <= rank:
+                    break
+                if now_s < free_from_s[holder] < first_s:
+                    for k in range(holders.first[holder], holders.last[holder]):
+                        if first <= holders.machine[k] < last:
+                            first_s = free_from_s[holder]
+    return first_s
+
+
+@compiled
 def free_all(machines: Machines, holders: Holders, holder: int, sign: int) -> None:
     """Frees all holdings of a holder in the region, or takes them back (`sign` -1)."""
     for k in range(holders.first[holder], holders.last[holder]):

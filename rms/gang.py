@@ -10,7 +10,7 @@ from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1, I4, I8
 from rms.choices import spanning
 from rms.criteria import OF_VICTIMS, rating_of
-from rms.eviction import VictimCache, VictimSearch, free_all, most_placeable, plan_evicting
+from rms.eviction import VictimCache, VictimSearch, first_end_of_protection, free_all, most_placeable, plan_evicting
 from rms.packing import Spread
 from rms.planning import NO_PLAN, most_ever, plan_free, take
 from rms.plans import SEVERAL, GangPlan, JobPlan, PlanFailure, need_of
@@ -125,6 +125,22 @@ class Planner:
                 region.machines, region.holders, protected, rank, need_of(job), choices, job.span_clusters, self._work
             )
         )
+
+    def protected_until_s(self, request: PlacementRequest) -> float:
+        """Returns the first end of a minimum runtime that alone protects a workload from eviction by the request.
+
+        Only workloads on machines that one of the jobs may use count. Infinity: there are none.
+        """
+        region = self.region
+        if not region.has_protected:
+            return np.inf
+        free_from_s = region.free_from_s
+        enemies = [n for n in map(region.number, request.may_not_evict) if n is not None]
+        if enemies:
+            free_from_s = free_from_s.copy()
+            free_from_s[enemies] = np.inf
+        columns = region.machines, region.holders, free_from_s, region.now_s, request.rank
+        return min(float(first_end_of_protection(*columns, region.choices(job))) for job in request.jobs)
 
     def free(self, job: JobRequest) -> JobPlan | None:
         """Returns the job's best plan without evictions, in one cluster or else, if allowed, across clusters."""

@@ -134,6 +134,8 @@ class HolderTable:
         self._clusters: list[I4] = []
         """Distinct clusters by holder number."""
         self._judged = False
+        self.has_protected = False
+        """Whether some holders may be evicted only later (as of the last refresh)."""
         self._pooled, self._live = 0, 0
         """Number of allocated rows of the pool, and of those that are still in use."""
         n = _FIRST_SIZE
@@ -209,6 +211,7 @@ class HolderTable:
     def refresh(self, now_s: float) -> None:
         """Updates the time-dependent columns to the time `now_s`."""
         evictable = self.free_from_s <= now_s
+        self.has_protected = bool((~evictable & (self.free_from_s < np.inf)).any())
         for number in np.flatnonzero(evictable != self.columns.evictable).tolist():
             self._touch(number)
         self.columns.evictable[:] = evictable

@@ -6,9 +6,10 @@ checks whether a job fits by placing it.
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 
 from domain.capacity import USUAL
-from domain.reasons import Reason, ReasonCode
+from domain.reasons import Reason, ReasonCode, in_words
 from domain.scheduling import (
     Bid,
     JobPlacement,
@@ -33,20 +34,33 @@ def best(plans: Iterable[Plan]) -> Plan | None:
 
 _BEFORE_MOVE = (
     "victims_by_rank", "lost_gpu_s", "youngest_victim_started_at_s", "spanning", "type_preference",
-    "capacity_preference", "away",
+    "capacity_preference", "doubts", "away",
 )  # fmt: skip
 
 
 def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     """Returns the region's bid, with the same result as `rms.bid.bid`."""
-    found = _bid(snapshot, request)
-    if found.plan is None or not any(m in request.shuns for job in found.plan.jobs for m, _ in job.machines):
+    best = _doubted(_bid(snapshot, request), request)
+    for group in (request.failed, request.untried, request.shuns):
+        if best.plan is None or not any(m in group for job in best.plan.jobs for m, _ in job.machines):
+            continue
+        smaller = replace(request, avoids=request.avoids | group)
+        without = _doubted(_bid(snapshot, smaller), request)
+        if without.plan is None:
+            continue
+        mine, other = ([getattr(p.quality, name) for name in _BEFORE_MOVE] for p in (without.plan, best.plan))
+        if mine <= other:
+            best, request = without, smaller
+    return best
+
+
+def _doubted(found: Bid, request: PlacementRequest) -> Bid:
+    """Returns the bid with the criterion `doubts` of its plan."""
+    if found.plan is None:
         return found
-    without = _bid(snapshot, replace(request, avoids=request.avoids | request.shuns))
-    if without.plan is None:
-        return found
-    mine, other = ([getattr(one.plan.quality, name) for name in _BEFORE_MOVE] for one in (without, found) if one.plan)
-    return without if mine <= other else found
+    used = {m for job in found.plan.jobs for m, _ in job.machines}
+    doubts = sum(2 if m in request.failed else m in request.untried for m in used)
+    return replace(found, plan=replace(found.plan, quality=replace(found.plan.quality, doubts=doubts)))
 
 
 def _bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
@@ -74,8 +88,7 @@ def _bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     machines = [_without_room(m) if m.id in request.avoids else m for m in snapshot.machines]
     snapshot = replace(snapshot, machines=tuple(machines))
     left_out = sorted(request.avoids.intersection(m.id for m in snapshot.machines))
-    detail = {"region": snapshot.region, "machines": left_out}
-    avoided = [Reason(ReasonCode.MACHINES_AVOIDED, detail)] if left_out else []
+    later, again_s = _later(snapshot.region, request, left_out)
     free = _free_now(snapshot)
     victims: list[RunningWorkload] = []
     choices: list[Choice] = []
@@ -91,9 +104,9 @@ def _bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
                     assert spread is not None
                     options.append(Choice(job, place, spread, tuple(chosen)))
         if not options:
-            return Bid(
-                request.workload, snapshot.region, None, (_no_room(snapshot, job, free, candidates, allowed), *avoided)
-            )
+            until_s = _protected_until_s(snapshot, request)
+            why = (_no_room(snapshot, job, free, candidates, allowed, until_s), *later)
+            return Bid(request.workload, snapshot.region, None, why, retry_at_s=min(until_s, again_s))
         best = min(options, key=lambda option: criteria(snapshot, option))
         free = _take(_release(free, best.victims), job, best.spread)
         victims.extend(best.victims)
@@ -366,12 +379,44 @@ def _could_ever_fit(snapshot: RegionSnapshot, job: JobRequest) -> bool:
     return any(_place_job(job, place, empty) is not None for place in places)
 
 
+def _later(region: str, request: PlacementRequest, avoided: list[str]) -> tuple[list[Reason], float]:
+    """Returns the reasons that name avoided machines and forbidden evictions, and when the first of them changes."""
+    reasons, until_s = list[Reason](), inf
+    if avoided:
+        until_s = request.avoids_until_s
+        detail: dict[str, object] = {"region": region, "machines": avoided}
+        if until_s < inf:
+            detail["until"] = in_words(until_s)
+        reasons.append(Reason(ReasonCode.MACHINES_AVOIDED, detail))
+    if not request.evicts and request.evicts_from_s < inf:
+        until_s = min(until_s, request.evicts_from_s)
+        detail = {"region": region, "until": in_words(request.evicts_from_s)}
+        reasons.append(Reason(ReasonCode.EVICTS_LATER, detail))
+    return reasons, until_s
+
+
+def _protected_until_s(snapshot: RegionSnapshot, request: PlacementRequest) -> float:
+    """Returns when the first workload can be evicted that now cannot, of those on machines that one job may use."""
+    usable = {m.id for job in request.jobs for place in _places(snapshot, job) for m in place.attempts[-1]}
+    ends_s = [
+        w.protected_until_s
+        for w in snapshot.running
+        if w.evictable
+        and snapshot.now_s < w.protected_until_s < inf
+        and w.rank > request.rank
+        and w.id not in request.may_not_evict
+        and any(h.machine in usable and (h.gpus or h.cpus_milli or h.memory_bytes) for h in w.holdings)
+    ]
+    return min(ends_s, default=inf)
+
+
 def _no_room(
     snapshot: RegionSnapshot,
     job: JobRequest,
     free: _Free,
     candidates: list[RunningWorkload],
     allowed: list[RunningWorkload],
+    protected_until_s: float,
 ) -> Reason:
     most_free = _release(free, candidates)
     placeable = max(
@@ -386,5 +431,6 @@ def _no_room(
             "tasks": job.tasks,
             "placeable": placeable,
             "evictable": len(allowed),
-        },
+        }
+        | ({"protected_until": in_words(protected_until_s)} if protected_until_s < inf else {}),
     )

@@ -1,13 +1,15 @@
 """Reasons why a region has no plan for a workload."""
 
 from collections.abc import Collection, Sequence
+from math import inf
 
 from domain.capacity import USUAL
-from domain.reasons import Reason, ReasonCode
+from domain.reasons import Reason, ReasonCode, in_words
 from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1
 from rms.gang import Planner
 from rms.plans import PlanFailure
+from rms.region import Region
 
 
 def needs(job: JobRequest, there: Collection[str] = USUAL) -> str:
@@ -42,17 +44,23 @@ def no_hardware(planner: Planner, request: PlacementRequest) -> tuple[Reason, ..
     )
 
 
-def refusal(planner: Planner, request: PlacementRequest, stuck: PlanFailure, protected: B1) -> Sequence[Reason]:
+def refusal(
+    planner: Planner, request: PlacementRequest, stuck: PlanFailure, protected: B1
+) -> tuple[Sequence[Reason], float]:
     """Returns the reasons of a refusal: jobs that would not fit even into an empty region, else the first stuck job.
 
     The reason for a stuck job contains `placeable`, the most of its tasks that one GPU type of one cluster could take
     after the earlier jobs and after evicting all evictable workloads, and `evictable`, the number of those workloads in
-    the region. Another reason names the machines that the request avoids.
+    the region. If a minimum runtime alone protects further workloads on machines that the gang may use, the reason
+    contains the first end of one. Other reasons name the machines that the request avoids, and
+    until when it may not evict.
+
+    The second result is the `retry_at_s` of the bid.
     """
     region = planner.region
     lacking = no_hardware(planner, request)
     if lacking:
-        return lacking
+        return lacking, inf
     job = stuck.job
     detail = {
         "region": region.name,
@@ -61,6 +69,27 @@ def refusal(planner: Planner, request: PlacementRequest, stuck: PlanFailure, pro
         "placeable": planner.most_now(job, request.rank, protected),
         "evictable": planner.evictable,
     }
-    avoided = sorted(machine for machine in request.avoids if region.is_open(machine))
-    also = [Reason(ReasonCode.MACHINES_AVOIDED, {"region": region.name, "machines": avoided})] if avoided else []
-    return [Reason(ReasonCode.INSUFFICIENT_CAPACITY, detail), *also]
+    retry_at_s = planner.protected_until_s(request)
+    if retry_at_s < inf:
+        detail["protected_until"] = in_words(retry_at_s)
+    reasons = [Reason(ReasonCode.INSUFFICIENT_CAPACITY, detail)]
+    also, again_s = waits(request, region)
+    return [*reasons, *also], min(retry_at_s, again_s)
+
+
+def waits(request: PlacementRequest, region: Region) -> tuple[list[Reason], float]:
+    """Returns what a request may not use for now, as reasons, and the earliest time at which that changes.
+
+    These are the machines that it avoids, of those that are open in the region, and evictions.
+    """
+    reasons, again_s = list[Reason](), inf
+    avoided = sorted(filter(region.is_open, request.avoids))
+    if avoided:
+        again_s = request.avoids_until_s
+        until = {"until": in_words(again_s)} if again_s < inf else {}
+        reasons.append(Reason(ReasonCode.MACHINES_AVOIDED, {"region": region.name, "machines": avoided, **until}))
+    if not request.evicts and request.evicts_from_s < inf:
+        again_s = min(again_s, request.evicts_from_s)
+        until = {"until": in_words(request.evicts_from_s)}
+        reasons.append(Reason(ReasonCode.EVICTS_LATER, {"region": region.name, **until}))
+    return reasons, again_s

@@ -174,8 +174,13 @@ class Region:
 
     @property
     def free_from_s(self) -> F8:
-        """By holder number: time from which the holder may be evicted; infinity if it may not be evicted now at all."""
+        """The time from which each holder may be evicted, by number; infinity if it may not be evicted at all."""
         return self._holders.free_from_s
+
+    @property
+    def has_protected(self) -> bool:
+        """Whether some holders may be evicted only later, as of the last refresh."""
+        return self._holders.has_protected
 
     @property
     def state(self) -> tuple[object, ...]:

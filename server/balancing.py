@@ -1,5 +1,6 @@
 """Checks the options of `mizzen balance` and runs it."""
 
+import ipaddress
 import os
 import resource
 from collections.abc import Mapping
@@ -45,6 +46,7 @@ async def run_balance(options: Mapping[str, Any]) -> None:
         certificate=options["cert"],
         keys=options["keys"],
         clients=clients,
+        trusted_proxies=_networks(options["trusted_proxies"]),
     )
     try:
         context = active_context(options["context"])
@@ -86,6 +88,18 @@ def _connections(given: int | None) -> int:
             f"--connections: {given}: the limit on open files ({hard}, `ulimit -Hn`) allows at most {most}"
         )
     return given or min(most, _USUAL_CONNECTIONS)
+
+
+def _networks(text: str | None) -> tuple[str, ...]:
+    found = []
+    for one in (text or "").split(",") if text else ():
+        try:
+            found.append(str(ipaddress.ip_network(one.strip())))
+        except ValueError as error:
+            raise ConfigurationError(
+                f"--trusted-proxies: {one.strip()!r}: must be an IP address or a network, such as 10.0.0.0/8: {error}"
+            ) from None
+    return tuple(found)
 
 
 def _zone(text: str | None) -> Zone | None:

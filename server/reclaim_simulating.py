@@ -22,7 +22,7 @@ from simulation.reclaim.traces import ScenarioError
 _GROUPS = {
     "table-3": TABLE_3,
     "table-4": tuple(system.name for system in ABLATION),
-    "all": (*TABLE_3, "joint", *(system.name for system in ABLATION[:4]), "p2+p3"),
+    "all": (*TABLE_3, "reclaimnet", "sdk", "joint", *(system.name for system in ABLATION[:4]), "p2+p3"),
 }
 
 

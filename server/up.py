@@ -1,7 +1,7 @@
 """`mizzen up`: runs the embedded stack in the foreground."""
 
 import asyncio
-import signal
+import contextlib
 
 import click
 from sqlalchemy import func, select
@@ -12,6 +12,7 @@ from infra.config import Settings
 from infra.db.session import open_engine, transaction
 from infra.db.tenants import Tenant
 from infra.errors import ConfigurationError
+from infra.exits import stop_signals
 from infra.stack.embedded import EmbeddedStack
 from infra.stack.fleet import Fleet, load_fleet
 from infra.stack.lock import data_folder
@@ -24,16 +25,17 @@ _ANSWERS_S = 5.0
 
 
 def _say(line: str) -> None:
-    click.echo(line, err=True)
+    with contextlib.suppress(OSError):  # The terminal may have been closed; the stack must still save and stop.
+        click.echo(line, err=True)
 
 
 async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False) -> int:
-    """Starts the stack, runs until Ctrl-C or SIGTERM, and stops all its processes.
+    """Starts the stack, runs until Ctrl-C, SIGTERM or SIGHUP, and stops all its processes.
 
     `forget_unreadable_secrets`: secrets that the master key cannot decrypt are deleted; by default they are an error.
 
     Raises:
-        MizzenError: the stack cannot start, for a reason that the operator can fix.
+        MizzenError: the stack cannot start, for a reason that the operator can fix, or a part of it cannot start again.
     """
     fleet = load_fleet(settings.fleet)
     _check_stores(fleet)
@@ -44,23 +46,26 @@ async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False)
         hurry.set() if stop.is_set() else stop.set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         loop.add_signal_handler(number, asked)
     with data_folder(settings.data_dir) as folder:
         stack = EmbeddedStack(settings, fleet, folder, _say, forget_unreadable_secrets=forget_unreadable_secrets)
         starting = asyncio.create_task(stack.start())
         stopped = asyncio.create_task(stop.wait())
+        failed = asyncio.create_task(stack.supervisor.until_failed())
         try:
-            await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({starting, stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
                 _show(stack, await _warning_of_sharing(stack))
-                await stopped
+                await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
                 _say("stopping: workloads save checkpoints")
+            if failed.done():
+                failed.result()
         finally:
-            stopped.cancel()
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+            for task in (stopped, starting, failed):
+                task.cancel()
+            await asyncio.gather(starting, failed, return_exceptions=True)
             await stack.stop(hurry=hurry)
     return 0
 

@@ -79,10 +79,13 @@ def _after_losses(plan: ServicePlan, state: ServiceState, losses: Sequence[Loss]
         one = loss.replica
         if loss.kind is LossKind.FAILED and one.stage not in _CANNOT_COUNT and one.version == state.launching:
             failures = state.failures + 1
-            pause_s = min(_LONGEST_PAUSE_S, plan.failed_pause_s * 2.0 ** min(failures - 1, 10))
-            state = replace(state, failures=failures, retry_at_s=now_s + pause_s)
+            state = replace(state, failures=failures, retry_at_s=now_s + _pause_s(plan, failures))
             if is_halted(plan.version, one.version, failures, state.good_version):
                 state = replace(state, failed_version=plan.version)
+        elif loss.kind is LossKind.NOT_STARTED:  # It does not count towards the end of an update.
+            unstarted = state.unstarted + 1
+            retry_at_s = max(state.retry_at_s, now_s + _pause_s(plan, unstarted))
+            state = replace(state, unstarted=unstarted, retry_at_s=retry_at_s)
         elif loss.kind is LossKind.STOPPED:
             state = replace(state, retry_at_s=max(state.retry_at_s, now_s + _STOPPED_PAUSE_S))
         elif loss.kind is LossKind.REFUSED:
@@ -91,6 +94,11 @@ def _after_losses(plan: ServicePlan, state: ServiceState, losses: Sequence[Loss]
             if one.replaces is not None:
                 state = replace(state, refused_for=tuple(sorted({*state.refused_for, one.replaces})))
     return state
+
+
+def _pause_s(plan: ServicePlan, times: int) -> float:
+    """Returns the pause after so many replicas in a row that failed, or were not started, in seconds."""
+    return min(_LONGEST_PAUSE_S, plan.failed_pause_s * 2.0 ** min(times - 1, 10))
 
 
 def _events(replicas: Sequence[ReplicaFacts], losses: Sequence[Loss]) -> tuple[Event, ...]:

@@ -63,6 +63,9 @@ class LossKind(StrEnum):
     """A workload of higher priority took its machine, or an operator preempted it."""
     STOPPED = "stopped"
     """The installation was stopped."""
+    NOT_STARTED = "not_started"
+    """A machine refused to start it for a reason that is not its own, such as a full disk or a changed launch
+    description."""
     FAILED = "failed"
     """Its own setup, command or probe failed."""
 
@@ -113,7 +116,10 @@ class ServiceState:
     failures: int = 0
     """Number of replicas of the version that is launched that failed by themselves since one of them became ready."""
     retry_at_s: float = 0.0
-    """No replica is launched before this time, because replicas have failed or the installation is being stopped."""
+    """No replica is launched before this time, because replicas have failed or were not started, or the installation
+    is being stopped."""
+    unstarted: int = 0
+    """Number of replicas in a row that were not started, for reasons that are not their own."""
     on_demand_at_s: float = 0.0
     """No on-demand replica is launched before this time, because a launch was refused."""
     good_version: int = 0
@@ -132,6 +138,7 @@ class ServiceState:
             "launching": self.launching,
             "failures": self.failures,
             "retry_at_s": self.retry_at_s,
+            "unstarted": self.unstarted,
             "on_demand_at_s": self.on_demand_at_s,
             "good_version": self.good_version,
             "failed_version": self.failed_version,
@@ -148,6 +155,7 @@ class ServiceState:
             launching=int(body.get("launching", 0)),
             failures=int(body["failures"]),
             retry_at_s=float(body["retry_at_s"]),
+            unstarted=int(body.get("unstarted", 0)),
             on_demand_at_s=float(body["on_demand_at_s"]),
             good_version=int(body["good_version"]),
             failed_version=int(body["failed_version"]),
@@ -187,7 +195,7 @@ class ServiceState:
     def ready_again(self, version: int) -> "ServiceState":
         """Returns the state after a replica of `version` became ready."""
         state = replace(self, good_version=max(self.good_version, version))
-        return replace(state, failures=0, retry_at_s=0.0) if version == self.launching else state
+        return replace(state, failures=0, unstarted=0, retry_at_s=0.0) if version == self.launching else state
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from itertools import islice
-from math import inf
+from math import inf, nextafter
 
 import numpy as np
 import numpy.typing as npt
@@ -30,18 +30,20 @@ class Passes:
 
     The outcome is the same as if every queued workload was offered to the regions, in queue order. A workload is
     skipped if it requests at least as much as one that was refused earlier in the pass: no slots are released during a
-    pass, so it would be refused too. (This also applies to the reference engine, which has no negative cache.) A workload
-    that may reserve is skipped only if the refused workload could reserve, too, and got no reservation.
+    pass, so it would be refused too. (This also applies to the reference engine, which has no negative cache.) A
+    workload that may reserve is skipped only if the refused workload could reserve, too, and got no reservation.
     """
 
     def __init__(self, transitions: Transitions) -> None:
         self._transitions, self._settings = transitions, transitions.settings
         self.news = False
         """Whether something changed since the last pass."""
-        self._wake_s = inf
-        """The earliest time at which a reservation of the last pass starts: then time alone makes an award possible."""
         self._last_s = -inf
         self._shares_s = -inf
+        self.retry_at_s = inf
+        """The earliest time at which the last pass's refusals may change although nothing happens until then."""
+        self._reserves_later = False
+        """Whether a workload of the last pass has not waited long enough for a reservation that a region could give."""
         self._standing: ScanOrder | None = None
         """Scan result of the last pass."""
 
@@ -49,13 +51,15 @@ class Passes:
         """Returns the time of the next pass; infinity: the queue is empty."""
         if not self._transitions.queue:
             return inf
-        wait_s = self._settings.tick_spacing_s if self.news else self._settings.full_scan_s
-        return min(self._last_s + wait_s, max(self._wake_s, self._last_s + self._settings.tick_spacing_s))
+        soonest_s = self._last_s + self._settings.tick_spacing_s
+        if self.news:
+            return soonest_s
+        return min(self._last_s + self._settings.full_scan_s, max(soonest_s, self.retry_at_s))
 
     def go(self, now_s: float) -> None:
         """Runs one pass."""
         transitions, engine = self._transitions, self._transitions.engine
-        self._last_s, self.news, self._wake_s = now_s, False, inf
+        self._last_s, self.news, self.retry_at_s, self._reserves_later = now_s, False, inf, False
         if now_s - self._shares_s >= self._settings.full_scan_s:
             self._shares_s = now_s
             engine.set_tenants(transitions.shares.tenants(now_s))
@@ -102,8 +106,9 @@ class Passes:
 
     def _by_rank(self, now_s: float, standing: ScanOrder) -> None:
         waited_s = self._waited_s(now_s, standing)
-        urgent = (standing.rank < OVER_QUOTA_RANK) & (self._settings.reserve_after_s < inf)
-        patient = waited_s > self._settings.reserve_after_s
+        reserve_after_s = self._settings.reserve_after_s
+        urgent = (standing.rank < OVER_QUOTA_RANK) & (reserve_after_s < inf)
+        patient = waited_s > reserve_after_s
         left = np.arange(len(standing.order))
         taken: set[str] = set()
         size = self._settings.batch if self._transitions.policy.joint else min(_ASKED, self._settings.batch)
@@ -120,6 +125,10 @@ class Passes:
             # A gang that has waited longer may be able to reserve a region that the refused gang could not.
             as_hopeless = self._ask_no_less(standing, left, hopeless, np.where(patient, waited_s, 0.0))
             left = left[~more | (may_reserve[left] & ~as_hopeless)]
+        if self._reserves_later and len(taken) < len(self._transitions.ledgers):
+            # Workloads that were skipped may reserve before those that were asked.
+            longest_s = float(np.max(waited_s, where=waited_s <= reserve_after_s, initial=0.0))
+            self.retry_at_s = min(self.retry_at_s, nextafter(now_s + reserve_after_s - longest_s, inf))
 
     def _in_order(self, now_s: float, standing: ScanOrder) -> None:
         for place in np.argsort(standing.order):
@@ -180,6 +189,8 @@ class Passes:
         for place, state, candidate, outcome in zip(
             batch.tolist(), states, candidates, transitions.engine.place(candidates), strict=True
         ):
+            self.retry_at_s = min(self.retry_at_s, outcome.retry_at_s)
+            self._reserves_later |= outcome.reserves_at_s < inf
             if outcome.plan is not None:
                 transitions.award(now_s, state, candidate.request, outcome.plan, candidate.request.rank)
                 # The award makes the displaced workloads over-quota: if they remain, other workloads may evict them.
@@ -191,8 +202,6 @@ class Passes:
             ):
                 # Only for one job: with less free capacity, the first of several jobs may leave room for the next.
                 refused.append(place)
-            if outcome.starts_at_s is not None:
-                self._wake_s = min(self._wake_s, outcome.starts_at_s)
             if outcome.reserved is not None:
                 reserved[place] = str(outcome.reserved.detail["region"])
         return refused, reserved

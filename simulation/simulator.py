@@ -117,8 +117,8 @@ class Simulator:
         if self._arrived < len(self._arrivals):
             at_s = min(at_s, self._arrivals[self._arrived].workload.arrives_s)
         at_s = min(at_s, self.keeper.due_s)
-        # Without further events, a pass has the result of the pass before.
-        if at_s == inf and not self._passes.news:
+        # Without further events, a pass has the result of the pass before, unless time alone changes it.
+        if at_s == inf and not self._passes.news and self._passes.retry_at_s == inf:
             return inf
         return min(at_s, max(self._passes.due_s(), self.now_s))
 

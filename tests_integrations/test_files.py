@@ -49,7 +49,7 @@ def test_a_save_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(one.checkpointer, "save", full)
+        patch.setattr(one.checkpointer, "_save", full)
         with pytest.warns(CheckpointWarning, match="step 1 was not saved: .*No space left"):
             one.save(1, folder)
     with pytest.raises(StateError):

@@ -45,6 +45,8 @@ JUDGES_LAUNCHES = "judges-launches"
 backoff."""
 BACKS_OFF_IF_STOPPED = "backs-off-if-stopped"
 """Patch: consecutive attempts that an agent says to have stopped before are also retried with backoff."""
+COUNTS_RUNS = "counts-runs"
+"""Patch: the time of a launch that a machine refused, or did not carry out, does not count as runtime."""
 _LEAVES = frozenset({ReasonCode.PLATFORM_NOTICE, ReasonCode.MOVED_EARLY})
 """Why a workload returns to the queue while its tasks still save."""
 _COPY_S = 6 * 3600.0
@@ -52,11 +54,20 @@ _LONGEST_PAUSE_S = 30.0
 """The maximum backoff between two launches of a workload that fails to start repeatedly."""
 
 
-async def transition(state: WorkloadInput, phase: Phase, reason: Reason, provisioning: Reason | None = None) -> bool:
-    """Moves the workload to a phase; returns False if a newer attempt has been awarded."""
+async def transition(
+    state: WorkloadInput,
+    phase: Phase,
+    reason: Reason,
+    provisioning: Reason | None = None,
+    launch_s: float | None = None,
+) -> bool:
+    """Moves the workload to a phase; returns False if a newer attempt has been awarded.
+
+    `provisioning` and `launch_s` are those of `TransitionRequest`.
+    """
     show_in_temporal(phase=phase.value, reason=reason.code.value)
     before = None if provisioning is None else provisioning.to_json()
-    request = TransitionRequest(state.workload_id, state.attempt, phase.value, reason.to_json(), before)
+    request = TransitionRequest(state.workload_id, state.attempt, phase.value, reason.to_json(), before, launch_s)
     return await record(Activity.TRANSITION, request, bool)
 
 
@@ -82,6 +93,7 @@ class Attempt:
         self._leaving: Reason | None = None
         self._timed_out = False
         self._started_s = 0.0
+        self._launch_s: float | None = None
         self._steps: dict[Step, Callable[[], Awaitable[Event]]] = {
             Step.WAIT: self._wait,
             Step.STAGE: self._stage,
@@ -170,8 +182,10 @@ class Attempt:
             return Event.DONE
         await transition(state, Phase.PROVISIONING, self._provisioning())
         await record(Activity.STAGED_HERE, StageRequest(state.workload_id, state.attempt))
-        gang = self.gang = Gang(state.workload_id, state.attempt, plan)
+        gang, began_s = Gang(state.workload_id, state.attempt, plan), workflow.time()
+        self.gang = gang
         failed = await self._mailbox.unless_told(gang.prepare())
+        self._launch_s = workflow.time() - began_s
         if isinstance(failed, Mail):
             return self._is_told(failed)
         if gang.stopped_before:
@@ -187,7 +201,10 @@ class Attempt:
         return Event.TOLD
 
     async def _withdraw(self) -> Event:
-        self._found = await self._end_all(lost_machine(self._told))
+        lost, failed = lost_machine(self._told), self._failed
+        if failed is not None and failed.timed_out:
+            lost = failed.blames_machine
+        self._found = await self._end_all(lost)
         return Event.DONE
 
     async def _wind_up(self) -> Event:
@@ -208,7 +225,8 @@ class Attempt:
         gang.start()
         # The activity adds the start time to the reason.
         running = Reason(ReasonCode.RUNNING, {"region": plan.region})
-        await transition(state, Phase.RUNNING, running, self._provisioning() if plan.starts_at_once else None)
+        before = self._provisioning() if plan.starts_at_once else None
+        await transition(state, Phase.RUNNING, running, before, self._launch_s)
         left_s = None if plan.max_runtime_s is None else max(0.0, plan.max_runtime_s - state.ran_s)
         try:
             await workflow.wait_condition(
@@ -312,7 +330,8 @@ class Attempt:
 
     async def _judged(self) -> Ending:
         end = await self._running().result()
-        self._state.ran_s += workflow.time() - self._started_s
+        if not self._never_ran(end):
+            self._state.ran_s += workflow.time() - self._started_s
         ending = self._verdicts.judge(end, self._plan, self._told, self._timed_out)
         if end.refused is not None and ending.reason == end.refused.reason:
             return await self._refused(end.refused, end.progress)
@@ -321,6 +340,11 @@ class Attempt:
             return await self._stopped_before(ending)
         self._state.stops = 0
         return ending
+
+    def _never_ran(self, end: GangEnd) -> bool:
+        """Returns whether a machine refused to run the tasks or did not start them: that time is not theirs."""
+        late = self._told is not None and self._told.detail.get("code") == ReasonCode.LAUNCH_TIMED_OUT
+        return (late or end.refused is not None) and not end.failed and workflow.patched(COUNTS_RUNS)
 
     async def _left(self) -> Ending:
         assert self._leaving is not None

@@ -27,13 +27,15 @@ with workflow.unsafe.imports_passed_through():
     from domain.reasons import Reason, ReasonCode
     from domain.reported import OWNER
     from lifecycle.gangs import Failure, GangEnd, LaunchFailure
+    from lifecycle.launch_limits import LONGEST_S
     from workflows.effects import give_up, stop_node
 
 OWNER_TAKES = "owner-takes"
 """Patch: if the owner of a machine takes it at once, a launch that its agent has not received is withdrawn. An agent
 that has reported the end of its tasks there need not confirm it."""
-_PREPARE_S = 600.0
 _RUN_S = 3650 * 86400.0
+_TIMED_OUT = "TemporalTimeout:StartToClose"
+"""Temporal's name of a try that took too long in `non_retryable_error_types`."""
 _WITHDRAWN_S = 5.0
 """How long the end of a withdrawn launch is waited for before its agent is asked to stop the tasks."""
 _SHOWN = 200
@@ -101,23 +103,34 @@ class Gang:
             task_queue=ids.agent_queue(node.machine),
             result_type=NodePrepared,
             schedule_to_start_timeout=timedelta(seconds=self._plan.node_lost_after_s),
-            start_to_close_timeout=timedelta(seconds=_PREPARE_S),
+            start_to_close_timeout=timedelta(seconds=self._limit_s(node.machine) or LONGEST_S),
             heartbeat_timeout=timedelta(seconds=self._plan.heartbeat_timeout_s),
-            retry_policy=RetryPolicy(maximum_attempts=3),
+            # The time is for all tries together: a machine that used it up does not get it again.
+            retry_policy=RetryPolicy(maximum_attempts=3, non_retryable_error_types=[_TIMED_OUT]),
         )
         return prepared
+
+    def _limit_s(self, machine: str) -> float | None:
+        """Returns how long the preparation may take on a machine that its owner lends; None: on another machine."""
+        return self._plan.launch_limit_s if self._is_lent(machine) else None
+
+    def _is_lent(self, machine: str) -> bool:
+        return any(n.machine == machine and n.lent for n in self._plan.nodes)
 
     def _why_not_started(self, machine: str, error: ActivityError) -> LaunchFailure:
         kind = error.cause.type if isinstance(error.cause, ApplicationError) else None
         if isinstance(error.cause, TimeoutError):
             if error.cause.type != TimeoutType.START_TO_CLOSE:
                 return LaunchFailure(Reason(ReasonCode.MACHINE_LOST, {"machine": machine}), machine)
+            if (limit_s := self._limit_s(machine)) is not None:
+                late = {"machine": machine, "limit_s": round(limit_s, 1), "avoided": [machine]}
+                return LaunchFailure(Reason(ReasonCode.LAUNCH_TIMED_OUT, late), machine, timed_out=True)
             kind = LaunchError.TOO_SLOW
         detail = {"machine": machine, "error": str(error.cause or error)[:500]}
         blame = verdict(kind).blame
         code = ReasonCode.CANNOT_START if blame is Blame.WORKLOAD else ReasonCode.LAUNCH_FAILED
         blamed = machine if blame is Blame.MACHINE else None
-        lent = machine if any(n.machine == machine and n.lent for n in self._plan.nodes) else None
+        lent = machine if self._is_lent(machine) else None
         return LaunchFailure(Reason(code, detail), blamed, blame is Blame.WORKLOAD, lent)
 
     @staticmethod

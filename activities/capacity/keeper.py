@@ -63,14 +63,15 @@ class PoolKeeper:
         """Runs rounds until cancelled, while this process is the leader."""
         await lead(self._engine, Leader.POOLS, "keeping pools", self.round, self._settings.interval_s)
 
-    async def round(self) -> None:
-        """Runs one round. A provider that does not answer is left out.
+    async def round(self) -> list[str]:
+        """Runs one round. A provider that does not answer is left out; returns the errors of such providers.
 
         For an installation that launches no machines, a round is one query.
         """
         if self._providers.keys() <= {STATIC} and not await in_thread(self._has_work):
-            return
+            return []
         offers: list[Offer] = []
+        failures: list[str] = []
         for name, provider in self._providers.items():
             try:
                 began_s = self._clock()
@@ -80,14 +81,17 @@ class PoolKeeper:
                 offers += await in_thread(provider.offers)
             except ProviderUnavailable as error:
                 _log.warning("provider %s: %s; trying again", name, error)
-            except Exception:  # A fault in one provider must not affect the machines of other providers.
+                failures.append(f"provider {name}: {error}")
+            except Exception as error:  # A fault in one provider must not affect the machines of other providers.
                 _log.exception("provider %s; trying again", name)
+                failures.append(f"provider {name}: {error}")
         await in_thread(self._end_away)
         await in_thread(self._pools.round, offers)
         await self._start_missing_workflows()
         for machine in await in_thread(self._machines_of_gone):
             await self._forget(machine)
         await in_thread(self._forget_clusters)
+        return failures
 
     def _has_work(self) -> bool:
         """Returns whether there are pools, services, live instances, or machines of instances that are gone."""

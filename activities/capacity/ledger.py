@@ -57,7 +57,13 @@ def tell_to_end(session: Session, instance: str, reason: Reason) -> bool:
 
 
 def recently_refused(session: Session, pause_s: float) -> dict[OfferKey, Reason]:
-    """Returns the offers that were refused in the last `pause_s` seconds, each with its newest refusal, by key."""
+    """Returns the offers that were refused in the last `pause_s` seconds, each with its newest refusal, by key.
+
+    The reasons name the time from which the offer is tried again.
+    """
     recent = LaunchRefusal.at > text("now() - make_interval(secs => :s)").bindparams(s=pause_s)
     rows = session.scalars(select(LaunchRefusal).where(recent).order_by(LaunchRefusal.at))
-    return {(row.provider, row.zone, row.kind, row.machine_type): refusal_reason(row) for row in rows}
+    return {
+        (row.provider, row.zone, row.kind, row.machine_type): refusal_reason(row, row.at.timestamp() + pause_s)
+        for row in rows
+    }

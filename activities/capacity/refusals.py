@@ -5,7 +5,7 @@ from sqlalchemy.orm import Session
 
 from capacity.offers import Offer
 from capacity.providers import LaunchRefused, Refusal
-from domain.reasons import Reason, ReasonCode
+from domain.reasons import Reason, ReasonCode, in_words
 from infra.db.capacity import LaunchRefusal
 
 _CODES = {
@@ -33,10 +33,12 @@ def record_refusal(session: Session, instance: str, offer: Offer, refused: Launc
     )
 
 
-def refusal_reason(row: LaunchRefusal) -> Reason:
-    """Returns the reason for a refused launch, with the provider's error message."""
+def refusal_reason(row: LaunchRefusal, retry_at_s: float | None = None) -> Reason:
+    """Returns the reason for a refused launch, with the provider's error message, and when the offer is tried again."""
     detail = {
         "provider": row.provider, "zone": row.zone, "kind": row.kind, "machine_type": row.machine_type,
         "words": row.words,
     }  # fmt: skip
+    if retry_at_s is not None:
+        detail["retry_at"] = in_words(retry_at_s)
     return Reason(_CODES[row.refusal], detail)

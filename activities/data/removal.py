@@ -6,6 +6,7 @@ in full and found right since the deletion began. No other replica of the table 
 
 import logging
 import time
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -17,12 +18,15 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.data.verification import OutOfTime, Reading, Verifier
+from activities.heartbeat import heartbeating
 from activities.lifecycle.dispatch import start_scrub
+from activities.rounds import HOUSEKEEPING_LATE_S, RoundLog
 from domain import ids
 from domain.protocol import Activity
 from infra.db import events, integrity, outbox
 from infra.db.models import Attempt, Region, Workload
 from infra.db.placement_runs import PlacementMove, PlacementRun
+from infra.db.rounds import MOST_ERROR_CHARACTERS
 from infra.db.session import in_thread, transaction
 from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from mizzen.objects.store import ObjectStore, open_store
@@ -34,6 +38,7 @@ _AT_ONCE = 500
 _WORKERS = 8
 _MOST_S = 120.0
 """The time limit of a round. The next round continues."""
+_FAILS = "its deletion fails: "
 
 
 class RemovalActivities:
@@ -43,6 +48,7 @@ class RemovalActivities:
         self._engine = engine
         self._client = client
         self._verifier = Verifier(engine)
+        self._rounds = RoundLog(engine, "deletion of replicas", late_s=HOUSEKEEPING_LATE_S)
 
     @activity.defn(name=Activity.REMOVE_REPLICAS.value)
     async def remove(self) -> float:
@@ -52,19 +58,26 @@ class RemovalActivities:
         replica, this round cancels that workflow, and a later round deletes the replica. A replica that cannot be
         deleted now is tried again in the next round.
         """
+        with heartbeating() as beat:
+            async with self._rounds.one_async() as failures:
+                await self._round(beat, failures)
+        return 0.0
+
+    async def _round(self, beat: Callable[..., None], failures: list[str]) -> None:
         await self._keep_scrubbing()
         until_s = time.monotonic() + _MOST_S
         for table, region in await in_thread(self._due):
-            activity.heartbeat(table, region)
+            beat(table, region)
             if await self._was_copied(table, region):
                 continue
             try:
-                await self._remove(table, region, until_s)
+                await self._remove(table, region, Reading(until_s=until_s, beat=partial(beat, table, region)))
             except Exception as error:  # Any error of the bucket's store. The other replicas are still processed.
                 _log.warning("the replica of table %s in %s cannot be deleted now: %s", table, region, error)
+                failures.append(f"table {table} in {region}: {error}")
+                await in_thread(self._failed, table, region, error)
             if time.monotonic() > until_s:
                 break
-        return 0.0
 
     async def _keep_scrubbing(self) -> None:
         for region in await in_thread(self._regions):
@@ -97,9 +110,8 @@ class RemovalActivities:
             return False
         return True
 
-    async def _remove(self, table: str, region: str, until_s: float) -> None:
-        beat = partial(activity.heartbeat, table, region)
-        if not await in_thread(self._read_home, table, region, Reading(until_s=until_s, beat=beat)):
+    async def _remove(self, table: str, region: str, reading: Reading) -> None:
+        if not await in_thread(self._read_home, table, region, reading):
             return
         found = await in_thread(self._may_go, table, region)
         if found is None:
@@ -108,11 +120,11 @@ class RemovalActivities:
         whole = ids.table_prefix(table) in folders
         last = ""
         while batch := await in_thread(_objects, store, ids.table_prefix(table), last):
-            if time.monotonic() > until_s:
+            if reading.is_over:
                 return
             own = batch if whole else [key for key in batch if _folder(table, key) in folders]
             await in_thread(_delete, store, own)
-            beat()
+            reading.beat()
             last = batch[-1]
         await in_thread(self._forget, table, region)
 
@@ -156,6 +168,18 @@ class RemovalActivities:
                 own = ReplicaPartition.data_table == table, ReplicaPartition.region == region
                 statement = statement.where(Partition.name.in_(select(ReplicaPartition.partition).where(*own)))
             return open_store(session.get_one(Region, region).bucket_url), frozenset(session.scalars(statement))
+
+    def _failed(self, table: str, region: str, error: Exception) -> None:
+        """Records at the replica that its deletion failed. The event is recorded once for a series of failures."""
+        with transaction(self._engine) as session:
+            row = session.get(Replica, (table, region), with_for_update=True)
+            if row is None or row.state != "deleting":
+                return
+            because = _FAILS + (str(error) or type(error).__name__)[:MOST_ERROR_CHARACTERS]
+            if row.kept_because is not None and row.kept_because.startswith(_FAILS):
+                row.kept_because = because
+            else:
+                _keep(session, row, because)
 
     def _forget(self, table: str, region: str) -> None:
         with transaction(self._engine) as session:
@@ -227,7 +251,8 @@ def _deletable(session: Session, table: str, region: str) -> Replica | None:
     elif todo := integrity.unverified(session, table, home.home_region, since=since, of=region):
         because = f"partition {todo[0].name} has not been read at the home {home.home_region} since its grace ended"
     else:
-        row.kept_because = None
+        if row.kept_because is not None and not row.kept_because.startswith(_FAILS):
+            row.kept_because = None
         return row
     _keep(session, row, because)
     if wrong is not None:

@@ -9,9 +9,11 @@ from temporalio.exceptions import CancelledError
 
 from activities.data.verification import OutOfTime, Reading, Verifier
 from activities.heartbeat import heartbeating
+from activities.rounds import RoundLog
 from domain.protocol import Activity, Scrub
 from infra.config import Settings
 from infra.db import integrity, outbox
+from infra.db.rounds import verification_of
 from infra.db.session import transaction
 from infra.db.tables import Partition, Replica
 from mizzen.objects.bandwidth import Bandwidth, Share
@@ -32,6 +34,7 @@ class ScrubActivities:
         self._engine = engine
         self._settings = settings
         self._verifier = Verifier(engine)
+        self._rounds: dict[str, RoundLog] = {}
         budget = settings.copies.scrub_bytes_per_s
         self._share = None if budget is None else _only_share(Bandwidth(budget))
 
@@ -45,13 +48,15 @@ class ScrubActivities:
         until_s = time.monotonic() + _ROUND_S
         with transaction(self._engine) as session:
             without = integrity.tables_without_checksums(session, request.region)
+        rounds = self._rounds.setdefault(request.region, RoundLog(self._engine, verification_of(request.region), None))
         try:
-            return self._round(request.region, until_s)
+            with rounds.one() as failures:
+                return self._round(request.region, until_s, failures)
         finally:
             if without:
                 self._tell_others(request.region, without)
 
-    def _round(self, region: str, until_s: float) -> int:
+    def _round(self, region: str, until_s: float, failures: list[str]) -> int:
         with heartbeating():
             failed: set[tuple[str, str]] = set()
             while todo := [d for d in self._due(region) if d[:2] not in failed]:
@@ -68,6 +73,7 @@ class ScrubActivities:
                             "table %s, partition %s in %s cannot be read now: %s", table, partition, region, error
                         )
                         failed.add((table, partition))
+                        failures.append(f"table {table}, partition {partition}: {error}")
         return _REST_S
 
     def _tell_others(self, region: str, tables: list[str]) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import deque
@@ -15,6 +14,7 @@ from temporalio.exceptions import ApplicationError
 
 from domain.instance import TetrisInstance
 from domain.reads import Reads, reads_document
+from infra import children
 from infra.stack.supervisor import dies_with_parent
 from mizzen.objects.store import ObjectStore
 from tetris.columns import Columns
@@ -54,8 +54,10 @@ def searched(
 
 def _solve(folder: Path, tell: Callable[[str], None]) -> None:
     """Runs `python -m tetris` and reports its progress. Kills it if the activity is cancelled."""
-    command = [*dies_with_parent("KILL"), sys.executable, "-m", "tetris", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = [*dies_with_parent("KILL"), *children.python("-m", "tetris", str(folder))]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=children.environment()
+    ) as process:
         far = ["starting"]
         told: deque[str] = deque(maxlen=_LAST_LINES)
         readers = [

@@ -43,6 +43,11 @@ class Reading:
     """The deadline on the monotonic clock; None: there is no deadline."""
     beat: Callable[[], None] = lambda: None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.until_s is not None and time.monotonic() > self.until_s
+
     def look(self) -> None:
         """Sends a heartbeat and checks the deadline.
 
@@ -50,7 +55,7 @@ class Reading:
             OutOfTime: the deadline has passed.
         """
         self.beat()
-        if self.until_s is not None and time.monotonic() > self.until_s:
+        if self.is_over:
             raise OutOfTime
 
 

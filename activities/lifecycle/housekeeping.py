@@ -15,6 +15,7 @@ from activities.data.buckets import check_marker, marked_regions
 from activities.data.placement_runs import forget_placement_run, forget_placement_runs
 from activities.heartbeat import heartbeating
 from activities.lifecycle.store_work import Stores, Work
+from activities.rounds import HOUSEKEEPING_LATE_S, RoundLog
 from domain import ids
 from domain.protocol import Activity
 from infra.config import Settings
@@ -47,6 +48,7 @@ class HousekeepingActivities:
         self._settings = settings
         self._stores_s = stores_s
         self._stores = Stores()
+        self._rounds = RoundLog(engine, "expiry", HOUSEKEEPING_LATE_S)
         self._after = ""
         """Workloads with ids after this one are next to expire. So those whose objects cannot be deleted, for example
         because a store was lost, do not keep the others waiting."""
@@ -69,10 +71,10 @@ class HousekeepingActivities:
         delivered mail. A workload's records are kept longer than its objects, and its events at least as long as the
         workload's row.
         """
-        with heartbeating():
+        with heartbeating(), self._rounds.one() as failures:
             # Records do not depend on stores that may not answer.
             self._delete_records()
-            self._delete_objects()
+            failures += self._delete_objects()
             self._delete_records()  # Those of workloads whose objects were deleted just now.
         return 0.0
 
@@ -92,7 +94,8 @@ class HousekeepingActivities:
             session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(_KEEP_MAIL_S)))
             changes.forget(session, timedelta(seconds=_KEEP_CHANGES_S))
 
-    def _delete_objects(self) -> None:
+    def _delete_objects(self) -> list[str]:
+        """Deletes the objects; returns the messages of the stores where deletions failed."""
         lifecycle = self._settings.lifecycle
         with transaction(self._engine) as session:
             buckets = set(session.scalars(select(Region.bucket_url)))
@@ -130,12 +133,13 @@ class HousekeepingActivities:
                 work[url].append((workload, leave))
         for url, regions in marked.items():
             work[url] = [(name, partial(_in_bucket, regions=regions, work=one)) for name, one in work[url]]
-        done = self._stores.run(work, self._stores_s)
+        done, failures = self._stores.run(work, self._stores_s)
         left = {workload for url, workload in needed.keys() - done}
         with transaction(self._engine) as session:
             expired = Workload.id.in_([workload for workload in old if workload not in left])
             session.execute(update(Workload).where(expired).values(expired_at=func.now()))
         self._after = old[-1] if len(old) == _EXPIRED_AT_ONCE else ""
+        return failures
 
     def _leave_store(self, store: ObjectStore, url: str, workload: str, *, has_run: bool) -> None:
         """Deletes a workload's objects in the store of a cluster. A store without the marker is not the right one.

@@ -16,6 +16,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.data import checkpoint_stores
+from activities.lifecycle.lent_work import limit_of
 from activities.lifecycle.staging import bucket_named, failures_shown, is_shown, take_away
 from domain import ids
 from domain.hazard import hazard_per_h
@@ -110,6 +111,9 @@ class LaunchActivities:
             was_used = store_url is not None and checkpoint_stores.was_used(session, store_url, row.id, request.attempt)
             hazard = self._hazard(session, [machines[a.machine] for a in allocations])
             lent = lent_of(session, machines)
+            least_s, size_bytes = self._settings.lifecycle.lent_launch_s, len(body or b"")
+            attempt.launch_limit_s = limit_of(session, row.id, lent, least_s, size_bytes)
+            limit_s = attempt.launch_limit_s
             failed_before = is_shown(row)
         with bucket_named(region.name):
             store = open_store(region.bucket_url)
@@ -143,7 +147,7 @@ class LaunchActivities:
             take_away(self._engine, request)
         leaders = {name: job.master_machine for name, job in launch.jobs.items()}
         plan = self._plan(spec, region, allocations, leaders, len(launch.tasks), kept, store_url, lent)
-        return replace(plan, launch_key=key, launch_sha256=sha256)
+        return replace(plan, launch_key=key, launch_sha256=sha256, launch_limit_s=limit_s)
 
     def _placed_before(self, request: StageRequest) -> LaunchPlan:
         """Returns the plan of a placed attempt from Postgres, even if the attempt is released."""
@@ -361,6 +365,8 @@ class LaunchActivities:
                 interval_s=spec.checkpoint.interval_s,
                 grace_s=spec.checkpoint.grace_s,
                 keep=spec.checkpoint.keep,
+                max_failing_s=spec.checkpoint.max_failing_s,
+                max_failures=spec.checkpoint.max_failures,
                 uri=checkpoints.uri(ids.checkpoint_prefix(request.workload_id)),
                 machine_hazard_per_h=hazard,
             ),
@@ -368,6 +374,7 @@ class LaunchActivities:
             stale_tables=dict(stale),
             files=spec.files,
             workdir=spec.workdir,
+            keep_s=spec.keep_s,
             jobs={
                 job.name: JobLaunch(
                     role=job.role,

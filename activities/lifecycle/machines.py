@@ -20,6 +20,7 @@ from domain.registration import wrong_hello
 from domain.reported import OWNER, NoticeReport
 from infra.config import Settings
 from infra.db import events, outbox
+from infra.db.lent import lent_of
 from infra.db.logs import Event
 from infra.db.models import Allocation, Attempt, Cluster, Machine, Region, Workload
 from infra.db.session import transaction
@@ -84,7 +85,7 @@ class MachineActivities:
                 row.notice = None
                 if row.cordon is not None and row.cordon.get("code") == ReasonCode.PLATFORM_NOTICE:
                     row.cordon = None
-            withheld = row.withheld
+            withheld, claimed = row.withheld, row.gpus
             fits = _resize(row, hello)
             lends = bool(withheld & ~row.withheld)
             if not hello.taken and row.notice is not None and row.notice.get("detail", {}).get("platform") == OWNER:
@@ -98,7 +99,7 @@ class MachineActivities:
             session.flush()
             if row.withheld & ~withheld:
                 _give_up(session, row, row.withheld & ~withheld)
-            row.cordon = row.cordon or joining.ending(session, hello.machine)
+            row.cordon = row.cordon or joining.ending(session, hello.machine) or self._claims(session, row, claimed)
             live = _live(session, hello.machine)
             keys = {f"{workload}.{attempt}" for workload, attempt in live}
             stop = set(handover.unconfirmed(session, hello.machine))
@@ -111,6 +112,16 @@ class MachineActivities:
             message += f" {hello.memory_bytes} bytes of memory, less than is held on it; it waits until work has ended"
             raise ApplicationError(message, type="MachineShrunk")
         return self._welcome(stop)
+
+    def _claims(self, session: Session, row: Machine, before: int) -> dict[str, Any] | None:
+        """Returns the cordon of a lent machine that claims more GPUs than allowed, and more than `before`.
+
+        An operator who has removed the cordon has admitted the claim.
+        """
+        limit = self._settings.lifecycle.lent_gpus
+        if row.gpus <= max(limit, before) or row.id not in lent_of(session, {row.id: row}):
+            return None
+        return Reason(ReasonCode.CLAIMS_TOO_MUCH, {"gpus": row.gpus, "limit": limit}).to_json()
 
     def _welcome(self, stop: Iterable[str], **more: Any) -> Welcome:
         lifecycle = self._settings.lifecycle

@@ -10,12 +10,13 @@ from sqlalchemy import Engine, func, select
 from temporalio.client import Client
 
 from activities.leader import Leader, lead
-from activities.lifecycle.beats import for_each, read_beats
+from activities.lifecycle import lent_work
+from activities.lifecycle.beats import Beats, for_each, read_beats
 from activities.lifecycle.expiry import expire_pending
 from activities.lifecycle.workloads import record_checkpoint, set_bandwidth, set_progress
 from activities.services.readiness import record_readiness
 from domain.phases import Phase
-from domain.protocol import MailKind, NodeHeartbeat
+from domain.protocol import MailKind
 from domain.reasons import Reason, ReasonCode
 from domain.spec import WorkloadSpec
 from infra.config import Settings
@@ -48,9 +49,10 @@ class Progress:
 
         async def one(workload: str) -> None:
             beats = await read_beats(self._client, workload)
-            progress = [p for beat in beats for p in beat.progress]
-            if progress:
+            progress = [p for beat in beats.heard for p in beat.progress]
+            if progress or beats.mute_since_s is not None:
                 await in_thread(self._take, workload, attempts[workload], beats)
+            if progress:
                 await in_thread(record_readiness, self._engine, workload, progress)
 
         await for_each(attempts, one)
@@ -71,8 +73,8 @@ class Progress:
         self._collected = rows[-1][0] if rows else ""
         return [(w, a) for w, a in rows]
 
-    def _take(self, workload: str, attempt: int, beats: list[NodeHeartbeat]) -> None:
-        progress = [p for beat in beats for p in beat.progress]
+    def _take(self, workload: str, attempt: int, beats: Beats) -> None:
+        progress = [p for beat in beats.heard for p in beat.progress]
         with transaction(self._engine) as session:
             row = session.get(Workload, workload)
             own = session.get(Attempt, (workload, attempt), with_for_update=True)
@@ -80,14 +82,21 @@ class Progress:
                 return
             saved_before = own.checkpoint_step
             set_progress(own, progress)
-            set_bandwidth(own, [beat.bandwidth for beat in beats if beat.bandwidth is not None])
+            set_bandwidth(own, [beat.bandwidth for beat in beats.heard if beat.bandwidth is not None])
             if own.checkpoint_step != saved_before:
                 record_checkpoint(session, row, own)
-            limit_s = WorkloadSpec.model_validate(row.spec).limits.max_silence_s
-            heard = [p.active_at_s for p in progress if p.active_at_s is not None]
-            if limit_s is None or row.phase != Phase.RUNNING or own.started_at is None:
+            if row.phase != Phase.RUNNING or own.started_at is None:
+                return
+            limits = WorkloadSpec.model_validate(row.spec).limits
+            limit_s = limits.max_silence_s
+            if limit_s is None and own.launch_limit_s is None and own.launch_s is not None:
                 return
             now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+            if lent_work.look(session, row, own, beats, now, limits) or limit_s is None:
+                return
+            heard = [p.active_at_s for p in progress if p.active_at_s is not None]
+            if beats.mute_since_s is not None:
+                heard.append(beats.mute_since_s)  # A machine that has the request for so long and reports nothing.
             silent_s = now.timestamp() - max([*heard, own.started_at.timestamp()])
             if silent_s <= limit_s:
                 return

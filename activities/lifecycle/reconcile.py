@@ -158,8 +158,9 @@ class Reconciler:
         if not await in_thread(self._is_still, workload, fact):
             self._workloads.clear(workload)
             return
-        if found is not None and not self._workloads.told_again(workload):
+        if found is not None and not self._workloads.was_told_again(workload):
             await in_thread(self._all_mail_again, workload)
+            self._workloads.told_again(workload)
             return
         if found is not None:
             _log.warning("workload %s is %s, its workflow shows %s: replacing it", workload, fact, _shown_state(found))

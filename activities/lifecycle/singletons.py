@@ -8,10 +8,12 @@ import asyncio
 import itertools
 import logging
 
+from sqlalchemy import Engine
 from temporalio.client import Client, ScheduleAlreadyRunningError, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.data.placement_schedule import placement_schedule
+from activities.rounds import RoundLog
 from activities.singular import ensure_workflow
 from domain import ids
 from infra.config import NightlySettings
@@ -19,6 +21,7 @@ from infra.search_attributes import register
 
 _log = logging.getLogger(__name__)
 _ALL_EVERY = 12
+_LATE_S = 600.0
 SINGLETONS = {
     "SchedulerWorkflow": (ids.SCHEDULER_WORKFLOW_ID, "scans the queue and awards workloads"),
     "HousekeepingWorkflow": (ids.HOUSEKEEPING_WORKFLOW_ID, "deletes data whose retention time has passed"),
@@ -61,20 +64,22 @@ async def _runs(client: Client) -> list[str | None]:
     return runs
 
 
-async def keep_singletons(client: Client, nightly: NightlySettings, interval_s: float) -> None:
+async def keep_singletons(engine: Engine, client: Client, nightly: NightlySettings, interval_s: float) -> None:
     """Checks the singleton workflows every `interval_s` seconds until cancelled.
 
     All singletons are ensured every `_ALL_EVERY` rounds, and whenever a workflow has a new run id: Temporal's state was
     lost.
     """
     known: list[str | None] = []
+    rounds = RoundLog(engine, "singleton workflows", max(_LATE_S, _ALL_EVERY * interval_s))
     for number in itertools.count():
         try:
-            if number % _ALL_EVERY == 0:
-                known = []
-            if not known or None in known or await _runs(client) != known:
-                await assert_singletons(client, nightly)
-                known = await _runs(client)
+            async with rounds.one_async():
+                if number % _ALL_EVERY == 0:
+                    known = []
+                if not known or None in known or await _runs(client) != known:
+                    await assert_singletons(client, nightly)
+                    known = await _runs(client)
         except Exception as error:  # Temporal does not answer, or its namespace does not exist yet.
             _log.warning("singleton workflows in Temporal: %s; trying again", error)
         await asyncio.sleep(interval_s)

@@ -32,10 +32,13 @@ _FAILURES = {
         ReasonCode.RETRIES_EXHAUSTED,
         ReasonCode.OUT_OF_MEMORY,
         ReasonCode.SETUP_FAILED,
+        ReasonCode.SAVES_FAILED,
         ReasonCode.NOT_READY,
     )
 }
 """The reasons of attempts that count as failures of the user's tasks."""
+_NEVER_RAN = {code.value for code in (ReasonCode.LAUNCH_FAILED, ReasonCode.LAUNCH_TIMED_OUT, ReasonCode.CANNOT_START)}
+"""The reasons of attempts whose tasks were not started. They have a start time if one machine prepares and runs."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | Non
         unloadable=_in_a_row(codes, ReasonCode.CHECKPOINT_UNLOADABLE),
         suspects=list(suspicion.machines),
         unconfirmed=suspicion.attempts,
-        ran_s=sum(float(a.ran_s) for a in attempts),
+        ran_s=sum(float(a.ran_s) for a in attempts if (a.outcome or {}).get("code") not in _NEVER_RAN),
         table=LATEST,
         one_attempt=row.one_attempt,
     )

@@ -23,18 +23,20 @@ class Stores:
     def __init__(self) -> None:
         self._busy: dict[str, threading.Thread] = {}
 
-    def run(self, work: Mapping[str, Sequence[tuple[str, Work]]], limit_s: float) -> set[tuple[str, str]]:
+    def run(
+        self, work: Mapping[str, Sequence[tuple[str, Work]]], limit_s: float
+    ) -> tuple[set[tuple[str, str]], list[str]]:
         """Does the named work of each store, by URL, in order, until all is done or `limit_s` seconds have passed.
 
-        Returns what was done, as URL and name.
-
-        Errors are logged with the name of the work that failed; the other work is still done.
+        Returns what was done, as URL and name, and a message for each store with work that failed. The other work is
+        still done.
         """
         over = threading.Event()
         done: set[tuple[str, str]] = set()
+        failures: list[str] = []
         self._busy = {url: thread for url, thread in self._busy.items() if thread.is_alive()}
         threads = {
-            url: threading.Thread(target=_do, args=(url, tasks, over, done), name="deletions", daemon=True)
+            url: threading.Thread(target=_do, args=(url, tasks, over, done, failures), name="deletions", daemon=True)
             for url, tasks in work.items()
             if url not in self._busy
         }
@@ -46,11 +48,19 @@ class Stores:
         over.set()
         self._busy |= {url: thread for url, thread in threads.items() if thread.is_alive()}
         for url in sorted(self._busy.keys() & work.keys()):
-            _log.warning("the store %s did not end its work in time; it is tried again later", url)
-        return done.copy()
+            failures.append(f"{url}: its work did not end in time")
+        for failure in failures:
+            _log.warning("deletions: %s; trying again", failure)
+        return done.copy(), failures.copy()
 
 
-def _do(url: str, tasks: Sequence[tuple[str, Work]], over: threading.Event, done: set[tuple[str, str]]) -> None:
+def _do(
+    url: str,
+    tasks: Sequence[tuple[str, Work]],
+    over: threading.Event,
+    done: set[tuple[str, str]],
+    failures: list[str],
+) -> None:
     failed: list[str] = []
     try:
         store = open_store(url)
@@ -65,4 +75,4 @@ def _do(url: str, tasks: Sequence[tuple[str, Work]], over: threading.Event, done
     except Exception as error:
         failed.append(str(error))
     if failed:
-        _log.warning("%s: %d of %d deletions failed; the first: %s", url, len(failed), len(tasks), failed[0])
+        failures.append(f"{url}: {len(failed)} of {len(tasks)} deletions failed; the first: {failed[0]}")

@@ -33,13 +33,13 @@ class Suspects:
         self._found = kept
         return sorted(name for name, s in kept.items() if now_s - s.since_s >= self._patience_s)
 
-    def told_again(self, name: str) -> bool:
-        """Returns whether this was called before for a disagreement. At the first call, restarts its time."""
-        suspicion = self._found[name]
-        before, suspicion.told_again = suspicion.told_again, True
-        if not before:
-            suspicion.since_s = self._clock()
-        return before
+    def was_told_again(self, name: str) -> bool:
+        """Returns whether mail was redelivered because of a disagreement."""
+        return self._found[name].told_again
+
+    def told_again(self, name: str) -> None:
+        """Records that mail was redelivered because of a disagreement, and restarts its time."""
+        self._found[name].told_again, self._found[name].since_s = True, self._clock()
 
     def clear(self, name: str) -> None:
         """Removes a disagreement that was handled."""

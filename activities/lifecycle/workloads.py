@@ -1,6 +1,7 @@
 """Activities on a workload's row: phase changes and the release of an attempt."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -11,11 +12,11 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.lifecycle import handover
+from activities.lifecycle import handover, lent_work
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol import TASKS_MAY_RUN, Activity, FlushedRequest, ReleaseRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode, running_since
-from domain.reported import SAVES_KEPT, BandwidthReport, LoadState, TaskProgress
+from domain.reported import FEW_BYTES, SAVES_KEPT, BandwidthReport, LeftFiles, LoadState, TaskProgress
 from infra.config import Settings
 from infra.db import events, outbox
 from infra.db.lost_work import lost_by
@@ -23,6 +24,12 @@ from infra.db.models import Attempt, Machine, Workload
 from infra.db.phases import IllegalTransition, enter_phase
 from infra.db.session import transaction
 from infra.db.usage import record_attempt
+
+_LONGEST_KEPT_S = 366 * 86400.0
+_LONGEST_PATH = 4096
+_MOST_LEFT = 100
+"""The tasks of an attempt that have left most are shown, at most this many."""
+_MOST_LEFT_BYTES = 1 << 60
 
 _LOCK = text(
     "select attempt, region, finished_at is not null as finished, clock_timestamp() as now"
@@ -32,7 +39,10 @@ _CHECKPOINTS_HERE = text(
     "update workload as w set checkpoint_region = w.region, checkpoint_store = a.store_url from attempt as a"
     " where w.id = :workload and a.workload = w.id and a.attempt = w.attempt"
 )
-_BEGAN = text("update attempt set started_at = :now where workload = :workload and attempt = :attempt")
+_BEGAN = text(
+    "update attempt set started_at = :now, launch_s = coalesce(:launch_s, launch_s)"
+    " where workload = :workload and attempt = :attempt"
+)
 _LIVE = text(
     "select a.started_at is not null or w.phase = any(:after_asking)"
     " or a.ready_at is not null and (select count(*) = 1 from allocation where (workload, attempt) = (w.id, a.attempt))"
@@ -136,13 +146,15 @@ def record_checkpoint(session: Session, row: Workload, attempt: Attempt) -> None
 
 
 def _set_reports(attempt: Attempt, progress: list[TaskProgress]) -> None:
-    """Writes the cadence, load state and notice of an attempt, from its tasks' reports in order.
+    """Writes the cadence, load state, failing saves and notice of an attempt, from its tasks' reports in order.
 
-    The first reported cadence and notice are used. Of the load states, the worst is used: failed, then started.
+    The first reported cadence and notice are used. Of the load states, the worst is used: failed, then started. Of the
+    tasks whose saves fail, the one with the most failures is used.
     """
     cadences = [p.cadence for p in progress if p.cadence is not None]
     loads = [p.load for p in progress if p.load is not None]
     notices = [p.notice for p in progress if p.notice is not None]
+    failing = [p.failing for p in progress if p.failing is not None]
     if cadences:
         attempt.cadence = asdict(cadences[0])
     if loads:
@@ -150,6 +162,37 @@ def _set_reports(attempt: Attempt, progress: list[TaskProgress]) -> None:
         attempt.load = asdict(min(loads, key=lambda load: order.index(LoadState(load.state))))
     if notices:
         attempt.notice = asdict(notices[0])
+    attempt.failing = asdict(max(failing, key=lambda report: report.failures)) if failing else None
+    left = sorted((_left(p, p.left) for p in progress if p.left is not None), key=lambda one: -int(one["bytes"]))
+    if left:
+        attempt.left_files = left[:_MOST_LEFT]
+
+
+def _left(task: TaskProgress, left: LeftFiles) -> dict[str, Any]:
+    """Returns what a task has left, within what is possible: an agent that is not trusted can report anything."""
+    until_s = min(max(left.until_s, 0.0), time.time() + _LONGEST_KEPT_S) if math.isfinite(left.until_s) else 0.0
+    path, machine = (text.replace("\0", "").encode(errors="replace").decode() for text in (left.path, left.machine))
+    size = min(max(left.bytes, 0), _MOST_LEFT_BYTES)
+    return {"job": task.job, "task": task.task} | asdict(LeftFiles(machine[:256], path[:_LONGEST_PATH], size, until_s))
+
+
+def _warn_of_left_files(session: Session, attempt: Attempt, phase: Phase) -> None:
+    """Writes an event if a workload ends and its tasks have left more than `FEW_BYTES`, which will be deleted."""
+    left = attempt.left_files or []
+    size = sum(int(one["bytes"]) for one in left)
+    if phase not in TERMINAL_PHASES or size <= FEW_BYTES:
+        return
+    first = left[0]
+    events.record(
+        session,
+        "workload.left_files",
+        tenant=session.get_one(Workload, attempt.workload).tenant,
+        workload=attempt.workload,
+        attempt=attempt.attempt,
+        region=attempt.region,
+        detail={"bytes": size, "machine": first["machine"], "path": first["path"], "until_s": first["until_s"]},
+        dedup=f"{attempt.attempt}:left_files",
+    )
 
 
 def _set_lost_work(session: Session, attempt: Attempt) -> None:
@@ -189,6 +232,7 @@ class WorkloadActivities:
                 reason = running_since(found.attempt, found.region, found.now).to_json()
             if _enter(session, workload, phase, reason) and phase is Phase.RUNNING:
                 began = {"workload": workload, "attempt": found.attempt, "now": found.now}
+                began["launch_s"] = request.launch_s
                 session.execute(_BEGAN, began)
             if phase in TERMINAL_PHASES:
                 outbox.wake_scheduler(session)
@@ -216,6 +260,7 @@ class WorkloadActivities:
             # The attempt is locked after the machines: see the order of locks in `handover`.
             attempt = session.get_one(Attempt, (workload, request.attempt), with_for_update=True)
             set_progress(attempt, request.progress)
+            lent_work.earn(session, attempt, request.progress)
             attempt.released_at = func.clock_timestamp()
             attempt.outcome = request.reason
             session.flush()
@@ -226,6 +271,7 @@ class WorkloadActivities:
                 "resumed_step": attempt.resumed_step,
             }
             _enter(session, workload, phase, request.reason, detail=detail, leaves=True)
+            _warn_of_left_files(session, attempt, phase)
             if request.reason.get("code") != ReasonCode.COMPLETED:
                 _set_lost_work(session, attempt)
             record_attempt(session, workload, request.attempt)
@@ -242,6 +288,7 @@ class WorkloadActivities:
                 return
             before = attempt.checkpoint_step
             set_progress(attempt, request.progress)
+            lent_work.earn(session, attempt, request.progress)
             _set_lost_work(session, attempt)
             if attempt.checkpoint_step != before:
                 record_checkpoint(session, row, attempt)
@@ -259,6 +306,7 @@ class WorkloadActivities:
         if phase is Phase.SUCCEEDED:
             for machine in machines.values():
                 machine.failed_gangs, machine.failed_workloads, machine.failed_at = 0, [], None
+                machine.answered_at = machine.answered_at or func.now()
         guilty, workload = machines.get(blamed or ""), attempt.workload
         if guilty is None or workload in guilty.failed_workloads or _has_cordoned(session, workload):
             return

@@ -16,7 +16,7 @@ from domain.demand import demand_of
 from domain.phases import PLACED_PHASES, QUEUED_PHASES, Phase
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import ReasonCode
-from domain.reported import LEAST_WRITE_S
+from domain.reported import LEAST_WRITE_S, stall_of
 from domain.scheduling import JobRequest
 from infra.config.scheduling import ReclaimSettings
 from infra.db.buckets import failing_buckets
@@ -50,8 +50,8 @@ _MOVING = text(
     "     and e.dedup = w.attempt || :told))"
 )
 _MAY_MOVE = text(
-    "select w.id, w.ask, ran.s, a.checkpoint_bytes, a.checkpoint_write_s, a.checkpoint_s, a.saves, held.gpu_types,"
-    " held.clusters, coalesce((w.spec -> 'checkpoint' ->> 'grace_s')::float8, 0)"
+    "select w.id, w.ask, ran.s, a.checkpoint_bytes, a.checkpoint_write_s, a.cadence, a.checkpoint_s, a.saves,"
+    " held.gpu_types, held.clusters, coalesce((w.spec -> 'checkpoint' ->> 'grace_s')::float8, 0)"
     " from workload as w join attempt as a on (a.workload, a.attempt) = (w.id, w.attempt)"
     " cross join lateral (select count(*) filter (where outcome ->> 'code' = :early"
     "     and released_at > now() - make_interval(secs => :day_s)) as moves,"
@@ -166,7 +166,7 @@ def _candidate(
     job: RunningJob, row: Any, region: str, kinds: Mapping[str, str], settings: ReclaimSettings
 ) -> Candidate | None:
     """Returns a job, or None if it may not move: see `docs/reclaim.md`."""
-    _, ask, ran_s, size_bytes, write_s, stall_s, saves, gpu_types, clusters, grace_s = row
+    _, ask, ran_s, size_bytes, write_s, cadence, checkpoint_s, saves, gpu_types, clusters, grace_s = row
     demand = demand_of(ask)
     accepted = frozenset(kind for each in demand.jobs for kind in each.capacity)
     if len(gpu_types) > 1 or len(clusters) > 1 or job.lent != job.machines:
@@ -176,10 +176,8 @@ def _candidate(
     longest_s = max([write_s, *(s for _, s in saves or ())])
     if not LEAST_WRITE_S <= longest_s <= grace_s - COMMIT_S:
         return None  # Its last save would be cut off.
-    saving = saving_of(
-        saves, size_bytes, write_s, job.most_bytes,
-        stall_s if stall_s is not None and 0 <= stall_s <= longest_s else None, settings,
-    )  # fmt: skip
+    stall_s = stall_of(cadence, checkpoint_s)
+    saving = saving_of(saves, size_bytes, write_s, job.most_bytes, stall_s, settings)
     (gpu_type,) = gpu_types
     return Candidate(
         job.workload,

@@ -72,8 +72,9 @@ class Pacer:
         """Runs rounds until cancelled, while this process is the leader."""
         await lead(self._engine, Leader.PACING, "pacing", self.round, self._settings.control_period_s)
 
-    async def round(self) -> None:
-        """Runs one control period. For an installation without voluntary machines, it is one query."""
+    async def round(self) -> list[str]:
+        """Runs one control period; returns the errors of signals. Without voluntary machines, it is one query."""
+        failures: list[str] = []
         for pace in await in_thread(self.paces):
             handle = self._client.get_workflow_handle(ids.machine_workflow_id(pace.machine))
             try:
@@ -81,7 +82,9 @@ class Pacer:
             except RPCError as error:
                 if error.status is not RPCStatusCode.NOT_FOUND:
                     _log.warning("the tasks of %s are not told how often to save: %s", pace.machine, error)
+                    failures.append(f"signal to machine {pace.machine}: {error}")
         await in_thread(self._early.round)
+        return failures
 
     def paces(self) -> list[Pace]:
         """Counts the departures since the last control period; returns the intervals for the tasks of each machine."""
@@ -165,6 +168,7 @@ def _paces(
     """Returns the intervals for the tasks of each machine. The hazard of a gang is the sum over its lent machines."""
     upper = dict(zip(state.nodes, model.hazards(state, now_s).upper_per_h.tolist(), strict=True))
     hazard_per_h = np.array([sum(upper[machine] for machine in job.lent) for job in jobs])
+    stores = {store: number for number, store in enumerate(dict.fromkeys(job.store for job in jobs))}
     p1 = P1Settings()
     decided = tick(
         SiteJobs(
@@ -172,9 +176,11 @@ def _paces(
             hazard_per_h=hazard_per_h,
             checkpoint_bytes=np.array([job.save_bytes for job in jobs], np.float64),
             loss_budget_s=settings.loss_budget_s,
-            cap_bytes_s=np.array([min(_effective_bytes_s(job, now_s), settings.checkpoint_bytes_s) for job in jobs]),
+            stall_s=np.array([job.stall_s for job in jobs]),
+            store=np.array([stores[job.store] for job in jobs]),
+            cap_bytes_s=np.array([_effective_bytes_s(job, now_s) for job in jobs]),
         ),
-        settings.checkpoint_bytes_s,
+        np.full(len(stores), settings.checkpoint_bytes_s / p1.write_share),
         p1,
     )
     by_machine: dict[str, list[RunPace]] = defaultdict(list)
@@ -189,6 +195,7 @@ def _paces(
             p1.stagger_s,
             float(decided.offset_s[at]),
             IntervalReason(int(decided.reason[at])).name.lower(),
+            float(decided.least_s[at]),
         )
         for machine in job.machines:
             by_machine[machine].append(pace)
@@ -197,16 +204,17 @@ def _paces(
 
 
 def _effective_bytes_s(job: RunningJob, now_s: float) -> float:
-    """Returns B_eff, the smaller of the write speed and of the lower bound of the measured bandwidth, as payload.
+    """Returns B_eff, the smaller of the write speed and of the mean of the measured bandwidth, as payload.
 
-    A bandwidth far below what a save itself achieved is not believed: a machine may report anything, and
-    its gang would save too rarely.
+    Periodic saves have no deadline, so the lower bound, on which a notice counts, would only make them rarer.
+    A bandwidth far below what a save itself achieved is not believed: a machine may report anything, and its gang would
+    save too rarely.
     """
     write_bytes_s = job.save_bytes / job.write_s
     measured = job.bandwidth
     if measured is None or now_s - measured.at_s > _MEASURED_S:
         return write_bytes_s
-    payload_bytes_s = measured.lower_bytes_s / (1 + OVERHEAD_SHARE)
+    payload_bytes_s = measured.bytes_s / (1 + OVERHEAD_SHARE)
     return float(effective_bytes_s(write_bytes_s, max(payload_bytes_s, _LEAST_SHARE * write_bytes_s)))
 
 

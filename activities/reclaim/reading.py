@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from domain.capacity import CapacityKind
 from domain.phases import Phase
-from domain.reported import LEAST_WRITE_S, OWNER, BandwidthReport, typical_save
+from domain.reported import LEAST_WRITE_S, OWNER, BandwidthReport, stall_of, typical_save
 from infra.db.events import Cursor
 from infra.db.models import Allocation, Attempt, Cluster, Machine, Workload
 
@@ -56,8 +56,12 @@ class RunningJob:
     """What a save writes, at most what its memory and that of its GPUs can hold."""
     write_s: float
     """How long that takes until it is durable."""
+    stall_s: float
+    """For how long it stalls the training."""
     most_bytes: int
     """What its memory and that of its GPUs can hold."""
+    store: tuple[str, str | None] = ("", None)
+    """Its region, and the URL of the store of its cluster; None: the bucket of the region."""
     bandwidth: BandwidthReport | None = None
     """The lowest bandwidth that its machines have measured; None: not measured."""
 
@@ -131,7 +135,11 @@ def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
             func.sum(Allocation.memory_bytes + _GPUS * GPU_BYTES),
             Attempt.checkpoint_bytes,
             Attempt.checkpoint_write_s,
+            Attempt.checkpoint_s,
+            Attempt.cadence,
             Attempt.saves,
+            Attempt.region,
+            Attempt.store_url,
             Attempt.bandwidth,
         )
         .join(Workload, (Workload.id == Attempt.workload) & (Workload.attempt == Attempt.attempt))
@@ -153,9 +161,23 @@ def read_jobs(session: Session, machines: Sequence[str]) -> list[RunningJob]:
             attempt,
             tuple(sorted(held)),
             tuple(sorted(known & set(held))),
-            *typical_save(saves or (), size_bytes, write_s, int(memory_bytes)),
+            *typical_save(saves or (), size_bytes, write_s, int(memory_bytes), stall_of(cadence, checkpoint_s)),
             int(memory_bytes),
+            (region, store_url),
             None if bandwidth is None else BandwidthReport(**bandwidth),
         )
-        for workload, attempt, held, memory_bytes, size_bytes, write_s, saves, bandwidth in rows
+        for (
+            workload,
+            attempt,
+            held,
+            memory_bytes,
+            size_bytes,
+            write_s,
+            checkpoint_s,
+            cadence,
+            saves,
+            region,
+            store_url,
+            bandwidth,
+        ) in rows
     ]

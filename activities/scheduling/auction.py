@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
+from math import inf
 
 from sqlalchemy import Engine, delete, text
 from sqlalchemy.orm import Session
@@ -72,10 +73,11 @@ class AuctionActivities:
         self._counters["scans"] += 1
         with transaction(self._engine) as session:
             write_ranks(session, ranks)
-            asking = self._listening.ask(session, number, regions, now_s)
+            self._listening.read(session, number, now_s)
             session.execute(delete(ScanBatch).where(ScanBatch.scan < number))
             if len(scanned) and regions:
                 put_batch(session, number, 0, scanned.batch(0, self._settings.batch))
+        asking = self._listening.asking(regions, now_s)
         self._listening.publish()
         if not len(scanned):
             self._publish(scanned)
@@ -107,14 +109,19 @@ class AuctionActivities:
 
     @activity.defn(name=Activity.AWARD.value)
     def award(self, request: AwardRequest) -> AwardResult:
-        """Awards a batch in queue order.
+        """Awards a batch in queue order. An error ends the pass: the next try requests a new scan.
 
         If an earlier workload of the batch was placed in a region, the region bids again, in this process and on the
         changed state. So the result equals that of placing one workload at a time. Bids for the regions of this
         process, and replacements of lost bids, are also made here.
         """
         with self._share.spending():
-            return self._award(request)
+            try:
+                return self._award(request)
+            except BaseException:
+                # The pass has lost its reservations, and awards may be committed without their wake of the scheduler.
+                self._scanned = None
+                raise
 
     def _award(self, request: AwardRequest) -> AwardResult:
         scanned = self._scanned if self._scanned is not None and self._scanned.number == request.scan else None
@@ -165,9 +172,20 @@ class AuctionActivities:
         if done.gave_up:
             with transaction(self._engine) as session:
                 outbox.wake_scheduler(session)
+        due_s = [rest_s, self._until_retry_s(done, state.now_s)]
+        rest_s = min((s for s in due_s if s is not None), default=None)
         result = AwardResult(awarded=done.awarded, waiting=len(done.waiting), rebids=done.rebids, rest_s=rest_s)
         self._counters.update(awarded=result.awarded, waiting=result.waiting, rebids=result.rebids, batches=1)
         return result
+
+    def _until_retry_s(self, done: BatchAward, now_s: float) -> float | None:
+        """Returns the seconds until time alone may change that a workload of a batch waits; None: only events can.
+
+        Not less than the average pause between passes that changes start (`wakes_per_s`).
+        """
+        waiting = (done.outcomes[a.queued.workload] for a in done.waiting)
+        retry_at_s = min((outcome.retry_at_s for outcome in waiting), default=inf)
+        return None if retry_at_s == inf else max(retry_at_s - now_s, 1 / self._settings.wakes_per_s)
 
     def _count(self, before: Stats, now: Stats) -> None:
         for name in ("bids", "rounds", "negative_hits", "negative_misses", "joint_heads", "joint_gains"):

@@ -1,10 +1,13 @@
 """The machines that a queued workload avoids: those on which it failed, if the failure is not confirmed.
 
-`lifecycle.suspicion` decides that a failure on machines that owners lend is not confirmed, and which ones to avoid.
+`lifecycle.suspicion` decides that a failure on machines that owners lend is not confirmed, and which ones to avoid. A
+lent machine that did not start the workload in time is avoided, too.
 """
 
 from collections.abc import Sequence
 from datetime import timedelta
+from math import inf
+from typing import NamedTuple
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -13,15 +16,30 @@ from domain.reasons import ReasonCode
 
 AVOIDED = timedelta(hours=1)
 """How long. If no other machine can take the workload in this time, the same machine may get it again."""
+_CODES = [ReasonCode.UNCONFIRMED_FAILURE.value, ReasonCode.LAUNCH_TIMED_OUT.value]
 _FAILED = text(
-    "select workload, array_agg(distinct machine)"
+    "select workload, array_agg(distinct machine),"
+    " extract(epoch from min(released_at) + cast(:avoided as interval))::float8"
     " from attempt, jsonb_array_elements_text(outcome -> 'detail' -> 'avoided') as machine"
-    " where workload = any(:ids) and outcome ->> 'code' = :code and released_at > now() - cast(:avoided as interval)"
+    " where workload = any(:ids) and outcome ->> 'code' = any(:codes)"
+    " and released_at > now() - cast(:avoided as interval)"
     " group by workload"
 )
 
 
-def avoided_by(session: Session, workloads: Sequence[str]) -> dict[str, frozenset[str]]:
-    """Returns the machines that each of these workloads avoids; workloads that avoid none are left out."""
-    values = {"ids": workloads, "code": ReasonCode.UNCONFIRMED_FAILURE.value, "avoided": AVOIDED}
-    return {workload: frozenset(machines) for workload, machines in session.execute(_FAILED, values).all()}
+class Avoided(NamedTuple):
+    """What a workload avoids."""
+
+    machines: frozenset[str] = frozenset()
+    until_s: float = inf
+    """When it may use the first of them again."""
+
+
+NOTHING_AVOIDED = Avoided()
+
+
+def avoided_by(session: Session, workloads: Sequence[str]) -> dict[str, Avoided]:
+    """Returns what each of these workloads avoids; workloads that avoid no machine are left out."""
+    values = {"ids": workloads, "codes": _CODES, "avoided": AVOIDED}
+    rows = session.execute(_FAILED, values).all()
+    return {workload: Avoided(frozenset(machines), until_s) for workload, machines, until_s in rows}

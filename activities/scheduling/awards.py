@@ -69,7 +69,7 @@ def connected(engine: Engine) -> Iterator[Connection[Any]]:
         finally:
             if not driver.closed:
                 driver.autocommit = False
-    except psycopg.OperationalError:
+    except BaseException:  # Also an interruption in the middle of a statement: the connection's state is unknown.
         pooled.invalidate()
         raise
     finally:

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC
+from math import inf
 
 from pydantic import TypeAdapter
 from sqlalchemy import Engine, select, text
@@ -12,7 +13,8 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 
 import rms.bid
-from activities.scheduling.avoided import avoided_by
+from activities.scheduling.avoided import NOTHING_AVOIDED, Avoided, avoided_by
+from activities.scheduling.doubted import NO_DOUBTS, Doubted, doubted
 from activities.scheduling.moves import Leaving, moves_of
 from activities.scheduling.scan_result import ScannedWorkload, batch
 from activities.scheduling.scheduler_state import SchedulerState
@@ -74,14 +76,15 @@ def asked(session: Session, queued: Sequence[ScannedWorkload], settings: Reclaim
     for workload, written, at_s, level in rows:
         demands[workload], said[workload] = demand_of(written), (at_s, level)
     avoided = avoided_by(session, list(demands))
+    machines = {workload: one.machines for workload, one in avoided.items()}
     moving = moves_of(
         session,
         {e.workload: _jobs(e, demands[e.workload]) for e in queued if e.workload in demands},
         {workload: demand.max_runtime_s for workload, demand in demands.items()},
-        avoided,
+        machines,
         settings,
     )
-    evictors = newest_evictors(session)
+    evictors, doubts = newest_evictors(session), doubted(session)
     replicas = ready_replicas(session, {t for demand in demands.values() for t in demand.tables})
     return [
         BidSubject(
@@ -92,7 +95,8 @@ def asked(session: Session, queued: Sequence[ScannedWorkload], settings: Reclaim
                 demands[e.workload],
                 immune_to(e.workload, evictors),
                 moving.get(e.workload),
-                avoided.get(e.workload, frozenset()),
+                avoided.get(e.workload, NOTHING_AVOIDED),
+                doubts,
             ),
             replicas,
             *said[e.workload],
@@ -107,16 +111,28 @@ def placement_request(
     demand: WorkloadDemand,
     immune: frozenset[str] = frozenset(),
     moving: Leaving | None = None,
-    avoided: frozenset[str] = frozenset(),
+    avoided: Avoided = NOTHING_AVOIDED,
+    doubts: Doubted = NO_DOUBTS,
 ) -> PlacementRequest:
     """Returns the request of a queued workload to a region's RMS, with its rank and eligible GPU types from the scan.
 
-    `immune` are the workloads that it may not evict, `moving` set if it has left owners' machines, and `avoided` the
-    machines that it may not use.
+    `immune` are the workloads that it may not evict, `moving` set if it has left owners' machines, `avoided` the
+    machines that it may not use, and `doubts` those that it uses only if no others have room.
     """
-    jobs, evicts, shuns = moving or Leaving(_jobs(queued, demand), True, frozenset())
-    displaces = frozenset(queued.displaces)
-    return PlacementRequest(queued.workload, queued.rank, jobs, immune, displaces, avoided, evicts, shuns)
+    leaving = moving or Leaving(_jobs(queued, demand), frozenset())
+    return PlacementRequest(
+        queued.workload,
+        queued.rank,
+        leaving.jobs,
+        immune,
+        frozenset(queued.displaces),
+        avoided.machines,
+        avoided.until_s,
+        leaving.evicts_from_s is None,
+        inf if leaving.evicts_from_s is None else leaving.evicts_from_s,
+        leaving.shuns,
+        *doubts,
+    )
 
 
 def _jobs(queued: ScannedWorkload, demand: WorkloadDemand) -> tuple[JobRequest, ...]:

@@ -7,6 +7,7 @@ from sqlalchemy import Engine, text
 
 from activities.scheduling.bids import BidSubject, placement_request
 from activities.scheduling.candidates import candidates, closed_to
+from activities.scheduling.doubted import doubted
 from activities.scheduling.queue_state import microseconds
 from activities.scheduling.reading import QueuedRow
 from activities.scheduling.scan_result import ScannedWorkload
@@ -42,6 +43,7 @@ def dry_run(
         ).scalar_one()
         demand = demand_of(written)
         replicas = ready_replicas(session, demand.tables)
+        doubts = doubted(session)
         level = max(session.get_one(Tenant, spec.tenant).level, spec.level or HIGHEST_LEVEL)
     with state.current():
         own = QueuedRow(DRY_RUN_ID, spec.tenant, spec.level, False, microseconds(state.now_s), written)
@@ -53,7 +55,9 @@ def dry_run(
         finally:
             state.queue.put_workloads([own._replace(ask=None)])
         queued = ScannedWorkload(DRY_RUN_ID, ranked.rank, ranked.gpu_types, ranked.reason, ranked.displaces)
-        asked = BidSubject(queued, demand, placement_request(queued, demand), replicas, state.now_s, level)
+        asked = BidSubject(
+            queued, demand, placement_request(queued, demand, doubts=doubts), replicas, state.now_s, level
+        )
         shut = closed_to(state, [asked], left_out)[DRY_RUN_ID]
         (wanted,) = candidates([asked], state.regions.keys() - left_out.keys(), state.now_s)
         with state.ranks(ranks):

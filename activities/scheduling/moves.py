@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from activities.scheduling.room import Room
 from domain.capacity import CapacityKind
 from domain.reasons import ReasonCode
-from domain.reported import LEAST_WRITE_S, typical_save
+from domain.reported import LEAST_WRITE_S, stall_of, typical_save
 from domain.scheduling import MOST_US, JobRequest, Move
 from infra.config.scheduling import ReclaimSettings
 from reclaim.buildings import Building, Departure, Rate, score
@@ -32,11 +32,12 @@ _LEFT = text(
     "select w.id, a.region, a.plan -> 'jobs', saved.checkpoint_bytes,"
     " case when saved.checkpoint_write_s >= :least_write_s and saved.checkpoint_write_s < 'Infinity'"
     "   then saved.checkpoint_write_s end,"
-    " case when saved.checkpoint_s >= 0 and saved.checkpoint_s < 'Infinity' then saved.checkpoint_s end, saved.saves,"
+    " saved.cadence, saved.checkpoint_s, saved.saves,"
     " ran.s, case when a.outcome ->> 'code' = :early then a.outcome -> 'detail' ->> 'cluster' end,"
-    " coalesce(a.released_at > now() - make_interval(secs => :patience_s), false)"
+    " case when a.released_at > now() - make_interval(secs => :patience_s)"
+    "   then extract(epoch from a.released_at)::float8 + :patience_s end"
     " from workload as w join attempt as a on (a.workload, a.attempt) = (w.id, w.attempt)"
-    " cross join lateral (select checkpoint_bytes, checkpoint_write_s, checkpoint_s, saves from attempt"
+    " cross join lateral (select checkpoint_bytes, checkpoint_write_s, cadence, checkpoint_s, saves from attempt"
     "   where workload = w.id and checkpoint_bytes > 0 order by attempt desc limit 1) as saved"
     " cross join lateral (select coalesce(sum(extract(epoch from released_at - started_at)), 0)::float8 as s"
     "   from attempt where workload = w.id) as ran"
@@ -66,13 +67,14 @@ class _Left(NamedTuple):
     placements: list[dict[str, Any]]
     checkpoint_bytes: int
     write_s: float | None
-    stall_s: float | None
+    cadence: dict[str, Any] | None
+    checkpoint_s: float | None
     saves: list[list[float]] | None
     ran_s: float
     early_to: str | None
     """The cluster `region/cluster` for which it left early."""
-    is_recent: bool
-    """Whether it has left within `_PATIENCE_S`."""
+    patient_until_s: float | None
+    """The end of `_PATIENCE_S`, if it has left within this time."""
 
 
 class Leaving(NamedTuple):
@@ -80,10 +82,10 @@ class Leaving(NamedTuple):
 
     jobs: tuple[JobRequest, ...]
     """With the score of each cluster."""
-    evicts: bool
-    """Whether it may evict others."""
     shuns: frozenset[str]
     """Machines in lent clusters that it does not need, and whose owners come more often than those of others."""
+    evicts_from_s: float | None = None
+    """When it may evict others again; None: it may now."""
 
 
 def moves_of(
@@ -183,7 +185,7 @@ class _Scores:
             accepted.update(here)
         lent = accepted.intersection(self._lent) if by_machine else ()
         shuns = frozenset(machine for place in lent for machine in self._room.machines(place)) - kept
-        return Leaving(tuple(scored), left.early_to is None or not left.is_recent, shuns)
+        return Leaving(tuple(scored), shuns, None if left.early_to is None else left.patient_until_s)
 
     def _seen(self, place: str, found: Collection[str] | None, machines: int) -> Building:
         """Returns a cluster with the rate of the machines that were found, or else of as many of its machines."""
@@ -207,7 +209,8 @@ class _Scores:
         departure = Departure(site, name, left.checkpoint_bytes, left.write_s, remaining_s, local)
         if self._settings.forecasts or left.early_to is not None:
             save = left.saves, left.checkpoint_bytes, left.write_s, left.checkpoint_bytes
-            scores = joint_score(buildings, departure, saving_of(*save, left.stall_s, self._settings))
+            stall_s = stall_of(left.cadence, left.checkpoint_s)
+            scores = joint_score(buildings, departure, saving_of(*save, stall_s, self._settings))
         else:
             scores = score(buildings, departure)
         moves = []
@@ -228,12 +231,11 @@ def saving_of(
 ) -> Saving:
     """Returns how a job saves, from what its tasks have reported (`domain.reported.typical_save`).
 
-    What limits its saves where it is, is assumed to limit them elsewhere, too: it may be the job itself. No save stalls
-    a job for longer than it takes.
+    What limits its saves where it is, is assumed to limit them elsewhere, too: it may be the job itself.
     """
     most_bytes_s = settings.checkpoint_bytes_s
     if write_s is None:
         return Saving(min(checkpoint_bytes, most_bytes), None, settings.loss_budget_s, most_bytes_s)
-    save_bytes, save_s = typical_save(saves or (), checkpoint_bytes, write_s, most_bytes)
-    stall_s = None if stall_s is None else min(stall_s, save_s)
-    return Saving(save_bytes, stall_s, settings.loss_budget_s, min(most_bytes_s, save_bytes / save_s))
+    save = typical_save(saves or (), checkpoint_bytes, write_s, most_bytes, stall_s)
+    most_bytes_s = min(most_bytes_s, save.sent_bytes / save.write_s)
+    return Saving(save.sent_bytes, save.stall_s, settings.loss_budget_s, most_bytes_s)

@@ -26,6 +26,7 @@ from domain.scheduling import (
     TenantState,
 )
 from gms.scan import scan
+from infra import children
 from rms.award import award
 from rms.bid import bid_in
 from rms.gang import Planner
@@ -54,7 +55,10 @@ def compile_queue() -> None:
 def compile_bids() -> None:
     """Compiles the inner loops of bids by bids, awards, reservations and releases in a small region."""
     machines = tuple(MachineState(m, "c", "r", "a", 2, free, 4000, 8, 8000, 8) for m, free in (("m", 0), ("n", 2)))
-    running = (RunningWorkload("v", 8, 0.0, (Holding("m", 2, 1000, 1),), 0.0),)
+    running = (
+        RunningWorkload("v", 8, 0.0, (Holding("m", 2, 1000, 1),), 0.0),
+        RunningWorkload("young", 8, 0.0, (Holding("m", 0, 1000, 1),), 0.0, protected_until_s=9.0),
+    )
     region = Region.of(RegionSnapshot("here", 1.0, machines, running))
     planner = Planner(region)
     for number in range(3):
@@ -90,7 +94,7 @@ def main(parts: list[str]) -> int:
                 mark_complete(_PACKAGES[part])
         return 0
     started = [
-        subprocess.Popen([sys.executable, "-m", "activities.scheduling.precompile", part]) for part in ("queue", "bids")
+        subprocess.Popen(children.python("-m", "activities.scheduling.precompile", part)) for part in ("queue", "bids")
     ]
     return max(process.wait() for process in started)
 

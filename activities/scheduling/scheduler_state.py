@@ -74,10 +74,18 @@ class SchedulerState:
 
     @contextmanager
     def current(self) -> Iterator["SchedulerState"]:
-        """Locks the state until the end of the block, and updates it to the current snapshot."""
+        """Locks the state until the end of the block, and updates it to the current snapshot.
+
+        If the block raises, its tentative changes may still be in the columns, and it is unknown which of them Postgres
+        has committed. So the next call does a full read, which also drops the auction with its caches and reservations.
+        """
         with self._lock:
             self.look()
-            yield self
+            try:
+                yield self
+            except BaseException:
+                self._seen = None
+                raise
 
     def look(self) -> None:
         """Applies the changes since the last read; does a full read if the log is too short. The lock must be held."""

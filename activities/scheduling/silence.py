@@ -37,10 +37,10 @@ class SilenceTracker:
         """Returns the seconds until a silent region gets its next request; None: all regions answer in time."""
         return self._silence.due_s(now_s)
 
-    def ask(self, session: Session, scan: int, regions: Iterable[str], now_s: float) -> Asking:
-        """Returns the regions that get bid requests in a scan's pass.
+    def read(self, session: Session, scan: int, now_s: float) -> None:
+        """Reads and deletes the bids of earlier scans, which show the regions that have answered.
 
-        Reads and deletes the bids of earlier scans, which show the regions that have answered.
+        A transaction that is rolled back and repeated reads the same answers again, which changes nothing.
         """
         self._asked_s[scan] = now_s
         for old in sorted(self._asked_s)[:-_REMEMBERED_SCANS]:
@@ -51,6 +51,11 @@ class SilenceTracker:
             asked_s = self._asked_s.get(asked_in)
             in_time = asked_s is not None and float(answered_s) - asked_s <= self._deadline_s
             self._silence.answer(region, in_time=in_time)
+
+    def asking(self, regions: Iterable[str], now_s: float) -> Asking:
+        """Returns the regions that get bid requests in a pass. Call it once for each pass, after `read` has committed:
+        the backoff of a region that is probed becomes longer.
+        """
         return self._silence.asking(regions, now_s)
 
     def miss(self, scan: int, regions: Iterable[str], now_s: float) -> None:

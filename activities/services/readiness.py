@@ -46,7 +46,7 @@ class Readiness:
             await asyncio.sleep(self._interval_s)
 
     async def _one(self, workload: str) -> None:
-        progress = [p for beat in await read_beats(self._client, workload) for p in beat.progress]
+        progress = [p for beat in (await read_beats(self._client, workload)).heard for p in beat.progress]
         await in_thread(record_readiness, self._engine, workload, progress)
 
     def _starting(self) -> Sequence[str]:

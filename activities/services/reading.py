@@ -20,8 +20,8 @@ _REFUSED = {
     ReasonCode.CAPACITY_REFUSED, ReasonCode.PROVIDER_QUOTA, ReasonCode.LAUNCH_REQUEST_REFUSED, ReasonCode.NEVER_JOINED,
 }  # fmt: skip
 _PREEMPTED = {
-    ReasonCode.MACHINE_LOST, ReasonCode.PLATFORM_NOTICE, ReasonCode.MACHINE_DRAINED, ReasonCode.NOT_AT_PROVIDER,
-    ReasonCode.AGENT_AWAY, ReasonCode.ENDED_BY_OPERATOR,
+    ReasonCode.MACHINE_LOST, ReasonCode.LAUNCH_TIMED_OUT, ReasonCode.PLATFORM_NOTICE, ReasonCode.MACHINE_DRAINED,
+    ReasonCode.NOT_AT_PROVIDER, ReasonCode.AGENT_AWAY, ReasonCode.ENDED_BY_OPERATOR,
 }  # fmt: skip
 _EVICTED = {
     ReasonCode.EVICTED, ReasonCode.PREEMPTED_BY_OPERATOR, ReasonCode.CANCELLED_BY_USER,
@@ -83,6 +83,8 @@ class LiveReplica:
             return LossKind.PREEMPTED
         if ReasonCode.STACK_STOPPED in codes:
             return LossKind.STOPPED
+        if ReasonCode.LAUNCH_FAILED in codes:  # One for which the replica is to blame is `CANNOT_START`.
+            return LossKind.NOT_STARTED
         return LossKind.EVICTED if codes & _EVICTED else LossKind.FAILED
 
     def limit_times(self, now_s: float) -> None:

@@ -1,7 +1,7 @@
 """Stops the tasks whose resources the owner of the machine takes, whatever else fails.
 
 A task is normally told through its shim, which keeps the deadline. If the request cannot be recorded, for example on a
-broken disk, the task is signalled and killed directly. A failure with one task never keeps the others.
+broken disk, its shim is signalled, and the agent kills the task itself. A failure with one task never keeps the others.
 """
 
 import asyncio
@@ -119,7 +119,7 @@ def _tell(run: RunFolder, grace_s: float) -> None:
         return
     with contextlib.suppress(OSError):  # Without a record, the agent keeps the deadline itself.
         if (identities := run.identities()) is not None:
-            identities[1].send(SIGTERM)
+            identities[0].send(SIGTERM)  # The shim decides which processes get it.
 
 
 def _runs(run: RunFolder) -> bool:

@@ -31,7 +31,7 @@ class Flow:
 
     @classmethod
     def of_mark(cls, name: str, traffic: TrafficClass, mark: int) -> Self:
-        """Returns the flow of the sockets with this mark (`SO_MARK`), which only root can set.
+        """Returns the flow of the sockets with this mark (`SO_MARK`), which only root can set: for tests and benches.
 
         Raises:
             ValueError: `mark` is not a positive number of 32 bits.

@@ -1,11 +1,10 @@
 """The network of a machine whose owner can take it back: rates of migrations, and the kill-switch.
 
-With root and eBPF both are enforced by the kernel. Otherwise the agent only paces its own transfers and checks the
-kill-switch itself, which isolates no traffic of others; `MachineNetwork.why_not` is the reason.
+With root and eBPF the kernel enforces both. Otherwise migrations are not shaped, and the agent only checks the flag of
+the kill-switch itself; `MachineNetwork.why_not` is the reason.
 """
 
 import logging
-import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +12,6 @@ from typing import Self
 
 from agent.network.edge import Edge, KillSwitch, Sent
 from agent.network.flows import Flow
-from agent.network.pacing import Pace
 from agent.network.programs import MEMORY_BYTES
 from agent.network.shaping import LinkShare, Shaper
 from domain.traffic import OVERHEAD_SHARE, TrafficClass
@@ -37,7 +35,6 @@ class MachineNetwork:
         """
         self._edge: Edge | None = None
         self._shaper: Shaper | None = None
-        self._paces: dict[Flow, Pace] = {}
         self.limits: Mapping[Flow, float] = {}
         """The rates that the kernel enforces now, in bytes on the wire per second; another object after each change."""
         self.why_not: str | None = None
@@ -70,8 +67,8 @@ class MachineNetwork:
     def apply(self, rates: Mapping[Flow, float], share: LinkShare | None = None) -> None:
         """Makes `rates`, in bytes on the wire per second, the rates of the migrations, and ends all other flows.
 
-        With `share`, also changes how the bandwidth is divided. If the kernel refuses, the agent's own transfers are
-        paced from then on (`pace`), and `why_not` says why.
+        With `share`, also changes how the bandwidth is divided. If the kernel refuses, nothing is shaped from then on,
+        and `why_not` says why.
 
         Raises:
             ValueError: see `Shaper.apply`.
@@ -85,15 +82,6 @@ class MachineNetwork:
         enforced = {} if self._shaper is None else dict(rates)
         if enforced != self.limits:
             self.limits = enforced
-        for flow in self._paces.keys() - rates.keys():
-            self._paces.pop(flow).change(None)
-        for flow, rate_bytes_s in rates.items():
-            payload_bytes_s = rate_bytes_s / (1 + self.overhead_share)
-            self.pace(flow).change(payload_bytes_s if self._shaper is None else None)
-
-    def pace(self, flow: Flow) -> Pace:
-        """Returns the pace that a transfer of the agent itself must keep; unlimited where the kernel shapes it."""
-        return self._paces.setdefault(flow, Pace(None))
 
     def sent(self, flow: Flow | None = None) -> Sent:
         """Returns what a flow has sent; None: all traffic without a flow. Zero where there are no programs."""
@@ -134,12 +122,3 @@ def default_interface() -> str:
         if fields[0] == "0" * 32 and fields[1] == "00" and fields[9] != "lo":
             return fields[9]
     raise OSError("there is no default route: name the interface")
-
-
-def mark_socket(transfer: socket.socket, flow_mark: int) -> None:
-    """Gives a socket of the agent the mark of a flow (`Flow.of_mark`).
-
-    Raises:
-        OSError: this process is not root.
-    """
-    transfer.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, flow_mark)

@@ -4,15 +4,14 @@ import asyncio
 import base64
 import contextlib
 import json
-import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from api.auth import Caller
 from api.problems import busy, invalid, over_limit
+from infra import children
 from infra.config import Settings
 
 _RETRY_S = 5
@@ -80,14 +79,11 @@ class Uploads:
             "max_members": self._api.max_archive_members,
         }
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "api.data.archive_check",
-            json.dumps(limits),
+            *children.python("-m", "api.data.archive_check", json.dumps(limits)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=children.environment({}),
         )
         try:
             async with asyncio.timeout(self._limits.inspect_s):

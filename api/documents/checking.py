@@ -94,6 +94,13 @@ def check(session: Session, draft: Draft, own_tenant: str | None, machines: Iter
         _check_archive(session, draft, tenant)
 
 
+def check_keep(draft: Draft, at_most_s: float) -> None:
+    """Adds an error if the document keeps working directories for longer than the operator's limit, in seconds."""
+    keep_s = draft.fields.get("keep_s")
+    if draft.keep_at is not None and keep_s is not None and keep_s > at_most_s:
+        draft.keep_at.wrong(f"must be at most {at_most_s / 86400:g}d, the setting tasks.keep_at_most_s")
+
+
 def check_service(session: Session, draft: ServiceDraft, own_tenant: str | None, machines: Iterable[Machines]) -> None:
     """Checks a service document against the database, and adds all errors to the draft.
 

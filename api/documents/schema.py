@@ -89,11 +89,15 @@ _JOB = object_of(
         "setup": {
             "type": "string",
             "minLength": 1,
-            "description": "A script, run with /bin/sh -eu once in each task before run; if it fails, run is skipped",
+            "description": "A script as in run, run once in each task before it; if it fails, run is skipped",
         },
         "run": {
             "anyOf": [
-                {"type": "string", "minLength": 1, "description": "A script, run with /bin/sh -eu"},
+                {
+                    "type": "string",
+                    "minLength": 1,
+                    "description": "A script, run by the interpreter of its first line (#!), or by bash with -e",
+                },
                 {"type": "array", "items": WORD, "minItems": 1, "maxItems": jobs.MAX_ARGUMENTS},
             ]
         },
@@ -133,6 +137,14 @@ DOCUMENT: Schema = object_of(
                 "interval": DURATION,
                 "grace": DURATION,
                 "keep": {"type": "integer", "minimum": 1, "maximum": workload.MAX_KEPT},
+                "max_failing": DURATION
+                | {"description": "How long saves may fail in a row before the task ends; 1h by default"},
+                "max_failures": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": workload.MAX_FAILURES,
+                    "description": "How many saves in a row may fail before the task ends; not limited by default",
+                },
             }
         ),
         "limits": object_of(
@@ -143,6 +155,8 @@ DOCUMENT: Schema = object_of(
                 "retries": {"type": "integer", "minimum": 0, "maximum": workload.MAX_RETRIES},
             }
         ),
+        "keep": DURATION
+        | {"description": "How long the tasks' working directories stay on their machines after the end of an attempt"},
         "capacity": {
             "type": "array",
             "items": {"enum": [kind.value for kind in CapacityKind]},

@@ -1,8 +1,8 @@
 """Reads and validates a whole service document, in mizzen's own form or in that of SkyPilot's service files.
 
-A document with `version` is in mizzen's form: its scripts run with `/bin/sh -eu`, as those of workloads. A document
-without it is in SkyPilot's form: its scripts run as SkyPilot runs them (`skypilot.in_bash`). All fields are the same in
-both forms. `checking.check_service` then checks the document against the installation.
+A document with `version` is in mizzen's form: its scripts run as those of workloads. A document without it is in
+SkyPilot's form: its scripts run as SkyPilot runs them (`skypilot.in_bash`). All fields are the same in both forms.
+`checking.check_service` then checks the document against the installation.
 """
 
 import re

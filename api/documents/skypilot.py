@@ -75,7 +75,7 @@ export SKYPILOT_NODE_RANK="$RANK" SKYPILOT_NUM_NODES="$WORLD_SIZE" SKYPILOT_NODE
 export SKYPILOT_NUM_GPUS_PER_NODE="$(printf %s "${CUDA_VISIBLE_DEVICES:-}" | tr , '\\n' | grep -c . || true)"
 export SKYPILOT_SERVE_REPLICA_ID="${MIZZEN_WORKLOAD_NAME##*-}" SKYPILOT_TASK_ID="$MIZZEN_WORKLOAD"
 """
-"""Sets SkyPilot's variables from mizzen's. `/bin/sh -eu` runs it."""
+"""Sets SkyPilot's variables from mizzen's."""
 
 
 def section(at: At, name: str, known: Collection[str], notes: list[str]) -> dict[str, At]:
@@ -156,7 +156,7 @@ def references(value: Value) -> set[str]:
 
 
 def in_bash(at: At, script: str) -> str | None:
-    """Returns a script for `/bin/sh -eu` that runs `script` as SkyPilot does: by bash, with SkyPilot's variables."""
+    """Returns a script that runs `script` as SkyPilot does: by bash without options, with SkyPilot's variables."""
     wrapped = f"{_PROLOGUE}exec bash -c {quote(script)}\n"
     size = len(wrapped.encode())
     if size > MAX_COMMAND_BYTES:

@@ -22,6 +22,7 @@ MAX_TABLES = 64
 MAX_REGIONS = 256
 MAX_RETRIES = 1000
 MAX_KEPT = 100
+MAX_FAILURES = 100_000
 _DAY_S = 86400.0
 _LONGEST_S = 366 * _DAY_S
 _LONGEST_GRACE_S = 3600.0
@@ -29,7 +30,7 @@ _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _KEYS = (
     "version", "name", "tenant", "labels", "priority", "recurring", "jobs", "tables", "files", "workdir",
-    "checkpoint", "limits", "regions", "capacity",
+    "checkpoint", "limits", "regions", "capacity", "keep",
 )  # fmt: skip
 
 
@@ -45,6 +46,7 @@ class Draft:
     regions_at: list[tuple[At, str]]
     workdir_at: At | None
     workdir: str | None
+    keep_at: At | None
     jobs: list[JobDraft]
     fields: dict[str, Any]
 
@@ -59,7 +61,7 @@ def read_workload(value: Value, default_tenant: str | None) -> Draft:
     if not isinstance(value, dict):
         at.wrong("the document must be a mapping with the keys " + ", ".join(_KEYS) if value is not None
                  else "the document is empty")  # fmt: skip
-        return Draft(at.problems, default_tenant, at, None, [], [], None, None, [], {})
+        return Draft(at.problems, default_tenant, at, None, [], [], None, None, None, [], {})
     members = at.section(_KEYS)
     if "version" in members and (members["version"].value != VERSION or members["version"].value is True):
         members["version"].wrong(f"must be {VERSION}, the only supported version")
@@ -89,6 +91,7 @@ def read_workload(value: Value, default_tenant: str | None) -> Draft:
         "regions_allowed": None if allowed is None else tuple(name for _, name in allowed),
         "regions_excluded": tuple(name for _, name in excluded),
         "capacity": _read_capacity(members["capacity"]) if "capacity" in members else None,
+        "keep_s": duration_s(members["keep"], 0.0, _LONGEST_S) if "keep" in members else None,
     }
     return Draft(
         problems=at.problems,
@@ -99,6 +102,7 @@ def read_workload(value: Value, default_tenant: str | None) -> Draft:
         regions_at=[*(allowed or []), *excluded],
         workdir_at=members.get("workdir"),
         workdir=workdir,
+        keep_at=members.get("keep"),
         jobs=read_jobs(members["jobs"]) if "jobs" in members else [],
         fields=fields,
     )
@@ -155,7 +159,7 @@ def read_workdir(at: At, command: str = "mizzen submit") -> str | None:
 
 
 def _read_checkpoint(at: At) -> CheckpointSpec:
-    members = at.section(("interval", "grace", "keep"))
+    members = at.section(("interval", "grace", "keep", "max_failing", "max_failures"))
     default = CheckpointSpec()
     interval_s = duration_s(members["interval"], 0.1, _LONGEST_S) if "interval" in members else None
     grace_s = duration_s(members["grace"], 0.0, _LONGEST_GRACE_S) if "grace" in members else None
@@ -164,6 +168,8 @@ def _read_checkpoint(at: At) -> CheckpointSpec:
         interval_s=default.interval_s if interval_s is None else interval_s,
         grace_s=default.grace_s if grace_s is None else grace_s,
         keep=keep or default.keep,
+        max_failing_s=duration_s(members["max_failing"], 1.0, _LONGEST_S) if "max_failing" in members else None,
+        max_failures=members["max_failures"].integer(1, MAX_FAILURES) if "max_failures" in members else None,
     )
 
 

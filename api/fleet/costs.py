@@ -8,6 +8,7 @@ from pydantic import Field
 
 from api.auth import Viewer
 from api.bodies import Name
+from api.openapi import refusals
 from api.problems import invalid
 from api.routing import Router
 from api.state import StateOf
@@ -39,7 +40,7 @@ class CostList(View):
     items: list[CostView]
 
 
-@router.get("/costs", summary="List costs of workloads")
+@router.get("/costs", summary="List costs of workloads", responses=refusals(404))
 def list_costs(
     state: StateOf,
     caller: Viewer,

@@ -21,16 +21,28 @@ from infra.db.models import Allocation, Machine, Workload
 
 router = Router(prefix="/v1/machines", tags=["fleet"], dependencies=[JsonOnly])
 _GIVEN = text("""
-    select coalesce(sum(gpus * extract(epoch from ended_at - held_at)), 0)::float8 / 3600 as given_gpu_h,
-           coalesce(sum(gpus * extract(epoch from ended_at - greatest(held_at, now() - interval '30 days')))
-                    filter (where ended_at > now() - interval '30 days'), 0)::float8 / 3600 as given_gpu_h_30d,
+    with held as (
+        select workload, attempt, bit_count(slots::bit(64)) as gpus, held_at, now() as ended_at
+        from allocation where machine = :machine and released_at is null and held_at is not null
+        union all
+        select workload, attempt, bit_count(slots::bit(64)), held_at, released_at
+        from allocation where machine = :machine and released_at is not null and held_at is not null
+    ), given as (
+        select h.*, case when seen.at_s is not null then least(ended_at, to_timestamp(seen.at_s)) end as earned_at
+        from held as h join attempt as a using (workload, attempt) cross join lateral (
+            select greatest((a.earned -> 'checkpoint' ->> 1)::float8,
+                            (a.earned -> 'steps' -> :machine ->> 1)::float8) as at_s) as seen
+    )
+    select coalesce(sum(gpus * extract(epoch from ended_at - held_at)), 0)::float8 / 3600 as held_gpu_h,
+           coalesce(sum(gpus * extract(epoch from earned_at - held_at))
+                    filter (where earned_at > held_at), 0)::float8 / 3600 as given_gpu_h,
+           coalesce(sum(gpus * extract(epoch from earned_at - greatest(held_at, now() - interval '30 days')))
+                    filter (where earned_at > greatest(held_at, now() - interval '30 days')), 0)::float8 / 3600
+               as given_gpu_h_30d,
            min(held_at) as since
-    from (select bit_count(slots::bit(64)) as gpus, held_at, coalesce(released_at, now()) as ended_at
-          from allocation where machine = :machine and released_at is null and held_at is not null
-          union all
-          select bit_count(slots::bit(64)), held_at, released_at
-          from allocation where machine = :machine and released_at is not null and held_at is not null) as given
+    from given
 """)
+"""The GPU hours that others can confirm (`lifecycle.credit`), and all that workloads have held."""
 
 
 class GuestView(View):
@@ -59,8 +71,12 @@ class LendingView(View):
     draining: bool
     notice: ReasonView | None = Field(description="The notice that the owner, or the platform, takes the machine back")
     running: list[GuestView] = Field(description="Workloads on the machine that the caller may see")
-    given_gpu_h: float = Field(description="GPU hours that workloads held here, of all records that are kept")
-    given_gpu_h_30d: float = Field(description="GPU hours that workloads held here in the last 30 days")
+    given_gpu_h: float = Field(
+        description="GPU hours of work here, up to the last checkpoint in the store or the last step that another "
+        "machine of the gang reports, too; of all records that are kept"
+    )
+    given_gpu_h_30d: float = Field(description="`given_gpu_h` of the last 30 days")
+    held_gpu_h: float = Field(description="GPU hours that workloads held here, of all records that are kept")
     given_since: datetime | None = Field(description="Begin of the records; null: no workload has held resources here")
 
 
@@ -88,6 +104,7 @@ def get_lending(region: str, cluster: str, machine: str, state: StateOf, caller:
             running=_guests(session, caller, row),
             given_gpu_h=given.given_gpu_h,
             given_gpu_h_30d=given.given_gpu_h_30d,
+            held_gpu_h=given.held_gpu_h,
             given_since=given.since,
         )
         return mask(session, caller, found)

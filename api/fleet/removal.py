@@ -19,6 +19,7 @@ from infra.db import events, outbox
 from infra.db.buckets import forget_bucket
 from infra.db.capacity import InstanceRow, PoolRow
 from infra.db.models import Allocation, Attempt, Cluster, Datacenter, Machine, Workload
+from infra.db.rounds import forget_loop, verification_of
 from infra.db.tables import Replica, Table
 
 router = Router(prefix="/v1", tags=["fleet"])
@@ -90,6 +91,7 @@ def remove_region(name: str, state: StateOf, caller: Operator) -> Response:
         for part in (Cluster, Datacenter):
             session.execute(delete(part).where(part.region == name))
         forget_bucket(session, name)
+        forget_loop(session, verification_of(name))
         session.delete(row)
         events.record(session, "region.removed", region=name, detail={"by": caller.id})
         write_audit(session, caller, "region.remove", name, bucket_url=row.bucket_url)

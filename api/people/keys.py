@@ -29,8 +29,8 @@ router = Router(prefix="/v1", tags=["tenants"], dependencies=[JsonOnly])
 class KeyBody(Body):
     """A new key.
 
-    An operator's key has no tenant, a submitter's key needs one, for a viewer's key it is optional. A machine's key has
-    a machine instead.
+    An operator's key has no tenant, a submitter's key needs one, for a viewer's or a balancer's key it is optional. A
+    machine's key has a machine instead.
     """
 
     role: Role

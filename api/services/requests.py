@@ -7,7 +7,7 @@ from fastapi import Response
 from pydantic import Field, StringConstraints
 from sqlalchemy.dialects.postgresql import insert
 
-from api.auth import Submitter
+from api.auth import Balancer
 from api.bodies import Body, JsonOnly
 from api.openapi import refusals
 from api.problems import invalid
@@ -47,12 +47,13 @@ class RequestsBody(Body):
     "/{id}/requests", status_code=204, summary="Report counted requests", dependencies=[JsonOnly],
     responses=refusals(404, 409),
 )  # fmt: skip
-def report_requests(id: str, body: RequestsBody, state: StateOf, caller: Submitter) -> Response:
+def report_requests(id: str, body: RequestsBody, state: StateOf, caller: Balancer) -> Response:
     """Stores the counts of a balancer. A second that was reported before is not changed, so reports can be repeated.
 
     A balancer also reports seconds without requests, at least one in ten seconds: its silence means that the number of
-    requests is unknown.
+    requests is unknown. A viewer's key gets 403.
     """
+    caller.require_counter()
     now_s = time.time()
     for at, one in enumerate(body.seconds):
         if one.second > now_s + _FUTURE_S:

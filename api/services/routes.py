@@ -9,7 +9,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
-from api.auth import Caller, Submitter, Viewer
+from api.auth import Balancer, Caller, Submitter, Viewer
 from api.bodies import JsonOnly, Name
 from api.documents.checking import check_service, fleet
 from api.documents.service import ServiceDraft, read_service
@@ -205,7 +205,7 @@ def list_replicas(
 
 
 @router.get("/{id}/endpoints", summary="List a service's endpoints", responses=refusals(404, 409))
-def list_endpoints(id: str, state: StateOf, caller: Viewer) -> EndpointList:
+def list_endpoints(id: str, state: StateOf, caller: Balancer) -> EndpointList:
     """Returns the replicas that serve, for a balancer. The event `service.endpoints` says that they changed."""
     with state.transaction() as session:
         return endpoint_list(session, find_service(session, caller, id))

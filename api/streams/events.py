@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
-from api.auth import Caller, Viewer
+from api.auth import Balancer, Caller, Role, Viewer
 from api.masking import mask
 from api.openapi import refusals
 from api.problems import Kind, Problem
@@ -38,6 +38,8 @@ _PAGE = 500
 _RETRY_S = 1.0
 _PATIENCE = 30
 """Number of consecutive failed reads, for example while Postgres restarts, after which a stream is aborted."""
+_FOR_BALANCERS = "service.endpoints"
+"""The only kind of events that balancers get."""
 router = Router(prefix="/v1", tags=["following"])
 
 
@@ -93,12 +95,15 @@ LastEventId = Annotated[str | None, Header(alias="Last-Event-ID", description="R
 @router.get("/events", response_class=StreamingResponse, summary="Stream all events", responses=_STREAM)
 async def all_events(
     state: StateOf,
-    caller: Viewer,
+    caller: Balancer,
     follow: Follow = True,
     after: After = None,
     last_event_id: LastEventId = None,
 ) -> Stream:
-    """Streams events of all workloads, machines and tables. A key with a tenant gets only events of that tenant."""
+    """Streams events of all workloads, machines and tables. A key with a tenant gets only events of that tenant.
+
+    A balancer's key gets only the events `service.endpoints`.
+    """
     cursor = await _start(state, last_event_id, after)
     return _opened(state, caller, cursor, None, follow)
 
@@ -172,8 +177,9 @@ async def _stream(
             failures = 0
             for event_cursor, frame in found:
                 cursor = event_cursor
-                yield frame
-                spoke_s = time.monotonic()
+                if frame is not None:
+                    yield frame
+                    spoke_s = time.monotonic()
             if is_over or (not found and not follow):
                 return
             if len(found) == _PAGE or not follow or (found and workload is not None):
@@ -185,10 +191,18 @@ async def _stream(
                 spoke_s = time.monotonic()
 
 
-def _page(state: State, caller: Caller, cursor: Cursor, workload: str | None) -> list[tuple[Cursor, bytes]]:
+def _page(state: State, caller: Caller, cursor: Cursor, workload: str | None) -> list[tuple[Cursor, bytes | None]]:
+    """Returns the next events, each with its frame; None: the caller's role may not see it."""
     with state.transaction() as session:
         found = events.read_after(session, cursor, workload=workload, tenant=caller.tenant, limit=_PAGE)
-        return [(Cursor(event.txid, event.id), _frame(session, caller, event)) for event in found]
+        hides = caller.role is Role.BALANCER
+        return [
+            (
+                Cursor(event.txid, event.id),
+                None if hides and event.kind != _FOR_BALANCERS else _frame(session, caller, event),
+            )
+            for event in found
+        ]
 
 
 def _frame(session: Session, caller: Caller, event: Event) -> bytes:

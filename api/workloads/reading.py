@@ -22,6 +22,7 @@ from api.workloads.views import (
     AttemptView,
     BandwidthView,
     JobView,
+    LeftView,
     PlacementView,
     ProgressView,
     TaskResourcesView,
@@ -111,12 +112,18 @@ def attempts(session: Session, row: Workload, limit: int, after: int) -> Attempt
             outcome=reason_view(a.outcome), resumed_step=a.resumed_step, last_step=a.last_step,
             checkpoint_step=a.checkpoint_step, checkpoint_at=a.checkpoint_at, checkpoint_bytes=a.checkpoint_bytes,
             checkpoint_s=a.checkpoint_s, checkpoint_write_s=a.checkpoint_write_s, cadence=a.cadence,
-            bandwidth=_bandwidth(a), load=a.load, notice=a.notice, lost_s=a.lost_s, stale_tables=a.stale_tables or {},
-            gpus=a.gpu_types, cpus=a.cpus_milli / 1000,
+            bandwidth=_bandwidth(a), load=a.load, failing=a.failing, notice=a.notice, lost_s=a.lost_s,
+            stale_tables=a.stale_tables or {},
+            gpus=a.gpu_types, cpus=a.cpus_milli / 1000, left=[_left(one) for one in a.left_files or []],
         )
         for a in found
     ]  # fmt: skip
     return AttemptList(items=items, next_cursor=following)
+
+
+def _left(one: Mapping[str, Any]) -> LeftView:
+    until = datetime.fromtimestamp(one["until_s"], UTC)
+    return LeftView(until=until, **{name: one[name] for name in ("job", "task", "machine", "path", "bytes")})
 
 
 def _bandwidth(attempt: Attempt) -> BandwidthView | None:
@@ -248,6 +255,7 @@ def _progress(session: Session, ids: Collection[str]) -> dict[str, ProgressView]
             *(newest(column, Attempt.checkpoint_at) for column in saved),
             newest(Attempt.cadence, Attempt.cadence),
             newest(Attempt.load, Attempt.load),
+            newest(Attempt.failing, Attempt.attempt),
             newest(Attempt.notice, Attempt.attempt),
         )
         .where(Attempt.workload.in_(ids))
@@ -264,11 +272,12 @@ def _progress(session: Session, ids: Collection[str]) -> dict[str, ProgressView]
             checkpoint_write_s=write_s,
             cadence=cadence,
             load=load,
+            failing=failing,
             notice=notice,
             at_risk_s=at_risk.get(workload),
         )
-        for workload, step, saved_step, at, size, held_s, write_s, cadence, load, notice in rows
-        if any(value is not None for value in (step, at, cadence, load, notice))
+        for workload, step, saved_step, at, size, held_s, write_s, cadence, load, failing, notice in rows
+        if any(value is not None for value in (step, at, cadence, load, failing, notice))
     }
 
 

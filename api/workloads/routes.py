@@ -94,7 +94,7 @@ async def submit_workload(
 def _admit(state: State, caller: Submitter, request: Request, body: bytes) -> tuple[WorkloadSpec, str | None]:
     value = parse(request, body)
     with state.transaction() as session:
-        return admit(session, caller, value)
+        return admit(session, caller, value, state.settings.tasks)
 
 
 def _masked(state: State, caller: Submitter, planned: DryRunView) -> DryRunView:

@@ -7,7 +7,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from api.auth import Caller
-from api.documents.checking import check, fleet
+from api.documents.checking import check, check_keep, fleet
 from api.documents.feasible import never
 from api.documents.loading import Malformed, Value, load_json, load_yaml
 from api.documents.workload import read_workload
@@ -19,6 +19,7 @@ from api.views import write_audit
 from api.workloads.reading import detail, submitted
 from api.workloads.views import SubmittedView
 from domain.spec import WorkloadSpec
+from infra.config.scheduling import TaskSettings
 from infra.db.models import Idempotency, Workload
 from infra.db.queueing import enqueue
 
@@ -52,7 +53,7 @@ def parse(request: Request, body: bytes) -> Value:
         raise Problem(Kind.INVALID_DOCUMENT, str(error), errors=[FieldError("", str(error))]) from None
 
 
-def admit(session: Session, caller: Caller, value: Value) -> tuple[WorkloadSpec, str | None]:
+def admit(session: Session, caller: Caller, value: Value, tasks: TaskSettings) -> tuple[WorkloadSpec, str | None]:
     """Validates a document. Returns its specification, and why no region could ever hold the gang (None: one might).
 
     Raises:
@@ -61,6 +62,7 @@ def admit(session: Session, caller: Caller, value: Value) -> tuple[WorkloadSpec,
     draft = read_workload(value, caller.tenant)
     machines = fleet(session)
     check(session, draft, caller.tenant, machines)
+    check_keep(draft, tasks.keep_at_most_s)
     if draft.problems:
         raise refuse_document(draft.problems)
     spec = draft.spec()
@@ -81,7 +83,8 @@ def submit(state: State, caller: Caller, request: Request, body: bytes, key: str
     while True:
         try:
             with state.transaction() as session:
-                return _insert(state, session, caller, *admit(session, caller, value), key, digest)
+                spec, unheld = admit(session, caller, value, state.settings.tasks)
+                return _insert(state, session, caller, spec, unheld, key, digest)
         except _AlreadyAnswered:
             answered = _answered(state, caller, key, digest)
             if answered is not None:

@@ -46,6 +46,15 @@ class LoadView(View):
     skipped: int = Field(description="Number of checkpoints that were skipped because they are damaged")
 
 
+class FailingView(View):
+    """The saves of a task that have failed since its last checkpoint."""
+
+    failures: int
+    since_s: float = Field(description="When the first of them failed, in seconds since the epoch")
+    error: str | None = Field(description="Why the last one failed")
+    limit: str | None = Field(description="The limit because of which the task ended; null: it tries again")
+
+
 class NoticeView(View):
     """A notice from a platform that a task will be stopped, and the task's reaction."""
 
@@ -78,6 +87,9 @@ class ProgressView(View):
     checkpoint_write_s: float | None = Field(description="How long the newest save took until it was durable")
     cadence: CadenceView | None
     load: LoadView | None = Field(description="From the newest attempt that tried to load a checkpoint")
+    failing: FailingView | None = Field(
+        description="Saves of the newest attempt that have failed since its last checkpoint; null: none"
+    )
     notice: NoticeView | None = Field(description="Notice to the newest attempt; null: there was none")
     at_risk_s: float | None = Field(description="Work that an interruption now would lose; null: no task runs")
 
@@ -142,6 +154,17 @@ class WorkloadPage(View):
     next_cursor: str | None = Field(description="The `cursor` of the next page; null on the last one")
 
 
+class LeftView(View):
+    """The files that an ended task has left in its working directory, on its machine."""
+
+    job: str
+    task: int
+    machine: str
+    path: str
+    bytes: int = Field(description="Size of the files written since the task's start, without hidden ones")
+    until: datetime = Field(description="When the directory is deleted; earlier if the machine's disk fills")
+
+
 class AttemptView(View):
     """One attempt, from award to release."""
 
@@ -166,7 +189,9 @@ class AttemptView(View):
         description="Of its slowest lent machine, as last measured; it is kept while an agent restarts; null: unknown"
     )
     load: LoadView | None
+    failing: FailingView | None = Field(description="Saves that failed after its last checkpoint; null: none")
     notice: NoticeView | None
+    left: list[LeftView] = Field(description="What its ended tasks have left on their machines, the largest first")
     lost_s: float | None = Field(description="Estimated seconds of work that it lost; null until it ends")
     stale_tables: dict[str, datetime] = Field(
         description="Tables that are stale in its region, each with the time up to which the replica is complete"

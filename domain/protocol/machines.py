@@ -203,6 +203,8 @@ class RunPace:
     offset_s: float
     reason: str = ""
     """What determined the interval (`reclaim.intervals.IntervalReason`)."""
+    least_s: float = 0.0
+    """The task's own formula may shorten the interval, but not below this: the bandwidth would not suffice."""
 
 
 @dataclass

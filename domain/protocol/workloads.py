@@ -64,6 +64,8 @@ class TransitionRequest:
     provisioning: dict[str, Any] | None = None
     """With phase `running`: the reason of the phase `provisioning`. The transaction enters that phase first and records
     the checkpoint's region."""
+    launch_s: float | None = None
+    """With phase `running`: how long the machines took to prepare the tasks, in seconds; None: they did not."""
 
 
 @dataclass
@@ -118,6 +120,9 @@ class LaunchPlan:
     """The store of the attempt's cluster, for its checkpoints; None: the region's bucket."""
     checkpoint_store: str | None = None
     """The store of a cluster that has the newest checkpoint; None: the bucket of `checkpoint_region`."""
+    launch_limit_s: float | None = None
+    """How long the preparation may take on machines that owners lend (`lifecycle.launch_limits`); None: no machine is
+    lent, or the plan is of an earlier version."""
 
 
 @dataclass

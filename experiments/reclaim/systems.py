@@ -15,7 +15,7 @@ from simulation.reclaim.documents import read
 from simulation.reclaim.systems import SYSTEMS, System
 
 _ALIASES = ("p1+p2+p3", "p1+p2", "p1+p3")
-"""The same systems as reclaimnet, no-shaping and random-dst."""
+"""The same systems as published, no-shaping and random-dst."""
 VARIED = (
     ("rules", "min_local", (1, 5)), ("rules", "max_load", (0.5, 1.0)), ("rules", "alpha", (0.5, 2.0)),
     ("p1", "write_share", (0.1, 0.3, 0.5, 1.0)), ("", "research_share", (0.2, 0.4)),
@@ -29,8 +29,8 @@ PARTICIPATION = (0.75, 0.5, 0.25, 0.0)
 
 
 def sensitivity() -> list[System]:
-    """Returns reclaimnet with one constant changed, for each value in `VARIED`."""
-    base = SYSTEMS["reclaimnet"]
+    """Returns `published` with one constant changed, for each value in `VARIED`."""
+    base = SYSTEMS["published"]
     found = []
     for part, name, values in VARIED:
         for value in values:
@@ -51,12 +51,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--system", action="append", help="a system; default: all")
-    parser.add_argument("--sensitivity", action="store_true", help="vary the constants of reclaimnet instead")
+    parser.add_argument("--sensitivity", action="store_true", help="vary the constants of published instead")
     given = parser.parse_args()
     document = read(given.scenario)
     groups = [(document, [system for name, system in SYSTEMS.items() if name not in _ALIASES])]
     if given.sensitivity:
-        base = SYSTEMS["reclaimnet"]
+        base = SYSTEMS["published"]
         groups = [(document, sensitivity())] + [
             (document.model_copy(update={"participation": share}), [replace(base, name=f"participation={share:g}")])
             for share in PARTICIPATION

@@ -14,7 +14,20 @@ from server.spot_tables import Table
 from simulation.reclaim.compare import figures, ratio
 from simulation.reclaim.systems import TABLE_3
 
-_ORDER = ("slurm-pr", "slurm-pr-local", *TABLE_3[1:], "joint", "none", "p1", "p2", "p3", "p2+p3")
+_ORDER = (
+    "slurm-pr",
+    "slurm-pr-local",
+    *TABLE_3[1:],
+    "reclaimnet",
+    "sdk",
+    "joint",
+    "joint-live",
+    "none",
+    "p1",
+    "p2",
+    "p3",
+    "p2+p3",
+)
 
 
 def markdown(table: Table) -> str:
@@ -39,7 +52,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def sensitivity(rows: list[dict[str, Any]], base: list[dict[str, Any]]) -> Table:
     """Returns the table of changed constants, relative to the defaults on the same seeds."""
     seeds = {row["seed"] for row in rows}
-    was = figures([row for row in base if row["system"] == "reclaimnet" and row["seed"] in seeds])["reclaimnet"]
+    was = figures([row for row in base if row["system"] == "published" and row["seed"] in seeds])["published"]
     found = figures([row for row in rows if row["seed"] in {one["seed"] for one in was.rows}])
 
     def cells(name: str) -> list[str]:

@@ -67,6 +67,11 @@ class LifecycleSettings(Section):
     """Time after a missed heartbeat until the machine is declared lost, unless its agent reconnects. The agent of an
     idle machine sends heartbeats so rarely that this leaves it only the rest of this time and of the timeout."""
     cordon_after_failed_gangs: int = Field(3, gt=0)
+    lent_launch_s: float = Field(60.0, gt=0, le=600)
+    """The shortest time that machines which owners lend have to start a gang. The limit follows what launches take on
+    other machines (`lifecycle.launch_limits`)."""
+    lent_gpus: int = Field(16, ge=0)
+    """A machine that its owner lends and that claims more GPUs gets work only after an operator has uncordoned it."""
     collect_interval_s: float = Field(10.0, gt=0)
     """Interval at which progress is read from heartbeats."""
     collect_at_most: int = Field(200, gt=0)
@@ -140,12 +145,12 @@ class ReclaimSettings(Section):
     """Machines whose owners can take them back, and the jobs on them (ReclaimNet)."""
 
     control_period_s: float = Field(300.0, gt=0)
-    """Interval at which the intervals between checkpoints are computed. They depend on the hazard of departures now."""
+    """Interval at which limits of the intervals between checkpoints are computed, from the hazard of departures now."""
     loss_budget_s: float = Field(1800.0, gt=0)
     """Most mean work that a departure without notice may lose, in seconds (L_max). Intervals are at most twice it."""
     checkpoint_bytes_s: float = Field(87.5e6, gt=0)
-    """Bandwidth that the checkpoints of all jobs on lent machines of a region may use, in bytes per second. The default
-    is 70 % of a link of 1 Gbit/s."""
+    """Bandwidth that the checkpoints of all jobs on lent machines that save to the same store may use on average, in
+    bytes per second. The default is 70 % of a link of 1 Gbit/s."""
     forecasts: bool = False
     """Whether forecasts decide, beyond ReclaimNet: work that leaves an owner's machine goes where its expected loss is
     least over its remaining runtime, and jobs move before the owner asks if that should gain more than it costs."""
@@ -160,6 +165,11 @@ class TaskSettings(Section):
 
     keep_runs_s: float = Field(600.0, ge=0)
     """How long an attempt's folder is kept on its machine after all output was shipped, in seconds."""
+    keep_at_most_s: float = Field(14 * 86400.0, ge=0)
+    """The longest time for which a document may keep working directories (`keep`), in seconds."""
+    keep_free: float = Field(0.1, ge=0, le=1)
+    """While less than this fraction of a machine's disk is free, folders that documents keep are removed, oldest
+    first."""
     output_bytes: int = Field(1 << 30, ge=1 << 22)
     """Limit on the disk space that one task's output uses on its machine. Beyond it, output that was shipped to the
     bucket is freed first, then the oldest output that was not. A line in the log marks missing output."""

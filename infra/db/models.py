@@ -139,6 +139,8 @@ class Machine(Base):
     lost_at: Mapped[datetime | None]
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The platform's notice that it will take the machine; None after the machine has returned."""
+    answered_at: Mapped[datetime | None]
+    """When tasks first ran on the machine, as far as its agent has reported; None: it has not run anything yet."""
     __table_args__ = (
         ForeignKeyConstraint(["region", "cluster"], ["cluster.region", "cluster.name"]),
         CheckConstraint("free_cpus_milli between 0 and cpus_milli", name="machine_cpus"),
@@ -225,6 +227,12 @@ class Attempt(Base):
     checkpoints were deleted there after the end of the workload."""
     started_at: Mapped[datetime | None]
     """When the attempt's tasks were running."""
+    launch_s: Mapped[float | None]
+    """What its launch took, from the request to prepare until all machines had started, in seconds; None: unknown."""
+    launch_limit_s: Mapped[float | None]
+    """How long its launch may take on machines that owners lend; None: none of its machines is lent."""
+    earned: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """The evidence of its work on lent machines, as JSON of `lifecycle.credit.Earned`."""
     evicting_since: Mapped[datetime | None]
     """When the attempt was evicted for `evictor`. Not set by preemptions of operators, drains and stopping stacks."""
     evictor: Mapped[str | None]
@@ -249,8 +257,12 @@ class Attempt(Base):
     """The save interval as last reported: `interval_s` (W), `cost_s` (C), `mtbf_s` (mu), `step_s`, `source`."""
     load: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """Result of loading the checkpoint: `state`, `error`, `skipped`."""
+    failing: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
+    """The saves that have failed since the last checkpoint, a `domain.reported.FailingReport`; None: none."""
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The last platform notice that a task reacted to, with its `decision`."""
+    left_files: Mapped[list[Json] | None] = mapped_column(JSONB(none_as_null=True))
+    """What each ended task has left on its machine: `job`, `task` and the fields of `domain.reported.LeftFiles`."""
     lost_s: Mapped[float | None]
     """Seconds of work that the attempt lost (`domain.lost_work`), set when it has ended."""
     cold_start_s: Mapped[float | None]

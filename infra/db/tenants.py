@@ -25,14 +25,14 @@ class Tenant(Base):
 class ApiKey(Base):
     """An API key, stored as its SHA-256, with a role.
 
-    A submitter's key has a tenant, a machine's key has a machine. Keys of viewers may have a tenant.
+    A submitter's key has a tenant, a machine's key has a machine. Keys of viewers and balancers may have a tenant.
     """
 
     __tablename__ = "api_key"
     id: Mapped[str] = mapped_column(primary_key=True)
     sha256: Mapped[str] = mapped_column(unique=True)
     role: Mapped[str] = mapped_column(
-        CheckConstraint("role in ('viewer', 'submitter', 'operator', 'machine')", name="api_key_role")
+        CheckConstraint("role in ('viewer', 'submitter', 'operator', 'machine', 'balancer')", name="api_key_role")
     )
     tenant: Mapped[str | None] = mapped_column(ForeignKey("tenant.name"))
     machine: Mapped[str | None]
@@ -43,7 +43,9 @@ class ApiKey(Base):
     expires_at: Mapped[datetime | None]
     """Time from which the key is refused; None if it never expires."""
     __table_args__ = (
-        CheckConstraint("tenant is not null or role in ('operator', 'viewer', 'machine')", name="api_key_tenant"),
+        CheckConstraint(
+            "tenant is not null or role in ('operator', 'viewer', 'machine', 'balancer')", name="api_key_tenant"
+        ),
         CheckConstraint(
             "case role when 'machine' then machine is not null and tenant is null else machine is null end",
             name="api_key_machine",

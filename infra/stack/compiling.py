@@ -3,17 +3,17 @@
 import asyncio
 import os
 import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from domain.machine_code import is_complete
+from infra import children
 from infra.errors import StackError
 
 _PACKAGES = ("gms", "rms")
-_COMMAND = (sys.executable, "-m", "activities.scheduling.precompile")
+_PRECOMPILE = "activities.scheduling.precompile"
 
 
-async def compile_loops(say: Callable[[str], None], command: Sequence[str] = _COMMAND) -> None:
+async def compile_loops(say: Callable[[str], None], module: str = _PRECOMPILE) -> None:
     """Compiles the schedulers' inner loops if there is no compiled code of this version, and reports it with `say`.
 
     Raises:
@@ -23,7 +23,11 @@ async def compile_loops(say: Callable[[str], None], command: Sequence[str] = _CO
         return
     say("compiling the schedulers' inner loops (takes less than 30 s, once for each version)")
     process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, start_new_session=True
+        *children.python("-m", module),
+        env=children.environment(),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
     try:
         _, err = await process.communicate()

@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -15,6 +14,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from temporalio.service import RPCError
 
+from infra import children
 from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap
 from infra.config import Settings
 from infra.db import events
@@ -26,11 +26,13 @@ from infra.stack import leftovers, log_files, probes, temporal
 from infra.stack.compiling import compile_loops
 from infra.stack.fleet import Fleet
 from infra.stack.liveness import Probe
+from infra.stack.lock import make_closed
 from infra.stack.ports import require_free
 from infra.stack.postgres import EmbeddedPostgres
 from infra.stack.supervisor import Child, Supervisor, dies_with_parent
 from infra.stack.temporal_state import discard_unfinished
 from infra.stack.withdraw import launched_here, withdraw
+from infra.users import complete_environment
 
 _log = logging.getLogger(__name__)
 _STOP_MARGIN_S = 15.0
@@ -92,9 +94,12 @@ class EmbeddedStack:
         Raises:
             StackError: a port is in use, or a part does not start. Call `stop` to stop the parts that were started.
         """
+        complete_environment(self.data_dir)
         self._rotating = asyncio.create_task(self._rotate_logs())
         # This folder also contains the logs, so it is made with mode 0700 before the first log is written.
         self.config_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(region.bucket is None for region in self.fleet.regions):
+            make_closed(self.data_dir / "buckets")
         if self._own_postgres:
             self._refuse_lost_database()
             self.postgres.clear_leftover()
@@ -206,7 +211,7 @@ class EmbeddedStack:
         )  # fmt: skip
 
     def _server_child(self, name: str, arguments: list[str]) -> Child:
-        command = [*dies_with_parent(), sys.executable, "-m", "server", *arguments, "--config", str(self.config_file)]
+        command = [*dies_with_parent(), *children.python("-m", "server", *arguments, "--config", str(self.config_file))]
         return Child(name, command, self._log_file(name))
 
     def _beating_child(self, name: str, arguments: list[str], *, dispatches: bool = False) -> Child:

@@ -84,6 +84,10 @@ class Liveness:
                 continue
             self._judge([(part, probe, answer) for (part, probe), answer in zip(watched, answers, strict=True)], now_s)
 
+    def has_answered(self, part: StackPart) -> bool:
+        """Whether a probe of a part has succeeded since the start of the part's current process."""
+        return any(key[:2] == (part.name, part.restarts) for key in self._alive)
+
     async def _ask(self, probe: Probe) -> bool:
         try:
             async with asyncio.timeout(self._settings.timeout_s):

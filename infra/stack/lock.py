@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,28 +13,28 @@ from infra.errors import StackError
 _log = logging.getLogger(__name__)
 
 
-def _close(path: Path, mode: int) -> None:
-    """Removes other users' permissions on a data folder that an earlier version created."""
-    wanted = {path: mode, path / "machines": mode, path / "run": 0o700}
-    wanted |= dict.fromkeys(path.glob("temporal.db*"), 0o600)
-    for found, most in wanted.items():
-        if found.exists() and found.stat().st_uid == os.geteuid() and (old := found.stat().st_mode & 0o777) & ~most:
-            found.chmod(old & most)
-            _log.warning("%s: mode %o was too permissive; changed to %o", found, old, old & most)
+def make_closed(path: Path) -> None:
+    """Makes a folder that other users cannot list, if it does not exist.
+
+    Root's folder can be entered by other users: Postgres and tasks run as other users below it.
+    """
+    path.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
 
 
 @contextmanager
 def data_folder(path: Path) -> Iterator[Path]:
     """Creates the data folder if it is missing, and holds its lock in the context. Gives the absolute path.
 
+    The mode of an existing folder is not changed, because other programs may use the folder. If other users can list
+    it, a warning is logged.
+
     Raises:
         StackError: another process uses the folder, or it cannot be written.
     """
     try:
-        # Root's folder can be entered, but not listed, by other users: Postgres and tasks run as other users below it.
-        mode = 0o711 if os.geteuid() == 0 else 0o700
-        path.mkdir(mode=mode, parents=True, exist_ok=True)
-        _close(path, mode)
+        make_closed(path)
+        if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o044:
+            _log.warning("data_dir: %s: mode %o lets other users list it; mizzen does not change it", path, mode)
         descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise StackError(f"data_dir: {path}: {error.strerror}") from None

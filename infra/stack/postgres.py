@@ -24,6 +24,7 @@ import psycopg
 from infra.errors import StackError
 from infra.files import write_private
 from infra.stack import postgres_roles, postgres_user
+from infra.users import is_bare, user_name
 
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -133,8 +134,8 @@ class EmbeddedPostgres:
         owner, uid = self.data.stat().st_uid, postgres_user.server_uid()
         if owner != uid:
             raise StackError(
-                f"postgres: {self.data} belongs to user {_user(owner)}, but Postgres would run as {_user(uid)};"
-                f" start mizzen as the user that created it, or run: chown -R {_user(uid)} {self.data}"
+                f"postgres: {self.data} belongs to user {user_name(owner)}, but Postgres would run as {user_name(uid)};"
+                f" start mizzen as the user that created it, or run: chown -R {user_name(uid)} {self.data}"
             )
         if not self._superuser_file.exists() and not self._password_file.exists():
             raise StackError(
@@ -170,7 +171,9 @@ class EmbeddedPostgres:
             for name, value in _SETTINGS.items():
                 command += ["--set", f"{name}={value}"]
             done = subprocess.run(
-                postgres_user.in_folder(folder, [*postgres_user.as_server_user(), *command]),
+                postgres_user.in_folder(
+                    folder, [*postgres_user.with_name(), *postgres_user.as_server_user(), *command]
+                ),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -181,7 +184,8 @@ class EmbeddedPostgres:
             os.close(descriptor)
         if done.returncode != 0:
             said = (done.stderr or done.stdout).strip()
-            raise StackError(f"postgres: initdb failed with exit code {done.returncode}: {said}")
+            remedy = "; initdb needs an entry for this user in /etc/passwd, or user namespaces" if is_bare() else ""
+            raise StackError(f"postgres: initdb failed with exit code {done.returncode}: {said}{remedy}")
 
     def _program(self, name: str) -> Path:
         return postgres_user.programs(self._installed, self._programs_cache) / name
@@ -310,13 +314,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _send(pids: Iterable[int], number: int) -> None:

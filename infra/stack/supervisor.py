@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import shutil
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from infra import children
 from infra.config import LivenessSettings
 from infra.errors import StackError
 from infra.liveness_pipe import VARIABLE, LivenessListener
@@ -21,6 +21,10 @@ from infra.stack.liveness import Liveness, Probe, StackPart
 _log = logging.getLogger(__name__)
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _STEADY_S = 30.0
+_DEATHS_AT_START = 3
+_OUTAGE_S = 300.0
+"""A part that has worked before is started again at least for this long: a full disk, for example, may be temporary."""
+_LINE_CHARACTERS = 400
 
 
 def dies_with_parent(signal_name: str = "TERM") -> list[str]:
@@ -59,6 +63,8 @@ class Child:
     """Why the supervisor killed the process; None after the restart."""
     umask: int = -1
     """Umask of the process; -1 means the supervisor's umask."""
+    has_worked: bool = False
+    """Whether a process of this part was ready, or a probe of it succeeded."""
     prepare: Callable[[], None] | None = None
     """Called before each start of the process. A StackError is written to the process's log, and the process is started
     anyway, because it may still be able to run."""
@@ -83,7 +89,7 @@ class Child:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **self.environment, **pipe},
+                env={**children.environment(), **self.environment, **pipe},
                 pass_fds=() if self.listener is None else (self.listener.writing,),
                 umask=self.umask,
             )
@@ -93,11 +99,13 @@ class Child:
         return self.process is not None and self.process.poll() is None
 
     def tail(self, lines: int = 5) -> str:
-        """Returns the last lines of the process's log."""
+        """Returns the last lines of the process's log. The middle of a long line is left out."""
         try:
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+            last = self.log.read_text(errors="replace").splitlines()[-lines:]
         except OSError:
             return ""
+        half = _LINE_CHARACTERS // 2
+        return "\n".join(line if len(line) <= 2 * half else f"{line[:half]} ... {line[-half:]}" for line in last)
 
 
 _KILLED_AT_START = 3
@@ -127,6 +135,8 @@ class Supervisor:
         self._on_restart = on_restart
         self._parts = parts
         self._stopping = False
+        self._failure: StackError | None = None
+        self._failed = asyncio.Event()
 
     async def start(self, child: Child) -> None:
         """Starts a child, waits until it is ready, and keeps it running from then on.
@@ -155,6 +165,7 @@ class Supervisor:
             if time.monotonic() > deadline:
                 raise StackError(f"{child.name}: not ready after {child.ready_timeout_s:.0f} s\n{child.tail()}")
             await asyncio.sleep(0.05)
+        child.has_worked = child.ready is not None
         if not self._watchers:
             self._watchers.append(asyncio.create_task(self._liveness.run(lambda: self.children)))
         self._watchers.append(asyncio.create_task(self._keep(child)))
@@ -168,10 +179,19 @@ class Supervisor:
 
     async def _keep(self, child: Child) -> None:
         failures, started = 0, time.monotonic()
+        deaths, worked_s = 0, started
         while not self._stopping:
             assert child.process is not None
             await ended(child.process)
-            failures = 0 if time.monotonic() - started > _STEADY_S else failures
+            now_s = time.monotonic()
+            failures = 0 if now_s - started > _STEADY_S else failures
+            if child.killed_because is not None or self._liveness.has_answered(child):
+                deaths, worked_s, child.has_worked = 0, now_s, True
+            else:
+                deaths += 1
+                if deaths >= _DEATHS_AT_START and (not child.has_worked or now_s - worked_s > _OUTAGE_S):
+                    self._give_up(child, deaths)
+                    return
             pause_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
             why = child.killed_because or f"it exited with code {child.process.returncode}"
             child.killed_because = None
@@ -183,6 +203,23 @@ class Supervisor:
             child.restarts += 1
             if not self._stopping:
                 self._launch(child)
+
+    def _give_up(self, child: Child, deaths: int) -> None:
+        assert child.process is not None
+        how = f"ended at its start {deaths} times in a row, the last time with exit code {child.process.returncode}"
+        self._failure = StackError(f"{child.name}: {how}\n{child.tail()}")
+        self._failed.set()
+
+    async def until_failed(self) -> None:
+        """Waits until a part cannot be started again.
+
+        Raises:
+            StackError: a part ended at its start three times in a row. If it had worked before, this lasted 5 minutes.
+                The message contains the last lines of its log.
+        """
+        await self._failed.wait()
+        assert self._failure is not None
+        raise self._failure
 
     def _launch(self, child: Child) -> None:
         child.launch()

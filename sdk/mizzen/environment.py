@@ -13,6 +13,8 @@
 | `MIZZEN_CHECKPOINT_INTERVAL_S` | seconds between two saves, if the workload sets an interval |
 | `MIZZEN_INTERVAL_FILE` | file with the interval that a coordinator computes (`mizzen.cadence.interval_file`) |
 | `MIZZEN_CHECKPOINT_KEEP` | number of checkpoints to keep |
+| `MIZZEN_CHECKPOINT_MAX_FAILING_S` | how long saves may fail in a row, in seconds, if the workload sets it |
+| `MIZZEN_CHECKPOINT_MAX_FAILURES` | how many saves in a row may fail, if the workload sets it |
 | `MIZZEN_MACHINE_HAZARD_PER_H` | interruptions per machine hour in the cluster, if the scheduler has enough data |
 | `MIZZEN_GANG_MACHINES` | number of machines of the gang |
 | `MIZZEN_GANG_MTBF_S` | mean seconds between interruptions of the whole gang, if it is known |
@@ -87,6 +89,8 @@ class TaskEnvironment:
     checkpoint_uri: str | None = None
     checkpoint_interval_s: float | None = None
     checkpoint_keep: int | None = None
+    checkpoint_max_failing_s: float | None = None
+    checkpoint_max_failures: int | None = None
     gang_mtbf_s: float | None = None
     machine_hazard_per_h: float | None = None
     gang_machines: int | None = None
@@ -131,6 +135,8 @@ class TaskEnvironment:
             checkpoint_uri=given.get("MIZZEN_CHECKPOINT_URI"),
             checkpoint_interval_s=_seconds(given, "MIZZEN_CHECKPOINT_INTERVAL_S"),
             checkpoint_keep=_whole(given, "MIZZEN_CHECKPOINT_KEEP", least=1),
+            checkpoint_max_failing_s=_seconds(given, "MIZZEN_CHECKPOINT_MAX_FAILING_S"),
+            checkpoint_max_failures=_whole(given, "MIZZEN_CHECKPOINT_MAX_FAILURES"),
             gang_mtbf_s=_seconds(given, "MIZZEN_GANG_MTBF_S"),
             machine_hazard_per_h=_number(given, "MIZZEN_MACHINE_HAZARD_PER_H", "interruptions per hour"),
             gang_machines=_whole(given, "MIZZEN_GANG_MACHINES", least=1),

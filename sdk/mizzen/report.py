@@ -5,6 +5,8 @@
                     "write_s": 0.4},
      "cadence": {"interval_s": 805.0, "cost_s": 30.0, "mtbf_s": 10800.0, "step_s": 2.0, "source": "scheduler"},
      "load": {"state": "loaded", "error": null, "skipped": 1},
+     "failing": {"failures": 3, "since_s": 1767225580.2, "error": "s3://b/run: step 118 was not saved: ...",
+                 "limit": null},
      "notice": {"platform": "aws", "kind": "preempt", "certain": true, "at_s": 1767225600.1,
                 "ends_at_s": 1767225720.0, "words": "terminate", "decision": "Save now: ..."}}
 
@@ -16,6 +18,8 @@
 `sent_bytes` of its `bytes` were written, the others were there already |
 | `cadence` | how often the task saves: W, C, mu, the time of a step, and the source of mu |
 | `load` | `started`, then `loaded`, `none` (no valid checkpoint) or `failed`; `skipped` counts damaged checkpoints |
+| `failing` | the saves that have failed since the last commit: their number, the time of the first, the error of the
+last, and the limit that has ended the task, if any |
 | `pre_sync` | true while parts are sent ahead of the last checkpoint, within a notice; may be missing |
 | `notice` | the last notice of a platform on which the task acts, and its decision |
 | `at_s` | the time of the last report |
@@ -28,6 +32,7 @@ may report.
 """
 
 import atexit
+import contextlib
 import itertools
 import json
 import logging
@@ -61,8 +66,8 @@ class Reporter:
         self._lock = threading.RLock()
         self._writes = itertools.count()
         self._body: dict[str, Any] = {
-            "step": None, "resumed_step": None, "checkpoint": None, "cadence": None, "load": None, "notice": None,
-            "at_s": time.time(),
+            "step": None, "resumed_step": None, "checkpoint": None, "cadence": None, "load": None, "failing": None,
+            "notice": None, "at_s": time.time(),
         }  # fmt: skip
         self._pending = False
         self._written_at_s: float | None = None
@@ -101,7 +106,16 @@ class Reporter:
             "step": step, "at_s": at_s, "bytes": size_bytes, "sent_bytes": sent, "duration_s": duration_s,
             "write_s": write_s,
         }  # fmt: skip
-        self._tell(checkpoint=found)
+        self._tell(checkpoint=found, failing=None)
+
+    def save_failed(self, failures: int, since_s: float, error: str, limit: str | None) -> None:
+        """Report that the last `failures` saves have failed, since `since_s` (epoch seconds), the last with `error`.
+
+        `limit` says which limit is reached, so that the task ends; None: none.
+        """
+        limit = limit if limit is None else limit[:MAX_WORDS]
+        found = {"failures": failures, "since_s": since_s, "error": error[:MAX_WORDS], "limit": limit}
+        self._tell(failing=found)
 
     def pre_sync(self, active: bool) -> None:
         """Report whether the task sends parts of a checkpoint ahead of its last one, within a notice."""
@@ -175,7 +189,10 @@ class Reporter:
                 if not self._failed:
                     _log.warning("cannot write the report %s: %s", self._path, error)
                 self._failed = True
-            self._pending = False
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+            else:
+                self._failed = self._pending = False
             self._written_at_s = self._clock()
 
 
@@ -220,6 +237,12 @@ def saved(
     """
     if reporter := _current():
         reporter.saved(step, at_s, size_bytes, duration_s, write_s, sent_bytes)
+
+
+def save_failed(failures: int, since_s: float, error: str, limit: str | None) -> None:
+    """Report that the last `failures` saves have failed; `limit` says which limit ends the task, if any."""
+    if reporter := _current():
+        reporter.save_failed(failures, since_s, error, limit)
 
 
 def pre_sync(active: bool) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,10 +13,12 @@ from rich.console import Console
 from sqlalchemy import Engine, select
 
 from agent.fleet import power_off
+from infra import children
 from infra.config import ApiSettings, Settings, TemporalSettings
 from infra.db.models import Allocation, Attempt, Workload
 from infra.db.session import open_engine, transaction
 from infra.errors import MizzenError
+from infra.exits import stop_signals
 from infra.stack.embedded import EmbeddedStack
 from infra.stack.lock import data_folder
 from infra.stack.ports import free_port
@@ -61,7 +62,7 @@ async def run_demo(data_dir: Path, *, keep: bool, plain: bool) -> int:
         stack = EmbeddedStack(_settings(folder), scenario.FLEET, folder, lambda line: console.print(line, style="dim"))
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             loop.add_signal_handler(number, stop.set)
         work = asyncio.create_task(_Demo(stack, console, live=console.is_terminal and not plain).run())
         stopped = asyncio.create_task(stop.wait())
@@ -165,7 +166,9 @@ class _Demo:
             folder = self._bucket(home) / "tables" / table
             folder.mkdir(parents=True)
             make = await asyncio.create_subprocess_exec(
-                sys.executable, str(EXAMPLE / "make_table.py"), str(folder), stdout=asyncio.subprocess.DEVNULL
+                *children.python(str(EXAMPLE / "make_table.py"), str(folder)),
+                env=children.environment(),
+                stdout=asyncio.subprocess.DEVNULL,
             )
             if await make.wait() != 0:
                 raise DemoFailed(f"make_table.py could not write {folder}")

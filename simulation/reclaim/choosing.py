@@ -9,10 +9,10 @@ from reclaim.destinations import Leaving, Network, Nodes, choose
 from reclaim.joint import EarlyMoves, Outlook, choose_jointly, early_moves
 from reclaim.topology import Links, Topology
 from simulation.reclaim.knowledge import Knowledge
-from simulation.reclaim.oracle import Truth, assign_jobs
 from simulation.reclaim.scenario import Scenario
 from simulation.reclaim.state import NOWHERE, Job, Node
 from simulation.reclaim.systems import Choosing, System
+from simulation.reclaim.true_rates import Truth, assign_jobs
 
 _CORE_BYTES_S = 1.25e9
 
@@ -35,7 +35,7 @@ class Chooser:
             return [NOWHERE] * len(jobs)
         if kind in (Choosing.RANDOM, Choosing.FIRST):
             return self._simple(jobs)
-        if kind is Choosing.ORACLE:
+        if kind is Choosing.TRUE_RATES:
             return assign_jobs(self._truth, self._nodes, jobs, now_s, notice_s, self._system.parameters)
         leaving = self._leaving(jobs, notice_s)
         network, nodes = self._network(now_s), self._columns()

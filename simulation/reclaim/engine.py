@@ -253,7 +253,7 @@ class _Run(Running):
             job.move = None
             self._unreserve(job)
             self._enter(job, Phase.RUNNING)
-            job.since_s = self._now_s
+            job.since_s = job.started_s = self._now_s
             self._schedule_end(job)
             self._schedule_save(job)
             source = self._nodes[job.node]

@@ -80,6 +80,7 @@ class Network:
         """The displaced share of research traffic of each flow that is sent, on the most affected link of its path."""
         self._next_change_s = inf
         self._shares: dict[int, Ints] = {}
+        self._bandwidth: tuple[int, Floats] = (-1, np.zeros(0))
 
     def add(self, flow: Flow) -> None:
         """Adds a flow; `recompute` sets its rate."""
@@ -126,7 +127,9 @@ class Network:
             self._displaced, self._next_change_s = {}, inf
             return []
         step = self._scenario.step(now_s)
-        bandwidth = self._scenario.links_bytes_s[self._scenario.row_of, step]
+        if self._bandwidth[0] != step:
+            self._bandwidth = step, self._scenario.links_bytes_s[self._scenario.row_of, step]
+        bandwidth = self._bandwidth[1]
         refused: list[Flow] = []
         if self._is_shaped:
             refused = self._shape(now_s)

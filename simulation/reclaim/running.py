@@ -12,6 +12,7 @@ from reclaim.intervals import next_start_s
 from simulation.reclaim.choosing import Chooser
 from simulation.reclaim.knowledge import Knowledge
 from simulation.reclaim.network import Flow, Kind, Network
+from simulation.reclaim.own import Interruptions
 from simulation.reclaim.records import Outcome, Totals
 from simulation.reclaim.saving import Saver
 from simulation.reclaim.scenario import AT_THE_CORE, Scenario
@@ -38,11 +39,11 @@ class Running(ABC):
                 float(work.memory_bytes[n]))
             for n in range(len(work))
         ]  # fmt: skip
-        is_oracle = system.saving is Saving.ORACLE
-        period_s = 0.0 if is_oracle else self._parameters.traffic_period_s
+        period_s = 0.0 if system.saving is Saving.TRUE_RATES else self._parameters.traffic_period_s
         self._network = Network(scenario, system.is_shaped, self._parameters.research_share, period_s)
         self._chooser = Chooser(scenario, system, knowledge, self._nodes, scenario.seed)
         self._saver = Saver(scenario, system, knowledge, self._nodes)
+        self._interruptions = Interruptions(len(scenario.buildings))
         self._events: list[tuple[float, int, int, Callable[[], None]]] = []
         self._pushed = 0
         self._now_s = 0.0
@@ -104,6 +105,11 @@ class Running(ABC):
 
     def _enter(self, job: Job, phase: Phase) -> None:
         self._end_segment(job)
+        if job.phase is Phase.RUNNING:
+            early = job.move is not None and job.move.deadline_s == inf
+            interrupted = phase is not Phase.DONE and not early
+            building = self._nodes[job.node].building
+            self._interruptions.ended(building, job.started_s, self._now_s, interrupted=interrupted)
         job.phase = phase
         job.version += 1
 
@@ -162,20 +168,23 @@ class Running(ABC):
     def _run_job(self, job: Job, version: int) -> None:
         if job.version != version:
             return
+        node = self._nodes[job.node]
+        near = [one for one in self._running() if self._nodes[one.node].building == node.building]
         self._enter(job, Phase.RUNNING)
-        job.since_s = job.last_save_s = self._now_s
+        job.since_s = job.last_save_s = job.started_s = self._now_s
+        job.mtbf_s = self._interruptions.mtbf_s(node, near, self._now_s)
+        job.has_saved, job.most_s, job.least_s = False, inf, 0.0
         if self._system.choosing is Choosing.HOME:
             job.home = job.node
         if job.hit is not None:
             job.hit.resumed_s = self._now_s
             job.hit = None
-        self._saver.set_intervals([job] if self._system.saving is Saving.FIXED else self._beside(job), self._now_s)
+        self._saver.set_intervals(self._beside(job), self._now_s)
         self._schedule_end(job)
         self._schedule_save(job)
-        leaves_s = self._nodes[job.node].leaves_s
-        if leaves_s < inf:
+        if node.leaves_s < inf:
             # The notice came while the job was on its way.
-            self._plan([job], leaves_s)
+            self._plan([job], node.leaves_s)
 
     def _beside(self, job: Job) -> list[Job]:
         """Returns the running jobs of the job's machine, which share its link."""
@@ -238,7 +247,7 @@ class Running(ABC):
             return
         version, save_version = job.version, job.save_version
         due_s = job.last_save_s + job.interval_s
-        if self._system.saving is Saving.P1:
+        if self._system.saving in (Saving.P1, Saving.PAPER):
             due_s = float(
                 next_start_s(
                     job.last_save_s, job.interval_s, self._saver.offset_s(job), self._parameters.p1.stagger_s
@@ -279,6 +288,10 @@ class Running(ABC):
         job = self._jobs[flow.job]
         job.write = None
         job.saved_s, job.saved_at = flow.progress_s, self._store(self._nodes[job.node])
+        if not job.has_saved:
+            job.has_saved = True
+            if self._system.saving in (Saving.P1, Saving.SDK):
+                self._saver.set_intervals([job], self._now_s)
         self._schedule_save(job)
 
     def _store(self, node: Node) -> int:
@@ -302,7 +315,7 @@ class Running(ABC):
         self._push(self._now_s + self._parameters.period_s, 5, self._control)
         running = self._running()
         before = {job.number: job.interval_s for job in running}
-        self._saver.set_intervals(running, self._now_s)
+        self._saver.control(running, self._now_s)
         for job in running:
             if job.interval_s != before[job.number]:
                 self._schedule_save(job)

@@ -53,6 +53,16 @@ class Job:
     """...and the building that has it."""
     last_save_s: float = 0.0
     interval_s: float = inf
+    started_s: float = 0.0
+    """When its attempt began to run."""
+    mtbf_s: float = inf
+    """The mean time between interruptions that its SDK was told at the start of the attempt."""
+    has_saved: bool = False
+    """Whether the attempt has completed a checkpoint."""
+    most_s: float = inf
+    """The interval that P1 has told the attempt..."""
+    least_s: float = 0.0
+    """...and the shortest one that leaves others their bandwidth."""
     version: int = 0
     """Changes with each start and stop, so that outdated events are ignored."""
     save_version: int = 0

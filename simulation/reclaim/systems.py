@@ -4,12 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from infra.config import ReclaimSettings
 from reclaim.destinations import DEFAULT_RULES, Rules
+from reclaim.hazard import HazardSettings
 from reclaim.intervals import P1Settings
-from reclaim.joint import DEFAULT_POLICY, EARLY_HORIZON_S, EARLY_PERIOD_S, Policy
+from reclaim.joint import EARLY_HORIZON_S, Policy
 from reclaim.traffic import RESEARCH_SHARE
 
 _P1 = P1Settings()
+_SHIPPED = ReclaimSettings()
+"""The defaults of a live fleet: a run without other constants simulates exactly these."""
+_POLICY = Policy(least_stay_s=_SHIPPED.early_stay_s)
 
 
 class Saving(StrEnum):
@@ -17,9 +22,14 @@ class Saving(StrEnum):
 
     FIXED = "fixed"
     P1 = "p1"
+    """As a live fleet: equation 9 with the measured stall of a save limits the interval of the SDK's formula."""
+    SDK = "sdk"
+    """The SDK's formula alone, as without a coordinator (docs/cadence.md)."""
+    PAPER = "paper"
+    """Equation 9 as published: a save costs the time of its whole transfer."""
     MARGINAL = "marginal"
-    """One interval from the means of hazard and 1/B over the last day: pi_ind of theorem 2."""
-    ORACLE = "oracle"
+    """As `PAPER`, with one interval from the means of hazard and 1/B over the last day: pi_ind of theorem 2."""
+    TRUE_RATES = "true rates"
 
 
 class Choosing(StrEnum):
@@ -33,7 +43,7 @@ class Choosing(StrEnum):
     """The first machine with enough free GPUs and memory."""
     HOME = "home"
     """None: the job waits for its machine."""
-    ORACLE = "oracle"
+    TRUE_RATES = "true rates"
 
 
 class Store(StrEnum):
@@ -53,28 +63,37 @@ class Parameters:
 
     rules: Rules = DEFAULT_RULES
     p1: P1Settings = _P1
-    policy: Policy = DEFAULT_POLICY
+    policy: Policy = _POLICY
     research_share: float = RESEARCH_SHARE
     """P3's beta."""
-    loss_budget_s: float = 60.0
-    """L_max of every job. The paper gives none; see docs/reclaim-experiments.md for its calibration."""
+    loss_budget_s: float = _SHIPPED.loss_budget_s
+    """L_max of every job."""
+    checkpoint_bytes_s: float = _SHIPPED.checkpoint_bytes_s
+    """The bandwidth of the checkpoints of all jobs that save to the same store, as payload."""
     restart_s: float | None = None
     """T_r that decisions assume; None: the true one."""
-    window_days: int = 14
+    window_days: int = HazardSettings.window_days
     """The window of the hazard's levels."""
-    hazard_confidence: float = 0.8
+    hazard_confidence: float = HazardSettings.confidence
+    hazard_per_h: float | None = None
+    """A constant hazard that P1 assumes of all machines; None: it is estimated."""
     bandwidth_confidence: float = 0.9
     """The confidence of the bandwidth that deadlines count on..."""
     budget_confidence: float = 0.5
     """...and of the budget that P1 divides: a share of the bandwidth over hours, which no single minute endangers."""
-    period_s: float = 600.0
+    period_s: float = _SHIPPED.control_period_s
     """The control period of P1."""
     traffic_period_s: float = 10.0
     """The control period of P3: its rates follow the bandwidth of the period before."""
-    early_period_s: float = EARLY_PERIOD_S
+    early_period_s: float = _SHIPPED.early_period_s
     """The time between two searches for early moves."""
     early_horizon_s: float = EARLY_HORIZON_S
     """The horizon of forecasts for early moves, at most; the rest of the job if that is shorter."""
+
+
+PUBLISHED = Parameters(loss_budget_s=60.0, period_s=600.0)
+"""The constants with which the paper's protocols are compared with its tables. The paper gives no L_max: see
+docs/reclaim-experiments.md for its calibration."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +132,10 @@ def _ablation(p1: bool, p2: bool, p3: bool) -> System:
     return System(
         "+".join(on) or "none",
         f"{', '.join(on).upper() or 'no protocol'}; otherwise 30 minutes, a random destination, no shaping",
-        saving=Saving.P1 if p1 else Saving.FIXED,
+        saving=Saving.PAPER if p1 else Saving.FIXED,
         choosing=Choosing.P2 if p2 else Choosing.RANDOM,
         is_shaped=p3,
+        parameters=PUBLISHED,
     )
 
 
@@ -126,8 +146,11 @@ ABLATION = tuple(
         (True, True, False), (True, False, True), (False, True, True), (True, True, True),
     )
 )  # fmt: skip
-"""All combinations of the protocols, in the order of Table IV."""
-_ALL = replace(ABLATION[-1], name="reclaimnet", about="P1, P2 and P3")
+"""All combinations of the protocols as published, in the order of Table IV."""
+_PUBLISHED = replace(ABLATION[-1], name="published", about="P1, P2 and P3 as in the paper")
+_ALL = replace(
+    _PUBLISHED, name="reclaimnet", about="P1, P2 and P3 as on a live fleet", saving=Saving.P1, parameters=Parameters()
+)
 _SLURM = System(
     "slurm-pr",
     "preempt and requeue: 10 minutes to one file system for all buildings, no use of notices, the first free machine",
@@ -149,12 +172,16 @@ SYSTEMS: Mapping[str, System] = {
         ),
         replace(ABLATION[5], name="random-dst", about="P1 and P3, a random destination"),
         replace(ABLATION[4], name="no-shaping", about="P1 and P2, no shaping"),
-        replace(_ALL, name="tv-fi", about="reclaimnet with intervals from the means of the last day",
+        replace(_PUBLISHED, name="tv-fi", about="published with intervals from the means of the last day",
                 saving=Saving.MARGINAL),
+        _PUBLISHED,
         _ALL,
+        replace(_ALL, name="constant-hazard", about="reclaimnet that assumes one departure of each machine in 24 hours",
+                parameters=Parameters(hazard_per_h=1 / 24)),
+        replace(_ALL, name="sdk", about="P2 and P3, and the SDK's formula for intervals", saving=Saving.SDK),
         System(
-            "oracle", "true hazard and bandwidth, intervals and destinations with the least expected loss",
-            saving=Saving.ORACLE, choosing=Choosing.ORACLE, is_shaped=True,
+            "true-rates", "true hazard and bandwidth, intervals and destinations with the least expected loss of each",
+            saving=Saving.TRUE_RATES, choosing=Choosing.TRUE_RATES, is_shaped=True, parameters=PUBLISHED,
         ),
         replace(_ALL, name="joint", about="beyond the paper: interval and destination together, early moves",
                 choosing=Choosing.JOINT, moves_early=True),
@@ -163,8 +190,9 @@ SYSTEMS: Mapping[str, System] = {
         *ABLATION,
     )
 }  # fmt: skip
-"""All systems by name. `p1+p2+p3` is `reclaimnet`, `p1+p2` is `no-shaping`, `p1+p3` is `random-dst`."""
+"""All systems by name. `p1+p2+p3` is `published`, `p1+p2` is `no-shaping`, `p1+p3` is `random-dst`."""
 TABLE_3 = (
-    "slurm-pr", "no-migration", "static", "bamboo-like", "random-dst", "no-shaping", "tv-fi", "reclaimnet", "oracle",
+    "slurm-pr", "no-migration", "static", "bamboo-like", "random-dst", "no-shaping", "tv-fi", "published",
+    "true-rates",
 )  # fmt: skip
 """The systems of Table III, in its order."""

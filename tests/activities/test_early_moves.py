@@ -160,7 +160,9 @@ def test_a_job_whose_place_was_taken_evicts_nobody(campus: World) -> None:
     low = [campus.running(job(gpus=4), capacity=("voluntary", "reserved"), level=6) for _ in range(3)]
     assert [len(campus.holdings(one)) for one in low] == [1, 1, 1], "the fleet is full"
     _leave(campus, workload)
-    assert campus.tick().awarded == 0
+    result = campus.tick()
+    assert result.awarded == 0 and result.rest_s is not None and result.rest_s <= 300.0
+    assert "evicts_later r" in campus.waiting(workload)
     with campus.session() as session:
         old = text("update attempt set released_at = now() - interval '301 s' where workload = :w and attempt = 1")
         session.execute(old, {"w": workload})

@@ -347,3 +347,23 @@ def test_a_machine_that_only_comes_with_another_key_counts_as_lost(fleet: World)
         fleet.machines.register(fleet.hello(M, public_key=other, incarnation="boot-2"))
     assert len(fleet.mail(workload, "machine_lost")) == 1
     assert _row(fleet).state == "lost"
+
+
+def test_a_lent_machine_that_claims_much_waits_for_an_operator(fleet: World) -> None:
+    """More GPUs than `lent_gpus` need an operator, once for each claim; machines that are not lent do not."""
+    limit = fleet.settings.lifecycle.lent_gpus
+    fleet.machine("r/own/m", limit + 1)
+    with fleet.session() as session:
+        assert session.get_one(Machine, "r/own/m").cordon is None
+        session.add(Cluster(region="r", name="c", capacity="voluntary"))
+    fleet.machine(M, limit)
+    assert _row(fleet).cordon is None
+    fleet.machine(M, limit + 1)
+    cordon = _row(fleet).cordon
+    assert cordon is not None and cordon["code"] == "claims_too_much"
+    assert cordon["detail"] == {"gpus": limit + 1, "limit": limit}
+    fleet.alter(Machine, M, cordon=None)
+    fleet.machine(M, limit + 1)
+    assert _row(fleet).cordon is None, "an operator has admitted this claim"
+    fleet.machine(M, limit + 2)
+    assert _row(fleet).cordon is not None

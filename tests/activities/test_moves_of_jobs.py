@@ -6,9 +6,10 @@ from math import exp
 import pytest
 from sqlalchemy import func
 
+from activities.scheduling.avoided import AVOIDED
 from domain.criteria import PlanQuality
 from domain.phases import Phase
-from domain.reasons import Reason, ReasonCode
+from domain.reasons import Reason, ReasonCode, in_words
 from infra.db.models import Attempt, Cluster, Machine
 from infra.db.reclaim import SiteHazard
 from infra.db.tenants import Tenant
@@ -77,9 +78,13 @@ def test_a_machine_whose_failure_is_not_confirmed_is_avoided_for_an_hour(campus:
     campus.alter(Machine, left, cordon=None)
     for machine in others - {left}:
         campus.alter(Machine, machine, draining=True)
-    assert campus.tick().awarded == 0
+    result = campus.tick()
+    assert result.awarded == 0 and result.rest_s is not None and result.rest_s <= AVOIDED.total_seconds()
     assert campus.reasons(workload)[-1]["code"] == "machines_avoided"
-    assert campus.reasons(workload)[-1]["detail"] == {"region": "r", "machines": [left, "r/b/m"]}
+    released_at = campus.attempt(workload, 1).released_at
+    assert released_at is not None
+    until = in_words(released_at.timestamp() + AVOIDED.total_seconds())
+    assert campus.reasons(workload)[-1]["detail"] == {"region": "r", "machines": [left, "r/b/m"], "until": until}
     other = campus.running(job(gpus=2), capacity=("voluntary",))
     assert campus.holdings(other).keys() == {left}  # Another workload may use it.
     campus.release(other, Phase.SUCCEEDED)

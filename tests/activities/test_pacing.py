@@ -18,6 +18,7 @@ from tests.activities.world import World, job
 
 CALM, BUSY, OWNED = "r/lab/calm", "r/hall/busy", "r/own/m"
 _BYTES = 3_200_000_000
+_STALL_S = 0.5
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def _job(world: World, machine: str, **saved: Any) -> str:
     world.tick()
     world.run(workload)
     assert list(world.holdings(workload)) == [machine]
-    values = {"checkpoint_bytes": _BYTES, "checkpoint_write_s": 32.0, **saved}
+    values = {"checkpoint_bytes": _BYTES, "checkpoint_write_s": 32.0, "checkpoint_s": _STALL_S, **saved}
     world.alter(Attempt, (workload, 1), **values)
     return workload
 
@@ -60,8 +61,8 @@ def _taken(world: World, machine: str, notice_s: float = 0.0) -> None:
 
 
 def test_jobs_on_machines_that_depart_often_save_more_often(fleet: World) -> None:
-    """Only jobs on lent machines are told; the interval is equation 9's for the hazard that is told with it."""
-    calm, busy = _job(fleet, CALM), _job(fleet, BUSY)
+    """Only jobs on lent machines are told; the interval is equation 9's with the stall, for the hazard told with it."""
+    calm, busy = (_job(fleet, machine, checkpoint_write_s=4.0) for machine in (CALM, BUSY))
     _job(fleet, OWNED)
     first = paces(fleet)
     assert sorted(first) == [BUSY, CALM]
@@ -76,31 +77,64 @@ def test_jobs_on_machines_that_depart_often_save_more_often(fleet: World) -> Non
     assert of_busy.interval_s < of_calm.interval_s
     assert {of_calm.reason, of_busy.reason} <= {"optimum", "network_share", "loss_budget"}
     shares = [(one.hazard_per_h * _BYTES) ** (1 / 3) for one in (of_calm, of_busy)]
-    budget = fleet.settings.reclaim.checkpoint_bytes_s
+    budget = fleet.settings.reclaim.checkpoint_bytes_s / 0.2
     for one, share in zip((of_calm, of_busy), shares, strict=True):
-        bandwidth = budget * share / sum(shares)
-        wanted_s = (2 * _BYTES / (one.hazard_per_h / 3600 * bandwidth)) ** 0.5
-        assert one.interval_s == pytest.approx(min(3600.0, max(wanted_s, _BYTES / (0.2 * bandwidth))), rel=1e-6)
+        wanted_s = (2 * _STALL_S / (one.hazard_per_h / 3600)) ** 0.5
+        assert one.least_s == pytest.approx(_BYTES / (0.2 * min(_BYTES / 4.0, budget * share / sum(shares))))
+        assert one.interval_s == pytest.approx(max(wanted_s, one.least_s), rel=1e-6)
+
+
+def test_a_background_save_costs_its_stall_and_not_its_transfer(fleet: World) -> None:
+    """The cost C of the SDK's cadence counts, else the stall of the newest save, else the whole save, which is most."""
+    workload = _job(fleet, CALM)
+    fleet.alter(Attempt, (workload, 1), checkpoint_bytes=10_000_000, checkpoint_write_s=4.0)
+
+    def cost_s(cadence_s: float | None, checkpoint_s: float | None) -> float:
+        cadence = None if cadence_s is None else {"interval_s": 300.0, "cost_s": cadence_s}
+        fleet.alter(Attempt, (workload, 1), cadence=cadence, checkpoint_s=checkpoint_s)
+        (pace,) = paces(fleet)[CALM].runs
+        assert pace.reason == "optimum"
+        return pace.interval_s**2 * pace.hazard_per_h / 3600 / 2
+
+    assert cost_s(0.4, 9.0) == pytest.approx(0.4, rel=1e-3)
+    assert cost_s(None, 0.6) == pytest.approx(0.6, rel=1e-3)
+    for said in ((None, None), (-1.0, None), (100.0, 0.6)):
+        assert cost_s(*said) == pytest.approx(4.0, rel=1e-3)
+
+
+def test_jobs_share_the_bandwidth_of_their_store(fleet: World) -> None:
+    """What jobs of a region that save to the same store write on average, at most, is its budget."""
+    jobs = [_job(fleet, machine, checkpoint_write_s=0.1) for machine in (CALM, BUSY)]
+    budget = fleet.settings.reclaim.checkpoint_bytes_s
+
+    def used() -> list[float]:
+        told = paces(fleet)
+        return [_BYTES / told[machine].runs[0].least_s for machine in (CALM, BUSY)]
+
+    assert used() == pytest.approx([budget / 2, budget / 2], rel=1e-3)
+    fleet.alter(Attempt, (jobs[0], 1), store_url="s3://lab")
+    assert used() == pytest.approx([budget, budget], rel=1e-3)
+    fleet.alter(Attempt, (jobs[1], 1), store_url="s3://lab")
+    assert used() == pytest.approx([budget / 2, budget / 2], rel=1e-3)
 
 
 def test_a_save_costs_what_it_writes(fleet: World) -> None:
-    """The interval follows from the median of the last saves, as tasks report them; at first, from the size."""
+    """The shortest interval follows from the median of the last saves that tasks report; at first, from the size."""
     workload = _job(fleet, CALM, checkpoint_bytes=None, checkpoint_write_s=None)
 
     def saved(number: int, sent_bytes: int | None, write_s: float) -> float:
         with fleet.session() as session:
             told = TaskProgress(
                 "a", 0, checkpoint_step=number, checkpoint_at_s=float(number), checkpoint_bytes=_BYTES,
-                checkpoint_s=0.1, checkpoint_write_s=write_s, checkpoint_sent_bytes=sent_bytes,
+                checkpoint_write_s=write_s, checkpoint_sent_bytes=sent_bytes,
             )  # fmt: skip
             for _ in range(2):  # The same save is reported again and again.
                 set_progress(session.get_one(Attempt, (workload, 1)), [told])
         (pace,) = paces(fleet)[CALM].runs
-        return pace.interval_s * (pace.hazard_per_h / 3600) ** 0.5
+        return pace.least_s
 
     def best(sent_bytes: int, write_s: float) -> float:
-        bandwidth = min(sent_bytes / write_s, fleet.settings.reclaim.checkpoint_bytes_s)
-        return float((2 * sent_bytes / bandwidth) ** 0.5)
+        return max(write_s / 0.2, sent_bytes / fleet.settings.reclaim.checkpoint_bytes_s)
 
     part = _BYTES // 100
     assert saved(1, None, 60.0) == pytest.approx(best(_BYTES, 60.0), rel=1e-3)
@@ -130,38 +164,32 @@ def test_a_huge_report_takes_no_more_than_the_memory_of_its_job(fleet: World) ->
     (told,) = paces(fleet)[BUSY].runs
     fleet.alter(Attempt, (liar, 1), checkpoint_bytes=(1 << 20) + GPU_BYTES)
     (of_memory,) = paces(fleet)[BUSY].runs
-    assert told.interval_s == pytest.approx(of_memory.interval_s, rel=1e-3)
+    assert told.least_s == pytest.approx(of_memory.least_s, rel=1e-3)
     fleet.alter(Attempt, (liar, 1), checkpoint_bytes=_BYTES)
     (of_equals,) = paces(fleet)[BUSY].runs
-    assert told.interval_s < 10 * of_equals.interval_s
+    assert told.least_s < 10 * of_equals.least_s
 
 
 def test_the_measured_bandwidth_limits_the_write_speed(fleet: World) -> None:
-    """B_eff is the smaller of both; what is old or not believable does not count."""
+    """B_eff is the smaller of its mean and the write speed; what is old or not believable does not count."""
     workload = _job(fleet, CALM)
     write_bytes_s = _BYTES / 32.0
     reclaim = fleet.settings.reclaim.model_copy(update={"checkpoint_bytes_s": 10 * write_bytes_s})
     fleet.settings = fleet.settings.model_copy(update={"reclaim": reclaim})
 
-    def interval_s(lower_bytes_s: float | None, age_s: float = 0.0) -> tuple[float, float]:
+    def least_s(mean_bytes_s: float | None, age_s: float = 0.0) -> float:
         report = None
-        if lower_bytes_s is not None:
-            report = asdict(BandwidthReport(time.time() - age_s, 2 * lower_bytes_s, lower_bytes_s))
+        if mean_bytes_s is not None:
+            report = asdict(BandwidthReport(time.time() - age_s, mean_bytes_s, mean_bytes_s / 2))
         fleet.alter(Attempt, (workload, 1), bandwidth=report)
         (pace,) = paces(fleet)[CALM].runs
-        return pace.interval_s, (2 * _BYTES / (pace.hazard_per_h / 3600)) ** 0.5
+        return pace.least_s
 
-    unmeasured_s, best = interval_s(None)
-    assert unmeasured_s == pytest.approx(min(3600.0, max(best / write_bytes_s**0.5, 5 * 32.0)))
-    assert interval_s(100 * write_bytes_s)[0] == pytest.approx(unmeasured_s, rel=1e-3)
+    assert least_s(None) == least_s(100 * write_bytes_s) == pytest.approx(5 * 32.0)
     slow = 0.2 * write_bytes_s
-    measured_s = max(min(3600.0, best / slow**0.5), _BYTES / (0.2 * slow))
-    assert unmeasured_s < measured_s
-    assert interval_s(1.06 * slow)[0] == pytest.approx(measured_s, rel=1e-3)
-    assert interval_s(1.06 * slow, age_s=2 * 86400.0)[0] == pytest.approx(unmeasured_s, rel=1e-3)
-    least = 0.1 * write_bytes_s
-    least_s = max(min(3600.0, best / least**0.5), _BYTES / (0.2 * least))
-    assert interval_s(1.0)[0] == pytest.approx(least_s, rel=1e-3)
+    assert least_s(1.06 * slow) == pytest.approx(_BYTES / (0.2 * slow))
+    assert least_s(1.06 * slow, age_s=2 * 86400.0) == pytest.approx(5 * 32.0)
+    assert least_s(1.0) == pytest.approx(_BYTES / (0.2 * 0.1 * write_bytes_s))
 
 
 def test_all_tasks_of_a_gang_are_told(fleet: World) -> None:

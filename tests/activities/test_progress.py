@@ -1,5 +1,6 @@
 """Progress from heartbeats, and hung gangs, on real workflows."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,8 @@ from domain.phases import Phase
 from domain.reported import BandwidthReport
 from domain.search_attributes import PHASE, PRIORITY, REGION, TENANT
 from domain.spec import LimitsSpec
-from infra.db.models import Attempt
+from infra.db.models import Attempt, Cluster, Machine
+from lifecycle.launch_limits import LONGEST_S
 from tests.activities.agents import OpenEndedAgent
 from tests.activities.temporal import dispatching, end_all, until
 from tests.activities.world import World, job
@@ -37,9 +39,9 @@ class Site:
         self.agents = {M: OpenEndedAgent(client, M), M2: OpenEndedAgent(client, M2)}
         self.progress = Progress(town.engine, town.settings, client)
 
-    async def placed(self, *, limits: LimitsSpec | None = None) -> str:
+    async def placed(self, *, limits: LimitsSpec | None = None, **more: Any) -> str:
         """Submits a workload and waits until its tasks run; returns its id."""
-        workload = self.town.submit(job(gpus=4), limits=limits)
+        workload = self.town.submit(job(gpus=4), limits=limits, **more)
         assert self.town.tick().awarded == 1
         await self.agents[self.machine(workload)].runs(workload)
         await self.reaches(workload, Phase.RUNNING)
@@ -234,3 +236,49 @@ async def test_progress_is_read_of_so_many_at_a_time(site: Site) -> None:
         await site.collect()
         seen.append([site.town.attempt(w).last_step for w in workloads])
     assert seen == [[7, None], [7, 7], [7, 7]]
+
+
+async def test_a_lent_machine_that_accepts_a_run_and_reports_no_task_is_given_up(site: Site) -> None:
+    """After the limit it counts as lost, even if it heartbeats; the workload avoids it, and it takes no other work.
+
+    A machine that has reported its tasks is not given up. Its launch counts for the limits of others.
+    """
+    town = site.town
+    town.alter(Cluster, ("r", "c"), capacity="voluntary")
+    late, honest = await site.placed(capacity=("voluntary",)), await site.placed(capacity=("voluntary",))
+    machine = site.machine(late)
+    assert town.attempt(late).launch_limit_s == LONGEST_S
+    for workload in (late, honest):
+        town.alter(Attempt, (workload, 1), launch_limit_s=0.2, started_at=text("now() - interval '1 hour'"))
+    await site.agent(honest).beats(honest, step=1)
+    await asyncio.sleep(0.5)
+    for _ in range(2):
+        await site.collect()
+    assert (town.attempt(honest).launch_s or 0.0) > 3000
+    assert [_machine(site, site.machine(w)).answered_at is None for w in (honest, late)] == [False, True]
+    await site.reaches(late, Phase.PENDING)
+    reason = town.workload(late).reason
+    assert reason is not None and (reason["code"], reason["detail"]["machine"]) == ("launch_timed_out", machine)
+    assert len(town.events(late, "workload.launch_timed_out")) == 1
+    assert town.events(honest, "workload.launch_timed_out") == [] and site.agents[machine].stopped == []
+    row = _machine(site, machine)
+    assert (row.failed_gangs, row.state) == (1, "joining"), "its tasks may run"
+    town.machines.ready(town.attend(machine, stop=[f"{late}.1"]))
+    assert town.tick().awarded == 0
+    assert "machines_avoided" in {r["code"] for r in town.reasons(late)}
+    town.machine("r/c/m3", 4)
+    assert town.tick().awarded == 1 and site.machine(late) == "r/c/m3"
+
+
+def _machine(site: Site, machine: str) -> Machine:
+    with site.town.session() as session:
+        return session.get_one(Machine, machine)
+
+
+async def test_a_gang_whose_machine_reports_nothing_is_silent(site: Site) -> None:
+    """`max_silence` also ends a gang whose agent sends heartbeats without any report."""
+    workload = await site.placed(limits=LimitsSpec(max_silence_s=0.2))
+    site.town.alter(Attempt, (workload, 1), started_at=text("now() - interval '1 hour'"))
+    await asyncio.sleep(0.5)
+    await site.collect()
+    assert len(site.town.mail(workload, "hung")) == 1

@@ -221,6 +221,19 @@ def test_a_new_workflow_counts_the_failures_that_are_not_confirmed(
     assert (start.state.suspects, start.state.unconfirmed) == (([suspect], 2) if kept else ([], 0))
 
 
+@pytest.mark.parametrize(
+    ("code", "counts"), [("launch_failed", False), ("launch_timed_out", False), ("machine_lost", True)]
+)
+def test_only_time_that_tasks_ran_is_runtime(town: World, code: str, counts: bool) -> None:
+    """A workflow that replaces a lost one does not count attempts that were refused, or not started."""
+    workload = town.running(ago_s=100)
+    town.alter(Attempt, (workload, 1), outcome={"code": code}, released_at=text("now()"))
+    town.alter(Workload, workload, phase="pending")
+    with town.session() as session:
+        start = read_start(session, workload)
+    assert start is not None and (start.state.ran_s >= 100) is counts
+
+
 async def test_who_is_well_is_left_alone(
     town: World, reconciler: Reconciler, client: Client, database_url: str
 ) -> None:
@@ -409,7 +422,7 @@ async def test_singletons_are_asserted(town: World, client: Client) -> None:
     first = [(await h.describe()).run_id for h in handles]
     await assert_singletons(client, nightly)
     assert [(await h.describe()).run_id for h in handles] == first
-    keeping = asyncio.create_task(keep_singletons(client, nightly, 0.05))
+    keeping = asyncio.create_task(keep_singletons(town.engine, client, nightly, 0.05))
     try:
         for handle in handles:
             await handle.terminate()

@@ -1,5 +1,6 @@
 """Releases and phase changes: repeated and late calls change nothing, and progress is kept."""
 
+import math
 from datetime import UTC, datetime
 
 import pytest
@@ -9,7 +10,7 @@ from temporalio.exceptions import ApplicationError
 from activities.lifecycle.workloads import set_progress
 from domain.phases import Phase
 from domain.protocol import TASKS_MAY_RUN, ReleaseRequest, TransitionRequest
-from domain.reported import TaskProgress
+from domain.reported import LeftFiles, TaskProgress
 from infra.db.logs import UsageRun
 from infra.db.models import Attempt, Machine, Workload
 from tests.activities.invariants import check
@@ -120,6 +121,27 @@ def test_an_end_wakes_the_scheduler_and_is_told_with_its_numbers(fleet: World) -
     assert event["region"] == "r"
     assert fleet.put_out("wake") == wakes + 1
     check(fleet)
+
+
+def test_files_that_are_left_are_stored_with_a_warning(fleet: World) -> None:
+    """An end with more than 1 MB of files writes an event; impossible reports of an agent are limited."""
+    workload = fleet.running(job(tasks=2))
+    left = [LeftFiles(M1, "/state/run\0\ud800", 3_000_000, 2e9), LeftFiles("m" * 999, "/b", -5, math.inf)]
+    progress = [TaskProgress("main", n, left=one) for n, one in enumerate(left)]
+    fleet.release(workload, Phase.PREEMPTED, progress=progress)
+    assert fleet.events(workload, "workload.left_files") == []  # It will run again.
+    fleet.tick()
+    fleet.run(workload, ago_s=60)
+    fleet.release(workload, Phase.SUCCEEDED, progress=progress)
+    stored = fleet.attempt(workload).left_files
+    assert stored is not None
+    assert stored[0] == {
+        "job": "main", "task": 0, "machine": M1, "path": "/state/run?", "bytes": 3_000_000,
+        "until_s": min(2e9, stored[0]["until_s"]),
+    }  # fmt: skip
+    assert (len(stored[1]["machine"]), stored[1]["bytes"], stored[1]["until_s"]) == (256, 0, 0.0)
+    (event,) = fleet.events(workload, "workload.left_files")
+    assert (event["detail"]["bytes"], event["detail"]["path"]) == (3_000_000, "/state/run?")
 
 
 def _attempt() -> Attempt:

@@ -46,11 +46,19 @@ def processes_of(folder: Path) -> list[int]:
     return sorted(found)
 
 
+def process_name(pid: int) -> str:
+    """Returns the name of a process (at most 15 bytes), or an empty string if the process does not exist."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+    except OSError:
+        return ""
+
+
 def zygotes(of: int | None = None) -> set[int]:
     """Returns the pids of the zygotes that a process, by default this one, has started and that still run."""
     parent, table = os.getpid() if of is None else of, shim.process_table()
     children = [pid for pid, (state, above, _) in table.items() if above == parent and state not in "ZX"]
-    return {pid for pid in children if shim.process_name(pid) == "mizzen-zygote"}
+    return {pid for pid in children if process_name(pid) == "mizzen-zygote"}
 
 
 def until(holds: Callable[[], Any], patience_s: float = 20.0) -> Any:

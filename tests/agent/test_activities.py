@@ -228,8 +228,8 @@ async def test_what_tasks_report_is_masked(lab: Lab) -> None:
         running = await lab.run(launch, config.machine)
         outcome: NodeOutcome = await running.result(NodeOutcome)
         assert [p.load for p in outcome.progress] == [LoadReport("failed", "no access with ***")]
-        tidied = [f"{launch.workload_id}.1"]
-        await until_async(lambda: lab.log(launch)[1] and host.tidy(state, 0.0, config.machine) == tidied)
+        tidied, at_once = [f"{launch.workload_id}.1"], config.model_copy(update={"keep_runs_s": 0.0})
+        await until_async(lambda: lab.log(launch)[1] and host.tidy(state, at_once) == tidied)
         late = await lab.stop(launch, config.machine, 0.0)
     assert late.progress == outcome.progress
     for path in config.state_dir.rglob("*.json"):
@@ -335,9 +335,9 @@ async def test_finished_runs_are_tidied(lab: Lab) -> None:
     state = StateFolder(config.state_dir)
     async with lab.agent(config):
         await (await lab.run(launch, config.machine)).result(NodeOutcome)
-        assert host.tidy(state, 600.0, config.machine) == []
-        tidied = [f"{launch.workload_id}.1"]
-        await until_async(lambda: lab.log(launch)[1] and host.tidy(state, 0.0, config.machine) == tidied)
+        assert host.tidy(state, config) == []
+        tidied, at_once = [f"{launch.workload_id}.1"], config.model_copy(update={"keep_runs_s": 0.0})
+        await until_async(lambda: lab.log(launch)[1] and host.tidy(state, at_once) == tidied)
         assert state.attempts() == []
         failure = await (await lab.run(launch, config.machine)).failure()
         assert failure.type == "StoppedAttempt"

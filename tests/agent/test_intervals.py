@@ -29,8 +29,8 @@ def test_the_sdk_reads_what_the_agent_writes(run: RunFolder) -> None:
     expires_at_s = time.time() + 600
     write_interval(run, TaskInterval(412.5, expires_at_s, 0.8, 30.0, 11.25))
     assert read(run) == SiteInterval(412.5, expires_at_s, 0.8, 30.0, 11.25)
-    write_interval(run, TaskInterval(90.0, expires_at_s))
-    assert read(run) == SiteInterval(90.0, expires_at_s)
+    write_interval(run, TaskInterval(90.0, expires_at_s, least_s=45.0))
+    assert read(run) == SiteInterval(90.0, expires_at_s, least_s=45.0)
     remove_interval(run)
     remove_interval(run)
     assert read(run) is None and os.listdir(run.path) == []  # noqa: PTH208
@@ -76,6 +76,7 @@ def test_a_folder_that_is_gone_is_an_error(run: RunFolder) -> None:
         ((60.0, 4e9, -1.0), r"hazard_per_h: -1.0: must be 0 or more"),
         ((60.0, 4e9, None, 0.0), r"period_s: 0.0: must be 1 to 86400"),
         ((60.0, 4e9, None, 30.0, 31.0), r"offset_s: 31.0: must be 0 to period_s \(30.0\)"),
+        ((60.0, 4e9, None, 30.0, 0.0, -1.0), r"least_s: -1.0: must be 0 or more"),
     ],
 )
 def test_bad_values_are_named(arguments: tuple[float, ...], words: str) -> None:

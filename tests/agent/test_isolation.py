@@ -160,6 +160,28 @@ async def test_a_second_tenants_task_reads_no_key_and_nothing_of_another_tenant(
     assert lab.log(third)[0] == b"saved\nby a worker"
 
 
+@pytest.mark.parametrize("place", ["bucket", "store"])
+async def test_folders_of_others_keep_their_modes(open_lab: Lab, place: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A shared folder as bucket, or as store of the cluster: its folders keep their modes, and mizzen's are closed."""
+    lab, config = open_lab, tenants(open_lab)
+    root = lab.folder / place
+    theirs = {root: 0o1777, root / "checkpoints": 0o1777, root / "logs": 0o755}
+    for path, mode in theirs.items():
+        path.mkdir(exist_ok=True)
+        path.chmod(mode)
+    command = "echo saved > ${MIZZEN_CHECKPOINT_URI#file://}/c"
+    launch = _saving_in(root / "checkpoints", description(lab.region, config, command, tenant_number=3))
+    if place == "store":
+        open_store(root.as_uri()).put(checkpoint_marker_key(launch.workload_id), b"x")
+    lab.write(launch)
+    async with lab.agent(config):
+        outcome: NodeOutcome = await (await lab.run(launch, config.machine)).result(NodeOutcome)
+    assert [e.exit_code for e in outcome.exits] == [0]
+    own = {root / "checkpoints" / launch.workload_id: 0o700, lab.folder / "bucket" / "launches": 0o700}
+    assert {path: stat.S_IMODE(path.stat().st_mode) for path in (*theirs, *own)} == {**theirs, **own}
+    assert (f"{root / 'logs'}: mode 755 lets tasks" in caplog.text) == (place == "bucket")
+
+
 async def test_a_store_that_is_not_mounted_on_the_machine_starts_no_task(open_lab: Lab) -> None:
     """The tasks would start from step 0 and save on the machine's own disk. The folder is not created."""
     lab, config = open_lab, tenants(open_lab)
@@ -221,14 +243,16 @@ async def test_a_tenants_task_reads_its_interval_while_it_runs(open_lab: Lab) ->
     assert run.output.read_text() == "kept\n"
 
 
-def test_what_an_agent_keeps_is_closed_also_where_it_was_open(tmp_path: Path) -> None:
-    """Folders of an earlier version lose the read permission of other users; new files are private when created."""
-    (tmp_path / "state" / "runs").mkdir(parents=True, mode=0o755)
+def test_what_an_agent_keeps_is_closed(tmp_path: Path) -> None:
+    """Other users cannot list what an agent makes. A state folder that exists keeps its mode; its files are private."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(0o1777)
     state = StateFolder(tmp_path / "state")
+    assert stat.S_IMODE(state.path.stat().st_mode) == 0o1777
     attempt = state.attempt("wl-1", 1)
     attempt.save_launch(b"{}", "file:///b")
     attempt.save_ports({"main": 1})
-    for path in (state.path, state.path / "runs", attempt.path):
+    for path in (state.path / "runs", attempt.path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o711
     for name in ("launch.json", "bucket.json", "ports.json"):
         assert stat.S_IMODE((attempt.path / name).stat().st_mode) == 0o600

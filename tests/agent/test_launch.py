@@ -2,6 +2,8 @@
 
 import base64
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from nacl.public import PublicKey, SealedBox
 from pydantic import ValidationError
 
 from agent import sealed
-from agent.launch import environment
+from agent.launch import environment, script_command
 from domain.launch import LaunchDescription
 
 PLACE = {
@@ -72,6 +74,7 @@ def test_the_environment_is_exactly_the_documented_one() -> None:
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/runs/x/work",
         "LANG": "C",
+        "PYTHONUNBUFFERED": "1",
         "LR": "0.1",
         "TOKEN": "hunter2",
         "MIZZEN_WORKLOAD": "wl-1",
@@ -180,3 +183,35 @@ def test_secrets_open_with_their_key_only() -> None:
         assert "hunter2" not in str(caught.value)
     with pytest.raises(sealed.CannotUnseal):
         sealed.unseal([sealed.new_key(), key], base64.b64encode(box.encrypt(b'["a list"]')).decode())
+
+
+def test_a_document_replaces_the_defaults() -> None:
+    """PATH, HOME, LANG and PYTHONUNBUFFERED are defaults: the value of the document stands, also an empty one."""
+    defaults = {"PATH": "/opt/bin", "HOME": "/opt", "LANG": "C", "PYTHONUNBUFFERED": ""}
+    body = {**LAUNCH, "jobs": {**LAUNCH["jobs"], "main": {**LAUNCH["jobs"]["main"], "env": defaults}}}
+    launch = LaunchDescription.model_validate(body)
+    place = launch.on_machine("r1/c1/m1")[0]
+    path = Path("/runs/x")
+    env = environment(launch, place, masters={}, home=path, report=path, interval_file=path, deadline_file=path,
+                      python="python", secrets={})  # fmt: skip
+    assert {name: env[name] for name in defaults} == defaults
+
+
+@pytest.mark.parametrize(
+    ("script", "command"),
+    [
+        ("echo hi", ("{bash}", "-e")),
+        ("\n#!/bin/sh\necho hi", ("{bash}", "-e")),
+        ("#!\necho hi", ("{bash}", "-e")),
+        ("#!/bin/bash\necho hi", ("/bin/bash",)),
+        ("#! /bin/sh -eu \necho hi", ("/bin/sh", "-eu")),
+        ("#!/usr/bin/env -S python3 -I\nprint()", ("/usr/bin/env", "-S python3 -I")),
+    ],
+)
+def test_the_command_of_a_script(script: str, command: tuple[str, ...], tmp_path: Path) -> None:
+    """The first line of a script names its interpreter and options; otherwise bash runs it with -e, or sh does."""
+    bash = shutil.which("bash")
+    found = script_command(script, Path("/x/script.sh"), os.environ["PATH"])
+    assert found == (*(part.replace("{bash}", str(bash)) for part in command), "/x/script.sh")
+    if command[0] == "{bash}":
+        assert script_command(script, Path("/x"), str(tmp_path)) == ("/bin/sh", "-e", "/x")

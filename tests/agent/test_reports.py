@@ -9,7 +9,7 @@ import pytest
 
 from agent.logs import Masker
 from agent.progress import NoticeReader, last_sign_s, read_progress
-from domain.reported import CadenceReport, LoadReport, NoticeReport, TaskProgress
+from domain.reported import CadenceReport, FailingReport, LoadReport, NoticeReport, TaskProgress
 from tests.agent.harness import run_folder
 
 NOTHING_SECRET = Masker(())
@@ -56,10 +56,14 @@ def test_the_sdks_report_of_cadence_loading_and_notices_is_read(tmp_path: Path) 
         LoadReport("loaded"),
         100,
     )
+    reporter.save_failed(3, 1200.5, "step 140 was not saved", "max_failures is 2")
+    failing = FailingReport(3, 1200.5, "step 140 was not saved", "max_failures is 2")
+    assert read_progress(run, NOTHING_SECRET).failing == failing
     reporter.cadence(805.0, 30.0, float("inf"), 2.0, "hazard")
     assert read_progress(run, NOTHING_SECRET).cadence == CadenceReport(805.0, 30.0, None, 2.0, "hazard")
     reporter.saved(150, 1234.5, 4096, 0.25, write_s=3.0)
     assert read_progress(run, NOTHING_SECRET).checkpoint_write_s == 3.0
+    assert read_progress(run, NOTHING_SECRET).failing is None
     reporter.noticed(Notice("aws", Kind.PREEMPT, 5.0, 125.0, True, "terminate"), "Save now.")
     told = NoticeReport("aws", "preempt", True, 5.0, 125.0, "terminate", "Save now.")
     assert read_progress(run, NOTHING_SECRET).notice == reader.read() == told

@@ -9,14 +9,14 @@ import pytest
 from agent import shim, tasks
 from agent.outcomes import outcome
 from agent.tasks import RunFolder
-from tests.agent.harness import ended, processes_of, run_folder, task_launch, until
+from tests.agent.harness import ended, process_name, processes_of, run_folder, task_launch, until
 
 _COMMAND = ("sh", "-c", "echo command >> order; exit 4")
 
 
 def _start(run: RunFolder, script: str, *argv: str) -> None:
     run.setup_script.write_text(script)
-    tasks.start(run, task_launch(run, *(argv or _COMMAND), setup=str(run.setup_script)))
+    tasks.start(run, task_launch(run, *(argv or _COMMAND), setup=("/bin/sh", "-e", str(run.setup_script))))
 
 
 def _order(run: RunFolder) -> list[str]:
@@ -30,7 +30,7 @@ def test_the_setup_runs_once_before_the_command(tmp_path: Path) -> None:
            "echo command >> order; ps -o sid= -p $$ > command.sid; exit 4")  # fmt: skip
     end = ended(run)
     assert (end.exit_code, end.in_setup) == (4, False)
-    tasks.start(run, task_launch(run, *_COMMAND, setup=str(run.setup_script)))
+    tasks.start(run, task_launch(run, *_COMMAND, setup=("/bin/sh", "-e", str(run.setup_script))))
     assert _order(run) == ["setup", "command"]
     assert run.output.read_text() == f"in {run.work}\n"
     assert (run.work / "setup.sid").read_text() == (run.work / "command.sid").read_text()
@@ -77,7 +77,7 @@ def test_a_notice_after_the_setup_reaches_the_command_alone(tmp_path: Path) -> N
     _start(run, "true", "sh", "-c", "trap 'echo saved >> order; exit 0' TERM; echo ready >> order; sleep 60 & wait")
     until(lambda: _order(run) == ["ready"])
     identities = run.identities()
-    assert identities is not None and shim.process_name(identities[1].pid) == "sh"
+    assert identities is not None and process_name(identities[1].pid) == "sh"
     tasks.request_stop(run, 30.0, told=True)
     assert (ended(run).exit_code, _order(run)) == (0, ["ready", "saved"])
 
@@ -91,5 +91,7 @@ def test_the_task_cannot_write_when_it_began(tmp_path: Path) -> None:
     run.setup_script.write_text(f"echo 1 > {run.path / shim.BEGUN_FILE}; exit 3")
     run.setup_script.chmod(0o755)
     nobody = 65534
-    tasks.start(run, task_launch(run, *_COMMAND, setup=str(run.setup_script), uid=nobody, gid=nobody))
+    tasks.start(
+        run, task_launch(run, *_COMMAND, setup=("/bin/sh", "-e", str(run.setup_script)), uid=nobody, gid=nobody)
+    )
     assert ended(run).in_setup

@@ -6,10 +6,16 @@ from pathlib import Path
 import pytest
 
 from agent import tasks
+from agent.config import AgentConfig
 from agent.host import tidy
 from agent.state import AttemptFolder, StateFolder
 from agent.tasks import RunFolder
 from tests.agent.harness import ended, task_launch
+
+_CONFIG = AgentConfig(
+    machine="r/c/m", region="r", cluster="c", rack="a", cpus_milli=1000, memory_bytes=1, address="localhost",
+    ports=(21000, 21001), state_dir=Path("state"), keep_runs_s=0.0,
+)  # fmt: skip
 
 
 def a_task(attempt: AttemptFolder, task: int = 0) -> RunFolder:
@@ -55,7 +61,7 @@ def test_a_start_under_way_at_a_stop_is_not_over(tmp_path: Path) -> None:
     assert state.unfinished() == []
     tasks.start(run, task_launch(run, "sleep", "600"))
     assert keys(state.unfinished()) == ["wl.1"]
-    assert tidy(state, 0.0, "m") == []
+    assert tidy(state, _CONFIG) == []
     tasks.request_stop(run, 0, told=True)
     ended(run)
     assert state.unfinished() == []

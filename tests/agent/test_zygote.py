@@ -15,7 +15,17 @@ from agent import shim, starting, tasks, zygote
 from agent.processes import ProcessIdentity
 from agent.starting import start_shim
 from agent.tasks import RunFolder, State
-from tests.agent.harness import ended, processes_of, python, run_folder, run_of, task_launch, until, zygotes
+from tests.agent.harness import (
+    ended,
+    process_name,
+    processes_of,
+    python,
+    run_folder,
+    run_of,
+    task_launch,
+    until,
+    zygotes,
+)
 
 AGENT = """
 import sys
@@ -245,7 +255,7 @@ def test_a_list_of_processes_says_whose_shim_it_is(tmp_path: Path) -> None:
         wanted = b"mizzen shim " + os.fsencode(run.path)
         assert command == (wanted if root == tmp_path else wanted[-len(command) :])
         assert len(command) > 500 or root == tmp_path
-        assert shim.process_name(shim_of(run).pid) == "mizzen-shim"
+        assert process_name(shim_of(run).pid) == "mizzen-shim"
         tasks.request_stop(run, 0, told=True)
         ended(run)
     command = Path(f"/proc/{the_zygote().pid}/cmdline").read_bytes().rstrip(b"\0")

@@ -3,6 +3,8 @@
 The operations are read from the document, so new operations are tested without a change here.
 """
 
+import asyncio
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +14,7 @@ from sqlalchemy import text
 from api.auth import Role
 from domain.phases import Phase
 from domain.service import ServiceSpec
+from infra.db.events import record
 from infra.db.placement_runs import begin_placement_run
 from infra.db.services import ServiceRow, ServiceVersion
 from tests.api.world import ARCHIVE, ARCHIVE_SHA256, INSTANCE, ApiWorld, document, openapi_document
@@ -29,7 +32,9 @@ SHARED = {
     "/v1/tables/{name}/partitions", "/v1/pools", "/v1/instances", "/v1/instances/{instance}",
 }  # fmt: skip
 """Paths that every key may read: fleet and tables have no tenant."""
-LISTS = {"/v1/workloads", "/v1/services", "/v1/queue", "/v1/events", "/v1/tenants", "/v1/audit", "/v1/costs"}
+LISTS = {
+    "/v1/workloads", "/v1/services", "/v1/queue", "/v1/events", "/v1/tenants", "/v1/audit", "/v1/costs", "/v1/metrics",
+}  # fmt: skip
 """Lists that are restricted to the caller's tenant."""
 _SERVICE_DOCUMENT = {"version": 1, "name": "chat", "tenant": "vision", "service": {"replicas": 1}, "run": "serve"}
 BODIES: dict[tuple[str, str], object] = {
@@ -154,7 +159,15 @@ async def test_without_a_key(lived_in: ApiWorld, operation: tuple[str, str, Role
     assert _everything(lived_in) == before
 
 
-@pytest.mark.parametrize("operation", [o for o in GUARDED if o[2] not in (Role.MACHINE, Role.VIEWER)], ids=_id)
+_READ = [("get", "/v1/services/{id}/endpoints"), ("get", "/v1/events")]
+"""The operations that a balancer may call, except reports of counts."""
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [o for o in GUARDED if o[2] not in (Role.MACHINE, Role.VIEWER) and o[:2] not in _READ],
+    ids=_id,
+)
 async def test_with_too_small_a_role(lived_in: ApiWorld, operation: tuple[str, str, Role]) -> None:
     """With a lower role an operation returns 403, also for the own tenant, and changes nothing."""
     method, path, role = operation
@@ -182,6 +195,50 @@ async def test_with_a_machines_key(lived_in: ApiWorld, operation: tuple[str, str
         if method != "head":
             assert f"requires the role {role.value}; the key has the role machine of" in answer.json()["detail"]
     assert _everything(lived_in) == before
+
+
+@pytest.mark.parametrize("operation", GUARDED, ids=_id)
+async def test_with_a_balancers_key(lived_in: ApiWorld, operation: tuple[str, str, Role]) -> None:
+    """A balancer's key can read the key's identity, endpoints and their events, and report counts; nothing else."""
+    method, path, role = operation
+    before = _everything(lived_in)
+    query = "?follow=false" if path == "/v1/events" else ""
+    answers = [
+        await _send(lived_in, method, path, lived_in.headers(key), query) for key in ("balancer", "vision-balancer")
+    ]
+    if path == "/v1/whoami" or role is Role.BALANCER:
+        assert [answer.status_code for answer in answers] == [204 if method == "post" else 200] * 2
+    else:
+        assert [answer.status_code for answer in answers] == [403] * 2
+        assert _everything(lived_in) == before
+
+
+def test_what_a_balancers_key_can_call() -> None:
+    """The operations that need at least the role of a balancer are these."""
+    found = {(method, path) for method, path, role in GUARDED if role is Role.BALANCER}
+    assert found == {*_READ, ("post", "/v1/services/{id}/requests")}
+
+
+async def test_a_balancer_gets_only_events_of_endpoints(lived_in: ApiWorld) -> None:
+    """Events of workloads, machines and tables are hidden; with a tenant, those of other tenants too."""
+    with lived_in.session() as session:
+        for tenant, kind in (
+            ("vision", "service.endpoints"),
+            ("speech", "service.endpoints"),
+            ("vision", "workload.x"),
+        ):
+            record(session, kind, tenant=tenant, detail={"name": "chat", "service": "sv-1"})
+    for key, seen in (("balancer", ["vision", "speech"]), ("vision-balancer", ["vision"])):
+        found: list[str] = []
+        for _ in range(300):  # Events are readable once no older transaction of the server is in progress.
+            answer = await _send(lived_in, "get", "/v1/events", lived_in.headers(key), "?follow=false")
+            lines = answer.text.splitlines()
+            assert {line for line in lines if line.startswith("event:")} <= {"event: service.endpoints"}
+            found = [json.loads(line.removeprefix("data: "))["tenant"] for line in lines if line.startswith("data:")]
+            if len(found) >= len(seen):
+                break
+            await asyncio.sleep(0.1)
+        assert found == seen
 
 
 def test_what_a_machines_key_can_call() -> None:

@@ -1,5 +1,6 @@
 """What a machine gives: the workloads on it, its hours, and why it takes no work."""
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -7,7 +8,8 @@ from sqlalchemy import func, update
 
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
-from infra.db.models import Allocation, Machine
+from infra.db.models import Allocation, Attempt, Machine
+from lifecycle.credit import Earned
 from tests.api.calls import get
 from tests.api.world import ApiWorld
 
@@ -26,8 +28,21 @@ def _held(world: ApiWorld, workload: str, begun_days: float, ended_days: float |
         )
 
 
+def _earns(world: ApiWorld, workload: str, ago_days: float, *, steps: bool = False) -> None:
+    """Records evidence of an attempt's work up to some days before now: a checkpoint, or steps of two machines."""
+    at_s = time.time() - ago_days * 86400
+    earned = Earned().with_checkpoint(7, at_s)
+    if steps:
+        earned = Earned().with_steps({"north/alpha/m1": 7, "north/alpha/m2": 7}, None, at_s)
+    with world.session() as session:
+        session.execute(update(Attempt).where(Attempt.workload == workload).values(earned=earned.to_json()))
+
+
 async def test_hours_and_workloads(world: ApiWorld) -> None:
-    """Hours count each GPU from the award to the release, or until now; other machines do not count."""
+    """Hours count each GPU from the award to the last evidence of work, at most to the release; others do not count.
+
+    Without evidence, nothing counts, however long the resources were held.
+    """
     assert (await get(world, PATH, "machine"))["given_since"] is None
     old, recent = (world.add_workload(Phase.SUCCEEDED) for _ in range(2))
     live, hidden = world.add_workload(Phase.RUNNING), world.add_workload(Phase.RUNNING, tenant="speech")
@@ -43,8 +58,15 @@ async def test_hours_and_workloads(world: ApiWorld) -> None:
     _held(world, hidden, 0, None)
     _held(world, cpus, 9, 8)
     seen = await get(world, PATH, "machine")
-    assert seen["given_gpu_h"] == pytest.approx(24 * (2 * 21 + 3 + 2), abs=0.1)
-    assert seen["given_gpu_h_30d"] == pytest.approx(24 * (2 * 1 + 3 + 2), abs=0.1)
+    assert (seen["given_gpu_h"], seen["given_gpu_h_30d"]) == (0, 0)
+    assert seen["held_gpu_h"] == pytest.approx(24 * (2 * 21 + 3 + 2), abs=0.1)
+    _earns(world, old, 0)
+    _earns(world, recent, 2.5, steps=True)
+    _earns(world, live, 0.25)
+    _earns(world, hidden, 5)
+    seen = await get(world, PATH, "machine")
+    assert seen["given_gpu_h"] == pytest.approx(24 * (2 * 21 + 3 * 0.5 + 2 * 0.75), abs=0.1)
+    assert seen["given_gpu_h_30d"] == pytest.approx(24 * (2 * 1 + 3 * 0.5 + 2 * 0.75), abs=0.1)
     assert seen["given_since"] is not None
     assert [(one["workload"], one["tenant"], one["slots"]) for one in seen["running"]] == [
         (live, "vision", [1, 3]),
@@ -54,6 +76,7 @@ async def test_hours_and_workloads(world: ApiWorld) -> None:
         **seen,
         "given_gpu_h": pytest.approx(seen["given_gpu_h"], abs=0.1),
         "given_gpu_h_30d": pytest.approx(seen["given_gpu_h_30d"], abs=0.1),
+        "held_gpu_h": pytest.approx(seen["held_gpu_h"], abs=0.1),
     }
     own = await get(world, PATH, "speech")
     assert [one["workload"] for one in own["running"]] == [hidden]

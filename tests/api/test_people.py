@@ -85,7 +85,7 @@ async def test_tenant_with_workloads_or_keys_stays(world: ApiWorld) -> None:
     world.add_workload(Phase.SUCCEEDED, tenant="speech")
     assert (await act(world, "/v1/tenants/speech", method="DELETE")).status_code == 409
     assert (await act(world, "/v1/tenants/vision", method="DELETE")).status_code == 409
-    for key in ("vision", "vision-viewer"):
+    for key in ("vision", "vision-viewer", "vision-balancer"):
         assert (await act(world, f"/v1/keys/key-{key}", method="DELETE")).status_code == 204
     assert (await act(world, "/v1/tenants/vision", method="DELETE")).status_code == 204
     assert (await act(world, "/v1/tenants/vision", method="DELETE")).status_code == 404

@@ -2,12 +2,14 @@
 
 import importlib
 import json
+import logging
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,9 +23,12 @@ from api.problems import _KINDS, Kind
 from api.serve import listen
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
+from domain.service import ServiceSpec
 from infra.config import Settings
 from infra.db import integrity
 from infra.db.migrate import head
+from infra.db.rounds import note_round
+from infra.db.services import ServiceRow, ServiceVersion
 from infra.errors import ConfigurationError, StackError
 from tests.api.calls import T0, get
 from tests.api.world import ApiWorld, document
@@ -80,6 +85,27 @@ async def test_postgres_that_comes_back(world: ApiWorld) -> None:
     await get(world, "/v1/workloads")
 
 
+async def test_loops_that_fail_are_seen(world: ApiWorld) -> None:
+    """A loop whose rounds fail is named to operators with its error, and counted in `/readyz` and `/metrics`."""
+    with world.session() as session:
+        note_round(session, "expiry", 3600.0, None)
+        for _ in range(3):
+            note_round(session, "reconciling", 600.0, "Temporal does not answer")
+        note_round(session, "progress", 0.0, None)
+    items = {item["name"]: item for item in (await get(world, "/v1/loops"))["items"]}
+    assert {name: item["state"] for name, item in items.items()} == {
+        "expiry": "ok", "progress": "late", "reconciling": "failing"
+    }  # fmt: skip
+    failing = items["reconciling"]
+    assert (failing["failures"], failing["error"]) == (3, "Temporal does not answer")
+    assert failing["succeeded_at"] is None and failing["failing_since"] is not None
+    async with world.client(None) as client:
+        assert (await client.get("/readyz")).json()["loops"] == "2 of 3 are failing or late"
+        found = (await client.get("/metrics")).text
+    assert 'mizzen_loop_failures{loop="reconciling"} 3.0' in found
+    assert 'mizzen_loop_success_age_seconds{loop="expiry"}' in found
+
+
 async def test_metrics(world: ApiWorld) -> None:
     """Metrics have workloads, slots, machines, replicas, outbox and requests, without names of tenants."""
     world.add_workload(Phase.PENDING)
@@ -126,6 +152,47 @@ async def test_metrics(world: ApiWorld) -> None:
     assert float(lines["mizzen_outbox_oldest_seconds"]) >= 0
     assert '"vision"' not in found
     assert "wl-" not in found
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/workloads"), ("PUT", "/v1/archives/" + "0" * 64), ("POST", "/v1/keys")],
+    ids=["document", "archive", "json"],
+)
+def test_a_client_that_leaves_is_no_error(
+    world: ApiWorld, serve: Callable[[ApiWorld], str], caplog: pytest.LogCaptureFixture, method: str, path: str
+) -> None:
+    """A client that closes the connection in the middle of its body causes no internal error and no traceback."""
+    url = serve(world)
+    key, media = ("vision", "application/gzip") if "archives" in path else ("operator", "application/json")
+    head = f"{method} {path} HTTP/1.1\r\nHost: api\r\nAuthorization: {world.headers(key)['Authorization']}\r\n"
+    head += f"Content-Type: {media}\r\nContent-Length: 100\r\n\r\n{{"
+    with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=30) as connection:
+        connection.sendall(head.encode())
+        time.sleep(0.2)
+    counted = f'mizzen_api_requests_total{{method="{method}",route="{path.replace("0" * 64, "{sha256}")}",status="'
+    while counted not in (found := httpx.get(f"{url}/metrics").text):
+        time.sleep(0.05)
+    assert f'{counted}400"}} 1.0' in found
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_metrics_of_services_need_a_key(world: ApiWorld) -> None:
+    """Without a key, `/metrics` names no tenant and no service; with a key, each sees the services that it may see."""
+    with world.session() as session:
+        for tenant in ("vision", "speech"):
+            session.add(ServiceRow(id=f"sv-{tenant}", tenant=tenant, name=f"chat-{tenant}"))
+            session.flush()
+            spec = ServiceSpec(name=f"chat-{tenant}", tenant=tenant, argv=("serve",)).model_dump(mode="json")
+            session.add(ServiceVersion(service=f"sv-{tenant}", version=1, spec=spec))
+    async with world.client(None) as client:
+        found = (await client.get("/metrics")).text
+        assert (await client.get("/v1/metrics")).status_code == 401
+    assert "mizzen_services 2.0" in found and "chat" not in found and "speech" not in found
+    for key, seen in (("operator", {"vision", "speech"}), ("vision-viewer", {"vision"})):
+        async with world.client(key) as client:
+            own = (await client.get("/v1/metrics")).text
+        assert {tenant for tenant in ("vision", "speech") if f'service="chat-{tenant}"' in own} == seen
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/nothing", "/v1/workloads/", "/v2/workloads", "/v1", "/favicon.ico"])

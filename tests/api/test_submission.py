@@ -55,6 +55,20 @@ async def test_submission_writes_all_that_belongs_to_it(world: ApiWorld) -> None
         assert [(m.kind, m.workload) for m in mail] == [("wake", None)], "it has no workflow before an award"
 
 
+async def test_a_document_keeps_files_within_the_limit(world: ApiWorld) -> None:
+    """`keep` is part of the specification; more than the operator's limit is refused, also by a dry run."""
+    async with world.client("vision") as client:
+        answer = await client.post("/v1/workloads", content=as_yaml(document(keep="7d")), headers=YAML)
+        assert (answer.status_code, answer.json()["spec"]["keep_s"]) == (202, 7 * 86400.0)
+        for query in ("", "?dry_run=true"):
+            answer = await client.post(f"/v1/workloads{query}", content=as_yaml(document(keep="15d")), headers=YAML)
+            assert answer.status_code == 422
+            (error,) = answer.json()["errors"]
+            assert (error["path"], error["message"]) == (
+                "keep", "must be at most 14d, the setting tasks.keep_at_most_s",
+            )  # fmt: skip
+
+
 async def test_refused_submission_changes_nothing(world: ApiWorld) -> None:
     """An invalid document writes no rows, and its Idempotency-Key can be used again."""
     before = counts(world)

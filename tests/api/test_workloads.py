@@ -103,7 +103,7 @@ async def test_view_of_a_running_workload(world: ApiWorld) -> None:
     assert view["progress"] == {
         "step": 35, "checkpoint_step": 30, "checkpoint_at": "2026-01-01T00:00:00Z", "checkpoint_bytes": 99,
         "checkpoint_s": 0.5, "checkpoint_write_s": 2.0, "cadence": cadence,
-        "load": {"state": "loaded", "error": None, "skipped": 1}, "notice": None,
+        "load": {"state": "loaded", "error": None, "skipped": 1}, "failing": None, "notice": None,
         "at_risk_s": 10.0,  # five steps of two seconds since the resumed step
     }  # fmt: skip
     assert view["lost_s"] == 21.5

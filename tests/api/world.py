@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 import tarfile
 import time
 from collections.abc import Iterator, Mapping
@@ -43,6 +44,8 @@ KEYS = {
     "vision-viewer": ("viewer", "vision"),
     "speech": ("submitter", "speech"),
     "machine": ("machine", None),
+    "balancer": ("balancer", None),
+    "vision-balancer": ("balancer", "vision"),
 }
 """Role and tenant of each API key, by name. The machine's key is one of north/alpha/m1."""
 MACHINES = {
@@ -57,6 +60,25 @@ MACHINES = {
 def openapi_document() -> dict[str, Any]:
     """Returns the OpenAPI document. It is computed once, because every test worker needs it to collect its tests."""
     return create_app(Settings(database="postgresql://nobody@127.0.0.1:1/nothing")).openapi()
+
+
+@cache
+def _operations() -> list[tuple[str, re.Pattern[str], set[str]]]:
+    """Returns method, path and statuses of each documented operation, paths with fewer parameters first."""
+    paths = sorted(openapi_document()["paths"].items(), key=lambda item: item[0].count("{"))
+    return [
+        (method.upper(), re.compile(re.sub(r"{[^}]+}", "[^/]+", path)), set(operation["responses"]))
+        for path, operations in paths
+        for method, operation in operations.items()
+    ]
+
+
+async def _is_documented(response: httpx.Response) -> None:
+    method, path = response.request.method, response.request.url.path
+    for known, pattern, statuses in _operations():
+        if known == method and pattern.fullmatch(path):
+            assert str(response.status_code) in statuses, f"{method} {path}: status {response.status_code}"
+            return
 
 
 def archive_of(files: Mapping[str, str]) -> bytes:
@@ -103,9 +125,14 @@ class ApiWorld:
         return {} if key is None else {"Authorization": f"Bearer {self.raw_keys[key]}"}
 
     def client(self, key: str | None = "operator") -> httpx.AsyncClient:
-        """Returns a client that calls the application in this process, without a network."""
-        transport = httpx.ASGITransport(self.app)
-        return httpx.AsyncClient(transport=transport, base_url="http://api", headers=self.headers(key))
+        """Returns a client that calls the application in this process, without a network.
+
+        It fails if a response has a status that the OpenAPI document does not name for the operation.
+        """
+        transport, hooks = httpx.ASGITransport(self.app), {"response": [_is_documented]}
+        return httpx.AsyncClient(
+            transport=transport, base_url="http://api", headers=self.headers(key), event_hooks=hooks
+        )
 
     def session(self) -> Any:
         """Returns a session in one transaction."""

@@ -31,7 +31,10 @@ async def _request(reader: Reader, writer: Writer) -> bool:
     head = await reader.readuntil(b"\r\n\r\n")
     method, target, *_ = head.split(b"\r\n", 1)[0].decode().split(" ")
     pairs = (line.partition(b":") for line in head.split(b"\r\n")[1:-2])
-    headers = {name.lower().decode(): value.strip().decode() for name, _, value in pairs}
+    headers: dict[str, str] = {}
+    for name, _, value in pairs:
+        key, text = name.lower().decode(), value.strip().decode()
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
     parts = urlsplit(target)
     options = dict(parse_qsl(parts.query))
     if parts.path == "/die":
@@ -59,6 +62,13 @@ async def _who(reader: Reader, writer: Writer, options: Mapping[str, str], body:
     """Answers at once, or after `after_s`, with the number of bytes of the request's body."""
     await asyncio.sleep(float(options.get("after_s", 0)))
     _answer(writer, f"{len(body)} {options.get('x-forwarded-proto')}".encode(), options.get("status", "200 OK"))
+    await writer.drain()
+    return True
+
+
+async def _headers(reader: Reader, writer: Writer, options: Mapping[str, str], body: bytes) -> bool:
+    """Answers with the names and values of the headers, in lines. Lines of one header are joined."""
+    _answer(writer, "".join(f"{name}: {value}\n" for name, value in sorted(options.items())).encode())
     await writer.drain()
     return True
 
@@ -117,6 +127,7 @@ async def _websocket(reader: Reader, writer: Writer, options: Mapping[str, str],
 _PATHS: Mapping[str, Callable[[Reader, Writer, Mapping[str, str], bytes], Awaitable[bool]]] = {
     "/die-after": _die_after,
     "/events": _events,
+    "/headers": _headers,
     "/step": _step,
     "/websocket": _websocket,
 }

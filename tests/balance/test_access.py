@@ -49,6 +49,46 @@ def test_clients_need_a_key_of_the_file(api: Api, replicas: list[Replica], start
     assert status(authorization="Bearer two") == 200 and balancer.haproxy() == haproxy
 
 
+FORGED = {
+    "authorization": "Bearer mzn-one", "forwarded": "for=9.9.9.9", "x-real-ip": "9.9.9.9",
+    "x-forwarded-for": "9.9.9.9", "x-forwarded-host": "evil", "x-forwarded-proto": "https", "x-forwarded-port": "1",
+}  # fmt: skip
+
+
+def _seen(balancer: Balancer) -> dict[str, str]:
+    """Returns those headers of `FORGED` that a replica gets."""
+    answer = httpx.get(f"{balancer.url}/headers", headers=FORGED)
+    if answer.status_code != 200:
+        return {}
+    lines = (line.partition(": ") for line in answer.text.splitlines())
+    return {name: value for name, _, value in lines if name in FORGED}
+
+
+def test_a_replica_gets_no_key_and_no_forged_address(
+    api: Api, replicas: list[Replica], start: Start, tmp_path: Path
+) -> None:
+    """With `--keys`, replicas do not get the client's key. Where a request comes from is taken from the connection."""
+    keys = tmp_path / "keys"
+    keys.write_text(hashlib.sha256(b"mzn-one").hexdigest())
+    api.set([replicas[0].entry()])
+    balancer = start("--keys", str(keys))
+    seen = wait_for("the replica is ready", lambda: _seen(balancer))
+    assert seen == {"x-forwarded-for": "127.0.0.1", "x-forwarded-proto": "http"}
+
+
+@pytest.mark.parametrize("trusted", ["10.0.0.0/8,127.0.0.1", "10.0.0.0/8"])
+def test_headers_of_trusted_proxies_are_kept(api: Api, replicas: list[Replica], start: Start, trusted: str) -> None:
+    """A trusted proxy's headers are kept, and its address is added. Without `--keys`, Authorization passes."""
+    api.set([replicas[0].entry()])
+    balancer = start("--trusted-proxies", trusted)
+    seen = wait_for("the replica is ready", lambda: _seen(balancer))
+    if "127" in trusted:
+        assert seen == FORGED | {"x-forwarded-for": "9.9.9.9, 127.0.0.1"}
+    else:
+        known = {"x-forwarded-for": "127.0.0.1", "x-forwarded-proto": "http"}
+        assert seen == {"authorization": FORGED["authorization"], **known}
+
+
 def test_requests_are_counted_by_the_owner_of_their_key(
     api: Api, replicas: list[Replica], start: Start, tmp_path: Path
 ) -> None:
@@ -174,6 +214,7 @@ def test_tls_with_http_1_and_2(api: Api, replicas: list[Replica], start: Start, 
         (["--service", "Chat=:8000"], "--service: 'Chat=:8000': must be NAME=HOST:PORT, where NAME has lower-case"),
         (["--service", "chat=127.0.0.1"], "'127.0.0.1' is not an address to listen on: must be HOST:PORT"),
         (["--service", "a=:8000", "--service", "a=:8001"], "--service: 'a' is given twice"),
+        (["--service", "a=:8000", "--trusted-proxies", "10.0.0.1/8"], "--trusted-proxies: '10.0.0.1/8': must be an IP"),
         (["--service", "a=:8000", "--zone", "east"], "--zone: 'east': must be REGION/ZONE"),
         (
             ["--service", "a=:8000", "--haproxy", "/bin/true"],

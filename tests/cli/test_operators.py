@@ -3,12 +3,16 @@
 import io
 import json
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from infra.db import integrity
+from infra.db.models import Region
+from infra.db.rounds import note_round
 from infra.db.session import transaction
+from infra.db.tables import Replica, Table
 from mizzen.cli.app import run
 from tests.cli.service import Capture, Service
 
@@ -194,3 +198,23 @@ def test_export_writes_what_the_simulator_starts_from(as_operator: Service, tmp_
         run(["simulate", "--from-live", str(path), "--json", str(tmp_path / "out.json"), "--until", "1h"])
     assert left.value.code == 0
     assert json.loads((tmp_path / "out.json").read_text())["run"]["fit_nowhere"] is not None
+
+
+def test_housekeeping_that_fails_is_seen(as_operator: Service, capsys: Capture) -> None:
+    """`mizzen loops` shows the error of a loop, and `mizzen tables` a deletion that is overdue or fails."""
+    with transaction(as_operator.engine) as session:
+        for _ in range(3):
+            note_round(session, "deletion of replicas", 3600.0, "read-only file system")
+        session.add(Region(name="south", bucket_url=f"file://{as_operator.folder}/south"))
+        session.add(Table(name="late", home_region="north"))
+        session.flush()
+        session.add(Replica(data_table="late", region="north", state="ready"))
+        due = datetime.now(UTC) - timedelta(hours=2)
+        session.add(Replica(data_table="late", region="south", state="deleting", delete_at=due))
+    assert run(["loops"]) == run(["tables"]) == 0
+    shown = capsys.readouterr().out
+    assert "failing" in shown and "read-only file system" in shown and "not deleted although due at" in shown
+    with transaction(as_operator.engine) as session:
+        session.get_one(Replica, ("late", "south")).kept_because = "its deletion fails: read-only file system"
+    assert run(["tables"]) == 0
+    assert "south (kept: its deletion fails: read-only file system)" in capsys.readouterr().out

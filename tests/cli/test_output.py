@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mizzen.cli import words
 from mizzen.cli.output import Column, cell, dump, measure, table
+from mizzen.cli.pages import left_lines
 from mizzen.cli.submitting import plan_page
 from mizzen.cli.words import visible
 
@@ -22,6 +23,22 @@ ITEMS = [
     {"id": "wl-1", "name": "a-rather-long-name-of-a-workload", "place": "north", "age": "3m"},
     {"id": "wl-2", "name": "短い", "place": None, "age": "10h"},
 ]
+
+
+def test_files_in_working_directories_are_shown_with_a_warning() -> None:
+    """`show` says where a task's files are and until when; a workload that has ended gets a warning above 1 MB."""
+    until = datetime.now(UTC) + timedelta(hours=1)
+    one = {"job": "t", "task": 0, "machine": "local/main/m1", "path": "/state/work", "bytes": 1_000_001}
+    attempt = {"left": [{**one, "until": until.isoformat()}]}
+    lines = left_lines({"attempts": [{"left": []}, attempt], "finished_at": until.isoformat()})
+    assert lines[2:4] == [
+        "  t/0: 977 KiB in /state/work",
+        f"    on local/main/m1 until {words.clock(until.isoformat())}",
+    ]
+    assert lines[4].startswith("  warning: they are deleted then")
+    assert left_lines({"attempts": [attempt], "finished_at": None}) == lines[:4]
+    attempt["left"][0]["until"] = (until - timedelta(hours=2)).isoformat()
+    assert left_lines({"attempts": [attempt], "finished_at": until.isoformat()}) == []
 
 
 def test_a_table_is_as_wide_as_its_contents_where_nothing_limits_it() -> None:

@@ -153,8 +153,11 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
     rank = draw(st.sampled_from((1, 2, 3, 5, 8)))
     avoids = draw(st.sampled_from(((), (), (), ("m0",), ("m1", "m2"), ("gone",))))
     shuns = draw(st.sampled_from(((), (), ("m0",), ("m0", "m1", "m2"), ("m3", "gone"))))
+    failed = draw(st.sampled_from(((), (), ("m0",), ("m1", "m2"))))
+    untried = draw(st.sampled_from(((), (), ("m3",), ("m3", "m4", "gone"))))
     return PlacementRequest(
-        "new", rank, tuple(gang), frozenset(immune), frozenset(displaces), frozenset(avoids), shuns=frozenset(shuns)
+        "new", rank, tuple(gang), frozenset(immune), frozenset(displaces), frozenset(avoids), shuns=frozenset(shuns),
+        failed=frozenset(failed), untried=frozenset(untried),
     )  # fmt: skip
 
 
@@ -269,6 +272,8 @@ def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
     left_out = Random(seed + 4)
     avoids = left_out.sample([m.id for m in machines], left_out.choice((0, 0, 0, 1, 2)))
     shuns = left_out.sample([m.id for m in machines], left_out.choice((0, 0, 1, 3, len(machines))))
+    doubted = left_out.sample([m.id for m in machines], left_out.choice((0, 0, 1, 3, len(machines))))
     return snapshot, PlacementRequest(
-        "new", rank, tuple(gang), displaces=frozenset(displaces), avoids=frozenset(avoids), shuns=frozenset(shuns)
+        "new", rank, tuple(gang), displaces=frozenset(displaces), avoids=frozenset(avoids), shuns=frozenset(shuns),
+        failed=frozenset(doubted[::2]), untried=frozenset(doubted[1::2]),
     )  # fmt: skip

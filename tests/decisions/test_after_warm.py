@@ -9,6 +9,7 @@ import pytest
 from domain.machine_code import folder_of, is_complete
 from infra.errors import StackError
 from infra.stack.compiling import compile_loops
+from tests.decoys import Decoys
 from tests.stack.harness import ROOT
 
 
@@ -20,17 +21,23 @@ def test_warming_loads_all_that_decisions_need() -> None:
     assert done.stdout == ""
 
 
-async def test_the_stack_compiles_once_with_a_word() -> None:
-    """The stack compiles once per version, before any process starts, and prints a message; a failure is an error."""
+async def test_the_stack_compiles_once_with_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stack compiles once per version, before any process starts, and prints a message; a failure is an error.
+
+    The compilers import nothing from the current folder.
+    """
+    decoys = Decoys(tmp_path)
+    monkeypatch.chdir(decoys.path)
     said: list[str] = []
     folder = folder_of(str(ROOT / "rms"))
     assert folder is not None
     (Path(folder) / "complete").unlink(missing_ok=True)
     assert not is_complete("rms")
     with pytest.raises(StackError, match=r"No module named activities\.nothing"):
-        await compile_loops(said.append, [sys.executable, "-m", "activities.nothing"])
+        await compile_loops(said.append, "activities.nothing")
     await compile_loops(said.append)
     assert is_complete("gms") and is_complete("rms")
     assert len(said) == 2 and "compiling" in said[1]
     await compile_loops(said.append)
     assert len(said) == 2
+    assert decoys.imported() == ""

@@ -112,6 +112,17 @@ def test_shunned_machines_are_used_last() -> None:
     ]  # fmt: skip
 
 
+def test_a_machine_that_fails_or_has_run_nothing_is_used_last() -> None:
+    """Whatever it claims: proven machines come first in each region, then untried ones, then those that failed."""
+    one = [machine("liar", 62), machine("m1", 4), machine("m2", 4)]
+    fleet = [region(one), replace(region([machine("new", 8)]), region="second")]
+    wanted = request(gpu_job(1, 4), rank=2)
+    wanted = replace(wanted, failed=frozenset({"liar"}), untried=frozenset({"new"}))
+    batch = [Candidate(replace(wanted, workload=f"w{n}")) for n in range(6)]
+    plans = [outcome.plan for outcome in _auction(fleet, Options()).place(batch)]
+    assert [plan and plan.jobs[0].machines[0][0] for plan in plans] == ["m1", "m2", "new", "new", "liar", "liar"]
+
+
 def test_a_workload_that_evicts_nobody_waits() -> None:
     """Its rank is still that of its plan: a later workload of the same rank does not evict it."""
     fleet = [region([machine("m1", 8, used=8)], [running("low", ("m1", 8))])]

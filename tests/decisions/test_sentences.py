@@ -42,6 +42,19 @@ SENTENCES = [
         "region r can now place 1 of 3 tasks of job j, even if it evicts 1 workload of lower priority",
     ),
     (
+        ReasonCode.INSUFFICIENT_CAPACITY,
+        {"region": "r", "placeable": 0, "tasks": 1, "job": "j", "evictable": 0, "protected_until": "<time>"},
+        (
+            "region r can now place 0 of 1 task of job j; no workload of lower priority can be evicted; those that"
+            " started recently are protected from eviction, the first until <time>"
+        ),
+    ),
+    (
+        ReasonCode.CAPACITY_REFUSED,
+        {"provider": "p", "machine_type": "m", "kind": "spot", "zone": "z", "words": "no", "retry_at": "<time>"},
+        "p has no m (spot) in z now: no; it is tried again from <time> on",
+    ),
+    (
         ReasonCode.KEEPS_FAILING_GANGS,
         {"failures": 1, "workload": "wl-1"},
         "1 workload lost tasks or failed to start them here; the last was wl-1",

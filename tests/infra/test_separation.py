@@ -20,19 +20,19 @@ from infra.stack.ports import free_port
 from server.up import _warning_of_sharing
 
 
-def test_a_data_folder_is_closed_also_one_that_was_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Other users cannot list or read a data folder, even one that was open before; each change is logged once."""
+def test_a_new_data_folder_is_closed_and_one_that_exists_is_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other users cannot list a data folder that mizzen makes. A folder of others keeps its mode, with a warning."""
     old, new = tmp_path / "old", tmp_path / "new"
-    for path in (old, old / "run", old / "machines"):
-        path.mkdir(mode=0o755)
-    (old / "temporal.db").write_text("histories")
+    old.mkdir()
+    old.chmod(0o1777)
     for _ in range(2):
         with data_folder(old), data_folder(new):
             pass
-    own = 0o711 if os.geteuid() == 0 else 0o700
-    modes = {old: own, old / "machines": own, old / "run": 0o700, old / "temporal.db": 0o600, new: own}
+    modes = {old: 0o1777, new: 0o711 if os.geteuid() == 0 else 0o700}
     assert {path: stat.S_IMODE(path.stat().st_mode) for path in modes} == modes
-    assert len(caplog.messages) == 4 and f"{old}: mode 755 was too permissive" in caplog.text
+    assert len(caplog.messages) == 2 and f"{old}: mode 1777 lets other users list it" in caplog.text
 
 
 async def test_several_tenants_that_share_a_user_are_warned_of(tmp_path: Path, database: Engine) -> None:

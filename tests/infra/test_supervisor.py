@@ -98,3 +98,37 @@ async def test_a_part_that_is_killed_at_its_start_is_started_again(tmp_path: Pat
         await Supervisor().start(child("kill -9 $$"))
     with pytest.raises(StackError, match="exited with code 3 at its start"):
         await Supervisor().start(child("exit 3"))
+
+
+async def test_a_part_that_never_starts_ends_the_stack(tmp_path: Path) -> None:
+    """Three ends in a row at its start are an error with the last lines of its log, whose long lines are shortened."""
+    supervisor = Supervisor()
+    words = "a" * 900 + "the cause"
+    await supervisor.start(Child("part", ["sh", "-c", f"echo {words}; exit 7"], tmp_path / "log"))
+    with pytest.raises(StackError, match=r"^part: ended at its start 3 times .* 7\n(a+ \.\.\. a+the cause\n?)+$"):
+        await asyncio.wait_for(supervisor.until_failed(), 60)
+    assert (tmp_path / "log").read_text().count("the cause") == 3
+    await supervisor.stop()
+
+
+async def test_a_part_that_has_worked_is_started_again_and_again(tmp_path: Path) -> None:
+    """A part that was ready once may fail for a while, for example on a full disk: it does not end the stack."""
+    log, works = tmp_path / "log", tmp_path / "works"
+    works.touch()
+
+    async def ready() -> bool:
+        return True
+
+    supervisor = Supervisor()
+    await supervisor.start(
+        Child("part", ["sh", "-c", f"echo start; test -e {works} && exec sleep 1000"], log, ready=ready)
+    )
+    works.unlink()
+    assert supervisor.children[0].process is not None
+    supervisor.children[0].process.kill()
+    failed = asyncio.create_task(supervisor.until_failed())
+    while log.read_text().count("start") < 5:
+        assert not failed.done()
+        await asyncio.sleep(0.05)
+    failed.cancel()
+    await supervisor.stop()

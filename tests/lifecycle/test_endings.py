@@ -8,7 +8,7 @@ import pytest
 from domain.phases import Phase
 from domain.protocol import LaunchPlan, Mail, MailKind
 from domain.reasons import Reason, ReasonCode
-from domain.reported import LoadReport, NotReadyReport, TaskProgress
+from domain.reported import FailingReport, LoadReport, NotReadyReport, TaskProgress
 from lifecycle.endings import ENDINGS, Case, Counts, count_loads, judge, stopped_early
 from lifecycle.gangs import Failure, GangEnd, LaunchFailure
 
@@ -181,6 +181,20 @@ def test_a_task_that_was_never_ready_has_a_reason_of_its_own() -> None:
         " last probe: GET /health on port 21003: status 503"
     )
     assert (ending.phase, counts.failures) == (Phase.PENDING, 1)
+
+
+def test_a_task_that_could_not_save_has_a_reason_of_its_own() -> None:
+    """If a task ended because its saves reached a limit, the sentence says so; saves that only failed do not count."""
+    for limit, code in (("max_failures is 2", ReasonCode.SAVES_FAILED), (None, ReasonCode.TASK_FAILED)):
+        told = TaskProgress("main", 0, failing=FailingReport(3, 5.0, "step 7 was not saved: full", limit))
+        end = GangEnd(False, None, Failure("main/0", "exit code 1"), failed=True, progress=(told,))
+        ending, counts = judge(case(end))
+        assert (ending.reason.code, ending.phase, counts.failures) == (code, Phase.PENDING, 1)
+        if limit:
+            assert ending.reason.sentence == (
+                "task main/0 ended with exit code 1 because its checkpoints could not be saved:"
+                " step 7 was not saved: full; max_failures is 2"
+            )
 
 
 def test_a_failed_setup_has_a_reason_of_its_own() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from agent.network.flows import Flow
 from agent.network.machine import MachineNetwork, default_interface
-from agent.network.pacing import Pace
 from agent.network.shaping import LinkShare
 from domain.traffic import OVERHEAD_SHARE, TrafficClass
 from tests.netns.namespaces import Network
@@ -21,7 +20,7 @@ SHARE = LinkShare(10_600_000, 5_300_000)
 FLOW = Flow.of_mark("run-1", TrafficClass.PLANNED, 5)
 
 
-def test_the_kernel_enforces_and_own_transfers_need_no_pace(network: Network) -> None:
+def test_the_kernel_enforces(network: Network) -> None:
     subprocess.run(["ip", "route", "add", "default", "via", network.address("core")], check=True)
     before = state()
     with MachineNetwork(None, PORTS, SHARE) as machine:
@@ -29,7 +28,6 @@ def test_the_kernel_enforces_and_own_transfers_need_no_pace(network: Network) ->
         assert machine.kill_switch.in_kernel
         assert machine.overhead_share == OVERHEAD_SHARE
         machine.apply({FLOW: 2e6})
-        assert machine.pace(FLOW).rate_bytes_s is None
         assert machine.sent(FLOW).packets == 0
         machine.apply({})
         assert state() == before
@@ -37,7 +35,7 @@ def test_the_kernel_enforces_and_own_transfers_need_no_pace(network: Network) ->
     assert state() == before
 
 
-def test_without_a_qdisc_of_its_own_the_agent_paces_and_says_so_once(
+def test_without_a_qdisc_of_its_own_the_agent_shapes_nothing_and_says_so_once(
     network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     subprocess.run(["tc", "qdisc", "add", "dev", "eth0", "root", "pfifo", "limit", "100"], check=True)
@@ -48,10 +46,7 @@ def test_without_a_qdisc_of_its_own_the_agent_paces_and_says_so_once(
         assert machine.why_not is not None
         assert "pfifo" in machine.why_not
         assert machine.kill_switch.in_kernel
-        pace = machine.pace(FLOW)
-        assert pace.rate_bytes_s == pytest.approx(3e6 / (1 + OVERHEAD_SHARE))
-        machine.apply({})
-        assert pace.rate_bytes_s is None
+        assert machine.limits == {}
     assert len(caplog.records) == 1
     assert state() == before
 
@@ -83,39 +78,3 @@ def test_an_unknown_default_route_is_an_error(network: Network) -> None:
         default_interface()
     subprocess.run(["ip", "route", "add", "default", "via", network.address("core")], check=True)
     assert default_interface() == "eth0"
-
-
-def test_a_pace_sends_its_rate_and_continues_at_a_new_one() -> None:
-    now_s = 0.0
-
-    def sleep(delay_s: float) -> None:
-        nonlocal now_s
-        now_s += delay_s
-
-    pace = Pace(1000.0, lambda: now_s, sleep)
-    for _ in range(100):
-        pace.draw(50)
-    assert now_s == pytest.approx(5, rel=0.02)
-    pace.change(10_000.0)
-    for _ in range(100):
-        pace.draw(50)
-    assert now_s == pytest.approx(5.5, rel=0.02)
-    pace.change(None)
-    pace.draw(1 << 40)
-    assert now_s == pytest.approx(5.5, rel=0.02)
-
-
-def test_a_pace_bounds_the_burst_after_a_pause() -> None:
-    now_s, slept_s = 0.0, 0.0
-
-    def sleep(delay_s: float) -> None:
-        nonlocal now_s, slept_s
-        now_s += delay_s
-        slept_s += delay_s
-
-    pace = Pace(1000.0, lambda: now_s, sleep)
-    now_s = 60.0
-    for _ in range(100):
-        pace.draw(10)
-    # A tenth of a second's bytes and the last request are sent without waiting.
-    assert slept_s == pytest.approx(0.9, abs=0.02)

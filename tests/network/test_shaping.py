@@ -37,7 +37,7 @@ from agent.network.flows import Flow
 from domain.traffic import TrafficClass
 from agent.network.shaping import LinkShare, Shaper
 shaper = Shaper(Edge("eth0", range(7000, 7010)), LinkShare(12_500_000, 8_750_000))
-shaper.apply({Flow.of_mark("run-1", TrafficClass.EMERGENCY, 5): 1e6})
+shaper.apply({Flow.of_mark("run-1", TrafficClass.PRE_SYNC, 5): 1e6})
 print("shaped", flush=True)
 time.sleep(600)
 """
@@ -82,9 +82,9 @@ def test_packets_carry_the_dscp_of_their_class(network: Network, edge: Edge) -> 
     cgroup = make_cgroup(f"network-{os.getpid()}")
     if cgroup is None:
         pytest.skip("no cgroup v2")
-    urgent = Flow.of_cgroup("run-2", TrafficClass.EMERGENCY, cgroup)
+    ahead = Flow.of_cgroup("run-2", TrafficClass.PRE_SYNC, cgroup)
     shaper = Shaper(edge, SHARE)
-    shaper.apply({FLOW: 4e6, urgent: 4e6})
+    shaper.apply({FLOW: 4e6, ahead: 4e6})
     with entered(network.namespace("b")):
         receiver = Edge("eth0", ())
     try:
@@ -100,10 +100,9 @@ with socket.create_connection(("{address}", {SINK_PORT})) as transfer:
             _send(address, 10_000)
             _send(address, 10_000, mark=MARK + 1)
         assert receiver.received_bytes(TrafficClass.PLANNED) == pytest.approx(100_000, rel=0.1)
-        assert receiver.received_bytes(TrafficClass.EMERGENCY) == pytest.approx(50_000, rel=0.1)
+        assert receiver.received_bytes(TrafficClass.PRE_SYNC) == pytest.approx(50_000, rel=0.1)
         assert receiver.received_bytes(TrafficClass.RESEARCH) == pytest.approx(20_000, rel=0.2)
-        assert receiver.received_bytes(TrafficClass.PRE_SYNC) == 0
-        assert shaper.sent(urgent).payload_bytes == 50_000
+        assert shaper.sent(ahead).payload_bytes == 50_000
         assert edge.sent().payload_bytes == pytest.approx(20_000, rel=0.1)
     finally:
         receiver.close()

@@ -35,7 +35,8 @@ def _loss_s(departures: float, next_s: float, hours: float = 48.0) -> float:
     """The least expected loss: equation 9's interval, and what it costs."""
     interval_s = 3600.0
     if departures:
-        interval_s = min(3600.0, max((2 * C / (departures / (hours * 3600) * B)) ** 0.5, C / (0.2 * B)))
+        best_s = (2 * SAVING.stall_s / (departures / (hours * 3600))) ** 0.5  # type: ignore[operator]
+        interval_s = min(3600.0, max(best_s, C / (0.2 * B)))
     return departures * (interval_s / 2 + next_s) + hours * 3600 * SAVING.stall_s / interval_s  # type: ignore[operator]
 
 
@@ -115,7 +116,7 @@ def test_only_what_a_save_writes_takes_time_to_save() -> None:
     """A save of a tenth of the checkpoint can be more frequent; a migration reads all of it."""
     small = Saving(C / 10, 4.0, 1800.0, B)
     found, whole = (joint_score(CAMPUS, JOB, saving)[0].score_s for saving in (small, SAVING))
-    interval_s = (2 * C / 10 / (9.6 / (48 * 3600) * B)) ** 0.5
+    interval_s = (2 * 4.0 / (9.6 / (48 * 3600))) ** 0.5
     loss_s = 9.6 * (interval_s / 2 + _next_s(0)) + 48 * 3600 * 4.0 / interval_s
     assert found == pytest.approx(C / B + _read_s(CAMPUS[0]) + RESTART_S + loss_s)
     assert found != pytest.approx(whole)

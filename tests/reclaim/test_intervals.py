@@ -30,7 +30,7 @@ def test_equation_9_is_the_numeric_minimum_within_its_limits(
     hazard: float, size: float, speed: float, loss_s: float, share: float
 ) -> None:
     """No interval between the two limits costs less; if the limits exclude each other, the lower one is taken."""
-    found, reason = intervals(np.array([hazard]), size, speed, loss_s, share)
+    found, _, reason = intervals(np.array([hazard]), size, speed, loss_s, share)
     low, high = size / (share * speed), 2 * loss_s
     if low > high:
         assert reason[0] == IntervalReason.LOSS_BUDGET_UNREACHABLE and found[0] == pytest.approx(low, rel=1e-12)
@@ -45,7 +45,7 @@ def test_equation_9_is_the_numeric_minimum_within_its_limits(
 def test_each_reason() -> None:
     """3.6 GB, lambda 1 per hour: sqrt(2 C / (lambda b)) with each limit in turn."""
     hazard = np.array([1.0, 100.0, 0.01, 1.0, 1.0])
-    found, reason = intervals(hazard, 3.6e9, [1e8, 1e8, 1e8, 1e6, 0.0], 1800.0)
+    found, _, reason = intervals(hazard, 3.6e9, [1e8, 1e8, 1e8, 1e6, 0.0], 1800.0)
     assert found == pytest.approx([sqrt(2 * 36 * 3600), 180.0, 3600.0, 18_000.0, inf])
     assert [IntervalReason(one).name.lower() for one in reason] == [
         "optimum",
@@ -57,7 +57,7 @@ def test_each_reason() -> None:
 
 
 def test_a_node_that_never_leaves_is_saved_within_the_loss_budget() -> None:
-    found, reason = intervals(np.zeros(1), 1e9, 1e8, 600.0)
+    found, _, reason = intervals(np.zeros(1), 1e9, 1e8, 600.0)
     assert (found[0], reason[0]) == (1200.0, IntervalReason.LOSS_BUDGET)
 
 

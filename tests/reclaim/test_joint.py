@@ -68,12 +68,12 @@ def test_interval_and_loss_are_the_numeric_optimum(seed: int) -> None:
 
 
 def test_a_save_costs_what_it_stalls() -> None:
-    # 2 GB over 100 MB/s: 20 s, so that the interval is at least 100 s. The best is sqrt(2 * 20 * 3600 / 1) = 379 s.
+    # 2 GB over 100 MB/s: 20 s, so that the interval is at least 100 s. The best is sqrt(2 * 3 * 3600 / 1) = 147 s.
     outlook = Outlook.of(
         1, 1, horizon_s=7200, emergencies=2, notices=1, write_bytes_s=1e8, loss_budget_s=900, stall_s=3
     )
     loss_s, interval_s = outlook.loss_s(0, 2e9, np.array([40.0]), 0.2)
-    assert interval_s[0] == pytest.approx(144_000**0.5)
+    assert interval_s[0] == pytest.approx(21_600**0.5)
     assert loss_s[0] == pytest.approx(2 * (interval_s[0] / 2 + 40) + 40 + 7200 * 3 / interval_s[0])
 
 

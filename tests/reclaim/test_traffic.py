@@ -13,7 +13,6 @@ from reclaim.admission import Decision, Flows, Outcome, Spread, decide
 from reclaim.arrays import Floats, Ints
 from reclaim.traffic import (
     UNLIMITED_BYTES_S,
-    class_of,
     fill,
     least_rates,
     link_sums,
@@ -27,11 +26,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def test_classes() -> None:
-    assert {c.value: c.dscp for c in TrafficClass} == {"emergency": 46, "planned": 34, "pre-sync": 8, "research": 0}
-    assert class_of(0) is TrafficClass.EMERGENCY
-    assert class_of(0.5) is TrafficClass.PLANNED
-    with pytest.raises(ValueError, match="notice_s: -1: must be 0 or more"):
-        class_of(-1)
+    assert {c.value: c.dscp for c in TrafficClass} == {"planned": 34, "pre-sync": 8, "research": 0}
 
 
 def test_share_leaves_the_larger_of_both_reservations() -> None:

@@ -74,9 +74,38 @@ def test_the_interval_of_the_file_is_used_and_followed(tmp_path: Path) -> None:
     assert cadence.explain().rule == "young" and cadence.explain().interval_s < own_s
 
 
+def test_the_coordinator_limits_the_formula_on_both_sides(tmp_path: Path) -> None:
+    """Intervals are never longer than the task's own, except to leave others their bandwidth; nor longer than told."""
+    path, clock = tmp_path / "interval.json", Clock()
+    own_s = (2 * 3600 * 10.0) ** 0.5
+
+    def chosen(**limits: float) -> tuple[str, float]:
+        put(path, hazard_per_h=0.01, **limits)
+        choice = started(path, clock).explain()
+        return choice.rule, choice.interval_s
+
+    assert chosen(interval_s=5000.0) == ("young", pytest.approx(own_s))
+    assert chosen(interval_s=5000.0, least_s=200.0) == ("young", pytest.approx(own_s))
+    assert chosen(interval_s=200.0, least_s=100.0) == ("site", 200.0)
+    assert chosen(interval_s=5000.0, least_s=400.0) == ("site", 400.0)
+
+
+def test_an_own_interval_is_staggered_too(tmp_path: Path) -> None:
+    """The coordinator only gives the offset; the interval is that of the formula."""
+    path, clock = tmp_path / "interval.json", Clock()
+    put(path, interval_s=5000.0, period_s=30.0, offset_s=11.0)
+    cadence = started(path, clock)
+    assert cadence.explain().rule == "young"
+    step = 0
+    while not cadence.should_save(step := step + 1):
+        clock.now_s += 0.25
+    past_s = (clock.wall() - 11.0) % 30.0
+    assert min(past_s, 30.0 - past_s) < 0.6
+
+
 def test_a_shorter_interval_counts_during_an_interval(tmp_path: Path) -> None:
     path, clock = tmp_path / "interval.json", Clock()
-    put(path, interval_s=5000.0)
+    put(path, interval_s=5000.0, least_s=5000.0)
     cadence = started(path, clock)
     for step in range(1, 201):
         clock.now_s += 1.0
@@ -88,7 +117,7 @@ def test_a_shorter_interval_counts_during_an_interval(tmp_path: Path) -> None:
 def test_an_expired_file_has_no_effect(tmp_path: Path) -> None:
     """The expiry is noticed although the file does not change."""
     path, clock = tmp_path / "interval.json", Clock()
-    put(path, interval_s=5000.0, expires_at_s=clock.wall() + 60)
+    put(path, interval_s=5000.0, least_s=5000.0, expires_at_s=clock.wall() + 60)
     cadence = started(path, clock)
     assert cadence.explain().rule == "site"
     own = steps_until_save(cadence, clock, 0)
@@ -124,7 +153,7 @@ def test_saves_begin_at_the_offset_of_the_task(tmp_path: Path, begun_s: float) -
 
 @given(st.floats(1, 5000), st.floats(1, 100), st.floats(0, 1), st.floats(1e9, 2e9))
 def test_the_end_moves_by_at_most_half_a_period(interval_s: float, period_s: float, part: float, at_s: float) -> None:
-    found = SiteInterval(interval_s, LATER_S, None, period_s, part * period_s).staggered_s(at_s)
+    found = SiteInterval(interval_s, LATER_S, None, period_s, part * period_s).staggered_s(interval_s, at_s)
     assert abs(found - interval_s) <= period_s / 2 + 1e-5 and found > 0
 
 

@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from activities.services.reading import LiveReplica
 from domain.capacity import CapacityKind
+from domain.phases import Phase
+from infra.db.services import ServiceReplica
 from services.controller import decide
 from services.updates import FAILURES_IN_A_ROW
 from services.values import (
@@ -140,6 +143,35 @@ def test_an_update_that_fails_is_given_up() -> None:
     assert (after.actions, after.notes) == ((), ("update_given_up",))
     replaced = _decide(plan, old[:1], [Loss(old[1], LossKind.PREEMPTED)], state, now_s).actions
     assert replaced == (LaunchReplica(1, CapacityKind.ON_DEMAND, None, True),)
+
+
+def test_replicas_that_machines_refuse_to_start_give_up_no_update() -> None:
+    """A launch that fails for a reason that is not the replica's own leads to a backoff, however often it happens."""
+    plan = _plan(version=2)
+    state, now_s, pauses_s = _state(plan, good_version=1), 100.0, []
+    old = [_replica(0), _replica(1)]
+    for refusal in range(2 * FAILURES_IN_A_ROW):
+        lost = Loss(_replica(2 + refusal, 2, Stage.STARTING, replaces=0), LossKind.NOT_STARTED)
+        found = _decide(plan, old, [lost], state, now_s)
+        assert found.actions == ()  # The backoff has begun.
+        pauses_s.append(found.state.retry_at_s - now_s)
+        state, now_s = found.state, found.state.retry_at_s + 1.0
+    assert (state.failed_version, state.failures) == (0, 0) and pauses_s[:3] == [5.0, 10.0, 20.0]
+    assert _decide(plan, old, (), state, now_s).actions[0] == LaunchReplica(2, CapacityKind.ON_DEMAND, None, True, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("launch_failed", LossKind.NOT_STARTED),
+        ("launch_timed_out", LossKind.PREEMPTED),
+        ("cannot_start", LossKind.FAILED),
+        ("setup_failed", LossKind.FAILED),
+    ],
+)
+def test_what_a_replica_is_to_blame_for(code: str, kind: LossKind) -> None:
+    """Only an end for which the replica itself is to blame is a failure of its version."""
+    assert LiveReplica(ServiceReplica(), Phase.FAILED, {"code": code}, False).loss is kind
 
 
 def test_late_replicas_of_a_failed_version_end() -> None:

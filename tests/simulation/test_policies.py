@@ -215,3 +215,13 @@ def test_a_gang_that_fits_nowhere_waits_for_ever() -> None:
         assert run.meter.total.until["award"].missed == {(1, False): 1}
         assert run.to_json()["run"]["fit_nowhere"] == ["huge"]
         assert run.simulator.now_s == 300
+
+
+def test_the_end_of_a_protection_starts_a_pass() -> None:
+    """An urgent gang evicts when its victim's minimum runtime has passed, not at the next periodic pass; no event
+    happens at that time.
+    """
+    protects = SURE.model_copy(update={"min_runtime_s": 120.0})
+    work = [workload("low", level=6, duration_s=9000), workload("urgent", level=3, submit_s=10)]
+    awarded = when(happenings(scenario(machines("east", 1), work, settings=protects))[1], "awarded")
+    assert awarded["urgent"] == 120

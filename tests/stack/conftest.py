@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.decoys import Decoys
 from tests.stack.harness import Up, processes_of
 
 _FORECASTS = "reclaim: {forecasts: true, control_period_s: 2, early_period_s: 2, early_stay_s: 10}\n"
@@ -20,14 +21,20 @@ def up(tmp_path: Path) -> Iterator[Up]:
 
 @pytest.fixture(scope="package")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A running stack; a test that stops it must start it again. At the end Ctrl-C must leave no process."""
+    """A running stack; a test that stops it must start it again. At the end Ctrl-C must leave no process.
+
+    Its current folder has modules with the names of all that it imports, and none may be imported.
+    """
     # On a busy machine a restart can take so long that, with the default, the machines would count as lost.
     stack = Up(tmp_path_factory.mktemp("shared"), lost_s=120, settings=_FORECASTS)
+    decoys = Decoys(stack.folder / "project")
+    stack.cwd, stack.environment = decoys.path, decoys.environment
     try:
         stack.start()
         stack.client().set_tenant("t", 3, {"a100": 16}, None)
         yield stack
         assert stack.interrupt() == 0
         assert processes_of(stack.data) == {}
+        assert decoys.imported() == ""
     finally:
         stack.close()

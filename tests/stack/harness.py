@@ -43,7 +43,7 @@ regions:
 
 CONFIG = """
 scheduler: {{scan_interval_s: 5, min_runtime_s: 1, bid_timeout_s: 15}}
-lifecycle: {{heartbeat_timeout_s: 5, node_lost_after_s: {lost_s}, collect_interval_s: 1}}
+lifecycle: {{heartbeat_timeout_s: 5, node_lost_after_s: {lost_s}, collect_interval_s: 1, lent_launch_s: 15}}
 tasks: {{separate_tenants: false}}  # tasks use files in the folder of the test, which no other user can access
 temporal: {{keep_closed_s: 100000}}
 """
@@ -121,12 +121,13 @@ class Up:
         self.ports = {name: free_port() for name in ("port", "database-port", "temporal-port", "temporal-ui-port")}
         (folder / "fleet.yaml").write_text(fleet)
         (folder / "config.yaml").write_text(CONFIG.format(lost_s=lost_s) + settings)
+        self.bin, self.cwd, self.environment = Path(sys.executable).parent, ROOT, dict[str, str]()
         self.process: subprocess.Popen[str] | None = None
         self._client: Client | None = None
 
     def command(self) -> list[str]:
         """Returns the command line of `mizzen up`."""
-        out = [sys.executable, "-m", "server", "up", "--data-dir", str(self.data)]
+        out = [str(self.bin / "mizzen"), "up", "--data-dir", str(self.data)]
         out += ["--fleet", str(self.folder / "fleet.yaml"), "--config", str(self.folder / "config.yaml")]
         for name, port in self.ports.items():
             out += [f"--{name}", str(port)]
@@ -134,13 +135,19 @@ class Up:
             out += [f"--{name}", value]
         return out
 
-    def start(self, machines: bool = True) -> None:
+    def start(self, machines: bool = True, timeout_s: float = 90.0) -> None:
         """Starts the stack and waits until it is up; with `machines`, also until its machines are ready."""
         log = self.folder / "up.log"
         with log.open("a") as file:
             offset = file.tell()
             self.process = subprocess.Popen(
-                self.command(), cwd=ROOT, stdout=file, stderr=file, text=True, start_new_session=True
+                self.command(),
+                cwd=self.cwd,
+                env={**os.environ, **self.environment},
+                stdout=file,
+                stderr=file,
+                text=True,
+                start_new_session=True,
             )
         process = self.process
 
@@ -150,7 +157,7 @@ class Up:
                 raise SystemExit(f"`mizzen up` ended with exit code {process.returncode}: {said}")
             return "mizzen is up" in said
 
-        wait_until(up, "mizzen is up")
+        wait_until(up, "mizzen is up", timeout_s)
         if machines:
             wait_until(lambda: len(self.ready_machines()) >= self.machines, "all machines are ready")
 
@@ -243,10 +250,10 @@ class Up:
             raise SystemExit(f"{row['name']} {row['phase']}: {row['reason']}")
         return row["phase"] == "succeeded"
 
-    def interrupt(self, timeout_s: float = 60.0) -> int:
-        """Sends Ctrl-C; returns the exit code."""
+    def interrupt(self, number: int = signal.SIGINT, timeout_s: float = 60.0) -> int:
+        """Sends Ctrl-C, or another signal; returns the exit code."""
         assert self.process is not None
-        self.process.send_signal(signal.SIGINT)
+        self.process.send_signal(number)
         return self.process.wait(timeout_s)
 
     def close(self) -> None:

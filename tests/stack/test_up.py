@@ -52,11 +52,11 @@ def test_killed_up_is_taken_over(shared: Up, tmp_path: Path) -> None:
 
 
 def test_interrupt_saves_stops_and_goes_on(shared: Up, tmp_path: Path) -> None:
-    """On Ctrl-C the tasks save a checkpoint and no process is left; after the next start the workload resumes there."""
+    """On SIGHUP, as on Ctrl-C, the tasks save and no process is left; after the next start the workload resumes."""
     gate = tmp_path / "gate"
     workload = shared.submit("long", steps=20, step_s=0.2, tasks=2, gate=gate)
     wait_until(lambda: shared.saved_step(workload), "the workload has saved a checkpoint")
-    assert shared.interrupt() == 0
+    assert shared.interrupt(signal.SIGHUP) == 0
     assert processes_of(shared.data) == {}
     gate.touch()
     shared.start()

@@ -26,7 +26,16 @@ from temporalio.worker import UnsandboxedWorkflowRunner
 import workflows.housekeeping
 from domain.ids import region_queue
 from domain.protocol import DETACHED, Activity, DryRunRequest, ReplicateTable, ScanTicket, Scrub
-from tests.workflows import test_instance, test_leaving, test_loading, test_loss, test_mail, test_placing, test_running
+from tests.workflows import (
+    test_instance,
+    test_leaving,
+    test_loading,
+    test_loss,
+    test_mail,
+    test_placing,
+    test_replacement,
+    test_running,
+)
 from tests.workflows.agents import until
 from tests.workflows.lab import Lab, handled, serving
 from tests.workflows.replays import HISTORIES
@@ -54,6 +63,7 @@ LIVES: dict[str, Story] = {
     "workload-cannot-start-on-lent": (
         test_placing.test_what_one_lent_machine_says_about_a_launch_is_confirmed_elsewhere
     ),
+    "workload-launch-timed-out": (test_placing.test_a_lent_machine_that_accepts_and_prepares_nothing_counts_as_lost),
     "workload-fails-on-lent": test_placing.test_failures_on_the_same_lent_machine_end_a_workload_after_three_attempts,
     "workload-refused-twice": test_placing.test_a_full_disk_blames_nobody,
     "workload-out-of-memory": test_running.test_a_task_whose_memory_ran_out_is_told_as_such,
@@ -78,7 +88,7 @@ LIVES: dict[str, Story] = {
     "workload-stop-refused": test_loss.test_a_machine_that_refuses_to_stop_is_treated_like_a_silent_one,
     "workload-stopped-before": test_placing.test_a_machine_that_says_to_have_stopped_each_attempt,
     "workload-stopped-then-refused": test_placing.test_an_attempt_that_was_stopped_before_is_no_refusal,
-    "workload-replaced": test_loss.test_a_workflow_that_replaces_one_that_is_gone_goes_on_with_what_runs,
+    "workload-replaced": test_replacement.test_a_workflow_that_replaces_one_that_is_gone_goes_on_with_what_runs,
 }
 
 

@@ -1,5 +1,7 @@
 """From the queue to running tasks: awards, victims, staging, moves between regions, preparation, and early ends."""
 
+import asyncio
+
 from temporalio.exceptions import ApplicationError
 
 from domain.blame import LaunchError
@@ -439,3 +441,46 @@ async def test_a_preparation_that_fails_once_is_tried_again(life: Life) -> None:
     assert len(life.agents[0].requests(Activity.PREPARE_NODE)) == 2
     assert [a.requests(Activity.RUN_NODE)[0].masters for a in life.agents] == [{"main": "10.0.0.1:21000"}] * 2
     await ends_well(life)
+
+
+@goes(*PROVISIONED, "pending launch_timed_out", *RUNNING[1:], "succeeded completed")
+async def test_a_lent_machine_that_accepts_and_prepares_nothing_counts_as_lost(real_life: Life) -> None:
+    """It has the limit of the plan once, whatever heartbeats it sends. It is blamed, avoided, and not waited for."""
+    life = real_life
+    late = life.agents[1]
+    life.plan.nodes[1].lent, life.plan.launch_limit_s = True, 1.0
+    late.held |= {Activity.PREPARE_NODE, Activity.STOP_NODE}
+    await life.award()
+    await life.reaches(Phase.PENDING)
+    assert life.reason() == {"machine": late.machine, "limit_s": 1.0, "avoided": [late.machine]}
+    (released,) = life.facts.releases
+    assert (released.blames_machine, released.silent_machines) == (late.machine, [late.machine])
+    assert len(late.requests(Activity.PREPARE_NODE)) == 1 and late.requests(Activity.STOP_NODE) == []
+    assert [one.attempt for one in life.agents[0].requests(Activity.STOP_NODE)] == [1]
+    late.held.clear()
+    await life.award()
+    await life.runs()
+    await ends_well(life)
+
+
+@goes(
+    "pending", "placing awarded", "provisioning starting_tasks", "running running", "pending launch_failed",
+    *RUNNING[1:], "pending launch_failed", *RUNNING[1:], "succeeded completed",
+)  # fmt: skip
+async def test_launches_that_a_machine_refuses_use_up_no_runtime(lone: Life) -> None:
+    """A machine that takes long to refuse its only request leaves the workload its maximum runtime."""
+    lone.plan.max_runtime_s = 3.0
+    (agent,) = lone.agents
+    for _ in range(2):
+        agent.held.add(Activity.RUN_NODE)
+        await lone.award()
+        await lone.reaches(Phase.RUNNING)
+        await asyncio.sleep(2.0)
+        agent.refusals[Activity.RUN_NODE] = "the disk fails"
+        await lone.reaches(Phase.PENDING)
+        agent.refusals.clear()
+    agent.held.clear()
+    await lone.award()
+    await lone.reaches(Phase.RUNNING)
+    agent.ends()
+    assert await lone.result() == "succeeded"

@@ -34,7 +34,8 @@ class Choice:
     rule: Rule
     """How W was determined.
 
-    `told`: the scheduler or the user set it. `site`: the coordinator of the site computed it (`interval_file`).
+    `told`: the scheduler or the user set it. `site`: a limit that the coordinator of the site computed replaces the
+    interval of the formula (`interval_file`).
     `young`, `daly`: by that formula. `mtbf`: W is mu, because a save takes longer than 2 mu. `write`: W is the time of
     the write in the background, because the formula gives less. `end`: W divides the time until the known end of the
     machines.
@@ -121,8 +122,8 @@ def choose(
         save_why: the source of `save_s`, as the end of a sentence.
         ends_in_s: the time until the machines certainly end, more than 0 seconds; None: not known. The interval divides
             this time, so that the last save is durable at the end. `mtbf` then counts only earlier interruptions.
-        site_interval_s: the interval that the coordinator of the site computed, 0 or more seconds; it takes precedence
-            over the formula, and `interval_s` over it.
+        site_interval_s: the limit of the coordinator of the site that replaces the interval of the formula, 0 or more
+            seconds; `interval_s` takes precedence over it.
 
     Raises:
         ValueError: a number is out of its range. The message names it.

@@ -2,11 +2,13 @@
 
 `MIZZEN_INTERVAL_FILE` is the path of the file. The file may be missing for some or all of the time.
 
-    {"interval_s": 412.5, "hazard_per_h": 0.8, "expires_at_s": 1767225900.0, "period_s": 30.0, "offset_s": 11.2}
+    {"interval_s": 412.5, "least_s": 90.0, "hazard_per_h": 0.8, "expires_at_s": 1767225900.0, "period_s": 30.0,
+     "offset_s": 11.2}
 
 | field | meaning |
 | --- | --- |
-| `interval_s` | seconds between two saves, 1 to 86,400 |
+| `interval_s` | seconds between two saves at most, 1 to 86,400: the task's own formula counts if it gives less |
+| `least_s` | seconds between two saves at least, whatever the task's own formula gives; may be missing |
 | `expires_at_s` | seconds since the epoch; from then on the file does not count |
 | `hazard_per_h` | expected interruptions of the gang per hour, for explanations; may be missing |
 | `period_s`, `offset_s` | saves begin `offset_s` after a multiple of `period_s` since the epoch; may be missing |
@@ -44,15 +46,20 @@ class SiteInterval:
     hazard_per_h: float | None = None
     period_s: float | None = None
     offset_s: float = 0.0
+    least_s: float = 0.0
 
-    def staggered_s(self, begins_at_s: float) -> float:
-        """Return the interval that begins at a time since the epoch, with its end moved to the offset of the task.
+    def clipped_s(self, own_s: float) -> float:
+        """Return the interval of a task whose own formula gives `own_s`."""
+        return max(self.least_s, min(self.interval_s, own_s))
+
+    def staggered_s(self, interval_s: float, begins_at_s: float) -> float:
+        """Return an interval that begins at a time since the epoch, with its end moved to the offset of the task.
 
         The end is moved by at most half a period. An interval shorter than two periods is not changed.
         """
-        if self.period_s is None or self.interval_s < 2 * self.period_s:
-            return self.interval_s
-        ends_at_s = begins_at_s + self.interval_s
+        if self.period_s is None or interval_s < 2 * self.period_s:
+            return interval_s
+        ends_at_s = begins_at_s + interval_s
         periods = round((ends_at_s - self.offset_s) / self.period_s)
         return periods * self.period_s + self.offset_s - begins_at_s
 
@@ -72,9 +79,10 @@ def parse(text: bytes) -> SiteInterval | None:
     hazard_per_h = _number(body, "hazard_per_h", 0.0, _MAX_HAZARD_PER_H)
     period_s = _number(body, "period_s", 1.0, MAX_INTERVAL_S)
     offset_s = _number(body, "offset_s", 0.0, MAX_INTERVAL_S)
+    least_s = _number(body, "least_s", 0.0, interval_s) or 0.0
     if period_s is None or offset_s is None:
-        return SiteInterval(interval_s, expires_at_s, hazard_per_h)
-    return SiteInterval(interval_s, expires_at_s, hazard_per_h, period_s, offset_s)
+        return SiteInterval(interval_s, expires_at_s, hazard_per_h, least_s=least_s)
+    return SiteInterval(interval_s, expires_at_s, hazard_per_h, period_s, offset_s, least_s)
 
 
 def _number(body: dict[str, Any], name: str, least: float, most: float) -> float | None:
@@ -123,9 +131,9 @@ class IntervalFile:
         found = self._found
         return found if found is not None and self._wall() < found.expires_at_s else None
 
-    def staggered_s(self, found: SiteInterval, passed_s: float) -> float:
-        """Return the interval that began `passed_s` seconds ago, as `SiteInterval.staggered_s`."""
-        return found.staggered_s(self._wall() - passed_s)
+    def staggered_s(self, found: SiteInterval, interval_s: float, passed_s: float) -> float:
+        """Return an interval that began `passed_s` seconds ago, as `SiteInterval.staggered_s`."""
+        return found.staggered_s(interval_s, self._wall() - passed_s)
 
     def _reread(self) -> None:
         try:

@@ -74,8 +74,8 @@ class Cadence:
             save_s: the cost of a save in an earlier attempt; None: 10 s is assumed until the first save.
             ends_in_s: seconds from now until the machines certainly end; None: not known.
             clock: returns monotonic seconds.
-            interval_file: the file with the interval that the coordinator of the site computes. It takes precedence
-                over the formula, and `interval_s` over it.
+            interval_file: the file with the longest and the shortest interval that the coordinator of the site
+                computes. They limit the interval of the formula; `interval_s` takes precedence over both.
 
         Raises:
             ValueError: a number is out of its range. The message names it.
@@ -210,10 +210,13 @@ class Cadence:
             self._in_flight -= 1
             self._again()
 
-    def missed(self) -> None:
-        """Record that a save failed before `saved`. A save is due again after a tenth of the interval."""
+    def missed(self, at_most_s: float = inf) -> None:
+        """Record that a save failed before `saved`.
+
+        A save is due again after a tenth of the interval, or after `at_most_s` seconds if that is sooner.
+        """
         with self._lock:
-            self._again()
+            self._again(at_most_s)
 
     def tell(
         self, *, mtbf: Mtbf | None = None, interval_s: float | None = None, ends_in_s: float | None = None
@@ -294,8 +297,8 @@ class Cadence:
         self._beside[self._in_flight > 0].append(step_s)
         self._step_s = _median(self._steps)
 
-    def _again(self) -> None:
-        self._base_s = self._clock() - (1 - _RETRY_PART) * self._interval_s
+    def _again(self, at_most_s: float = inf) -> None:
+        self._base_s = self._clock() - self._interval_s + min(_RETRY_PART * self._interval_s, at_most_s)
         self._look = self._seen
 
     def _restart(self, step: int, now_s: float) -> None:
@@ -314,8 +317,10 @@ class Cadence:
     def _planned_s(self) -> float:
         """Return the interval, counted from the start of the current one."""
         choice = self._choice()
-        if choice.rule == "site" and self._base >= 0 and self._site is not None and self._file is not None:
-            return self._file.staggered_s(self._site, self._clock() - self._base_s)
+        # A fixed interval is not moved, nor one that ends with the machines.
+        is_free = choice.rule not in ("told", "end")
+        if is_free and self._base >= 0 and self._site is not None and self._file is not None:
+            return self._file.staggered_s(self._site, choice.interval_s, self._clock() - self._base_s)
         return choice.interval_s
 
     def _choice(self) -> Choice:
@@ -328,19 +333,21 @@ class Cadence:
         if slowed:
             why += f", and steps are {slowed:.0%} slower while it is written"
         cost_s = held_s + slowed * write_s
-        mtbf, site = self._mtbf, self._site
-        if site is not None and site.hazard_per_h:
+        ends_in_s = self._ends_in_s(cost_s + write_s)
+
+        def chosen(mtbf: Mtbf, site_interval_s: float | None = None) -> Choice:
+            return choose(
+                mtbf, cost_s, self._step_s, interval_s=self._told_s, write_s=write_s, save_why=why,
+                ends_in_s=ends_in_s, site_interval_s=site_interval_s,
+            )  # fmt: skip
+
+        own, site = chosen(self._mtbf), self._site
+        if site is None or own.rule == "told" or site.clipped_s(own.interval_s) == own.interval_s:
+            return own
+        mtbf = self._mtbf
+        if site.hazard_per_h:
             mtbf = Mtbf(3600 / site.hazard_per_h, "scheduler", "as the coordinator of the site estimates")
-        return choose(
-            mtbf,
-            cost_s,
-            self._step_s,
-            interval_s=self._told_s,
-            write_s=write_s,
-            save_why=why,
-            ends_in_s=self._ends_in_s(cost_s + write_s),
-            site_interval_s=None if site is None else site.interval_s,
-        )
+        return chosen(mtbf, site.clipped_s(own.interval_s))
 
     def _ends_in_s(self, durable_s: float) -> float | None:
         """Return the time from the start of the interval until the last save must be durable.

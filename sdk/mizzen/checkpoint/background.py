@@ -2,10 +2,9 @@
 
 import threading
 import time
-import warnings
 from collections.abc import Callable
 
-from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, StaleAttemptError
+from mizzen.checkpoint.errors import CheckpointError, StaleAttemptError
 from mizzen.checkpoint.manifest import Manifest
 
 
@@ -68,9 +67,9 @@ class Saving:
 class BackgroundSave:
     """The newest background save of one process, until its result was handled."""
 
-    def __init__(self, where: str) -> None:
-        """`where` is the URI of the root, for messages."""
-        self._where = where
+    def __init__(self, tolerate: Callable[[int, BaseException], object]) -> None:
+        """`tolerate` reports the step and the error of a failed save, or raises an error."""
+        self._tolerate = tolerate
         self._saving: Saving | None = None
         self._failed = False
 
@@ -99,15 +98,14 @@ class BackgroundSave:
         return self._saving is not None and self._saving.step == step
 
     def settle(self) -> None:
-        """Wait for the save. Raise `StaleAttemptError` if it was fenced; warn if it failed otherwise."""
+        """Wait for the save. Raise `StaleAttemptError` if it was fenced; call `tolerate` if it failed otherwise."""
         saving = self._ended()
         if saving is None:
             return
         if isinstance(saving.error, StaleAttemptError):
             raise saving.error
         if saving.error is not None and not saving.told:
-            message = f"{self._where}: step {saving.step} was not saved: {saving.error}"
-            warnings.warn(message, CheckpointWarning, stacklevel=4)
+            self._tolerate(saving.step, saving.error)
 
     def wait(self) -> None:
         """Wait for the save, and raise its error if it failed; see `Saving.wait`."""

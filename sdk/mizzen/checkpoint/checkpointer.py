@@ -2,7 +2,6 @@
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -14,11 +13,11 @@ from mizzen.checkpoint.background import BackgroundSave, Saving
 from mizzen.checkpoint.departure import Departure, Sender
 from mizzen.checkpoint.errors import (
     CheckpointError,
-    CheckpointWarning,
     NotYetError,
     StaleAttemptError,
     StateError,
 )
+from mizzen.checkpoint.failing import Failures, may_pass
 from mizzen.checkpoint.layout import Encoder
 from mizzen.checkpoint.manifest import Manifest, check_part_name
 from mizzen.checkpoint.place import Gang, place_of
@@ -75,11 +74,14 @@ class Checkpointer:
         other_world: bool = False,
         start_over: bool = False,
         checksum: str | None = None,
+        max_failing_s: float | None = None,
+        max_failures: int | None = None,
     ) -> None:
         """Read the root's log and start watching for notices (in the main thread).
 
-        If an attempt number is given, also claim the root (see `claim`). The defaults of `uri`, `attempt`, `keep`,
-        `rank`, `world_size` and `interval_s` are read from the environment (`mizzen.environment`).
+        If an attempt number is given, also claim the root (see `claim`). If the store cannot be written at that moment,
+        the first save claims it. The defaults of `uri`, `attempt`, `keep`, `rank`, `world_size`, `interval_s`,
+        `max_failing_s` and `max_failures` are read from the environment (`mizzen.environment`).
 
         Args:
             uri: root of the checkpoints: a path, or a `file://`, `s3://` or `gs://` URI.
@@ -104,13 +106,16 @@ class Checkpointer:
             start_over: whether to start without a checkpoint if checkpoints exist but none can be loaded. By default
                 that is an error.
             checksum: `xxh3_128` or `sha256`; by default the fastest that is installed.
+            max_failing_s: how long saves may fail in a row before a failed save is an error, in seconds; 3600 by
+                default, and at most 60 while there is no checkpoint.
+            max_failures: how many saves in a row may fail before that; by default not limited.
 
         Raises:
             ValueError: no root is given, the scheme of the URI is unknown, or a number is out of range.
             StaleAttemptError: an attempt newer than `attempt` has claimed the root.
             CheckpointError: the root cannot be read.
         """
-        place = place_of(uri, attempt, keep, keep_every, rank, world_size, sharded)
+        place = place_of(uri, attempt, keep, keep_every, rank, world_size, sharded, max_failing_s, max_failures)
         self.retention = place.retention
         if interval_s is not None and not interval_s >= 0:
             raise ValueError(f"interval_s={interval_s}: must be 0 or more seconds")
@@ -136,7 +141,8 @@ class Checkpointer:
         self._own = set(OWN_PARTS)
         self._encoder = Encoder()
         self._snapshot = Snapshot()
-        self._saving = BackgroundSave(self.root)
+        self._failures = Failures(place.limits, self.root)
+        self._saving = BackgroundSave(self._tolerate)
         self._departure = Departure(self.cadence, self._saving)
         self._saved_step: int | None = None
 
@@ -215,12 +221,13 @@ class Checkpointer:
         """Report that `step` steps are done, save if a save is due, and exit if a notice requires it.
 
         Call it after every training step. A failed save causes a `CheckpointWarning` and is retried after a tenth of
-        the interval.
+        the interval; the last save after a notice is retried until the time does not suffice for another one.
 
         Raises:
             SystemExit: with code 143, after a notice.
             StaleAttemptError: a newer attempt has claimed the root; this process must stop training.
-            CheckpointError: the gang has several ranks and `agree` was not given.
+            CheckpointError: saves have failed in a row up to a limit (`max_failing_s`, `max_failures`). Or the gang has
+                several ranks and `agree` was not given.
         """
         report.progress(step)
         action = self._action(step)
@@ -230,13 +237,16 @@ class Checkpointer:
                     "in a gang, all ranks must save at the same step: pass agree (see mizzen.integrations)"
                 )
             action = StepAction(self._agree(action))
+        self._roots.insist(action in (StepAction.NOTHING, StepAction.SAVE))
         if action is StepAction.NOTHING or (action is StepAction.FLUSH and self._is_sending_ahead(step)):
             return
         if action is StepAction.FLUSH and self._saving.holds(step):
             self._saving.settle()
         if self.writer and (action is StepAction.SAVE or (action is StepAction.FLUSH and self._saved_step != step)):
-            background = self.background and action is StepAction.SAVE
-            self.try_save(step, self._tracked.capture(step), own=self._own, background=background)
+            if action is StepAction.SAVE:
+                self.try_save(step, self._tracked.capture(step), own=self._own, background=self.background)
+            else:
+                self._flush(step)
         if action is not StepAction.SAVE:
             self._departure.exit(action, self._agree)
 
@@ -269,6 +279,9 @@ class Checkpointer:
         The commit is atomic: if the process or the machine dies at any time, either the new checkpoint is complete or
         the earlier ones are unchanged.
 
+        If the store fails and an earlier checkpoint exists, this method waits and tries again, up to `max_failing_s` or
+        `max_failures`; each failure is a `CheckpointWarning`. A training that should go on meanwhile calls `try_save`.
+
         Args:
             step: number of steps done, 0 or more.
             state: part name (letters, digits, `.`, `_`, `-`) to value. A value is bytes, the `Path` of a file, or a
@@ -279,9 +292,21 @@ class Checkpointer:
         Raises:
             StateError: a part has an invalid name or holds a value that cannot be stored; nothing was written.
             StaleAttemptError: a newer attempt has claimed the root; nothing was committed.
-            CheckpointError: this process does not save, or another rank did not write before the timeout.
-            Exception: an error of the store, such as OSError for files; earlier checkpoints are unchanged.
+            CheckpointError: this process does not save, another rank did not write before the timeout, or saves have
+                failed in a row up to a limit.
+            Exception: an error of the store, such as OSError for files, and there is no earlier checkpoint.
         """
+        while True:
+            try:
+                return self._save(step, state, own)
+            except Exception as error:
+                if self._saved_step is None or self._roots.is_shared or not may_pass(error):
+                    raise
+                self._tolerate(step, error)
+            time.sleep(self._failures.pause_s())
+
+    def _save(self, step: int, state: Mapping[str, Any], own: Collection[str]) -> Manifest:
+        """Try once to save; see `save`."""
         self._saving.settle()
         began_s = time.monotonic()
         encoded = self._encoded(step, state)
@@ -293,22 +318,38 @@ class Checkpointer:
 
     def try_save(
         self, step: int, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS, background: bool = False
-    ) -> None:
-        """Call `save` or `save_async`, but turn a failure into a `CheckpointWarning`.
+    ) -> bool:
+        """Try once to save, or start a background save, and return whether that succeeded.
 
-        The failed save is due again after a tenth of the interval.
+        A failure is a `CheckpointWarning`, and the save is due again after a tenth of the interval.
 
         Raises:
             StateError: see `save`.
             StaleAttemptError: a newer attempt has claimed the root; this process must stop training.
+            CheckpointError: saves have failed in a row up to a limit (`max_failing_s`, `max_failures`).
         """
+        self._saving.settle()
         try:
-            (self.save_async if background else self.save)(step, state, own=own)
+            if background:
+                self.save_async(step, state, own=own)
+            else:
+                self._save(step, state, own)
         except (StaleAttemptError, StateError):
             raise
         except Exception as error:
-            self.cadence.missed()
-            warnings.warn(f"{self.root}: step {step} was not saved: {error}", CheckpointWarning, stacklevel=3)
+            self.not_saved(step, error)
+            return False
+        return True
+
+    def not_saved(self, step: int, error: BaseException) -> None:
+        """Record that the state of `step` could not be saved because of `error`, as `try_save` does.
+
+        For a state that cannot even be passed to `try_save`: for example, a framework could not write its files.
+
+        Raises:
+            CheckpointError: saves have failed in a row up to a limit (`max_failing_s`, `max_failures`).
+        """
+        self.cadence.missed(self._tolerate(step, error))
 
     def save_async(self, step: int, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS) -> Saving:
         """Copy `state` in memory and save the copy in a background thread; return when the copy is made.
@@ -360,13 +401,29 @@ class Checkpointer:
         due = self.writer and step != self._saved_step and self.cadence.should_save(step)
         return StepAction.SAVE if due else StepAction.NOTHING
 
+    def _tolerate(self, step: int, error: BaseException) -> float:
+        """Report a failed save; see `Failures.tolerate`."""
+        return self._failures.tolerate(step, error, saved=self._saved_step is not None)
+
+    def _flush(self, step: int) -> None:
+        """Save a last time within a notice. If that fails, try again as long as there is time."""
+        notice = notices.current()
+        self._saving.settle()
+        self._roots.insist(True)
+        while not self.try_save(step, self._tracked.capture(step), own=self._own):
+            left_s = notice.left_s(time.time()) if notice else None
+            pause_s = self._failures.pause_s()
+            if self._roots.is_shared or left_s is None or left_s < pause_s + (self._departure.save_s or 0.0):
+                return
+            time.sleep(pause_s)
+
     def _is_sending_ahead(self, step: int) -> bool:
         """Return whether the training continues within a notice, because parts of the state are sent ahead."""
 
         def unsent() -> Mapping[str, Unsent]:
-            if not self.writer:
+            if not self.writer or not self._is_claimed():
                 return {}
-            encoded = self._encoded(step, self._tracked.capture(step))  # This claims the root.
+            encoded = self._encoded(step, self._tracked.capture(step))
             return self._roots.writers[-1].unsent(encoded, self._own)
 
         def save() -> None:
@@ -382,6 +439,16 @@ class Checkpointer:
         agree = self._agree if self.gang.world_size > 1 else None
         return self._departure.is_sending_ahead(Sender(can, self.writer, unsent, save, abandon), agree)
 
+    def _is_claimed(self) -> bool:
+        """Return whether the root is claimed, after a try to claim it."""
+        try:
+            self.claim()
+        except StaleAttemptError:
+            raise
+        except Exception:
+            return False  # The last save tries again.
+        return True
+
     def _encoded(self, step: int, state: Mapping[str, Any]) -> Encoded:
         if not self.writer:
             raise CheckpointError(f"{self.root}: this process does not save; only rank 0 does")
@@ -395,6 +462,7 @@ class Checkpointer:
 
     def _saved(self, manifest: Manifest, held_s: float, durable_s: float) -> None:
         self._saved_step = manifest.step
+        self._failures.succeeded()
         self._departure.measured(durable_s)
         report.saved(manifest.step, manifest.created_at_s, manifest.size_bytes, held_s, durable_s, manifest.sent_bytes)
         choice = self.cadence.explain()

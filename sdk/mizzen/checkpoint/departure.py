@@ -77,6 +77,11 @@ class Departure:
         """Record the duration of a save until it was durable, in seconds."""
         self._pressure.measured(save_s)
 
+    @property
+    def save_s(self) -> float | None:
+        """Duration of the last save until it was durable, in seconds."""
+        return self._pressure.save_s
+
     def action(self, saved: bool) -> StepAction:
         """Return what to do now because of the current notice. `saved`: this step is already saved or being saved."""
         return self._pressure.action(saved)

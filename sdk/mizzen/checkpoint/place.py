@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 
+from mizzen.checkpoint.failing import DEFAULT_MAX_FAILING_S, Limits
 from mizzen.environment import TaskEnvironment
 
 DEFAULT_KEEP = 2
@@ -49,6 +50,7 @@ class Place:
     """Fencing token; None: the next free number."""
     gang: Gang
     retention: Retention
+    limits: Limits
 
 
 def place_of(
@@ -59,6 +61,8 @@ def place_of(
     rank: int | None,
     world_size: int | None,
     sharded: bool,
+    max_failing_s: float | None,
+    max_failures: int | None,
 ) -> Place:
     """Return the place of a process. Arguments that are None are read from the environment; see `Checkpointer`.
 
@@ -80,4 +84,9 @@ def place_of(
         raise ValueError(f"attempt={attempt}: must be 1 or more")
     if sharded and attempt is None and gang.world_size > 1:
         raise ValueError("attempt=None: a sharded checkpoint needs an attempt number, the same for all ranks")
-    return Place(uri, attempt, gang, retention)
+    failing_s = told.checkpoint_max_failing_s if max_failing_s is None else max_failing_s
+    limits = Limits(
+        DEFAULT_MAX_FAILING_S if failing_s is None else failing_s,
+        told.checkpoint_max_failures if max_failures is None else max_failures,
+    )
+    return Place(uri, attempt, gang, retention, limits)

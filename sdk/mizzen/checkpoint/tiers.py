@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from mizzen.checkpoint.errors import CheckpointWarning, StaleAttemptError
+from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, StaleAttemptError
 from mizzen.checkpoint.log import Log
 from mizzen.checkpoint.manifest import Manifest
 from mizzen.checkpoint.place import Gang, Retention
@@ -15,8 +15,8 @@ from mizzen.objects.store import ObjectStore
 class Roots:
     """The roots of one process, local first and remote last: their logs, and their writers once they are claimed.
 
-    If an attempt number is given, the roots are claimed at once. Otherwise the first save claims them, so that a
-    process that only reads does not fence the process that trains.
+    If an attempt number is given, the roots are claimed at once, or by the first save if a store cannot be written now.
+    Otherwise the first save claims them, so that a process that only reads does not fence the process that trains.
     """
 
     def __init__(
@@ -46,16 +46,32 @@ class Roots:
         self._found: Manifest | None = None
         self._verified: frozenset[str] = frozenset()
         if attempt is not None:
-            self.claim()
+            try:
+                self.claim()
+            except CheckpointError:
+                raise
+            except Exception as error:
+                message = f"{self.logs[-1].where}: not claimed yet: {error}; the first save claims it"
+                warnings.warn(message, CheckpointWarning, stacklevel=4)
         elif commits:
             for log in self.logs:
                 log.refresh()
             self.seen(self.logs)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether several ranks save one checkpoint."""
+        return self._open[0].world_size > 1
+
+    @property
     def attempt(self) -> int | None:
         """The attempt that has claimed the roots; None if they are not claimed yet."""
         return self.writers[-1].attempt if self.writers else None
+
+    def insist(self, insists: bool) -> None:
+        """Set `Writer.insists` of all writers."""
+        for writer in self.writers:
+            writer.insists = insists
 
     def unread(self) -> list[Log]:
         """Return new `Log` objects of the roots, so that the logs are read from the beginning, as on every rank."""
@@ -85,11 +101,23 @@ class Roots:
             *others, last = [log.store for log in self.logs]
             attempt, alone = self._given or self._next, self._given is None
             decided = open_writer(last, attempt, *self._open, commits=self._commits, alone=alone)
-            near = [open_writer(store, attempt, *self._open, commits=self._commits) for store in others]
+            near = [writer for store in others if (writer := self._near(store, attempt)) is not None]
             self.writers = [replace(writer, shard_timeout_s=self._shard_timeout_s) for writer in (*near, decided)]
-            self.logs = [writer.log for writer in self.writers]
+            logs = {writer.log.where: writer.log for writer in self.writers}
+            self.logs = [logs.get(log.where, log) for log in self.logs]
             self.loaded(self._found, self._verified)
         return self.writers[-1].attempt
+
+    def _near(self, store: ObjectStore, attempt: int) -> Writer | None:
+        """Claim a local root; if that fails, this process does not save there."""
+        try:
+            return open_writer(store, attempt, *self._open, commits=self._commits)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            message = f"{store.uri('').rstrip('/')}: checkpoints are not saved to this root: {error}"
+            warnings.warn(message, CheckpointWarning, stacklevel=5)
+            return None
 
 
 def write(writers: Sequence[Writer], step: int, encoded: Encoded, own: Collection[str]) -> Manifest:

@@ -11,6 +11,8 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from mizzen.checkpoint.copying import copy_parts
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError, StaleAttemptError
@@ -30,6 +32,8 @@ SHARD_TIMEOUT_S = 600.0
 
 _SHORTEST_POLL_S = 0.002
 _LONGEST_POLL_S = 0.25
+_SHORTEST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
 _PUTS = 4
 """Parts that are written concurrently."""
 _CHECKED_EVERY = 4
@@ -37,6 +41,7 @@ _CHECKED_EVERY = 4
 _REUSED_AT_MOST = 16
 """Consecutive checkpoints that may reuse a part before it is written again."""
 
+T = TypeVar("T")
 Encoded = Mapping[str, tuple[str, Sequence[Chunk]]]
 """Part name to kind and content chunks."""
 
@@ -55,6 +60,8 @@ class Writer:
     shard_timeout_s: float = SHARD_TIMEOUT_S
     restored: frozenset[str] = frozenset()
     """URIs of the parts that this process has loaded and verified (`Checkpoint.verified`)."""
+    insists: bool = True
+    """Whether a rank of a gang repeats a failing write while the other ranks wait for it."""
     _adopted: set[str] = field(default_factory=set)
     """`Manifest.by` of the checkpoints that this writer copied from another root."""
     _saves: int = 0
@@ -113,7 +120,7 @@ class Writer:
         undecided = False
         self._make_room()
         try:
-            written = self._put_parts(folder, encoded, mine)
+            written = self._put_parts(step, folder, encoded, mine)
             if not self.gang.rank:
                 every = written + self._shards(meeting, step)
                 undecided = True
@@ -126,7 +133,8 @@ class Writer:
             raise
         # From here on, do not remove the parts: a newer attempt may have loaded them and reuse them in its checkpoints.
         if self.gang.rank:
-            self._store.put(f"{meeting}r{self.gang.rank:04d}.json", Shard(self.gang.rank, written).to_bytes())
+            shard = Shard(self.gang.rank, written).to_bytes()
+            self._insist(step, lambda: self._store.put(f"{meeting}r{self.gang.rank:04d}.json", shard))
             return self._committed(step, written)
         self.log.refresh()
         if self.log.attempt > self.attempt or self._rival() is not None:
@@ -169,7 +177,30 @@ class Writer:
         for key in _only_of(going, staying):
             self._store.forget(key)
 
-    def _put_parts(self, folder: str, encoded: Encoded, mine: Sequence[str]) -> tuple[Part, ...]:
+    def _insist(self, step: int, write: Callable[[], T]) -> T:
+        """Call `write`. In a gang, repeat it after errors of the store as long as other ranks wait for this rank.
+
+        The other ranks would wait until their timeout if this rank gave up.
+
+        Raises:
+            StaleAttemptError: a newer attempt has claimed the root.
+            Exception: the error of the last try.
+        """
+        deadline_s = time.monotonic() + (self.shard_timeout_s if self.gang.world_size > 1 else 0.0)
+        pause_s = _SHORTEST_PAUSE_S
+        while True:
+            try:
+                return write()
+            except Exception:
+                if time.monotonic() + pause_s > deadline_s or not self.insists or self._abandoned == step:
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            with contextlib.suppress(Exception):
+                self.log.refresh()
+            self._check()
+
+    def _put_parts(self, step: int, folder: str, encoded: Encoded, mine: Sequence[str]) -> tuple[Part, ...]:
         newest = self.log.checkpoints[:1]
         before = {(part.name, part.rank): part for _, manifest in newest for part in manifest.parts}
         own = {name for name in encoded if name in mine}
@@ -191,7 +222,7 @@ class Writer:
                         return Part(name, known.key, kind, size_bytes, known.checksum, rank)
                 self._samples[name], self._reused[name] = sampled, 0
                 key = f"{folder}/{file_name(name, kind)}"
-                self._store.put(key, chunks)
+                self._insist(step, lambda: self._store.put(key, chunks))
                 return Part(name, key, kind, size_bytes, found.result(), rank)
 
             return tuple([done.result() for done in [puts.submit(put, name) for name in names]])
@@ -269,7 +300,8 @@ class Writer:
             self._check()
             identity = CheckpointId(attempt=self.attempt, save=max(save, self.log.next_save), step=step)
             manifest = Manifest(identity, round(time.time(), 3), written, self.gang.world_size, nonce, self.name)
-            if self.log.append(manifest):
+            # A repeated `append` with the same record finds what an earlier one has created.
+            if self._insist(identity.step, partial(self.log.append, manifest)):
                 return manifest
             self.log.advance()
 

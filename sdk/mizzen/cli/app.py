@@ -53,6 +53,7 @@ class _Application(LazyGroup):
             "pools": Lazy("mizzen.cli.pools:pools", "List pools; create, resize and remove them."),
             "instances": Lazy("mizzen.cli.pools:instances", "List the machines requested from providers; end them."),
             "costs": Lazy("mizzen.cli.fleet:costs", "Show the costs of workloads."),
+            "loops": Lazy("mizzen.cli.fleet:loops", "Show whether housekeeping and other periodic loops succeed."),
             "export": Lazy("mizzen.cli.fleet:export", "Write a snapshot of the fleet for the simulator."),
             "tables": Lazy("mizzen.cli.tables:tables", "List input tables; add, extend, copy and verify them."),
             "tenants": Lazy("mizzen.cli.tenants:tenants", "List tenants; set their quotas and secrets."),

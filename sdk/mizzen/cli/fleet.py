@@ -62,6 +62,13 @@ _REGION_COLUMNS = (
     Column("BUCKET", lambda r: r["bucket_url"], wide=True),
     Column("BUCKET ERROR", lambda r: r.get("bucket_error"), wide=True),
 )
+_LOOP_COLUMNS = (
+    Column("NAME", _name),
+    Column("STATE", lambda loop: loop["state"]),
+    Column("LAST SUCCESS", lambda loop: words.ago(loop["succeeded_at"]) if loop["succeeded_at"] else "never"),
+    Column("FAILURES", lambda loop: loop["failures"], right=True),
+    Column("ERROR", lambda loop: loop["error"], flexible=True),
+)
 _COST_COLUMNS = (
     Column("DAY", lambda c: c["day"]),
     Column("TENANT", lambda c: c["tenant"]),
@@ -227,6 +234,16 @@ def costs(session: Session, first: datetime | None, last: datetime | None, tenan
         say(f"{words.usd(sum(item['usd'] for item in items))} in total")
 
 
+@click.command(cls=Command)
+@click.pass_obj
+def loops(session: Session) -> None:
+    """Show whether housekeeping and other periodic loops succeed (operators).
+
+    A failed round is tried again. The state `failing` means that several rounds in a row have failed.
+    """
+    emit_list(session, session.client.loops(), _LOOP_COLUMNS, name=_name)
+
+
 @click.group(cls=Commands)
 def machines() -> None:
     """List machines; cordon or drain them (operators)."""
@@ -271,7 +288,8 @@ def _lending_page(lending: Mapping[str, Any]) -> str:
     if lending["slots_withheld"]:
         lines.append(f"GPUs that the owner has taken back: {', '.join(map(str, lending['slots_withheld']))}")
     all_h, month_h = words.hours(lending["given_gpu_h"]), words.hours(lending["given_gpu_h_30d"])
-    lines.append(f"{all_h} GPU hours given, {month_h} in the last 30 days")
+    held_h = words.hours(lending["held_gpu_h"])
+    lines.append(f"{all_h} GPU hours given, {month_h} in the last 30 days; workloads held its GPUs for {held_h}")
     if lending["running"]:
         lines += ["", *table(lending["running"], _GUEST_COLUMNS, None)]
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 """Text pages about one workload, for the commands `show` and `why`."""
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from mizzen.cli import words
@@ -17,6 +18,10 @@ _ATTEMPTS = (
     Column("LAST STEP", lambda a: a["last_step"], right=True),
     Column("OUTCOME", lambda a: words.reason(a["outcome"]) if a["released_at"] else "active"),
 )
+_MOST_LEFT = 4
+"""The tasks whose working directories `show` lists."""
+_FEW_BYTES = 1_000_000
+"""Files of up to this size together are not worth a warning."""
 
 
 def why_page(why: Mapping[str, Any]) -> str:
@@ -38,10 +43,28 @@ def show_page(workload: Mapping[str, Any]) -> str:
         at = [f"{p['task']}@{p['machine']}" for p in workload["placement"] if p["job"] == job["name"]]
         if at:
             lines.append(f"    {' '.join(at)}")
+    lines += left_lines(workload)
     if workload["attempts"]:
         lines += ["", "attempts"]
         lines += [f"  {line}" for line in table(workload["attempts"], _ATTEMPTS, None)]
     return "\n".join(lines)
+
+
+def left_lines(workload: Mapping[str, Any]) -> list[str]:
+    """Return where the newest attempt has left files and until when, with a warning if a workload that ended did."""
+    left = [one for one in _newest(workload).get("left", ()) if words.instant(one["until"]) > datetime.now(UTC)]
+    if not left:
+        return []
+    lines = ["", "files in working directories"]
+    for one in left[:_MOST_LEFT]:
+        lines.append(f"  {one['job']}/{one['task']}: {words.size(one['bytes'])} in {cell(one['path'])}")
+        lines.append(f"    on {cell(one['machine'])} until {words.clock(one['until'])}")
+    if len(left) > _MOST_LEFT:
+        lines.append(f"  and of {words.plural(len(left) - _MOST_LEFT, 'more task')}")
+    if workload["finished_at"] and sum(one["bytes"] for one in left) > _FEW_BYTES:
+        lines.append("  warning: they are deleted then: copy them now. `keep` in the document keeps them for longer")
+
+    return lines
 
 
 def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
@@ -60,6 +83,7 @@ def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "uplink", _uplink(_newest(workload).get("bandwidth"))
     yield "lost work", _lost(progress.get("at_risk_s"), workload.get("lost_s"))
     yield "load", _load(progress.get("load"))
+    yield "failing", _failing(progress.get("failing"))
     yield "notice", _notice(progress.get("notice"))
     yield "checkpoint in", workload["checkpoint_region"]
     yield "preempted", words.plural(workload["preemptions"], "time") if workload["preemptions"] else None
@@ -134,6 +158,14 @@ def _load(load: Mapping[str, Any] | None) -> str | None:
         return None
     passed = f", {words.plural(load['skipped'], 'checkpoint')} skipped as damaged" if load["skipped"] else ""
     return f"{load['state']}{passed}{': ' + load['error'] if load['error'] else ''}"
+
+
+def _failing(failing: Mapping[str, Any] | None) -> str | None:
+    if not failing:
+        return None
+    limit = f"; {failing['limit']}" if failing["limit"] else ""
+    since = words.clock(datetime.fromtimestamp(failing["since_s"], UTC).isoformat())
+    return f"{words.plural(failing['failures'], 'save')} in a row since {since}: {failing['error'] or '?'}{limit}"
 
 
 def _notice(notice: Mapping[str, Any] | None) -> str | None:

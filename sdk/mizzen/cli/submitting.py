@@ -11,6 +11,7 @@ from mizzen.cli import words
 from mizzen.cli.exits import Exit, exit_of
 from mizzen.cli.following import print_logs
 from mizzen.cli.output import dump, emit_list
+from mizzen.cli.pages import left_lines
 from mizzen.cli.reading import WORKLOAD_COLUMNS
 from mizzen.cli.session import WORKLOADS, Command, Session, complain, finish, interrupted, labels, say
 from mizzen.client.errors import ApiError, ClientError, Unavailable, Unreachable
@@ -210,6 +211,8 @@ def _follow(session: Session, workload: Workload) -> NoReturn:
     except KeyboardInterrupt:
         interrupted(f"{id_} continues; `mizzen logs -f {id_}` follows it again, `mizzen cancel {id_}` stops it")
     say(_ending(done))
+    for line in left_lines({**done, "attempts": session.client.attempts(id_)})[1:]:
+        say(line)
     finish(_code([done]))
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -13,6 +13,8 @@ from mizzen.cli.output import Column, emit_list, emit_one
 from mizzen.cli.session import REGION, TABLE, Commands, Session, complete_region, complete_table, confirm
 
 _LOOK_S = 0.5
+_OVERDUE = timedelta(minutes=30)
+"""A replica whose deletion has been due for longer is marked. A round of deletions starts every few minutes."""
 
 
 def _name(item: Mapping[str, Any]) -> str:
@@ -39,7 +41,11 @@ def _stands(replica: Mapping[str, Any]) -> str:
         return f"{words.size(replica['done_bytes'])} copied"
     if replica["state"] == "deleting":
         kept = replica["kept_because"]
-        return f"to be deleted at {words.clock(replica['delete_at'])}" if kept is None else f"kept: {kept}"
+        if kept is not None:
+            return f"kept: {kept}"
+        late = datetime.now(UTC) - datetime.fromisoformat(replica["delete_at"]) > _OVERDUE
+        said = "not deleted although due" if late else "to be deleted"
+        return f"{said} at {words.clock(replica['delete_at'])}"
     if not replica["whole"]:
         return words.plural(replica["partitions"], "partition")
     if replica["stale_since"] is not None:

@@ -65,9 +65,18 @@ class Contexts:
 
 
 def config_path() -> Path:
-    """Return the path of the file of contexts."""
+    """Return the path of the file of contexts.
+
+    Raises:
+        NotConfigured: this user has no home folder.
+    """
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(base).expanduser() / "mizzen" / "config.yaml"
+    try:
+        return Path(base).expanduser() / "mizzen" / "config.yaml"
+    except RuntimeError:
+        raise NotConfigured(
+            "this user has no home folder for contexts: set HOME, or MIZZEN_API and MIZZEN_API_KEY"
+        ) from None
 
 
 def load_contexts() -> Contexts:

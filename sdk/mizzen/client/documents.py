@@ -67,7 +67,10 @@ def parse_documents(text: str, source: str, folder: Path) -> list[Document]:
             raise DocumentError(f"{name}: has a value that JSON cannot represent: {error}") from None
         workdir = body.get("workdir")
         if isinstance(workdir, str) and not _SHA256.fullmatch(workdir):
-            path = folder / Path(workdir).expanduser()
+            try:
+                path = folder / Path(workdir).expanduser()
+            except RuntimeError as error:
+                raise DocumentError(f"{name}: workdir: {workdir!r}: {error}") from None
             documents.append(Document(name, {k: v for k, v in body.items() if k != "workdir"}, path))
         else:
             documents.append(Document(name, body))

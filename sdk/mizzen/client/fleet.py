@@ -32,6 +32,10 @@ class Fleet(Calls):
         answer = self._call("GET", "costs", params={"from": first, "to": last, "tenant": tenant})
         return cast(list[views.Cost], answer["items"])
 
+    def loops(self) -> list[views.Loop]:
+        """Return the periodic loops of the installation, and how their last rounds ended (operators)."""
+        return cast(list[views.Loop], self._call("GET", "loops")["items"])
+
     def machines(self, region: str | None = None, cluster: str | None = None) -> list[views.Machine]:
         """Return the machines; with `region` or `cluster`, only those."""
         return list(self._pages("machines", {"region": region, "cluster": cluster}, None))

@@ -78,6 +78,18 @@ class Load(TypedDict):
     """Number of checkpoints that were skipped because they are damaged."""
 
 
+class Failing(TypedDict):
+    """The saves of a task that have failed since its last checkpoint."""
+
+    failures: int
+    since_s: float
+    """When the first of them failed, in seconds since the epoch."""
+    error: str | None
+    """Why the last one failed."""
+    limit: str | None
+    """The limit because of which the task ended; None: it tries again."""
+
+
 class Notice(TypedDict):
     """A notice from a platform that a task will be stopped, and the task's reaction."""
 
@@ -109,6 +121,8 @@ class Progress(TypedDict):
     cadence: Cadence | None
     load: Load | None
     """From the newest attempt that tried to load a checkpoint."""
+    failing: Failing | None
+    """Saves of the newest attempt that have failed since its last checkpoint; None: none."""
     notice: Notice | None
     """Notice to the newest attempt; None: there was none."""
     at_risk_s: float | None
@@ -204,6 +218,19 @@ class Bandwidth(TypedDict):
     """The lower confidence bound, from which save intervals are computed."""
 
 
+class Left(TypedDict):
+    """The files that an ended task has left in its working directory, on its machine."""
+
+    job: str
+    task: int
+    machine: str
+    path: str
+    bytes: int
+    """Size of the files written since the task's start, without hidden ones."""
+    until: str
+    """When the directory is deleted; earlier if the machine's disk fills."""
+
+
 class Attempt(TypedDict):
     """One attempt, from award to release."""
 
@@ -230,7 +257,11 @@ class Attempt(TypedDict):
     bandwidth: Bandwidth | None
     """Of its slowest lent machine, as last measured; it is kept while an agent restarts; None: unknown."""
     load: Load | None
+    failing: Failing | None
+    """Saves that failed after its last checkpoint; None: none."""
     notice: Notice | None
+    left: list[Left]
+    """What its ended tasks have left on their machines, the largest first."""
     lost_s: float | None
     """Estimated seconds of work that it lost; None until it ends."""
     stale_tables: dict[str, str]
@@ -348,10 +379,11 @@ class Secret(TypedDict):
     updated_at: str
 
 
-Role = Literal["machine", "viewer", "submitter", "operator"]
+Role = Literal["machine", "balancer", "viewer", "submitter", "operator"]
 """Role of a key. A viewer can read, a submitter can also change its tenant's workloads, an operator can do all.
 
-A machine can read only its own page. Its agent connects to the gateway with this key.
+A machine can read only its own page. Its agent connects to the gateway with this key. A balancer can read the endpoints
+of services and their changes, and report counts of requests.
 """
 
 
@@ -564,9 +596,12 @@ class Lending(TypedDict):
     running: list[Guest]
     """Workloads on the machine that the caller may see."""
     given_gpu_h: float
-    """GPU hours that workloads held here, of all records that are kept."""
+    """GPU hours of work here, up to the last checkpoint in the store or the last step that another machine of the gang
+    reports, too; of all records that are kept."""
     given_gpu_h_30d: float
-    """GPU hours that workloads held here in the last 30 days."""
+    """`given_gpu_h` of the last 30 days."""
+    held_gpu_h: float
+    """GPU hours that workloads held here, of all records that are kept."""
     given_since: str | None
     """Begin of the records; None: no workload has held resources here."""
 
@@ -643,6 +678,23 @@ class Instance(TypedDict):
     ready_at: str | None
     """When its machine first accepted work."""
     gone_at: str | None
+
+
+class Loop(TypedDict):
+    """A periodic loop, and how its last rounds ended."""
+
+    name: str
+    state: Literal["ok", "failing", "late"]
+    """`failing`: at least 3 rounds in a row have failed; `late`: no round has succeeded for longer than it should
+    take."""
+    succeeded_at: str | None
+    """When a round last succeeded; may be a minute old; None: never."""
+    failing_since: str | None
+    """When the first of the failed rounds ended; None: none failed."""
+    failures: int
+    """Number of consecutive failed rounds."""
+    error: str | None
+    """Error of the last round, if it failed."""
 
 
 class Replica(TypedDict):

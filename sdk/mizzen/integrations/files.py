@@ -8,13 +8,12 @@ checked for all files that the framework needs to resume.
 
 import re
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mizzen import notices, report
-from mizzen.checkpoint import Checkpoint, Checkpointer, CheckpointError, CheckpointWarning
+from mizzen.checkpoint import Checkpoint, Checkpointer, CheckpointError
 from mizzen.checkpoint.pressure import StepAction
 
 INDEX = "files"
@@ -70,6 +69,7 @@ class FileCheckpoints:
         Raises:
             StateError: a part cannot be stored.
             StaleAttemptError: a newer attempt has claimed the root. This process must stop.
+            CheckpointError: saves have failed in a row up to a limit; see `Checkpointer`.
         """
         if not self.checkpointer.writer:
             return
@@ -85,11 +85,7 @@ class FileCheckpoints:
                 state[name] = path
         missing = self.lacks(folder) if index else "any file"
         if missing is not None:
-            self.checkpointer.cadence.missed()
-            root = self.checkpointer.root
-            warnings.warn(
-                f"{root}: step {step} was not saved: {folder} lacks {missing}", CheckpointWarning, stacklevel=2
-            )
+            self.checkpointer.not_saved(step, CheckpointError(f"{folder} lacks {missing}"))
             return
         self.checkpointer.try_save(step, {**state, **(extra or {}), INDEX: index})
 

@@ -134,7 +134,13 @@ class ResilientCallback(Callback):
         action = self.files.action(self._step)
         if action in (StepAction.SAVE, StepAction.FLUSH):
             with tempfile.TemporaryDirectory(prefix="mizzen-") as folder:
-                trainer.save_checkpoint(Path(folder) / _FILE)
-                self.files.save(self._step, Path(folder), {_RNG: rng.capture_shared()})
+                try:
+                    trainer.save_checkpoint(Path(folder) / _FILE)
+                except (OSError, RuntimeError) as error:  # For example, the disk of the temporary folder is full.
+                    if trainer.world_size > 1:
+                        raise  # The other ranks wait within `save_checkpoint`.
+                    self.files.checkpointer.not_saved(self._step, error)
+                else:
+                    self.files.save(self._step, Path(folder), {_RNG: rng.capture_shared()})
         if action in (StepAction.FLUSH, StepAction.LEAVE):
             self.files.leave()

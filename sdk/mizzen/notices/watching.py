@@ -130,9 +130,23 @@ def exit_preempted() -> NoReturn:
     from mizzen import report
 
     report.flush()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     raise SystemExit(PREEMPTED_EXIT_CODE)
+
+
+def flush_output() -> None:
+    """Flush standard output and error; drop what cannot be written.
+
+    On a full disk, the interpreter would replace the exit code by 120, because its own flush at the exit fails.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), stream.fileno())
+        except (AttributeError, ValueError):
+            continue  # There is no stream, or it is closed.
 
 
 class _Handler:

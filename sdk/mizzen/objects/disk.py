@@ -20,6 +20,8 @@ _ABANDONED_S = 3600.0
 """If files cannot be locked, a staged file that was not written for this long counts as abandoned."""
 _WRITE_BYTES = 16 << 20
 _SYNC_FILE_RANGE_WRITE = 2
+_MADE = "user.mizzen.made"
+"""Extended attribute of folders that a store has created."""
 
 
 def lock(descriptor: int) -> bool | None:
@@ -132,7 +134,7 @@ def _views(body: Body) -> Iterator[memoryview]:
 
 
 def make_folders(folder: Path) -> list[Path]:
-    """Create `folder` and its parents if they do not exist, and return those that did not exist."""
+    """Create `folder` and its parents if they do not exist, and return those that did not exist. See `was_made`."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -140,12 +142,23 @@ def make_folders(folder: Path) -> list[Path]:
     for absent in reversed(missing):
         try:
             absent.mkdir()
+            with suppress(OSError, AttributeError):
+                os.setxattr(absent, _MADE, b"")
         except FileExistsError:
             # Another writer created the folder. If a delete has already removed it again, lstat raises
             # FileNotFoundError.
             if not stat.S_ISDIR(absent.lstat().st_mode):
                 raise
     return missing
+
+
+def was_made(folder: Path) -> bool:
+    """Return whether `make_folders` created `folder`; False if the file system has no extended attributes."""
+    try:
+        os.getxattr(folder, _MADE)
+    except (OSError, AttributeError):
+        return False
+    return True
 
 
 def sync_folder(folder: Path) -> None:

@@ -74,6 +74,9 @@ class FileStore:
                     descriptor = os.open(path, _NEW, 0o666)
                     try:
                         write(descriptor, body)
+                    except OSError:
+                        path.unlink(missing_ok=True)
+                        raise
                     finally:
                         os.close(descriptor)
 

@@ -77,7 +77,7 @@ def test_intervals_from_a_file(tmp_path: Path) -> None:
     }
     assert rows == {("a", 0, 9000, True), ("b", 0, 90000, True), ("c", 3600, 172800, False)}
     assert lending.notice_s[lending.node == 0] == 60
-    for name in ("slurm-pr", "reclaimnet", "oracle", "joint"):
+    for name in ("slurm-pr", "reclaimnet", "true-rates", "joint"):
         whole = simulate(given, SYSTEMS[name]).whole
         assert whole.held == pytest.approx(whole.useful + whole.lost + whole.overhead, abs=1e-3)
 

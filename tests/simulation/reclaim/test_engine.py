@@ -17,7 +17,7 @@ from tests.simulation.reclaim.tiny import HOUR_S, LOCAL_BYTES_S, scenario
 SIZE = 3e9  # 30 s within a building, 120 s to another, 3 s on the local disk.
 STALL_S = STALL_SHARE * 3.0
 ALL = ("slurm-pr", "slurm-pr-local", "no-migration", "static", "bamboo-like", "random-dst", "no-shaping", "tv-fi",
-       "reclaimnet", "oracle", "joint", "none", "p1", "p2", "p3", "p2+p3")  # fmt: skip
+       "published", "reclaimnet", "sdk", "true-rates", "joint", "none", "p1", "p2", "p3", "p2+p3")  # fmt: skip
 
 
 def fixed(interval_s: float, **changes: object) -> System:
@@ -196,8 +196,8 @@ def test_the_same_seed_gives_the_same_result(short: Scenario, name: str) -> None
     assert repr(first) == repr(second)
 
 
-def test_oracle_loses_less_than_fixed_intervals_in_emergencies() -> None:
+def test_true_rates_lose_less_than_fixed_intervals_in_emergencies() -> None:
     given = scenario(intervals=[(0, 0, 17_000, 0), (1, 0, 10 * HOUR_S, 0)], jobs=[(0, 1, 5 * HOUR_S, 100e6)])
-    (best,), (worst,) = simulate(given, SYSTEMS["oracle"]).hits, simulate(given, SYSTEMS["none"]).hits
+    (best,), (worst,) = simulate(given, SYSTEMS["true-rates"]).hits, simulate(given, SYSTEMS["none"]).hits
     # 100 MB every minute is within a fifth of 70 MB/s.
     assert best.lost_s <= 62 < worst.lost_s

@@ -69,7 +69,7 @@ def test_bad_options(scenario: Path, options: tuple[str, ...], said: str) -> Non
 def test_a_bad_scenario_is_named(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("version: 1\nname: x\navailability: {csv: none.csv}\n")
-    found = CliRunner().invoke(reclaim_simulate, ["--scenario", str(path), "--system", "oracle"])
+    found = CliRunner().invoke(reclaim_simulate, ["--scenario", str(path), "--system", "true-rates"])
     assert found.exit_code == 2
     assert "--scenario:" in found.stderr and "none.csv" in found.stderr
 

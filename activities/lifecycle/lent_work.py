@@ -1,0 +1,116 @@
+"""Work on machines that owners lend: the limit of its launch, launches that never began, and what it has earned."""
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+from math import inf
+
+from sqlalchemy import func, select, text, update
+from sqlalchemy.orm import Session
+
+from activities.lifecycle.beats import Beats
+from domain.protocol import MailKind
+from domain.reasons import Reason, ReasonCode
+from domain.reported import TaskProgress
+from domain.spec import LimitsSpec, WorkloadSpec
+from infra.db import events, outbox
+from infra.db.lent import lent_of
+from infra.db.models import Allocation, Attempt, Machine, Workload
+from infra.db.tasks import tasks_of
+from lifecycle.credit import Earned
+from lifecycle.launch_limits import launch_limit_s
+
+_RECENT = text(
+    "select a.launch_s from attempt as a where a.launch_s is not null and not exists (select from allocation as l"
+    " where (l.workload, l.attempt) = (a.workload, a.attempt) and l.machine = any(:machines))"
+    " order by a.released_at desc nulls first limit 50"
+)
+"""What the newest launches on other machines took. The order is that of the index `attempt_window`."""
+_SHORTEST_S = 15.0
+"""A short maximum runtime does not make the limit shorter than this: agents send their first report after 5 s."""
+_TIMEOUTS = text("select count(*) from attempt where workload = :workload and outcome ->> 'code' = :code")
+
+
+def limit_of(
+    session: Session, workload: str, machines: Collection[str], least_s: float, archive_bytes: int
+) -> float | None:
+    """Returns `Attempt.launch_limit_s` of an attempt; None if `machines`, its lent ones, are none."""
+    if not machines:
+        return None
+    took_s = session.scalars(_RECENT, {"machines": list(machines)}).all()
+    reached = {"workload": workload, "code": ReasonCode.LAUNCH_TIMED_OUT.value}
+    timeouts = session.execute(_TIMEOUTS, reached).scalar_one()
+    return launch_limit_s(took_s, least_s, archive_bytes, timeouts)
+
+
+def earn(session: Session, attempt: Attempt, progress: Iterable[TaskProgress]) -> None:
+    """Records the steps that several machines of a locked attempt have reported; nothing if none is lent."""
+    if attempt.launch_limit_s is None:
+        return
+    machine_of = _machine_of(session, attempt)
+    steps: dict[str, int] = {}
+    for one in progress:
+        machine = machine_of.get((one.job, one.task))
+        if machine is not None and one.step is not None:
+            steps[machine] = max(one.step, steps.get(machine, 0))
+    before = Earned.of(attempt.earned)
+    now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    after = before.with_steps(steps, attempt.resumed_step, now.timestamp())
+    if after != before:
+        attempt.earned = after.to_json()
+
+
+def look(session: Session, row: Workload, attempt: Attempt, beats: Beats, now: datetime, limits: LimitsSpec) -> bool:
+    """Looks at a locked attempt that runs: records what its launch took, its evidence, and the machines that answer.
+
+    If a machine that its owner lends has had the request to run its tasks for longer than the limit and has reported
+    none of them, the workload gets mail that the machine is lost, once. Returns whether it has this mail.
+
+    `limits` are those of the workload. They can make the limit shorter: a machine that starts nothing must neither make
+    the workload count as hung, nor use up its runtime.
+    """
+    progress = [p for beat in beats.heard for p in beat.progress]
+    began_s = 0.0 if attempt.started_at is None else attempt.started_at.timestamp()
+    if attempt.launch_s is None and beats.heard and beats.mute_since_s is None:
+        attempt.launch_s = max(0.0, now.timestamp() - began_s)
+    if attempt.launch_limit_s is None:
+        return False
+    earn(session, attempt, progress)
+    machine_of = _machine_of(session, attempt)
+    answering = {machine_of[p.job, p.task] for p in progress if (p.job, p.task) in machine_of}
+    untried = Machine.id.in_(answering), Machine.answered_at.is_(None)
+    session.execute(update(Machine).where(*untried).values(answered_at=func.now()))
+    half_s = inf if limits.max_runtime_s is None else max(_SHORTEST_S, limits.max_runtime_s / 2)
+    since_s, limit_s = beats.mute_since_s, min(attempt.launch_limit_s, limits.max_silence_s or inf, half_s)
+    if since_s is None or now.timestamp() - max(since_s, began_s) <= limit_s:
+        return False
+    quiet = sorted(set(machine_of.values()) - answering)
+    lent = lent_of(session, {m.id: m for m in session.scalars(select(Machine).where(Machine.id.in_(quiet)))})
+    late = next((machine for machine in quiet if machine in lent), None)
+    if late is not None:
+        _give_up(session, row, attempt, late, limit_s)
+    return late is not None
+
+
+def _give_up(session: Session, row: Workload, attempt: Attempt, machine: str, limit_s: float) -> None:
+    detail = {"machine": machine, "limit_s": round(limit_s, 1), "avoided": [machine]}
+    if events.record(
+        session,
+        "workload.launch_timed_out",
+        tenant=row.tenant,
+        workload=row.id,
+        attempt=attempt.attempt,
+        region=row.region,
+        machine=machine,
+        reason=Reason(ReasonCode.LAUNCH_TIMED_OUT, detail),
+        dedup=f"{attempt.attempt}:late",
+    ):
+        code = ReasonCode.LAUNCH_TIMED_OUT.value
+        outbox.mail(session, row.id, MailKind.MACHINE_LOST, attempt.attempt, code=code, **detail)
+
+
+def _machine_of(session: Session, attempt: Attempt) -> dict[tuple[str, int], str]:
+    """Returns the machine of each task of an attempt, by job and index."""
+    row = session.get_one(Workload, attempt.workload)
+    own = Allocation.workload == attempt.workload, Allocation.attempt == attempt.attempt
+    held: Sequence[Allocation] = session.scalars(select(Allocation).where(*own)).all()
+    return {(t.job, t.task): t.machine for t in tasks_of(WorkloadSpec.model_validate(row.spec), attempt, held)}

@@ -1,0 +1,288 @@
+"""Which processes of a task get SIGTERM, the notice to stop, and when. Each gets it at most once.
+
+- The process that the task started gets the notice. Programs that start others, such as torchrun, srun or timeout(1),
+  pass it on themselves, and trainers need their data loaders to save. So their children get nothing.
+- A shell without a handler for SIGTERM passes nothing on. Its foreground command gets the notice, too, and the
+  foreground command of that one, if it is a shell. If the shell has only background commands, it waits for these.
+- A shell with a trap runs its handler when its foreground command ends. It gets the notice alone. If its foreground
+  command still runs when half of the grace period has passed, this command gets the notice, because otherwise both
+  would be killed at the deadline.
+- A process whose standard input is a pipe gets the notice only if it still runs `LATER_S` after the last writer of the
+  pipe has ended: `tee` must outlive the trainer whose output it reads.
+- A background command, and a process that was adopted by the shim, gets the notice only if it still runs `LATER_S`
+  after all others have ended.
+- If a process without a handler ends, as most launchers do, its children get the notice. If a process with a handler
+  ends, its children are background commands. Those that have probably got the notice from it do not get another one:
+  children of a shell that have a handler themselves, and members of a process group that timeout(1) has signalled.
+- A process that began after the notice never gets it: a handler may need it to save.
+
+`recipients` is the pure rule. Uses the standard library only, because the shim imports this module.
+"""
+
+import os
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+LATER_S = 3.0
+"""Time after which a process gets the notice that may still end by itself, at most a quarter of the grace period."""
+_SHELLS = {"sh", "bash", "dash", "ash", "ksh", "ksh93", "mksh", "zsh"}
+SETUP = "mizzen-setup"
+"""Name of a task's first process while it waits for the setup script. It passes nothing on, like a shell."""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, as `/proc` shows it."""
+
+    pid: int
+    start: int
+    """Clock ticks since boot."""
+    parent: int
+    group: int
+    is_shell: bool = False
+    catches: bool = False
+    """Whether it has a handler for SIGTERM."""
+    background: bool = False
+    """Whether it ignores SIGINT and SIGQUIT, as background commands of a shell without job control do."""
+    reads: str | None = None
+    """The pipe that is its standard input."""
+    writes: frozenset[str] = frozenset()
+    """The pipes among those that other processes read as their standard input to which it can write."""
+
+
+class Wait(Enum):
+    """How long a process's condition must hold before it gets the notice."""
+
+    NONE = "none"
+    LATER = "later"
+    """`LATER_S`."""
+    HALF = "half"
+    """Until half of the grace period has passed."""
+
+
+def read_processes(pids: Iterable[int]) -> dict[int, Process]:
+    """Returns the processes among `pids` that are alive, by pid."""
+    found = {pid: process for pid in pids if (process := _read(pid)) is not None}
+    pipes = {process.reads for process in found.values()} - {None}
+    if pipes:
+        found = {pid: replace(process, writes=_written(pid) & pipes) for pid, process in found.items()}
+    return found
+
+
+def recipients(
+    known: Mapping[int, Process], living: Mapping[int, Process], told: set[int], first: int
+) -> dict[int, Wait]:
+    """Returns the processes that get the notice, each with the time for which this must hold before.
+
+    Args:
+        known: The processes that began before the notice, with their parents at that time.
+        living: All processes of the task that are alive.
+        told: Those in `known` that got the notice.
+        first: The process that the task started.
+    """
+    return _Rule(known, living, told, first).recipients()
+
+
+class _Rule:
+    def __init__(self, known: Mapping[int, Process], living: Mapping[int, Process], told: set[int], first: int) -> None:
+        self.known, self.living, self.told, self.first = known, living, told, first
+        self.found: dict[int, Wait] = {}
+        self.children: dict[int, list[Process]] = {}
+        for process in known.values():
+            self.children.setdefault(process.parent, []).append(process)
+
+    def recipients(self) -> dict[int, Wait]:
+        tops = [process for process in self.known.values() if process.parent not in self.known]
+        awaited = set(self.told)
+        idle = []
+        while tops:
+            process = tops.pop()
+            tops += self.children.get(process.pid, ())
+            if process.pid not in self.living or process.pid in self.told:
+                continue
+            wait = self._wait(process)
+            if wait is None:
+                idle.append(process.pid)
+                continue
+            awaited.add(process.pid)
+            wait = self._after_writers(process, wait)
+            if wait is not None:
+                self.found[process.pid] = wait
+        if not any(pid in self.living for pid in awaited):
+            self.found |= {pid: Wait.LATER for pid in idle if self._may_be_told(self.known[pid])}
+        return self.found
+
+    def _wait(self, process: Process) -> Wait | None:
+        """Returns when the process gets the notice, whatever it reads; None: not before all others have ended."""
+        above = self.known.get(process.parent)
+        if process.pid == self.first:
+            return Wait.NONE
+        if above is None or not self._may_be_told(process):
+            return None
+        if above.is_shell:
+            if not self._is_foreground(process, above):
+                return None
+            if above.catches:  # Its handler runs only when this command has ended.
+                return Wait.HALF
+            stopped = above.pid not in self.living or above.pid in self.told or above.pid in self.found
+            # With `lastpipe`, the shell itself reads the output of its command, and ends after it.
+            return Wait.NONE if stopped or above.reads in process.writes else None
+        return Wait.NONE if above.pid not in self.living and not above.catches else None
+
+    def _after_writers(self, process: Process, wait: Wait) -> Wait | None:
+        """Returns when a process gets the notice if it reads a pipe; None: not while the pipe has a writer."""
+        if process.reads is None:
+            return wait
+        writers = [one for one in self.living.values() if process.reads in one.writes and one.pid != process.pid]
+        # A command that bash starts with `< <(...)` is itself the parent of the writer, and ends before it.
+        if any(process.is_shell or not self._is_below(one, process) for one in writers):
+            return None
+        return Wait.LATER if wait is Wait.NONE and not writers else wait
+
+    def _is_below(self, process: Process | None, above: Process) -> bool:
+        while process is not None and process.pid != above.pid:
+            process = self.known.get(process.parent, self.living.get(process.parent))
+        return process is not None
+
+    def _may_be_told(self, process: Process) -> bool:
+        """Whether no other process passes the notice on to this one, or has probably done so."""
+        above = self.known.get(process.parent)
+        if above is None:
+            return True
+        if above.pid in self.living and not above.is_shell:
+            return False
+        if above.is_shell and above.catches and not self._is_foreground(process, above):
+            # If the shell had passed the notice on to a process without a handler, this would have ended.
+            return above.pid not in self.living and not process.catches
+        leader = self.known.get(process.group)
+        return leader is None or leader.is_shell or not leader.catches or leader.pid in (process.pid, self.first)
+
+    def _is_foreground(self, process: Process, shell: Process) -> bool:
+        """Whether a shell waits for its child: the foreground command, with the commands whose output it reads.
+
+        A shell that has only background commands waits for these. One with a trap then passes the notice on to them.
+        """
+        awaited = [one for one in self.children[shell.pid] if not one.background]
+        if shell.background or not awaited:  # The commands of a shell in the background cannot be told apart.
+            return not shell.catches
+        read = {one.reads for one in awaited} - {None}
+        return process in awaited or bool(process.writes & read)
+
+
+class Notice:
+    """The notice to one task: who got it, and who gets it when."""
+
+    def __init__(self, first: int, now_s: float) -> None:
+        """`first` is the process that the task started; `now_s` is on CLOCK_BOOTTIME, as in the methods."""
+        self.first = first
+        self.began_s = now_s
+        self.known: dict[int, Process] = {}
+        self.told: set[int] = set()
+        self._since_s: dict[int, float] = {}
+
+    def due(self, living: Mapping[int, Process], now_s: float, deadline_s: float) -> list[int]:
+        """Returns the pids of the processes that get the notice now, parents before children, and records them."""
+        for pid, process in living.items():
+            before = self.known.get(pid)
+            if before is None and process.start <= self.began_s * _TICKS_PER_S:
+                self.known[pid] = process
+            elif before is not None and before.start == process.start and pid not in self.told:
+                self.known[pid] = replace(process, parent=before.parent)
+        alive = {pid: one for pid, one in living.items() if pid not in self.known or self.known[pid].start == one.start}
+        found = recipients(self.known, alive, self.told, self.first)
+        self._since_s = {pid: self._since_s.get(pid, now_s) for pid in found}
+        grace_s = max(0.0, deadline_s - self.began_s)
+        wait_s = {Wait.NONE: 0.0, Wait.LATER: min(LATER_S, grace_s / 4), Wait.HALF: 0.0}
+        due = [
+            pid
+            for pid, wait in found.items()
+            if now_s - self._since_s[pid] >= wait_s[wait]
+            and (wait is not Wait.HALF or now_s >= self.began_s + grace_s / 2)
+        ]
+        self.told |= set(due)
+        return due
+
+    def status(self, own: int, ended: Mapping[int, int]) -> int:
+        """Returns the wait status that counts: that of the command that saved, if a shell ended by the notice above it.
+
+        `own` is the wait status of the task's first process. `ended` has those of the processes that the shim reaped
+        after the notice, by pid.
+        """
+        first = self.known.get(self.first)
+        if not _by_notice(own) or first is None or not first.is_shell or self.first not in self.told:
+            return own
+        commands = [
+            pid for pid in ended
+            if pid != self.first and (one := self.known.get(pid)) is not None and (one.catches or not one.is_shell)
+        ]  # fmt: skip
+        if not commands:
+            return own
+
+        def counts(pid: int) -> tuple[bool, ...]:
+            status = ended[pid]
+            return self.known[pid].catches, not _by_notice(status), pid in self.told, status != 0
+
+        return ended[max(commands, key=counts)]
+
+
+def _by_notice(status: int) -> bool:
+    """Whether a wait status is that of a process that SIGTERM has ended, or of a shell above such a process."""
+    return os.waitstatus_to_exitcode(status) in (-signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def _read(pid: int) -> Process | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+        with open(f"/proc/{pid}/status", "rb") as file:
+            status = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+    except OSError:
+        return None
+    fields = text.rpartition(b")")[2].split()
+    if fields[0] in b"ZX":
+        return None
+    comm = text.partition(b"(")[2].rpartition(b")")[0].decode(errors="replace")
+    caught, ignored = int(status.get(b"SigCgt", b"0"), 16), int(status.get(b"SigIgn", b"0"), 16)
+    try:
+        stdin = os.readlink(f"/proc/{pid}/fd/0")
+    except OSError:
+        stdin = ""
+    return Process(
+        pid=pid,
+        start=int(fields[19]),
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        is_shell=comm == SETUP or _program(pid, comm) in _SHELLS,
+        catches=_has(caught, signal.SIGTERM),
+        background=_has(ignored, signal.SIGINT) and _has(ignored, signal.SIGQUIT),
+        reads=stdin if stdin.startswith("pipe:") else None,
+    )
+
+
+def _program(pid: int, comm: str) -> str:
+    """Returns the name of the program that a process runs. The name of a script hides that of its interpreter."""
+    try:
+        name = os.path.basename(os.readlink(f"/proc/{pid}/exe")).removesuffix(" (deleted)")
+    except OSError:
+        return comm
+    return comm if name == "busybox" else name
+
+
+def _has(signals: int, number: int) -> bool:
+    return bool(signals >> number - 1 & 1)
+
+
+def _written(pid: int) -> frozenset[str]:
+    """Returns the pipes to which a process can write."""
+    found = set()
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{name}"
+            if os.lstat(path).st_mode & 0o200 and (target := os.readlink(path)).startswith("pipe:"):
+                found.add(target)
+    except OSError:
+        pass  # The process has ended, or belongs to another user.
+    return frozenset(found)

@@ -1,0 +1,89 @@
+"""The published outcome of periodic loops, such as housekeeping and reconciling. The processes that run them write it.
+
+A loop repeats rounds. A failed round is tried again, so a failure that persists would otherwise be visible only in a
+log.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from infra.db.logs import Publication
+
+_PREFIX = "loop/"
+MOST_ERROR_CHARACTERS = 500
+FAILING_AFTER = 3
+"""A loop is failing if this many rounds in a row have failed."""
+
+
+@dataclass(frozen=True)
+class LoopState:
+    """The outcome of the rounds of one loop."""
+
+    late_s: float | None = None
+    """Time after the last successful round from which the loop is late, in seconds; None: it is never late."""
+    succeeded_at_s: float | None = None
+    """When a round last succeeded, in epoch seconds; None: never."""
+    failing_since_s: float | None = None
+    """When the first of the present series of failed rounds ended, in epoch seconds; None: the last round succeeded."""
+    failures: int = 0
+    """The number of consecutive failed rounds."""
+    error: str = ""
+    """Error message of the last round, if it failed."""
+
+    def judge(self, now_s: float) -> Literal["ok", "failing", "late"]:
+        """Returns `failing` after several failures in a row, and `late` if no round has succeeded for long."""
+        if self.failures >= FAILING_AFTER:
+            return "failing"
+        is_late = self.late_s is not None and self.succeeded_at_s is not None
+        return "late" if is_late and now_s - (self.succeeded_at_s or 0.0) > (self.late_s or 0.0) else "ok"
+
+
+def verification_of(region: str) -> str:
+    """Returns the name of the loop that verifies the copies in a region."""
+    return f"verification in {region}"
+
+
+def note_round(session: Session, loop: str, late_s: float | None, error: str | None) -> None:
+    """Records that a round of a loop ended; `error` is None if it succeeded."""
+    key = _PREFIX + loop
+    session.execute(insert(Publication).values(name=key, body=asdict(LoopState())).on_conflict_do_nothing())
+    before = LoopState(
+        **session.scalars(select(Publication.body).where(Publication.name == key).with_for_update()).one()
+    )
+    now_s = _now_s(session)
+    if error is None:
+        state = LoopState(late_s, now_s)
+    else:
+        state = replace(
+            before,
+            late_s=late_s,
+            failing_since_s=now_s if before.failing_since_s is None else before.failing_since_s,
+            failures=before.failures + 1,
+            error=error[:MOST_ERROR_CHARACTERS],
+        )
+    session.execute(
+        update(Publication).where(Publication.name == key).values(body=asdict(state), at=func.clock_timestamp())
+    )
+
+
+def loop_states(session: Session) -> tuple[dict[str, LoopState], float]:
+    """Returns the states of all loops by name, in order, and the database's clock in epoch seconds."""
+    found = session.execute(
+        select(Publication.name, Publication.body)
+        .where(Publication.name.startswith(_PREFIX))
+        .order_by(Publication.name)
+    )
+    return {name.removeprefix(_PREFIX): LoopState(**body) for name, body in found}, _now_s(session)
+
+
+def forget_loop(session: Session, loop: str) -> None:
+    """Deletes the state of a loop that no longer runs."""
+    session.execute(delete(Publication).where(Publication.name == _PREFIX + loop))
+
+
+def _now_s(session: Session) -> float:
+    return float(session.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())

@@ -1,0 +1,33 @@
+"""How long the launch of a gang may take on machines that owners lend, from what launches took elsewhere.
+
+Such a machine can accept a launch, send heartbeats, and never start a task. Its gang then waits for the limit.
+"""
+
+from collections.abc import Sequence
+
+LONGEST_S = 600.0
+"""The limit of launches on machines that are not lent, and the largest one on those that are."""
+LEAST_LAUNCHES = 3
+"""Without so many recorded launches, the limit is `LONGEST_S`."""
+_FACTOR = 5.0
+_SLOWEST_SHARE = 0.1
+"""The slowest tenth of the launches does not count: a single machine must not raise the limit for itself."""
+_ARCHIVE_BYTES_S = 1e6
+"""The bandwidth that a machine needs to fetch the working directory in time."""
+
+
+def launch_limit_s(took_s: Sequence[float], least_s: float, archive_bytes: int = 0, timeouts: int = 0) -> float:
+    """Returns the longest launch of an attempt on lent machines, in seconds.
+
+    Args:
+        took_s: what launches took on other machines.
+        least_s: the smallest limit.
+        archive_bytes: the size of the working directory that each machine must fetch.
+        timeouts: the attempts of this workload that reached their limit. Each doubles the limit: a workload whose
+            launch takes long starts at last, also on a slow machine.
+    """
+    if len(took_s) < LEAST_LAUNCHES:
+        return LONGEST_S
+    slow_s = sorted(took_s)[int((1 - _SLOWEST_SHARE) * (len(took_s) - 1))]
+    limit_s = max(least_s, _FACTOR * slow_s) + archive_bytes / _ARCHIVE_BYTES_S
+    return min(LONGEST_S, limit_s * 2.0 ** min(timeouts, 10))

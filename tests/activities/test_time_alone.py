@@ -1,0 +1,74 @@
+"""What becomes possible by time alone: the pass says when the next one is due, and the reason names the time."""
+
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import text
+
+from domain.reasons import in_words
+from infra.db.models import Workload
+from tests.activities.world import World, job
+
+
+def _protected(world: World, min_runtime_s: float) -> tuple[str, str]:
+    """Returns a workload of low priority that has just started and holds the whole region, and the end of its
+    protection.
+    """
+    world.configure(min_runtime_s=min_runtime_s)
+    world.region("r")
+    world.machine("r/c/m", gpus=4)
+    low = world.running(job(tasks=2, gpus=2), ago_s=0.0)
+    world.alter(Workload, low, level=6)
+    started_at = world.attempt(low).started_at
+    assert started_at is not None
+    return low, in_words(started_at.timestamp() + min_runtime_s)
+
+
+def test_the_end_of_a_protection_is_named_and_starts_a_pass(world: World) -> None:
+    """An urgent gang waits for the end of its victim's minimum runtime: the next pass is due then, and evicts."""
+    low, until = _protected(world, 1000.0)
+    urgent, behind = world.submit(job(tasks=2, gpus=2)), world.submit(job(tasks=2, gpus=2))
+    result = world.tick()
+    assert result.awarded == 0 and result.rest_s is not None and 0 < result.rest_s <= 1000.0
+    for workload, code in ((urgent, "insufficient_capacity r"), (behind, "refused_like r")):
+        assert world.waiting(workload) == [code]
+        assert world.reasons(workload)[0]["detail"]["protected_until"] == until
+        assert until in world.reasons(workload)[0]["sentence"]
+    world.run(low, ago_s=1000.0)
+    assert world.tick().awarded == 1 and {v for _, _, v, _ in world.evictions()} == {low}
+
+
+@pytest.mark.parametrize("case", ["equal priority", "other hardware", "being evicted"])
+def test_a_protection_that_does_not_matter_starts_no_pass(world: World, case: str) -> None:
+    """The end of a protection starts no pass, and is not named, if the gang could not evict that workload anyway."""
+    low, _ = _protected(world, 1000.0)
+    world.machine("r/d/m", gpus=1, gpu_type="h100")
+    types = ("h100",) if case == "other hardware" else ("a100",)
+    if case == "equal priority":
+        world.alter(Workload, low, level=None)
+    elif case == "being evicted":
+        with world.session() as session:
+            session.execute(text("update attempt set evicting_since = now() where workload = :w"), {"w": low})
+    else:
+        world.running(job(gpus=1, types=types), ago_s=2000.0)
+    workload = world.submit(job(gpus=1, types=types))
+    assert world.tick().rest_s is None
+    assert "protected_until" not in world.reasons(workload)[0]["detail"]
+
+
+def test_a_pass_is_due_when_a_gang_has_waited_long_enough_to_reserve(world: World) -> None:
+    """The next pass is due when the oldest gang gets a reservation; a gang that could never fit causes none."""
+    world.configure(reserve_after_s=3600.0)
+    world.region("r")
+    world.machine("r/c/m", gpus=4)
+    world.running(job(gpus=2), limits=None)
+    nowhere = world.submit(job(tasks=2, gpus=4))
+    world.alter(Workload, nowhere, submitted_at=text("now() - interval '3000 seconds'"))
+    assert world.tick().rest_s is None
+    gangs = [world.submit(job(tasks=2, gpus=2)) for _ in range(2)]
+    world.alter(Workload, gangs[1], submitted_at=text("now() - interval '3000 seconds'"))
+    result = world.tick()
+    assert result.rest_s is not None and 0 < result.rest_s <= timedelta(minutes=10).total_seconds()
+    world.alter(Workload, gangs[1], submitted_at=text("now() - interval '3600 seconds'"))
+    assert world.tick().rest_s is None, "the region has a reservation now"
+    assert world.waiting(gangs[1])[0] == "reserved r"
