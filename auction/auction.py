@@ -46,8 +46,8 @@ class Options:
     reserve_after_s: float = inf
     """A workload that has waited longer than this may reserve resources against workloads of its own rank.
 
-    Against workloads of worse rank, a workload reserves immediately if it only has to wait (`rms.reserve`). Infinity: no
-    reservations at all.
+    Against workloads of worse rank, a workload reserves immediately if it only has to wait (`rms.reserve`). Infinity:
+    no reservations at all.
     """
 
 
@@ -151,9 +151,8 @@ class Auction:
         usable = {r: b for r, b in known.items() if b.plan is None or (r in self._bidders and candidate.may_run_in(r))}
         # Other processes do not know that a reservation limits the protection of the workloads that hold its resources.
         last = self._reserved.get(candidate.request.workload)
-        if last is not None and last.region in usable and usable[last.region].plan is None:
-            if last.region in self._bidders and candidate.may_run_in(last.region):
-                del usable[last.region]
+        if last is not None and last.region in self._regions_of(candidate):
+            usable = {r: b for r, b in usable.items() if b.plan is not None or r != last.region}
         return usable | self._ask(candidate, [name for name in self._regions_of(candidate) if name not in usable])
 
     def _ask(self, candidate: Candidate, regions: Iterable[str]) -> Bids:

@@ -68,7 +68,15 @@ def _stream(seed: int) -> tuple[list[MachineState], list[Workload], list[Workloa
         # Provisioning holds the slots, too, about 150 s.
         at_s += (duration_s + 150) * 1.33 / (8 * len(states)) * chance.uniform(0.5, 1.1)
     gangs = [
-        workload(f"gang{k:02d}", 8, 1000.0 + 1500 * k + chance.uniform(0, 500), 200.0, 1, "hi", tasks=chance.randint(1, count))
+        workload(
+            f"gang{k:02d}",
+            8,
+            1000.0 + 1500 * k + chance.uniform(0, 500),
+            200.0,
+            1,
+            "hi",
+            tasks=chance.randint(1, count),
+        )
         for k in range(4)
     ]
     return states, small, gangs
