@@ -43,7 +43,9 @@ class ApiKey(Base):
     expires_at: Mapped[datetime | None]
     """Time from which the key is refused; None if it never expires."""
     __table_args__ = (
-        CheckConstraint("tenant is not null or role in ('operator', 'viewer', 'machine', 'balancer')", name="api_key_tenant"),
+        CheckConstraint(
+            "tenant is not null or role in ('operator', 'viewer', 'machine', 'balancer')", name="api_key_tenant"
+        ),
         CheckConstraint(
             "case role when 'machine' then machine is not null and tenant is null else machine is null end",
             name="api_key_machine",

@@ -220,7 +220,11 @@ def test_what_a_balancers_key_can_call() -> None:
 async def test_a_balancer_gets_only_events_of_endpoints(lived_in: ApiWorld) -> None:
     """Events of workloads, machines and tables are hidden; with a tenant, those of other tenants too."""
     with lived_in.session() as session:
-        for tenant, kind in (("vision", "service.endpoints"), ("speech", "service.endpoints"), ("vision", "workload.x")):
+        for tenant, kind in (
+            ("vision", "service.endpoints"),
+            ("speech", "service.endpoints"),
+            ("vision", "workload.x"),
+        ):
             record(session, kind, tenant=tenant, detail={"name": "chat", "service": "sv-1"})
     for key, seen in (("balancer", ["vision", "speech"]), ("vision-balancer", ["vision"])):
         found: list[str] = []
