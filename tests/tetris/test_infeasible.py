@@ -28,7 +28,7 @@ OPTIMA = {
     8: (0.0495458298926507, 12.81579254408524),
     9: (0.0, 6.1287902689346705),
 }
-"""The excess and the total of an instance's optimum by its number, as `make bench SUITE=tetris-infeasible` prints them."""
+"""Excess and total of the optimum by the number of the instance, as `make bench SUITE=tetris-infeasible` prints them."""
 
 
 def never() -> float:
