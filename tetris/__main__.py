@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tetris.climb import Step, climb
+from tetris.climb import Step, climb, load, may_prove
 from tetris.columns import Columns
 from tetris.documents import plan_document, read_reads
 from tetris.folders import read_folder
@@ -27,7 +27,8 @@ from tetris.replicas import Policy
 
 _PATIENCE = 3.0
 """On a very busy machine, the search ends after this multiple of its budget in real time. The activity that waits for
-this process gives it four times the budget."""
+this process gives it four times the budget, and more than `_LEAST_S` in addition."""
+_LEAST_S = 60.0
 
 
 def main(folder: Path) -> None:
@@ -35,7 +36,8 @@ def main(folder: Path) -> None:
     request = json.loads((folder / "request.json").read_text())
     columns = read_folder(folder / "instance")
     how: dict[str, Any] = {"time_s": request["time_s"], "seed": request["seed"], "listener": _tell}
-    latest_s = time.monotonic() + _PATIENCE * request["time_s"]
+    load(may_prove(columns))
+    latest_s = time.monotonic() + max(_LEAST_S, _PATIENCE * request["time_s"])
     how["stop"] = lambda: time.monotonic() > latest_s
     if request["policy"] is None:
         _write(folder / "plan.json", plan_document(columns.plan_of(climb(columns, **how).home)))

@@ -28,7 +28,7 @@ OPTIMA = {
     8: (0.0495458298926507, 12.81579254408524),
     9: (0.0, 6.1287902689346705),
 }
-"""Excess and total of the optimum by the number of the instance, as `make bench SUITE=tetris-infeasible` prints them."""
+"""Excess and total of the optimum by the number of the instance, which `make bench SUITE=tetris-infeasible` prints."""
 
 
 def never() -> float:
