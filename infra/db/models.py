@@ -174,6 +174,12 @@ class Workload(Base):
     level: Mapped[int | None]
     """Priority level that the user requested, lower than the tenant's level. None: the tenant's level."""
     held_by: Mapped[str | None]
+    held_at: Mapped[datetime | None]
+    """When the present hold began."""
+    unheld_at: Mapped[datetime | None]
+    """When the last hold ended."""
+    paused_s: Mapped[float] = mapped_column(server_default="0")
+    """Seconds on hold, over all holds that have ended. They do not count as waiting."""
     submitted_at: Mapped[datetime] = mapped_column(server_default=NOW)
     finished_at: Mapped[datetime | None]
     region: Mapped[str | None]
