@@ -1,5 +1,6 @@
 """Private `/tmp`, `/var/tmp` and `/dev/shm`: shared by the tasks of an attempt, removed at its end."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from agent import scratch
 from agent.tasks import RunFolder
 from domain.protocol import NodeOutcome
 from tests.agent.harness import Lab, description, until_async
-from tests.agent.test_lending import OWNER, _mizzen
+from tests.agent.test_lending import OWNER, _lent, _mizzen
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 PLACES = ("/tmp", "/var/tmp", "/dev/shm")
@@ -93,6 +94,16 @@ async def test_the_owner_gets_the_machine_without_files(lab: Lab) -> None:
         status = await _mizzen(config, "reclaim", "--now")
         assert status["free"] and status["shared_tmp"] is None
         assert not _private(run).exists() and not _mounted(_private(run))
+
+
+async def test_the_owner_is_told_that_files_stay(lab: Lab) -> None:
+    """`mizzen lend` says so if tasks share the machine's folders, and why."""
+    config = lab.config(private_tmp=False, owner=OWNER)
+    async with lab.agent(config):
+        await until_async((config.state_dir / "owner.sock").exists)
+        done = await asyncio.to_thread(_lent, config, "lend")
+    why = "tasks.private_tmp is false in the settings"
+    assert f"files of tasks in /tmp, /var/tmp and /dev/shm stay: {why}" in done.stdout.splitlines()
 
 
 def test_a_machine_that_cannot_mount_says_why(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_volunteers_machine_runs_what_names_its_kind(shared: Up, tmp_path: Pat
     gateway += ["--tls-cert", str(tls.chain), "--tls-key", str(tls.key)]
     bucket = next(region["bucket_url"] for region in operator.regions() if region["name"] == "east")
     settings = tmp_path / "agent.yaml"
-    settings.write_text("tasks: {separate_tenants: false}\n")
+    settings.write_text("tasks: {separate_tenants: false, private_tmp: false}\n")
 
     def agent(name: str, ports: str) -> list[str]:
         words = ["agent", "--config", str(settings), "--region", "east", "--cluster", "campus", "--name", name]
