@@ -8,7 +8,7 @@
     lending.json, owner.sock    what the owner of the machine lends, and the owner's socket (`agent.lending`)
     stopped/WORKLOAD            number of the workload's last stopped attempt; it and older attempts are refused
     outcomes/WORKLOAD.ATTEMPT.json     outcome of an attempt whose folder was removed (`agent.outcomes`)
-    runs/WORKLOAD.ATTEMPT/      one attempt: launch.json, bucket.json, ports.json
+    runs/WORKLOAD.ATTEMPT/      one attempt: launch.json, bucket.json, ports.json, private/ (`agent.scratch`)
     runs/WORKLOAD.ATTEMPT/JOB.TASK/    one task (`agent.tasks.RunFolder`)
 
 JSON files are written atomically and synced.
@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from agent import records, sealed, shim, tasks
+from agent import records, scratch, sealed, shim, tasks
 from agent.processes import ProcessIdentity
 from agent.tasks import RunFolder, State
 from domain.launch import LaunchDescription
@@ -83,6 +83,11 @@ class AttemptFolder:
         """Returns the folder of one task of the attempt, which may not exist yet."""
         return RunFolder(self.path / f"{job}.{task}", self.workload_id, self.attempt, job, task)
 
+    @property
+    def private(self) -> Path:
+        """The folder of the attempt's private `/tmp`, `/var/tmp` and `/dev/shm` (`agent.scratch`)."""
+        return self.path / "private"
+
     def runs(self) -> list[RunFolder]:
         """Returns the folders of tasks that exist, sorted by job and task index."""
         found = []
@@ -99,6 +104,7 @@ class AttemptFolder:
 
     def remove(self) -> None:
         """Deletes the folder."""
+        scratch.clear(str(self.private))
         shutil.rmtree(self.path, ignore_errors=True)
 
 

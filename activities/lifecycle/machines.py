@@ -26,6 +26,8 @@ from infra.db.models import Allocation, Attempt, Cluster, Machine, Region, Workl
 from infra.db.session import transaction
 
 _WORKLOAD_NOTICE = "workload.notice"
+_SHOWN = 200
+"""Longer texts of agents are cut."""
 _MOST_NOTICES = 8
 """Most notices that one attempt gets mail about."""
 
@@ -76,6 +78,7 @@ class MachineActivities:
                 session.add(row)
             row.region, row.cluster, row.rack, row.gpu_type = hello.region, hello.cluster, hello.rack, hello.gpu_type
             row.incarnation, row.public_key, row.address = hello.incarnation, hello.public_key, hello.address
+            row.shared_tmp = hello.shared_tmp.replace("\0", "")[:_SHOWN] or None
             # `lost_at` stays until the machine is ready, so that a retried registration has the same result.
             given_up = rebooted or row.lost_at is not None
             if given_up and row.lost_at is None:

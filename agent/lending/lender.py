@@ -60,7 +60,11 @@ class Lender:
         locks: StartLocks,
         traffic: Traffic | None = None,
         clock: Callable[[], float] = time.time,
+        *,
+        shared_tmp: str | None = None,
     ) -> None:
+        """`shared_tmp`: why tasks share the machine's `/tmp`, `/var/tmp` and `/dev/shm`; None: they are private."""
+        self.shared_tmp = shared_tmp
         self._config, self._notices = config, notices
         self._stopping = Stopping(config, state, locks)
         self._writing = threading.Lock()
@@ -209,6 +213,7 @@ class Lender:
             "running": running,
             "given_gpu_h": lending.given_gpu_s / 3600,
             "problem": self.problem,
+            "shared_tmp": self.shared_tmp,
             "now_s": now_s,
         }
 
@@ -289,6 +294,7 @@ class Lender:
             due = [one for one in held if self.lending.refuses(one.slots) and (gpus is None or one.slots & gpus)]
             running = await self._stopping.remaining([one.folder for one in due])
             if not running:
+                await self._stopping.clean()
                 return
             await next_look(running, self._config.poll_interval_s)
 

@@ -152,6 +152,8 @@ class Hello:
     """Whether the owner has taken the whole machine back, now or from an announced time."""
     withheld: int = 0
     """Mask of the GPU slots that the owner has taken back while the rest of the machine is lent."""
+    shared_tmp: str = ""
+    """Why tasks on the machine share its `/tmp`, `/var/tmp` and `/dev/shm`; empty: each attempt has its own."""
 
 
 @dataclass

@@ -135,6 +135,8 @@ class Machine(Base):
     offered_at: Mapped[datetime | None]
     """When the machine first registered with `offered_key`."""
     address: Mapped[str]
+    shared_tmp: Mapped[str | None]
+    """Why tasks share the machine's `/tmp`, `/var/tmp` and `/dev/shm`; None: each attempt has its own."""
     registered_at: Mapped[datetime] = mapped_column(server_default=NOW)
     lost_at: Mapped[datetime | None]
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))

@@ -561,6 +561,8 @@ class Machine(TypedDict):
     draining: bool
     failed_gangs: int
     """Number of consecutive workloads that lost tasks or failed to start here."""
+    shared_tmp: str | None
+    """Why tasks share its /tmp, /var/tmp and /dev/shm; None: those of each attempt are private."""
     address: str
     key: str
     """Fingerprint of its public key."""
