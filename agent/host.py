@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from temporalio.client import Client
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
-from agent import sealed, tasks
+from agent import records, sealed, tasks
 from agent.activities import NodeActivities
 from agent.config import AgentConfig
 from agent.lending.lender import Lender
@@ -25,7 +25,7 @@ from agent.logs import Shipping, shipped
 from agent.notices import MachineNotices
 from agent.outcomes import forget_outcomes, keep_outcome
 from agent.staging import Stager
-from agent.state import StateFolder
+from agent.state import CONFIG, StateFolder
 from agent.tasks import State
 from domain.ids import CONTROL_QUEUE, agent_queue, machine_workflow_id
 from domain.protocol import Hello
@@ -76,6 +76,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
         raise ConfigurationError(f"machine {config.machine}: {error}") from None
     state = StateFolder(config.state_dir)
     await asyncio.to_thread(state.acquire)
+    await asyncio.to_thread(_save_config, state, config)
     # A separate executor, so that a bucket that does not respond cannot delay the start or stop of tasks.
     executor = ThreadPoolExecutor(4, thread_name_prefix="ship")
     shipping = Shipping(executor, config.output_bytes)
@@ -193,6 +194,15 @@ async def _work(
             task.cancel()
         # A worker that cannot reach Temporal may take long to end. The next agent need not wait for it.
         await asyncio.wait(others, timeout=1.0)
+
+
+def _save_config(state: StateFolder, config: AgentConfig) -> None:
+    """Stores the configuration for `agent.lending.alone`. A full disk does not keep the agent from running."""
+    shown = config.model_copy(update={"state_dir": state.path})
+    try:
+        records.write_durably(str(state.path / CONFIG), shown.model_dump_json(exclude={"join_token"}).encode())
+    except OSError as error:
+        _log.warning("%s: cannot be written: %s", state.path / CONFIG, error)
 
 
 def _traffic(config: AgentConfig) -> "MigrationTraffic | None":

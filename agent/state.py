@@ -5,6 +5,8 @@
     key.previous                previous private key, if the key was rotated
     incarnation                 id of this boot of the machine; deleted by `agent.fleet.power_off`
     powered-off                 marker: the machine is off and its agent must not be started
+    config.json                 the agent's configuration, without its secrets (`agent.lending.alone`)
+    word.json                   what the owner has said while the agent did not answer (`agent.lending.word`)
     lending.json, owner.sock    what the owner of the machine lends, and the owner's socket (`agent.lending`)
     stopped/WORKLOAD            number of the workload's last stopped attempt; it and older attempts are refused
     outcomes/WORKLOAD.ATTEMPT.json     outcome of an attempt whose folder was removed (`agent.outcomes`)
@@ -37,6 +39,7 @@ from infra.errors import ConfigurationError
 
 _WORKLOAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 POWERED_OFF = "powered-off"
+CONFIG = "config.json"
 _log = logging.getLogger(__name__)
 
 

@@ -18,6 +18,7 @@ from agent.lending.leaving import PERIOD_S, Leaving, Traffic
 from agent.lending.polls import Polls
 from agent.lending.record import Lending, LendingFile
 from agent.lending.stopping import Held, Stopping
+from agent.lending.word import OwnersWord
 from agent.locks import StartLocks
 from agent.notices import MachineNotices
 from agent.progress import read_progress
@@ -60,6 +61,7 @@ class Lender:
         locks: StartLocks,
         traffic: Traffic | None = None,
         clock: Callable[[], float] = time.time,
+        file: LendingFile | None = None,
     ) -> None:
         self._config, self._notices = config, notices
         self._stopping = Stopping(config, state, locks)
@@ -70,7 +72,8 @@ class Lender:
         self._shaped = False
         self._counted_s = self._stored_s = time.monotonic()
         self._outcomes: Mapping[str, IntEnum | None] = {}
-        self._file = LendingFile(state.path)
+        self._file = file or LendingFile(state.path)
+        self._word = OwnersWord(state.path)
         self.changed = asyncio.Event()
         """Set when the record has changed. The waiting task must clear it."""
         self.away = asyncio.Event()
@@ -87,6 +90,7 @@ class Lender:
             _log.error("%s: lending.json is damaged, so the machine takes no work: %s", config.machine, error)
         else:
             self._reserve()
+        self.lending = self._heard()
         self._switch()
         if self.lending.is_whole and (self.lending.machine_at_s or 0.0) <= self._clock() and not self._stopping.held():
             self.away.set()  # The owner took the machine before it was restarted.
@@ -107,7 +111,7 @@ class Lender:
         if not 0 <= notice_s <= 86400:
             raise BadRequest(f"notice: {notice_s:g} s: must be from 0 to 86400 s (one day)")
         at_s = self._clock() + notice_s
-        await self._change(self.lending.taking(gpus, at_s))
+        await self._change(self._heard().taking(gpus, at_s))
         await self._announce()
         await asyncio.shield(asyncio.ensure_future(self._until_free(gpus)))
         give_up_s = time.monotonic() + _DRIVER_S
@@ -125,7 +129,8 @@ class Lender:
             BadRequest: a GPU or the hours are invalid.
         """
         self._check(gpus)
-        lending = self.lending
+        await asyncio.to_thread(self._word.take)
+        lending = self._heard()
         if hours is not None:
             try:
                 lending = replace(lending, hours=None if hours == "always" else LendingHours.parse(hours))
@@ -140,6 +145,7 @@ class Lender:
             works = not self.lending.is_whole and held != []
             lending = lending.taking(None, self._clock() + (HOURS_NOTICE_S if works else 0.0), by_hours=True)
         await self._change(lending)
+        await asyncio.to_thread(self._word.adopted)  # What the owner has said before is part of this.
         if lending.is_whole:
             await self._announce()
         else:
@@ -149,13 +155,35 @@ class Lender:
 
     def refuses(self, slots: Iterable[int] = ()) -> bool:
         """Returns whether a task with these GPU slots may not be started."""
-        return self.lending.refuses(slots)
+        return self._heard().refuses(slots)
+
+    def _heard(self) -> Lending:
+        """Returns the record with what the owner has said while this agent did not answer."""
+        said = self._word.read()
+        return self.lending if said is None else self.lending.with_word(said)
+
+    async def _hear(self) -> None:
+        """Adopts what the owner has said while this agent did not answer."""
+        if self._word.read() is None:
+            return
+        taking = asyncio.ensure_future(asyncio.to_thread(self._word.take))
+        await asyncio.wait({taking}, timeout=_WRITE_S)
+        await self._change(self._heard())
+        await self._announce()
+        if taking.done():  # Otherwise the disk hangs, and the word stays for the next round.
+            await asyncio.wait({asyncio.ensure_future(asyncio.to_thread(self._adopt))}, timeout=_WRITE_S)
+
+    def _adopt(self) -> None:
+        """Writes the record, and removes the word that it contains. Blocks as long as the disk does."""
+        self._write()
+        if self.problem is None:
+            self._word.adopted()
 
     async def run(self) -> None:
         """Follows the lending hours, finishes a reclaim that an earlier agent began, and counts the GPU time."""
         announced = False
         while True:
-            for act in (self._follow_hours, self._finish, self._shape, self._count):
+            for act in (self._hear, self._follow_hours, self._finish, self._shape, self._count):
                 try:
                     if not announced and (self.lending.is_whole or self.lending.gpus_at_s):
                         await self._announce()

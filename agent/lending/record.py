@@ -59,6 +59,13 @@ class Lending:
         taken = {gpu: min(at_s, self.gpus_at_s.get(gpu, math.inf)) for gpu in gpus}
         return replace(self, gpus_at_s={**self.gpus_at_s, **taken})
 
+    def with_word(self, said: "Lending") -> "Lending":
+        """Returns the record after the owner takes what `said` has taken (`agent.lending.word`)."""
+        found = self if said.machine_at_s is None else self.taking(None, said.machine_at_s)
+        for gpu, at_s in said.gpus_at_s.items():
+            found = found.taking(frozenset({gpu}), at_s)
+        return found
+
     def lending_machine(self) -> "Lending":
         """Returns the record after the machine is lent again, except single GPUs that the owner has taken."""
         return replace(self, machine_at_s=None, by_hours=False)
