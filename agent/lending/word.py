@@ -1,7 +1,8 @@
 """What the owner has said while the agent did not answer: `word.json` in the machine's state folder.
 
 `mizzen reclaim` then writes it, and stops the tasks itself (`agent.lending.alone`). When the agent returns, it adopts
-the word. The file is separate from the agent's own record: an agent that was stopped during a write would overwrite the word.
+the word. The file is separate from the agent's own record, because an agent that was stopped during a write would
+overwrite the word.
 """
 
 import contextlib
