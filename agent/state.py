@@ -146,6 +146,15 @@ class StateFolder:
         except OSError as error:  # For example a full disk. The agent can run without this record.
             _log.warning("%s: cannot be written: %s", self.path / "agent.json", error)
 
+    def is_there(self) -> bool:
+        """Whether the folder still is the one whose lock this agent holds. False if it was deleted or replaced."""
+        if self._lock is None:
+            return True
+        try:
+            return os.path.samestat(os.fstat(self._lock), (self.path / "agent.lock").stat())
+        except OSError:
+            return False
+
     def release(self) -> None:
         """Releases the folder's lock so that another agent can take it."""
         if self._lock is not None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 from agent.config import AgentConfig
@@ -17,14 +16,12 @@ from agent.lending.hours import LendingHours
 from agent.lending.leaving import PERIOD_S, Leaving, Traffic
 from agent.lending.polls import Polls
 from agent.lending.record import Lending, LendingFile
-from agent.lending.stopping import Held, Stopping
+from agent.lending.stopping import Stopping
+from agent.lending.views import leaving_task, view
 from agent.lending.word import OwnersWord
 from agent.locks import StartLocks
 from agent.notices import MachineNotices
-from agent.progress import read_progress
-from agent.shim import boot_time_s
 from agent.state import AttemptFolder, StateFolder
-from agent.tasks import RunFolder
 from agent.watching import next_look
 from domain.reported import OWNER, NoticeReport
 from infra.errors import MizzenError
@@ -217,7 +214,7 @@ class Lender:
     def status(self) -> dict[str, Any]:
         """Returns what is lent, what runs, and how long until it is free, as values of JSON."""
         lending, now_s = self.lending, self._clock()
-        running = [self._view(one) for one in self._stopping.held()]
+        running = [view(one, self._outcomes) for one in self._stopping.held()]
         use = self._use_of_taken()
         taken = [one for one in running if lending.is_whole or set(one["gpus"]) & set(lending.gpus_at_s)]
         return {
@@ -252,7 +249,7 @@ class Lender:
 
     async def _change(self, lending: Lending) -> None:
         """Applies a new record at once, and writes it. A disk that fails or hangs does not keep the owner's machine."""
-        self.lending = lending
+        self.lending = replace(lending, said_at_s=max(self._clock(), self.lending.said_at_s))
         self._switch()
         self._quiet_since_s = None
         self.away.clear()
@@ -331,7 +328,7 @@ class Lender:
 
     def _leaving(self) -> list[Leaving]:
         return [
-            _leaving(run, cgroup, due_s)
+            leaving_task(run, cgroup, due_s)
             for one in self._stopping.held()
             if (due_s := self.lending.due_s(one.slots)) is not None and due_s > self._clock()
             for run in one.folder.runs()
@@ -384,39 +381,6 @@ class Lender:
         lending = self.lending
         opens_at = None if lending.hours is None or not lending.by_hours else lending.hours.opens_at(self._local())
         return None if opens_at is None else opens_at.timestamp()
-
-    def _view(self, one: Held) -> dict[str, Any]:
-        try:
-            launch = one.folder.launch()
-        except (OSError, ValueError):
-            launch = None
-        runs = one.folder.runs()
-        started = [at_s for run in runs if (at_s := run.started_at_s()) is not None]
-        grace_s = 0.0 if launch is None else launch.checkpoint.grace_s
-        leaving = [found for run in runs if (found := self._outcomes.get(run.run_id)) is not None]
-        ends = [ends_s for run in runs if (ends_s := _ends_in_s(run)) is not None]
-        return {
-            "workload": one.folder.workload_id,
-            "name": None if launch is None else launch.name,
-            "tenant": None if launch is None else launch.tenant,
-            "gpus": sorted(one.slots),
-            "tasks": len(runs),
-            "since_s": min(started, default=None),
-            "ends_in_s": max(ends, default=grace_s),
-            "checkpoint": max(leaving).name.lower() if leaving else None,
-        }
-
-
-def _leaving(run: RunFolder, cgroup: Path, due_s: float) -> Leaving:
-    told = read_progress(run, None)
-    size_bytes = told.checkpoint_bytes if told.checkpoint_sent_bytes is None else told.checkpoint_sent_bytes
-    return Leaving(run.run_id, cgroup, size_bytes, due_s, told.pre_sync)
-
-
-def _ends_in_s(run: RunFolder) -> float | None:
-    """Returns the time until a task that was told to stop is killed, in seconds; None: it was not told."""
-    stop = run.stop()
-    return None if stop is None else max(0.0, stop.deadline_boot_s - boot_time_s())
 
 
 def _left_s(until: datetime, now: datetime) -> float:

@@ -30,6 +30,8 @@ class Lending:
     """When the machine is lent; None: always."""
     given_gpu_s: float = 0.0
     """GPU seconds that tasks have used on this machine."""
+    said_at_s: float = 0.0
+    """When the owner, or the lending hours, have last taken or lent something. 0: never."""
 
     @property
     def is_whole(self) -> bool:
@@ -88,6 +90,7 @@ class Lending:
             "gpus_at_s": {str(gpu): at_s for gpu, at_s in self.gpus_at_s.items()},
             "hours": None if self.hours is None else self.hours.text,
             "given_gpu_s": self.given_gpu_s,
+            "said_at_s": self.said_at_s,
         }
 
     @classmethod
@@ -100,8 +103,10 @@ class Lending:
             {int(gpu): float(at_s) for gpu, at_s in body["gpus_at_s"].items()},
             None if hours is None else LendingHours.parse(hours),
             float(body["given_gpu_s"]),
+            float(body.get("said_at_s", 0.0)),  # Records of earlier versions lack it.
         )
-        if not all(map(math.isfinite, (found.machine_at_s or 0.0, found.given_gpu_s, *found.gpus_at_s.values()))):
+        times = (found.machine_at_s or 0.0, found.given_gpu_s, found.said_at_s, *found.gpus_at_s.values())
+        if not all(map(math.isfinite, times)):
             raise ValueError("a time is not finite")
         return found
 

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,8 +30,9 @@ from agent.shim import boot_time_s
 from agent.state import StateFolder
 from agent.tasks import State
 from domain.ids import machine_workflow_id
-from domain.protocol import Activity, NodeOutcome, Pace, RunPace
+from domain.protocol import Activity, Attend, NodeOutcome, Pace, RunPace
 from infra.config import TemporalSettings
+from infra.errors import ConfigurationError
 from infra.temporal_client import connect
 from tests.agent.harness import Lab, description, processes_of, until_async
 
@@ -468,3 +470,31 @@ def test_a_word_outlasts_an_agent_that_was_stopped_during_a_write(tmp_path: Path
     (tmp_path / "word.json").write_text("{")
     damaged = word.read()
     assert damaged is not None and damaged.is_whole
+
+
+async def test_an_agent_without_its_state_folder_ends(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """It refuses launches at once, its machine is lost, its tasks get their notice and end, and it says why."""
+    config = lab.config(gpus=2, gpu_type="g", owner=OWNER)
+    saved = config.state_dir.parent / "saved"
+    saving = f"trap 'echo saved > {saved}; exit 0' TERM; while :; do sleep 0.05; done"
+    launch, other = description(lab.region, config, saving), description(lab.region, config, "sleep 600")
+    for one in (launch, other):
+        lab.write(one)
+    serving = asyncio.create_task(serve(config, lambda: connect(lab.temporal)))
+    attending = await lab.start(Activity.ATTEND, config.machine, await _attend(config))
+    await lab.run(launch, config.machine)
+    run = lab.folder_of(launch, config)
+    await until_async(lambda: tasks.look(run) is State.RUNNING)
+    shutil.rmtree(config.state_dir)
+    refused = await (await lab.run(other, config.machine)).failure()
+    assert refused.type == "MachineFault" and "was deleted or replaced" in str(refused)
+    assert (await attending.failure()).type == "MachineFault"
+    with pytest.raises(ConfigurationError, match=r"was deleted or replaced while the agent ran; .* machines trust"):
+        await serving
+    assert saved.read_text() == "saved\n"
+    assert not run.path.exists() and not [pid for pid in processes_of(config.state_dir) if pid != os.getpid()]
+
+
+async def _attend(config: AgentConfig) -> Attend:
+    await until_async((config.state_dir / "incarnation").exists)
+    return Attend(config.machine, StateFolder(config.state_dir).incarnation(), [])
