@@ -15,6 +15,9 @@ from agent import records
 from agent.lending.hours import LendingHours
 from agent.state import read_json
 
+WORD = "word.json"
+"""The file with what the owner has said while the agent did not answer (`agent.lending.word`)."""
+
 
 @dataclass(frozen=True)
 class Lending:
@@ -128,8 +131,10 @@ class LendingFile:
         return Lending() if body is None else Lending.from_json(body)
 
     def reserve(self) -> None:
-        """Reserves the disk space for the next `write`."""
+        """Reserves the disk space for the next `write`, and for a word (`agent.lending.word`)."""
         records.reserve(str(self._path))
+        if not self._path.with_name(f"{WORD}.reserve").exists():
+            records.reserve(str(self._path.with_name(WORD)))
 
     def write(self, lending: Lending) -> None:
         """Writes the record durably.
@@ -137,6 +142,15 @@ class LendingFile:
         Raises:
             OSError: the disk failed.
         """
-        body = lending.to_json()
-        fits = len(json.dumps(body)) <= records.RESERVED_BYTES
-        (records.write_reserved if fits else records.write_durably)(str(self._path), body)
+        write_record(self._path, lending)
+
+
+def write_record(path: Path, lending: Lending) -> None:
+    """Writes a record durably, into the reserved space if it fits.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    body = lending.to_json()
+    fits = len(json.dumps(body)) <= records.RESERVED_BYTES
+    (records.write_reserved if fits else records.write_durably)(str(path), body)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import records
-from agent.lending.record import Lending, LendingFile
+from agent.lending.record import WORD, Lending, LendingFile, write_record
 from agent.state import read_json
 
 
@@ -19,7 +19,7 @@ class OwnersWord:
     """The word, and the copy that the agent has taken and not yet written to its own record."""
 
     def __init__(self, folder: Path) -> None:
-        self._path, self._taken = folder / "word.json", folder / "word.json.taken"
+        self._path, self._taken = folder / WORD, folder / f"{WORD}.taken"
 
     def read(self) -> Lending | None:
         """Returns what the owner has taken by words that are not in the agent's record; None: nothing.
@@ -54,7 +54,7 @@ class OwnersWord:
         Raises:
             OSError: the disk failed.
         """
-        records.write_durably(str(self._path), said.to_json())
+        write_record(self._path, said)
 
 
 class FileWithoutAgent(LendingFile):

@@ -426,8 +426,8 @@ async def test_the_owner_of_a_stopped_agent_takes_the_machine(lab: Lab) -> None:
         agent.send_signal(signal.SIGCONT)
         await until_async(lambda: LendingFile(config.state_dir).read().is_whole)
         assert not (await _mizzen(config, "lending"))["lent"]
-        await until_async(lambda: not list(config.state_dir.glob("word.json*")))
-        async with asyncio.timeout(20):  # Its open poll had brought the request.
+        await until_async(lambda: OwnersWord(config.state_dir).read() is None)
+        async with asyncio.timeout(60):  # Its open poll has brought the request, or the polls are closed for a while.
             assert (await refused.failure()).type == "TakenBack"
         assert (await _mizzen(config, "lend"))["lent"]
         assert not lab.folder_of(other, config).path.exists()
@@ -465,6 +465,8 @@ def test_a_word_outlasts_an_agent_that_was_stopped_during_a_write(tmp_path: Path
     said = word.read()
     assert said is not None and (said.machine_at_s, said.gpus_at_s) == (60.0, {1: 50.0})
     word.adopted()
+    own.reserve()
+    assert (tmp_path / "word.json.reserve").stat().st_size == records.RESERVED_BYTES, "also on a full disk"
     said = word.read()
     assert said is not None and said.machine_at_s == 60.0, "the newer word was not part of what was adopted"
     (tmp_path / "word.json").write_text("{")
