@@ -5,6 +5,8 @@
     key.previous                previous private key, if the key was rotated
     incarnation                 id of this boot of the machine; deleted by `agent.fleet.power_off`
     powered-off                 marker: the machine is off and its agent must not be started
+    config.json                 the agent's configuration, without its secrets (`agent.lending.alone`)
+    word.json                   what the owner has said while the agent did not answer (`agent.lending.word`)
     lending.json, owner.sock    what the owner of the machine lends, and the owner's socket (`agent.lending`)
     stopped/WORKLOAD            number of the workload's last stopped attempt; it and older attempts are refused
     outcomes/WORKLOAD.ATTEMPT.json     outcome of an attempt whose folder was removed (`agent.outcomes`)
@@ -36,6 +38,7 @@ from infra.errors import ConfigurationError
 
 _WORKLOAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 POWERED_OFF = "powered-off"
+CONFIG = "config.json"
 _log = logging.getLogger(__name__)
 
 
@@ -147,6 +150,15 @@ class StateFolder:
             records.write_durably(str(self.path / "agent.json"), body)
         except OSError as error:  # For example a full disk. The agent can run without this record.
             _log.warning("%s: cannot be written: %s", self.path / "agent.json", error)
+
+    def is_there(self) -> bool:
+        """Whether the folder still is the one whose lock this agent holds. False if it was deleted or replaced."""
+        if self._lock is None:
+            return True
+        try:
+            return os.path.samestat(os.fstat(self._lock), (self.path / "agent.lock").stat())
+        except OSError:
+            return False
 
     def release(self) -> None:
         """Releases the folder's lock so that another agent can take it."""

@@ -141,6 +141,10 @@ class Machine(Base):
     lost_at: Mapped[datetime | None]
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The platform's notice that it will take the machine; None after the machine has returned."""
+    word_at_s: Mapped[float] = mapped_column(server_default="0")
+    """When the owner has last taken or lent something, by the machine's clock, in seconds since the epoch; 0: never."""
+    taken: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Whether the owner has taken the whole machine by that word."""
     answered_at: Mapped[datetime | None]
     """When tasks first ran on the machine, as far as its agent has reported; None: it has not run anything yet."""
     __table_args__ = (
