@@ -39,7 +39,7 @@ def _shims(folder: Path) -> set[int]:
     """Returns the pids of the shims of a folder: each holds the lock in the folder of its task open."""
     runs, found = f"{folder / 'runs'}/", set()
     for name in os.listdir("/proc"):  # noqa: PTH208 - of every process, and only names are needed
-        if not name.isdigit() or shim.process_name(int(name)) != _SHIM:
+        if not name.isdigit() or _name(name) != _SHIM:
             continue
         with contextlib.suppress(OSError), os.scandir(f"/proc/{name}/fd") as descriptors:
             for one in descriptors:
@@ -47,3 +47,10 @@ def _shims(folder: Path) -> set[int]:
                     if str(Path(one.path).readlink()).startswith(runs):
                         found.add(int(name))
     return found
+
+
+def _name(pid: str) -> str:
+    """Returns the name of a process (at most 15 bytes), or an empty string if the process does not exist."""
+    with contextlib.suppress(OSError, ValueError):
+        return Path("/proc", pid, "comm").read_text().rstrip("\n")
+    return ""
