@@ -81,6 +81,8 @@ class NodeActivities:
         alive."""
         self.let_go = asyncio.Event()
         """Set when a `machine.attend` activity ends. The waiting task must clear it."""
+        self.gone = asyncio.Event()
+        """Set when the state folder is gone: the machine then counts as lost at once."""
 
     def all(self) -> Sequence[Callable[..., Awaitable[Any]]]:
         """Returns the activities that the worker registers."""
@@ -141,7 +143,11 @@ class NodeActivities:
                 pause_s = self._attend_pause_s()
                 while True:
                     activity.heartbeat("ready")
-                    await asyncio.sleep(pause_s)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(pause_s):
+                            await self.gone.wait()
+                    if self.gone.is_set():
+                        raise refusal(LaunchError.MACHINE_FAULT, self._without_folder(), final=True)
             finally:
                 self.attending -= 1
                 self.let_go.set()
@@ -171,6 +177,11 @@ class NodeActivities:
     def _check_machine(self, machine: str) -> None:
         if machine != self._config.machine:
             raise refusal(LaunchError.WRONG_MACHINE, f"this is the agent of {self._config.machine}, not of {machine}")
+        if not self._state.is_there():
+            raise refusal(LaunchError.MACHINE_FAULT, self._without_folder(), final=True)
+
+    def _without_folder(self) -> str:
+        return f"the state folder {self._state.path} was deleted or replaced while the agent ran"
 
     def _refuse_stopped(self, workload_id: str, attempt: int) -> None:
         stopped = self._state.stopped_attempt(workload_id)

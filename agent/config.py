@@ -54,6 +54,9 @@ class AgentConfig(BaseModel):
     tenant_uids: tuple[int, int] | None = None
     """First user id and number of user ids: tasks of the tenant with number n run as first + n, so that each tenant has
     its own user id. None: all tasks run as `run_as`, or as the agent's user. Requires an agent that runs as root."""
+    private_tmp: bool = False
+    """Give the tasks of each attempt a private `/tmp`, `/var/tmp` and `/dev/shm`, if this machine can
+    (`agent.scratch`)."""
     heartbeat_interval_s: float = Field(5.0, gt=0)
     """Interval of the heartbeats that report the progress of running tasks, in seconds. Each heartbeat costs the
     Temporal server a write."""

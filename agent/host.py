@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from temporalio.client import Client
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
-from agent import sealed, tasks
+from agent import records, scratch, sealed, tasks
 from agent.activities import NodeActivities
 from agent.config import AgentConfig
 from agent.lending.lender import Lender
@@ -23,9 +23,10 @@ from agent.lending.serving import open_socket, serve_owner
 from agent.locks import StartLocks
 from agent.logs import Shipping, shipped
 from agent.notices import MachineNotices
+from agent.orphans import end_tasks
 from agent.outcomes import forget_outcomes, keep_outcome
 from agent.staging import Stager
-from agent.state import AttemptFolder, StateFolder
+from agent.state import CONFIG, AttemptFolder, StateFolder
 from agent.tasks import State
 from domain.ids import CONTROL_QUEUE, agent_queue, machine_workflow_id
 from domain.protocol import Hello
@@ -56,6 +57,8 @@ _LONGEST_PAUSE_S = 3600.0
 _THROTTLE = timedelta(seconds=0.2)
 _STEADY_S = 30.0
 """If a worker ran for longer than this before it failed, the restart backoff is reset."""
+_GUARD_S = 2.0
+"""Interval at which the agent looks whether its state folder is still there."""
 _FIRST = asyncio.FIRST_COMPLETED
 _log = logging.getLogger(__name__)
 
@@ -67,8 +70,8 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     and logs each connection.
 
     Raises:
-        ConfigurationError: another agent uses the same state folder, a notice setting is invalid, or `client_factory`
-            raised it.
+        ConfigurationError: another agent uses the same state folder, the folder was deleted, a notice setting is
+            invalid, or `client_factory` raised it.
     """
     stop = stop or asyncio.Event()
     try:
@@ -77,13 +80,15 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
         raise ConfigurationError(f"machine {config.machine}: {error}") from None
     state = StateFolder(config.state_dir)
     await asyncio.to_thread(state.acquire)
+    await asyncio.to_thread(_save_config, state, config)
     # A separate executor, so that a bucket that does not respond cannot delay the start or stop of tasks.
     executor = ThreadPoolExecutor(4, thread_name_prefix="ship")
     shipping = Shipping(executor, config.output_bytes)
-    stager = Stager(config, state, open_store, notices)
+    shared_tmp = await asyncio.to_thread(_why_shared_tmp, config)
+    stager = Stager(config, state, open_store, notices, private=shared_tmp is None)
     locks = StartLocks()
     traffic = await asyncio.to_thread(_traffic, config)
-    lender = Lender(config, state, notices, locks, traffic)
+    lender = Lender(config, state, notices, locks, traffic, shared_tmp=shared_tmp)
     uplink = None if traffic is None else traffic.uplink
     activities = NodeActivities(config, state, stager, shipping, notices, lender, locks, uplink)
     tidying = asyncio.create_task(_tidy(config, state))
@@ -91,6 +96,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     lending = [asyncio.create_task(lender.run()), asyncio.create_task(lender.reopen_polls())]
     if uplink is not None:
         lending.append(asyncio.create_task(uplink.run()))
+    guarding = asyncio.create_task(_guard(state, activities, stop))
     try:
         if (listening_to_owner := open_socket(config)) is not None:
             lending.append(asyncio.create_task(serve_owner(config, listening_to_owner, lender)))
@@ -118,8 +124,14 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
                 what = "Temporal is unavailable" if refused is None else "the gateway or Temporal refuses the agent"
                 _log.warning("%s: %s, next try in %.1f s: %s", config.machine, what, pause_s, refused or error)
                 await _unless(stop, asyncio.sleep(pause_s))
+        if activities.gone.is_set():
+            await asyncio.to_thread(end_tasks, state.path)
+            raise ConfigurationError(
+                f"state_dir {state.path}: was deleted or replaced while the agent ran; its tasks were stopped. If the"
+                " agent is started again, the machine has a new key, and needs `mizzen machines trust`"
+            )
     finally:
-        for task in (tidying, listening, *lending):
+        for task in (tidying, listening, guarding, *lending):
             task.cancel()
         await asyncio.wait(lending, timeout=1.0)
         if uplink is not None:
@@ -196,6 +208,28 @@ async def _work(
         await asyncio.wait(others, timeout=1.0)
 
 
+async def _guard(state: StateFolder, activities: NodeActivities, stop: asyncio.Event) -> None:
+    """Stops the agent if its state folder is deleted: it could neither record what it starts nor what its owner says.
+
+    First, its machine counts as lost, so that no further work is sent.
+    """
+    while state.is_there():
+        await asyncio.sleep(_GUARD_S)
+    _log.error("the state folder %s was deleted or replaced; the agent takes no work and ends", state.path)
+    activities.gone.set()
+    await asyncio.sleep(_GUARD_S)
+    stop.set()
+
+
+def _save_config(state: StateFolder, config: AgentConfig) -> None:
+    """Stores the configuration for `agent.lending.alone`. A full disk does not keep the agent from running."""
+    shown = config.model_copy(update={"state_dir": state.path})
+    try:
+        records.write_durably(str(state.path / CONFIG), shown.model_dump_json(exclude={"join_token"}).encode())
+    except OSError as error:
+        _log.warning("%s: cannot be written: %s", state.path / CONFIG, error)
+
+
 def _traffic(config: AgentConfig) -> "MigrationTraffic | None":
     """Returns what enforces rates and the kill-switch on the machine's interface; None: nothing is to be enforced."""
     if config.interface is None:
@@ -204,6 +238,16 @@ def _traffic(config: AgentConfig) -> "MigrationTraffic | None":
     from agent.lending.traffic import open_traffic
 
     return open_traffic(config)
+
+
+def _why_shared_tmp(config: AgentConfig) -> str | None:
+    """Returns why tasks share the machine's `/tmp`, `/var/tmp` and `/dev/shm`; None: each attempt has its own."""
+    if not config.private_tmp:
+        return "tasks.private_tmp is false in the settings"
+    why = scratch.why_shared(str(config.state_dir.absolute() / "probe"))
+    if why is not None:
+        _log.warning("%s: tasks share /tmp, /var/tmp and /dev/shm, and their files there stay: %s", config.machine, why)
+    return why
 
 
 def _environ(config: AgentConfig) -> dict[str, str]:
@@ -230,6 +274,8 @@ async def _say_hello(client: Client, config: AgentConfig, state: StateFolder, le
         at_s=time.time(),
         taken=lender.lending.is_whole,
         withheld=lender.lending.withheld,
+        shared_tmp=lender.shared_tmp or "",
+        word_at_s=lender.lending.said_at_s,
     )
     await client.start_workflow(
         MACHINE_WORKFLOW,

@@ -50,6 +50,11 @@ def needed_paths(launch: LaunchDescription, run: RunFolder) -> list[str]:
     return [*_python_paths(), str(run.path), *(str(path) for uri in uris if (path := _local(uri)) is not None)]
 
 
+def local_checkpoints(launch: LaunchDescription) -> Path | None:
+    """Returns the folder of the workload's checkpoints; None: they are in an object store."""
+    return _local(launch.checkpoint.uri)
+
+
 def give_bucket(bucket_url: str, launch: LaunchDescription, owner: Owner) -> None:
     """If the bucket is a local folder, makes `owner` the owner of the workload's checkpoints, and removes tasks' access
     to folders that tasks do not need.

@@ -42,6 +42,10 @@ class TaskLaunch:
     """Paths of cgroups with limits or with a port map. The task does not run if it cannot join them."""
     view: Mapping[str, list[str]] = field(default_factory=dict)
     """Folders that the task's user may not enter, each with the paths below it that the task can see (`agent.view`)."""
+    scratch: str | None = None
+    """Folder of the attempt's private `/tmp`, `/var/tmp` and `/dev/shm` (`agent.scratch`); None: the machine's."""
+    scratch_paths: tuple[str, ...] = ()
+    """Paths below these folders that the task needs."""
     setup: tuple[str, ...] | None = None
     """Command that runs before `argv`, once; None: there is none."""
 

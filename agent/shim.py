@@ -1,7 +1,8 @@
 """The shim: a small parent process of each task, which outlives the agent and records the task's exit status.
 
 The agent's zygote (`agent.zygote`) forks the shim, in its own session. The launch arrives through a pipe, so that no
-secret is written to a disk. Uses only the standard library, `records`, `cgroups`, `termination` and `view`.
+secret is written to a disk. Uses only the standard library, `records`, `cgroups`, `scratch`,
+`termination` and `view`.
 In FOLDER the shim
 
 - holds `lock` (flock) while it lives;
@@ -32,6 +33,7 @@ from typing import Any, NoReturn
 
 from agent.cgroups import join, kill_cgroup, memory_use, processes_in, remove_cgroup
 from agent.records import reserve, write_durably, write_reserved
+from agent.scratch import enter, hold, release
 from agent.termination import SETUP, Notice, read_processes
 from agent.view import enter_view
 
@@ -119,6 +121,8 @@ def _become_task(launch: dict[str, Any], shim: int, output: int, gate: int) -> N
         os.umask(0o022)
         # Opened as the agent's user, so the setup script and the command cannot write to this file.
         begun = None if launch["setup"] is None else _open_begun(launch["begun"])
+        if launch["scratch"] is not None:
+            enter(launch["scratch"], launch["scratch_paths"])
         if launch["view"]:
             enter_view(launch["view"])
         if launch["uid"] is not None:
@@ -315,8 +319,9 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     shim = os.getpid()
-    for name, value in (("limits", []), ("view", {}), ("setup", None), ("begun", f"{folder}/{BEGUN_FILE}")):
-        launch.setdefault(name, value)
+    defaults: dict[str, Any] = {"limits": [], "view": {}, "setup": None, "scratch": None}
+    launch = {**defaults, "begun": f"{folder}/{BEGUN_FILE}", **launch}
+    scratch = None if launch["scratch"] is None else hold(launch["scratch"])
     output = os.open(launch["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     gate, opener = os.pipe()
     pid = os.fork()
@@ -356,10 +361,12 @@ def supervise(folder: str, launch: dict[str, Any], started: int) -> None:
     while True:
         try:
             write_reserved(f"{folder}/{EXIT_FILE}", exited)
-            return
+            break
         except OSError as error:  # The agent waits for the status while this process lives, so retrying is safe.
             print(f"the exit status {exited} cannot be written yet, retrying: {error}", file=sys.stderr, flush=True)
             time.sleep(_WRITE_AGAIN_S)
+    if scratch is not None:  # After the status, because large folders take long.
+        release(scratch, launch["scratch"])
 
 
 def main(folder: str, launch: dict[str, Any], started: int) -> None:

@@ -17,11 +17,12 @@ from pydantic import ValidationError
 
 from agent.cgroups import Limits, limit, make_cgroup, remove_cgroup
 from agent.config import AgentConfig
-from agent.isolation import check_store, give_bucket, give_store, needed_paths
+from agent.isolation import check_store, give_bucket, give_store, local_checkpoints, needed_paths
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command
 from agent.logs import Masker
 from agent.notices import MachineNotices
 from agent.ports import NoFreePort, PortTaken
+from agent.scratch import hidden
 from agent.sealed import Secrets, unseal
 from agent.serving import open_port
 from agent.state import AttemptFolder, StateFolder, make_folder
@@ -107,7 +108,11 @@ class Stager:
         state: StateFolder,
         open_bucket: Callable[[str], ObjectStore],
         notices: MachineNotices,
+        *,
+        private: bool = False,
     ) -> None:
+        """`private`: each attempt has its own `/tmp`, `/var/tmp` and `/dev/shm` (`agent.scratch`)."""
+        self._private = private
         self._config = config
         self._notices = notices
         self._state = state
@@ -249,6 +254,11 @@ class Stager:
             port=port,
         )
         owner = self._owner(staged)
+        needed = needed_paths(staged.launch, run)
+        own = local_checkpoints(staged.launch)
+        if self._private and owner is None and own is not None:
+            own.mkdir(parents=True, exist_ok=True)  # A task could create it only where it is private.
+        below = hidden(needed) if self._private else []
         search = f"{env['PATH']}:{DEFAULT_PATH}"
         return TaskLaunch(
             argv=job.argv if job.script is None else script_command(job.script, run.script, search),
@@ -259,7 +269,9 @@ class Stager:
             uid=owner.uid if owner else None,
             gid=owner.gid if owner else None,
             groups=owner.groups if owner else (),
-            view={} if owner is None else view_for(owner.uid, needed_paths(staged.launch, run)),
+            view={} if owner is None else view_for(owner.uid, needed),
+            scratch=str(staged.folder.private) if self._private else None,
+            scratch_paths=tuple(below),
             setup=None if job.setup is None else script_command(job.setup, run.setup_script, search),
         )
 

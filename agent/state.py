@@ -5,10 +5,12 @@
     key.previous                previous private key, if the key was rotated
     incarnation                 id of this boot of the machine; deleted by `agent.fleet.power_off`
     powered-off                 marker: the machine is off and its agent must not be started
+    config.json                 the agent's configuration, without its secrets (`agent.lending.alone`)
+    word.json                   what the owner has said while the agent did not answer (`agent.lending.word`)
     lending.json, owner.sock    what the owner of the machine lends, and the owner's socket (`agent.lending`)
     stopped/WORKLOAD            number of the workload's last stopped attempt; it and older attempts are refused
     outcomes/WORKLOAD.ATTEMPT.json     outcome of an attempt whose folder was removed (`agent.outcomes`)
-    runs/WORKLOAD.ATTEMPT/      one attempt: launch.json, bucket.json, ports.json
+    runs/WORKLOAD.ATTEMPT/      one attempt: launch.json, bucket.json, ports.json, private/ (`agent.scratch`)
     runs/WORKLOAD.ATTEMPT/JOB.TASK/    one task (`agent.tasks.RunFolder`)
 
 JSON files are written atomically and synced.
@@ -28,7 +30,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from agent import records, sealed, shim, tasks
+from agent import records, scratch, sealed, shim, tasks
 from agent.processes import ProcessIdentity
 from agent.tasks import RunFolder, State
 from domain.launch import LaunchDescription
@@ -36,6 +38,7 @@ from infra.errors import ConfigurationError
 
 _WORKLOAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 POWERED_OFF = "powered-off"
+CONFIG = "config.json"
 _log = logging.getLogger(__name__)
 
 
@@ -83,6 +86,11 @@ class AttemptFolder:
         """Returns the folder of one task of the attempt, which may not exist yet."""
         return RunFolder(self.path / f"{job}.{task}", self.workload_id, self.attempt, job, task)
 
+    @property
+    def private(self) -> Path:
+        """The folder of the attempt's private `/tmp`, `/var/tmp` and `/dev/shm` (`agent.scratch`)."""
+        return self.path / "private"
+
     def runs(self) -> list[RunFolder]:
         """Returns the folders of tasks that exist, sorted by job and task index."""
         found = []
@@ -99,6 +107,7 @@ class AttemptFolder:
 
     def remove(self) -> None:
         """Deletes the folder."""
+        scratch.clear(str(self.private))
         shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -141,6 +150,15 @@ class StateFolder:
             records.write_durably(str(self.path / "agent.json"), body)
         except OSError as error:  # For example a full disk. The agent can run without this record.
             _log.warning("%s: cannot be written: %s", self.path / "agent.json", error)
+
+    def is_there(self) -> bool:
+        """Whether the folder still is the one whose lock this agent holds. False if it was deleted or replaced."""
+        if self._lock is None:
+            return True
+        try:
+            return os.path.samestat(os.fstat(self._lock), (self.path / "agent.lock").stat())
+        except OSError:
+            return False
 
     def release(self) -> None:
         """Releases the folder's lock so that another agent can take it."""

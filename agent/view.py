@@ -11,6 +11,7 @@ import stat
 
 _CLONE_NEWNS = 0x00020000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+_MNT_DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -42,15 +43,51 @@ def enter_view(view: dict[str, list[str]]) -> None:
     Raises:
         OSError: the kernel does not allow it.
     """
-    _check(_libc.unshare(_CLONE_NEWNS))
-    _mount("none", "/", None, _MS_REC | _MS_PRIVATE, None)
+    new_namespace()
     for folder, paths in view.items():
         opened = [(os.open(path, os.O_PATH), path) for path in paths if os.path.isdir(path)]
         _mount("tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=1m")
         for descriptor, path in opened:
             os.makedirs(path, mode=0o755, exist_ok=True)
-            _mount(f"/proc/self/fd/{descriptor}", path, None, _MS_BIND | _MS_REC, None)
+            bind(f"/proc/self/fd/{descriptor}", path)
             os.close(descriptor)
+
+
+def new_namespace() -> None:
+    """Moves this process into a new mount namespace. Mounts in it are not visible outside.
+
+    Raises:
+        OSError: the kernel does not allow it.
+    """
+    _check(_libc.unshare(_CLONE_NEWNS))
+    _mount("none", "/", None, _MS_REC | _MS_PRIVATE, None)
+
+
+def bind(source: str, target: str) -> None:
+    """Makes the folder `source` visible at `target`, with the mounts below it.
+
+    Raises:
+        OSError: the kernel does not allow it.
+    """
+    _mount(source, target, None, _MS_BIND | _MS_REC, None)
+
+
+def mount_memory(target: str) -> None:
+    """Mounts an empty file system in memory at `target`, in which every user may create files.
+
+    Raises:
+        OSError: the kernel does not allow it.
+    """
+    _mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777")
+
+
+def detach(target: str) -> None:
+    """Unmounts what is mounted at `target`; processes that still use it keep it.
+
+    Raises:
+        OSError: nothing is mounted there, or the kernel does not allow it.
+    """
+    _check(_libc.umount2(os.fsencode(target), _MNT_DETACH), target)
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:

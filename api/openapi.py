@@ -13,7 +13,8 @@ Submit, monitor and control gang workloads, and inspect the fleet on which they 
 * Every error is a problem document (RFC 9457) with a stable `type`. If a request has several errors, `errors` lists all
   of them, each with its path.
 * A key with a tenant can read and change only objects of that tenant. For objects of other tenants the response is 404.
-* Each operation names the lowest role that it requires (balancer, viewer, submitter, operator) in its security requirement.
+* Each operation names the lowest role that it requires (balancer, viewer, submitter, operator) in its security
+  requirement.
 * Priority 1 is the highest and 7 the lowest. Times are ISO 8601 with a time zone, sizes are bytes, CPUs are cores.
 """
 _TAGS = [

@@ -18,6 +18,7 @@ class Candidate:
     planned_region: str | None = None
     """Region planned by the slow path (MAST 6). It wins ties between bids that are equal in all criteria."""
     waited_s: float = 0.0
+    """Time since the submission without time on hold. Running time counts, so preemptions do not change it."""
     max_runtime_s: float = inf
 
     def may_run_in(self, region: str) -> bool:

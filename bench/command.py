@@ -29,6 +29,7 @@ SUITES = {
     "cadence": "cadence",
     "reclaim": "reclaim",
     "tetris-gap": "tetris_gap",
+    "tetris-infeasible": "tetris_infeasible",
     "tetris-shape": "tetris_shape",
     "tetris-colocation": "tetris_colocation",
     "tetris-joint": "tetris_joint",

@@ -58,6 +58,8 @@ class LiveWorkload(_Part):
     id: str
     tenant: str
     submitted_at: datetime
+    paused_s: float = Field(0.0, ge=0)
+    """Seconds on hold, which do not count as waiting."""
     level: int | None = Field(None, ge=1, le=7)
     """The level that the workload requested, with lower priority than its tenant's."""
     held: bool

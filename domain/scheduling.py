@@ -99,7 +99,7 @@ class QueuedWorkload:
     id: str
     tenant: str
     submitted_at_s: float
-    """The time from which age is counted; preemptions do not change it."""
+    """The time from which its wait counts: its submission, later by its time on hold. Preemptions do not change it."""
     jobs: tuple[JobRequest, ...]
     requested_level: int | None = None
     """A level below (numerically above) the tenant's, if the user requested one."""

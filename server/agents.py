@@ -175,6 +175,7 @@ def _task_options(settings: Settings, tenant_uids: tuple[int, int] | None) -> di
     tasks = settings.tasks
     return {
         "cgroup": tasks.limits,
+        "private_tmp": tasks.private_tmp,
         "keep_runs_s": tasks.keep_runs_s,
         "keep_at_most_s": tasks.keep_at_most_s,
         "keep_free": tasks.keep_free,

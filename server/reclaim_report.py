@@ -49,14 +49,14 @@ def losses(results: dict[str, Figures]) -> Picture:
         known |= {name: row.loss_gpu_h for name, row in TABLE_3.items()}
         published = [known.get(name, np.nan) / TABLE_3["slurm-pr"].loss_gpu_h for name in names]
         axes.barh(place - 0.2, ours, 0.36, color=COLOURS[0], label="measured")
-        axes.barh(place + 0.2, published, 0.36, color=COLOURS[4], label="published")
+        axes.barh(place + 0.2, published, 0.36, color=COLOURS[4], label="in the paper")
         axes.legend(loc="lower right", frameon=False)
         axes.set_yticks(place, names)
         axes.invert_yaxis()
         axes.set_xlabel("relative to slurm-pr")
         axes.grid(axis="y", visible=False)
 
-    return picture("Work loss", "Measured: mean over seeds. Published: Tables III and IV.", draw)
+    return picture("Work loss", "Measured: mean over seeds. In the paper: Tables III and IV.", draw)
 
 
 def seeds(results: dict[str, Figures]) -> list[Picture]:

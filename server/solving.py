@@ -15,7 +15,6 @@ from server.instance_files import read_any, read_needed
 from server.outputs import write_json
 from server.progress import EXIT_INTERRUPTED, Shown, compiling, interrupts, shown, starting
 from tetris import documents, exact, report
-from tetris.budget import process_deadline_s
 from tetris.climb import Step, climb, load, may_prove
 from tetris.columns import Columns, Ints
 from tetris.exact import ExactProgress
@@ -124,8 +123,7 @@ def _solve(
         return _solve_exactly(columns, _EXACT_S if time_s is None else time_s, seed, show, stop)
     search = v1 if method == "v1" else climb
     budget_s = _CLIMB_S if time_s is None else time_s
-    ends_s = process_deadline_s(budget_s)
-    found = search(columns, time_s=budget_s, seed=seed, listener=listen, stop=stop, ends_s=ends_s)
+    found = search(columns, time_s=budget_s, seed=seed, listener=listen, stop=stop)
     return found.home, _PROVED if found.proved and method == "climb" else ""
 
 
@@ -133,7 +131,7 @@ def _solve_exactly(
     columns: Columns, time_s: float, seed: int, show: Shown, stop: Callable[[], bool]
 ) -> tuple[Ints, str]:
     """Like `_solve`, with the exact method. A good initial plan makes the exact method faster."""
-    began_s = time.monotonic()
+    began_s = time.process_time()
 
     def climbed(step: Step) -> None:
         show(step.part * _CLIMBING, f"initial plan: total {step.total:.6g}")
@@ -143,7 +141,7 @@ def _solve_exactly(
         show(min(1.0, part), f"total {far.total:.6g}, bound {far.bound:.6g}")
 
     upper = climb(columns, time_s=min(_CLIMB_S, time_s * _CLIMBING), seed=seed, listener=climbed, stop=stop).home
-    left_s = max(time_s - (time.monotonic() - began_s), 0.0)
+    left_s = max(time_s - (time.process_time() - began_s), 0.0)
     try:
         found = exact.solve(columns, time_s=left_s, upper=upper, progress=listen, stop=stop)
     except exact.TooLarge as error:

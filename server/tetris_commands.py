@@ -91,7 +91,7 @@ def _budget(context: click.Context, parameter: click.Parameter, value: float | N
 @click.argument("instance", type=_PATH)
 @click.option("--method", type=click.Choice(["climb", "exact", "v0", "v1"]), default="climb", show_default=True)
 @click.option(
-    "--time-s", type=float, callback=_budget, help="Time budget (default: 10 for climb and v1, 600 for exact)."
+    "--time-s", type=float, callback=_budget, help="Budget of CPU time (default: 10 for climb and v1, 600 for exact)."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--out", type=_OUTPUT, default=Path("-"), help="File for the plan (default: standard output).")

@@ -133,7 +133,8 @@ def _workload(w: LiveWorkload, zero_s: float, seed: int, tenant_level: int) -> W
     if w.placement is not None and w.placement.started_at is not None:
         work_s += max(0.0, zero_s - w.placement.started_at.timestamp())  # Work that the present attempt has done.
     return Workload(
-        w.id, w.tenant, max(tenant_level, w.level or 1), w.submitted_at.timestamp() - zero_s, 0.0, work_s, w.jobs,
+        w.id, w.tenant, max(tenant_level, w.level or 1), w.submitted_at.timestamp() + w.paused_s - zero_s, 0.0,
+        work_s, w.jobs,
         None if w.regions is None else frozenset(w.regions), left_s,
     )  # fmt: skip
 

@@ -139,7 +139,8 @@ class Passes:
         """Returns the waiting time by position in the queue; zeros if reservations are disabled."""
         if self._settings.reserve_after_s == inf:
             return np.zeros(len(standing.order))
-        return now_s - np.array([self._transitions.states[number].waits_since_s for number in standing.order.tolist()])
+        states = self._transitions.states
+        return now_s - np.array([states[number].workload.submit_s for number in standing.order.tolist()])
 
     def _ask_no_less(
         self, standing: ScanOrder, left: Ints, than: list[int], waited_s: npt.NDArray[np.float64]
@@ -179,7 +180,7 @@ class Passes:
             displaces = frozenset(ranked.displaces)
             immune = immune_to(state.id, transitions.evictors)
             request = PlacementRequest(state.id, ranked.rank, jobs, immune, displaces)
-            waited_s = now_s - state.waits_since_s
+            waited_s = now_s - state.workload.submit_s
             candidates.append(
                 Candidate(request, state.only, waited_s=waited_s, max_runtime_s=state.workload.max_runtime_s)
             )

@@ -120,8 +120,8 @@ class Transitions:
 
     def award(self, at_s: float, state: WorkloadState, request: PlacementRequest, plan: Plan, rank: int) -> None:
         """Awards a plan to a workload, and evicts the plan's victims."""
-        self._judge(at_s, state, at_s - state.waits_since_s)
-        self.meter.wait(at_s, "award", state.workload.level, rank == 8, at_s - state.waits_since_s)
+        self._judge(at_s, state, at_s - state.objective_since_s)
+        self.meter.wait(at_s, "award", state.workload.level, rank == 8, at_s - state.objective_since_s)
         self._no_longer_queued(state)
         state.take(FIRST)
         state.place, state.gpus = plan.region, gpus_of(plan, request)
@@ -176,7 +176,7 @@ class Transitions:
         self._release(at_s, state)
         state.evictor, state.place = None, None
         self._say(at_s, "left", state)
-        self._wait(at_s, state.waits_since_s, state)
+        self._wait(at_s, state.objective_since_s, state)
         if evictor is None:
             return
         self.states[evictor].victims.remove(state.number)
@@ -188,7 +188,7 @@ class Transitions:
         over_quota = bool(self.columns.rank[state.number] == 8)
         if state.phase in QUEUED_PHASES:
             over_quota = bool(self.columns.over_quota[state.number])
-            if at_s >= state.waits_since_s + self._objective_s(state):
+            if at_s >= state.objective_since_s + self._objective_s(state):
                 self._judge(at_s, state, inf)
         if at_s >= state.idle_since_s + self._objective_s(state):
             self._judge_start(at_s, state, inf, over_quota)
@@ -240,7 +240,7 @@ class Transitions:
     # ---------------------------------------------------------------------------------------------------------- details
 
     def _wait(self, at_s: float, since_s: float, state: WorkloadState) -> None:
-        state.waits_since_s, state.judged = since_s, False
+        state.objective_since_s, state.judged = since_s, False
         state.turn += 1
         self.queue.add(state.number)
         self.pending.append(state.queued(True))
@@ -310,7 +310,7 @@ class Transitions:
             self.meter.restart(at_s, (at_s - victim.ready_at_s) * w.gpus)
         self.meter.preempt(at_s, lost_s * w.gpus, s.eviction_s * w.gpus, by_machine=by_machine)
         victim.go_on(event)
-        victim.waits_since_s = at_s
+        victim.objective_since_s = at_s
         victim.turn += 1
         self.columns.holds_all[victim.number] = False
         self._later(at_s + s.eviction_s, "LEAVE", victim)

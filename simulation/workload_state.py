@@ -33,8 +33,9 @@ class WorkloadState:
     attempt: int = 0
     turn: int = 0
     """A counter of waits and attempts: a timed event with an older value is stale."""
-    waits_since_s: float = 0.0
-    """Time of the submission, or of the notice of the last eviction."""
+    objective_since_s: float = 0.0
+    """Start of the wait that its objective limits: the submission, or the notice of the last eviction. The wait that
+    counts for credit and reservations is since the submission (`Workload.submit_s`)."""
     judged: bool = False
     """Whether the present wait until the award was judged by its objective."""
     idle_since_s: float = 0.0

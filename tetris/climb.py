@@ -14,7 +14,7 @@ rest of the budget is used for:
 - for small instances the exact method, which ends the search if it proves that the plan is optimal.
 
 Effort is counted in evaluations (of one job or one region), so the same seed and budget give the same plan, unless the
-clock ends the search first (`tetris.budget`).
+limit of CPU time ends the search first (`tetris.budget`).
 """
 
 import time
@@ -93,6 +93,7 @@ class Step:
     lack: float
     """Relative excess of the best plan over the limits."""
     time_s: float
+    """Seconds of CPU time since the search began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +134,14 @@ def climb(
     listener: Listener | None = None,
     stop: Callable[[], bool] = lambda: False,
     proves: bool = True,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = time.process_time,
     ends_s: float | None = None,
 ) -> Climbed:
-    """Returns the best plan found within the budget of about `time_s` seconds; 0 runs greedy passes only.
+    """Returns the best plan found within a budget of about `time_s` seconds of CPU time; 0 runs greedy passes only.
 
     `listener` is called at each improvement and regularly with the progress. The search ends when `stop` returns true.
-    If `proves` is false, the exact method is not used. `ends_s` is a deadline on `clock`. The time for loading compiled
-    code does not count against the budget, but the deadline includes it.
+    If `proves` is false, the exact method is not used. `clock` returns seconds of CPU time, and `ends_s` is a deadline
+    on it. Loading compiled code does not count against the budget.
 
     Raises:
         ValueError: `time_s` is negative.

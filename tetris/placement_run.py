@@ -1,5 +1,6 @@
 """The plan of one placement run: new homes, replicas, and the moves in the order in which they are executed."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -61,19 +62,19 @@ def plan_placement_run(
     needed: RequiredPieces | None = None,
     stay: npt.NDArray[np.bool_] | None = None,
     listener: Listener | None = None,
-    ends_s: float | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> PlacementRunPlan:
     """Plans homes (MAST 3.4), then replicas (3.5), and orders the moves.
 
     `needed` has the partitions that jobs read if they do not read whole tables. `stay` is a mask of the entries of
     `columns.replica` that may not be dropped (None: all). Only these replicas and the homes count as stored bytes: a
-    replica that the placement run may drop must not influence the homes. `ends_s` is the deadline of the search for
-    homes on `time.monotonic()`.
+    replica that the placement run may drop must not influence the homes. The search for homes ends when
+    `stop` returns true.
 
     The instance's quota of moved bytes applies to the home moves only. The caller applies the rest of it to replicas.
     """
     kept = columns if stay is None else columns.keeping(stay)
-    home = climb(kept, time_s=time_s, seed=seed, listener=listener, ends_s=ends_s).home
+    home = climb(kept, time_s=time_s, seed=seed, listener=listener, stop=stop).home
     needed = RequiredPieces.of(columns) if needed is None else needed
     found = replicate(columns, home, policy, needed, stay)
     return PlacementRunPlan(

@@ -17,7 +17,6 @@ def v1(
     seed: int = 0,
     listener: Listener | None = None,
     stop: Callable[[], bool] = lambda: False,
-    ends_s: float | None = None,
 ) -> Climbed:
     """Returns the best plan for V1's objective, and its total in that objective. The arguments are those of `climb`.
 
@@ -32,4 +31,4 @@ def v1(
         weights=Weights(columns.weights.read, columns.weights.gpu, storage=0.0, overload=0.0),
         weight=np.ones_like(columns.weight),
     )
-    return climb(first, time_s=time_s, seed=seed, listener=listener, stop=stop, ends_s=ends_s)
+    return climb(first, time_s=time_s, seed=seed, listener=listener, stop=stop)

@@ -26,6 +26,8 @@ from infra.db.models import Allocation, Attempt, Cluster, Machine, Region, Workl
 from infra.db.session import transaction
 
 _WORKLOAD_NOTICE = "workload.notice"
+_SHOWN = 200
+"""Longer texts of agents are cut."""
 _MOST_NOTICES = 8
 """Most notices that one attempt gets mail about."""
 
@@ -48,6 +50,8 @@ class MachineActivities:
           start request may still be in flight, and the agent refuses it after the stop.
         - A machine with a key other than the pinned one is refused (`activities.lifecycle.machine_keys`). So is a
           machine whose instance or join token is not valid (`activities.capacity.joining`).
+        - If the machine knows less of its owner's words than this table, because it was set up again or has an older
+          disk, the stricter word holds until its owner speaks again.
         - A machine with less capacity than attempts hold on it takes no work. The registration is retried until enough
           of them have ended.
 
@@ -72,10 +76,12 @@ class MachineActivities:
                 row = Machine(
                     id=hello.machine, state="joining", held=0, promised=0, failed_gangs=0, gpus=0, cpus_milli=0,
                     free_cpus_milli=0, memory_bytes=0, free_memory_bytes=0, draining=False, withheld=0,
+                    word_at_s=0.0, taken=False,
                 )  # fmt: skip
                 session.add(row)
             row.region, row.cluster, row.rack, row.gpu_type = hello.region, hello.cluster, hello.rack, hello.gpu_type
             row.incarnation, row.public_key, row.address = hello.incarnation, hello.public_key, hello.address
+            row.shared_tmp = hello.shared_tmp.replace("\0", "")[:_SHOWN] or None
             # `lost_at` stays until the machine is ready, so that a retried registration has the same result.
             given_up = rebooted or row.lost_at is not None
             if given_up and row.lost_at is None:
@@ -86,9 +92,12 @@ class MachineActivities:
                 if row.cordon is not None and row.cordon.get("code") == ReasonCode.PLATFORM_NOTICE:
                     row.cordon = None
             withheld, claimed = row.withheld, row.gpus
-            fits = _resize(row, hello)
+            fits = _resize(row, hello, _hear_owner(row, hello))
             lends = bool(withheld & ~row.withheld)
-            if not hello.taken and row.notice is not None and row.notice.get("detail", {}).get("platform") == OWNER:
+            if row.taken and not hello.taken and row.notice is None:
+                row.notice = _taken(row).to_json()
+                row.cordon = row.cordon or row.notice
+            if not row.taken and row.notice is not None and row.notice.get("detail", {}).get("platform") == OWNER:
                 row.notice, lends = None, True  # The owner lends the machine again.
                 if row.cordon is not None and row.cordon.get("detail", {}).get("platform") == OWNER:
                     row.cordon = None
@@ -178,6 +187,8 @@ class MachineActivities:
             if told.run is not None:
                 live = [(w, a) for w, a in live if f"{w}.{a}" == told.run]
             elif row.notice is None:
+                if told.notice.platform == OWNER and told.notice.at_s > row.word_at_s:
+                    row.word_at_s, row.taken = min(told.notice.at_s, time.time()), True
                 row.notice = reason.to_json()
                 row.cordon = row.cordon or row.notice
                 events.record(session, "machine.notice", region=row.region, machine=row.id, reason=reason)
@@ -261,13 +272,37 @@ def _live(session: Session, machine: str) -> list[tuple[str, int]]:
     return list(rows)
 
 
-def _resize(row: Machine, hello: Hello) -> bool:
-    """Sets the capacity of a locked machine from its hello; returns False, without a change, if more is held on it."""
+def _hear_owner(row: Machine, hello: Hello) -> int:
+    """Records whether the owner of a locked machine has taken it; returns the mask of the slots that are taken.
+
+    A word that is older than the known one only adds to it.
+    """
+    word_at_s = time.time() if hello.word_at_s is None else min(hello.word_at_s, time.time())
+    if word_at_s >= row.word_at_s:
+        row.taken = hello.taken
+        row.word_at_s = row.word_at_s if hello.word_at_s is None else word_at_s
+        return hello.withheld
+    row.taken = row.taken or hello.taken
+    return hello.withheld | row.withheld
+
+
+def _taken(row: Machine) -> Reason:
+    """Returns the notice of a machine that its owner has taken, although its agent says that it is lent."""
+    words = "the owner has taken the machine back, which its agent does not know any more; `mizzen lend` lends it again"
+    notice = NoticeReport(OWNER, "preempt", True, row.word_at_s, row.word_at_s, words)
+    return Reason(ReasonCode.PLATFORM_NOTICE, {"machine": row.id, **notice.numbers()})
+
+
+def _resize(row: Machine, hello: Hello, withheld: int) -> bool:
+    """Sets the capacity of a locked machine from its hello, and the mask of the slots that its owner has taken.
+
+    Returns False, without a change, if more is held on it.
+    """
     free_cpus_milli = row.free_cpus_milli + hello.cpus_milli - row.cpus_milli
     free_memory_bytes = row.free_memory_bytes + hello.memory_bytes - row.memory_bytes
     if row.held >> hello.gpus or free_cpus_milli < 0 or free_memory_bytes < 0:
         return False
     row.free_cpus_milli, row.free_memory_bytes = free_cpus_milli, free_memory_bytes
-    row.withheld = hello.withheld & ((1 << hello.gpus) - 1)
+    row.withheld = withheld & ((1 << hello.gpus) - 1)
     row.cpus_milli, row.memory_bytes, row.gpus = hello.cpus_milli, hello.memory_bytes, hello.gpus
     return True

@@ -38,7 +38,7 @@ BIDS = TypeAdapter(list[Bid])
 
 # Arrays instead of lists of parameters keep the statement the same for every batch.
 _ASKS = text(
-    "select w.id, w.ask, extract(epoch from w.submitted_at)::float8, greatest(t.level, w.level)"
+    "select w.id, w.ask, extract(epoch from w.submitted_at)::float8 + w.paused_s, greatest(t.level, w.level)"
     " from workload as w join tenant as t on t.name = w.tenant"
     " where w.id = any(:ids) and w.phase = any(:phases) and w.finished_at is null and w.held_by is null"
 )
@@ -54,7 +54,8 @@ class BidSubject:
     request: PlacementRequest
     replicas: Replicas
     """The ready replicas of its tables, and possibly of other tables."""
-    submitted_s: float
+    waits_from_s: float
+    """The time from which its wait counts: its submission, later by its time on hold."""
     level: int
     """Its priority, which does not depend on its tenant's use: 1 is the highest."""
 

@@ -18,7 +18,7 @@ def candidates(batch: Iterable[BidSubject], regions: Set[str], now_s: float) -> 
         Candidate(
             a.request,
             regions=frozenset(region for region in regions if a.may_run_in(region)),
-            waited_s=max(0.0, now_s - a.submitted_s),
+            waited_s=max(0.0, now_s - a.waits_from_s),
             max_runtime_s=a.demand.max_runtime_s,
         )
         for a in batch

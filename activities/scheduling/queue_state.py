@@ -60,13 +60,13 @@ class QueueState:
         self.queue.set_tenants({**before, **self._tenants}.values())
 
     def put_workloads(self, rows: Iterable[QueuedRow], moved: Collection[str] = ()) -> None:
-        """Updates workloads, queued or not. Those in `moved` may have had another submission time, or be deleted."""
+        """Updates workloads, queued or not. Those in `moved` may have waited from another time, or be deleted."""
         news: list[QueueChange[QueuedWorkload]] = []
         for id_ in moved:
             for row in np.flatnonzero(self.queue.pending.id == id_.encode()):
                 news.append(QueueChange(float(self.queue.pending.at_s[row]), id_, None))
         for w in rows:
-            at_s = seconds(w.submitted_us)
+            at_s = seconds(w.waits_from_us)
             now = None
             if w.ask is not None:
                 now = QueuedWorkload(w.id, w.tenant, at_s, demand_of(w.ask).jobs, w.level, w.held)

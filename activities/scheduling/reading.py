@@ -27,7 +27,8 @@ class QueuedRow(NamedTuple):
     tenant: str
     level: int | None
     held: bool
-    submitted_us: int
+    waits_from_us: int
+    """The time from which its wait counts: its submission, later by its time on hold."""
     ask: str | None
     """The demand; None: the workload is not queued."""
 
@@ -126,7 +127,8 @@ class UseRow(NamedTuple):
 
 
 _WORKLOAD = (
-    f"select id, tenant, level, held_by is not null, submitted_at, case when {_QUEUED} then ask end from workload"
+    "select id, tenant, level, held_by is not null, submitted_at + make_interval(secs => paused_s),"
+    f" case when {_QUEUED} then ask end from workload"
 )
 _ATTEMPT = (
     "select a.workload, a.attempt, w.tenant, w.level, a.region, a.awarded_at, a.released_at, a.started_at,"

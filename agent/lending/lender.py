@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 from agent.config import AgentConfig
@@ -17,13 +16,12 @@ from agent.lending.hours import LendingHours
 from agent.lending.leaving import PERIOD_S, Leaving, Traffic
 from agent.lending.polls import Polls
 from agent.lending.record import Lending, LendingFile
-from agent.lending.stopping import Held, Stopping
+from agent.lending.stopping import Stopping
+from agent.lending.views import leaving_task, view
+from agent.lending.word import OwnersWord
 from agent.locks import StartLocks
 from agent.notices import MachineNotices
-from agent.progress import read_progress
-from agent.shim import boot_time_s
 from agent.state import AttemptFolder, StateFolder
-from agent.tasks import RunFolder
 from agent.watching import next_look
 from domain.reported import OWNER, NoticeReport
 from infra.errors import MizzenError
@@ -60,7 +58,12 @@ class Lender:
         locks: StartLocks,
         traffic: Traffic | None = None,
         clock: Callable[[], float] = time.time,
+        file: LendingFile | None = None,
+        *,
+        shared_tmp: str | None = None,
     ) -> None:
+        """`shared_tmp`: why tasks share the machine's `/tmp`, `/var/tmp` and `/dev/shm`; None: they are private."""
+        self.shared_tmp = shared_tmp
         self._config, self._notices = config, notices
         self._stopping = Stopping(config, state, locks)
         self._writing = threading.Lock()
@@ -70,7 +73,8 @@ class Lender:
         self._shaped = False
         self._counted_s = self._stored_s = time.monotonic()
         self._outcomes: Mapping[str, IntEnum | None] = {}
-        self._file = LendingFile(state.path)
+        self._file = file or LendingFile(state.path)
+        self._word = OwnersWord(state.path)
         self.changed = asyncio.Event()
         """Set when the record has changed. The waiting task must clear it."""
         self.away = asyncio.Event()
@@ -87,6 +91,7 @@ class Lender:
             _log.error("%s: lending.json is damaged, so the machine takes no work: %s", config.machine, error)
         else:
             self._reserve()
+        self.lending = self._heard()
         self._switch()
         if self.lending.is_whole and (self.lending.machine_at_s or 0.0) <= self._clock() and not self._stopping.held():
             self.away.set()  # The owner took the machine before it was restarted.
@@ -107,7 +112,7 @@ class Lender:
         if not 0 <= notice_s <= 86400:
             raise BadRequest(f"notice: {notice_s:g} s: must be from 0 to 86400 s (one day)")
         at_s = self._clock() + notice_s
-        await self._change(self.lending.taking(gpus, at_s))
+        await self._change(self._heard().taking(gpus, at_s))
         await self._announce()
         await asyncio.shield(asyncio.ensure_future(self._until_free(gpus)))
         give_up_s = time.monotonic() + _DRIVER_S
@@ -125,7 +130,8 @@ class Lender:
             BadRequest: a GPU or the hours are invalid.
         """
         self._check(gpus)
-        lending = self.lending
+        await asyncio.to_thread(self._word.take)
+        lending = self._heard()
         if hours is not None:
             try:
                 lending = replace(lending, hours=None if hours == "always" else LendingHours.parse(hours))
@@ -140,6 +146,7 @@ class Lender:
             works = not self.lending.is_whole and held != []
             lending = lending.taking(None, self._clock() + (HOURS_NOTICE_S if works else 0.0), by_hours=True)
         await self._change(lending)
+        await asyncio.to_thread(self._word.adopted)  # What the owner has said before is part of this.
         if lending.is_whole:
             await self._announce()
         else:
@@ -149,13 +156,35 @@ class Lender:
 
     def refuses(self, slots: Iterable[int] = ()) -> bool:
         """Returns whether a task with these GPU slots may not be started."""
-        return self.lending.refuses(slots)
+        return self._heard().refuses(slots)
+
+    def _heard(self) -> Lending:
+        """Returns the record with what the owner has said while this agent did not answer."""
+        said = self._word.read()
+        return self.lending if said is None else self.lending.with_word(said)
+
+    async def _hear(self) -> None:
+        """Adopts what the owner has said while this agent did not answer."""
+        if self._word.read() is None:
+            return
+        taking = asyncio.ensure_future(asyncio.to_thread(self._word.take))
+        await asyncio.wait({taking}, timeout=_WRITE_S)
+        await self._change(self._heard())
+        await self._announce()
+        if taking.done():  # Otherwise the disk hangs, and the word stays for the next round.
+            await asyncio.wait({asyncio.ensure_future(asyncio.to_thread(self._adopt))}, timeout=_WRITE_S)
+
+    def _adopt(self) -> None:
+        """Writes the record, and removes the word that it contains. Blocks as long as the disk does."""
+        self._write()
+        if self.problem is None:
+            self._word.adopted()
 
     async def run(self) -> None:
         """Follows the lending hours, finishes a reclaim that an earlier agent began, and counts the GPU time."""
         announced = False
         while True:
-            for act in (self._follow_hours, self._finish, self._shape, self._count):
+            for act in (self._hear, self._follow_hours, self._finish, self._shape, self._count):
                 try:
                     if not announced and (self.lending.is_whole or self.lending.gpus_at_s):
                         await self._announce()
@@ -189,7 +218,7 @@ class Lender:
     def status(self) -> dict[str, Any]:
         """Returns what is lent, what runs, and how long until it is free, as values of JSON."""
         lending, now_s = self.lending, self._clock()
-        running = [self._view(one) for one in self._stopping.held()]
+        running = [view(one, self._outcomes) for one in self._stopping.held()]
         use = self._use_of_taken()
         taken = [one for one in running if lending.is_whole or set(one["gpus"]) & set(lending.gpus_at_s)]
         return {
@@ -209,6 +238,7 @@ class Lender:
             "running": running,
             "given_gpu_h": lending.given_gpu_s / 3600,
             "problem": self.problem,
+            "shared_tmp": self.shared_tmp,
             "now_s": now_s,
         }
 
@@ -224,7 +254,7 @@ class Lender:
 
     async def _change(self, lending: Lending) -> None:
         """Applies a new record at once, and writes it. A disk that fails or hangs does not keep the owner's machine."""
-        self.lending = lending
+        self.lending = replace(lending, said_at_s=max(self._clock(), self.lending.said_at_s))
         self._switch()
         self._quiet_since_s = None
         self.away.clear()
@@ -289,6 +319,7 @@ class Lender:
             due = [one for one in held if self.lending.refuses(one.slots) and (gpus is None or one.slots & gpus)]
             running = await self._stopping.remaining([one.folder for one in due])
             if not running:
+                await self._stopping.clean()
                 return
             await next_look(running, self._config.poll_interval_s)
 
@@ -303,7 +334,7 @@ class Lender:
 
     def _leaving(self) -> list[Leaving]:
         return [
-            _leaving(run, cgroup, due_s)
+            leaving_task(run, cgroup, due_s)
             for one in self._stopping.held()
             if (due_s := self.lending.due_s(one.slots)) is not None and due_s > self._clock()
             for run in one.folder.runs()
@@ -356,39 +387,6 @@ class Lender:
         lending = self.lending
         opens_at = None if lending.hours is None or not lending.by_hours else lending.hours.opens_at(self._local())
         return None if opens_at is None else opens_at.timestamp()
-
-    def _view(self, one: Held) -> dict[str, Any]:
-        try:
-            launch = one.folder.launch()
-        except (OSError, ValueError):
-            launch = None
-        runs = one.folder.runs()
-        started = [at_s for run in runs if (at_s := run.started_at_s()) is not None]
-        grace_s = 0.0 if launch is None else launch.checkpoint.grace_s
-        leaving = [found for run in runs if (found := self._outcomes.get(run.run_id)) is not None]
-        ends = [ends_s for run in runs if (ends_s := _ends_in_s(run)) is not None]
-        return {
-            "workload": one.folder.workload_id,
-            "name": None if launch is None else launch.name,
-            "tenant": None if launch is None else launch.tenant,
-            "gpus": sorted(one.slots),
-            "tasks": len(runs),
-            "since_s": min(started, default=None),
-            "ends_in_s": max(ends, default=grace_s),
-            "checkpoint": max(leaving).name.lower() if leaving else None,
-        }
-
-
-def _leaving(run: RunFolder, cgroup: Path, due_s: float) -> Leaving:
-    told = read_progress(run, None)
-    size_bytes = told.checkpoint_bytes if told.checkpoint_sent_bytes is None else told.checkpoint_sent_bytes
-    return Leaving(run.run_id, cgroup, size_bytes, due_s, told.pre_sync)
-
-
-def _ends_in_s(run: RunFolder) -> float | None:
-    """Returns the time until a task that was told to stop is killed, in seconds; None: it was not told."""
-    stop = run.stop()
-    return None if stop is None else max(0.0, stop.deadline_boot_s - boot_time_s())
 
 
 def _left_s(until: datetime, now: datetime) -> float:

@@ -15,6 +15,9 @@ from agent import records
 from agent.lending.hours import LendingHours
 from agent.state import read_json
 
+WORD = "word.json"
+"""The file with what the owner has said while the agent did not answer (`agent.lending.word`)."""
+
 
 @dataclass(frozen=True)
 class Lending:
@@ -30,6 +33,8 @@ class Lending:
     """When the machine is lent; None: always."""
     given_gpu_s: float = 0.0
     """GPU seconds that tasks have used on this machine."""
+    said_at_s: float = 0.0
+    """When the owner, or the lending hours, have last taken or lent something. 0: never."""
 
     @property
     def is_whole(self) -> bool:
@@ -59,6 +64,13 @@ class Lending:
         taken = {gpu: min(at_s, self.gpus_at_s.get(gpu, math.inf)) for gpu in gpus}
         return replace(self, gpus_at_s={**self.gpus_at_s, **taken})
 
+    def with_word(self, said: "Lending") -> "Lending":
+        """Returns the record after the owner takes what `said` has taken (`agent.lending.word`)."""
+        found = self if said.machine_at_s is None else self.taking(None, said.machine_at_s)
+        for gpu, at_s in said.gpus_at_s.items():
+            found = found.taking(frozenset({gpu}), at_s)
+        return found
+
     def lending_machine(self) -> "Lending":
         """Returns the record after the machine is lent again, except single GPUs that the owner has taken."""
         return replace(self, machine_at_s=None, by_hours=False)
@@ -81,6 +93,7 @@ class Lending:
             "gpus_at_s": {str(gpu): at_s for gpu, at_s in self.gpus_at_s.items()},
             "hours": None if self.hours is None else self.hours.text,
             "given_gpu_s": self.given_gpu_s,
+            "said_at_s": self.said_at_s,
         }
 
     @classmethod
@@ -93,8 +106,10 @@ class Lending:
             {int(gpu): float(at_s) for gpu, at_s in body["gpus_at_s"].items()},
             None if hours is None else LendingHours.parse(hours),
             float(body["given_gpu_s"]),
+            float(body.get("said_at_s", 0.0)),  # Records of earlier versions lack it.
         )
-        if not all(map(math.isfinite, (found.machine_at_s or 0.0, found.given_gpu_s, *found.gpus_at_s.values()))):
+        times = (found.machine_at_s or 0.0, found.given_gpu_s, found.said_at_s, *found.gpus_at_s.values())
+        if not all(map(math.isfinite, times)):
             raise ValueError("a time is not finite")
         return found
 
@@ -116,8 +131,10 @@ class LendingFile:
         return Lending() if body is None else Lending.from_json(body)
 
     def reserve(self) -> None:
-        """Reserves the disk space for the next `write`."""
+        """Reserves the disk space for the next `write`, and for a word (`agent.lending.word`)."""
         records.reserve(str(self._path))
+        if not self._path.with_name(f"{WORD}.reserve").exists():
+            records.reserve(str(self._path.with_name(WORD)))
 
     def write(self, lending: Lending) -> None:
         """Writes the record durably.
@@ -125,6 +142,15 @@ class LendingFile:
         Raises:
             OSError: the disk failed.
         """
-        body = lending.to_json()
-        fits = len(json.dumps(body)) <= records.RESERVED_BYTES
-        (records.write_reserved if fits else records.write_durably)(str(self._path), body)
+        write_record(self._path, lending)
+
+
+def write_record(path: Path, lending: Lending) -> None:
+    """Writes a record durably, into the reserved space if it fits.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    body = lending.to_json()
+    fits = len(json.dumps(body)) <= records.RESERVED_BYTES
+    (records.write_reserved if fits else records.write_durably)(str(path), body)

@@ -17,11 +17,13 @@ import logging
 import os
 import socket
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
 from agent.config import AgentConfig
 from agent.lending.lender import BadRequest, Lender
+from agent.lending.word import write_pointer
 from infra.errors import ConfigurationError
 
 _REQUEST_BYTES = 4096
@@ -53,6 +55,7 @@ def open_socket(config: AgentConfig) -> socket.socket | None:
             found.bind(f"/proc/self/fd/{folder}/{path.name}")
         finally:
             os.close(folder)
+        write_pointer(path, {"state_dir": str(config.state_dir.absolute()), "python": sys.executable})
         path.chmod(0o600)
         if os.geteuid() == 0:
             os.chown(path, uid, -1)

@@ -7,11 +7,12 @@ broken disk, its shim is signalled, and the agent kills the task itself. A failu
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from signal import SIGTERM
 
-from agent import tasks
+from agent import scratch, tasks
 from agent.config import AgentConfig
 from agent.locks import StartLocks
 from agent.processes import with_run_ids
@@ -21,6 +22,8 @@ from agent.tasks import NotStarted, RunFolder, State
 _LOCK_S = 2.0
 """The longest wait for a workload's start that is under way. If it takes longer, only its running tasks are told now,
 and the others when the notice ends."""
+_CLEAN_S = 30.0
+"""The longest wait for the removal of the files that ended tasks have left."""
 _log = logging.getLogger(__name__)
 
 
@@ -79,6 +82,23 @@ class Stopping:
     async def remaining(self, folders: Sequence[AttemptFolder]) -> list[RunFolder]:
         """Returns the tasks of attempts that run. Ends lost tasks, and kills those whose time is over."""
         return [run for folder in folders for run in folder.runs() if await asyncio.to_thread(_runs, run)]
+
+    async def clean(self) -> None:
+        """Waits until the private `/tmp` and others of attempts without running tasks are removed, within `_CLEAN_S`.
+
+        The owner gets the machine without files of tasks.
+        """
+        give_up_s = time.monotonic() + _CLEAN_S
+        while not await asyncio.to_thread(self._is_clean):
+            if time.monotonic() > give_up_s:
+                _log.warning("%s: files of tasks are still being removed", self._config.machine)
+                return
+            await asyncio.sleep(0.05)
+
+    def _is_clean(self) -> bool:
+        ended = [one for one in self._state.attempts() if not any(_is_there(run) for run in one.runs())]
+        left = [folder for folder in ended if not scratch.clear(str(folder.private))]
+        return not left
 
     async def _tell(self, folder: AttemptFolder, grace_s: float) -> None:
         lock = self._locks.of(folder.workload_id)

@@ -62,6 +62,9 @@ class MachineView(View):
     cordon: ReasonView | None = Field(description="Why nothing new is placed here")
     draining: bool
     failed_gangs: int = Field(description="Number of consecutive workloads that lost tasks or failed to start here")
+    shared_tmp: str | None = Field(
+        description="Why tasks share its /tmp, /var/tmp and /dev/shm; null: those of each attempt are private"
+    )
     address: str
     key: str = Field(description="Fingerprint of its public key")
     offered_key: str | None = Field(description="Fingerprint of another key that the machine offers, not trusted yet")
@@ -247,6 +250,7 @@ def _fields(row: Machine) -> dict[str, object]:
         "cordon": reason_view(row.cordon),
         "draining": row.draining,
         "failed_gangs": row.failed_gangs,
+        "shared_tmp": row.shared_tmp,
         "address": row.address,
         "key": key_fingerprint(row.public_key),
         "offered_key": None if row.offered_key is None else key_fingerprint(row.offered_key),

@@ -152,6 +152,7 @@ def _workload(
         id=row.id,
         tenant=row.tenant,
         submitted_at=row.submitted_at,
+        paused_s=row.paused_s,
         level=row.level,
         held=row.held_by is not None,
         jobs=spec.requests(),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from api.auth import Caller, Operator, Submitter
@@ -78,7 +78,7 @@ def hold(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
         if Phase(row.phase) not in QUEUED_PHASES:
             raise Problem(Kind.WRONG_PHASE, f"workload {row.id} is {row.phase}: only queued workloads can be held")
         if row.held_by is None:
-            row.held_by = caller.id
+            row.held_by, row.held_at = caller.id, func.now()
             reason = Reason(ReasonCode.HELD, {"by": caller.id})
             _record(session, caller, row, "workload.held", "workload.hold", reason)
         return mask(session, caller, view(session, state.queue, row))
@@ -91,7 +91,9 @@ def release(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
         row = find(session, caller, id, lock=True)
         _require_live(row)
         if row.held_by is not None:
-            row.held_by = None
+            held_s = func.coalesce(func.extract("epoch", func.now() - Workload.held_at), 0.0)
+            row.paused_s = Workload.paused_s + held_s
+            row.held_by, row.held_at, row.unheld_at = None, None, func.now()
             _record(session, caller, row, "workload.released", "workload.release", None)
         return mask(session, caller, view(session, state.queue, row))
 

@@ -17,6 +17,7 @@ from api.views import ReasonView, reason_view
 from api.workloads.reading import effective_level, find
 from api.workloads.reasons import QueueRow, Why, why_all
 from api.workloads.views import QueueEntry, QueueView, WhyView
+from api.workloads.waits import Waits, waits_of
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import ReasonCode
 from infra.db import published
@@ -55,7 +56,8 @@ def queue(
             unseen = unseen.order_by(Workload.submitted_at, Workload.id).limit(limit - len(rows))
             rows += map(QueueRow._make, session.execute(unseen))
         whys = why_all(session, state.queue, rows)
-        items = [_entry(whys[row.id], row) for row in rows]
+        waits = waits_of(session, rows)
+        items = [_entry(whys[row.id], row, waits[row.id]) for row in rows]
         found = QueueView(scanned_at=_scanned_at(newest), total=total or 0, items=items)
         return mask(session, caller, found)
 
@@ -77,13 +79,13 @@ def _scanned_at(newest: published.PublishedQueue) -> datetime | None:
     return datetime.fromtimestamp(newest.scanned_at_s, UTC) if newest.scan else None
 
 
-def _entry(why_: Why, row: QueueRow) -> QueueEntry:
+def _entry(why_: Why, row: QueueRow, waits: Waits) -> QueueEntry:
     item = why_.entry
     return QueueEntry(
         id=row.id, name=row.name, tenant=row.tenant, position=item.position if item else None,
         rank=item.rank if item else None, level=max(row.tenant_level, row.level or 0),
         over_quota=item.over_quota if item else None, credit=item.credit if item else None,
-        submitted_at=row.submitted_at, reasons=why_.reasons,
+        submitted_at=row.submitted_at, waited_s=waits.waited_s, eligible_s=waits.eligible_s, reasons=why_.reasons,
     )  # fmt: skip
 
 
@@ -104,7 +106,7 @@ def why(id: str, state: StateOf, caller: Viewer) -> WhyView:
             workload=row.id, phase=Phase(row.phase), summary=summary, reasons=reasons, rank=item.rank if item else None,
             level=effective_level(session, row), over_quota=item.over_quota if item else None,
             credit=item.credit if item else None, position=item.position if item else None,
-            of=len(newest) if item else None,
+            of=len(newest) if item else None, **waits_of(session, [row])[row.id]._asdict(),
         )  # fmt: skip
         return mask(session, caller, told)
 

@@ -29,6 +29,7 @@ from api.workloads.views import (
     WorkloadDetail,
     WorkloadView,
 )
+from api.workloads.waits import waits_of
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import ReasonCode
 from domain.reported import BandwidthReport
@@ -175,6 +176,7 @@ def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why])
     preempted = _preemptions(session, placed)
     progress = _progress(session, placed)
     lost = _lost(session, placed)
+    waits = waits_of(session, rows)
     return [
         {
             "id": row.id,
@@ -187,6 +189,8 @@ def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why])
             "level": max(levels[row.tenant], row.level or 0),
             "held_by": row.held_by,
             "submitted_at": row.submitted_at,
+            "waited_s": waits[row.id].waited_s,
+            "eligible_s": waits[row.id].eligible_s,
             "finished_at": row.finished_at,
             "region": row.region,
             "checkpoint_region": row.checkpoint_region,

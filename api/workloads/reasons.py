@@ -36,7 +36,11 @@ class QueueRow(NamedTuple):
     region: str | None
     level: int | None
     held_by: str | None
+    held_at: datetime | None
+    unheld_at: datetime | None
+    paused_s: float
     submitted_at: datetime
+    finished_at: datetime | None
     reason: dict[str, Any] | None
     tenant_level: int
 

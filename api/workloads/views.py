@@ -9,6 +9,12 @@ from api.paging import NextCursor
 from api.views import ReasonView, View
 from domain.phases import Phase
 
+_WAITED = "Seconds since the submission, without time on hold, until its end. They count for credit and reservations"
+_ELIGIBLE = (
+    "Seconds since it could last be placed: since the submission, or the end of its last attempt or hold;"
+    " null: it is not queued, or is on hold"
+)
+
 
 class TaskResourcesView(View):
     """Resources of one task."""
@@ -116,6 +122,8 @@ class WorkloadView(View):
     level: int = Field(description="The effective level: the tenant's, or the lower one that was requested")
     held_by: str | None
     submitted_at: datetime
+    waited_s: float = Field(description=_WAITED)
+    eligible_s: float | None = Field(description=_ELIGIBLE)
     finished_at: datetime | None
     region: str | None
     checkpoint_region: str | None
@@ -248,6 +256,8 @@ class WhyView(View):
     credit: float | None
     position: int | None = Field(description="Position in the queue, from 1")
     of: int | None = Field(description="Length of the queue")
+    waited_s: float = Field(description=_WAITED)
+    eligible_s: float | None = Field(description=_ELIGIBLE)
 
 
 class QueueEntry(View):
@@ -265,6 +275,8 @@ class QueueEntry(View):
     over_quota: bool | None
     credit: float | None
     submitted_at: datetime
+    waited_s: float = Field(description=_WAITED)
+    eligible_s: float | None = Field(description=_ELIGIBLE)
     reasons: list[ReasonView]
 
 

@@ -152,6 +152,12 @@ class Hello:
     """Whether the owner has taken the whole machine back, now or from an announced time."""
     withheld: int = 0
     """Mask of the GPU slots that the owner has taken back while the rest of the machine is lent."""
+    shared_tmp: str = ""
+    """Why tasks on the machine share its `/tmp`, `/var/tmp` and `/dev/shm`; empty: each attempt has its own."""
+    word_at_s: float | None = None
+    """When the owner has last taken or lent something, according to the agent's record, by its own clock, in seconds
+    since the epoch. 0: the record has no word, for example because the machine was set up again. None: an agent of an
+    earlier version, which does not record it."""
 
 
 @dataclass

@@ -184,6 +184,9 @@ class TaskSettings(Section):
     """Number of processes and threads that every task may have, whatever its resource request."""
     processes_per_cpu: int = Field(128, ge=0)
     """Number of processes and threads that a task may have in addition for each CPU that it requests."""
+    private_tmp: bool = True
+    """Whether the tasks of each attempt on a machine have a `/tmp`, `/var/tmp` and `/dev/shm` of their own, which are
+    removed at its end, if the agent may mount."""
     separate_tenants: bool = True
     """Whether each tenant's tasks run with their own user id, if the agent runs as root and `run_as` is not set."""
     first_uid: int = Field(2_000_000, gt=0)

@@ -135,10 +135,16 @@ class Machine(Base):
     offered_at: Mapped[datetime | None]
     """When the machine first registered with `offered_key`."""
     address: Mapped[str]
+    shared_tmp: Mapped[str | None]
+    """Why tasks share the machine's `/tmp`, `/var/tmp` and `/dev/shm`; None: each attempt has its own."""
     registered_at: Mapped[datetime] = mapped_column(server_default=NOW)
     lost_at: Mapped[datetime | None]
     notice: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The platform's notice that it will take the machine; None after the machine has returned."""
+    word_at_s: Mapped[float] = mapped_column(server_default="0")
+    """When the owner has last taken or lent something, by the machine's clock, in seconds since the epoch; 0: never."""
+    taken: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Whether the owner has taken the whole machine by that word."""
     answered_at: Mapped[datetime | None]
     """When tasks first ran on the machine, as far as its agent has reported; None: it has not run anything yet."""
     __table_args__ = (
@@ -174,6 +180,12 @@ class Workload(Base):
     level: Mapped[int | None]
     """Priority level that the user requested, lower than the tenant's level. None: the tenant's level."""
     held_by: Mapped[str | None]
+    held_at: Mapped[datetime | None]
+    """When the present hold began."""
+    unheld_at: Mapped[datetime | None]
+    """When the last hold ended."""
+    paused_s: Mapped[float] = mapped_column(server_default="0")
+    """Seconds on hold, over all holds that have ended. They do not count as waiting."""
     submitted_at: Mapped[datetime] = mapped_column(server_default=NOW)
     finished_at: Mapped[datetime | None]
     region: Mapped[str | None]

@@ -48,7 +48,7 @@ def queue_snapshot(session: Session, settings: SchedulerSettings, now: float | N
         QueuedWorkload(
             id=row.id,
             tenant=row.tenant,
-            submitted_at_s=row.submitted_at.timestamp(),
+            submitted_at_s=row.submitted_at.timestamp() + row.paused_s,
             jobs=WorkloadSpec.model_validate(row.spec).requests(),
             requested_level=row.level,
             held=row.held_by is not None,

@@ -10,7 +10,7 @@ from domain.protocol import MachineNotice
 from domain.reported import OWNER, NoticeReport
 from infra.db.models import Machine
 from tests.activities.invariants import check
-from tests.activities.world import StalePlan, World, job
+from tests.activities.world import StalePlan, World, job, key
 
 M = "r/c/m"
 
@@ -154,3 +154,34 @@ def test_the_scheduler_learns_what_is_lent_again(fleet: World, is_whole: bool) -
     assert fleet.put_out("wake") == wakes, "the same hello changes nothing"
     fleet.machine(M, withheld=0 if is_whole else 0b0100)
     assert fleet.put_out("wake") == wakes + 1
+
+
+def test_a_machine_that_is_set_up_again_stays_its_owners(fleet: World) -> None:
+    """The owner's word outlasts the disk that has it, also after an operator trusts the new key, until a new word."""
+    fleet.machine(M, taken=True, word_at_s=100.0)
+    fresh = {"incarnation": "boot-2", "public_key": key("new")}
+    assert fleet.machines.register(fleet.hello(M, word_at_s=0.0, **fresh)).refused
+    fleet.alter(Machine, M, public_key=key("new"), offered_key=None, offered_at=None, cordon=None)
+    workload = fleet.submit()
+    for _ in range(2):
+        fleet.machine(M, word_at_s=0.0, **fresh)
+        row = _row(fleet)
+        assert row.notice is not None and row.notice["detail"]["platform"] == "owner" and row.cordon == row.notice
+        assert fleet.tick().awarded == 0
+    fleet.machine(M, word_at_s=200.0, **fresh)
+    assert (_row(fleet).notice, _row(fleet).cordon) == (None, None)
+    assert fleet.tick().awarded == 1 and M in fleet.holdings(workload)
+
+
+def test_gpus_stay_their_owners_if_a_machine_is_set_up_again(fleet: World) -> None:
+    """What the known word and the older one have taken is withheld; a newer word replaces both."""
+    fleet.machine(M, withheld=0b0011, word_at_s=100.0)
+    for said, withheld, expected in ((0.0, 0, 0b0011), (50.0, 0b0100, 0b0111), (200.0, 0b1000, 0b1000)):
+        fleet.machine(M, withheld=withheld, word_at_s=said)
+        assert _row(fleet).withheld == expected
+    fleet.machines.noticed(MachineNotice(M, "boot-1", NoticeReport("owner", "preempt", True, 300.0, 300.0)))
+    fleet.machine(M, word_at_s=200.0)
+    assert _row(fleet).taken, "the notice is newer than the word of this registration"
+    fleet.machine(M, word_at_s=1e300)
+    fleet.machine(M, taken=True, word_at_s=time.time() + 5)
+    assert _row(fleet).taken, "a clock that was ahead does not make later words void"

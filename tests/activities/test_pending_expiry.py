@@ -25,7 +25,9 @@ def test_a_wait_that_is_too_long_ends_once(world: World) -> None:
         assert row.reason["code"] == "pending_expired" and row.reason["detail"]["limit_s"] == 60.0
         assert row.reason["detail"]["waited_s"] >= 3600
     assert world.mail(late) == [], "a workload that was never placed has no workflow"
-    world.alter(Workload, held, held_by=None)
+    world.alter(Workload, held, held_by=None, unheld_at=text("now()"))
+    assert expire_pending(world.engine) == [], "the time on hold does not count"
+    world.alter(Workload, held, unheld_at=text("now() - interval '61 seconds'"))
     assert expire_pending(world.engine) == [held]
 
 

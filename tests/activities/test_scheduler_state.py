@@ -158,7 +158,7 @@ def _end(world: World, chance: random.Random) -> None:
 
 
 def _move(world: World, chance: random.Random) -> None:
-    """Changes the age or the requested level of a queued workload."""
+    """Changes the age, the time on hold or the requested level of a queued workload."""
     with world.session() as session:
         queued = session.scalars(
             select(Workload).where(Workload.phase.in_(["pending", "preempted"])).order_by(Workload.id)
@@ -167,6 +167,7 @@ def _move(world: World, chance: random.Random) -> None:
             row = chance.choice(queued)
             row.submitted_at = text(f"now() - interval '{chance.randrange(9000)} seconds'")
             row.level = chance.choice([None, 5, 7])
+            row.paused_s = chance.choice([0.0, 0.0, 100.25, 5000.0])
 
 
 def test_what_others_do_at_the_same_time_is_seen_once_it_is_committed(world: World) -> None:

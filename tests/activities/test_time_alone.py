@@ -72,3 +72,22 @@ def test_a_pass_is_due_when_a_gang_has_waited_long_enough_to_reserve(world: Worl
     world.alter(Workload, gangs[1], submitted_at=text("now() - interval '3600 seconds'"))
     assert world.tick().rest_s is None, "the region has a reservation now"
     assert world.waiting(gangs[1])[0] == "reserved r"
+
+
+def test_the_time_on_hold_gives_no_credit_and_no_reservation(world: World) -> None:
+    """A gang that was on hold for six of its seven days counts like one that was submitted a day ago."""
+    world.configure(reserve_after_s=2 * 86400.0)
+    world.region("r")
+    world.machine("r/c/m", gpus=1)
+    world.running(job(gpus=1))
+    placeholder, other = world.submit(job(gpus=1)), world.submit(job(gpus=1))
+    week, day = (text(f"now() - interval '{days} days'") for days in (7, 1))
+    world.alter(Workload, placeholder, submitted_at=week, held_by="somebody", held_at=text("now()"))
+    world.alter(Workload, other, submitted_at=day)
+    world.tick()
+    world.alter(Workload, placeholder, held_by=None, held_at=None, paused_s=6 * 86400.0)
+    world.tick()
+    with world.scheduler_state.current() as state:
+        ranked = {one.id: one for one in state.queue.scan(state.now_s).result().queue}
+    assert ranked[placeholder].credit == pytest.approx(ranked[other].credit, abs=0.1)
+    assert world.waiting(placeholder)[0] != "reserved r" != world.waiting(other)[0]

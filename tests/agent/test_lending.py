@@ -1,11 +1,15 @@
 """The owner of a machine takes it back and lends it again: real agent, real tasks, real socket."""
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,14 +23,16 @@ from agent.lending.hours import LendingHours
 from agent.lending.lender import Lender
 from agent.lending.record import Lending, LendingFile
 from agent.lending.serving import open_socket, serve_owner, socket_path
+from agent.lending.word import FileWithoutAgent, OwnersWord
 from agent.locks import StartLocks
 from agent.notices import MachineNotices
 from agent.shim import boot_time_s
 from agent.state import StateFolder
 from agent.tasks import State
 from domain.ids import machine_workflow_id
-from domain.protocol import Activity, NodeOutcome, Pace, RunPace
+from domain.protocol import Activity, Attend, NodeOutcome, Pace, RunPace
 from infra.config import TemporalSettings
+from infra.errors import ConfigurationError
 from infra.temporal_client import connect
 from tests.agent.harness import Lab, description, processes_of, until_async
 
@@ -378,3 +384,119 @@ def test_a_damaged_record_lends_nothing(tmp_path: Path) -> None:
         (tmp_path / "lending.json").write_text(text)
         lender = Lender(config, StateFolder(tmp_path), MachineNotices(None, {}), StartLocks())
         assert lender.refuses() and lender.problem is not None, text
+
+
+_AGENT = """
+import sys
+from agent.config import AgentConfig
+from agent.host import run_agent
+from infra.config import TemporalSettings
+run_agent(AgentConfig.model_validate_json(sys.argv[1]), TemporalSettings(address=sys.argv[2]))
+"""
+
+
+@contextlib.contextmanager
+def _process(config: AgentConfig, lab: Lab) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs an agent in a process of its own."""
+    command = [sys.executable, "-c", _AGENT, config.model_dump_json(), lab.temporal.address or ""]
+    with subprocess.Popen(command) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def test_the_owner_of_a_stopped_agent_takes_the_machine(lab: Lab) -> None:
+    """The command stops the tasks itself. The agent obeys when it continues, and starts nothing before that."""
+    config = lab.config(gpus=2, gpu_type="g", owner=OWNER)
+    launch = description(lab.region, config, STUBBORN, "sleep 600")
+    lab.write(launch)
+    runs = [lab.folder_of(launch, config, task=task) for task in range(2)]
+    with _process(config, lab) as agent:
+        await lab.run(launch, config.machine)
+        await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs))
+        agent.send_signal(signal.SIGSTOP)
+        status = await _mizzen(config, "reclaim", "--now")
+        assert (status["free"], status["lent"], status["running"]) == (True, False, [])
+        assert all(tasks.look(run) is State.ENDED for run in runs)
+        other = description(lab.region, config, "sleep 600")
+        lab.write(other)
+        refused = await lab.run(other, config.machine, attempts=1)
+        await asyncio.sleep(0.5)
+        agent.send_signal(signal.SIGCONT)
+        await until_async(lambda: LendingFile(config.state_dir).read().is_whole)
+        assert not (await _mizzen(config, "lending"))["lent"]
+        await until_async(lambda: OwnersWord(config.state_dir).read() is None)
+        async with asyncio.timeout(60):  # Its open poll has brought the request, or the polls are closed for a while.
+            assert (await refused.failure()).type == "TakenBack"
+        assert (await _mizzen(config, "lend"))["lent"]
+        assert not lab.folder_of(other, config).path.exists()
+
+
+async def test_the_owner_of_a_dead_agent_takes_gpus(lab: Lab) -> None:
+    """The command stops the tasks on these GPUs, and the next agent has the owner's word."""
+    config = lab.config(gpus=2, gpu_type="g", owner=OWNER)
+    launches = [description(lab.region, config, "sleep 600") for _ in range(2)]
+    with _process(config, lab) as agent:
+        for launch in launches:
+            lab.write(launch)
+            await lab.run(launch, config.machine)
+        runs = [lab.folder_of(launch, config) for launch in launches]
+        await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs))
+        agent.kill()
+        agent.wait()
+    status = await _mizzen(config, "reclaim", "--notice", "5s", "--gpus", "0,1")
+    assert status["free"] and list(status["gpus_at_s"]) == ["0", "1"]
+    assert all(tasks.look(run) is State.ENDED for run in runs)
+    async with lab.agent(config):
+        shown = await _mizzen(config, "lending")
+        assert (shown["lent"], list(shown["gpus_at_s"])) == (True, ["0", "1"])
+
+
+def test_a_word_outlasts_an_agent_that_was_stopped_during_a_write(tmp_path: Path) -> None:
+    """The agent's older record replaces nothing that the owner has said; several words add up."""
+    own, word = LendingFile(tmp_path), OwnersWord(tmp_path)
+    FileWithoutAgent(tmp_path).write(Lending().taking(frozenset({1}), 50.0))
+    own.write(Lending(given_gpu_s=7.0))
+    said = word.read()
+    assert said is not None and own.read().with_word(said).gpus_at_s == {1: 50.0}
+    word.take()
+    FileWithoutAgent(tmp_path).write(Lending().taking(None, 60.0))
+    said = word.read()
+    assert said is not None and (said.machine_at_s, said.gpus_at_s) == (60.0, {1: 50.0})
+    word.adopted()
+    own.reserve()
+    assert (tmp_path / "word.json.reserve").stat().st_size == records.RESERVED_BYTES, "also on a full disk"
+    said = word.read()
+    assert said is not None and said.machine_at_s == 60.0, "the newer word was not part of what was adopted"
+    (tmp_path / "word.json").write_text("{")
+    damaged = word.read()
+    assert damaged is not None and damaged.is_whole
+
+
+async def test_an_agent_without_its_state_folder_ends(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """It refuses launches at once, its machine is lost, its tasks get their notice and end, and it says why."""
+    config = lab.config(gpus=2, gpu_type="g", owner=OWNER)
+    saved = config.state_dir.parent / "saved"
+    saving = f"trap 'echo saved > {saved}; exit 0' TERM; while :; do sleep 0.05; done"
+    launch, other = description(lab.region, config, saving), description(lab.region, config, "sleep 600")
+    for one in (launch, other):
+        lab.write(one)
+    serving = asyncio.create_task(serve(config, lambda: connect(lab.temporal)))
+    attending = await lab.start(Activity.ATTEND, config.machine, await _attend(config))
+    await lab.run(launch, config.machine)
+    run = lab.folder_of(launch, config)
+    await until_async(lambda: tasks.look(run) is State.RUNNING)
+    shutil.rmtree(config.state_dir)
+    refused = await (await lab.run(other, config.machine)).failure()
+    assert refused.type == "MachineFault" and "was deleted or replaced" in str(refused)
+    assert (await attending.failure()).type == "MachineFault"
+    with pytest.raises(ConfigurationError, match=r"was deleted or replaced while the agent ran; .* machines trust"):
+        await serving
+    assert saved.read_text() == "saved\n"
+    assert not run.path.exists() and not [pid for pid in processes_of(config.state_dir) if pid != os.getpid()]
+
+
+async def _attend(config: AgentConfig) -> Attend:
+    await until_async((config.state_dir / "incarnation").exists)
+    return Attend(config.machine, StateFolder(config.state_dir).incarnation(), [])

@@ -1,11 +1,15 @@
 """The queue and `why`: a summary for each phase, and reasons with codes and figures."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
+from sqlalchemy import func
 
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from infra.db.logs import Waiting
-from tests.api.calls import T0, get
+from infra.db.models import Workload
+from tests.api.calls import T0, act, get
 from tests.api.published import EVICTED, FULL, publish
 from tests.api.world import ApiWorld
 
@@ -130,3 +134,35 @@ async def test_why_a_workload_ended(shared_world: ApiWorld, phase: Phase, reason
     id_ = shared_world.add_workload(phase, reason=reason.to_json())
     shared_world.add_attempt(id_, 1, "north/alpha/m1", 0, released_at=T0)
     assert (await get(shared_world, f"/v1/workloads/{id_}/why"))["summary"] == summary
+
+
+async def test_the_time_on_hold_is_no_wait(world: ApiWorld) -> None:
+    """`waited_s` is the time since the submission without holds; `eligible_s` begins again at the end of a hold."""
+    id_ = world.add_workload(submitted_at=func.now() - timedelta(hours=3))
+    await act(world, f"/v1/workloads/{id_}/hold", "vision")
+    with world.session() as session:
+        session.get_one(Workload, id_).held_at = func.now() - timedelta(hours=2)
+    held = await get(world, f"/v1/workloads/{id_}")
+    assert (held["waited_s"], held["eligible_s"]) == (pytest.approx(3600, abs=60), None)
+    released = (await act(world, f"/v1/workloads/{id_}/release", "vision")).json()
+    assert released["eligible_s"] < 60
+    publish(world, (id_, 3, 1.5))
+    (entry,) = (await get(world, "/v1/queue"))["items"]
+    for body in (released, entry, await get(world, f"/v1/workloads/{id_}/why")):
+        assert body["waited_s"] == pytest.approx(3600, abs=60)
+    (live,) = (await get(world, "/v1/snapshot"))["workloads"]
+    assert live["paused_s"] == pytest.approx(7200, abs=60)
+
+
+async def test_running_time_counts_as_waiting_and_the_last_attempt_begins_the_second_figure(world: ApiWorld) -> None:
+    """A preempted workload has waited since its submission, and could be placed since its last attempt ended."""
+    now = datetime.now(UTC)
+    id_ = world.add_workload(Phase.PREEMPTED, attempt=2, submitted_at=now - timedelta(hours=5))
+    for number, hours in ((1, 4), (2, 1)):
+        world.add_attempt(id_, number, "north/alpha/m1", 0b1, released_at=now - timedelta(hours=hours))
+    ended = world.add_workload(
+        Phase.CANCELLED, submitted_at=now - timedelta(hours=5), finished_at=now - timedelta(hours=3)
+    )
+    found = [await get(world, f"/v1/workloads/{one}") for one in (id_, ended)]
+    assert [one["waited_s"] for one in found] == [pytest.approx(5 * 3600, abs=60), pytest.approx(2 * 3600, abs=60)]
+    assert [one["eligible_s"] for one in found] == [pytest.approx(3600, abs=60), None]

@@ -19,7 +19,7 @@ _LASTS_S = {
     "temporal-rolled-back": (2.0, 8.0),
     "disk-full": (3.0, 9.0),
 }
-REQUESTS = ("cancel-storm", "quota", "preempt", "drain", "cordon", "reclaim")
+REQUESTS = ("cancel-storm", "quota", "preempt", "drain", "cordon", "reclaim", "reclaim-stopped", "idle-machine")
 
 
 @dataclass(frozen=True)

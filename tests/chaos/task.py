@@ -50,7 +50,7 @@ def main() -> None:
     threading.Thread(target=_beat, args=(journal,), daemon=True).start()
     try:
         _count(journal, steps, step_s)
-    except Exception:  # For example, a save on a full disk: the task itself fails.
+    except Exception:  # For example, saves failed up to their limit: the task itself fails.
         journal.write("end", exit_code=1)
         raise
     import mizzen
@@ -71,8 +71,10 @@ def _count(journal: Journal, steps: int, step_s: float) -> None:
         time.sleep(step_s)
         step += 1
         mizzen.progress(step)
-        if saver.writer and (step == steps or saver.should_save(step)):
+        if saver.writer and step == steps:
             saver.save(step, {"step": step})
+            journal.write("saved", step=step)
+        elif saver.writer and saver.should_save(step) and saver.try_save(step, {"step": step}):
             journal.write("saved", step=step)
         if mizzen.preempted() and step < steps:
             journal.write("preempted", step=step)

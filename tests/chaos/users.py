@@ -1,6 +1,9 @@
 """Simulated users: they submit, time out and retry, cancel many workloads, change quotas, preempt, drain and cordon."""
 
 import contextlib
+import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,16 +14,20 @@ from typing import Any
 
 import httpx
 
+from infra.config import TemporalSettings
 from server.agents import machine_state_dir
-from tests.chaos.faults import now_s
+from tests.chaos.faults import BLACKOUT_S, now_s
 from tests.chaos.observed import Observed, Order, Owned
 from tests.chaos.schedule import FLEET_GPUS, LEVELS, Request, Submission
 from tests.stack.harness import ROOT, Up
+from tests.stack.idler import idler
 
 _TASK = Path(__file__).with_name("task.py")
 _STEP_S = 0.1
 _PATIENCE_S = 240.0
 """The time for which a user retries a request during an outage."""
+IDLE = "east/idle/a-machine"
+"""A lent machine that accepts every request and starts nothing."""
 _ENDED = ("succeeded", "failed", "cancelled")
 
 
@@ -53,7 +60,9 @@ class Users:
         self._http.close()
 
     def make_tenants(self) -> None:
-        """Creates all tenants, each with a quota of the whole fleet."""
+        """Creates all tenants, each with a quota of the whole fleet, and the cluster of the idle machine."""
+        key = {"role": "machine", "tenant": None, "label": "", "expires_in_s": None, "machine": IDLE}
+        assert self._patiently("POST", "/keys", key).is_success
         for name, level in LEVELS.items():
             assert self._patiently("PUT", f"/tenants/{name}", self._tenant(level, FLEET_GPUS)).is_success
 
@@ -79,6 +88,8 @@ class Users:
             "tenant": what.tenant,
             "checkpoint": {"interval": "1s", "grace": "5s"},
             "limits": {"retries": 0 if what.exit_code else 50},
+            # Some may be placed on the idle machine.
+            **({"capacity": ["reserved", "voluntary"]} if what.name.endswith(("0", "3", "6", "9")) else {}),
             "jobs": [
                 {
                     "name": "count",
@@ -135,6 +146,8 @@ class Users:
             "drain": self._drain,
             "cordon": self._cordon,
             "reclaim": self._reclaim,
+            "reclaim-stopped": self._reclaim_stopped,
+            "idle-machine": self._idle_machine,
         }
         self._pending.append(self._threads.submit(act[what.kind], what))
 
@@ -183,7 +196,7 @@ class Users:
 
     def _reclaim(self, what: Request) -> None:
         """Takes a machine, or one GPU of it, back at once or with a notice, and lends it again."""
-        machines = sorted(m["id"] for m in self._patiently("GET", "/machines").json()["items"])
+        machines = self._machines()
         if not machines:
             return
         place = what.draw * len(machines)
@@ -194,12 +207,45 @@ class Users:
             arguments += ["--gpus", str(slots[0])]
         if not self._owner(machine, "reclaim", *arguments):
             return
-        free_s = now_s()
+        self._keep_and_lend(what, machine, slots, now_s())
+
+    def _keep_and_lend(self, what: Request, machine: str, slots: tuple[int, ...] | None, free_s: float) -> None:
         time.sleep(what.lasts_s)
         with self._lock:
             self._seen.owned.append(Owned(machine, slots, free_s, now_s()))
         self._owner(machine, "lend")
         self.asked.append(what.kind)
+
+    def _reclaim_stopped(self, what: Request) -> None:
+        """Takes a machine back at once while its agent is stopped, and continues the agent afterwards."""
+        machines = self._machines()
+        if not machines:
+            return
+        machine = machines[int(what.draw * len(machines))]
+        with contextlib.suppress(OSError, ValueError, ProcessLookupError):
+            pid = json.loads((machine_state_dir(self._up.data, machine) / "agent.json").read_bytes())["pid"]
+            began_s = now_s()
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                is_free = self._owner(machine, "reclaim", "--now")
+                free_s = now_s()
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            if free_s - began_s > BLACKOUT_S:
+                self._seen.blackouts.append((began_s, free_s + BLACKOUT_S))
+            if is_free:
+                self._keep_and_lend(what, machine, None, free_s)
+
+    def _idle_machine(self, what: Request) -> None:
+        """Runs a lent machine that accepts every request and starts nothing."""
+        temporal = TemporalSettings(address=f"127.0.0.1:{self._up.ports['temporal-port']}")
+        with idler(temporal, IDLE, FLEET_GPUS, "a100"):
+            time.sleep(2 * what.lasts_s)
+        self.asked.append(what.kind)
+
+    def _machines(self) -> list[str]:
+        """Returns the ids of the machines of the fleet, sorted."""
+        return sorted(m["id"] for m in self._patiently("GET", "/machines").json()["items"] if m["id"] != IDLE)
 
     def _owner(self, machine: str, *arguments: str) -> bool:
         """Runs a command of a machine's owner, again while the agent is down; returns False if it stays down."""
@@ -215,7 +261,7 @@ class Users:
         return False
 
     def _machine(self, what: Request, on: str, off: str) -> None:
-        machines = sorted(m["id"] for m in self._patiently("GET", "/machines").json()["items"])
+        machines = self._machines()
         if not machines:
             return
         path = f"/machines/{machines[int(what.draw * len(machines))]}"
@@ -276,7 +322,8 @@ class Users:
         deadline_s = time.monotonic() + timeout_s
         while True:
             machines = self._patiently("GET", "/machines").json()["items"]
-            bad = [m for m in machines if m["state"] != "ready" or m["cordon"] is not None or m["draining"]]
+            bad = [m for m in machines if m["id"] != IDLE]
+            bad = [m for m in bad if m["state"] != "ready" or m["cordon"] is not None or m["draining"]]
             # If a workload did not end, that is already a violation, and the slots that it holds are no second one.
             held = [] if self._seen.live else [m for m in machines if m["slots_held"] or m["slots_promised"]]
             if not (bad or held) or time.monotonic() > deadline_s:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.db import integrity
-from infra.db.models import Region
+from infra.db.models import Machine, Region
 from infra.db.rounds import note_round
 from infra.db.session import transaction
 from infra.db.tables import Replica, Table
@@ -29,6 +29,18 @@ def test_operators_see_and_change_machines(as_operator: Service, capsys: Capture
     assert run(["machines", "cordon", "north/alpha/m9", "nonsense"]) == 3
     assert run(["regions"]) == run(["clusters", "--region", "north"]) == 0
     assert "a100 0/8" in capsys.readouterr().out
+
+
+def test_machines_say_why_tasks_share_their_folders(as_operator: Service, capsys: Capture) -> None:
+    """The list says which machines have private temporary folders, and why the others have none."""
+    with transaction(as_operator.engine) as session:
+        session.get_one(Machine, "north/alpha/m1").shared_tmp = "no mounts"
+    assert run(["machines", "list", "--region", "north"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split("shared: ")[1:] for line in shown if line.startswith("north/alpha/m1 ")] == [["no mounts"]]
+    assert all(line.endswith("private") for line in shown[1:] if not line.startswith("north/alpha/m1 "))
+    with transaction(as_operator.engine) as session:
+        session.get_one(Machine, "north/alpha/m1").shared_tmp = None
 
 
 def test_operators_say_what_clusters_cost(as_operator: Service, capsys: Capture) -> None:

@@ -36,19 +36,49 @@ def test_wait_succeeds_only_if_all_did(as_vision: Service, submit: Submit, capsy
 def test_a_workload_is_found_by_the_start_of_its_id_or_its_name(
     as_vision: Service, submit: Submit, capsys: Capture
 ) -> None:
-    """A unique prefix of an id or a live workload's name is accepted; ambiguous ones exit with 2, unknown with 3."""
+    """A unique prefix of an id or a name is accepted; an ambiguous prefix exits with 2, an unknown name with 3.
+
+    Commands that read take the newest workload with a name, live or not, and say so.
+    """
     one, two = submit(name="solo"), submit(name="pair")
     third = submit(name="pair")
+    capsys.readouterr()
     assert run(["show", one[:-1]]) == 0 and run(["show", "solo"]) == 0
-    assert run(["show", "pair"]) == 2
-    err = capsys.readouterr().err
-    assert two in err and third in err
-    as_vision.become(two, Phase.FAILED, 0, FAILED)
-    assert run(["show", "pair", "-o", "name"]) == 0
-    assert capsys.readouterr().out == f"{third}\n"
+    assert capsys.readouterr().err == ""
+    as_vision.become(third, Phase.FAILED, 0, FAILED)
+    for command in ("show", "why", "logs", "events", "wait"):
+        assert run([command, "pair"]) == (command == "wait")
+        out, err = capsys.readouterr()
+        assert f"several workloads are named 'pair'; this is the newest, {third} (failed)" in err, command
+        assert two not in out + err
     assert run(["show", "wl-"]) == 2
     assert run(["show", "nobody"]) == 3
     assert run(["show", "wl-0000000000000000"]) == 3
+
+
+def test_a_command_that_changes_workloads_asks_which_one(
+    as_vision: Service, submit: Submit, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of one live workload is enough. If several have it, the command asks; without a terminal it fails."""
+    first, second, third = submit(name="twins"), submit(name="twins"), submit(name="twins")
+    as_vision.become(third, Phase.FAILED, 0, FAILED)
+    for command in (["cancel", "twins"], ["hold", "twins"], ["lower", "twins", "5"]):
+        assert run(command) == 2
+        err = capsys.readouterr().err
+        assert first in err and second in err and third not in err
+    monkeypatch.setattr("sys.stdin", _Terminal("n\ny\n"))
+    assert run(["cancel", "twins"]) == 130
+    assert run(["cancel", "twins", "-o", "name"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{second}\n" and f"Do you mean the newest, {second}?" in err
+    as_vision.become(second, Phase.FAILED, 0, FAILED)
+    assert run(["cancel", "twins", "-o", "name"]) == 0  # One live workload is left, and ended ones do not count.
+    assert capsys.readouterr().out == f"{first}\n"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_show_is_a_readable_page(as_vision: Service, submit: Submit, capsys: Capture) -> None:

@@ -1,12 +1,15 @@
 """Policies on fleets so small that the outcome can be computed by hand."""
 
+from collections.abc import Sequence
 from math import inf
 
 import pytest
 
+from auction.candidate import Candidate, Outcome
 from domain.scheduling import TenantState
 from infra.errors import ConfigurationError
 from simulation.policies import POLICIES, policies
+from simulation.run import Run
 from simulation.workloads import Workload
 from tests.simulation.scenarios import SURE, happenings, machines, scenario, tenant, when, where, workload
 
@@ -225,3 +228,21 @@ def test_the_end_of_a_protection_starts_a_pass() -> None:
     work = [workload("low", level=6, duration_s=9000), workload("urgent", level=3, submit_s=10)]
     awarded = when(happenings(scenario(machines("east", 1), work, settings=protects))[1], "awarded")
     assert awarded["urgent"] == 120
+
+
+def test_an_evicted_gang_has_waited_since_its_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the live system, an eviction does not begin the wait again that counts for reservations."""
+    work = [workload("low", level=6, submit_s=100, duration_s=5000), workload("urgent", level=1, submit_s=600)]
+    run = Run(scenario(machines("east", 1), work, until_s=1200), POLICIES["global"])
+    waited = {}
+    place = run.engine.place
+
+    def seen(candidates: Sequence[Candidate]) -> Sequence[Outcome]:
+        for one in candidates:
+            if one.request.workload == "00000000":
+                waited[run.simulator.now_s] = one.waited_s
+        return place(candidates)
+
+    monkeypatch.setattr(run.engine, "place", seen)
+    run.go()
+    assert max(waited) > 600 and waited == {now_s: now_s - 100 for now_s in waited}

@@ -70,7 +70,7 @@ def installation(folder: Path) -> Iterator[tuple[Up, Ec2]]:
         up = Up(folder, FLEET)
         config = folder / "config.yaml"
         # As in the stack's own settings: tasks must be able to read the gate file in the folder of the test.
-        (folder / "agents.yaml").write_text("tasks: {separate_tenants: false}\n")
+        (folder / "agents.yaml").write_text("tasks: {separate_tenants: false, private_tmp: false}\n")
         config.write_text(config.read_text() + settings(region, up.ports["temporal-port"], folder / "agents.yaml"))
         host = MotoHost(region, folder / "ec2")
         host.start()

@@ -16,6 +16,9 @@ from domain.protocol import Activity, Hello
 from infra.config import TemporalSettings
 from infra.temporal_client import connect
 
+_KEY = public_key(new_key())
+"""The same for each start in this process, as on the disk of a machine."""
+
 
 async def _for_ever() -> None:
     while True:
@@ -43,6 +46,11 @@ async def _attend(_request: Any) -> None:
     await _for_ever()
 
 
+async def _idle_if_possible(temporal: TemporalSettings, hello: Hello, over: asyncio.Event) -> None:
+    with contextlib.suppress(Exception):  # Temporal may be down, or the key revoked: then nobody sees the machine.
+        await _idle(temporal, hello, over)
+
+
 async def _idle(temporal: TemporalSettings, hello: Hello, over: asyncio.Event) -> None:
     client = await connect(temporal)
     await client.start_workflow(
@@ -62,11 +70,9 @@ async def _idle(temporal: TemporalSettings, hello: Hello, over: asyncio.Event) -
 def idler(temporal: TemporalSettings, machine: str, gpus: int, gpu_type: str) -> Iterator[None]:
     """Runs such a machine in a thread. It claims `gpus` GPUs, and connects with its own key."""
     region, cluster, _ = machine.split("/")
-    hello = Hello(
-        machine, region, cluster, "r0", gpu_type, gpus, 64_000, 1 << 38, "127.0.0.1", "boot", public_key(new_key())
-    )
+    hello = Hello(machine, region, cluster, "r0", gpu_type, gpus, 64_000, 1 << 38, "127.0.0.1", "boot", _KEY)
     loop, over = asyncio.new_event_loop(), asyncio.Event()
-    running = threading.Thread(target=lambda: loop.run_until_complete(_idle(temporal, hello, over)))
+    running = threading.Thread(target=lambda: loop.run_until_complete(_idle_if_possible(temporal, hello, over)))
     running.start()
     try:
         yield

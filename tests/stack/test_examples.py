@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -15,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from infra.stack.ports import free_port
-from tests.stack.harness import ROOT, Up
+from tests.stack.harness import ROOT, Up, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 ADDRESS = "http://127.0.0.1:8080"
 BALANCER = "127.0.0.1:8000"
+PROVIDERS = ROOT / "docs" / "providers.md"
 
 
 def write_philly(path: Path, days: int = 35, rows: int = 600) -> None:
@@ -36,7 +38,8 @@ def write_philly(path: Path, days: int = 35, rows: int = 600) -> None:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A stack that `mizzen up` starts in a folder that looks like a checkout."""
-    up = Up(tmp_path_factory.mktemp("checkout"), fleet=None, lost_s=120)
+    [settings] = re.findall(r"<<'EOF'\n(.*?)^    EOF", PROVIDERS.read_text(), re.MULTILINE | re.DOTALL)
+    up = Up(tmp_path_factory.mktemp("checkout"), fleet=None, lost_s=120, settings=textwrap.dedent(settings))
     up.data = up.folder / "mizzen-data"
     for name in (".venv", "sdk"):
         (up.folder / name).symlink_to(ROOT / name)
@@ -81,12 +84,27 @@ def _typed(stack: Up, commands: str) -> str:
 
 
 def test_the_first_workload_of_the_readme(stack: Up) -> None:
-    """The README's commands log in, create a tenant and submit a workload, which succeeds with two ranks."""
+    """The README's commands create a tenant and submit a workload, which succeeds; they work a second time, too."""
     section = (ROOT / "README.md").read_text().split("\n## Your own workload\n")[1].split("\n## ")[0]
     blocks = re.findall(r"(?:^    .*\n|^\n(?=    ))+", section, re.MULTILINE)
     lines = [line[4:] for block in blocks for line in block.splitlines() if "mizzen up" not in line]
-    said = _typed(stack, "\n".join(lines))
-    assert "rank 0 of 2" in said and "rank 1 of 2" in said and "succeeded" in said
+    for _ in range(2):
+        said = _typed(stack, "\n".join(lines))
+        assert "rank 0 of 2" in said and "rank 1 of 2" in said and "succeeded" in said
+
+
+def test_the_pool_of_the_page_on_providers(stack: Up) -> None:
+    """With the settings of the page, its first commands make a pool, which launches machines of the emulated cloud."""
+    section = PROVIDERS.read_text().split("\n## ")[0]
+    lines = re.findall(r"^    (mizzen (?:pools|instances).*)$", section, re.MULTILINE)
+    assert len(lines) == 3
+    key = "mizzen login http://127.0.0.1:8080 --key - < mizzen-data/operator.key"
+    _typed(stack, "\n".join(['export PATH="$PWD/.venv/bin:$PATH"', key, *lines, *lines]))
+    client = stack.client()
+    wait_until(lambda: len(list(client.instances())) == 4, "the pool launches its machines")
+    assert {one["kind"] for one in client.instances()} == {"spot"}  # The cheapest offers.
+    client.set_pool("local", "burst", size=0)
+    wait_until(lambda: list(client.instances()) == [], "the machines are terminated")
 
 
 def _commands_of(example: Path) -> str:

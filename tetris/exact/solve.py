@@ -18,13 +18,13 @@ def solve(
     upper: Ints | None = None,
     progress: Callable[[ExactProgress], None] | None = None,
     stop: Callable[[], bool] | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = time.process_time,
 ) -> ExactAnswer:
     """Returns the best allowed plan: no constraint is violated by more than at the start.
 
     The relative excess over the limits (`Problem.excess`) is minimised first, then the total. `upper` is an initial
     plan [T]; a good one saves time. `progress` and `stop` are called several times per second. A search that ends
-    before `time_s` (on `clock`, in seconds) is reproducible.
+    before `time_s` (on `clock`, in seconds of CPU time) is reproducible.
 
     Raises:
         TooLarge: the instance is too large for the exact method.

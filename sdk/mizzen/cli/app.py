@@ -19,7 +19,10 @@ Exit codes:
 {table()}
 
 Data goes to stdout and everything else to stderr. `-o json` works with every command. The API's URL and key are taken
-from MIZZEN_API and MIZZEN_API_KEY, or from the context that `mizzen login` saved."""
+from MIZZEN_API and MIZZEN_API_KEY, or from the context that `mizzen login` saved.
+
+A workload is given by its id, the start of its id, or its name. If several have the name, commands that only read take
+the newest, and commands that change it ask."""
 
 
 class _Application(LazyGroup):

@@ -98,6 +98,11 @@ def _why_closed(machine: Mapping[str, Any]) -> str | None:
     return words.reason(machine["cordon"])
 
 
+def _tmp(machine: Mapping[str, Any]) -> str:
+    why = machine.get("shared_tmp")
+    return f"shared: {why}" if why else "private"
+
+
 _MACHINE_COLUMNS = (
     Column("ID", lambda m: m["id"]),
     Column("STATE", _state),
@@ -107,6 +112,7 @@ _MACHINE_COLUMNS = (
     Column("RACK", lambda m: m["rack"], wide=True),
     Column("ADDRESS", lambda m: m["address"], wide=True),
     Column("REASON", _why_closed, drop=1, flexible=True),
+    Column("/TMP", _tmp, drop=4, flexible=True),
 )
 
 

@@ -26,7 +26,10 @@ _FEW_BYTES = 1_000_000
 
 def why_page(why: Mapping[str, Any]) -> str:
     """Return the summary, then one line for each reason."""
-    return "\n".join([cell(why["summary"]), *(f"  {cell(words.reason(reason))}" for reason in why["reasons"])])
+    lines = [cell(why["summary"]), *(f"  {cell(words.reason(reason))}" for reason in why["reasons"])]
+    if why["position"] is not None:
+        lines.append(f"  waited {_waited(why)}")
+    return "\n".join(lines)
 
 
 def show_page(workload: Mapping[str, Any]) -> str:
@@ -74,6 +77,7 @@ def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "region", workload["region"]
     yield "level", None if workload["level"] is None else str(workload["level"])
     yield "submitted", words.ago(workload["submitted_at"])
+    yield "waited", _waited(workload) if workload["queued"] else None
     if workload["finished_at"]:
         took = words.between(workload["submitted_at"], workload["finished_at"])
         yield "finished", f"{words.ago(workload['finished_at'])}, {took} after submission"
@@ -90,6 +94,14 @@ def _facts(workload: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "cost", _cost(workload)
     yield "tables", ", ".join(_tables(workload))
     yield "labels", words.pairs(workload["labels"])
+
+
+def _waited(workload: Mapping[str, Any]) -> str:
+    """Return how long a queued workload has waited and, if it is shorter, since when it could be placed."""
+    waited, eligible_s = words.duration(workload["waited_s"]), workload["eligible_s"]
+    if eligible_s is None or words.duration(eligible_s) == waited:
+        return waited
+    return f"{waited}, eligible for {words.duration(eligible_s)}"
 
 
 def _newest(workload: Mapping[str, Any]) -> Mapping[str, Any]:

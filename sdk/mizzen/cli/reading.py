@@ -36,7 +36,7 @@ _QUEUE_COLUMNS = (
     Column("ID", lambda q: q["id"]),
     Column("NAME", lambda q: q["name"], drop=1, flexible=True),
     Column("TENANT", lambda q: q["tenant"], drop=3, flexible=True),
-    Column("WAITING", lambda q: words.between(q["submitted_at"], None), drop=4, right=True),
+    Column("WAITING", lambda q: words.duration(q["waited_s"]), drop=4, right=True),
     Column("REASONS", lambda q: "; ".join(map(str, map(words.reason, q["reasons"]))), drop=5, flexible=True),
 )
 

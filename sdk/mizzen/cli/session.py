@@ -20,6 +20,7 @@ from mizzen.client.errors import ApiError, ClientError
 
 if TYPE_CHECKING:
     from mizzen.client.client import Client
+    from mizzen.client.views import Workload
 
 _NOTICE_EVERY_S = 10.0
 _LONG_S = 120.0
@@ -51,10 +52,28 @@ class Session:
         return self._client
 
     def resolve(self, reference: str) -> str:
-        """Return the id of the workload to which `reference` refers."""
-        from mizzen.client.references import resolve
+        """Return the id of the workload to which `reference` refers, for reading: the newest one with a name."""
+        from mizzen.client.references import resolve_newest
 
-        return resolve(self.client, reference)
+        def note(newest: "Workload") -> None:
+            say(f"several workloads are named {reference!r}; this is the newest, {newest['id']} ({newest['phase']})")
+
+        return resolve_newest(self.client, reference, note)
+
+    def resolve_to_change(self, reference: str) -> str:
+        """Return the id of the workload to which `reference` refers, for an action that changes the workload.
+
+        If several live workloads have the name, ask whether the newest is meant; without a terminal this is an error.
+        """
+        from mizzen.client.references import listed, resolve
+
+        def ask(found: "list[Workload]") -> "Workload | None":
+            if not sys.stdin.isatty():
+                return None
+            confirm(f"{reference!r} matches {listed(found)}. Do you mean the newest, {found[0]['id']}?", yes=False)
+            return found[0]
+
+        return resolve(self.client, reference, ask)
 
     def _notice(self, error: str, left_s: float) -> None:
         if time.monotonic() >= self._noticed_at_s + _NOTICE_EVERY_S:
@@ -62,8 +81,8 @@ class Session:
             say(f"{error}; retrying for {f'{left_s:.0f} s' if left_s < _LONG_S else words.duration(left_s)} more")
 
     def each(self, references: tuple[str, ...], act: Callable[[str], Any]) -> tuple[list[Any], int]:
-        """Call `act` with the workload id of each reference; see `each_name`."""
-        return self.each_name(references, lambda reference: act(self.resolve(reference)))
+        """Call `act`, which changes a workload, with the workload id of each reference; see `each_name`."""
+        return self.each_name(references, lambda reference: act(self.resolve_to_change(reference)))
 
     def each_name(self, names: tuple[str, ...], act: Callable[[str], Any]) -> tuple[list[Any], int]:
         """Call `act` with each name. A failure is reported and does not stop the others.

@@ -174,6 +174,11 @@ class Workload(TypedDict):
     """The effective level: the tenant's, or the lower one that was requested."""
     held_by: str | None
     submitted_at: str
+    waited_s: float
+    """Seconds since the submission, without time on hold, until its end. They count for credit and reservations."""
+    eligible_s: float | None
+    """Seconds since it could last be placed: since the submission, or the end of its last attempt or hold; None: it is
+    not queued, or is on hold."""
     finished_at: str | None
     region: str | None
     checkpoint_region: str | None
@@ -308,6 +313,11 @@ class QueueEntry(TypedDict):
     over_quota: bool | None
     credit: float | None
     submitted_at: str
+    waited_s: float
+    """Seconds since the submission, without time on hold, until its end. They count for credit and reservations."""
+    eligible_s: float | None
+    """Seconds since it could last be placed: since the submission, or the end of its last attempt or hold; None: it is
+    not queued, or is on hold."""
     reasons: list[Reason]
 
 
@@ -336,6 +346,11 @@ class Why(TypedDict):
     """Position in the queue, from 1."""
     of: int | None
     """Length of the queue."""
+    waited_s: float
+    """Seconds since the submission, without time on hold, until its end. They count for credit and reservations."""
+    eligible_s: float | None
+    """Seconds since it could last be placed: since the submission, or the end of its last attempt or hold; None: it is
+    not queued, or is on hold."""
 
 
 class Event(TypedDict):
@@ -546,6 +561,8 @@ class Machine(TypedDict):
     draining: bool
     failed_gangs: int
     """Number of consecutive workloads that lost tasks or failed to start here."""
+    shared_tmp: str | None
+    """Why tasks share its /tmp, /var/tmp and /dev/shm; None: those of each attempt are private."""
     address: str
     key: str
     """Fingerprint of its public key."""

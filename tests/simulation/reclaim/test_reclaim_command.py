@@ -57,7 +57,7 @@ def test_standard_output_is_one_document(scenario: Path) -> None:
     ("options", "said"),
     [
         (("--system", "slurm"), "--system: slurm: no such system: give one of table-3"),
-        (("--system", "slurm-pr", "--report", "/nowhere/x.html"), "folder /nowhere does not exist"),
+        (("--system", "slurm-pr", "--report", "/proc/nowhere/x.html"), "folder /proc/nowhere does not exist"),
     ],
 )
 def test_bad_options(scenario: Path, options: tuple[str, ...], said: str) -> None:

@@ -9,7 +9,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "0036"
-down_revision = "0032"
+down_revision = "0033"
 branch_labels = None
 depends_on = None
 

@@ -6,9 +6,10 @@ They talk to the agent of this machine through a local socket, so they work whil
 import json
 import os
 import socket
+import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ _PLACES = ("/run/mizzen/owner.sock", "mizzen-agent/owner.sock")
 _EMBEDDED = "mizzen-data/machines/*/owner.sock"
 """The sockets of the machines of `mizzen up` with the default data folder."""
 _ANSWER_S = 30.0
+_FIRST_S = 3.0
+"""How long a reclaim waits for the first answer of the agent. The agent answers each second."""
 _LEAVES = {
     "admitted": "leaves in time",
     "squeezed": "may be late",
@@ -55,7 +58,7 @@ def _path(given: Namespace) -> Path:
     named = given.socket or os.environ.get("MIZZEN_OWNER_SOCKET")
     if named:
         return Path(named)
-    found = next((Path(place) for place in _PLACES if Path(place).exists()), None)
+    found = next((Path(place) for place in _PLACES if Path(place).exists() or Path(f"{place}.json").exists()), None)
     if found is None:
         places = " or ".join(_PLACES)
         embedded = sorted(map(str, Path().glob(_EMBEDDED)))
@@ -66,14 +69,14 @@ def _path(given: Namespace) -> Path:
     return found
 
 
-def _ask(path: Path, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Send a request to the agent, and yield each status that it answers with.
+def _ask(path: Path, request: Mapping[str, Any], first_s: float = _ANSWER_S) -> Iterator[dict[str, Any]]:
+    """Send a request to the agent, and yield each status that it answers with, the first within `first_s`.
 
     Raises:
         Failure: the agent does not answer, or refuses.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(_ANSWER_S)
+    connection.settimeout(first_s)
     with connection:
         try:
             folder = os.open(path.parent, os.O_DIRECTORY | os.O_RDONLY | os.O_CLOEXEC)
@@ -83,13 +86,11 @@ def _ask(path: Path, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 os.close(folder)
             connection.sendall(json.dumps(request).encode() + b"\n")
             with connection.makefile("rb") as lines:
-                for line in lines:
-                    answer = json.loads(line)
-                    if "error" in answer:
-                        raise Failure(_code(answer["error"]), answer["error"])
-                    if "done" in answer:
+                for status in _statuses(lines):
+                    connection.settimeout(_ANSWER_S)
+                    if status is None:
                         return
-                    yield answer["status"]
+                    yield status
         except FileNotFoundError:
             raise Failure(Exit.NOT_FOUND, f"socket {path}: does not exist; the machine's agent makes it") from None
         except PermissionError:
@@ -106,6 +107,64 @@ def _ask(path: Path, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     )
 
 
+def _statuses(lines: Iterable[bytes]) -> Iterator[dict[str, Any] | None]:
+    """Yield each status of an answer, and None at its end.
+
+    Raises:
+        Failure: the answer is an error.
+    """
+    for line in lines:
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Failure(_code(answer["error"]), answer["error"])
+        yield None if "done" in answer else answer["status"]
+
+
+def _take(path: Path, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Like `_ask`, for a reclaim. If the agent does not answer, the tasks are stopped without it.
+
+    Raises:
+        Failure: the request is refused, or this user can stop no tasks.
+    """
+    try:
+        yield from _ask(path, request, _FIRST_S)
+        return
+    except Failure as failure:
+        if failure.code not in (Exit.UNAVAILABLE, Exit.NOT_FOUND):
+            raise
+        known = _agent_at(path, failure)
+    say("the agent does not answer; this command stops the tasks itself")
+    command = [known["python"], "-P", "-m", "agent.lending.alone", known["state_dir"], json.dumps(request)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        for status in _statuses(process.stdout):
+            if status is None:
+                return
+            yield status
+    raise Failure(Exit.UNAVAILABLE, f"{' '.join(command[:4])}: ended with {process.returncode} before it had answered")
+
+
+def _agent_at(path: Path, failure: Failure) -> dict[str, str]:
+    """Return the state folder and the Python of the agent behind a socket, from the file that it wrote beside it.
+
+    Raises:
+        Failure: there is none, or this user may not use it: `failure` with what to do.
+    """
+    beside = path.with_name(f"{path.name}.json")
+    try:
+        with beside.open("rb") as file:
+            about = os.fstat(file.fileno())
+            found: dict[str, str] = json.load(file)
+    except PermissionError:
+        raise Failure(failure.code, f"{failure}. As root, this command stops the tasks itself") from None
+    except (OSError, ValueError):
+        raise failure from None
+    # It names a program that is run: nobody else may have written it.
+    if about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o022:
+        raise Failure(Exit.REFUSED, f"{beside}: must belong to root or to you, and no one else may write it")
+    return found
+
+
 def _code(error: str) -> Exit:
     return Exit.REFUSED if "is not the owner" in error else Exit.USAGE
 
@@ -119,7 +178,7 @@ def _reclaim(given: Namespace) -> int:
     status: dict[str, Any] = {}
     told = ""
     try:
-        for status in _ask(_path(given), request):
+        for status in _take(_path(given), request):
             line = _progress(status)
             if line != told and not status["free"]:
                 say(line)
@@ -161,6 +220,8 @@ def _page(status: Mapping[str, Any]) -> str:
     for problem in (status["problem"], status["gpus_unknown"]):
         if problem:
             lines.append(f"problem: {problem}")
+    if status.get("shared_tmp"):
+        lines.append(f"files of tasks in /tmp, /var/tmp and /dev/shm stay: {status['shared_tmp']}")
     if status["gpu_holders"]:
         lines.append(f"processes that hold GPUs: {', '.join(map(str, status['gpu_holders']))}")
     for gpu, used_bytes in status["gpu_used_bytes"].items():

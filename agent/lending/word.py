@@ -1,0 +1,90 @@
+"""What the owner has said while the agent did not answer: `word.json` in the machine's state folder.
+
+`mizzen reclaim` then writes it, and stops the tasks itself (`agent.lending.alone`). When the agent returns, it adopts
+the word. The file is separate from the agent's own record, because an agent that was stopped during a write would
+overwrite the word.
+"""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from agent import records
+from agent.lending.record import WORD, Lending, LendingFile, write_record
+from agent.state import read_json
+
+
+class OwnersWord:
+    """The word, and the copy that the agent has taken and not yet written to its own record."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._taken = folder / WORD, folder / f"{WORD}.taken"
+
+    def read(self) -> Lending | None:
+        """Returns what the owner has taken by words that are not in the agent's record; None: nothing.
+
+        A damaged file says that the owner takes the whole machine.
+        """
+        said = None
+        for path in (self._taken, self._path):
+            try:
+                body = read_json(path)
+                found = None if body is None else Lending.from_json(body)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                found = Lending(machine_at_s=0.0)
+            if found is not None:
+                said = found if said is None else said.with_word(found)
+        return said
+
+    def take(self) -> None:
+        """Marks the word as read. Call `adopted` when the agent's record has it."""
+        if not self._taken.exists():
+            with contextlib.suppress(OSError):
+                self._path.rename(self._taken)
+
+    def adopted(self) -> None:
+        """Removes the word that was taken."""
+        with contextlib.suppress(OSError):
+            self._taken.unlink(missing_ok=True)
+
+    def write(self, said: Lending) -> None:
+        """Writes a word durably, for an agent that does not answer.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        write_record(self._path, said)
+
+
+class FileWithoutAgent(LendingFile):
+    """The record, as a process sees it that carries out the owner's word without the agent: changes are a word."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._word = OwnersWord(folder)
+
+    def reserve(self) -> None:
+        """Reserves nothing: the file is the agent's."""
+
+    def write(self, lending: Lending) -> None:
+        """Writes what the owner has taken as a word.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        self._word.write(Lending(lending.machine_at_s, gpus_at_s=lending.gpus_at_s))
+
+
+def pointer(socket: Path) -> Path:
+    """Returns the file beside the owner's socket that names the state folder and the Python of the agent."""
+    return socket.with_name(f"{socket.name}.json")
+
+
+def write_pointer(socket: Path, body: dict[str, Any]) -> None:
+    """Writes the pointer; only the agent's user can read it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    records.write_durably(str(pointer(socket)), json.dumps(body).encode())
