@@ -244,6 +244,7 @@ class Auction:
         offers = [
             (name, self._bidders[name].reserve(candidate, last, patient=patient))
             for name in self._regions_of(candidate)
+            if last is None or name != last.region
         ]
         made = [(name, offer) for name, offer in offers if offer is not None]
         return min(made, key=lambda one: (one[1].starts_at_s, one[1].lacking, one[0]), default=None)

@@ -177,7 +177,7 @@ class RegionBidder:
     def reserve(self, candidate: Candidate, last: Reserved | None, *, patient: bool) -> Reservation | None:
         """Returns the reservation of a refused workload in this region; None if waiting alone does not help it.
 
-        `last` is its reservation in an earlier pass, which is renewed if it was here and if possible. A workload that is
+        `last` is its reservation in an earlier pass; it is renewed if it was here and if possible. A workload that is
         `patient` has waited long: it also gets the resources of workloads of its own rank and of better ranks, and they
         are withheld from workloads of its own rank, too. A region has one such reservation at a time.
         """
