@@ -43,7 +43,8 @@ def create_app(settings: Settings) -> FastAPI:
     # The routes are passed directly: `include_router` would create each route a second time during the first request,
     # and would search one router after another for every request.
     app = FastAPI(
-        title="mizzen", version=VERSION, lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None,
+        title="mizzen", version=VERSION, lifespan=lifespan, redirect_slashes=False, openapi_url=None, docs_url=None,
+        redoc_url=None,
         routes=[route for router in _ROUTERS for route in router.routes],
     )  # fmt: skip
     app.state.mizzen = state

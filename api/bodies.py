@@ -116,6 +116,10 @@ JsonOnly = Depends(_json_only)
 """Refuses a body that is not declared as JSON."""
 
 
+_MOST_MEMBERS = 1000
+"""Members of one JSON object."""
+_MOST_VALUES = 200_000
+"""Values of a body, in all objects and lists. The largest bodies are reports of runs with the tables that they read."""
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
@@ -128,7 +132,7 @@ def unstorable(text: str) -> str | None:
 
 
 class Body(BaseModel):
-    """Base class of JSON bodies. Refuses unknown fields, and strings that Postgres cannot store."""
+    """Base class of JSON bodies. Refuses unknown fields, too many values, and strings that Postgres cannot store."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -136,8 +140,17 @@ class Body(BaseModel):
     @classmethod
     def _storable(cls, data: Any) -> Any:
         left: list[Any] = [data]
+        values = 0
         while left:
             value = left.pop()
+            if isinstance(value, dict | list):
+                # Bodies are validated on the event loop, where hundreds of thousands of values, or an error for each of
+                # so many unknown keys, take seconds.
+                if isinstance(value, dict) and len(value) > _MOST_MEMBERS:
+                    raise ValueError(f"a mapping has {len(value)} members; must have at most {_MOST_MEMBERS}")
+                values += len(value)
+                if values > _MOST_VALUES:
+                    raise ValueError(f"the body has more than {_MOST_VALUES} values")
             if isinstance(value, dict):
                 left += [*value, *value.values()]
             elif isinstance(value, list):

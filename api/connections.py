@@ -1,20 +1,28 @@
-"""Limits on client connections: their number, the time to receive a request head, and the time to send a response."""
+"""Limits on client connections: their number, in total and by address, the time to receive a request head, and the
+time to send a response.
+"""
 
 import asyncio
+import ipaddress
 import logging
 import resource
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from api.problems import Kind, LimitView, Problem
+from api.logins import network_of_text
+from api.problems import Kind, LimitView, Problem, over_limit
 from infra.config import LimitSettings
 
 _MESSAGE = b"no whole request came in time"
 _SPARE = 64
 """Number of connections beyond the limit that still get health checks and an error response. Later ones are closed."""
+_SPARE_PER_ADDRESS = 8
+"""The same for connections beyond the limit of their address."""
 _LINGER_S = 60.0
 """A client whose request was refused while it sends a body has this long to send the rest, at the minimum rate for
 bodies. Such a client reads the response only afterwards; closing the connection earlier would lose the response."""
@@ -37,6 +45,13 @@ class BoundedProtocol(H11Protocol):
     """
 
     most: ClassVar[int]
+    most_per_address: ClassVar[int]
+    trusted: ClassVar[tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]]
+    """Proxies, whose connections are not limited by address."""
+    by_address: ClassVar[Counter[str]]
+    """The number of open connections of each address."""
+    _address: str | None = None
+    """The address for which the connection is counted."""
     header_timeout_s: ClassVar[float]
     write_stall_s: ClassVar[float]
     body_bytes_per_s: ClassVar[float]
@@ -50,13 +65,31 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
-        if len(self.connections) > self.most + _SPARE:
+        own = self._count(transport)
+        if len(self.connections) > self.most + _SPARE or own > self.most_per_address + _SPARE_PER_ADDRESS:
+            self._uncount()
             transport.write(_REFUSAL)
             transport.close()
             return
-        if len(self.connections) > self.most:
-            self.app = _full(self.app, self.most)
+        if own > self.most_per_address:
+            self.app = _full(self.app, _too_many(self._address or "", self.most_per_address))
+        elif len(self.connections) > self.most:
+            self.app = _full(self.app, _too_many_in_total(self.most))
         self._watch()
+
+    def _count(self, transport: asyncio.Transport) -> int:
+        """Counts the connection for its address; returns the number of connections of that address, 0 for a proxy."""
+        peer = transport.get_extra_info("peername")
+        text = str(peer[0]) if isinstance(peer, tuple) and peer else "unknown"
+        try:
+            address = ipaddress.ip_address(text.partition("%")[0])
+        except ValueError:
+            address = None
+        if address is not None and any(address in network for network in self.trusted):
+            return 0
+        self._address = network_of_text(text)
+        self.by_address[self._address] += 1
+        return self.by_address[self._address]
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -73,8 +106,18 @@ class BoundedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         super().connection_lost(exc)
+        self._uncount()
         self._stop()
         self.resume_writing()
+
+    def _uncount(self) -> None:
+        """Stops counting the connection. One that is closed at its start must not count until that is done."""
+        self.connections.discard(self)
+        if self._address is not None:
+            self.by_address[self._address] -= 1
+            if not self.by_address[self._address]:
+                del self.by_address[self._address]
+            self._address = None
 
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`: the client reads more slowly than the response is written."""
@@ -130,14 +173,25 @@ class BoundedProtocol(H11Protocol):
         self.transport.close()
 
 
-def _full(app: Any, most: int) -> ASGIApp:
-    """Returns the application for a connection beyond the limit: health checks go to `app`, all else gets 503."""
-    problem = Problem(
+def _too_many_in_total(most: int) -> Problem:
+    return Problem(
         Kind.BUSY,
         f"{most} connections are open, the maximum (limits.connections); retry when some of them are closed",
         headers={"Retry-After": "1", "Connection": "close"},
         limit=LimitView(name="limits.connections", value=most),
     )
+
+
+def _too_many(address: str, most: int) -> Problem:
+    problem = over_limit(
+        "connections_per_address", most, f"{address} has {most} connections; close some of them, or reuse them", 1
+    )
+    problem.headers = {**(problem.headers or {}), "Connection": "close"}
+    return problem
+
+
+def _full(app: Any, problem: Problem) -> ASGIApp:
+    """Returns the application for a connection beyond a limit: health checks go to `app`, all else gets `problem`."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] in _HEALTH:
@@ -168,10 +222,16 @@ def _allowed(wanted: int) -> int:
     return wanted
 
 
-def protocol(limits: LimitSettings) -> type[BoundedProtocol]:
-    """Returns the protocol class for `uvicorn.Config(http=...)` with the given limits."""
+def protocol(limits: LimitSettings, trusted_proxies: Iterable[str] = ()) -> type[BoundedProtocol]:
+    """Returns the protocol class for `uvicorn.Config(http=...)` with the given limits.
+
+    `trusted_proxies`: addresses and networks whose connections are not limited by address.
+    """
     bounds = {
         "most": _allowed(limits.connections),
+        "most_per_address": limits.connections_per_address,
+        "trusted": tuple(ipaddress.ip_network(proxy) for proxy in trusted_proxies),
+        "by_address": Counter[str](),
         "header_timeout_s": limits.header_timeout_s,
         "body_bytes_per_s": limits.body_bytes_per_s,
         "write_stall_s": limits.write_stall_s,

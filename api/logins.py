@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from starlette.types import Scope
 
+from domain.addresses import network_of
 from domain.token_bucket import TokenBucket
 
 ADDRESSES = 10_000
 """Maximum number of stored addresses; beyond it, the address with the least recent failure is removed."""
 _MAX_TEXT = 64
-_IPV6_PREFIX = 64
 
 
 def address_of(scope: Scope) -> str:
@@ -22,16 +22,15 @@ def address_of(scope: Scope) -> str:
     `X-Forwarded-For`.
     """
     client = scope.get("client")
-    text = str(client[0]) if client else "unknown"
+    return network_of_text(str(client[0]) if client else "unknown")
+
+
+def network_of_text(text: str) -> str:
+    """Returns `domain.addresses.network_of` of an address; of another text its beginning."""
     try:
-        found = ipaddress.ip_address(text)
+        return network_of(ipaddress.ip_address(text.partition("%")[0]))
     except ValueError:
         return text[:_MAX_TEXT]
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is not None:
-            return str(found.ipv4_mapped)
-        return str(ipaddress.ip_network((int(found), _IPV6_PREFIX), strict=False))
-    return str(found)
 
 
 class FailedLogins:

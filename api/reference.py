@@ -1,11 +1,12 @@
 """`/docs`: the OpenAPI description as an HTML page without scripts or external resources."""
 
+import json
 from collections.abc import Iterator
 from functools import lru_cache
 from html import escape
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.routing import Router
@@ -26,6 +27,17 @@ async def docs(request: Request) -> HTMLResponse:
     app: FastAPI = request.app
     headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}
     return HTMLResponse(_page(app), headers=headers)
+
+
+@router.get("/openapi.json", include_in_schema=False)
+async def openapi_document(request: Request) -> Response:
+    """Returns the OpenAPI description. It needs no key, so it is not serialised again for each request."""
+    return Response(_document(request.app), media_type="application/json")
+
+
+@lru_cache(maxsize=1)
+def _document(app: FastAPI) -> bytes:
+    return json.dumps(app.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 @lru_cache(maxsize=1)

@@ -98,7 +98,7 @@ def config_of(app: FastAPI, settings: Settings, graceful_s: int = GRACEFUL_S) ->
     """Returns uvicorn's configuration for `app`. `graceful_s`: how long a shutdown waits for requests in progress."""
     return uvicorn.Config(
         app,
-        http=protocol(settings.limits),
+        http=protocol(settings.limits, settings.api.trusted_proxies),
         ws="none",
         log_config=None,
         access_log=False,

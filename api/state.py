@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from temporalio.client import Client
 
 from api.data.inspection import Uploads
+from api.documents.turns import Turns
 from api.metrics import Metrics
 from api.refusals import Recorder
 from api.streams.hub import Hub
@@ -44,6 +45,7 @@ class State:
         self.threads = Threads()
         self.refusals = Recorder(self.authentication_engine, self.threads.authentication, settings.api.audited_refusals)
         self.uploads = Uploads(settings)
+        self.documents = Turns()
         self.queue_limit = QueueLimit(settings.limits.queued_per_tenant, settings.limits.full_queue_retry_s)
         self.hub = Hub(self.engine, settings.limits)
         self.metrics = Metrics(self.engine, self.hub)

@@ -17,7 +17,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.limits import Buckets, network_of
+from domain.addresses import network_of
+from gateway.limits import Buckets
 
 _LOOK_S = 1.0
 _REST = 10

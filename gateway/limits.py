@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import grpc
 
+from domain.addresses import network_of
 from domain.token_bucket import TokenBucket
 from gateway.methods import METHODS, Method
 from gateway.refusals import Refused
@@ -35,7 +36,7 @@ _CONCURRENT_POLLS = 4
 _CONCURRENT_CALLS = 32
 _LOOKUPS_PER_S, _LOOKUPS_BURST = 5.0, 50.0
 _ADDRESSES = 10_000
-_IPV6_PREFIX = 64
+_MAX_TEXT = 64
 _PEER = re.compile(r"ipv[46]:\[?([0-9a-fA-F.:]+?)\]?:\d+")
 
 
@@ -127,17 +128,8 @@ def address_of(peer: str) -> str:
     """Returns the address in gRPC's name of a peer; for IPv6 its /64 network, within which a client can choose."""
     found = _PEER.fullmatch(peer.replace("%5B", "[").replace("%5D", "]"))
     if found is None:
-        return peer[:_IPV6_PREFIX]
+        return peer[:_MAX_TEXT]
     return network_of(ipaddress.ip_address(found.group(1)))
-
-
-def network_of(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
-    """Returns an IPv4 address, or the /64 network of an IPv6 address. Also for IPv4 addresses mapped into IPv6."""
-    if address.version == 6 and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    if address.version == 4:
-        return str(address)
-    return str(ipaddress.ip_network((int(address), _IPV6_PREFIX), strict=False))
 
 
 def _over(machine: str, limit: str) -> Refused:

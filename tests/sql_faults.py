@@ -79,6 +79,7 @@ def end_failing(url: str, table: str) -> None:
 
 
 def _run(url: str, *statements: str) -> None:
-    with psycopg.connect(url, connect_timeout=5) as connection:
+    limits = "-c lock_timeout=3s -c statement_timeout=10s"
+    with psycopg.connect(url, connect_timeout=5, options=limits) as connection:
         for statement in statements:
             connection.execute(statement)  # type: ignore[call-overload]

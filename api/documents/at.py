@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from api.bodies import unstorable
 from api.documents.loading import Keys, Value
-from api.problems import FieldError
+from api.problems import MAX_ERRORS, FieldError
 from domain.ids import NAME_RULE, TABLE_RULE, is_name, is_table_name
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_/.-]{1,100}")
@@ -73,7 +73,7 @@ class At:
         members = self.entries("a mapping with the keys " + ", ".join(known))
         for key in [k for k in members if k not in known and k not in unlisted]:
             place = members.pop(key)
-            meant = nearest(key, known)
+            meant = nearest(key, known) if len(place.problems) < MAX_ERRORS else None  # More are not shown.
             hint = f"; did you mean {meant}?" if meant else f"; the known keys are {', '.join(known)}"
             place.problems.append(FieldError(place.path, f"unknown key{hint}", key, meant))
         return {key: place for key, place in members.items() if place.value is not None}

@@ -23,6 +23,9 @@ _NULL = {"", "~", "null", "Null", "NULL"}
 _INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?")
 _MAX_DIGITS = 18
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's parser, which reads a document of the maximum size in a tenth of a second; PyYAML's own takes up to five
+seconds of CPU time, in which it delays all other requests."""
 _STR_TAGS = {"!", "tag:yaml.org,2002:str"}
 
 
@@ -128,7 +131,7 @@ class _Composer:
     """Builds values from PyYAML's event stream, so that limits are checked before the rest of the text is parsed."""
 
     def __init__(self, text: str) -> None:
-        self._events: Iterator[Any] = iter(yaml.parse(text, Loader=yaml.SafeLoader))
+        self._events: Iterator[Any] = iter(yaml.parse(text, Loader=_LOADER))
         self._left = MAX_NODES
 
     def document(self) -> Value:
@@ -155,7 +158,8 @@ class _Composer:
         if tag is not None and not (isinstance(event, yaml.ScalarEvent) and tag in _STR_TAGS):
             raise Malformed(f"{where}tags such as {tag[:50]} are not supported")
         if isinstance(event, yaml.ScalarEvent):
-            return event.value if tag is not None or event.style is not None else _plain(event.value)
+            # The style of a plain scalar is None, or empty with libyaml.
+            return event.value if tag is not None or event.style else _plain(event.value)
         if isinstance(event, yaml.SequenceStartEvent):
             items = []
             while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
@@ -170,7 +174,7 @@ class _Composer:
         where = _where(event.start_mark)
         if not isinstance(event, yaml.ScalarEvent) or event.anchor is not None or event.tag is not None:
             raise Malformed(f"{where}a key must be a string")
-        if event.value == "<<" and event.style is None:
+        if event.value == "<<" and not event.style:
             raise Malformed(f"{where}merge keys (<<) are not supported; repeat the keys")
         # Keys are always strings: `NO: x` is a variable named NO, not the boolean.
         return str(event.value)

@@ -1,13 +1,13 @@
 """Endpoints that create, update, list, show and end services."""
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Query, Request
 from sqlalchemy import select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
-from starlette.concurrency import run_in_threadpool
 
 from api.auth import Balancer, Caller, Submitter, Viewer
 from api.bodies import JsonOnly, Name
@@ -68,7 +68,7 @@ async def create_service(
 ) -> Any:
     """Creates a service from a document and launches its replicas. An error response lists all errors."""
     asked = Asked.of(key, await request.body(), "create", name)
-    return await run_in_threadpool(_create, state, caller, request, asked, name)
+    return await state.documents.run(caller, asked.body, partial(_create, state, caller, request, asked, name))
 
 
 def _create(state: State, caller: Caller, request: Request, asked: Asked, name: str | None) -> ServiceChanged:
@@ -113,7 +113,7 @@ async def update_service(
     The document must have the service's name and tenant, or none.
     """
     asked = Asked.of(key, await request.body(), "update", id, mode.value)
-    return await run_in_threadpool(_update, state, caller, request, asked, id, mode)
+    return await state.documents.run(caller, asked.body, partial(_update, state, caller, request, asked, id, mode))
 
 
 def _update(state: State, caller: Caller, request: Request, asked: Asked, ref: str, mode: UpdateMode) -> ServiceChanged:

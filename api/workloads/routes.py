@@ -4,6 +4,7 @@ import asyncio
 import logging
 import uuid
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request, Response
@@ -81,12 +82,12 @@ async def submit_workload(
     key = check_key(key)
     body = await request.body()
     if dry_run:
-        spec, unheld = await run_in_threadpool(_admit, state, caller, request, body)
+        spec, unheld = await state.documents.run(caller, body, partial(_admit, state, caller, request, body))
         response.status_code = 200
         planned = await _dry_run(state, spec, unheld)
         planned = await run_in_threadpool(_masked, state, caller, planned)
         return Response(planned.model_dump_json(), media_type="application/json")
-    made = await run_in_threadpool(submit, state, caller, request, body, key)
+    made = await state.documents.run(caller, body, partial(submit, state, caller, request, body, key))
     response.headers["Location"] = f"/v1/workloads/{made.id}"
     return made
 

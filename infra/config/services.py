@@ -83,6 +83,9 @@ class LimitSettings(Section):
     connections: int = Field(1024, gt=0)
     """Maximum number of concurrent connections of one process. Requests on further connections get 503, except
     `/healthz` and `/readyz`."""
+    connections_per_address: int = Field(256, gt=0)
+    """Maximum number of concurrent connections of one client address. Requests on further connections get 429. Does not
+    apply to `api.trusted_proxies`, which should have a limit of their own."""
     concurrent_per_key: int = Field(16, gt=0)
     """Maximum number of concurrent requests of one key, without streams."""
     concurrent_per_tenant: int = Field(24, gt=0)

@@ -414,7 +414,7 @@ async def test_the_owner_of_a_stopped_agent_takes_the_machine(lab: Lab) -> None:
     runs = [lab.folder_of(launch, config, task=task) for task in range(2)]
     with _process(config, lab) as agent:
         await lab.run(launch, config.machine)
-        await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs))
+        await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs), 60.0)
         agent.send_signal(signal.SIGSTOP)
         status = await _mizzen(config, "reclaim", "--now")
         assert (status["free"], status["lent"], status["running"]) == (True, False, [])
@@ -424,7 +424,7 @@ async def test_the_owner_of_a_stopped_agent_takes_the_machine(lab: Lab) -> None:
         refused = await lab.run(other, config.machine, attempts=1)
         await asyncio.sleep(0.5)
         agent.send_signal(signal.SIGCONT)
-        await until_async(lambda: LendingFile(config.state_dir).read().is_whole)
+        await until_async(lambda: LendingFile(config.state_dir).read().is_whole, 60.0)
         assert not (await _mizzen(config, "lending"))["lent"]
         await until_async(lambda: OwnersWord(config.state_dir).read() is None)
         async with asyncio.timeout(60):  # Its open poll has brought the request, or the polls are closed for a while.
@@ -442,7 +442,7 @@ async def test_the_owner_of_a_dead_agent_takes_gpus(lab: Lab) -> None:
             lab.write(launch)
             await lab.run(launch, config.machine)
         runs = [lab.folder_of(launch, config) for launch in launches]
-        await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs))
+        await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs), 60.0)
         agent.kill()
         agent.wait()
     status = await _mizzen(config, "reclaim", "--notice", "5s", "--gpus", "0,1")

@@ -346,7 +346,7 @@ MALFORMED: list[tuple[str, bytes, str]] = [
     ("tags of scalars", b"a: !!int '3'", "tags"),
     ("a list as key", b"? [a]\n: b", "key must be a string"),
     ("two documents", b"a: 1\n---\nb: 2", "second document"),
-    ("a syntax error", b"a: [1", "line 1"),
+    ("a syntax error", b"a: [1", "line 2, column 1: not YAML"),
     ("tabs", b"a:\n\tb: 1", "line 2"),
     ("no UTF-8", b"a: \xff", "byte 3: not UTF-8"),
     ("control characters", b"a: \x01", "not YAML"),

@@ -9,14 +9,19 @@ import socket
 import tarfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
+from api.auth import Caller, Role
+from api.documents import loading
+from api.documents.turns import Turns
 from domain.phases import Phase
 from infra.config import Settings
 from tests.api.conftest import api_process
@@ -106,6 +111,113 @@ async def test_archives_that_unpack_to_much_delay_nobody(limited: tuple[ApiWorld
     assert refused.json()["limit"] == {"name": "limits.uploads_per_key", "value": 4.0}
     assert int(refused.headers["retry-after"]) > 0
     assert served > 1
+
+
+async def test_large_documents_take_turns() -> None:
+    """Of each tenant one large document is processed at a time, so a tenant with many of them does not delay others."""
+    turns, large = Turns(), bytes(1 << 20)
+    order: list[str] = []
+    busy: Counter[str] = Counter()
+
+    def work(tenant: str) -> int:
+        busy[tenant] += 1
+        order.append(tenant)
+        time.sleep(0.02)
+        busy[tenant] -= 1
+        return busy[tenant]
+
+    def ask(tenant: str, key: int) -> "asyncio.Task[int]":
+        caller = Caller(f"key-{key}", Role.SUBMITTER, tenant, "")
+        return asyncio.create_task(turns.run(caller, large, partial(work, tenant)))
+
+    many = [ask("vision", number) for number in range(16)]
+    while len(order) < 2:
+        await asyncio.sleep(0.001)
+    other = ask("speech", 0)
+    assert await other == 0 and len(order) <= 5
+    assert await asyncio.gather(*many) == [0] * 16
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"a: " + b"x y " * 500_000,
+        b'a: "' + b"\\x41" * 500_000 + b'"',
+        b"".join(b"a%d: %s\n" % (n, b"v" * 90) for n in range(9900)),
+    ],
+    ids=["words", "escapes", "unknown keys"],
+)
+async def test_documents_of_the_maximum_size_delay_nobody(limited: tuple[ApiWorld, str], text: bytes) -> None:
+    """Documents that fill the limit on bodies are parsed by libyaml and answered, and others are served meanwhile."""
+    assert loading._LOADER is yaml.CSafeLoader
+    headers = {"content-type": "application/yaml"}
+    async with user(limited, "vision") as client:
+        attack = asyncio.gather(*(client.post("/v1/workloads", content=text, headers=headers) for _ in range(6)))
+        await _others_are_served(limited, attack)
+        assert {answer.status_code for answer in await attack} == {422}
+
+
+def test_one_address_cannot_take_all_connections(
+    database_url: str, tmp_path: Path, serve: Callable[[ApiWorld], str]
+) -> None:
+    """Connections of one address that send no request are limited; other addresses are served, and so is that address
+    once it has closed some.
+    """
+    with make_world(database_url, tmp_path, limits={"connections": 80, "connections_per_address": 20}) as world:
+        place = ("127.0.0.1", int(serve(world).rsplit(":", 1)[1]))
+        with contextlib.ExitStack() as stack:
+            idle = [stack.enter_context(socket.create_connection(place, timeout=30)) for _ in range(200)]
+            assert _asked(place, "127.0.0.2", world) == 200
+            assert _asked_on(idle[0], world) == 200
+            assert _asked_on(idle[20], world) == 429, "the connection is over the limit"
+            assert _asked_on(idle[150], world) == 503, "the connection was closed at once"
+        deadline_s = time.monotonic() + 30
+        while _asked(place, "127.0.0.1", world) != 200:
+            assert time.monotonic() < deadline_s
+
+
+def test_a_trusted_proxy_has_no_limit_by_address(
+    database_url: str, tmp_path: Path, serve: Callable[[ApiWorld], str]
+) -> None:
+    """The connections of a proxy are those of many users."""
+    limits = {"connections": 80, "connections_per_address": 2}
+    with make_world(database_url, tmp_path, limits=limits, api={"trusted_proxies": ["127.0.0.0/30"]}) as world:
+        place = ("127.0.0.1", int(serve(world).rsplit(":", 1)[1]))
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                stack.enter_context(socket.create_connection(place, timeout=30))
+            assert _asked(place, "127.0.0.1", world) == 200
+
+
+def _asked(place: tuple[str, int], source: str, world: ApiWorld) -> int:
+    """Sends a request from an address; returns the status of the response."""
+    with socket.create_connection(place, timeout=30, source_address=(source, 0)) as connection:
+        return _asked_on(connection, world)
+
+
+def _asked_on(connection: socket.socket, world: ApiWorld) -> int:
+    authorization = world.headers("vision")["Authorization"]
+    with contextlib.suppress(OSError):  # The server may have closed the connection, with an answer.
+        connection.sendall(f"GET /v1/whoami HTTP/1.1\r\nHost: api\r\nAuthorization: {authorization}\r\n\r\n".encode())
+    return int(connection.recv(65536).split()[1])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({f"k{number}": 1 for number in range(120_000)}, "a mapping has 120000 members; must have at most 1000"),
+        ({"ids": [1] * 300_000}, "the body has more than 200000 values"),
+    ],
+    ids=["keys", "values"],
+)
+async def test_json_bodies_of_too_many_values_are_refused_as_a_whole(
+    limited: tuple[ApiWorld, str], body: dict[str, Any], message: str
+) -> None:
+    """They get one error instead of one for each value."""
+    async with user(limited, "vision") as client:
+        answer = await client.post("/v1/workloads/cancel", json=body)
+    assert answer.status_code == 422
+    assert [error["message"] for error in answer.json()["errors"]] == [message]
 
 
 async def test_one_key_cannot_open_all_streams(limited: tuple[ApiWorld, str]) -> None:

@@ -13,8 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psycopg
+
+from infra.stack.postgres import EmbeddedPostgres
 from tests.chaos.observed import Killed, Observed
 from tests.chaos.schedule import Fault
+from tests.sql_faults import CLASSES, begin_failing, end_failing
 from tests.stack.harness import Up, processes_of
 
 End = Callable[[], None]
@@ -59,6 +63,7 @@ class Faults:
             "temporal-lost": self._temporal_lost,
             "temporal-rolled-back": self._temporal_rolled_back,
             "disk-full": self._disk_full,
+            "award-error": self._award_error,
             "supervisor-killed": self._supervisor_killed,
             "tree-killed": self._tree_killed,
         }
@@ -208,6 +213,23 @@ class Faults:
                         file.write(block)
         self.done.append(fault.kind)
         return lambda: filler.unlink(missing_ok=True)
+
+    def _award_error(self, fault: Fault) -> End:
+        """Lets award transactions fail with an SQLSTATE of one class."""
+        url = EmbeddedPostgres(self._up.data / "postgres", self._up.ports["database-port"]).url
+        states = sorted(CLASSES)
+        with contextlib.suppress(psycopg.Error):  # Postgres is killed, stopped or starting.
+            begin_failing(url, "attempt", states[int(fault.draw * len(states))], when="tg_op = 'INSERT'")
+            self.done.append(fault.kind)
+
+        def end() -> None:
+            while True:
+                try:
+                    return end_failing(url, "attempt")
+                except psycopg.Error:
+                    time.sleep(1.0)
+
+        return end
 
     def _supervisor_killed(self, fault: Fault) -> None:
         assert self._up.process is not None

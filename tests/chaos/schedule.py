@@ -12,12 +12,16 @@ KILLED = ("agents", "agent", "worker", "api", "temporal", "postgres", "backend",
 STOPPED = ("agent", "worker", "api", "temporal", "postgres", "backend", "shim")
 """Parts that get a SIGSTOP, and later a SIGCONT if they were not replaced meanwhile."""
 STOPPED_S = (2.0, 25.0)
-OTHERS = ("zombie-worker", "temporal-lost", "temporal-rolled-back", "disk-full", "supervisor-killed", "tree-killed")
+OTHERS = (
+    "zombie-worker", "temporal-lost", "temporal-rolled-back", "disk-full", "award-error", "supervisor-killed",
+    "tree-killed",
+)  # fmt: skip
 FAULTS = (*(f"kill-{part}" for part in KILLED), *(f"stop-{part}" for part in STOPPED), *OTHERS)
 _LASTS_S = {
     "zombie-worker": (5.0, 20.0),
     "temporal-rolled-back": (2.0, 8.0),
     "disk-full": (3.0, 9.0),
+    "award-error": (3.0, 9.0),
 }
 REQUESTS = ("cancel-storm", "quota", "preempt", "drain", "cordon", "reclaim", "reclaim-stopped", "idle-machine")
 

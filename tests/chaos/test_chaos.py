@@ -8,10 +8,10 @@ import pytest
 from tests.chaos.run import run_seed
 from tests.chaos.schedule import draw_schedule
 
-SEED = int(os.environ.get("MIZZEN_CHAOS_SEED", "596"))
-"""Chosen for its mix of faults and requests, all of which are over after 27 s.
+SEED = int(os.environ.get("MIZZEN_CHAOS_SEED", "1327"))
+"""Chosen for its mix of faults and requests, all of which are over after 24 s.
 
-It has fifteen kinds of faults, gangs of eight, a failing gang, repeated submissions, evictions and many cancellations.
+It has fifteen kinds of faults, failing award transactions among them, repeated submissions and cancellations.
 With most seeds a part is still stopped after 50 s.
 """
 _FAULTS_S, _FAULT_EVERY_S, _SUBMIT_EVERY_S = 24.0, 2.0, 1.7
