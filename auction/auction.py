@@ -219,15 +219,13 @@ class Auction:
         last = self._reserved.get(workload)
         if last is not None and (last.jobs != candidate.request.jobs or last.region not in self._regions_of(candidate)):
             last = None
-        if last is not None:
-            last = self._reserved[workload] = last.at(self._bidders[last.region].region.now_s, candidate.waited_s)
         made = self._made(candidate, last, patient)
         if made is None:
             return Outcome(workload, None, bids)
         name, reservation = made
         bidder = self._bidders[name]
         bidder.put_reservation(reservation)
-        self._reserved[workload] = bidder.reserved(candidate, reservation, last)
+        self._reserved[workload] = bidder.reserved(candidate, reservation)
         self._changed.add(name)
         if not bidder.region.now_s < reservation.starts_at_s < inf:
             return Outcome(workload, None, bids, Reason(ReasonCode.RESERVED_OPEN, {"region": name}))

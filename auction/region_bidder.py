@@ -24,7 +24,6 @@ from rms.reserve import (
     Reservation,
     Source,
     available_from_s,
-    idle_share,
     known_ends_s,
     renew,
     reserve,
@@ -33,8 +32,6 @@ from rms.reserve import (
     worse,
 )
 
-IDLE_SHARE = float(__import__("os").environ.get("IDLE_SHARE", "0.05"))
-"""Part of its wait for which all of the resources that a gang reserves may be idle although its start is not known."""
 _Alike = tuple[tuple[JobRequest, ...], frozenset[str], tuple[frozenset[str], ...], frozenset[int]]
 
 
@@ -51,27 +48,6 @@ class Reserved:
     """Workloads whose resources go to the reservation, by id (`rms.reserve`)."""
     at_s: float
     """Time of the last renewal."""
-    idle_share: float = 0.0
-    """Part of the reserved resources that has been idle since then although the start is not known, from 0 to 1."""
-    idle_s: float = 0.0
-    """For how long the reserved resources were idle for this reason before that, in seconds of all of them."""
-    idle_limit_s: float = 0.0
-    """The limit of `idle_s`."""
-
-    def at(self, now_s: float, waited_s: float) -> "Reserved":
-        """Returns the same at the time `now_s`, with nothing idle yet from then on.
-
-        When the limit is reached, a longer one applies only when it is at least twice as long.
-        """
-        idle_s, limit_s = self.idle_s + (now_s - self.at_s) * self.idle_share, IDLE_SHARE * waited_s
-        if idle_s >= self.idle_limit_s and limit_s >= 2 * idle_s:
-            return replace(self, at_s=now_s, idle_share=0.0, idle_s=idle_s, idle_limit_s=limit_s)
-        return replace(self, at_s=now_s, idle_share=0.0, idle_s=idle_s)
-
-    @property
-    def may_idle(self) -> bool:
-        """Whether resources may be idle although the start of the gang is not known."""
-        return self.idle_s < self.idle_limit_s
 
 
 class RegionBidder:
@@ -179,7 +155,8 @@ class RegionBidder:
 
         `last` is its reservation in an earlier pass; it is renewed if it was here and if possible. A workload that is
         `patient` has waited long: it also gets the resources of workloads of its own rank and of better ranks, and they
-        are withheld from workloads of its own rank, too. A region has one such reservation at a time.
+        are withheld from workloads of its own rank, too. A region has one such reservation at a time. Nothing is idle
+        for an over-quota workload unless its start is known.
         """
         request, taken, region = self._asking(candidate), self.reservations, self.region
         patient = patient and not self.blocks_own_rank
@@ -194,12 +171,9 @@ class RegionBidder:
                 found = renew(self._planner, request, available_s, last.machines, last.sources, taken)
             if found is None or latest_s < found.starts_at_s < inf:
                 found = reserve(self._planner, request, available_s, taken, latest_s)
-            if patient and (found is None or found.starts_at_s == inf):
-                may_idle = last is None or last.may_idle
-                fresh = reserve_unknown(self._planner, request, available_s, taken) if may_idle else None
-                if fresh is None or latest_s < fresh.starts_at_s < inf:
-                    found = found if may_idle else None
-                elif found is None or fresh.lacking < found.lacking:
+            if patient and request.rank < OVER_QUOTA_RANK and (found is None or found.starts_at_s == inf):
+                fresh = reserve_unknown(self._planner, request, available_s, taken)
+                if fresh is not None and (found is None or fresh.lacking < found.lacking):
                     found = fresh
         if found is None and not patient and _is_plain(request):
             self._hopeless.add(request, request.jobs[0])
@@ -215,15 +189,10 @@ class RegionBidder:
             if self.region.workload(id_).rank > reservation.rank:
                 self.region.limit_protection(id_, source.protected_until_s)
 
-    def reserved(self, candidate: Candidate, made: Reservation, last: Reserved | None) -> Reserved:
+    def reserved(self, candidate: Candidate, made: Reservation) -> Reserved:
         """Returns what is stored of a reservation for its renewal."""
-        region = self.region
-        machines = {region.ids[row]: need for row, need in made.needs.items()}
-        idle = idle_share(region, made, candidate.request) if made.starts_at_s == inf else 0.0
-        new = Reserved(candidate.request.jobs, region.name, machines, made.sources, region.now_s, idle)
-        if last is None:
-            return replace(new, idle_limit_s=IDLE_SHARE * candidate.waited_s)
-        return replace(new, idle_s=last.idle_s, idle_limit_s=last.idle_limit_s)
+        machines = {self.region.ids[row]: need for row, need in made.needs.items()}
+        return Reserved(candidate.request.jobs, self.region.name, machines, made.sources, self.region.now_s)
 
     @property
     def blocks_own_rank(self) -> bool:

@@ -236,13 +236,6 @@ def withheld(region: Region, reservations: Sequence[Reservation]) -> Iterator[No
         region.machines.version[:] = version  # The content is the same as before, so cached results stay valid.
 
 
-def idle_share(region: Region, reservation: Reservation, request: PlacementRequest) -> float:
-    """Returns the part of the reserved GPUs (or cores, for a gang without GPUs) that is free now, from 0 to 1."""
-    unit, free = _unit(request), region.machines.free
-    idle = sum(min(int(need[unit]), max(0, int(free[unit, row]))) for row, need in reservation.needs.items())
-    return idle / max(1, sum(int(need[unit]) for need in reservation.needs.values()))
-
-
 def _reservation(
     region: Region,
     request: PlacementRequest,

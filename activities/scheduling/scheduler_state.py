@@ -77,7 +77,7 @@ class SchedulerState:
         """Locks the state until the end of the block, and updates it to the current snapshot.
 
         If the block raises, its tentative changes may still be in the columns, and it is unknown which of them Postgres
-        has committed. So the next call does a full read, which also drops the auction with its caches and reservations.
+        has committed. So the next call does a full read, which also drops the caches of the auction.
         """
         with self._lock:
             self.look()
