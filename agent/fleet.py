@@ -265,6 +265,7 @@ def power_off(state_dir: Path) -> None:
     for run in runs:
         for path in run.cgroups():
             cgroups.remove_cgroup(path)
+    state.clear_private()
     (state.path / "incarnation").unlink(missing_ok=True)
 
 

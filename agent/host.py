@@ -370,10 +370,11 @@ def tidy(state: StateFolder, config: AgentConfig) -> list[str]:
     """Removes the folders of attempts that have ended, are fully shipped and are no longer kept (`AgentConfig.kept_s`).
 
     A document's `keep` applies to the last attempt of a workload on this machine, and as long as enough of the disk is
-    free. Stores the outcome of each attempt's tasks on the machine first. Returns the keys (`workload.attempt`) of the
-    removed attempts.
+    free. Stores the outcome of each attempt's tasks on the machine first. Also removes what killed shims have left
+    (`StateFolder.clear_private`). Returns the keys (`workload.attempt`) of the removed attempts.
     """
     removed = []
+    state.clear_private()
     attempts = state.attempts()
     last = {attempt.workload_id: attempt.attempt for attempt in attempts}  # They are sorted by number.
     aged = [(attempt.age_s(), attempt) for attempt in attempts]

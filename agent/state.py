@@ -264,6 +264,11 @@ class StateFolder:
         attempt.remove()
         self._ended.discard(attempt.key)
 
+    def clear_private(self) -> None:
+        """Removes the private `/tmp` and others of attempts without a shim: shims that were killed have left them."""
+        for attempt in self.attempts():
+            scratch.clear(str(attempt.private))
+
     def is_started(self, attempt: AttemptFolder) -> bool:
         """Whether any task of the attempt was started, or was stopped before its start."""
         return any(tasks.look(run) is not State.ABSENT for run in attempt.runs())

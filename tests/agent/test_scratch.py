@@ -12,6 +12,8 @@ import pytest
 
 import agent
 from agent import scratch
+from agent.host import tidy
+from agent.state import StateFolder
 from agent.tasks import RunFolder
 from domain.protocol import NodeOutcome
 from tests.agent.harness import Lab, description, until_async
@@ -78,6 +80,23 @@ async def test_a_killed_shim_leaves_nothing(lab: Lab) -> None:
         identities = run.identities()
         assert identities is not None and identities[0].send(SIGKILL)
         await running.result(NodeOutcome)
+    assert not _private(run).exists() and not _mounted(_private(run))
+
+
+async def test_an_agent_that_starts_later_removes_them(lab: Lab) -> None:
+    """If agent and shim have died, the next agent removes the folders, also if the control plane asks for nothing."""
+    config = lab.config(private_tmp=True)
+    launch = description(lab.region, config, f"{_writes('x')}; touch written; exec sleep 600")
+    lab.write(launch)
+    run = lab.folder_of(launch, config)
+    async with lab.agent(config):
+        await lab.run(launch, config.machine)
+        await until_async(lambda: (run.work / "written").exists())
+    identities = run.identities()
+    assert identities is not None and identities[0].send(SIGKILL)
+    await until_async(lambda: not identities[1].alive())
+    assert _mounted(_private(run))
+    tidy(StateFolder(config.state_dir), config)
     assert not _private(run).exists() and not _mounted(_private(run))
 
 
