@@ -169,7 +169,7 @@ class RegionBidder:
             found = None
             if last is not None and last.region == region.name:
                 found = renew(self._planner, request, available_s, last.machines, last.sources, taken)
-            if found is None or latest_s < found.starts_at_s < inf:
+            if found is None or latest_s < found.starts_at_s:
                 found = reserve(self._planner, request, available_s, taken, latest_s)
             if patient and request.rank < OVER_QUOTA_RANK and (found is None or found.starts_at_s == inf):
                 fresh = reserve_unknown(self._planner, request, available_s, taken)

@@ -378,7 +378,7 @@ def _protected(until_s: float, rank: int = 7) -> RegionSnapshot:
 
 
 def test_what_only_protection_keeps_from_a_gang_is_withheld_from_worse_ranks() -> None:
-    """A gang that has not waited long reserves against worse ranks, from the first pass on, not against its own rank."""
+    """From its first refusal on, a gang reserves against worse ranks, but not against its own rank."""
     urgent = replace(_LARGE, waited_s=0.0)
     same = replace(_small("same"), request=replace(_small("same").request, rank=2))
     auction = _auction([_protected(_ENDS_S)], Options(reserve_after_s=3600.0))
