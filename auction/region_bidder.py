@@ -160,6 +160,8 @@ class RegionBidder:
         """
         request, taken, region = self._asking(candidate), self.reservations, self.region
         patient = patient and not self.blocks_own_rank
+        if not patient and request.rank == OVER_QUOTA_RANK:
+            return None
         # An over-quota workload gets a reservation only after it has waited for twice the rest of its wait.
         latest_s = region.now_s + (candidate.waited_s / 2 if request.rank == OVER_QUOTA_RANK else inf)
         with region.demoted(request.displaces, request.rank), region.without(request.avoids):
