@@ -11,6 +11,7 @@ from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest, RegionSnapshot, RunningWorkload
 from rms import reference
 from rms.gang import Planner
+from rms.machines import shift
 from rms.region import Region
 from rms.reserve import Reservation, available_from_s, known_ends_s, renew, reserve, withheld
 from tests.depth import examples
@@ -99,17 +100,9 @@ def test_a_reservation_is_renewed_with_the_same_or_an_earlier_start(seed: int) -
     for one in snapshot.running:
         if rng.random() < 0.3:
             region.drop_running(one.id)
-            gone = {h.machine: h for h in one.holdings}
-            for m in snapshot.machines:
-                if m.id in gone and (row := region.row(m.id)) is not None:
-                    h, free = gone[m.id], region.machines.free[:, row]
-                    amounts = {
-                        "free_gpus": h.gpus,
-                        "free_cpus_milli": h.cpus_milli,
-                        "free_memory_bytes": h.memory_bytes,
-                    }
-                    held = dict(zip(amounts, free.tolist(), strict=True))
-                    region.put_machine(replace(m, **{name: held[name] + amounts[name] for name in amounts}))
+            for h in one.holdings:
+                if (row := region.row(h.machine)) is not None:
+                    shift(region.machines, row, h.gpus, h.cpus_milli, h.memory_bytes)
     region.refresh(snapshot.now_s)
     planner = Planner(region)
     needs = {region.ids[row]: need for row, need in made.needs.items()}
