@@ -106,7 +106,7 @@ chaos-instances: setup $(VENV)/.compiled
 
 # The property tests with all of their examples, and reservations on a hundred random queues instead of three.
 properties: setup $(VENV)/.compiled
-	@MIZZEN_EXAMPLES=1 MIZZEN_RESERVE_ROUNDS=100 $(BIN)/python -m pytest --numprocesses 2 --timeout 3600 tests/decisions \
+	@MIZZEN_EXAMPLES=1 MIZZEN_RESERVE_ROUNDS=100 MIZZEN_URGENT_ROUNDS=100 $(BIN)/python -m pytest --numprocesses 2 --timeout 3600 tests/decisions \
 	  tests/simulation tests/api/test_generated.py tests/activities/test_scheduler_state.py $(ARGS)
 
 # Five trainings (a CNN, a GPT, the Trainers of transformers and Lightning, DDP), each killed 20 times; five minutes.

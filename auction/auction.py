@@ -1,17 +1,16 @@
 """The auction (MAST 4.2, 4.3): every region bids on a batch of queued workloads; plans are awarded in queue order."""
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf, nextafter
 
 from auction.candidate import Candidate, Outcome, Stats
 from auction.joint import Head, JointChoice, Plans, is_better, may_improve, proposals
-from auction.region_bidder import RegionBidder
+from auction.region_bidder import RegionBidder, Reserved
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
-from domain.scheduling import Bid, JobRequest
-from rms.arrays import I8
+from domain.scheduling import Bid
 from rms.award import Award, StalePlan
 from rms.negative import NegativeCache
 from rms.region import Region
@@ -45,34 +44,24 @@ class Options:
     joint_budget: float = 1.0
     """CP-SAT's deterministic time limit for one head; one unit is about a second."""
     reserve_after_s: float = inf
-    """A workload that has waited longer than this gets a reservation of the resources that it needs.
+    """A workload that has waited longer than this may reserve resources against workloads of its own rank.
 
-    Each region has at most one reservation per pass, given in queue order. So over-quota workloads can only reserve in
-    regions that within-quota workloads have left. An over-quota workload also must have waited for at least twice its
-    expected remaining wait. Reserved resources are idle until other workloads end. If the end of a workload is unknown,
-    its remaining runtime is estimated as its elapsed runtime. So resources are idle for at most as long as the gang had
-    waited when the last of those workloads started.
+    Against workloads of worse rank, a workload reserves immediately if it only has to wait (`rms.reserve`). Infinity:
+    no reservations at all.
     """
-
-
-@dataclass(frozen=True)
-class Reserved:
-    """A workload's reservation of one pass, stored for renewal in the next pass. It holds no resources."""
-
-    jobs: tuple[JobRequest, ...]
-    """Jobs of the request. A reservation is not renewed for other jobs: they may need other machines."""
-    region: str
-    machines: Mapping[str, I8]
-    """Reserved amounts by machine id, each of shape (3,)."""
-    at_s: float
-    """Time of the last renewal."""
 
 
 class Auction:
     """The auction over all regions, in one process. Awards update the regions' columns immediately."""
 
-    def __init__(self, regions: Iterable[Region], options: Options = Options(), stats: Stats | None = None) -> None:
-        """`stats`: counters to continue; None starts from 0."""
+    def __init__(
+        self,
+        regions: Iterable[Region],
+        options: Options = Options(),
+        stats: Stats | None = None,
+        before: "Auction | None" = None,
+    ) -> None:
+        """`stats`: counters to continue; None starts from 0. `before`: an auction whose reservations are continued."""
         self._options = options
         self.stats = stats if stats is not None else Stats()
         self._bidders = {
@@ -85,7 +74,7 @@ class Auction:
             )
             for region in sorted(regions, key=lambda region: region.name)
         }
-        self._reserved: dict[str, Reserved] = {}
+        self._reserved: dict[str, Reserved] = {} if before is None else dict(before._reserved)
         """The latest reservation of each workload, by workload id."""
         self._changed: set[str] = set()
         """Regions that an award or reservation has changed since the bids on the batch."""
@@ -160,6 +149,10 @@ class Auction:
         A plan in `known` is not usable if its region does not exist here or is not allowed for the workload.
         """
         usable = {r: b for r, b in known.items() if b.plan is None or (r in self._bidders and candidate.may_run_in(r))}
+        # Other processes do not know that a reservation limits the protection of the workloads that hold its resources.
+        last = self._reserved.get(candidate.request.workload)
+        if last is not None and last.region in self._regions_of(candidate):
+            usable = {r: b for r, b in usable.items() if b.plan is not None or r != last.region}
         return usable | self._ask(candidate, [name for name in self._regions_of(candidate) if name not in usable])
 
     def _ask(self, candidate: Candidate, regions: Iterable[str]) -> Bids:
@@ -199,53 +192,60 @@ class Auction:
             return bids[best.region], given
 
     def _settle(self, candidate: Candidate, bids: Bids, won: Won | None) -> Outcome:
+        workload = candidate.request.workload
         if won is not None:
             self.stats.awards += 1
-            return Outcome(candidate.request.workload, won[0], bids)
-        if candidate.waited_s <= self._options.reserve_after_s:
-            return Outcome(candidate.request.workload, None, bids, reserves_at_s=self._reserves_at_s(candidate, bids))
-        return self._reserve(candidate, bids)
+            self._reserved.pop(workload, None)
+            return Outcome(workload, won[0], bids)
+        patient = candidate.waited_s > self._options.reserve_after_s
+        urgent = candidate.request.rank < OVER_QUOTA_RANK and self._options.reserve_after_s < inf
+        outcome = self._reserve(candidate, bids, patient) if patient or urgent else Outcome(workload, None, bids)
+        return outcome if patient else replace(outcome, reserves_at_s=self._reserves_at_s(candidate, bids))
 
     def _reserves_at_s(self, candidate: Candidate, bids: Bids) -> float:
         """Returns when a candidate will have waited longer than `reserve_after_s`.
 
-        Infinity: every region has a reservation, or could not hold the candidate even if it were empty.
+        Infinity: every region has a reservation of a patient workload, or could not hold the candidate even if it were
+        empty.
         """
         for name in self._regions_of(candidate):
             bidder, codes = self._bidders[name], {reason.code for reason in bids[name].reasons}
-            if bidder.reservation is None and codes != {ReasonCode.NO_HARDWARE}:
+            if not bidder.blocks_own_rank and codes != {ReasonCode.NO_HARDWARE}:
                 return nextafter(bidder.region.now_s + self._options.reserve_after_s - candidate.waited_s, inf)
         return inf
 
-    def _reserve(self, candidate: Candidate, bids: Bids) -> Outcome:
-        within_s = candidate.waited_s / 2 if candidate.request.rank == OVER_QUOTA_RANK else inf
-        made = list(self._offers(candidate, within_s))
-        if not made:
-            return Outcome(candidate.request.workload, None, bids)
-        starts_at_s, name, offer = min(made, key=lambda one: one[:2])
+    def _reserve(self, candidate: Candidate, bids: Bids, patient: bool) -> Outcome:
+        workload = candidate.request.workload
+        last = self._reserved.get(workload)
+        if last is not None and (last.jobs != candidate.request.jobs or last.region not in self._regions_of(candidate)):
+            last = None
+        made = self._made(candidate, last, patient)
+        if made is None:
+            return Outcome(workload, None, bids)
+        name, reservation = made
         bidder = self._bidders[name]
-        bidder.reservation = offer
-        machines = {bidder.region.ids[row]: need for row, need in offer.needs.items()}
-        self._reserved[candidate.request.workload] = Reserved(
-            candidate.request.jobs, name, machines, bidder.region.now_s
-        )
+        bidder.put_reservation(reservation)
+        self._reserved[workload] = bidder.reserved(candidate, reservation)
         self._changed.add(name)
-        at = datetime.fromtimestamp(starts_at_s, UTC).isoformat(timespec="seconds")
+        if not bidder.region.now_s < reservation.starts_at_s < inf:
+            return Outcome(workload, None, bids, Reason(ReasonCode.RESERVED_OPEN, {"region": name}))
+        at = datetime.fromtimestamp(reservation.starts_at_s, UTC).isoformat(timespec="seconds")
         reason = Reason(ReasonCode.RESERVED, {"region": name, "starts_at": at})
-        return Outcome(candidate.request.workload, None, bids, reason, starts_at_s)
+        return Outcome(workload, None, bids, reason, reservation.starts_at_s)
 
-    def _offers(self, candidate: Candidate, within_s: float) -> Iterator[tuple[float, str, Reservation]]:
-        """Yields possible reservations with start and region: the renewed one if possible, else one of each region."""
-        last = self._reserved.get(candidate.request.workload)
-        if last is not None and last.jobs == candidate.request.jobs and last.region in self._regions_of(candidate):
-            again = self._bidders[last.region].again(candidate, last.machines, within_s)
+    def _made(self, candidate: Candidate, last: Reserved | None, patient: bool) -> tuple[str, Reservation] | None:
+        """Returns the reservation with its region: the renewed one if possible, else that with the earliest start."""
+        if last is not None:
+            again = self._bidders[last.region].reserve(candidate, last, patient=patient)
             if again is not None:
-                yield again.starts_at_s, last.region, again
-                return
-        for name in self._regions_of(candidate):
-            offer = self._bidders[name].soonest(candidate, within_s)
-            if offer is not None:
-                yield offer.starts_at_s, name, offer
+                return last.region, again
+        offers = [
+            (name, self._bidders[name].reserve(candidate, last, patient=patient))
+            for name in self._regions_of(candidate)
+            if last is None or name != last.region
+        ]
+        made = [(name, offer) for name, offer in offers if offer is not None]
+        return min(made, key=lambda one: (one[1].starts_at_s, one[1].lacking, one[0]), default=None)
 
     # ------------------------------------------------------------------------------------------------- the joint choice
 

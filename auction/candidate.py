@@ -49,7 +49,7 @@ class Outcome:
     reserved: Reason | None = None
     """The reason that names the reserved region, if a reservation was made."""
     starts_at_s: float | None = None
-    """Expected start time of the reservation, if there is one."""
+    """Latest start of the reservation, if there is one whose start is known."""
     reserves_at_s: float = inf
     """When the workload will have waited long enough for a reservation, if a region has none yet."""
 
@@ -58,7 +58,8 @@ class Outcome:
         """The earliest time at which the outcome may change although nothing happens until then; infinity: never."""
         if self.bid is not None:
             return inf
-        return min([self.reserves_at_s, *(bid.retry_at_s for bid in self.bids.values())])
+        known_s = inf if self.starts_at_s is None else self.starts_at_s
+        return min([known_s, self.reserves_at_s, *(bid.retry_at_s for bid in self.bids.values())])
 
     @property
     def reasons(self) -> tuple[Reason, ...]:

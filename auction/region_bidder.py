@@ -1,8 +1,8 @@
 """A region's bidder in an auction: it makes bids, caches refusals, and withholds reserved resources."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -20,9 +20,34 @@ from rms.machines import CPUS_MILLI, GPUS
 from rms.negative import NegativeCache, Refused
 from rms.refusal import needs, no_hardware, waits
 from rms.region import Region
-from rms.reserve import Reservation, expected_ends_s, kept, reserve, reserve_again
+from rms.reserve import (
+    Reservation,
+    Source,
+    available_from_s,
+    known_ends_s,
+    renew,
+    reserve,
+    reserve_unknown,
+    withheld,
+    worse,
+)
 
-_Alike = tuple[tuple[JobRequest, ...], frozenset[str], tuple[frozenset[str], ...], bool]
+_Alike = tuple[tuple[JobRequest, ...], frozenset[str], tuple[frozenset[str], ...], frozenset[int]]
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """A workload's reservation of one pass, stored for renewal in the next pass. It holds no resources."""
+
+    jobs: tuple[JobRequest, ...]
+    """Jobs of the request. A reservation is not renewed for other jobs: they may need other machines."""
+    region: str
+    machines: Mapping[str, I8]
+    """Reserved amounts by machine id, each of shape (3,)."""
+    sources: Mapping[str, Source]
+    """Workloads whose resources go to the reservation, by id (`rms.reserve`)."""
+    at_s: float
+    """Time of the last renewal."""
 
 
 class RegionBidder:
@@ -39,20 +64,24 @@ class RegionBidder:
         self._explains = explains
         self.cache = NegativeCache()
         """Refusals of this pass; always empty if the cache is disabled."""
-        self.reservation: Reservation | None = None
-        """The reservation in this region in the current pass, if any."""
+        self.reservations: list[Reservation] = []
+        """The reservations in this region in the current pass, in queue order."""
+        self._hopeless = NegativeCache()
+        """Requests of this pass that would be refused even if no holder of worse rank was protected."""
         self._ends_s: F8 | None = None
-        """Cached expected ends of the holders; None after an award or a revocation."""
+        """Cached ends of the maximum runtimes; None after an award or a revocation."""
         self._plans: dict[_Alike, Plan] = {}
         """Cached plans without evictions, by jobs, machines that are avoided or left out if possible, and whether
         reserved resources were withheld. They are valid for `_state`."""
         self._state: tuple[object, ...] = ()
 
     def open(self, now_s: float) -> None:
-        """Starts a pass at the time `now_s`: updates the columns, and clears the reservation and all caches."""
+        """Starts a pass at the time `now_s`: updates the columns, and clears the reservations and all caches."""
         self.region.refresh(now_s)
-        self.reservation, self._ends_s = None, None
+        self.reservations.clear()
+        self._ends_s = None
         self.cache.clear()
+        self._hopeless.clear()
         self._plans.clear()
 
     def bid(self, candidate: Candidate) -> Bid:
@@ -121,32 +150,66 @@ class RegionBidder:
             out[gpu_type] = int(reach[GPUS, region.machines.kind_type == number].sum())
         return out
 
-    def soonest(self, candidate: Candidate, within_s: float) -> Reservation | None:
-        """Returns the reservation with the earliest start; None if the start would be later than `within_s` from now.
+    def reserve(self, candidate: Candidate, last: Reserved | None, *, patient: bool) -> Reservation | None:
+        """Returns the reservation of a refused workload in this region; None if waiting alone does not help it.
 
-        Also None if the region already has a reservation, or if the workload would not fit even into an empty region.
+        `last` is its reservation in an earlier pass; it is renewed if it was here and if possible. A workload that is
+        `patient` has waited long: it also gets the resources of workloads of its own rank and of better ranks, and they
+        are withheld from workloads of its own rank, too. A region has one such reservation at a time. Nothing is idle
+        for an over-quota workload unless its start is known.
         """
-        request = self._request(candidate)
-        if self.reservation is not None or no_hardware(self._planner, request):
+        request, taken, region = self._asking(candidate), self.reservations, self.region
+        patient = patient and not self.blocks_own_rank
+        if not patient and request.rank == OVER_QUOTA_RANK:
             return None
-        with self.region.without(request.avoids):
-            return reserve(self._planner, request, self._expected_ends_s(), self.region.now_s + within_s)
+        # An over-quota workload gets a reservation only after it has waited for twice the rest of its wait.
+        latest_s = region.now_s + (candidate.waited_s / 2 if request.rank == OVER_QUOTA_RANK else inf)
+        with region.demoted(request.displaces, request.rank), region.without(request.avoids):
+            if not (patient or self._is_blocked_by_time(request)) or no_hardware(self._planner, request):
+                return None
+            available_s = available_from_s(self._planner, request, self._known_ends_s() if patient else None)
+            found = None
+            if last is not None and last.region == region.name:
+                found = renew(self._planner, request, available_s, last.machines, last.sources, taken)
+            if found is None or latest_s < found.starts_at_s:
+                found = reserve(self._planner, request, available_s, taken, latest_s)
+            if patient and request.rank < OVER_QUOTA_RANK and (found is None or found.starts_at_s == inf):
+                fresh = reserve_unknown(self._planner, request, available_s, taken)
+                if fresh is not None and (found is None or fresh.lacking < found.lacking):
+                    found = fresh
+        if found is None and not patient and _is_plain(request):
+            self._hopeless.add(request, request.jobs[0])
+        return None if found is None else replace(found, blocks_own_rank=patient)
 
-    def again(self, candidate: Candidate, needs: Mapping[str, I8], within_s: float) -> Reservation | None:
-        """Renews a reservation of an earlier pass, given as amounts by machine id; None if that is not possible.
+    def put_reservation(self, reservation: Reservation) -> None:
+        """Withholds the resources of a reservation for the rest of the pass.
 
-        See `reserve_again`. Also None if the region already has a reservation.
+        The workloads of worse rank that hold them keep the protection that they have, but get no new one.
         """
-        if self.reservation is not None:
-            return None
-        latest_s = self.region.now_s + within_s
-        request = self._request(candidate)
-        with self.region.without(request.avoids):
-            return reserve_again(self._planner, request, self._expected_ends_s(), needs, latest_s)
+        self.reservations.append(reservation)
+        for id_, source in reservation.sources.items():
+            if self.region.workload(id_).rank > reservation.rank:
+                self.region.limit_protection(id_, source.protected_until_s)
 
-    def _expected_ends_s(self) -> F8:
+    def reserved(self, candidate: Candidate, made: Reservation) -> Reserved:
+        """Returns what is stored of a reservation for its renewal."""
+        machines = {self.region.ids[row]: need for row, need in made.needs.items()}
+        return Reserved(candidate.request.jobs, self.region.name, machines, made.sources, self.region.now_s)
+
+    @property
+    def blocks_own_rank(self) -> bool:
+        """Whether the region has the reservation of a patient workload in this pass."""
+        return any(one.blocks_own_rank for one in self.reservations)
+
+    def _is_blocked_by_time(self, request: PlacementRequest) -> bool:
+        """Returns whether holders of worse rank, or evictions under way, may make room for the request later."""
+        if _is_plain(request) and self._hopeless.find(request) is not None:
+            return False
+        return bool(self.region.promises) or bool((worse(self.region, request) & ~self.region.holders.evictable).any())
+
+    def _known_ends_s(self) -> F8:
         if self._ends_s is None:
-            self._ends_s = expected_ends_s(self.region)
+            self._ends_s = known_ends_s(self.region)
         return self._ends_s
 
     def _plans_now(self) -> "dict[_Alike, Plan]":
@@ -164,15 +227,19 @@ class RegionBidder:
         request = self._request(candidate)
         return request if request.evicts else replace(request, rank=OVER_QUOTA_RANK)
 
-    def _binds(self, candidate: Candidate) -> bool:
-        """Returns whether reserved resources are withheld from a workload: it may still run at the reserved start."""
-        reservation = self.reservation
-        return reservation is not None and self.region.now_s + candidate.max_runtime_s > reservation.starts_at_s
+    def _binds(self, candidate: Candidate) -> frozenset[int]:
+        """Returns the positions of the reservations whose resources are withheld from a workload."""
+        if not self.reservations:
+            return frozenset()
+        rank, ends_by_s = self._asking(candidate).rank, self.region.now_s + candidate.max_runtime_s
+        return frozenset(i for i, one in enumerate(self.reservations) if one.blocks(rank, ends_by_s))
 
-    def _reach(self, candidate: Candidate) -> AbstractContextManager[None]:
-        if self.reservation is not None and self._binds(candidate):
-            return kept(self.region, self.reservation)
-        return nullcontext()
+    @contextmanager
+    def _reach(self, candidate: Candidate) -> Iterator[None]:
+        """Withholds the resources that are reserved for others, while the block runs."""
+        bound = self._binds(candidate)
+        with withheld(self.region, [self.reservations[i] for i in sorted(bound)]):
+            yield
 
     def _like(self, request: PlacementRequest, job: JobRequest, known: Refused) -> tuple[Reason, ...]:
         detail: dict[str, object] = {"region": self.region.name, "job": job.name, "needs": needs(known.job)}
@@ -181,3 +248,8 @@ class RegionBidder:
             detail["protected_until"] = in_words(until_s)
         also, _ = waits(request, self.region)
         return no_hardware(self._planner, request) or (Reason(ReasonCode.REFUSED_LIKE, detail), *also)
+
+
+def _is_plain(request: PlacementRequest) -> bool:
+    """Returns whether a refusal of the request says something about other requests of the same demand."""
+    return len(request.jobs) == 1 and not (request.avoids or request.displaces or any(request.left_out))

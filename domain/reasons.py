@@ -36,6 +36,7 @@ class ReasonCode(StrEnum):
     MACHINES_AVOIDED = "machines_avoided"
     REFUSED_LIKE = "refused_like"
     RESERVED = "reserved"
+    RESERVED_OPEN = "reserved_open"
     EVICTS_LATER = "evicts_later"
     WAITING_FOR_CAPACITY = "waiting_for_capacity"
     AWARD_CONFLICT = "award_conflict"
@@ -144,7 +145,11 @@ _SENTENCES: dict[ReasonCode, str] = {
         " until {protected_until}}"
     ),
     ReasonCode.RESERVED: (
-        "slots that become free in region {region} are reserved for it; it is expected to start at {starts_at}"
+        "slots that become free in region {region} are reserved for it; it starts at {starts_at} at the latest"
+    ),
+    ReasonCode.RESERVED_OPEN: (
+        "slots that become free in region {region} are reserved for it; its start depends on workloads that have no"
+        " known end, or that are being evicted"
     ),
     ReasonCode.WAITING_FOR_CAPACITY: (
         "launching {machines} {machine_type} in {zone}, expected in {expected_s:1 second|# seconds}"

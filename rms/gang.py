@@ -157,6 +157,7 @@ class Planner:
 
     def all_free(self, jobs: Sequence[JobRequest]) -> tuple[JobPlan, ...] | None:
         """Plans all jobs in order without evictions; returns None if one of them does not fit."""
+        self._fit()
         plans: list[JobPlan] = []
         with undoing(self.region) as undo:
             for job in jobs:

@@ -109,9 +109,19 @@ def leave(holders: Holders, kind: I4, clusters: I4, number: int) -> None:
 class HolderTable:
     """The holders of a region with a given machine layout."""
 
-    def __init__(self, row_of: Mapping[str, int], closed: Container[str], machines: Machines) -> None:
-        """`row_of` maps machine ids to rows; holdings on `closed` machines are ignored."""
+    def __init__(
+        self,
+        row_of: Mapping[str, int],
+        closed: Container[str],
+        machines: Machines,
+        protected_at_most_s: dict[str, float],
+    ) -> None:
+        """`row_of` maps machine ids to rows; holdings on `closed` machines are ignored.
+
+        `protected_at_most_s` has the latest ends of protection by holder id (`limit_protection`).
+        """
         self._row_of, self._closed = row_of, closed
+        self._protected_at_most_s = protected_at_most_s
         self._kind, self._kind_cluster = machines.kind, machines.kind_cluster
         self._version, self._clock = machines.version, machines.clock
         self.ids: list[str] = []
@@ -132,8 +142,8 @@ class HolderTable:
         self._saved_at_s: F8 = np.full(n, np.nan)
         self._lost_s: F8 = np.full(n, np.nan)
         """Work that an eviction loses, if it does not grow with time."""
-        self._free_from_s: F8 = np.full(n, np.inf)
-        """Time from which the holder may be evicted; infinity if it may not be evicted at all."""
+        self.free_from_s: F8 = np.full(n, np.inf)
+        """By number: time from which the holder may be evicted; infinity while it may not be evicted at all."""
         self._home: I4 = np.full(n, NO_CLUSTER, np.int32)
         """Cluster of the holding with the most GPUs."""
         self.columns = Holders(
@@ -171,12 +181,18 @@ class HolderTable:
         before = self.workloads.pop(workload, None)
         if before is None:
             return
+        self._protected_at_most_s.pop(workload, None)
         number = self.number_of.pop(workload)
         self._unlist(number, before)
         self.ids[number] = ""
         self._unused.append(number)
         self.columns.rank[number], self.columns.evictable[number] = 0, False
-        self._saved_at_s[number], self._lost_s[number], self._free_from_s[number] = np.nan, np.nan, np.inf
+        self._saved_at_s[number], self._lost_s[number], self.free_from_s[number] = np.nan, np.nan, np.inf
+
+    def limit_protection(self, workload: str, until_s: float) -> None:
+        """Ends the protection of a holder by its minimum runtime at `until_s` at the latest, until it is dropped."""
+        self._protected_at_most_s[workload] = min(until_s, self._protected_at_most_s.get(workload, np.inf))
+        self._note(self.number_of[workload], self.workloads[workload])
 
     def renew(self, machine: str) -> None:
         """Lists the holders of a machine again after the machine was closed or opened."""
@@ -192,15 +208,10 @@ class HolderTable:
         enter(self.columns, self._kind, self._clusters[number], number)
         self._touch(number)
 
-    @property
-    def free_from_s(self) -> F8:
-        """The time from which each holder may be evicted, by number; infinity if it may not be evicted at all."""
-        return self._free_from_s
-
     def refresh(self, now_s: float) -> None:
         """Updates the time-dependent columns to the time `now_s`."""
-        evictable = self._free_from_s <= now_s
-        self.has_protected = bool((~evictable & (self._free_from_s < np.inf)).any())
+        evictable = self.free_from_s <= now_s
+        self.has_protected = bool((~evictable & (self.free_from_s < np.inf)).any())
         for number in np.flatnonzero(evictable != self.columns.evictable).tolist():
             self._touch(number)
         self.columns.evictable[:] = evictable
@@ -222,7 +233,7 @@ class HolderTable:
     def refresh_one(self, workload: str, now_s: float) -> None:
         """Updates whether one holder is evictable at the time `now_s`."""
         number = self.number_of[workload]
-        self.columns.evictable[number] = self._free_from_s[number] <= now_s
+        self.columns.evictable[number] = self.free_from_s[number] <= now_s
         self._touch(number)
 
     # -------------------------------------------------------------------------------------------------------- internals
@@ -251,17 +262,18 @@ class HolderTable:
         by_number = ("rank", "started_at_s", "evictable", "lost_gpu_ms", "gpus", "words", "first", "last")
         self.columns = self.columns._replace(**{name: _doubled(getattr(self.columns, name)) for name in by_number})
         size = len(self._home)
-        self._saved_at_s, self._free_from_s = _doubled(self._saved_at_s), _doubled(self._free_from_s)
+        self._saved_at_s, self.free_from_s = _doubled(self._saved_at_s), _doubled(self.free_from_s)
         self._lost_s, self._home = _doubled(self._lost_s), _doubled(self._home)
         self._saved_at_s[size:] = self._lost_s[size:] = np.nan
-        self._free_from_s[size:], self._home[size:] = np.inf, NO_CLUSTER
+        self.free_from_s[size:], self._home[size:] = np.inf, NO_CLUSTER
 
     def _note(self, number: int, workload: RunningWorkload) -> None:
         """Writes the values that do not affect the order of any list."""
         saved_at_s = workload.last_checkpoint_at_s
         self._saved_at_s[number] = np.nan if saved_at_s is None else saved_at_s
         self._lost_s[number] = np.nan if workload.lost_s is None else workload.lost_s
-        self._free_from_s[number] = workload.protected_until_s if workload.evictable else np.inf
+        protected_s = min(workload.protected_until_s, self._protected_at_most_s.get(workload.id, np.inf))
+        self.free_from_s[number] = protected_s if workload.evictable else np.inf
         if self.columns.evictable[number] and not workload.evictable:
             self.columns.evictable[number] = False
             self._touch(number)

@@ -42,6 +42,8 @@ class Region:
         """Version number; it changes when machines are added or removed, or their resources, kinds or prices change."""
         self.promises: dict[str, Promise] = {}
         """Promises by victim id (`rms.award`)."""
+        self._protected_at_most_s: dict[str, float] = {}
+        """Latest end of the protection by holder id (`limit_protection`)."""
         self._closed: set[str] = set()
         """Machines that cannot be scheduled now. Their rows are kept, with zero amounts."""
         self._choices: dict[tuple[object, ...], Choices] = {}
@@ -99,6 +101,14 @@ class Region:
         """Updates whether a holder is evictable now, without waiting for the next refresh."""
         self._holders.refresh_one(workload, self.now_s)
 
+    def limit_protection(self, workload: str, until_s: float) -> None:
+        """Ends the protection of a holder by its minimum runtime at `until_s` at the latest.
+
+        The limit holds for as long as the workload holds resources here, even if its protection is renewed when its
+        tasks start. The workload becomes evictable at the first refresh after that time.
+        """
+        self._holders.limit_protection(workload, until_s)
+
     def refresh(self, now_s: float) -> None:
         """Updates all columns to the time `now_s`, and rebuilds the layout if necessary."""
         self.now_s = now_s
@@ -144,7 +154,7 @@ class Region:
         self._arrived.clear()
         self._closed.clear()
         columns = self._layout.machines
-        self._holders = HolderTable(self._layout.row_of, self._closed, columns)
+        self._holders = HolderTable(self._layout.row_of, self._closed, columns, self._protected_at_most_s)
         for workload in running:
             self._holders.put(workload)
         self.hardware += 1

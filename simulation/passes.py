@@ -30,8 +30,8 @@ class Passes:
 
     The outcome is the same as if every queued workload was offered to the regions, in queue order. A workload is
     skipped if it requests at least as much as one that was refused earlier in the pass: no slots are released during a
-    pass, so it would be refused too. (This also applies to the reference engine, which has no negative cache.) A gang
-    that has waited long enough to reserve is skipped only if the refused workload had too, and got no reservation.
+    pass, so it would be refused too. (This also applies to the reference engine, which has no negative cache.) A
+    workload that may reserve is skipped only if the refused workload could reserve, too, and got no reservation.
     """
 
     def __init__(self, transitions: Transitions) -> None:
@@ -107,20 +107,23 @@ class Passes:
     def _by_rank(self, now_s: float, standing: ScanOrder) -> None:
         waited_s = self._waited_s(now_s, standing)
         reserve_after_s = self._settings.reserve_after_s
-        may_reserve = waited_s > reserve_after_s
+        urgent = (standing.rank < OVER_QUOTA_RANK) & (reserve_after_s < inf)
+        patient = waited_s > reserve_after_s
         left = np.arange(len(standing.order))
         taken: set[str] = set()
         size = self._settings.batch if self._transitions.policy.joint else min(_ASKED, self._settings.batch)
         while len(left):
             batch, left = left[:size], left[size:]
             refused, reserved = self._ask(now_s, standing, batch)
-            if not taken.issuperset(reserved.values()):
-                taken.update(reserved.values())
-                self._withdraw(standing, may_reserve, left, taken)
+            more_taken = {region for place, region in reserved.items() if patient[place]}
+            if not taken.issuperset(more_taken):
+                taken.update(more_taken)
+                self._withdraw(standing, patient, left, taken)
+            may_reserve = urgent | patient
             hopeless = [place for place in refused if may_reserve[place] and place not in reserved]
             more = self._ask_no_less(standing, left, refused, np.zeros(len(standing.order)))
             # A gang that has waited longer may be able to reserve a region that the refused gang could not.
-            as_hopeless = self._ask_no_less(standing, left, hopeless, waited_s)
+            as_hopeless = self._ask_no_less(standing, left, hopeless, np.where(patient, waited_s, 0.0))
             left = left[~more | (may_reserve[left] & ~as_hopeless)]
         if self._reserves_later and len(taken) < len(self._transitions.ledgers):
             # Workloads that were skipped may reserve before those that were asked.
@@ -148,12 +151,12 @@ class Passes:
         asks = [(standing.order[places], standing.rank[places], waited_s[places]) for places in (left, than)]
         return self._transitions.columns.ask_no_less(*asks[0], *asks[1])
 
-    def _withdraw(self, standing: ScanOrder, may_reserve: npt.NDArray[np.bool_], left: Ints, taken: set[str]) -> None:
-        """Clears `may_reserve` for the positions of `left` whose allowed regions are all reserved."""
+    def _withdraw(self, standing: ScanOrder, patient: npt.NDArray[np.bool_], left: Ints, taken: set[str]) -> None:
+        """Clears `patient` for the positions of `left` whose allowed regions all have a patient gang's reservation."""
         states, everywhere = self._transitions.states, frozenset(self._transitions.ledgers)
-        for place in left[may_reserve[left]].tolist():
+        for place in left[patient[left]].tolist():
             only = states[int(standing.order[place])].only
-            may_reserve[place] = not (everywhere if only is None else only) <= taken
+            patient[place] = not (everywhere if only is None else only) <= taken
 
     def _ask(self, now_s: float, standing: ScanOrder, batch: Ints) -> tuple[list[int], dict[int, str]]:
         """Offers a batch to the regions, and awards their bids.

@@ -32,6 +32,7 @@ TOLD = ":early"
 """After the number of an attempt, the key of the event that it was told to move."""
 _SCARCE = [
     ReasonCode.INSUFFICIENT_CAPACITY.value, ReasonCode.REFUSED_LIKE.value, ReasonCode.RESERVED.value,
+    ReasonCode.RESERVED_OPEN.value,
     ReasonCode.WAITING_FOR_CAPACITY.value,
 ]  # fmt: skip
 # A workload without reasons has not been through a pass yet.

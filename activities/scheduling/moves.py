@@ -24,8 +24,9 @@ from infra.config.scheduling import ReclaimSettings
 from reclaim.buildings import Building, Departure, Rate, score
 from reclaim.forecasts import Saving, joint_score
 from reclaim.joint import EARLY_HORIZON_S
-from rms.reserve import SHORTEST_S
 
+_SHORTEST_S = 1200.0
+"""The median duration of ML workloads (MAST 5.1): the expected duration of a workload that has just started."""
 # A task can report anything. An impossible size or time is ignored: it must not end the pass for all workloads.
 _LEFT = text(
     "select w.id, a.region, a.plan -> 'jobs', saved.checkpoint_bytes,"
@@ -116,8 +117,12 @@ def moves_of(
 
 
 def remaining_runtime_s(max_runtime_s: float, ran_s: float) -> float:
-    """Returns the expected remaining runtime of a workload (`rms.reserve.expected_end_s`); infinity is no maximum."""
-    return max(SHORTEST_S, ran_s) if max_runtime_s == inf else max(0.0, max_runtime_s - ran_s)
+    """Returns the expected remaining runtime of a workload; infinity is no maximum.
+
+    Without a maximum it is the elapsed runtime, but at least `_SHORTEST_S`. That is the median remaining runtime for a
+    heavy-tailed distribution of durations (Pareto with exponent 1).
+    """
+    return max(_SHORTEST_S, ran_s) if max_runtime_s == inf else max(0.0, max_runtime_s - ran_s)
 
 
 class _Scores:

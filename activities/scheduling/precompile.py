@@ -31,7 +31,7 @@ from rms.award import award
 from rms.bid import bid_in
 from rms.gang import Planner
 from rms.region import Region
-from rms.reserve import expected_ends_s, reserve
+from rms.reserve import available_from_s, reserve, reserve_unknown
 from tetris.climb import load
 
 _GPU = JobRequest("gpu", 2, 1, ("a",), 1000, 1)
@@ -68,7 +68,10 @@ def compile_bids() -> None:
             award(region, answer.plan, request)
             region.refresh(1.0)
     bid_in(planner, PlacementRequest("elsewhere", 1, (_CPU,), avoids=frozenset(("m",))))
-    reserve(planner, PlacementRequest("large", 1, (_GPU,)), expected_ends_s(planner.region))
+    large = PlacementRequest("large", 1, (_GPU,))
+    available_s = available_from_s(planner, large)
+    reserve(planner, large, available_s)
+    reserve_unknown(planner, large, available_s)
     for workload in list(region.running):
         region.drop_running(workload)
 

@@ -52,13 +52,14 @@ class SchedulerState:
         self.full_reads = 0
         self._stats = Stats()
         """Counters of all auctions. A full read does not reset them."""
+        self._auction: Auction | None = None
+        """The auction of the newest pass. A full read replaces it, but the new one continues its reservations."""
         self._clear()
 
     def _clear(self) -> None:
         self.queue = QueueState(self._settings)
         self.regions: dict[str, Region] = {}
         self._planners: dict[str, Planner] = {}
-        self._auction: Auction | None = None
         self._pass: int | None = None
         """The number of the scan whose pass the auction belongs to."""
         self._stale: set[str] = set()
@@ -76,7 +77,7 @@ class SchedulerState:
         """Locks the state until the end of the block, and updates it to the current snapshot.
 
         If the block raises, its tentative changes may still be in the columns, and it is unknown which of them Postgres
-        has committed. So the next call does a full read, which also drops the auction with its caches and reservations.
+        has committed. So the next call does a full read, which also drops the caches of the auction.
         """
         with self._lock:
             self.look()
@@ -120,7 +121,7 @@ class SchedulerState:
         """Returns the auction of the pass that began with this scan, with its columns as of the last read."""
         known = self._auction
         if known is None or list(known.regions.values()) != [self.regions[name] for name in sorted(self.regions)]:
-            known = self._auction = Auction(self.regions.values(), self._options, self._stats)
+            known = self._auction = Auction(self.regions.values(), self._options, self._stats, before=known)
             self._pass = None
         if self._pass != scan:
             known.open(self.now_s)

@@ -1,7 +1,7 @@
 """Dry runs: what the scheduler would do with a workload now."""
 
 from domain.protocol import DryRunRequest
-from domain.spec import WorkloadSpec
+from domain.spec import LimitsSpec, WorkloadSpec
 from tests.activities.world import GIB, World, job
 
 
@@ -30,7 +30,7 @@ def test_a_dry_run_leaves_what_is_reserved_and_silent_regions_alone(world: World
     world.region("s")
     world.machine("r/c/m1", gpus=4)
     world.machine("r/c/m2", gpus=4)
-    world.running(job(gpus=4))
+    world.running(job(gpus=4), limits=LimitsSpec(max_runtime_s=7200.0))
     reserved = world.submit(job(tasks=2, gpus=4))
     world.tick()
     assert world.waiting(reserved)[0] == "reserved r"

@@ -38,6 +38,30 @@ def test_the_end_of_a_protection_is_named_and_starts_a_pass(world: World) -> Non
     assert world.tick().awarded == 1 and {v for _, _, v, _ in world.evictions()} == {low}
 
 
+@pytest.mark.parametrize("reads_anew", [False, True])
+def test_what_is_free_is_withheld_from_worse_ranks_until_the_gang_is_placed(world: World, reads_anew: bool) -> None:
+    """While an urgent gang waits for the end of a protection, free slots are reserved for it: a later workload of worse
+    rank does not get them, and a workload of its own rank does.
+
+    The reservation outlives a full read of the scheduler's state, and the protection is not extended when tasks start.
+    """
+    world.configure(min_runtime_s=1000.0, reserve_after_s=3600.0)
+    world.region("r")
+    world.machine("r/c/m", gpus=4)
+    low = world.running(job(gpus=2), ago_s=0.0)
+    world.alter(Workload, low, level=6)
+    urgent, filler = world.submit(job(tasks=2, gpus=2)), world.submit(job(gpus=1))
+    world.alter(Workload, filler, level=6)
+    assert world.tick().awarded == 0
+    assert world.waiting(urgent)[0] == "reserved r"
+    assert world.waiting(filler) == ["insufficient_capacity r"]
+    if reads_anew:
+        with pytest.raises(RuntimeError), world.scheduler_state.current():
+            raise RuntimeError
+    world.run(low, ago_s=1000.0)
+    assert world.tick().awarded == 1 and {v for _, _, v, _ in world.evictions()} == {low}
+
+
 @pytest.mark.parametrize("case", ["equal priority", "other hardware", "being evicted"])
 def test_a_protection_that_does_not_matter_starts_no_pass(world: World, case: str) -> None:
     """The end of a protection starts no pass, and is not named, if the gang could not evict that workload anyway."""
@@ -71,7 +95,7 @@ def test_a_pass_is_due_when_a_gang_has_waited_long_enough_to_reserve(world: Worl
     assert result.rest_s is not None and 0 < result.rest_s <= timedelta(minutes=10).total_seconds()
     world.alter(Workload, gangs[1], submitted_at=text("now() - interval '3600 seconds'"))
     assert world.tick().rest_s is None, "the region has a reservation now"
-    assert world.waiting(gangs[1])[0] == "reserved r"
+    assert world.waiting(gangs[1])[0] == "reserved_open r"
 
 
 def test_the_time_on_hold_gives_no_credit_and_no_reservation(world: World) -> None:
@@ -90,4 +114,4 @@ def test_the_time_on_hold_gives_no_credit_and_no_reservation(world: World) -> No
     with world.scheduler_state.current() as state:
         ranked = {one.id: one for one in state.queue.scan(state.now_s).result().queue}
     assert ranked[placeholder].credit == pytest.approx(ranked[other].credit, abs=0.1)
-    assert world.waiting(placeholder)[0] != "reserved r" != world.waiting(other)[0]
+    assert world.waiting(placeholder)[0] != "reserved_open r" != world.waiting(other)[0]

@@ -343,25 +343,72 @@ def test_over_quota_gangs_reserve_what_those_within_quota_leave() -> None:
     assert (large.starts_at_s, second.starts_at_s) == (_ENDS_S, None)
 
 
-def test_nothing_is_kept_idle_for_an_over_quota_gang_longer_than_half_as_long_as_it_waited() -> None:
-    """An over-quota gang gets a reservation only if it starts within half of the time that it has waited.
-
-    A workload without a known end is expected to run for as long as it has run so far.
-    """
+def test_a_known_start_is_within_half_of_the_time_that_an_over_quota_gang_has_waited() -> None:
+    """An over-quota gang gets a reservation with a known start only if it starts within half of its wait so far."""
     over = replace(_LARGE, request=replace(_LARGE.request, workload="over", rank=8))
     slow = replace(_small("slow"), request=replace(_small("slow").request, rank=8))
-    endless = replace(_half_busy().running[0], ends_by_s=inf)
-    for waited_s, keeper, keeps in (
-        (1199.0, _half_busy().running[0], False),
-        (1200.0, _half_busy().running[0], True),
-        (5000.0, replace(endless, started_at_s=-1501.0), False),
-        (5000.0, replace(endless, started_at_s=-1500.0), True),
-    ):
-        auction = _auction([replace(_half_busy(), running=(keeper,))], Options(reserve_after_s=1000.0))
+    for waited_s, keeps in ((1199.0, False), (1200.0, True)):
+        auction = _auction([_half_busy()], Options(reserve_after_s=1000.0))
         first, other = auction.place([replace(over, waited_s=waited_s), slow])
-        assert (first.starts_at_s is not None, other.plan is None) == (keeps, keeps), (waited_s, keeper)
+        assert (first.starts_at_s is not None, other.plan is None) == (keeps, keeps), waited_s
     within = replace(_LARGE, waited_s=1001.0)
     assert _auction([_half_busy()], Options(reserve_after_s=1000.0)).place([within])[0].starts_at_s == _ENDS_S
+
+
+def test_without_a_known_end_only_work_of_its_own_rank_is_kept_out() -> None:
+    """If a workload without a maximum runtime must end first, no start is promised.
+
+    Workloads of worse rank may use what is free meanwhile, because the gang can evict them.
+    """
+    endless = replace(_half_busy(), running=(replace(_half_busy().running[0], ends_by_s=inf),))
+    same, worse = (
+        replace(_small(name), request=replace(_small(name).request, rank=rank))
+        for name, rank in (("same", 2), ("worse", 3))
+    )
+    auction = _auction([endless], Options(reserve_after_s=3600.0))
+    large, other, filler = auction.place([_LARGE, same, worse])
+    assert (large.plan, large.starts_at_s, large.reasons[0].code) == (None, None, ReasonCode.RESERVED_OPEN)
+    assert (other.plan is None, filler.plan is not None) == (True, True)
+
+
+def _protected(until_s: float, rank: int = 7) -> RegionSnapshot:
+    """Returns a region with one idle machine and one that a workload of a worse rank holds, protected until a time."""
+    holder = replace(running("short", ("m1", 8), rank=rank), protected_until_s=until_s)
+    return region([machine("m1", used=8), machine("m2")], [holder])
+
+
+def test_what_only_protection_keeps_from_a_gang_is_withheld_from_worse_ranks() -> None:
+    """From its first refusal on, a gang reserves against worse ranks, but not against its own rank."""
+    urgent = replace(_LARGE, waited_s=0.0)
+    same = replace(_small("same"), request=replace(_small("same").request, rank=2))
+    auction = _auction([_protected(_ENDS_S)], Options(reserve_after_s=3600.0))
+    large, worse, quick = auction.place([urgent, _small("worse"), _small("quick", 600.0)])
+    assert (large.starts_at_s, large.reasons[0].code) == (_ENDS_S, ReasonCode.RESERVED)
+    assert (worse.plan is None, quick.plan is not None) == (True, True)
+    assert _auction([_protected(_ENDS_S)], Options(reserve_after_s=3600.0)).place([urgent, same])[1].plan is not None
+
+
+def test_protection_is_not_extended_on_reserved_machines() -> None:
+    """A workload whose resources are reserved keeps its protection when its tasks start, but gets no new one."""
+    auction = _auction([_protected(1100.0)], Options(reserve_after_s=3600.0))
+    urgent = replace(_LARGE, waited_s=0.0)
+    assert auction.place([urgent])[0].starts_at_s == 1100.0
+    auction.regions["here"].put_running(replace(_protected(1500.0).running[0]))
+    auction.open(1100.0)
+    (large,) = auction.place([urgent])
+    assert large.plan is not None
+    assert large.plan.victims == ("short",)
+
+
+def test_two_gangs_reserve_different_machines_in_one_pass() -> None:
+    """The second gang does not count on what the first one has reserved."""
+    holders = [
+        replace(running(f"short{k}", (f"m{k}", 8), rank=7), protected_until_s=1000.0 + 100 * k) for k in (1, 2, 3)
+    ]
+    snapshot = region([machine(f"m{k}", used=8) for k in (1, 2, 3)], holders)
+    gangs = [Candidate(replace(request(gpu_job(1, 8), rank=2), workload=f"gang{k}")) for k in (1, 2, 3, 4)]
+    outcomes = _auction([snapshot], Options(reserve_after_s=3600.0)).place(gangs)
+    assert [o.starts_at_s for o in outcomes] == [1100.0, 1200.0, 1300.0, None]
 
 
 def test_a_reservation_ends_with_its_pass() -> None:

@@ -26,8 +26,8 @@ ENDS_S = 27_000.0
 def test_a_gang_starts_once_what_ran_when_it_reserved_has_ended(known: bool) -> None:
     """A gang starts within `reserve_after_s`, plus the longest remaining runtime at that time, plus one scan.
 
-    The bound also holds if runtimes are only estimated, although the earliest start changes from pass to pass. A region
-    has at most one reservation, given in queue order, so older workloads reserve first.
+    The bound also holds if no runtime is known. A region has one reservation at a time that excludes workloads of the
+    gang's own rank, given in queue order, so older workloads reserve first.
     """
     reserve_after_s, scan_s = SURE.reserve_after_s, SURE.full_scan_s
     waited = 0
@@ -64,7 +64,7 @@ def test_columns_and_ledger_agree_where_something_is_reserved() -> None:
         def checked(now_s: float, run: Run = run, auction: Auction = auction, go: Callable[[float], None] = go) -> None:
             nonlocal compared, reserved
             go(now_s)
-            reserved += any(auction.bidder(name).reservation is not None for name in auction.regions)
+            reserved += any(auction.bidder(name).reservations for name in auction.regions)
             for name, ledger in run.simulator.transitions.ledgers.items():
                 region = auction.regions[name]
                 rows = [region.row(machine) for machine in ledger.free]
