@@ -340,7 +340,12 @@ def description(
         "tenant": "vision",
         "attempt": attempt,
         "region": lab_region,
-        "checkpoint": {"interval_s": 600, "grace_s": grace_s, "keep": 2, "uri": "file:///nowhere/checkpoints/"},
+        "checkpoint": {
+            "interval_s": 600,
+            "grace_s": grace_s,
+            "keep": 2,
+            "uri": f"file://{config.state_dir}-checkpoints/",
+        },
         "logs": {"interval_s": 0.3},
         "jobs": {
             "main": {"role": "worker", "tasks": count, "script": script, "master_machine": config.machine},

@@ -160,7 +160,7 @@ async def test_scripts_save_when_they_are_told(lab: Lab) -> None:
     async with lab.agent(config):
         await lab.prepare(launch, config.machine)
         running = await lab.run(launch, config.machine)
-        await until_async(lambda: all(_is_ready(runs[job], CASES[name]) for job, name in names.items()), 60.0)
+        await until_async(lambda: all(_is_ready(runs[job], CASES[name]) for job, name in names.items()), 240.0)
         stopped = await lab.stop(launch, config.machine, 12.0)
         await running.result(NodeOutcome)
     statuses = {exit_.job: exit_.status for exit_ in stopped.exits}

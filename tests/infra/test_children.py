@@ -11,7 +11,9 @@ from tests.decoys import Decoys, packages
 
 OTHERS = {
     "agent/isolation.py": "isolated",
+    "agent/lending/serving.py": "tells the owner's command the agent's own Python",
     "agent/network/shaping.py": "isolated",
+    "agent/scratch.py": "isolated",
     "agent/starting.py": "isolated",
     "agent/stores.py": "isolated",
     "agent/staging.py": "MIZZEN_PYTHON of tasks",

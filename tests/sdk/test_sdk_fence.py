@@ -119,7 +119,7 @@ def test_a_damaged_claim_is_told_and_takes_its_place(tmp_path: Path) -> None:
 def test_what_is_no_record_in_the_way_is_told(tmp_path: Path) -> None:
     """If the next record's path exists but is not readable as an object, the save is an error and does not hang."""
     checkpointer = Checkpointer(tmp_path, attempt=1)
-    (tmp_path / "log" / "0000000002.json").symlink_to("/nowhere")
+    (tmp_path / "log" / "0000000002.json").symlink_to(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"0000000002\.json cannot be created"):
         checkpointer.save(1, {})
 

@@ -469,13 +469,13 @@ async def test_a_lent_machine_that_accepts_and_prepares_nothing_counts_as_lost(r
 )  # fmt: skip
 async def test_launches_that_a_machine_refuses_use_up_no_runtime(lone: Life) -> None:
     """A machine that takes long to refuse its only request leaves the workload its maximum runtime."""
-    lone.plan.max_runtime_s = 3.0
+    lone.plan.max_runtime_s = 5.0
     (agent,) = lone.agents
     for _ in range(2):
         agent.held.add(Activity.RUN_NODE)
         await lone.award()
         await lone.reaches(Phase.RUNNING)
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(3.0)
         agent.refusals[Activity.RUN_NODE] = "the disk fails"
         await lone.reaches(Phase.PENDING)
         agent.refusals.clear()
