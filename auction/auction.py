@@ -18,6 +18,8 @@ from rms.reserve import Reservation
 
 _FORGOTTEN_S = 3600.0
 """A reservation that has not been renewed for this time is dropped, because its workload is no longer waiting."""
+_OVER_QUOTA_WAITS = 10
+"""Number of `reserve_after_s` after which resources may be idle for an over-quota workload without a known start."""
 Bids = dict[str, Bid]
 """Bids by region name."""
 Won = tuple[Bid, Award]
@@ -86,6 +88,10 @@ class Auction:
 
     def open(self, now_s: float) -> None:
         """Starts a pass: updates the columns to `now_s`, and clears the refusals and reservations of the last pass."""
+        for last in self._reserved.values():
+            if last.region in self._bidders:
+                # A holder that was read again has its whole protection again.
+                self._bidders[last.region].limit_protections(last.made)
         for bidder in self._bidders.values():
             bidder.open(now_s)
         self._reserved = {id_: last for id_, last in self._reserved.items() if last.at_s > now_s - _FORGOTTEN_S}
@@ -118,7 +124,7 @@ class Auction:
             self._first(candidate, dict(answers[i]) if answers is not None else {})
             for i, candidate in enumerate(candidates)
         ]
-        head = min(len(candidates), self._options.joint_head) if self._options.joint else 0
+        head = self._head(candidates) if self._options.joint else 0
         results = self._together(candidates[:head], bids[:head])
         told = 0
         try:
@@ -130,6 +136,18 @@ class Auction:
         for candidate, found in zip(candidates[head:], bids[head:], strict=True):
             yield self._settle(candidate, found, self._one(candidate, found))
 
+    def _head(self, candidates: Sequence[Candidate]) -> int:
+        """Returns how many candidates may be placed jointly: none of them may be bound by a reservation of another."""
+        most = min(len(candidates), self._options.joint_head)
+        if self._options.reserve_after_s == inf:
+            return most
+        alike = (
+            i
+            for i, one in enumerate(candidates[:most])
+            if one.request.rank != candidates[0].request.rank or one.waited_s > self._options.reserve_after_s
+        )
+        return next(alike, most)
+
     def bidder(self, region: str) -> RegionBidder:
         """Returns the bidder of a region."""
         return self._bidders[region]
@@ -139,9 +157,14 @@ class Auction:
         self._bidders[given.plan.region].revoke(given)
 
     def forget_refusals(self) -> None:
-        """Clears all negative caches. Call it after awards were reverted: refused jobs may fit now."""
+        """Clears all caches of refusals. Call it after awards were reverted: refused jobs may fit now."""
         for bidder in self._bidders.values():
-            bidder.cache.clear()
+            bidder.forget()
+
+    def drop_reservation(self, workload: str) -> None:
+        """Withholds nothing for a workload any more in this pass. Call it for outcomes that are void."""
+        for bidder in self._bidders.values():
+            bidder.drop_reservation(workload)
 
     def _first(self, candidate: Candidate, known: Bids) -> Bids:
         """Returns the bids on one workload: the usable bids in `known`, and new bids of all other allowed regions.
@@ -195,7 +218,6 @@ class Auction:
         workload = candidate.request.workload
         if won is not None:
             self.stats.awards += 1
-            self._reserved.pop(workload, None)
             return Outcome(workload, won[0], bids)
         patient = candidate.waited_s > self._options.reserve_after_s
         urgent = candidate.request.rank < OVER_QUOTA_RANK and self._options.reserve_after_s < inf
@@ -210,7 +232,7 @@ class Auction:
         """
         for name in self._regions_of(candidate):
             bidder, codes = self._bidders[name], {reason.code for reason in bids[name].reasons}
-            if not bidder.blocks_own_rank and codes != {ReasonCode.NO_HARDWARE}:
+            if bidder.patient_workload is None and codes != {ReasonCode.NO_HARDWARE}:
                 return nextafter(bidder.region.now_s + self._options.reserve_after_s - candidate.waited_s, inf)
         return inf
 
@@ -225,7 +247,7 @@ class Auction:
         name, reservation = made
         bidder = self._bidders[name]
         bidder.put_reservation(reservation)
-        self._reserved[workload] = bidder.reserved(candidate, reservation)
+        self._reserved[workload] = Reserved(candidate.request.jobs, name, reservation, bidder.region.now_s)
         self._changed.add(name)
         if not bidder.region.now_s < reservation.starts_at_s < inf:
             return Outcome(workload, None, bids, Reason(ReasonCode.RESERVED_OPEN, {"region": name}))
@@ -235,12 +257,14 @@ class Auction:
 
     def _made(self, candidate: Candidate, last: Reserved | None, patient: bool) -> tuple[str, Reservation] | None:
         """Returns the reservation with its region: the renewed one if possible, else that with the earliest start."""
+        longest_s = _OVER_QUOTA_WAITS * self._options.reserve_after_s
+        may_idle = candidate.request.rank < OVER_QUOTA_RANK or candidate.waited_s > longest_s
         if last is not None:
-            again = self._bidders[last.region].reserve(candidate, last, patient=patient)
+            again = self._bidders[last.region].reserve(candidate, last, patient=patient, may_idle=may_idle)
             if again is not None:
                 return last.region, again
         offers = [
-            (name, self._bidders[name].reserve(candidate, last, patient=patient))
+            (name, self._bidders[name].reserve(candidate, last, patient=patient, may_idle=may_idle))
             for name in self._regions_of(candidate)
             if last is None or name != last.region
         ]

@@ -15,8 +15,8 @@ class Refused:
     job: JobRequest
     rank: int
     may_not_evict: frozenset[str]
-    bound: frozenset[int]
-    """The reservations whose resources were not available to the job."""
+    bound: frozenset[str]
+    """The workloads whose reserved resources were not available to the job."""
 
     def is_no_more_than(self, other: "Refused") -> bool:
         """Returns whether refusing this job implies refusing `other`.
@@ -25,7 +25,7 @@ class Refused:
         """
         return self.refuses(other.job, other.rank, other.may_not_evict, other.bound)
 
-    def refuses(self, its: JobRequest, rank: int, may_not_evict: frozenset[str], bound: frozenset[int]) -> bool:
+    def refuses(self, its: JobRequest, rank: int, may_not_evict: frozenset[str], bound: frozenset[str]) -> bool:
         """Returns whether this refusal implies a refusal of the given job; see `is_no_more_than`."""
         mine = self.job
         return (
@@ -57,11 +57,11 @@ class NegativeCache:
     """Refusals by the sets of GPU types and of capacity kinds that a job accepts."""
 
     def find(
-        self, request: PlacementRequest, *, bound: frozenset[int] = frozenset()
+        self, request: PlacementRequest, *, bound: frozenset[str] = frozenset()
     ) -> tuple[JobRequest, Refused] | None:
         """Returns a job of the request that cannot fit, and the stored refusal that implies it; None if there is none.
 
-        `bound`: the reservations whose resources are not available to the request.
+        `bound`: the workloads whose reserved resources are not available to the request.
         """
         for job in request.jobs:
             types, kinds = _hardware(job)
@@ -72,7 +72,7 @@ class NegativeCache:
                             return job, known
         return None
 
-    def add(self, request: PlacementRequest, job: JobRequest, *, bound: frozenset[int] = frozenset()) -> None:
+    def add(self, request: PlacementRequest, job: JobRequest, *, bound: frozenset[str] = frozenset()) -> None:
         """Stores the refusal of a job that does not fit on its own."""
         new = Refused(job, request.rank, request.may_not_evict, bound)
         known = self._frontier.setdefault(_hardware(job), [])

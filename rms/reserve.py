@@ -23,9 +23,9 @@ from rms.arrays import B1, F8, I8
 from rms.eviction import free_all
 from rms.gang import Planner
 from rms.holders import Holders
-from rms.machines import CPUS_MILLI, GPUS, Machines, shift, shift_rows
+from rms.machines import CPUS_MILLI, GPUS, Machines, shift_rows
 from rms.plans import JobPlan, need_of
-from rms.region import Region
+from rms.region import Promise, Region
 
 
 @dataclass(frozen=True)
@@ -46,24 +46,30 @@ class Reservation:
     starts_at_s: float
     """Latest time at which all of the resources are available; infinity: not known, since a workload without a maximum
     runtime must end first."""
-    needs: Mapping[int, I8]
-    """Amounts by machine row, each of shape (3,)."""
+    needs: Mapping[str, I8]
+    """Amounts by machine id, each of shape (3,)."""
     sources: Mapping[str, Source]
     """By id, the workloads that held resources of these machines when they were reserved."""
     lacking: int
     """GPUs, or thousandths of a core for a gang without GPUs, that workloads without a known end must still release."""
     blocks_own_rank: bool = False
     """Whether workloads of the same rank with less credit are excluded, too."""
+    backfill_until_s: float = -inf
+    """Workloads that end by this time may use the resources (conservative backfilling)."""
 
     def blocks(self, rank: int, ends_by_s: float) -> bool:
         """Returns whether the resources are withheld from a workload with this rank that ends at `ends_by_s`.
 
-        A workload that ends before the start of the gang may use them (conservative backfilling). Workloads of worse
-        rank may use resources whose start is not known: the gang can evict them, and meanwhile nothing is idle.
+        Workloads of worse rank may use resources whose start is not known: the gang can evict them, and meanwhile
+        nothing is idle.
         """
         if self.starts_at_s == inf:
             return self.blocks_own_rank and rank == self.rank
-        return (rank > self.rank or (self.blocks_own_rank and rank == self.rank)) and ends_by_s > self.starts_at_s
+        return (rank > self.rank or (self.blocks_own_rank and rank == self.rank)) and ends_by_s > self.backfill_until_s
+
+
+Withheld = Sequence[tuple[int, I8]]
+"""Amounts by machine row, each of shape (3,)."""
 
 
 def known_ends_s(region: Region) -> F8:
@@ -113,11 +119,12 @@ def reserve(
     gone. `taken` are the reservations that other workloads already have.
     """
     times_s = np.unique(available_s[(available_s < np.inf) & (available_s <= latest_s)])
+    reserved = _reserved(planner.region, taken)
     plans: tuple[JobPlan, ...] | None = None
     # Try the latest time first: usually there is no plan even then.
     low, high, middle = 0, len(times_s), len(times_s) - 1
     while low < high:
-        with _gone(planner.region, available_s <= times_s[middle], taken):
+        with _gone(planner.region, request.rank, available_s <= times_s[middle], reserved):
             found = planner.all_free(request.jobs)
         if found is None:
             low = middle + 1
@@ -126,7 +133,7 @@ def reserve(
         middle = (low + high) // 2
     if plans is None:
         return None
-    return _reservation(planner.region, request, plans, float(times_s[high]), available_s, 0)
+    return _reservation(planner.region, request, plans, float(times_s[high]), available_s)
 
 
 def reserve_unknown(
@@ -138,17 +145,17 @@ def reserve_unknown(
     smallest number with which the gang fits is found by binary search. Returns None if the gang fits with no number.
     """
     region = planner.region
-    unit = _unit(request)
     busy = np.zeros(len(region.ids), np.int64)
-    _add_held(region.holders, available_s == np.inf, unit, busy)
-    reach = region.machines.free.copy()
+    _add_held(region.holders, available_s == np.inf, _unit(request), busy)
+    reach = region.machines.free - _promised(region, request.rank, np.ones(len(available_s), np.bool_))
     for column in range(3):
         _add_held(region.holders, region.holders.rank > 0, column, reach[column])
     levels = np.unique(busy)
+    reserved = _reserved(region, taken)
     plans: tuple[JobPlan, ...] | None = None
     low, high, middle = 0, len(levels), len(levels) - 1
     while low < high:
-        with _set(region, np.where(busy <= levels[middle], reach, 0), taken):
+        with _shifted(region, np.where(busy <= levels[middle], reach, 0) - reserved - region.machines.free):
             found = planner.all_free(request.jobs)
         if found is None:
             low = middle + 1
@@ -157,106 +164,120 @@ def reserve_unknown(
         middle = (low + high) // 2
     if plans is None:
         return None
-    made = _reservation(region, request, plans, inf, np.zeros(len(available_s)), 0)
+    made = _reservation(region, request, plans, inf, np.zeros(len(available_s)))
     return _due(region, request, made.needs, made.sources, available_s, taken)
 
 
 def renew(
     planner: Planner, request: PlacementRequest, available_s: F8, needs: Mapping[str, I8],
-    sources: Mapping[str, Source], taken: Sequence[Reservation] = (),
+    sources: Mapping[str, Source], taken: Sequence[Reservation] = (), backfill_until_s: float = -inf,
 ) -> Reservation | None:  # fmt: skip
     """Renews a reservation on the same machines as in an earlier pass. `needs` has the amounts by machine id.
 
-    Returns None if a machine is gone or not suitable any more, or if workloads that are not `sources` have taken what
-    was reserved.
+    Workloads that have used reserved resources since then, because they end by `backfill_until_s`, become sources, too.
+    Returns None if a machine is gone or not suitable any more, or if other workloads have taken what was reserved.
 
     If the reservation moved to other machines in each pass, the resources already withheld would be lost, and the gang
     might never start.
     """
     region = planner.region
-    rows: dict[int, I8] = {}
     allowed = [region.choices(job).anywhere for job in request.jobs]
-    for machine, need in needs.items():
+    here = {id_: one for id_, one in sources.items() if _holds(region, id_, one)}
+    for machine in needs:
         row = region.row(machine)
         if row is None or not any(clusters[region.cluster_of(row)] for clusters in allowed):
             return None
-        rows[row] = need
-    here = {id_: one for id_, one in sources.items() if _holds(region, id_, one)}
-    return _due(region, request, rows, here, available_s, taken)
+        for w in region.running_on(machine):
+            if w.id not in here and w.ends_by_s <= backfill_until_s:
+                here[w.id] = _source(region, w)
+    return _due(region, request, needs, here, available_s, taken)
 
 
 def _due(
-    region: Region, request: PlacementRequest, needs: Mapping[int, I8], sources: Mapping[str, Source], available_s: F8,
+    region: Region, request: PlacementRequest, needs: Mapping[str, I8], sources: Mapping[str, Source], available_s: F8,
     taken: Sequence[Reservation],
 ) -> Reservation | None:  # fmt: skip
     """Returns the reservation of `needs` with its start; None if free resources and sources do not suffice."""
     starts_at_s, unknown, unit = region.now_s, 0, _unit(request)
-    for row, need in needs.items():
-        others = sum((one.needs[row] for one in taken if row in one.needs), start=np.zeros(3, np.int64))
+    for machine, need in needs.items():
+        row = region.row(machine)
+        assert row is not None, "checked"
+        others = sum((one.needs[machine] for one in taken if machine in one.needs), start=np.zeros(3, np.int64))
         lacking = need + others - region.machines.free[:, row]
-        leaving = [(float(available_s[_number(region, w.id)]), w.id, w) for w in _on(region, row, sources)]
+        leaving = [(float(available_s[_number(region, w.id)]), w.id, w) for w in _on(region, machine, sources)]
         for at_s, _, source in sorted(leaving, key=lambda one: one[:2]):
             if (lacking <= 0).all():
                 break
             if at_s == inf:
                 unknown += max(0, int(lacking[unit]))
             starts_at_s = max(starts_at_s, at_s)
-            lacking = lacking - _released(region, source, row)
+            lacking = lacking - _released(region, source, machine, request.rank)
         if (lacking > 0).any():
             return None
     return Reservation(request.workload, request.rank, starts_at_s, needs, sources, unknown)
 
 
-@contextmanager
-def withheld(region: Region, reservations: Sequence[Reservation]) -> Iterator[None]:
-    """Withholds free resources for reservations while the block runs.
+def withheld(region: Region, reservations: Sequence[Reservation]) -> Withheld:
+    """Returns the free resources that the reservations withhold.
 
-    On each machine, the withheld amounts are the reserved amounts minus what the reservation gets from its sources.
+    On each machine, these are the reserved amounts minus what the reservation gets from its sources.
     """
-    version = region.machines.version.copy()
-    taken: list[tuple[int, list[int]]] = []
-    asked: dict[int, I8] = {}
-    kept: dict[int, I8] = {}
+    asked: dict[str, I8] = {}
+    kept: dict[str, I8] = {}
     for one in reservations:
-        for row, need in one.needs.items():
-            asked[row] = asked.get(row, np.zeros(3, np.int64)) + need
-            lacking = asked[row] - kept.get(row, 0)
-            for source in _on(region, row, one.sources):
-                lacking = lacking - _released(region, source, row)
-            amounts = np.minimum(np.maximum(lacking, 0), np.maximum(region.machines.free[:, row], 0))
-            if amounts.any():
-                kept[row] = kept.get(row, np.zeros(3, np.int64)) + amounts
-                taken.append((row, amounts.tolist()))
-                shift(region.machines, row, *(-amount for amount in taken[-1][1]))
-    try:
+        for machine, need in one.needs.items():
+            row = region.row(machine)
+            if row is None:
+                continue
+            asked[machine] = asked.get(machine, 0) + need
+            before = kept.get(machine, np.zeros(3, np.int64))
+            lacking = asked[machine] - before
+            for source in _on(region, machine, one.sources):
+                lacking = lacking - _released(region, source, machine, one.rank)
+            free = np.maximum(region.machines.free[:, row] - before, 0)
+            kept[machine] = before + np.minimum(np.maximum(lacking, 0), free)
+    rows = ((region.row(machine), amounts) for machine, amounts in kept.items() if amounts.any())
+    return [(row, amounts) for row, amounts in rows if row is not None]
+
+
+@contextmanager
+def without_withheld(region: Region, amounts: Withheld) -> Iterator[None]:
+    """Takes the withheld amounts from the free resources while the block runs."""
+    change = np.zeros_like(region.machines.free)
+    for row, amount in amounts:
+        change[:, row] -= amount
+    with _shifted(region, change):
         yield
-    finally:
-        for row, back in taken:
-            shift(region.machines, row, *back)
-        region.machines.version[:] = version  # The content is the same as before, so cached results stay valid.
 
 
 def _reservation(
-    region: Region,
-    request: PlacementRequest,
-    plans: Sequence[JobPlan],
-    starts_at_s: float,
-    available_s: F8,
-    lacking: int,
+    region: Region, request: PlacementRequest, plans: Sequence[JobPlan], starts_at_s: float, available_s: F8
 ) -> Reservation:
-    """Returns the reservation of a plan. Its sources are the holders that are available by `starts_at_s`."""
-    needs: dict[int, I8] = {}
+    """Returns the reservation of a plan. Its sources are the holders that are available by `starts_at_s`.
+
+    The workload of worse rank that evicts a source is a source, too.
+    """
+    needs: dict[str, I8] = {}
     for plan in plans:
         one = np.array(need_of(plan.job)[:3])
         for row, tasks in zip(plan.rows.tolist(), plan.tasks.tolist(), strict=True):
-            needs[row] = needs.get(row, np.zeros(3, np.int64)) + tasks * one
-    sources = {
-        w.id: Source(w.attempt, max(w.protected_until_s, region.now_s))
-        for row in needs
-        for w in region.running_on(region.ids[row])
-        if available_s[_number(region, w.id)] <= starts_at_s
-    }
-    return Reservation(request.workload, request.rank, starts_at_s, needs, sources, lacking)
+            machine = region.ids[row]
+            needs[machine] = needs.get(machine, np.zeros(3, np.int64)) + tasks * one
+    sources: dict[str, Source] = {}
+    for machine in needs:
+        for w in region.running_on(machine):
+            if available_s[_number(region, w.id)] <= starts_at_s:
+                sources[w.id] = _source(region, w)
+                promise = region.promises.get(w.id)
+                if promise is not None and region.number(promise.to) is not None:
+                    heir = region.workload(promise.to)
+                    if heir.rank > request.rank:
+                        sources[heir.id] = _source(region, heir)
+    return Reservation(request.workload, request.rank, starts_at_s, needs, sources, 0)
+
+
+def _source(region: Region, workload: RunningWorkload) -> Source:
+    return Source(workload.attempt, max(workload.protected_until_s, region.now_s))
 
 
 def _unit(request: PlacementRequest) -> int:
@@ -273,66 +294,75 @@ def _holds(region: Region, workload: str, source: Source) -> bool:
     return region.number(workload) is not None and region.workload(workload).attempt == source.attempt
 
 
-def _on(region: Region, row: int, sources: Mapping[str, Source]) -> list[RunningWorkload]:
-    """Returns the sources that hold resources of a machine row, in the same attempt as when they were noted."""
-    return [w for w in region.running_on(region.ids[row]) if w.id in sources and sources[w.id].attempt == w.attempt]
+def _on(region: Region, machine: str, sources: Mapping[str, Source]) -> list[RunningWorkload]:
+    """Returns the sources that hold resources of a machine, in the same attempt as when they were noted."""
+    return [w for w in region.running_on(machine) if w.id in sources and sources[w.id].attempt == w.attempt]
 
 
-def _released(region: Region, workload: RunningWorkload, row: int) -> I8:
-    """Returns what a holder releases on a machine row: its holdings there without what is promised to its evictor."""
-    machine = region.ids[row]
+def _released(region: Region, workload: RunningWorkload, machine: str, rank: int) -> I8:
+    """Returns what a gang of this rank gets from a holder on a machine: its holdings without what goes to others."""
     amounts = [(h.gpus, h.cpus_milli, h.memory_bytes) for h in workload.holdings if h.machine == machine]
     out: I8 = np.array(amounts, np.int64).reshape(-1, 3).sum(axis=0)
     promise = region.promises.get(workload.id)
-    return out if promise is None else out - promise.amounts.get(machine, 0)
+    if promise is None or not _goes_elsewhere(region, promise, rank):
+        return out
+    return out - promise.amounts.get(machine, 0)
 
 
-@contextmanager
-def _gone(region: Region, who: B1, taken: Sequence[Reservation]) -> Iterator[None]:
-    """Frees what the masked holders release, without the reserved amounts, while the block runs."""
-    version = region.machines.version.copy()
-    extra: dict[int, I8] = {}
+def _goes_elsewhere(region: Region, promise: Promise, rank: int) -> bool:
+    """Returns whether a promise is to a workload that a gang of this rank cannot evict."""
+    return region.number(promise.to) is not None and region.workload(promise.to).rank <= rank
+
+
+def _promised(region: Region, rank: int, who: B1) -> I8:
+    """Returns the amounts, of shape (3, machines), that masked holders have promised to others (`_goes_elsewhere`)."""
+    out = np.zeros_like(region.machines.free)
     for victim, promise in region.promises.items():
         number = region.number(victim)
-        if number is not None and who[number]:
+        if number is not None and who[number] and _goes_elsewhere(region, promise, rank):
             for machine, amounts in promise.amounts.items():
                 row = region.row(machine)
                 if row is not None:
-                    extra[row] = extra.get(row, 0) - amounts
-    for one in taken:
-        for row, need in one.needs.items():
-            extra[row] = extra.get(row, 0) - need
-    _give_up(region.machines, region.holders, who, 1)
-    _shift_all(region, extra, 1)
-    try:
-        yield
-    finally:
-        _shift_all(region, extra, -1)
-        _give_up(region.machines, region.holders, who, -1)
-        region.machines.version[:] = version
+                    out[:, row] += amounts
+    return out
+
+
+def _reserved(region: Region, reservations: Sequence[Reservation]) -> I8:
+    """Returns the reserved amounts, of shape (3, machines)."""
+    out = np.zeros_like(region.machines.free)
+    for one in reservations:
+        for machine, need in one.needs.items():
+            row = region.row(machine)
+            if row is not None:
+                out[:, row] += need
+    return out
 
 
 @contextmanager
-def _set(region: Region, goal: I8, taken: Sequence[Reservation]) -> Iterator[None]:
-    """Sets the free amounts to `goal`, of shape (3, machines), minus the reserved amounts, while the block runs."""
+def _gone(region: Region, rank: int, who: B1, reserved: I8) -> Iterator[None]:
+    """Frees what the masked holders release, without the reserved amounts, while the block runs."""
     version = region.machines.version.copy()
-    amounts = goal - region.machines.free
-    for one in taken:
-        for row, need in one.needs.items():
-            amounts[:, row] -= need
-    rows = np.flatnonzero(amounts.any(axis=0))
-    some = np.ascontiguousarray(amounts[:, rows])
+    _give_up(region.machines, region.holders, who, 1)
+    try:
+        with _shifted(region, -reserved - _promised(region, rank, who)):
+            yield
+    finally:
+        _give_up(region.machines, region.holders, who, -1)
+        region.machines.version[:] = version  # The content is the same as before, so cached results stay valid.
+
+
+@contextmanager
+def _shifted(region: Region, change: I8) -> Iterator[None]:
+    """Adds `change`, of shape (3, machines), to the free amounts while the block runs."""
+    version = region.machines.version.copy()
+    rows = np.flatnonzero(change.any(axis=0))
+    some = np.ascontiguousarray(change[:, rows])
     shift_rows(region.machines, rows, some, 1)
     try:
         yield
     finally:
         shift_rows(region.machines, rows, some, -1)
         region.machines.version[:] = version
-
-
-def _shift_all(region: Region, amounts: Mapping[int, I8], sign: int) -> None:
-    for row, change in amounts.items():
-        shift(region.machines, row, *(sign * int(amount) for amount in change))
 
 
 @compiled

@@ -135,6 +135,8 @@ class BatchAward:
         self._state.look()
         self._auction = self._state.auction(self._scan)
         self._auction.forget_refusals()
+        for outcome in done.outcomes[done.settled :]:
+            self._auction.drop_reservation(outcome.workload)
 
     def _tries_again(self, done: AwardRound) -> bool:
         """Returns whether the workload whose plan was not committed is planned again in this batch."""

@@ -143,6 +143,8 @@ class SchedulerState:
         """Marks a plan that was awarded in a region's columns but not in Postgres: what it changed is read again."""
         region = self.regions[plan.region]
         region.drop_running(plan.workload)
+        for victim in plan.victims:
+            region.promises.pop(victim, None)
         self._doubted |= {changes.ChangedRow("machine", m, None) for job in plan.jobs for m, _ in job.machines}
         placed = [self._live[w] for w in (plan.workload, *plan.victims) if w in self._live]
         self._doubted |= {changes.ChangedRow("attempt", a.workload, a.attempt) for a in placed}
@@ -255,16 +257,19 @@ class SchedulerState:
     def _put_attempts(
         self, gone: Iterable[AttemptRow], live: Iterable[AttemptRow], holdings: Iterable[HoldingRow]
     ) -> None:
+        gone, live = list(gone), list(live)
         if self._only is None:
             self.queue.put_attempts(gone, live)
-        for a in gone:
-            del self._live[a.workload]
-            self._running.pop(a.workload, None)
-            if a.region in self.regions:
-                self.regions[a.region].drop_running(a.workload)
         held: dict[str, list[Holding]] = defaultdict(list)
         for h in holdings:
             held[h.workload].append(Holding(h.machine, h.gpus, h.cpus_milli, h.memory_bytes))
+        # A holder that stays keeps its promise to its evictor, and the limit of its protection.
+        stay = {(a.workload, a.attempt, a.region) for a in live if a.workload in held}
+        for a in gone:
+            del self._live[a.workload]
+            self._running.pop(a.workload, None)
+            if a.region in self.regions and (a.workload, a.attempt, a.region) not in stay:
+                self.regions[a.region].drop_running(a.workload)
         for a in live:
             self._live[a.workload] = a
             if a.workload in held and a.region in self.regions:

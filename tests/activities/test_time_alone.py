@@ -1,5 +1,6 @@
 """What becomes possible by time alone: the pass says when the next one is due, and the reason names the time."""
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -59,6 +60,26 @@ def test_what_is_free_is_withheld_from_worse_ranks_until_the_gang_is_placed(worl
         with pytest.raises(RuntimeError), world.scheduler_state.current():
             raise RuntimeError
     world.run(low, ago_s=1000.0)
+    assert world.tick().awarded == 1 and {v for _, _, v, _ in world.evictions()} == {low}
+
+
+@pytest.mark.parametrize("reads_anew", [False, True])
+def test_protection_is_not_extended_when_reserved_tasks_start(world: World, reads_anew: bool) -> None:
+    """A victim whose tasks start after the reservation, shortly before the end of its protection, is evicted then."""
+    world.configure(min_runtime_s=1000.0, reserve_after_s=3600.0)
+    world.region("r")
+    world.machine("r/c/m", gpus=4)
+    low = world.running(job(tasks=2, gpus=2), ago_s=0.0)
+    world.alter(Workload, low, level=6)
+    with world.session() as session:
+        session.execute(text("update attempt set started_at = null, awarded_at = now() - interval '999 seconds'"))
+    urgent = world.submit(job(tasks=2, gpus=2))
+    assert world.tick().awarded == 0 and world.waiting(urgent)[0] == "reserved r"
+    world.run(low, ago_s=0.0)
+    if reads_anew:
+        with pytest.raises(RuntimeError), world.scheduler_state.current():
+            raise RuntimeError
+    time.sleep(1.0)  # The protection that the victim had at the reservation ends.
     assert world.tick().awarded == 1 and {v for _, _, v, _ in world.evictions()} == {low}
 
 

@@ -13,7 +13,7 @@ from rms import reference
 from rms.gang import Planner
 from rms.machines import shift
 from rms.region import Region
-from rms.reserve import Reservation, available_from_s, known_ends_s, renew, reserve, withheld
+from rms.reserve import Reservation, available_from_s, known_ends_s, renew, reserve, withheld, without_withheld
 from tests.depth import examples
 
 from . import PROPERTY
@@ -93,7 +93,7 @@ def test_a_reservation_is_renewed_with_the_same_or_an_earlier_start(seed: int) -
     if made is None:
         return
     before = region.machines.free.copy()
-    with withheld(region, [made]):
+    with without_withheld(region, withheld(region, [made])):
         assert (region.machines.free >= before.clip(max=0)).all(), "no more is withheld than is free"
     assert (region.machines.free == before).all()
     rng = Random(seed)
@@ -105,9 +105,8 @@ def test_a_reservation_is_renewed_with_the_same_or_an_earlier_start(seed: int) -
                     shift(region.machines, row, h.gpus, h.cpus_milli, h.memory_bytes)
     region.refresh(snapshot.now_s)
     planner = Planner(region)
-    needs = {region.ids[row]: need for row, need in made.needs.items()}
     available_s = available_from_s(planner, request, known_ends_s(region))
-    again = renew(planner, request, available_s, needs, made.sources)
+    again = renew(planner, request, available_s, made.needs, made.sources)
     assert again is not None
     assert again.starts_at_s <= made.starts_at_s
     assert again.needs.keys() == made.needs.keys()

@@ -6,6 +6,8 @@ MIZZEN_URGENT_ROUNDS is the number of random streams; `make properties` runs a h
 
 import os
 import random
+from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -18,7 +20,7 @@ ROUNDS = int(os.environ.get("MIZZEN_URGENT_ROUNDS", "4"))
 LIVE = SimulationSettings()
 """The shipped settings: workloads are protected by their minimum runtime, and take minutes to start."""
 BOUND_S = LIVE.min_runtime_s + LIVE.eviction_s + LIVE.tick_spacing_s
-TENANTS = [tenant("hi", a100=1000), tenant("lo", level=7)]
+TENANTS = [tenant("hi", a100=1000), tenant("middle", level=5, a100=1000), tenant("lo", level=7)]
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
@@ -30,7 +32,7 @@ def test_short_work_over_quota_does_not_keep_an_urgent_gang_out(seed: int) -> No
     states, small, gangs = _stream(seed)
     seen = happenings(scenario(states, [*small, *gangs], TENANTS, LIVE, until_s=gangs[-1].submit_s + 3600))[1]
     awarded = when(seen, "awarded")
-    waits_s = [awarded.get(gang.id, float("inf")) - gang.submit_s for gang in gangs]
+    waits_s = [awarded.get(gang.id, inf) - gang.submit_s for gang in gangs]
     assert max(waits_s) <= BOUND_S, waits_s
 
 
@@ -54,8 +56,12 @@ def test_work_of_its_own_rank_is_not_kept_out_before_the_gang_has_waited_long() 
 
 
 def _stream(seed: int) -> tuple[list[MachineState], list[Workload], list[Workload]]:
-    """Returns one to three regions, a stream of short workloads over quota, and four gangs of whole machines."""
+    """Returns one to three regions, a stream of short workloads of worse rank, and four gangs of whole machines.
+
+    Half of the streams have workloads of several ranks, which evict each other, and half have maximum runtimes.
+    """
     chance = random.Random(seed)
+    mixed, known = seed % 2 == 1, seed // 2 % 2 == 1
     count = chance.randint(1, 3)
     states = [m for region in ("east", "north", "west")[: chance.randint(1, 3)] for m in machines(region, count)]
     ends_s = 4 * 1500.0 + 2000.0
@@ -64,7 +70,9 @@ def _stream(seed: int) -> tuple[list[MachineState], list[Workload], list[Workloa
     at_s = 0.0
     while at_s < ends_s:
         duration_s = min(300.0, max(10.0, chance.lognormvariate(0, 0.7) * median_s))
-        small.append(workload(f"s{len(small):05d}", chance.choice((1, 1, 2)), at_s, duration_s, level=7, tenant="lo"))
+        level, name = chance.choice(((7, "lo"), (7, "lo"), (5, "middle"))) if mixed else (7, "lo")
+        one = workload(f"s{len(small):05d}", chance.choice((1, 1, 2)), at_s, duration_s, level, name)
+        small.append(replace(one, max_runtime_s=duration_s + 500 if known else inf))
         # Provisioning holds the slots, too, about 150 s.
         at_s += (duration_s + 150) * 1.33 / (8 * len(states)) * chance.uniform(0.5, 1.1)
     gangs = [
