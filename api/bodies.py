@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from fastapi import Depends, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -116,10 +116,6 @@ JsonOnly = Depends(_json_only)
 """Refuses a body that is not declared as JSON."""
 
 
-_MOST_MEMBERS = 1000
-"""Members of one JSON object."""
-_MOST_VALUES = 200_000
-"""Values of a body, in all objects and lists. The largest bodies are reports of runs with the tables that they read."""
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
@@ -135,6 +131,10 @@ class Body(BaseModel):
     """Base class of JSON bodies. Refuses unknown fields, too many values, and strings that Postgres cannot store."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    most_members: ClassVar[int] = 1000
+    """Members of one JSON object in the body. A body with a larger mapping raises this limit."""
+    most_values: ClassVar[int] = 200_000
+    """Values of the body, in all objects and lists."""
 
     @model_validator(mode="before")
     @classmethod
@@ -146,11 +146,11 @@ class Body(BaseModel):
             if isinstance(value, dict | list):
                 # Bodies are validated on the event loop, where hundreds of thousands of values, or an error for each of
                 # so many unknown keys, take seconds.
-                if isinstance(value, dict) and len(value) > _MOST_MEMBERS:
-                    raise ValueError(f"a mapping has {len(value)} members; must have at most {_MOST_MEMBERS}")
+                if isinstance(value, dict) and len(value) > cls.most_members:
+                    raise ValueError(f"a mapping has {len(value)} members; must have at most {cls.most_members}")
                 values += len(value)
-                if values > _MOST_VALUES:
-                    raise ValueError(f"the body has more than {_MOST_VALUES} values")
+                if values > cls.most_values:
+                    raise ValueError(f"the body has more than {cls.most_values} values")
             if isinstance(value, dict):
                 left += [*value, *value.values()]
             elif isinstance(value, list):

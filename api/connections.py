@@ -29,7 +29,7 @@ bodies. Such a client reads the response only afterwards; closing the connection
 _OTHER_FILES = 512
 """File descriptors that a process needs besides connections: for Postgres, Temporal, object stores and archives."""
 _HEALTH = frozenset({"/healthz", "/readyz"})
-_FULL = b"too many connections"
+_FULL = b"too many connections"  # `infra.stack.probes` takes this answer as a sign of life.
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 1\r\n"
     b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(_FULL), _FULL)

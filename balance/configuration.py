@@ -163,6 +163,7 @@ def _frontend(access: Access, descriptors: Descriptors, limits: Limits, zones: b
             f"  http-request deny deny_status 401 {_TEXT} hdr WWW-Authenticate Bearer string {refused} unless admitted",
             # A replica could collect the keys of its clients.
             "  http-request del-header Authorization",
+            "  http-request del-header Proxy-Authorization",
         ]
     if zones:
         # The load of a backend is the number of its requests for each of its servers; without servers it is infinite.
@@ -188,7 +189,11 @@ def _forwarding(scheme: str, proxies: tuple[str, ...]) -> list[str]:
     forged = [
         "  http-request del-header X-Forwarded- -m beg",
         "  http-request del-header Forwarded",
+        "  http-request del-header X_Forwarded_ -m beg",  # Some servers read `_` in a name as `-`.
         "  http-request del-header X-Real-IP",
+        "  http-request del-header X_Real_IP",
+        "  http-request del-header True-Client-IP",
+        "  http-request del-header True_Client_IP",
     ]
     address = "  http-request {} X-Forwarded-For %[src]"
     proto = f"  http-request set-header X-Forwarded-Proto {scheme}"

@@ -60,6 +60,7 @@ _Datacenter = Annotated[str, StringConstraints(pattern=DATACENTER_PATTERN, max_l
 class AssignmentBody(Body):
     """A plan for a region's instance, including the partitions that do not move."""
 
+    most_members = 100_000
     version: Literal[1]
     homes: dict[_Partition, _Datacenter] = Field(
         description="`table/partition` to `region/datacenter`", examples=[{"ads.clicks/ds=2026-11-21": "north/dc1"}]

@@ -35,6 +35,7 @@ class RunBody(Body):
     app: Name | None = Field(None, description="App whose quota of CPU hours the run uses; null: the kind")
     tables: list[Read] = Field(
         max_length=MAX_TABLES,
+        fail_fast=True,  # An error for each of hundreds of thousands of names would take seconds.
         description="Data that the run read: `table` for a whole table, `table/partition` for one partition",
         examples=[["digits", "ads.clicks/ds=2026-11-21"]],
     )
@@ -58,6 +59,7 @@ class RunBody(Body):
 class UsageBody(Body):
     """Runs to record; either all are recorded or none."""
 
+    most_values = 400_000  # The number that `api.max_body_bytes` has room for by default.
     runs: list[RunBody] = Field(min_length=1, max_length=MAX_RUNS)
 
 

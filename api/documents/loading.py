@@ -8,6 +8,7 @@ where a string is expected. Keys are always strings. Anchors, tags and merge key
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import yaml
@@ -26,6 +27,10 @@ _MAX_DIGITS = 18
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's parser, which reads a document of the maximum size in a tenth of a second; PyYAML's own takes up to five
 seconds of CPU time, in which it delays all other requests."""
+_DIRECTIVE = re.compile("(?:^|[\r\n\x85\u2028\u2029])%")
+_MOST_DIRECTIVES = 16
+"""Lines that begin with `%`. libyaml compares each directive with all earlier ones, in one call that no other thread can
+interrupt: 1 MB of directives takes it half a minute."""
 _STR_TAGS = {"!", "tag:yaml.org,2002:str"}
 
 
@@ -131,6 +136,8 @@ class _Composer:
     """Builds values from PyYAML's event stream, so that limits are checked before the rest of the text is parsed."""
 
     def __init__(self, text: str) -> None:
+        if len(list(islice(_DIRECTIVE.finditer(text), _MOST_DIRECTIVES + 1))) > _MOST_DIRECTIVES:
+            raise Malformed(f"more than {_MOST_DIRECTIVES} lines begin with %; remove the directives")
         self._events: Iterator[Any] = iter(yaml.parse(text, Loader=_LOADER))
         self._left = MAX_NODES
 

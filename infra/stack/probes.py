@@ -17,6 +17,9 @@ from infra.liveness_pipe import DISPATCHER, LOOP, LivenessListener
 from infra.stack.liveness import Probe
 from infra.temporal_client import connect
 
+CONNECTIONS_FULL = b"too many connections"
+"""Content of the answer with which the API closes a connection beyond its limits at once."""
+
 
 def query(url: Callable[[], str]) -> Probe:
     """Returns a probe that checks whether Postgres accepts a new connection and runs a query."""
@@ -75,7 +78,11 @@ class Health:
 
 
 def http(url: str, answer_s: float = 60.0) -> Probe:
-    """Returns a probe that checks whether a local server returns success at `url` (plain HTTP) within `answer_s`."""
+    """Returns a probe that checks whether a local server returns success at `url` (plain HTTP) within `answer_s`.
+
+    A server that closes the connection because it has too many works too. Otherwise, a local user who opens connections
+    could have it killed.
+    """
     # By default httpx loads the CA certificates even for plain HTTP, which takes 0.1 s of CPU time; an empty TLS
     # context avoids that. `trust_env=False`, because a proxy in the environment cannot reach loopback addresses.
     empty = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -83,7 +90,8 @@ def http(url: str, answer_s: float = 60.0) -> Probe:
 
     async def ask() -> bool:
         try:
-            return (await client.get(url)).is_success
+            answer = await client.get(url)
+            return answer.is_success or answer.content == CONNECTIONS_FULL
         except httpx.HTTPError:
             return False
 

@@ -144,8 +144,9 @@ async def test_large_documents_take_turns() -> None:
         b"a: " + b"x y " * 500_000,
         b'a: "' + b"\\x41" * 500_000 + b'"',
         b"".join(b"a%d: %s\n" % (n, b"v" * 90) for n in range(9900)),
+        b"".join(b"%%TAG !%d! b\n" % n for n in range(60_000)),
     ],
-    ids=["words", "escapes", "unknown keys"],
+    ids=["words", "escapes", "unknown keys", "directives"],
 )
 async def test_documents_of_the_maximum_size_delay_nobody(limited: tuple[ApiWorld, str], text: bytes) -> None:
     """Documents that fill the limit on bodies are parsed by libyaml and answered, and others are served meanwhile."""

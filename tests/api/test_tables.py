@@ -331,6 +331,17 @@ async def test_usage_that_is_wrong(world: ApiWorld) -> None:
         assert session.scalars(select(UsageRun)).all() == []
 
 
+async def test_the_largest_requests_are_read(world: ApiWorld) -> None:
+    """A report of 1,000 runs of 200 tables each, and an assignment of 40,000 partitions, are refused only for names."""
+    tables = [f"t{number}" for number in range(200)]
+    runs = [{**RUN, "run": f"app-{number}", "tables": tables} for number in range(1000)]
+    wrong = [p for p, _ in _errors(await act(world, "/v1/usage", body={"runs": runs}))]
+    assert wrong[0] == "runs[0].tables[0]"
+    names = [f"ads.clicks/ds={number}" for number in range(40_000)]
+    wrong = [p for p, _ in _errors(await _assign(world, dict.fromkeys(names, "north/dc1")))]
+    assert wrong[0].startswith("homes.ads.clicks/ds=")
+
+
 async def test_the_instance_is_exported(world: ApiWorld) -> None:
     """The exported instance can be read by `mizzen tetris`; the export needs the storage of every region."""
     with world.session() as session:

@@ -7,15 +7,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from api import connections
 from infra.stack.ports import free_port
 from infra.stack.probes import http
 
 
 class _Api(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        """Returns 503 for `/readyz` and 200 for every other path."""
+        """Returns 503 for `/readyz`, what a full API sends for `/full`, and 200 for every other path."""
+        if self.path == "/full":
+            self.wfile.write(connections._REFUSAL)
+            self.close_connection = True
+            return
         self.send_response(503 if self.path == "/readyz" else 200)
         self.end_headers()
+        self.wfile.write(b"not ready")
 
     def log_message(self, *_: object) -> None:
         """Logs nothing."""
@@ -39,6 +45,11 @@ async def test_no_proxy_is_asked_for_what_is_on_this_machine(api: str, monkeypat
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     assert await http(f"{api}/healthz").ask()
+
+
+async def test_an_api_with_too_many_connections_works(api: str) -> None:
+    """A user of the machine who opens many connections cannot have the API restarted."""
+    assert await http(f"{api}/full").ask()
 
 
 async def test_what_does_not_serve_is_not_ready(api: str) -> None:

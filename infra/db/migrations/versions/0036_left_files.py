@@ -1,7 +1,7 @@
 """Stores which files the tasks of an attempt have left on their machines.
 
 Revision ID: 0036
-Revises: 0032
+Revises: 0033
 """
 
 import sqlalchemy as sa

@@ -1,7 +1,7 @@
 """Stores what launches took, the limit of launches on lent machines, and what their work has earned.
 
 Revision ID: 0040
-Revises: 0032
+Revises: 0037
 """
 
 import sqlalchemy as sa

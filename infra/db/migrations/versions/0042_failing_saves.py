@@ -1,7 +1,7 @@
 """Stores which saves of an attempt have failed since its last checkpoint.
 
 Revision ID: 0042
-Revises: 0032
+Revises: 0041
 """
 
 import sqlalchemy as sa
