@@ -4,14 +4,12 @@ The disk is a small file system of its own.
 """
 
 import errno
-import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -258,34 +256,6 @@ def test_a_gang_commits_when_its_ranks_can_write(disk: Disk) -> None:
     assert [m.step for m in list_committed(disk.path / "root", verify=True)] == [2, 1]
 
 
-@root_only
-@pytest.mark.parametrize("local", [False, True])
-def test_a_gang_saves_again_after_one_rank_could_not_claim(disk: Disk, tmp_path: Path, local: bool) -> None:
-    """Rank 0 can claim a root neither at its start nor at the first save; the second save meets and is committed."""
-    roots = {"local": disk.path / "root"} if local else {}
-    far = tmp_path / "far" if local else disk.path / "root"
-
-    def one(rank: int) -> Checkpointer:
-        return Checkpointer(far, attempt=1, sharded=True, rank=rank, world_size=2, shard_timeout_s=1, **roots)
-
-    def save(number: int) -> Callable[[Checkpointer, int], bool]:
-        return lambda one, rank: one.try_save(number, {"model": bytes([number]), "rng": [rank, number]})
-
-    disk.fill()
-    with pytest.warns(CheckpointWarning, match=f"not claimed yet: .*{FULL}"):
-        first = one(0)
-    with pytest.warns(CheckpointWarning, match=f"step 1 was not saved: .*{FULL}"):
-        assert not first.try_save(1, {"model": b"1", "rng": [0, 1]})
-    disk.clear()
-    ranks = [first, one(1)]
-    with pytest.warns(CheckpointWarning, match="rank 0 has not committed the checkpoint of step 1"):
-        assert not save(1)(ranks[1], 1)
-    assert together(ranks, save(2)) == [True, True]
-    assert [m.step for m in list_committed(far, verify=True)] == [2]
-    if local:
-        assert [m.step for m in list_committed(roots["local"], verify=True)] == [2]
-
-
 def _breaking(patch: pytest.MonkeyPatch, number: int) -> None:
     """Lets all puts fail with an error number."""
 
@@ -331,23 +301,6 @@ def test_limits_end_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 step(first, 2)
             with pytest.raises(OSError, match=os.strerror(number)):
                 first[0].save(3, {"a": 1})
-
-
-def test_a_failed_background_save_is_repeated_within_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is due again after a tenth of the limit, if that is sooner than a tenth of the interval."""
-    checkpointer = Checkpointer(tmp_path, attempt=1, interval_s=100_000, max_failing_s=1)
-    checkpointer.save(1, {"a": 1})
-    with monkeypatch.context() as patch:
-        _breaking(patch, errno.EIO)
-        checkpointer.save_async(2, {"a": 2})
-        checkpointer._saving.join(None)
-    deadline_s = time.monotonic() + 30
-    with pytest.warns(CheckpointWarning, match="step 2 was not saved"):
-        for number in itertools.count(3):
-            if checkpointer.should_save(number):
-                break
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
 
 
 def test_an_impossible_limit_is_refused(tmp_path: Path) -> None:

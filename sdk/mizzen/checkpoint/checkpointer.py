@@ -142,11 +142,9 @@ class Checkpointer:
         self._encoder = Encoder()
         self._snapshot = Snapshot()
         self._failures = Failures(place.limits, self.root)
-        self._saving = BackgroundSave(self.not_saved)
+        self._saving = BackgroundSave(self._tolerate)
         self._departure = Departure(self.cadence, self._saving)
         self._saved_step: int | None = None
-        self._tried = 0
-        """Saves that were begun, also those that failed before anything was written: the same number on all ranks."""
 
     @property
     def root(self) -> str:
@@ -257,7 +255,6 @@ class Checkpointer:
 
         Returns False if `step` was the last step saved. In a gang, call it on one rank and broadcast the result.
         """
-        self._handle_failure()
         if step == self._saved_step or (not self.cadence.should_save(step) and notices.current() is None):
             return False
         return self._action(step) in (StepAction.SAVE, StepAction.FLUSH)
@@ -310,11 +307,10 @@ class Checkpointer:
 
     def _save(self, step: int, state: Mapping[str, Any], own: Collection[str]) -> Manifest:
         """Try once to save; see `save`."""
-        self._tried += 1
         self._saving.settle()
         began_s = time.monotonic()
         encoded = self._encoded(step, state)
-        manifest = write(self._roots.writers, step, encoded, own, self._tried)
+        manifest = write(self._roots.writers, step, encoded, own)
         held_s = time.monotonic() - began_s
         self.cadence.saved(step, held_s)
         self._saved(manifest, held_s, held_s)
@@ -366,8 +362,6 @@ class Checkpointer:
             StaleAttemptError: a newer attempt has claimed the root. The previous background save may have detected it.
             CheckpointError: this process does not save.
         """
-        self._tried += 1
-        tried = self._tried
         self._saving.settle()
         began_s = time.monotonic()
         encoded = self._snapshot.take(self._encoded(step, state), self._encoder.owns)
@@ -381,7 +375,7 @@ class Checkpointer:
             self.cadence.written(time.monotonic() - saving.began_s)
             self._saved(saving.manifest, held_s, time.monotonic() - began_s)
 
-        return self._saving.start(step, lambda: write(self._roots.writers, step, encoded, own, tried), ended)
+        return self._saving.start(step, lambda: write(self._roots.writers, step, encoded, own), ended)
 
     def wait(self) -> None:
         """Wait for the background save, if there is one.
@@ -399,17 +393,13 @@ class Checkpointer:
 
     def _action(self, step: int) -> StepAction:
         """Return the action that this process alone would take after `step`."""
-        self._handle_failure()
+        if not self._saving.is_running:
+            self._saving.settle()
         pressing = self._departure.action(step == self._saved_step)
         if pressing is not StepAction.NOTHING:
             return pressing
         due = self.writer and step != self._saved_step and self.cadence.should_save(step)
         return StepAction.SAVE if due else StepAction.NOTHING
-
-    def _handle_failure(self) -> None:
-        """Report the background save if it has failed, so that it is repeated soon."""
-        if not self._saving.is_running:
-            self._saving.settle()
 
     def _tolerate(self, step: int, error: BaseException) -> float:
         """Report a failed save; see `Failures.tolerate`."""

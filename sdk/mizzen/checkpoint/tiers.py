@@ -109,26 +109,19 @@ class Roots:
         return self.writers[-1].attempt
 
     def _near(self, store: ObjectStore, attempt: int) -> Writer | None:
-        """Claim a local root; if that fails, this process does not save there.
-
-        In a gang the error is raised, and the next save tries again: the other ranks would wait there for this one.
-        """
+        """Claim a local root; if that fails, this process does not save there."""
         try:
             return open_writer(store, attempt, *self._open, commits=self._commits)
         except CheckpointError:
             raise
         except Exception as error:
-            if self.is_shared:
-                raise
             message = f"{store.uri('').rstrip('/')}: checkpoints are not saved to this root: {error}"
             warnings.warn(message, CheckpointWarning, stacklevel=5)
             return None
 
 
-def write(writers: Sequence[Writer], step: int, encoded: Encoded, own: Collection[str], tried: int) -> Manifest:
+def write(writers: Sequence[Writer], step: int, encoded: Encoded, own: Collection[str]) -> Manifest:
     """Write a checkpoint to each root, local roots first. A failure at a local root is only a warning.
-
-    `tried`: see `Writer.write`.
 
     Raises:
         StaleAttemptError: a newer attempt has claimed one of the roots.
@@ -138,14 +131,14 @@ def write(writers: Sequence[Writer], step: int, encoded: Encoded, own: Collectio
     *near, far = writers
     for writer in near:
         try:
-            writer.write(step, encoded, tuple(own), save, tried)
+            writer.write(step, encoded, tuple(own), save)
         except StaleAttemptError:
             raise
         except Exception as error:
             warnings.warn(
                 f"{writer.log.where}: step {step} was not saved to this root: {error}", CheckpointWarning, stacklevel=3
             )
-    return far.write(step, encoded, tuple(own), save, tried)
+    return far.write(step, encoded, tuple(own), save)
 
 
 def bring_up(writers: Sequence[Writer], newest: Manifest) -> None:

@@ -64,6 +64,7 @@ class Writer:
     """Whether a rank of a gang repeats a failing write while the other ranks wait for it."""
     _adopted: set[str] = field(default_factory=set)
     """`Manifest.by` of the checkpoints that this writer copied from another root."""
+    _saves: int = 0
     _samples: dict[str, bytes] = field(default_factory=dict)
     """Some bytes of each part at its last save. If they differ now, the part has changed."""
     _reused: dict[str, int] = field(default_factory=dict)
@@ -96,7 +97,7 @@ class Writer:
     def _rival(self) -> Claim | Manifest | None:
         return self.log.rival(self.claimed, self.name, self._adopted) if self.name else None
 
-    def write(self, step: int, encoded: Encoded, mine: Sequence[str] = (), save: int = 0, tried: int = 0) -> Manifest:
+    def write(self, step: int, encoded: Encoded, mine: Sequence[str] = (), save: int = 0) -> Manifest:
         """Write the parts and commit them as a checkpoint, durably; then remove checkpoints that retention drops.
 
         Args:
@@ -104,18 +105,18 @@ class Writer:
             encoded: the parts. Only rank 0 writes the parts that all ranks share.
             mine: names of the parts that belong to this rank alone.
             save: lower bound of the save number. The number is increased if the root has already used it.
-            tried: the number of saves that every rank has begun, this one included. The ranks meet under it.
 
         Raises:
             StaleAttemptError: a newer attempt has claimed the root; nothing was committed.
             CheckpointError: another rank did not write before the timeout, or the log cannot be read.
             Exception: an error of the store; earlier checkpoints are unchanged.
         """
+        self._saves += 1
         self.log.refresh()
         self._check()
         nonce = secrets.token_hex(4)
         folder = f"parts/a{self.attempt:04d}/step-{step:010d}.r{self.gang.rank:04d}.{nonce}"
-        meeting = f"shards/a{self.attempt:04d}/step-{step:010d}.s{tried:06d}/"
+        meeting = f"shards/a{self.attempt:04d}/step-{step:010d}.s{self._saves:06d}/"
         undecided = False
         self._make_room()
         try:
