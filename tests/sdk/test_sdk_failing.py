@@ -256,6 +256,39 @@ def test_a_gang_commits_when_its_ranks_can_write(disk: Disk) -> None:
     assert [m.step for m in list_committed(disk.path / "root", verify=True)] == [2, 1]
 
 
+@root_only
+@pytest.mark.parametrize("tier", ["only", "local"])
+def test_a_gang_saves_after_a_claim_has_failed(disk: Disk, tmp_path: Path, tier: str) -> None:
+    """If one rank cannot claim a root at its start, all ranks' first save waits for it and is committed."""
+    given: dict[str, Any] = {"attempt": 1, "sharded": True, "world_size": 2, "shard_timeout_s": 30}
+    near = disk.path / "root"
+    root = tmp_path / "far" if tier == "local" else near
+    given |= {"local": near} if tier == "local" else {}
+    other = Checkpointer(root, rank=1, **given)
+    disk.fill()
+    with pytest.warns(CheckpointWarning, match=f"not claimed yet: .*{FULL}"):
+        ranks = [Checkpointer(root, rank=0, **given), other]
+    threading.Timer(0.3, disk.clear).start()
+    for number in (1, 2):
+        found = together(ranks, lambda one, rank, n=number: one.save(n, {"model": [n], "rng": [rank, n]}))  # type: ignore[misc]
+        assert [getattr(one, "step", one) for one in found] == [number] * 2
+    for place in {root, near}:
+        assert [m.step for m in list_committed(place, verify=True)] == [2, 1]
+
+
+def test_a_gang_saves_after_one_rank_could_not_begin(tmp_path: Path) -> None:
+    """A save that fails on one rank before it writes anything does not prevent later saves of the gang."""
+    ranks = gang(tmp_path, world_size=2, shard_timeout_s=30)
+    ranks[1]._roots.writers[0].abandon(1)
+
+    def save(one: Checkpointer, rank: int) -> Any:
+        return one.save(1, {"model": [1], "rng": [rank, 1] if rank else object()})
+
+    assert all(isinstance(error, CheckpointError) for error in together(ranks, save))
+    found = together(ranks, lambda one, rank: one.save(2, {"model": [2], "rng": [rank, 2]}))
+    assert [getattr(one, "step", one) for one in found] == [2, 2]
+
+
 def _breaking(patch: pytest.MonkeyPatch, number: int) -> None:
     """Lets all puts fail with an error number."""
 

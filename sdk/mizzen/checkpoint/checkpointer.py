@@ -26,7 +26,7 @@ from mizzen.checkpoint.presync import Unsent
 from mizzen.checkpoint.reading import Checkpoint, GetLive, Reader, Skipped, read_latest
 from mizzen.checkpoint.roots import open_root
 from mizzen.checkpoint.snapshot import Snapshot
-from mizzen.checkpoint.tiers import Roots, write
+from mizzen.checkpoint.tiers import Roots
 from mizzen.checkpoint.tracking import Tracked
 from mizzen.checkpoint.writing import SHARD_TIMEOUT_S, Encoded
 from mizzen.objects import checksums
@@ -308,9 +308,10 @@ class Checkpointer:
     def _save(self, step: int, state: Mapping[str, Any], own: Collection[str]) -> Manifest:
         """Try once to save; see `save`."""
         self._saving.settle()
+        self._roots.begin()
         began_s = time.monotonic()
         encoded = self._encoded(step, state)
-        manifest = write(self._roots.writers, step, encoded, own)
+        manifest = self._roots.write(step, encoded, own)
         held_s = time.monotonic() - began_s
         self.cadence.saved(step, held_s)
         self._saved(manifest, held_s, held_s)
@@ -363,6 +364,7 @@ class Checkpointer:
             CheckpointError: this process does not save.
         """
         self._saving.settle()
+        self._roots.begin()
         began_s = time.monotonic()
         encoded = self._snapshot.take(self._encoded(step, state), self._encoder.owns)
         held_s = time.monotonic() - began_s
@@ -375,7 +377,7 @@ class Checkpointer:
             self.cadence.written(time.monotonic() - saving.began_s)
             self._saved(saving.manifest, held_s, time.monotonic() - began_s)
 
-        return self._saving.start(step, lambda: write(self._roots.writers, step, encoded, own), ended)
+        return self._saving.start(step, lambda: self._roots.write(step, encoded, own), ended)
 
     def wait(self) -> None:
         """Wait for the background save, if there is one.
@@ -457,7 +459,7 @@ class Checkpointer:
         for name in state:
             check_part_name(name)
         encoded = {name: self._encoder.encode(name, value) for name, value in state.items()}
-        self.claim()
+        self._roots.claim_to_save()
         return encoded
 
     def _saved(self, manifest: Manifest, held_s: float, durable_s: float) -> None:

@@ -64,7 +64,6 @@ class Writer:
     """Whether a rank of a gang repeats a failing write while the other ranks wait for it."""
     _adopted: set[str] = field(default_factory=set)
     """`Manifest.by` of the checkpoints that this writer copied from another root."""
-    _saves: int = 0
     _samples: dict[str, bytes] = field(default_factory=dict)
     """Some bytes of each part at its last save. If they differ now, the part has changed."""
     _reused: dict[str, int] = field(default_factory=dict)
@@ -97,7 +96,7 @@ class Writer:
     def _rival(self) -> Claim | Manifest | None:
         return self.log.rival(self.claimed, self.name, self._adopted) if self.name else None
 
-    def write(self, step: int, encoded: Encoded, mine: Sequence[str] = (), save: int = 0) -> Manifest:
+    def write(self, step: int, encoded: Encoded, mine: Sequence[str] = (), save: int = 0, begun: int = 1) -> Manifest:
         """Write the parts and commit them as a checkpoint, durably; then remove checkpoints that retention drops.
 
         Args:
@@ -105,18 +104,19 @@ class Writer:
             encoded: the parts. Only rank 0 writes the parts that all ranks share.
             mine: names of the parts that belong to this rank alone.
             save: lower bound of the save number. The number is increased if the root has already used it.
+            begun: number of saves that this process has begun, also those that failed before they wrote anything. It is
+                the same on all ranks, which would otherwise wait for each other's shards in different places.
 
         Raises:
             StaleAttemptError: a newer attempt has claimed the root; nothing was committed.
             CheckpointError: another rank did not write before the timeout, or the log cannot be read.
             Exception: an error of the store; earlier checkpoints are unchanged.
         """
-        self._saves += 1
         self.log.refresh()
         self._check()
         nonce = secrets.token_hex(4)
         folder = f"parts/a{self.attempt:04d}/step-{step:010d}.r{self.gang.rank:04d}.{nonce}"
-        meeting = f"shards/a{self.attempt:04d}/step-{step:010d}.s{self._saves:06d}/"
+        meeting = f"shards/a{self.attempt:04d}/step-{step:010d}.s{begun:06d}/"
         undecided = False
         self._make_room()
         try:
