@@ -85,7 +85,7 @@ def training(root: object, **given: Any) -> tuple[Checkpointer, dict[str, Any]]:
 def step(training: tuple[Checkpointer, dict[str, Any]], number: int) -> None:
     """Makes a step with another content."""
     checkpointer, state = training
-    state["raw"] = bytes([number]) * 100_000
+    state["raw"] = bytes([number % 256]) * 100_000
     checkpointer.step(number)
 
 
@@ -334,6 +334,28 @@ def test_limits_end_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 step(first, 2)
             with pytest.raises(OSError, match=os.strerror(number)):
                 first[0].save(3, {"a": 1})
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_saves_are_tried_often_within_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    """However long the interval is, a failed save is tried again about ten times within `max_failing_s`."""
+    now_s = 0.0
+    one = training(tmp_path, interval_s=1000, max_failing_s=100, background=background)
+    one[0].save(0, {"raw": b""})
+    monkeypatch.setattr(one[0].cadence, "_clock", lambda: now_s)
+    one[0].cadence.begin(0)
+    _breaking(monkeypatch, errno.EIO)
+    failed_at: list[int] = []
+    for number in range(1, 1101):
+        now_s += 1.0
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always", CheckpointWarning)
+            step(one, number)
+            one[0]._saving.join(None)
+        failed_at += [number] * len(found)
+    assert 8 <= len(failed_at) <= 12
 
 
 def test_an_impossible_limit_is_refused(tmp_path: Path) -> None:

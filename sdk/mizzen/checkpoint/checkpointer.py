@@ -142,7 +142,7 @@ class Checkpointer:
         self._encoder = Encoder()
         self._snapshot = Snapshot()
         self._failures = Failures(place.limits, self.root)
-        self._saving = BackgroundSave(self._tolerate)
+        self._saving = BackgroundSave(self.not_saved)
         self._departure = Departure(self.cadence, self._saving)
         self._saved_step: int | None = None
 
