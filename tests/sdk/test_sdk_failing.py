@@ -178,16 +178,28 @@ open(told, "w").close()
 os.read(0, 1)  # The disk is full now.
 weights["w"] = bytes(100_000)
 os.kill(os.getpid(), signal.SIGTERM)
-checkpointer.step(2)
+"""
+BY_STEP = "checkpointer.step(2)"
+OF_FILES = """
+from pathlib import Path
+from mizzen.integrations.files import FileCheckpoints
+folder = Path(told + ".folder")
+folder.mkdir()
+(folder / "model").write_bytes(weights["w"])
+files = FileCheckpoints(checkpointer, lambda number: number)
+assert files.action(2).name == "FLUSH"
+files.save(2, folder)
+files.leave()
 """
 
 
 @root_only
-def test_the_last_save_is_repeated_within_the_notice(disk: Disk, tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [BY_STEP, OF_FILES], ids=["step", "files"])
+def test_the_last_save_is_repeated_within_the_notice(disk: Disk, tmp_path: Path, last: str) -> None:
     """After a notice on a full disk, the last save is repeated until there is space; the process exits with 143."""
     told = tmp_path / "told"
     environment = {"PATH": os.environ["PATH"], "MIZZEN_PLATFORM": "sigterm", "MIZZEN_NOTICE_WINDOW_S": "60"}
-    command = [sys.executable, "-c", BEGIN + LEAVES, disk.path / "root", told]
+    command = [sys.executable, "-c", BEGIN + LEAVES + last, disk.path / "root", told]
     child = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdin is not None and child.stderr is not None
     while not told.exists() and child.poll() is None:

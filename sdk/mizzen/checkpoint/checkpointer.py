@@ -246,7 +246,7 @@ class Checkpointer:
             if action is StepAction.SAVE:
                 self.try_save(step, self._tracked.capture(step), own=self._own, background=self.background)
             else:
-                self._flush(step)
+                self.save_last(step, self._tracked.capture(step), own=self._own)
         if action is not StepAction.SAVE:
             self._departure.exit(action, self._agree)
 
@@ -342,6 +342,27 @@ class Checkpointer:
             return False
         return True
 
+    def save_last(self, step: int, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS) -> bool:
+        """Save a last time within a notice, and return whether that succeeded.
+
+        If it fails, try again as long as there is time; a sharded gang tries once. Without a notice, as `try_save`.
+
+        Raises:
+            StateError: see `save`.
+            StaleAttemptError: a newer attempt has claimed the root; this process must stop training.
+            CheckpointError: saves have failed in a row up to a limit (`max_failing_s`, `max_failures`).
+        """
+        notice = notices.current()
+        self._saving.settle()
+        self._roots.insist(True)
+        while not self.try_save(step, state, own=own):
+            left_s = notice.left_s(time.time()) if notice else None
+            pause_s = self._failures.pause_s()
+            if self._roots.is_shared or left_s is None or left_s < pause_s + (self._departure.save_s or 0.0):
+                return False
+            time.sleep(pause_s)
+        return True
+
     def not_saved(self, step: int, error: BaseException) -> None:
         """Record that the state of `step` could not be saved because of `error`, as `try_save` does.
 
@@ -406,18 +427,6 @@ class Checkpointer:
     def _tolerate(self, step: int, error: BaseException) -> float:
         """Report a failed save; see `Failures.tolerate`."""
         return self._failures.tolerate(step, error, saved=self._saved_step is not None)
-
-    def _flush(self, step: int) -> None:
-        """Save a last time within a notice. If that fails, try again as long as there is time."""
-        notice = notices.current()
-        self._saving.settle()
-        self._roots.insist(True)
-        while not self.try_save(step, self._tracked.capture(step), own=self._own):
-            left_s = notice.left_s(time.time()) if notice else None
-            pause_s = self._failures.pause_s()
-            if self._roots.is_shared or left_s is None or left_s < pause_s + (self._departure.save_s or 0.0):
-                return
-            time.sleep(pause_s)
 
     def _is_sending_ahead(self, step: int) -> bool:
         """Return whether the training continues within a notice, because parts of the state are sent ahead."""
