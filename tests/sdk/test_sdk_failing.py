@@ -85,7 +85,7 @@ def training(root: object, **given: Any) -> tuple[Checkpointer, dict[str, Any]]:
 def step(training: tuple[Checkpointer, dict[str, Any]], number: int) -> None:
     """Makes a step with another content."""
     checkpointer, state = training
-    state["raw"] = bytes([number]) * 100_000
+    state["raw"] = bytes([number % 256]) * 100_000
     checkpointer.step(number)
 
 
@@ -178,16 +178,28 @@ open(told, "w").close()
 os.read(0, 1)  # The disk is full now.
 weights["w"] = bytes(100_000)
 os.kill(os.getpid(), signal.SIGTERM)
-checkpointer.step(2)
+"""
+BY_STEP = "checkpointer.step(2)"
+OF_FILES = """
+from pathlib import Path
+from mizzen.integrations.files import FileCheckpoints
+folder = Path(told + ".folder")
+folder.mkdir()
+(folder / "model").write_bytes(weights["w"])
+files = FileCheckpoints(checkpointer, lambda number: number)
+assert files.action(2).name == "FLUSH"
+files.save(2, folder)
+files.leave()
 """
 
 
 @root_only
-def test_the_last_save_is_repeated_within_the_notice(disk: Disk, tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [BY_STEP, OF_FILES], ids=["step", "files"])
+def test_the_last_save_is_repeated_within_the_notice(disk: Disk, tmp_path: Path, last: str) -> None:
     """After a notice on a full disk, the last save is repeated until there is space; the process exits with 143."""
     told = tmp_path / "told"
     environment = {"PATH": os.environ["PATH"], "MIZZEN_PLATFORM": "sigterm", "MIZZEN_NOTICE_WINDOW_S": "60"}
-    command = [sys.executable, "-c", BEGIN + LEAVES, disk.path / "root", told]
+    command = [sys.executable, "-c", BEGIN + LEAVES + last, disk.path / "root", told]
     child = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdin is not None and child.stderr is not None
     while not told.exists() and child.poll() is None:
@@ -256,6 +268,39 @@ def test_a_gang_commits_when_its_ranks_can_write(disk: Disk) -> None:
     assert [m.step for m in list_committed(disk.path / "root", verify=True)] == [2, 1]
 
 
+@root_only
+@pytest.mark.parametrize("tier", ["only", "local"])
+def test_a_gang_saves_after_a_claim_has_failed(disk: Disk, tmp_path: Path, tier: str) -> None:
+    """If one rank cannot claim a root at its start, all ranks' first save waits for it and is committed."""
+    given: dict[str, Any] = {"attempt": 1, "sharded": True, "world_size": 2, "shard_timeout_s": 30}
+    near = disk.path / "root"
+    root = tmp_path / "far" if tier == "local" else near
+    given |= {"local": near} if tier == "local" else {}
+    other = Checkpointer(root, rank=1, **given)
+    disk.fill()
+    with pytest.warns(CheckpointWarning, match=f"not claimed yet: .*{FULL}"):
+        ranks = [Checkpointer(root, rank=0, **given), other]
+    threading.Timer(0.3, disk.clear).start()
+    for number in (1, 2):
+        found = together(ranks, lambda one, rank, n=number: one.save(n, {"model": [n], "rng": [rank, n]}))  # type: ignore[misc]
+        assert [getattr(one, "step", one) for one in found] == [number] * 2
+    for place in {root, near}:
+        assert [m.step for m in list_committed(place, verify=True)] == [2, 1]
+
+
+def test_a_gang_saves_after_one_rank_could_not_begin(tmp_path: Path) -> None:
+    """A save that fails on one rank before it writes anything does not prevent later saves of the gang."""
+    ranks = gang(tmp_path, world_size=2, shard_timeout_s=30)
+    ranks[1]._roots.writers[0].abandon(1)
+
+    def save(one: Checkpointer, rank: int) -> Any:
+        return one.save(1, {"model": [1], "rng": [rank, 1] if rank else object()})
+
+    assert all(isinstance(error, CheckpointError) for error in together(ranks, save))
+    found = together(ranks, lambda one, rank: one.save(2, {"model": [2], "rng": [rank, 2]}))
+    assert [getattr(one, "step", one) for one in found] == [2, 2]
+
+
 def _breaking(patch: pytest.MonkeyPatch, number: int) -> None:
     """Lets all puts fail with an error number."""
 
@@ -301,6 +346,28 @@ def test_limits_end_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 step(first, 2)
             with pytest.raises(OSError, match=os.strerror(number)):
                 first[0].save(3, {"a": 1})
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_saves_are_tried_often_within_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    """However long the interval is, a failed save is tried again about ten times within `max_failing_s`."""
+    now_s = 0.0
+    one = training(tmp_path, interval_s=1000, max_failing_s=100, background=background)
+    one[0].save(0, {"raw": b""})
+    monkeypatch.setattr(one[0].cadence, "_clock", lambda: now_s)
+    one[0].cadence.begin(0)
+    _breaking(monkeypatch, errno.EIO)
+    failed_at: list[int] = []
+    for number in range(1, 1101):
+        now_s += 1.0
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always", CheckpointWarning)
+            step(one, number)
+            one[0]._saving.join(None)
+        failed_at += [number] * len(found)
+    assert 8 <= len(failed_at) <= 12
 
 
 def test_an_impossible_limit_is_refused(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from mizzen.checkpoint.presync import Unsent
 from mizzen.checkpoint.reading import Checkpoint, GetLive, Reader, Skipped, read_latest
 from mizzen.checkpoint.roots import open_root
 from mizzen.checkpoint.snapshot import Snapshot
-from mizzen.checkpoint.tiers import Roots, write
+from mizzen.checkpoint.tiers import Roots
 from mizzen.checkpoint.tracking import Tracked
 from mizzen.checkpoint.writing import SHARD_TIMEOUT_S, Encoded
 from mizzen.objects import checksums
@@ -142,7 +142,7 @@ class Checkpointer:
         self._encoder = Encoder()
         self._snapshot = Snapshot()
         self._failures = Failures(place.limits, self.root)
-        self._saving = BackgroundSave(self._tolerate)
+        self._saving = BackgroundSave(self.not_saved)
         self._departure = Departure(self.cadence, self._saving)
         self._saved_step: int | None = None
 
@@ -246,7 +246,7 @@ class Checkpointer:
             if action is StepAction.SAVE:
                 self.try_save(step, self._tracked.capture(step), own=self._own, background=self.background)
             else:
-                self._flush(step)
+                self.save_last(step, self._tracked.capture(step), own=self._own)
         if action is not StepAction.SAVE:
             self._departure.exit(action, self._agree)
 
@@ -308,9 +308,10 @@ class Checkpointer:
     def _save(self, step: int, state: Mapping[str, Any], own: Collection[str]) -> Manifest:
         """Try once to save; see `save`."""
         self._saving.settle()
+        self._roots.begin()
         began_s = time.monotonic()
         encoded = self._encoded(step, state)
-        manifest = write(self._roots.writers, step, encoded, own)
+        manifest = self._roots.write(step, encoded, own)
         held_s = time.monotonic() - began_s
         self.cadence.saved(step, held_s)
         self._saved(manifest, held_s, held_s)
@@ -341,6 +342,27 @@ class Checkpointer:
             return False
         return True
 
+    def save_last(self, step: int, state: Mapping[str, Any], *, own: Collection[str] = OWN_PARTS) -> bool:
+        """Save a last time within a notice, and return whether that succeeded.
+
+        If it fails, try again as long as there is time; a sharded gang tries once. Without a notice, as `try_save`.
+
+        Raises:
+            StateError: see `save`.
+            StaleAttemptError: a newer attempt has claimed the root; this process must stop training.
+            CheckpointError: saves have failed in a row up to a limit (`max_failing_s`, `max_failures`).
+        """
+        notice = notices.current()
+        self._saving.settle()
+        self._roots.insist(True)
+        while not self.try_save(step, state, own=own):
+            left_s = notice.left_s(time.time()) if notice else None
+            pause_s = self._failures.pause_s()
+            if self._roots.is_shared or left_s is None or left_s < pause_s + (self._departure.save_s or 0.0):
+                return False
+            time.sleep(pause_s)
+        return True
+
     def not_saved(self, step: int, error: BaseException) -> None:
         """Record that the state of `step` could not be saved because of `error`, as `try_save` does.
 
@@ -363,6 +385,7 @@ class Checkpointer:
             CheckpointError: this process does not save.
         """
         self._saving.settle()
+        self._roots.begin()
         began_s = time.monotonic()
         encoded = self._snapshot.take(self._encoded(step, state), self._encoder.owns)
         held_s = time.monotonic() - began_s
@@ -375,7 +398,7 @@ class Checkpointer:
             self.cadence.written(time.monotonic() - saving.began_s)
             self._saved(saving.manifest, held_s, time.monotonic() - began_s)
 
-        return self._saving.start(step, lambda: write(self._roots.writers, step, encoded, own), ended)
+        return self._saving.start(step, lambda: self._roots.write(step, encoded, own), ended)
 
     def wait(self) -> None:
         """Wait for the background save, if there is one.
@@ -404,18 +427,6 @@ class Checkpointer:
     def _tolerate(self, step: int, error: BaseException) -> float:
         """Report a failed save; see `Failures.tolerate`."""
         return self._failures.tolerate(step, error, saved=self._saved_step is not None)
-
-    def _flush(self, step: int) -> None:
-        """Save a last time within a notice. If that fails, try again as long as there is time."""
-        notice = notices.current()
-        self._saving.settle()
-        self._roots.insist(True)
-        while not self.try_save(step, self._tracked.capture(step), own=self._own):
-            left_s = notice.left_s(time.time()) if notice else None
-            pause_s = self._failures.pause_s()
-            if self._roots.is_shared or left_s is None or left_s < pause_s + (self._departure.save_s or 0.0):
-                return
-            time.sleep(pause_s)
 
     def _is_sending_ahead(self, step: int) -> bool:
         """Return whether the training continues within a notice, because parts of the state are sent ahead."""
@@ -457,7 +468,7 @@ class Checkpointer:
         for name in state:
             check_part_name(name)
         encoded = {name: self._encoder.encode(name, value) for name, value in state.items()}
-        self.claim()
+        self._roots.claim_to_save()
         return encoded
 
     def _saved(self, manifest: Manifest, held_s: float, durable_s: float) -> None:

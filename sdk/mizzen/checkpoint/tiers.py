@@ -1,15 +1,20 @@
 """Two-tier saving: each checkpoint is written to a local root and a remote root; the remote root is authoritative."""
 
+import time
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, StaleAttemptError
+from mizzen.checkpoint.failing import may_pass
 from mizzen.checkpoint.log import Log
 from mizzen.checkpoint.manifest import Manifest
 from mizzen.checkpoint.place import Gang, Retention
 from mizzen.checkpoint.writing import Encoded, Writer, open_writer
 from mizzen.objects.store import ObjectStore
+
+_SHORTEST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
 
 
 class Roots:
@@ -39,6 +44,11 @@ class Roots:
         self.logs = [Log(store) for store in stores]
         self.writers: list[Writer] = []
         """One writer for each root; empty until the roots are claimed."""
+        self._far: Writer | None = None
+        """The writer of the last root, claimed before the others."""
+        self._begun = 0
+        """Number of saves that this process has begun."""
+        self._insists = True
         self._given, self._next = attempt, 1
         self._open = (gang, retention, algorithm)
         self._shard_timeout_s = shard_timeout_s
@@ -69,7 +79,8 @@ class Roots:
         return self.writers[-1].attempt if self.writers else None
 
     def insist(self, insists: bool) -> None:
-        """Set `Writer.insists` of all writers."""
+        """Set `Writer.insists` of all writers, also of those that are not open yet."""
+        self._insists = insists
         for writer in self.writers:
             writer.insists = insists
 
@@ -100,45 +111,82 @@ class Roots:
         if not self.writers:
             *others, last = [log.store for log in self.logs]
             attempt, alone = self._given or self._next, self._given is None
-            decided = open_writer(last, attempt, *self._open, commits=self._commits, alone=alone)
+            if self._far is None:
+                self._far = open_writer(last, attempt, *self._open, commits=self._commits, alone=alone)
             near = [writer for store in others if (writer := self._near(store, attempt)) is not None]
-            self.writers = [replace(writer, shard_timeout_s=self._shard_timeout_s) for writer in (*near, decided)]
+            self.writers = [
+                replace(writer, shard_timeout_s=self._shard_timeout_s, insists=self._insists)
+                for writer in (*near, self._far)
+            ]
             logs = {writer.log.where: writer.log for writer in self.writers}
             self.logs = [logs.get(log.where, log) for log in self.logs]
             self.loaded(self._found, self._verified)
         return self.writers[-1].attempt
 
     def _near(self, store: ObjectStore, attempt: int) -> Writer | None:
-        """Claim a local root; if that fails, this process does not save there."""
+        """Claim a local root; if that fails, this process does not save there.
+
+        In a gang that saves one checkpoint it is an error: the other ranks would wait there for this one at each save.
+        """
         try:
             return open_writer(store, attempt, *self._open, commits=self._commits)
         except CheckpointError:
             raise
         except Exception as error:
+            if self.is_shared:
+                raise
             message = f"{store.uri('').rstrip('/')}: checkpoints are not saved to this root: {error}"
             warnings.warn(message, CheckpointWarning, stacklevel=5)
             return None
 
+    def begin(self) -> None:
+        """Count a save, before anything in it can fail.
 
-def write(writers: Sequence[Writer], step: int, encoded: Encoded, own: Collection[str]) -> Manifest:
-    """Write a checkpoint to each root, local roots first. A failure at a local root is only a warning.
+        The ranks of a gang begin the same saves, so their counts are equal, and they find each other's shards.
+        """
+        self._begun += 1
 
-    Raises:
-        StaleAttemptError: a newer attempt has claimed one of the roots.
-        Exception: the write to the last root failed, see `Writer.write`.
-    """
-    save = max(writer.log.next_save for writer in writers)
-    *near, far = writers
-    for writer in near:
-        try:
-            writer.write(step, encoded, tuple(own), save)
-        except StaleAttemptError:
-            raise
-        except Exception as error:
-            warnings.warn(
-                f"{writer.log.where}: step {step} was not saved to this root: {error}", CheckpointWarning, stacklevel=3
-            )
-    return far.write(step, encoded, tuple(own), save)
+    def claim_to_save(self) -> None:
+        """Claim the roots for the save that has begun.
+
+        In a gang that saves one checkpoint, repeat it after errors of a store, because the other ranks wait.
+
+        Raises:
+            StaleAttemptError: a newer attempt has claimed a root.
+            Exception: the error of the last try.
+        """
+        deadline_s = time.monotonic() + (self._shard_timeout_s if self.is_shared else 0.0)
+        pause_s = _SHORTEST_PAUSE_S
+        while True:
+            try:
+                self.claim()
+                return
+            except Exception as error:
+                if time.monotonic() + pause_s > deadline_s or not self._insists or not may_pass(error):
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def write(self, step: int, encoded: Encoded, own: Collection[str]) -> Manifest:
+        """Write the checkpoint of the save that has begun to each root, local roots first.
+
+        A failure at a local root is only a warning.
+
+        Raises:
+            StaleAttemptError: a newer attempt has claimed one of the roots.
+            Exception: the write to the last root failed, see `Writer.write`.
+        """
+        save = max(writer.log.next_save for writer in self.writers)
+        *near, far = self.writers
+        for writer in near:
+            try:
+                writer.write(step, encoded, tuple(own), save, self._begun)
+            except StaleAttemptError:
+                raise
+            except Exception as error:
+                message = f"{writer.log.where}: step {step} was not saved to this root: {error}"
+                warnings.warn(message, CheckpointWarning, stacklevel=3)
+        return far.write(step, encoded, tuple(own), save, self._begun)
 
 
 def bring_up(writers: Sequence[Writer], newest: Manifest) -> None:

@@ -1,4 +1,4 @@
-"""Writes checkpoints to a root: claims, parts, shards of a gang, commits, and the removal of old checkpoints.
+"""Writes checkpoints to a root: claims, parts, shards of a gang, and commits.
 
 The parts are written first, each under a key that no other save uses. Then the manifest is appended to the log, which
 is the commit. In a sharded gang each rank writes its parts and a shard record that lists them; rank 0 waits for all
@@ -9,7 +9,7 @@ import contextlib
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -22,6 +22,7 @@ from mizzen.checkpoint.manifest import CheckpointId, Claim, Manifest, Part, Shar
 from mizzen.checkpoint.parts import Chunk, file_name
 from mizzen.checkpoint.place import Gang, Retention
 from mizzen.checkpoint.presync import Unsent
+from mizzen.checkpoint.removal import make_room, prune, remove, sweep, tolerated
 from mizzen.checkpoint.samples import sample
 from mizzen.objects import checksums
 from mizzen.objects.store import MissingObject, ObjectStore
@@ -64,7 +65,6 @@ class Writer:
     """Whether a rank of a gang repeats a failing write while the other ranks wait for it."""
     _adopted: set[str] = field(default_factory=set)
     """`Manifest.by` of the checkpoints that this writer copied from another root."""
-    _saves: int = 0
     _samples: dict[str, bytes] = field(default_factory=dict)
     """Some bytes of each part at its last save. If they differ now, the part has changed."""
     _reused: dict[str, int] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Writer:
     def _rival(self) -> Claim | Manifest | None:
         return self.log.rival(self.claimed, self.name, self._adopted) if self.name else None
 
-    def write(self, step: int, encoded: Encoded, mine: Sequence[str] = (), save: int = 0) -> Manifest:
+    def write(self, step: int, encoded: Encoded, mine: Sequence[str] = (), save: int = 0, begun: int = 1) -> Manifest:
         """Write the parts and commit them as a checkpoint, durably; then remove checkpoints that retention drops.
 
         Args:
@@ -105,20 +105,21 @@ class Writer:
             encoded: the parts. Only rank 0 writes the parts that all ranks share.
             mine: names of the parts that belong to this rank alone.
             save: lower bound of the save number. The number is increased if the root has already used it.
+            begun: number of saves that this process has begun, also those that failed before they wrote anything. It is
+                the same on all ranks, which would otherwise wait for each other's shards in different places.
 
         Raises:
             StaleAttemptError: a newer attempt has claimed the root; nothing was committed.
             CheckpointError: another rank did not write before the timeout, or the log cannot be read.
             Exception: an error of the store; earlier checkpoints are unchanged.
         """
-        self._saves += 1
         self.log.refresh()
         self._check()
         nonce = secrets.token_hex(4)
         folder = f"parts/a{self.attempt:04d}/step-{step:010d}.r{self.gang.rank:04d}.{nonce}"
-        meeting = f"shards/a{self.attempt:04d}/step-{step:010d}.s{self._saves:06d}/"
+        meeting = f"shards/a{self.attempt:04d}/step-{step:010d}.s{begun:06d}/"
         undecided = False
-        self._make_room()
+        make_room(self.log, self.retention)
         try:
             written = self._put_parts(step, folder, encoded, mine)
             if not self.gang.rank:
@@ -128,8 +129,8 @@ class Writer:
         except BaseException as error:
             # If it is unknown whether the record was created, keep the parts: the record may name them.
             if not undecided or isinstance(error, StaleAttemptError):
-                with _tolerated(f"{self.log.where}: the parts of a failed save could not be removed"):
-                    self._remove([info.key for info in self._store.list(f"{folder}/")])
+                with tolerated(f"{self.log.where}: the parts of a failed save could not be removed"):
+                    remove(self._store, [info.key for info in self._store.list(f"{folder}/")])
             raise
         # From here on, do not remove the parts: a newer attempt may have loaded them and reuse them in its checkpoints.
         if self.gang.rank:
@@ -140,9 +141,9 @@ class Writer:
         if self.log.attempt > self.attempt or self._rival() is not None:
             self._withdraw(manifest)
         self._check()
-        with _tolerated(f"{self.log.where}: old checkpoints could not be removed"):
-            self._remove(f"{meeting}r{rank:04d}.json" for rank in range(1, self.gang.world_size))
-            self._prune()
+        with tolerated(f"{self.log.where}: old checkpoints could not be removed"):
+            remove(self._store, (f"{meeting}r{rank:04d}.json" for rank in range(1, self.gang.world_size)))
+            prune(self.log, self.retention)
         return manifest
 
     def abandon(self, step: int) -> None:
@@ -163,19 +164,6 @@ class Writer:
             if self._samples.get(name) != sampled or self._reused.get(name, 0) >= _REUSED_AT_MOST:
                 found[name] = Unsent(size_bytes, sampled)
         return found
-
-    def _make_room(self) -> None:
-        """Drop from the page cache the checkpoints that this save will remove.
-
-        The new parts then reuse free pages. If the cache had to grow instead, a save of 1 GiB took twice as long.
-        """
-        going: list[Manifest] = []
-        staying: list[Manifest] = []
-        for place, (_, manifest) in enumerate(self.log.checkpoints, start=1):
-            stays = place < self.retention.keep or self.retention.for_good(manifest.step)
-            (staying if stays else going).append(manifest)
-        for key in _only_of(going, staying):
-            self._store.forget(key)
 
     def _insist(self, step: int, write: Callable[[], T]) -> T:
         """Call `write`. In a gang, repeat it after errors of the store as long as other ranks wait for this rank.
@@ -324,8 +312,8 @@ class Writer:
         if self.log.attempt > self.attempt:
             self._withdraw(manifest)
         self._check()
-        with _tolerated(f"{self.log.where}: old checkpoints could not be removed"):
-            self._prune()
+        with tolerated(f"{self.log.where}: old checkpoints could not be removed"):
+            prune(self.log, self.retention)
 
     def _withdraw(self, manifest: Manifest) -> None:
         """Remove the record of this stale writer's save if newer writers removed parts of it or did not see it.
@@ -338,7 +326,7 @@ class Writer:
         Only the record is removed: a newer writer may have loaded it before, and its checkpoints may reuse the parts.
         Parts that no record names are removed by the sweep of the next attempt.
         """
-        with _tolerated(f"{self.log.where}: the record of a fenced save could not be removed"):
+        with tolerated(f"{self.log.where}: the record of a fenced save could not be removed"):
             there = {info.key for info in self._store.list("parts/")}
             theirs = [known.id for _, known in self.log.checkpoints if known.writer not in ("", self.name)]
             unseen = any(known.attempt == self.attempt and known.save <= manifest.id.save for known in theirs)
@@ -347,46 +335,6 @@ class Writer:
             for number, known in self.log.checkpoints:
                 if known.by == manifest.by:
                     self.log.remove(number)
-
-    def _prune(self) -> None:
-        """Remove checkpoints that retention does not keep. Damaged ones do not count towards `keep`."""
-        checkpoints = self.log.checkpoints
-        sizes = {info.key: info.size_bytes for info in self._store.list("parts/")}
-        kept: list[Manifest] = []
-        old: list[tuple[int, Manifest]] = []
-        for number, manifest in checkpoints:
-            whole = all(sizes.get(part.key) == part.size_bytes for part in manifest.parts)
-            if len(kept) < self.retention.keep:
-                # A damaged checkpoint stays as long as older ones do, so that it can be examined.
-                kept += [manifest] if whole else []
-            elif not (whole and self.retention.for_good(manifest.step)):
-                old.append((number, manifest))
-        gone = {number for number, _ in old}
-        unneeded = _only_of([m for _, m in old], [m for number, m in checkpoints if number not in gone])
-        newest, said = checkpoints[0][0], checkpoints[0][1].attempt
-        # Remove all records before any part: several records may name the same part.
-        for number, _ in reversed(old):
-            self.log.remove(number)
-        self._remove(unneeded)
-        for entry in self.log.entries[::-1]:
-            # A commit fences like the earlier claims of its attempt, so these are not needed. A claim of a newer
-            # attempt stays: the newest commit may be a copy of an older attempt's checkpoint.
-            older = not isinstance(entry.record, Claim) or entry.record.attempt <= said
-            if entry.number < newest and not isinstance(entry.record, Manifest) and older:
-                self.log.remove(entry.number)
-
-    def sweep(self) -> None:
-        """Remove the uncommitted parts and shard records of older attempts: those are fenced and cannot commit them."""
-        with _tolerated(f"{self.log.where}: uncommitted parts of older attempts could not be removed"):
-            self._store.tidy()
-            needed = {part.key for _, manifest in self.log.checkpoints for part in manifest.parts}
-            for root in ("parts", "shards"):
-                keys = [info.key for info in self._store.list(f"{root}/")]
-                self._remove(key for key in keys if key not in needed and _attempt_of(key) < self.attempt)
-
-    def _remove(self, keys: Iterable[str]) -> None:
-        for key in sorted(keys):
-            self._store.delete(key)
 
 
 def open_writer(
@@ -426,27 +374,5 @@ def open_writer(
             warnings.warn(message, CheckpointWarning, stacklevel=4)
     writer = Writer(log, claimed, name, gang, retention, algorithm or checksums.fastest())
     if claimed.first:
-        writer.sweep()
+        sweep(log, writer.attempt)
     return writer
-
-
-def _only_of(going: Iterable[Manifest], staying: Iterable[Manifest]) -> set[str]:
-    """Return the keys of parts that are named in `going` but not in `staying`."""
-    needed = {part.key for manifest in staying for part in manifest.parts}
-    return {part.key for manifest in going for part in manifest.parts} - needed
-
-
-@contextlib.contextmanager
-def _tolerated(what: str) -> Iterator[None]:
-    """Turn a failed cleanup into a warning; the next save or claim tries it again."""
-    try:
-        yield
-    except Exception as error:
-        warnings.warn(f"{what}: {error}", CheckpointWarning, stacklevel=5)
-
-
-def _attempt_of(key: str) -> int:
-    """Return the attempt in a key like `parts/a0002/...`; a number above all attempts if the key has another form."""
-    folder = key.split("/")[1]
-    digits = folder.removeprefix("a")
-    return int(digits) if folder.startswith("a") and digits.isdigit() else 1 << 62

@@ -58,7 +58,7 @@ class FileCheckpoints:
         """Save all files under `folder`, and the parts in `extra`. A rank that does not save does nothing.
 
         If the save fails or the folder is incomplete, a `CheckpointWarning` is issued, as by `Checkpointer.step`, and
-        the training continues.
+        the training continues. After a notice, the save is repeated as long as there is time.
 
         Args:
             step: number of steps done.
@@ -87,7 +87,8 @@ class FileCheckpoints:
         if missing is not None:
             self.checkpointer.not_saved(step, CheckpointError(f"{folder} lacks {missing}"))
             return
-        self.checkpointer.try_save(step, {**state, **(extra or {}), INDEX: index})
+        save = self.checkpointer.save_last if notices.preempted() else self.checkpointer.try_save
+        save(step, {**state, **(extra or {}), INDEX: index})
 
     def load(self) -> "Loaded | None":
         """Load the newest valid checkpoint, with its files in a temporary folder. Return None if there is none.
