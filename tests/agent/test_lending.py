@@ -413,7 +413,7 @@ async def test_the_owner_of_a_stopped_agent_takes_the_machine(lab: Lab) -> None:
     lab.write(launch)
     runs = [lab.folder_of(launch, config, task=task) for task in range(2)]
     with _process(config, lab) as agent:
-        await lab.run(launch, config.machine)
+        pending = await lab.run(launch, config.machine)
         await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs), 60.0)
         agent.send_signal(signal.SIGSTOP)
         status = await _mizzen(config, "reclaim", "--now")
@@ -431,6 +431,7 @@ async def test_the_owner_of_a_stopped_agent_takes_the_machine(lab: Lab) -> None:
             assert (await refused.failure()).type == "TakenBack"
         assert (await _mizzen(config, "lend"))["lent"]
         assert not lab.folder_of(other, config).path.exists()
+        assert _is_the_owners(await pending.result(NodeOutcome))
 
 
 async def test_the_owner_of_a_dead_agent_takes_gpus(lab: Lab) -> None:
@@ -440,7 +441,7 @@ async def test_the_owner_of_a_dead_agent_takes_gpus(lab: Lab) -> None:
     with _process(config, lab) as agent:
         for launch in launches:
             lab.write(launch)
-            await lab.run(launch, config.machine)
+        pending = [await lab.run(launch, config.machine) for launch in launches]
         runs = [lab.folder_of(launch, config) for launch in launches]
         await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs), 60.0)
         agent.kill()
@@ -451,6 +452,12 @@ async def test_the_owner_of_a_dead_agent_takes_gpus(lab: Lab) -> None:
     async with lab.agent(config):
         shown = await _mizzen(config, "lending")
         assert (shown["lent"], list(shown["gpus_at_s"])) == (True, ["0", "1"])
+        assert all([_is_the_owners(await one.result(NodeOutcome)) for one in pending])
+
+
+def _is_the_owners(outcome: NodeOutcome) -> bool:
+    """Whether the tasks were ended by the owner: this is no failure of the workload."""
+    return outcome.notice is not None and outcome.notice.platform == "owner" and bool(outcome.exits)
 
 
 def test_a_word_outlasts_an_agent_that_was_stopped_during_a_write(tmp_path: Path) -> None:
