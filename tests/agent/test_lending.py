@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -479,6 +480,38 @@ def test_a_word_outlasts_an_agent_that_was_stopped_during_a_write(tmp_path: Path
     (tmp_path / "word.json").write_text("{")
     damaged = word.read()
     assert damaged is not None and damaged.is_whole
+
+
+async def test_a_word_that_is_being_heard_undoes_no_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner lends again, on a slow disk, while the agent takes over what was said without it.
+
+    What the lending hours have taken is no word of the owner.
+    """
+    config = AgentConfig(
+        machine="r/c/m", region="r", cluster="c", rack="k", cpus_milli=1000, memory_bytes=1 << 30, address="a",
+        ports=(21000, 21099), state_dir=tmp_path / "state", gpus=2, gpu_type="g",
+    )  # fmt: skip
+    monkeypatch.setattr("agent.lending.lender._TICK_S", 0.01)
+    word, adopted = OwnersWord(config.state_dir), OwnersWord.adopted
+
+    def slowly(self: OwnersWord) -> None:
+        time.sleep(0.2)
+        adopted(self)
+
+    monkeypatch.setattr(OwnersWord, "adopted", slowly)
+    lender = Lender(config, StateFolder(config.state_dir), MachineNotices(None, {}), StartLocks())
+    running = asyncio.create_task(lender.run())
+    word.write(Lending().taking(None, 60.0))
+    await until_async(lambda: lender.lending.is_whole and word.read() is None)
+    word.write(Lending().taking(frozenset({1}), 60.0))
+    await lender.lend(None, None)
+    await asyncio.sleep(0.1)
+    assert not lender.refuses([1]) and word.read() is None
+    running.cancel()
+    file = FileWithoutAgent(config.state_dir)
+    file.write(Lending().taking(None, 50.0, by_hours=True).taking(frozenset({0}), 60.0))
+    said = word.read()
+    assert said is not None and not said.is_whole and said.gpus_at_s == {0: 60.0}
 
 
 async def test_an_agent_without_its_state_folder_ends(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
