@@ -17,9 +17,11 @@ from agent.progress import read_progress
 from agent.sealed import CannotUnseal, unseal
 from agent.serving import never_ready
 from agent.state import AttemptFolder, StateFolder
-from agent.tasks import RunFolder
+from agent.tasks import Exit, RunFolder
 from domain.launch import LaunchDescription
 from domain.protocol import NodeOutcome, TaskExit
+from domain.reported import OWNER, NoticeReport
+from mizzen.notices import Kind
 
 _OUTCOME = TypeAdapter(NodeOutcome)
 
@@ -39,6 +41,8 @@ def outcome(machine: str, runs: Sequence[RunFolder], masker: Masker | None) -> N
     # Exit code 0 after a notice that the agent gave by itself is no success either, and there is no failure to report.
     told = told or (bool(noticed) and all(end is not None and end.succeeded for end in ends))
     progress = [read_progress(run, masker) for run in runs]
+    # From the record of the stop, because the agent may have been stopped or dead (`agent.lending.alone`).
+    owner = any(stop.owner for stop in noticed)
     notices = (p.notice for p in progress if p.notice is not None and p.notice.takes_machine)
     return NodeOutcome(
         machine=machine,
@@ -58,8 +62,13 @@ def outcome(machine: str, runs: Sequence[RunFolder], masker: Masker | None) -> N
         ],
         progress=progress,
         stopped=told or not all(end is not None and end.started for end in ends),
-        notice=next(notices, None),
+        notice=_owners_notice(ended) if owner else next(notices, None),
     )
+
+
+def _owners_notice(ended: Sequence[tuple[RunFolder, Exit]]) -> NoticeReport:
+    at_s = min((end.ended_at_s for _, end in ended), default=time.time())
+    return NoticeReport(OWNER, str(Kind.PREEMPT), True, at_s, at_s, "the owner took the machine back, or GPUs of it")
 
 
 def keep_outcome(state: StateFolder, attempt: AttemptFolder, machine: str) -> None:

@@ -8,6 +8,7 @@ attempt still meet there: NCCL and torch pass data through `/dev/shm`. The attem
     private/tmp, var-tmp    bound to `/tmp` and `/var/tmp` in the mount namespaces of the tasks
     private/shm             a file system in memory, bound to `/dev/shm`
 
+Only root may enter `private`: every task sees its path among the mounts of the machine, whoever the task belongs to.
 The shim that ends last removes them, and the agent removes what a killed shim has left. Mounting needs root. Uses the
 standard library only, because the shim imports this module.
 """
@@ -56,7 +57,8 @@ def hold(folder: str) -> int:
         OSError: this process may not mount, or the disk is full.
     """
     while True:
-        os.makedirs(folder, mode=0o711, exist_ok=True)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        os.chmod(folder, 0o700)  # Tasks reach the folders in it by their mounts, and those of others not at all.
         lock = _open(f"{folder}/{_LOCK}")
         fcntl.flock(lock, fcntl.LOCK_SH)
         if _is_current(lock, folder):

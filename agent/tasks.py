@@ -86,6 +86,8 @@ class Stop:
     """Time at which the task gets SIGKILL, in seconds on CLOCK_BOOTTIME."""
     told: bool
     """Whether the control plane requested the stop. False if the agent decided it."""
+    owner: bool = False
+    """Whether the owner of the machine has taken it, or the task's GPUs."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class RunFolder:
         body = self._read(shim.STOP_FILE)
         if body is None:
             return None
-        return Stop(float(body["deadline_boot_s"]), bool(body["told"]))
+        return Stop(float(body["deadline_boot_s"]), bool(body["told"]), bool(body.get("owner", False)))
 
     def identities(self) -> tuple[ProcessIdentity, ProcessIdentity] | None:
         """Returns the identities of the shim and of the task's first process, or None if the task was not started."""
@@ -267,11 +269,11 @@ def settle(run: RunFolder) -> None:
         time.sleep(0 if free else 0.02)
 
 
-def request_stop(run: RunFolder, grace_s: float, *, told: bool) -> None:
+def request_stop(run: RunFolder, grace_s: float, *, told: bool, owner: bool = False) -> None:
     """Requests that the shim stops the task: SIGTERM as notice, and SIGKILL after `grace_s` seconds.
 
     A task that was not started can never be started afterwards. A task that has ended keeps its exit status. If there
-    are several requests, the earliest deadline applies. `told` has the meaning of `Stop.told`.
+    are several requests, the earliest deadline applies. `told` and `owner` have the meaning of those of `Stop`.
 
     Raises:
         NotStarted: the lock of a task that was not started is held, so the task can neither be started nor stopped.
@@ -291,6 +293,7 @@ def request_stop(run: RunFolder, grace_s: float, *, told: bool) -> None:
     body = {
         "deadline_boot_s": deadline_s if before is None else min(deadline_s, before.deadline_boot_s),
         "told": told or (before is not None and before.told),
+        "owner": owner or (before is not None and before.owner),
     }
     records.write_reserved(str(run.path / shim.STOP_FILE), body)
     with contextlib.suppress(OSError):  # Without the file the task uses the time that its launch description names.

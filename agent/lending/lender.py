@@ -15,7 +15,7 @@ from agent.gpus import GpuUse, gpu_use
 from agent.lending.hours import LendingHours
 from agent.lending.leaving import PERIOD_S, Leaving, Traffic
 from agent.lending.polls import Polls
-from agent.lending.record import Lending, LendingFile
+from agent.lending.record import Lending, LendingFile, in_time
 from agent.lending.stopping import Stopping
 from agent.lending.views import leaving_task, view
 from agent.lending.word import OwnersWord
@@ -30,8 +30,8 @@ from mizzen.notices import Kind
 HOURS_NOTICE_S = 300.0
 """The notice that tasks get before the lending hours end."""
 _TICK_S = 5.0
-_WRITE_S = 0.5
-"""The longest time that a write of the record delays the stop of tasks. It goes on in the background."""
+_LEND_S = 5.0
+"""The longest time that `lend` waits for the disk: a word that it cannot remove would take the machine again."""
 _STORE_S = 60.0
 """Interval at which the GPU time is stored."""
 _PARTING_S = 15.0
@@ -75,6 +75,8 @@ class Lender:
         self._outcomes: Mapping[str, IntEnum | None] = {}
         self._file = file or LendingFile(state.path)
         self._word = OwnersWord(state.path)
+        self._saying = asyncio.Lock()
+        """Held while a word of the owner replaces what was said before."""
         self.changed = asyncio.Event()
         """Set when the record has changed. The waiting task must clear it."""
         self.away = asyncio.Event()
@@ -112,7 +114,8 @@ class Lender:
         if not 0 <= notice_s <= 86400:
             raise BadRequest(f"notice: {notice_s:g} s: must be from 0 to 86400 s (one day)")
         at_s = self._clock() + notice_s
-        await self._change(self._heard().taking(gpus, at_s))
+        async with self._saying:
+            await self._change(self._heard().taking(gpus, at_s))
         await self._announce()
         await asyncio.shield(asyncio.ensure_future(self._until_free(gpus)))
         give_up_s = time.monotonic() + _DRIVER_S
@@ -127,10 +130,21 @@ class Lender:
         run get the notice of the end of a window.
 
         Raises:
-            BadRequest: a GPU or the hours are invalid.
+            BadRequest: a GPU or the hours are invalid, or the disk does not answer.
         """
         self._check(gpus)
-        await asyncio.to_thread(self._word.take)
+        held = await asyncio.to_thread(self._stopping.held)
+        async with self._saying:
+            lending = await self._lend(gpus, hours, works=held != [])
+        if lending.is_whole:
+            await self._announce()
+        else:
+            self._notices.owner_lends()
+
+    async def _lend(self, gpus: frozenset[int] | None, hours: str | None, *, works: bool) -> Lending:
+        """Changes the record, and returns it. `works`: tasks run on the machine."""
+        if not await in_time(self._word.take, _LEND_S):
+            raise BadRequest("lend: the disk of the agent's state folder does not answer; try again later")
         lending = self._heard()
         if hours is not None:
             try:
@@ -142,15 +156,11 @@ class Lender:
         else:
             lending = lending.lending(gpus, self._config.gpus)
         if lending.hours is not None and not lending.hours.is_open(self._local()):
-            held = await asyncio.to_thread(self._stopping.held)
-            works = not self.lending.is_whole and held != []
+            works = works and not self.lending.is_whole
             lending = lending.taking(None, self._clock() + (HOURS_NOTICE_S if works else 0.0), by_hours=True)
         await self._change(lending)
-        await asyncio.to_thread(self._word.adopted)  # What the owner has said before is part of this.
-        if lending.is_whole:
-            await self._announce()
-        else:
-            self._notices.owner_lends()
+        await in_time(self._word.adopted, _LEND_S)  # What the owner has said before is part of this.
+        return lending
 
     # ---------------------------------------------------------------------------------------------------------- state
 
@@ -167,12 +177,13 @@ class Lender:
         """Adopts what the owner has said while this agent did not answer."""
         if self._word.read() is None:
             return
-        taking = asyncio.ensure_future(asyncio.to_thread(self._word.take))
-        await asyncio.wait({taking}, timeout=_WRITE_S)
-        await self._change(self._heard())
+        async with self._saying:
+            is_taken = await in_time(self._word.take)
+            await self._change(self._heard())
         await self._announce()
-        if taking.done():  # Otherwise the disk hangs, and the word stays for the next round.
-            await asyncio.wait({asyncio.ensure_future(asyncio.to_thread(self._adopt))}, timeout=_WRITE_S)
+        if is_taken:  # Otherwise the disk hangs, and the word stays for the next round.
+            async with self._saying:
+                await in_time(self._adopt)
 
     def _adopt(self) -> None:
         """Writes the record, and removes the word that it contains. Blocks as long as the disk does."""
@@ -259,7 +270,7 @@ class Lender:
         self._quiet_since_s = None
         self.away.clear()
         self.changed.set()
-        await asyncio.wait({asyncio.ensure_future(asyncio.to_thread(self._write))}, timeout=_WRITE_S)
+        await in_time(self._write)
 
     def _switch(self) -> None:
         """Closes the polls and sets the kill-switch: while the machine is the owner's, no new work reaches it."""

@@ -4,9 +4,10 @@ It survives restarts of the agent and of the machine. New work is refused accord
 before any task is stopped.
 """
 
+import asyncio
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from agent.state import read_json
 
 WORD = "word.json"
 """The file with what the owner has said while the agent did not answer (`agent.lending.word`)."""
+
+_WRITE_S = 0.5
+"""The longest time that a write of the record delays the stop of tasks."""
 
 
 @dataclass(frozen=True)
@@ -154,3 +158,10 @@ def write_record(path: Path, lending: Lending) -> None:
     body = lending.to_json()
     fits = len(json.dumps(body)) <= records.RESERVED_BYTES
     (records.write_reserved if fits else records.write_durably)(str(path), body)
+
+
+async def in_time(act: Callable[[], None], patience_s: float = _WRITE_S) -> bool:
+    """Runs an access to the disk in a thread. Returns whether it ended within `patience_s`; otherwise, it goes on."""
+    acting = asyncio.ensure_future(asyncio.to_thread(act))
+    await asyncio.wait({acting}, timeout=patience_s)
+    return acting.done()

@@ -130,7 +130,7 @@ def _is_there(run: RunFolder) -> bool:
 
 def _tell(run: RunFolder, grace_s: float) -> None:
     try:
-        tasks.request_stop(run, grace_s, told=False)
+        tasks.request_stop(run, grace_s, told=False, owner=True)
         return
     except (OSError, NotStarted) as error:
         _log.error("task %s: the request to stop it cannot be recorded: %s", run.run_id, error)

@@ -7,6 +7,7 @@ overwrite the word.
 
 import contextlib
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from agent import records
 from agent.lending.record import WORD, Lending, LendingFile, write_record
 from agent.state import read_json
 
+_TAKEN = f"{WORD}.taken."
+
 
 class OwnersWord:
-    """The word, and the copy that the agent has taken and not yet written to its own record."""
+    """The word, and those that the agent has taken and not yet written to its own record (`word.json.taken.*`)."""
 
     def __init__(self, folder: Path) -> None:
-        self._path, self._taken = folder / WORD, folder / f"{WORD}.taken"
+        self._path = folder / WORD
 
     def read(self) -> Lending | None:
         """Returns what the owner has taken by words that are not in the agent's record; None: nothing.
@@ -27,7 +30,7 @@ class OwnersWord:
         A damaged file says that the owner takes the whole machine.
         """
         said = None
-        for path in (self._taken, self._path):
+        for path in (*self._taken(), self._path):
             try:
                 body = read_json(path)
                 found = None if body is None else Lending.from_json(body)
@@ -39,14 +42,17 @@ class OwnersWord:
 
     def take(self) -> None:
         """Marks the word as read. Call `adopted` when the agent's record has it."""
-        if not self._taken.exists():
-            with contextlib.suppress(OSError):
-                self._path.rename(self._taken)
+        with contextlib.suppress(OSError):
+            self._path.rename(self._path.with_name(f"{_TAKEN}{time.time_ns()}"))
 
     def adopted(self) -> None:
-        """Removes the word that was taken."""
-        with contextlib.suppress(OSError):
-            self._taken.unlink(missing_ok=True)
+        """Removes the words that were taken."""
+        for path in self._taken():
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def _taken(self) -> list[Path]:
+        return sorted(self._path.parent.glob(f"{_TAKEN}*"))
 
     def write(self, said: Lending) -> None:
         """Writes a word durably, for an agent that does not answer.
@@ -73,7 +79,9 @@ class FileWithoutAgent(LendingFile):
         Raises:
             OSError: the disk failed.
         """
-        self._word.write(Lending(lending.machine_at_s, gpus_at_s=lending.gpus_at_s))
+        # What the lending hours have taken, they lend again: it is no word of the owner.
+        machine_at_s = None if lending.by_hours else lending.machine_at_s
+        self._word.write(Lending(machine_at_s, gpus_at_s=lending.gpus_at_s))
 
 
 def pointer(socket: Path) -> Path:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -413,7 +414,7 @@ async def test_the_owner_of_a_stopped_agent_takes_the_machine(lab: Lab) -> None:
     lab.write(launch)
     runs = [lab.folder_of(launch, config, task=task) for task in range(2)]
     with _process(config, lab) as agent:
-        await lab.run(launch, config.machine)
+        pending = await lab.run(launch, config.machine)
         await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs), 60.0)
         agent.send_signal(signal.SIGSTOP)
         status = await _mizzen(config, "reclaim", "--now")
@@ -431,6 +432,7 @@ async def test_the_owner_of_a_stopped_agent_takes_the_machine(lab: Lab) -> None:
             assert (await refused.failure()).type == "TakenBack"
         assert (await _mizzen(config, "lend"))["lent"]
         assert not lab.folder_of(other, config).path.exists()
+        assert _is_the_owners(await pending.result(NodeOutcome))
 
 
 async def test_the_owner_of_a_dead_agent_takes_gpus(lab: Lab) -> None:
@@ -440,7 +442,7 @@ async def test_the_owner_of_a_dead_agent_takes_gpus(lab: Lab) -> None:
     with _process(config, lab) as agent:
         for launch in launches:
             lab.write(launch)
-            await lab.run(launch, config.machine)
+        pending = [await lab.run(launch, config.machine) for launch in launches]
         runs = [lab.folder_of(launch, config) for launch in launches]
         await until_async(lambda: all(tasks.look(run) is State.RUNNING for run in runs), 60.0)
         agent.kill()
@@ -451,6 +453,12 @@ async def test_the_owner_of_a_dead_agent_takes_gpus(lab: Lab) -> None:
     async with lab.agent(config):
         shown = await _mizzen(config, "lending")
         assert (shown["lent"], list(shown["gpus_at_s"])) == (True, ["0", "1"])
+        assert all([_is_the_owners(await one.result(NodeOutcome)) for one in pending])
+
+
+def _is_the_owners(outcome: NodeOutcome) -> bool:
+    """Whether the tasks were ended by the owner: this is no failure of the workload."""
+    return outcome.notice is not None and outcome.notice.platform == "owner" and bool(outcome.exits)
 
 
 def test_a_word_outlasts_an_agent_that_was_stopped_during_a_write(tmp_path: Path) -> None:
@@ -472,6 +480,38 @@ def test_a_word_outlasts_an_agent_that_was_stopped_during_a_write(tmp_path: Path
     (tmp_path / "word.json").write_text("{")
     damaged = word.read()
     assert damaged is not None and damaged.is_whole
+
+
+async def test_a_word_that_is_being_heard_undoes_no_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner lends again, on a slow disk, while the agent takes over what was said without it.
+
+    What the lending hours have taken is no word of the owner.
+    """
+    config = AgentConfig(
+        machine="r/c/m", region="r", cluster="c", rack="k", cpus_milli=1000, memory_bytes=1 << 30, address="a",
+        ports=(21000, 21099), state_dir=tmp_path / "state", gpus=2, gpu_type="g",
+    )  # fmt: skip
+    monkeypatch.setattr("agent.lending.lender._TICK_S", 0.01)
+    word, adopted = OwnersWord(config.state_dir), OwnersWord.adopted
+
+    def slowly(self: OwnersWord) -> None:
+        time.sleep(0.2)
+        adopted(self)
+
+    monkeypatch.setattr(OwnersWord, "adopted", slowly)
+    lender = Lender(config, StateFolder(config.state_dir), MachineNotices(None, {}), StartLocks())
+    running = asyncio.create_task(lender.run())
+    word.write(Lending().taking(None, 60.0))
+    await until_async(lambda: lender.lending.is_whole and word.read() is None)
+    word.write(Lending().taking(frozenset({1}), 60.0))
+    await lender.lend(None, None)
+    await asyncio.sleep(0.1)
+    assert not lender.refuses([1]) and word.read() is None
+    running.cancel()
+    file = FileWithoutAgent(config.state_dir)
+    file.write(Lending().taking(None, 50.0, by_hours=True).taking(frozenset({0}), 60.0))
+    said = word.read()
+    assert said is not None and not said.is_whole and said.gpus_at_s == {0: 60.0}
 
 
 async def test_an_agent_without_its_state_folder_ends(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:

@@ -138,3 +138,19 @@ def test_a_machine_that_cannot_mount_says_why(tmp_path: Path) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("this machine does not allow mounts (") and "not permitted" in done.stdout
     assert not (tmp_path / "probe").exists()
+
+
+def test_other_users_cannot_enter_private_folders(tmp_path: Path) -> None:
+    """The files of an attempt are out of reach by their path on the machine, also if an earlier version made it."""
+    tmp_path.chmod(0o711)
+    folder = tmp_path / "private"
+    folder.mkdir(mode=0o711)
+    lock = scratch.hold(str(folder))
+    for place in scratch.PLACES:
+        (folder / place / "x").write_text("secret")
+        # The folder is entered as root, because those above it are closed to others.
+        read = ["cat", f"private/{place}/x"]
+        done = subprocess.run(read, cwd=tmp_path, user=65534, group=65534, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (1, ""), done.stdout
+    scratch.release(lock, str(folder))
+    assert not folder.exists()
