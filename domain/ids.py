@@ -154,6 +154,11 @@ def agent_queue(machine: str) -> str:
     return f"agent/{machine}"
 
 
+def machine_of_queue(queue: str) -> str:
+    """Returns the machine whose agent polls a task queue, the reverse of `agent_queue`."""
+    return queue.removeprefix("agent/")
+
+
 def run_id(workload_id: str, attempt: int, job: str, task: int) -> str:
     """Returns the id of one task of one attempt. With it an agent finds a task that an earlier activity try started."""
     return f"{workload_id}.{attempt}.{job}.{task}"

@@ -71,6 +71,15 @@ def slots_of_tasks(
             yield TaskSlots(machine, request.name, task, tuple(own))
 
 
+def machines_of_tasks(jobs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], str]:
+    """Returns the machine of each task of an attempt, by job and index; `jobs` is the result of `plan_body`."""
+    return {
+        (job["job"], task): machine
+        for job in jobs
+        for task, machine in enumerate(machine for machine, count in job["machines"] for _ in range(count))
+    }
+
+
 def bits(mask: int) -> list[int]:
     """Returns the slot numbers of a bit mask in ascending order."""
     return [slot for slot in range(mask.bit_length()) if mask >> slot & 1]

@@ -4,7 +4,7 @@ Only the agent of such a machine says what it does, so that time alone earns not
 attempt that is in the store, for all its machines, or a step that the tasks on another machine of the gang report, too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,8 @@ class Earned:
     """The newest checkpoint of the attempt that was found in the store: its step, and when it was committed."""
     steps: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """For each machine: the last step that tasks on another machine report, too, and when both had reported it."""
+    answered: tuple[str, ...] = ()
+    """The machines that have reported a task of the attempt, sorted. This earns nothing: it ends their launch."""
 
     @classmethod
     def of(cls, body: Mapping[str, Any] | None) -> "Earned":
@@ -24,7 +26,8 @@ class Earned:
         if body is None:
             return cls()
         found = body["checkpoint"]
-        return cls(None if found is None else tuple(found), {m: tuple(one) for m, one in body["steps"].items()})
+        steps = {m: tuple(one) for m, one in body["steps"].items()}
+        return cls(None if found is None else tuple(found), steps, tuple(body.get("answered", ())))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the evidence as values of JSON. SQL reads it too (`api/fleet/lending.py`)."""
@@ -42,6 +45,10 @@ class Earned:
             if others and (both := min(own, max(others))) > before:
                 steps[machine] = (both, now_s)
         return replace(self, steps=steps)
+
+    def with_answers(self, machines: Iterable[str]) -> "Earned":
+        """Returns the evidence after `machines` have reported their tasks."""
+        return replace(self, answered=tuple(sorted({*self.answered, *machines})))
 
     def with_checkpoint(self, step: int, committed_at_s: float) -> "Earned":
         """Returns the evidence after a checkpoint of the attempt was found in the store."""

@@ -25,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
         TaskExit,
     )
     from domain.reasons import Reason, ReasonCode
-    from domain.reported import OWNER
+    from domain.reported import OWNER, TaskProgress
     from lifecycle.gangs import Failure, GangEnd, LaunchFailure
     from lifecycle.launch_limits import LONGEST_S
     from workflows.effects import give_up, stop_node
@@ -302,8 +302,14 @@ class Gang:
             stopped_before=self._stopped_before and not failed,
             failed=failed,
             noticed=self.noticed,
-            progress=tuple(p for m in self._order() for p in self._outcomes[m].progress),
+            progress=tuple(p for m in self._order() for p in self._own_progress(m)),
         )
+
+    def _own_progress(self, machine: str) -> list[TaskProgress]:
+        """Returns what a machine has reported about tasks that are placed on it."""
+        reported = self._outcomes[machine].progress
+        placed = next((n.tasks for n in self._plan.nodes if n.machine == machine), None)
+        return reported if placed is None else [p for p in reported if p.task in placed.get(p.job, ())]
 
     def _order(self) -> list[str]:
         """Returns the machines that ended by themselves, in the order of their ends, then the stopped machines."""

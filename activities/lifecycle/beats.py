@@ -1,7 +1,8 @@
 """The newest heartbeats of a workload's agents. Temporal stores them, but sends no notification of them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -14,30 +15,46 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from domain import ids
 from domain.protocol import Activity, NodeHeartbeat
+from domain.reported import TaskProgress
+from domain.slots import machines_of_tasks
 
 _HEARTBEAT = TypeAdapter(NodeHeartbeat)
 _AT_ONCE = 16
 
 
 @dataclass(frozen=True)
-class Beats:
-    """The newest heartbeats of a workload's machines."""
+class Beat:
+    """A machine that is to run tasks of a workload, and its newest heartbeat."""
 
-    heard: tuple[NodeHeartbeat, ...] = ()
-    mute_since_s: float | None = None
-    """Since when all machines without a report have had the request to run their tasks, in seconds since the epoch.
-    None: each has reported, or one of them has not received the request yet."""
+    machine: str
+    since_s: float
+    """Since when its agent has had the request, in seconds since the epoch; infinite: it has not received this try."""
+    said: NodeHeartbeat | None
+    """None: there is no heartbeat, or an agent of another version has sent it."""
 
 
-async def read_beats(client: Client, workload: str) -> Beats:
+async def read_beats(client: Client, workload: str) -> list[Beat]:
     """Returns the newest heartbeat of each machine of a workload; none if its workflow does not exist."""
     try:
         described = await client.get_workflow_handle(ids.workload_workflow_id(workload)).describe()
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
-            return Beats()
+            return []
         raise
-    return _heartbeats(described.raw_description.pending_activities)
+    return [_beat(info) for info in described.raw_description.pending_activities if _is_live_run(info)]
+
+
+def own_progress(beats: Iterable[Beat], jobs: Sequence[Mapping[str, Any]]) -> dict[str, list[TaskProgress]]:
+    """Returns what each machine reports about tasks that are placed on it; `jobs` is `Attempt.plan["jobs"]`.
+
+    The agent of a volunteer's machine may report anything, also about the tasks of other machines.
+    """
+    machine_of = machines_of_tasks(jobs)
+    out: dict[str, list[TaskProgress]] = {}
+    for beat in beats:
+        told = [] if beat.said is None else beat.said.progress
+        out.setdefault(beat.machine, []).extend(p for p in told if machine_of.get((p.job, p.task)) == beat.machine)
+    return out
 
 
 async def for_each(workloads: Iterable[str], one: Callable[[str], Awaitable[None]]) -> None:
@@ -54,20 +71,17 @@ async def for_each(workloads: Iterable[str], one: Callable[[str], Awaitable[None
             raise failure
 
 
-def _heartbeats(pending: Any) -> Beats:
-    out, mute_since_s = [], list[float]()
-    info: PendingActivityInfo
-    for info in pending:
-        given_up = info.state == PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED  # of an earlier attempt
-        if info.activity_type.name != Activity.RUN_NODE.value or given_up:
-            continue
-        if not info.heartbeat_details.payloads:
-            has_it = info.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
-            mute_since_s.append(info.last_started_time.ToMicroseconds() / 1e6 if has_it else inf)
-        for payload in info.heartbeat_details.payloads[:1]:
-            try:
-                out.append(_HEARTBEAT.validate_json(payload.data))
-            except ValidationError:
-                continue  # The agent has another version. Its heartbeat still shows that it is alive.
-    since_s = max(mute_since_s, default=inf)
-    return Beats(tuple(out), since_s if since_s < inf else None)
+def _is_live_run(info: PendingActivityInfo) -> bool:
+    given_up = info.state == PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED  # of an earlier attempt
+    return info.activity_type.name == Activity.RUN_NODE.value and not given_up
+
+
+def _beat(info: PendingActivityInfo) -> Beat:
+    has_it = info.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
+    since_s = info.last_started_time.ToMicroseconds() / 1e6 if has_it else inf
+    said = None
+    for payload in info.heartbeat_details.payloads[:1]:
+        with suppress(ValidationError):
+            said = _HEARTBEAT.validate_json(payload.data)
+    # Only the agent of its own queue can send a heartbeat: the queue says who sent it, and the heartbeat need not.
+    return Beat(ids.machine_of_queue(info.activity_options.task_queue.name), since_s, said)

@@ -145,8 +145,7 @@ class LaunchActivities:
             store.put(key, document)
         if failed_before:
             take_away(self._engine, request)
-        leaders = {name: job.master_machine for name, job in launch.jobs.items()}
-        plan = self._plan(spec, region, allocations, leaders, len(launch.tasks), kept, store_url, lent)
+        plan = self._plan(spec, region, allocations, tasks, kept, store_url, lent)
         return replace(plan, launch_key=key, launch_sha256=sha256, launch_limit_s=limit_s)
 
     def _placed_before(self, request: StageRequest) -> LaunchPlan:
@@ -159,19 +158,15 @@ class LaunchActivities:
             tasks = tasks_of(spec, attempt, allocations)
             region = session.get_one(Region, machines[allocations[0].machine].region)
             lent = lent_of(session, machines)
-        leaders: dict[str, str] = {}
-        for task in tasks:
-            leaders.setdefault(task.job, task.machine)
         kept = row.checkpoint_region, row.checkpoint_store
-        return self._plan(spec, region, allocations, leaders, len(tasks), kept, attempt.store_url, lent)
+        return self._plan(spec, region, allocations, tasks, kept, attempt.store_url, lent)
 
     def _plan(
         self,
         spec: WorkloadSpec,
         region: Region,
         allocations: Sequence[Allocation],
-        leaders: Mapping[str, str],
-        tasks: int,
+        tasks: Sequence[TaskSlots],
         kept: tuple[str | None, str | None],
         store_url: str | None,
         lent: Collection[str],
@@ -182,22 +177,27 @@ class LaunchActivities:
             spec: the document.
             region: the region of the attempt.
             allocations: what the attempt holds.
-            leaders: the machine of the first task of each job.
-            tasks: the number of tasks.
+            tasks: the tasks, by job and index.
             kept: region and store (None: the bucket) of the newest checkpoint.
             store_url: the store of the attempt; None: the bucket.
             lent: the machines among those of the attempt that owners lend.
         """
         leads: dict[str, list[str]] = defaultdict(list)
-        for name, machine in leaders.items():
-            leads[machine].append(name)
+        places: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for task in tasks:
+            places[task.machine][task.job].append(task.task)
+            if task.task == 0:
+                leads[task.machine].append(task.job)
         lifecycle = self._settings.lifecycle
         return LaunchPlan(
             region=region.name,
             bucket_url=region.bucket_url,
             launch_key="",
-            nodes=[NodeLaunch(a.machine, sorted(leads[a.machine]), a.machine in lent) for a in allocations],
-            tasks=tasks,
+            nodes=[
+                NodeLaunch(a.machine, sorted(leads[a.machine]), a.machine in lent, dict(places[a.machine]))
+                for a in allocations
+            ],
+            tasks=len(tasks),
             checkpoint_region=kept[0],
             grace_s=spec.checkpoint.grace_s,
             max_runtime_s=spec.limits.max_runtime_s,

@@ -1,21 +1,20 @@
 """Work on machines that owners lend: the limit of its launch, launches that never began, and what it has earned."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from math import inf
 
 from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import Session
 
-from activities.lifecycle.beats import Beats
 from domain.protocol import MailKind
 from domain.reasons import Reason, ReasonCode
 from domain.reported import TaskProgress
-from domain.spec import LimitsSpec, WorkloadSpec
+from domain.slots import machines_of_tasks
+from domain.spec import LimitsSpec
 from infra.db import events, outbox
 from infra.db.lent import lent_of
-from infra.db.models import Allocation, Attempt, Machine, Workload
-from infra.db.tasks import tasks_of
+from infra.db.models import Attempt, Machine, Workload
 from lifecycle.credit import Earned
 from lifecycle.launch_limits import launch_limit_s
 
@@ -46,7 +45,7 @@ def earn(session: Session, attempt: Attempt, progress: Iterable[TaskProgress]) -
     """Records the steps that several machines of a locked attempt have reported; nothing if none is lent."""
     if attempt.launch_limit_s is None:
         return
-    machine_of = _machine_of(session, attempt)
+    machine_of = machines_of_tasks(attempt.plan["jobs"])
     steps: dict[str, int] = {}
     for one in progress:
         machine = machine_of.get((one.job, one.task))
@@ -59,31 +58,43 @@ def earn(session: Session, attempt: Attempt, progress: Iterable[TaskProgress]) -
         attempt.earned = after.to_json()
 
 
-def look(session: Session, row: Workload, attempt: Attempt, beats: Beats, now: datetime, limits: LimitsSpec) -> bool:
+def look(
+    session: Session,
+    row: Workload,
+    attempt: Attempt,
+    told: Mapping[str, Collection[TaskProgress]],
+    now: datetime,
+    limits: LimitsSpec,
+) -> bool:
     """Looks at a locked attempt that runs: records what its launch took, its evidence, and the machines that answer.
 
-    If a machine that its owner lends has had the request to run its tasks for longer than the limit and has reported
-    none of them, the workload gets mail that the machine is lost, once. Returns whether it has this mail.
+    If a machine that its owner lends has reported none of its tasks since the start of the attempt, and the limit has
+    passed, the workload gets mail that the machine is lost, once. Returns whether it has this mail. The tries of the
+    request do not count: a machine that lets each one fail, or sends no heartbeat, would never reach the limit.
 
-    `limits` are those of the workload. They can make the limit shorter: a machine that starts nothing must neither make
-    the workload count as hung, nor use up its runtime.
+    `told` are the reports of the machines that are to run tasks, about their own tasks. `limits` are those of the
+    workload. They can make the limit shorter: a machine that starts nothing must neither make the workload count as
+    hung, nor use up its runtime.
     """
-    progress = [p for beat in beats.heard for p in beat.progress]
     began_s = 0.0 if attempt.started_at is None else attempt.started_at.timestamp()
-    if attempt.launch_s is None and beats.heard and beats.mute_since_s is None:
+    if attempt.launch_s is None and told and all(told.values()):
         attempt.launch_s = max(0.0, now.timestamp() - began_s)
     if attempt.launch_limit_s is None:
         return False
-    earn(session, attempt, progress)
-    machine_of = _machine_of(session, attempt)
-    answering = {machine_of[p.job, p.task] for p in progress if (p.job, p.task) in machine_of}
+    earn(session, attempt, [p for reports in told.values() for p in reports])
+    answering = {machine for machine, reports in told.items() if reports}
+    before = Earned.of(attempt.earned)
+    after = before.with_answers(answering)
+    if after != before:
+        attempt.earned = after.to_json()
     untried = Machine.id.in_(answering), Machine.answered_at.is_(None)
     session.execute(update(Machine).where(*untried).values(answered_at=func.now()))
     half_s = inf if limits.max_runtime_s is None else max(_SHORTEST_S, limits.max_runtime_s / 2)
-    since_s, limit_s = beats.mute_since_s, min(attempt.launch_limit_s, limits.max_silence_s or inf, half_s)
-    if since_s is None or now.timestamp() - max(since_s, began_s) <= limit_s:
+    limit_s = min(attempt.launch_limit_s, limits.max_silence_s or inf, half_s)
+    # An agent that has restarted reports nothing while it prepares the tasks again.
+    quiet = sorted(told.keys() - set(after.answered))
+    if not quiet or now.timestamp() - began_s <= limit_s:
         return False
-    quiet = sorted(set(machine_of.values()) - answering)
     lent = lent_of(session, {m.id: m for m in session.scalars(select(Machine).where(Machine.id.in_(quiet)))})
     late = next((machine for machine in quiet if machine in lent), None)
     if late is not None:
@@ -106,11 +117,3 @@ def _give_up(session: Session, row: Workload, attempt: Attempt, machine: str, li
     ):
         code = ReasonCode.LAUNCH_TIMED_OUT.value
         outbox.mail(session, row.id, MailKind.MACHINE_LOST, attempt.attempt, code=code, **detail)
-
-
-def _machine_of(session: Session, attempt: Attempt) -> dict[tuple[str, int], str]:
-    """Returns the machine of each task of an attempt, by job and index."""
-    row = session.get_one(Workload, attempt.workload)
-    own = Allocation.workload == attempt.workload, Allocation.attempt == attempt.attempt
-    held: Sequence[Allocation] = session.scalars(select(Allocation).where(*own)).all()
-    return {(t.job, t.task): t.machine for t in tasks_of(WorkloadSpec.model_validate(row.spec), attempt, held)}

@@ -108,7 +108,8 @@ class MachineActivities:
             session.flush()
             if row.withheld & ~withheld:
                 _give_up(session, row, row.withheld & ~withheld)
-            row.cordon = row.cordon or joining.ending(session, hello.machine) or self._claims(session, row, claimed)
+            # A claim is judged only once, so its cordon replaces any that may end without an operator.
+            row.cordon = self._claims(session, row, claimed) or row.cordon or joining.ending(session, hello.machine)
             live = _live(session, hello.machine)
             keys = {f"{workload}.{attempt}" for workload, attempt in live}
             stop = set(handover.unconfirmed(session, hello.machine))

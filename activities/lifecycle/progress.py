@@ -3,15 +3,17 @@
 Temporal stores the newest heartbeat of each node but does not send notifications of it, so it is polled.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
+from math import inf
 
 from sqlalchemy import Engine, func, select
 from temporalio.client import Client
 
 from activities.leader import Leader, lead
 from activities.lifecycle import lent_work
-from activities.lifecycle.beats import Beats, for_each, read_beats
+from activities.lifecycle.beats import Beat, for_each, own_progress, read_beats
 from activities.lifecycle.expiry import expire_pending
 from activities.lifecycle.workloads import record_checkpoint, set_bandwidth, set_progress
 from activities.services.readiness import record_readiness
@@ -49,11 +51,9 @@ class Progress:
 
         async def one(workload: str) -> None:
             beats = await read_beats(self._client, workload)
-            progress = [p for beat in beats.heard for p in beat.progress]
-            if progress or beats.mute_since_s is not None:
+            if beats:
                 await in_thread(self._take, workload, attempts[workload], beats)
-            if progress:
-                await in_thread(record_readiness, self._engine, workload, progress)
+                await in_thread(record_readiness, self._engine, workload, beats)
 
         await for_each(attempts, one)
 
@@ -73,16 +73,17 @@ class Progress:
         self._collected = rows[-1][0] if rows else ""
         return [(w, a) for w, a in rows]
 
-    def _take(self, workload: str, attempt: int, beats: Beats) -> None:
-        progress = [p for beat in beats.heard for p in beat.progress]
+    def _take(self, workload: str, attempt: int, beats: Sequence[Beat]) -> None:
         with transaction(self._engine) as session:
             row = session.get(Workload, workload)
             own = session.get(Attempt, (workload, attempt), with_for_update=True)
             if row is None or own is None or own.released_at is not None:
                 return
+            reported = own_progress(beats, own.plan["jobs"])
+            progress = [p for reports in reported.values() for p in reports]
             saved_before = own.checkpoint_step
             set_progress(own, progress)
-            set_bandwidth(own, [beat.bandwidth for beat in beats.heard if beat.bandwidth is not None])
+            set_bandwidth(own, [b.said.bandwidth for b in beats if b.said is not None and b.said.bandwidth])
             if own.checkpoint_step != saved_before:
                 record_checkpoint(session, row, own)
             if row.phase != Phase.RUNNING or own.started_at is None:
@@ -92,11 +93,14 @@ class Progress:
             if limit_s is None and own.launch_limit_s is None and own.launch_s is not None:
                 return
             now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
-            if lent_work.look(session, row, own, beats, now, limits) or limit_s is None:
+            if lent_work.look(session, row, own, reported, now, limits) or limit_s is None:
                 return
+            mute_since_s = max((beat.since_s for beat in beats if not reported[beat.machine]), default=inf)
             heard = [p.active_at_s for p in progress if p.active_at_s is not None]
-            if beats.mute_since_s is not None:
-                heard.append(beats.mute_since_s)  # A machine that has the request for so long and reports nothing.
+            if mute_since_s < inf:
+                heard.append(mute_since_s)  # A machine that has the request for so long and reports nothing.
+            elif not progress:
+                return  # No machine has received the request.
             silent_s = now.timestamp() - max([*heard, own.started_at.timestamp()])
             if silent_s <= limit_s:
                 return

@@ -9,13 +9,13 @@ from sqlalchemy.orm import Session
 from temporalio.client import Client
 
 from activities.leader import Leader, lead
-from activities.lifecycle.beats import for_each, read_beats
+from activities.lifecycle.beats import Beat, for_each, own_progress, read_beats
 from domain.addresses import is_host, is_port
 from domain.phases import Phase
-from domain.reported import ServingReport, TaskProgress
+from domain.reported import ServingReport
 from infra.config import Settings
 from infra.db import outbox
-from infra.db.models import Workload
+from infra.db.models import Attempt, Workload
 from infra.db.services import ServiceReplica
 from infra.db.session import in_thread, transaction
 
@@ -46,8 +46,7 @@ class Readiness:
             await asyncio.sleep(self._interval_s)
 
     async def _one(self, workload: str) -> None:
-        progress = [p for beat in (await read_beats(self._client, workload)).heard for p in beat.progress]
-        await in_thread(record_readiness, self._engine, workload, progress)
+        await in_thread(record_readiness, self._engine, workload, await read_beats(self._client, workload))
 
     def _starting(self) -> Sequence[str]:
         """Returns the workloads of replicas that run or are about to, and are not ready."""
@@ -64,17 +63,25 @@ class Readiness:
             ).all()
 
 
-def record_readiness(engine: Engine, workload: str, progress: Sequence[TaskProgress]) -> None:
+def record_readiness(engine: Engine, workload: str, beats: Sequence[Beat]) -> None:
     """Writes whether a replica is ready, as the agents of its workload report it. Signals its service of a change.
 
-    A report with an address or port that cannot be one is ignored: the balancer refuses the whole list of a service
-    that contains it. The transaction holds no other lock: a decision about the service locks its replicas, and then
-    workloads.
+    A machine only reports the tasks that are placed on it. A report with an address or port that cannot be one is
+    ignored: the balancer refuses the whole list of a service that contains it. The transaction holds no other lock: a
+    decision about the service locks its replicas, and then workloads.
     """
-    report = next((one.serving for one in progress if one.serving is not None and _is_endpoint(one.serving)), None)
-    if report is None:
+    if not any(p.serving for beat in beats if beat.said is not None for p in beat.said.progress):
         return
+    placed = select(Attempt.plan).join(
+        Workload, (Workload.id == Attempt.workload) & (Workload.attempt == Attempt.attempt)
+    )
     with transaction(engine) as session:
+        plan = session.scalar(placed.where(Workload.id == workload))
+        told = {} if plan is None else own_progress(beats, plan["jobs"])
+        reports = [p.serving for own in told.values() for p in own if p.serving is not None]
+        report = next((one for one in reports if _is_endpoint(one)), None)
+        if report is None:
+            return
         row = session.scalar(
             select(ServiceReplica)
             .where(ServiceReplica.workload == workload, ServiceReplica.ended_at.is_(None))

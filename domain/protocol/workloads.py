@@ -89,6 +89,9 @@ class NodeLaunch:
     lent: bool = False
     """The machine is lent by its owner, so what it reports about the workload must be confirmed
     (`lifecycle.suspicion`). False in plans of earlier versions."""
+    tasks: dict[str, list[int]] | None = None
+    """The indices of the tasks on this machine, by job: it reports only these. None: the plan is of an earlier
+    version."""
 
 
 @dataclass

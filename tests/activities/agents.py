@@ -5,6 +5,7 @@ from typing import Any
 
 from temporalio import activity
 from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
 from domain.ids import agent_queue
@@ -21,6 +22,8 @@ class OpenEndedAgent:
         self._tokens: dict[tuple[str, int], bytes] = {}
         self._started: dict[tuple[str, int], asyncio.Event] = {}
         self.stopped: list[tuple[str, int]] = []
+        self.fails = False
+        """Whether each try of a run fails with an error that is retried."""
 
     def worker(self) -> Worker:
         """Returns a worker that polls the machine's queue."""
@@ -38,6 +41,8 @@ class OpenEndedAgent:
         key = (request.workload_id, request.attempt)
         self._tokens[key] = activity.info().task_token
         self._started.setdefault(key, asyncio.Event()).set()
+        if self.fails:
+            raise ApplicationError("again")
         activity.raise_complete_async()
 
     @activity.defn(name=Activity.STOP_NODE.value)
@@ -59,8 +64,14 @@ class OpenEndedAgent:
         **progress: Any,
     ) -> None:
         """Sends one heartbeat with the progress of a task, and what the agent has measured."""
+        await self.says(
+            workload, NodeHeartbeat([TaskProgress("main", task, **progress)], 1, bandwidth), attempt=attempt
+        )
+
+    async def says(self, workload: str, *details: Any, attempt: int = 1) -> None:
+        """Sends one heartbeat with any details."""
         handle = self._client.get_async_activity_handle(task_token=self._tokens[workload, attempt])
-        await handle.heartbeat(NodeHeartbeat([TaskProgress("main", task, **progress)], 1, bandwidth))
+        await handle.heartbeat(*details)
 
     async def ends(self, workload: str, attempt: int = 1, exit_code: int = 0, **progress: Any) -> None:
         """Completes a run with the exit code and the progress of its task."""

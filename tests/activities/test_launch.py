@@ -110,6 +110,8 @@ def test_who_runs_where(world: World) -> None:
             assert task.local_rank == here.index(task)
         assert launch.jobs[name].master_machine == tasks[0].machine
         assert [n.machine for n in plan.nodes if name in n.leads_jobs] == [tasks[0].machine]
+        told = [(t, n.machine) for n in plan.nodes for t in (n.tasks or {}).get(name, [])]
+        assert sorted(told) == [(t.task, t.machine) for t in tasks]
     assert launch.jobs["train"].env == {"A": "1"} and launch.files == {"a/b.txt": "hello"}
     bucket = world.bucket("r")
     assert launch.checkpoint.uri == bucket.uri(ids.checkpoint_prefix(workload))

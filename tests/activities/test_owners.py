@@ -8,7 +8,7 @@ from activities.scheduling.scheduler_state import SchedulerState
 from domain.phases import Phase
 from domain.protocol import MachineNotice
 from domain.reported import OWNER, NoticeReport
-from infra.db.models import Machine
+from infra.db.models import Cluster, Machine
 from tests.activities.invariants import check
 from tests.activities.world import StalePlan, World, job, key
 
@@ -185,3 +185,15 @@ def test_gpus_stay_their_owners_if_a_machine_is_set_up_again(fleet: World) -> No
     fleet.machine(M, word_at_s=1e300)
     fleet.machine(M, taken=True, word_at_s=time.time() + 5)
     assert _row(fleet).taken, "a clock that was ahead does not make later words void"
+
+
+def test_a_large_claim_is_judged_although_the_owner_has_taken_the_machine(fleet: World) -> None:
+    """The cordon of a taken machine ends when its owner lends it again; that of a large claim does not."""
+    fleet.alter(Cluster, ("r", "c"), capacity="voluntary")
+    _takes(fleet, time.time())
+    gpus = fleet.settings.lifecycle.lent_gpus + 1
+    fleet.machine(M, gpus, taken=True)
+    fleet.machine(M, gpus)
+    row = _row(fleet)
+    assert row.notice is None
+    assert row.cordon is not None and row.cordon["code"] == "claims_too_much"

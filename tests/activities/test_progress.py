@@ -16,7 +16,8 @@ from activities.lifecycle.progress import Progress
 from activities.roles import control_worker
 from domain import ids
 from domain.phases import Phase
-from domain.reported import BandwidthReport
+from domain.protocol import NodeHeartbeat
+from domain.reported import BandwidthReport, TaskProgress
 from domain.search_attributes import PHASE, PRIORITY, REGION, TENANT
 from domain.spec import LimitsSpec
 from infra.db.models import Attempt, Cluster, Machine
@@ -282,3 +283,69 @@ async def test_a_gang_whose_machine_reports_nothing_is_silent(site: Site) -> Non
     await asyncio.sleep(0.5)
     await site.collect()
     assert len(site.town.mail(workload, "hung")) == 1
+
+
+@pytest.mark.parametrize(
+    "says", ["nothing", "that no task runs", "what cannot be decoded", "a failure, again and again"]
+)
+async def test_the_tries_of_a_lent_machine_that_starts_nothing_do_not_count(site: Site, says: str) -> None:
+    """The limit of a launch counts from the start of the attempt, whatever the agent answers instead of reports."""
+    town = site.town
+    town.alter(Cluster, ("r", "c"), capacity="voluntary")
+    for agent in site.agents.values():
+        agent.fails = says.startswith("a failure")
+    workload = await site.placed(capacity=("voluntary",))
+    if says == "that no task runs":
+        await site.agent(workload).says(workload, NodeHeartbeat([], 1))
+    elif says == "what cannot be decoded":
+        await site.agent(workload).says(workload, "?")
+    await site.collect()
+    assert town.mail(workload, "machine_lost") == []
+    town.alter(Attempt, (workload, 1), launch_limit_s=60.0, started_at=text("now() - interval '1 hour'"))
+    await site.collect()
+    assert len(town.events(workload, "workload.launch_timed_out")) == 1
+
+
+async def test_a_lent_machine_that_prepares_its_tasks_again_is_not_given_up(site: Site) -> None:
+    """The launch of a machine has ended with its first report: an agent that restarts reports nothing for a while."""
+    town = site.town
+    town.alter(Cluster, ("r", "c"), capacity="voluntary")
+    workload = await site.placed(capacity=("voluntary",))
+    town.alter(Attempt, (workload, 1), launch_limit_s=60.0, started_at=text("now() - interval '1 hour'"))
+    await site.agent(workload).beats(workload)
+    await site.collect()
+    await site.agent(workload).says(workload)
+    await site.collect()
+    assert town.events(workload, "workload.launch_timed_out") == []
+
+
+async def test_an_empty_heartbeat_is_silence(site: Site) -> None:
+    """`max_silence` ends a gang on a single machine whose heartbeats contain no report."""
+    workload = await site.placed(limits=LimitsSpec(max_silence_s=0.2))
+    site.town.alter(Attempt, (workload, 1), started_at=text("now() - interval '1 hour'"))
+    await site.agent(workload).says(workload, NodeHeartbeat([], 1))
+    await asyncio.sleep(0.5)
+    await site.collect()
+    assert len(site.town.mail(workload, "hung")) == 1
+
+
+async def test_a_machine_reports_only_its_own_tasks(site: Site) -> None:
+    """What a machine says of a task on another machine is not progress, and does not show that the other answers."""
+    town = site.town
+    town.alter(Cluster, ("r", "c"), capacity="voluntary")
+    workload = town.submit(job(tasks=2, gpus=4), capacity=("voluntary",))
+    town.tick()
+    for agent in site.agents.values():
+        await agent.runs(workload)
+    await site.reaches(workload, Phase.RUNNING)
+    forged = [TaskProgress("main", 0, step=3), TaskProgress("main", 1, step=10**6, checkpoint_step=10**6)]
+    await site.agents[M].says(workload, NodeHeartbeat(forged, 2))
+    await site.collect()
+    attempt = town.attempt(workload)
+    assert (attempt.last_step, attempt.checkpoint_step) == (3, None)
+    assert attempt.earned is not None and attempt.earned["steps"] == {}
+    assert [_machine(site, m).answered_at is None for m in (M, M2)] == [False, True]
+    await site.agents[M2].beats(workload, task=1, step=2)
+    await site.collect()
+    earned = town.attempt(workload).earned
+    assert earned is not None and {m: step for m, (step, _) in earned["steps"].items()} == {M: 2, M2: 2}

@@ -84,9 +84,10 @@ class ScriptedAgent:
         """Returns the requests of one kind, including retries."""
         return [request for asked, request in self.asked if asked is kind]
 
-    def reports(self, **progress: Any) -> None:
-        """Sets the progress that the newest attempt's task has reported."""
-        self._attempts[self._newest].progress = [TaskProgress("main", self._task, **progress)]
+    def reports(self, *others: int, **progress: Any) -> None:
+        """Sets the progress that the newest attempt's task has reported; the agent claims it for other tasks, too."""
+        tasks = (self._task, *others)
+        self._attempts[self._newest].progress = [TaskProgress("main", task, **progress) for task in tasks]
 
     def has_started(self, attempt: int) -> None:
         """Marks an attempt's task as started by a workflow that was lost before it recorded the start."""

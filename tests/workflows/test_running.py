@@ -37,6 +37,18 @@ async def test_a_gang_that_ends_well_succeeds(life: Life) -> None:
 
 
 @goes(*RUNNING, "succeeded completed")
+async def test_a_machine_reports_only_its_own_tasks(life: Life) -> None:
+    """What a machine says at the end about a task on another machine is dropped."""
+    for task, node in enumerate(life.plan.nodes):
+        node.tasks = {"main": [task]}
+    await running(life)
+    life.agents[0].reports(1, step=10**6)
+    life.agents[1].reports(step=5)
+    await ends_well(life)
+    assert sorted((p.task, p.step) for p in life.facts.releases[0].progress) == [(0, 10**6), (1, 5)]
+
+
+@goes(*RUNNING, "succeeded completed")
 async def test_one_machine_with_nothing_to_fetch_starts_at_once(life: Life) -> None:
     """A gang on one machine without a checkpoint to fetch starts with a single request to its agent.
 
