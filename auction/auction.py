@@ -18,8 +18,6 @@ from rms.reserve import Reservation
 
 _FORGOTTEN_S = 3600.0
 """A reservation that has not been renewed for this time is dropped, because its workload is no longer waiting."""
-_OVER_QUOTA_WAITS = 10
-"""Number of `reserve_after_s` after which resources may be idle for an over-quota workload without a known start."""
 Bids = dict[str, Bid]
 """Bids by region name."""
 Won = tuple[Bid, Award]
@@ -257,14 +255,12 @@ class Auction:
 
     def _made(self, candidate: Candidate, last: Reserved | None, patient: bool) -> tuple[str, Reservation] | None:
         """Returns the reservation with its region: the renewed one if possible, else that with the earliest start."""
-        longest_s = _OVER_QUOTA_WAITS * self._options.reserve_after_s
-        may_idle = candidate.request.rank < OVER_QUOTA_RANK or candidate.waited_s > longest_s
         if last is not None:
-            again = self._bidders[last.region].reserve(candidate, last, patient=patient, may_idle=may_idle)
+            again = self._bidders[last.region].reserve(candidate, last, patient=patient)
             if again is not None:
                 return last.region, again
         offers = [
-            (name, self._bidders[name].reserve(candidate, last, patient=patient, may_idle=may_idle))
+            (name, self._bidders[name].reserve(candidate, last, patient=patient))
             for name in self._regions_of(candidate)
             if last is None or name != last.region
         ]

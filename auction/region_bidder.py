@@ -162,20 +162,19 @@ class RegionBidder:
             out[gpu_type] = int(reach[GPUS, region.machines.kind_type == number].sum())
         return out
 
-    def reserve(
-        self, candidate: Candidate, last: Reserved | None, *, patient: bool, may_idle: bool
-    ) -> Reservation | None:
+    def reserve(self, candidate: Candidate, last: Reserved | None, *, patient: bool) -> Reservation | None:
         """Returns the reservation of a refused workload in this region; None if waiting alone does not help it.
 
         `last` is its reservation in an earlier pass; it is renewed if it was here and if possible. A workload that is
         `patient` has waited long: it also gets the resources of workloads of its own rank and of better ranks, and they
-        are withheld from workloads of its own rank, too. A region has one such reservation at a time. `may_idle`:
-        resources may be idle for a patient workload although its start is not known.
+        are withheld from workloads of its own rank, too. A region has one such reservation at a time. Nothing is idle
+        for an over-quota workload unless its start is known.
         """
         request, region = self._asking(candidate), self.region
         patient = patient and self.patient_workload in (None, request.workload)
         if not patient and request.rank == OVER_QUOTA_RANK:
             return None
+        may_idle = patient and request.rank < OVER_QUOTA_RANK
         # An over-quota workload gets a reservation only after it has waited for twice the rest of its wait.
         latest_s = region.now_s + (candidate.waited_s / 2 if request.rank == OVER_QUOTA_RANK else inf)
         before = None if last is None or last.region != region.name else last.made
@@ -189,9 +188,9 @@ class RegionBidder:
                 until_s = before.backfill_until_s
                 found = renew(self._planner, request, available_s, before.needs, before.sources, taken, until_s)
             is_open = found is not None and found.starts_at_s == inf
-            if found is None or (is_open and not (patient and may_idle)) or latest_s < found.starts_at_s < inf:
+            if found is None or (is_open and not may_idle) or latest_s < found.starts_at_s < inf:
                 found = reserve(self._planner, request, available_s, taken, latest_s)
-            if patient and may_idle and (found is None or found.starts_at_s == inf):
+            if may_idle and (found is None or found.starts_at_s == inf):
                 fresh = reserve_unknown(self._planner, request, available_s, taken)
                 if fresh is not None and (found is None or fresh.lacking < found.lacking):
                     found = fresh
