@@ -128,7 +128,8 @@ class RemovalActivities:
                 select(Replica.data_table, Replica.region)
                 .where(Replica.state == "deleting", Replica.delete_at <= func.now())
                 # Those that failed come last: a slow store must not use the time of all rounds.
-                .order_by(func.coalesce(Replica.kept_because, "").startswith(_FAILS), Replica.delete_at, Replica.data_table, Replica.region)
+                .order_by(func.coalesce(Replica.kept_because, "").startswith(_FAILS))
+                .order_by(Replica.delete_at, Replica.data_table, Replica.region)
             )
             return [(table, region) for table, region in rows]
 

@@ -29,8 +29,8 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 seconds of CPU time, in which it delays all other requests."""
 _DIRECTIVE = re.compile("(?:^|[\r\n\x85\u2028\u2029])%")
 _MOST_DIRECTIVES = 16
-"""Lines that begin with `%`. libyaml compares each directive with all earlier ones, in one call that no other thread can
-interrupt: 1 MB of directives takes it half a minute."""
+"""Lines that begin with `%`. libyaml compares each directive with all earlier ones, in one call that no other thread
+can interrupt: 1 MB of directives takes it half a minute."""
 _STR_TAGS = {"!", "tag:yaml.org,2002:str"}
 
 

@@ -154,7 +154,7 @@ async def test_what_takes_long_is_done_in_rounds(fleet: World, client: Client, m
 async def test_a_store_that_hangs_ends_no_other_deletion(
     fleet: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round ends although a store hangs. Replicas that failed come last; when the store responds, they are deleted."""
+    """A round ends although a store hangs. Replicas that failed come last. They are deleted when the store responds."""
     fleet.region("south")
     fleet.table("images", 2, "east", "south")
     for region in ("east", "south"):

@@ -51,7 +51,8 @@ def test_clients_need_a_key_of_the_file(api: Api, replicas: list[Replica], start
 
 FORGED = {
     "authorization": "Bearer mzn-one", "forwarded": "for=9.9.9.9", "x-real-ip": "9.9.9.9",
-    "x_forwarded_for": "9.9.9.9", "x_real_ip": "9.9.9.9", "true-client-ip": "9.9.9.9", "proxy-authorization": "Basic b25l",
+    "x_forwarded_for": "9.9.9.9", "x_real_ip": "9.9.9.9", "true-client-ip": "9.9.9.9",
+    "proxy-authorization": "Basic b25l",
     "x-forwarded-for": "9.9.9.9", "x-forwarded-host": "evil", "x-forwarded-proto": "https", "x-forwarded-port": "1",
 }  # fmt: skip
 
