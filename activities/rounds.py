@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from infra.db.rounds import note_round
+from infra.db.rounds import note_round, note_start
 from infra.db.session import in_thread, transaction
 
 _log = logging.getLogger(__name__)
@@ -26,6 +26,18 @@ class RoundLog:
         self._engine, self._loop, self._late_s = engine, loop, late_s
         self._succeeded_s: float | None = None
         """When the last published success was, on the monotonic clock; None: the last round failed."""
+        self._has_begun = False
+
+    def began(self) -> None:
+        """Publishes the beginning of the loop's first round. Blocks."""
+        if not self._has_begun:
+            self._has_begun = True
+            try:
+                with transaction(self._engine) as session:
+                    note_start(session, self._loop, self._late_s)
+            except SQLAlchemyError as error:
+                self._has_begun = False
+                _log.warning("the start of the loop '%s' is not published: %s", self._loop, error)
 
     def ended(self, failures: Sequence[str]) -> None:
         """Publishes the end of a round. `failures` are the messages of the parts that failed. Blocks.
@@ -48,6 +60,7 @@ class RoundLog:
     def one(self) -> Iterator[list[str]]:
         """Publishes the end of the round that runs in the block. The block adds the messages of the parts that fail."""
         failures: list[str] = []
+        self.began()
         try:
             yield failures
         except Exception as error:
@@ -59,6 +72,7 @@ class RoundLog:
     async def one_async(self) -> AsyncIterator[list[str]]:
         """The same as `one` for a block on an event loop."""
         failures: list[str] = []
+        await in_thread(self.began)
         try:
             yield failures
         except Exception as error:

@@ -4,9 +4,11 @@ Two conditions must hold before any object is deleted. The home's copy of every 
 in full and found right since the deletion began. No other replica of the table is known to be wrong.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -27,7 +29,7 @@ from infra.db import events, integrity, outbox
 from infra.db.models import Attempt, Region, Workload
 from infra.db.placement_runs import PlacementMove, PlacementRun
 from infra.db.rounds import MOST_ERROR_CHARACTERS
-from infra.db.session import in_thread, transaction
+from infra.db.session import in_thread, in_thread_of, transaction
 from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from mizzen.objects.store import ObjectStore, open_store
 from mizzen.objects.workers import Workers
@@ -38,6 +40,10 @@ _AT_ONCE = 500
 _WORKERS = 8
 _MOST_S = 120.0
 """The time limit of a round. The next round continues."""
+_HANGS_S = 120.0
+"""If the deletion of a replica has not ended so long after the end of the round's time, its store hangs."""
+_HANGING = 4
+"""Deletions that can hang at the same time; each occupies a thread."""
 _FAILS = "its deletion fails: "
 
 
@@ -49,6 +55,10 @@ class RemovalActivities:
         self._client = client
         self._verifier = Verifier(engine)
         self._rounds = RoundLog(engine, "deletion of replicas", late_s=HOUSEKEEPING_LATE_S)
+        # Threads of their own: a store that hangs must not take those of the other activities.
+        self._threads = ThreadPoolExecutor(_HANGING, thread_name_prefix="deletion")
+        self._hanging: dict[str, asyncio.Task[None]] = {}
+        """Deletions that hang, by region. The region's other replicas are skipped until they end."""
 
     @activity.defn(name=Activity.REMOVE_REPLICAS.value)
     async def remove(self) -> float:
@@ -71,13 +81,37 @@ class RemovalActivities:
             if await self._was_copied(table, region):
                 continue
             try:
-                await self._remove(table, region, Reading(until_s=until_s, beat=partial(beat, table, region)))
+                await self._bounded(table, region, until_s, partial(beat, table, region))
             except Exception as error:  # Any error of the bucket's store. The other replicas are still processed.
                 _log.warning("the replica of table %s in %s cannot be deleted now: %s", table, region, error)
                 failures.append(f"table {table} in {region}: {error}")
                 await in_thread(self._failed, table, region, error)
             if time.monotonic() > until_s:
                 break
+
+    async def _bounded(self, table: str, region: str, until_s: float, beat: Callable[[], None]) -> None:
+        """Deletes a replica, as far as the time until `until_s` (monotonic) allows.
+
+        Raises:
+            TimeoutError: the deletion, or an earlier one in the region, hangs.
+        """
+        before = self._hanging.get(region)
+        if before is not None and not before.done():
+            raise TimeoutError("an earlier deletion in the region has not ended yet: a store does not respond")
+        task = asyncio.create_task(self._remove(table, region, Reading(until_s=until_s, beat=beat)))
+        self._hanging[region] = task
+        try:
+            await asyncio.wait({task}, timeout=max(0.0, until_s - time.monotonic()) + _HANGS_S)
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+        if not task.done():
+            # Its thread cannot be stopped. When the store responds, the deletion ends, because its time is over.
+            task.add_done_callback(_note_end)
+            raise TimeoutError("a store does not respond")
+        del self._hanging[region]
+        task.result()
 
     async def _keep_scrubbing(self) -> None:
         for region in await in_thread(self._regions):
@@ -93,6 +127,8 @@ class RemovalActivities:
             rows = session.execute(
                 select(Replica.data_table, Replica.region)
                 .where(Replica.state == "deleting", Replica.delete_at <= func.now())
+                # Those that failed come last: a slow store must not use the time of all rounds.
+                .order_by(func.coalesce(Replica.kept_because, "").startswith(_FAILS))
                 .order_by(Replica.delete_at, Replica.data_table, Replica.region)
             )
             return [(table, region) for table, region in rows]
@@ -111,22 +147,24 @@ class RemovalActivities:
         return True
 
     async def _remove(self, table: str, region: str, reading: Reading) -> None:
-        if not await in_thread(self._read_home, table, region, reading):
+        if not await in_thread_of(self._threads, self._read_home, table, region, reading):
             return
-        found = await in_thread(self._may_go, table, region)
+        found = await in_thread_of(self._threads, self._may_go, table, region)
         if found is None:
             return
         store, folders = found
         whole = ids.table_prefix(table) in folders
         last = ""
-        while batch := await in_thread(_objects, store, ids.table_prefix(table), last):
+        while batch := await in_thread_of(self._threads, _objects, store, ids.table_prefix(table), last):
             if reading.is_over:
+                if last:
+                    await in_thread_of(self._threads, self._continues, table, region)
                 return
             own = batch if whole else [key for key in batch if _folder(table, key) in folders]
-            await in_thread(_delete, store, own)
+            await in_thread_of(self._threads, _delete, store, own)
             reading.beat()
             last = batch[-1]
-        await in_thread(self._forget, table, region)
+        await in_thread_of(self._threads, self._forget, table, region)
 
     def _read_home(self, table: str, region: str, reading: Reading) -> bool:
         """Verifies the home's copy of the replica's partitions that were not read since the deletion began.
@@ -181,6 +219,13 @@ class RemovalActivities:
             else:
                 _keep(session, row, because)
 
+    def _continues(self, table: str, region: str) -> None:
+        """Removes the error of an earlier round, because this round has deleted objects."""
+        with transaction(self._engine) as session:
+            row = session.get(Replica, (table, region), with_for_update=True)
+            if row is not None and row.kept_because is not None and row.kept_because.startswith(_FAILS):
+                row.kept_because = None
+
     def _forget(self, table: str, region: str) -> None:
         with transaction(self._engine) as session:
             row = _deletable(session, table, region)
@@ -189,6 +234,11 @@ class RemovalActivities:
                 events.record(session, "replica.deleted", region=region, detail={"table": table})
                 # A workload that needs the table in this region again waits for this deletion.
                 outbox.wake_scheduler(session)
+
+
+def _note_end(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.warning("a deletion that hung has ended: %s", error)
 
 
 def _unused(session: Session, table: str, region: str) -> Replica | None:

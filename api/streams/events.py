@@ -165,7 +165,7 @@ async def _stream(
         spoke_s, failures = time.monotonic(), 0
         while True:
             try:
-                found = await state.threads.streams.run(partial(_page, state, caller, cursor, workload))
+                found, seen = await state.threads.streams.run(partial(_page, state, caller, cursor, workload))
                 is_over = not found and await state.threads.streams.run(partial(_is_over, state, cursor, workload))
             except SQLAlchemyError:
                 failures += 1
@@ -177,9 +177,10 @@ async def _stream(
             failures = 0
             for event_cursor, frame in found:
                 cursor = event_cursor
-                if frame is not None:
-                    yield frame
-                    spoke_s = time.monotonic()
+                yield frame
+                spoke_s = time.monotonic()
+            if not found:
+                cursor = max(cursor, seen)
             if is_over or (not found and not follow):
                 return
             if len(found) == _PAGE or not follow or (found and workload is not None):
@@ -191,18 +192,16 @@ async def _stream(
                 spoke_s = time.monotonic()
 
 
-def _page(state: State, caller: Caller, cursor: Cursor, workload: str | None) -> list[tuple[Cursor, bytes | None]]:
-    """Returns the next events, each with its frame; None: the caller's role may not see it."""
+def _page(
+    state: State, caller: Caller, cursor: Cursor, workload: str | None
+) -> tuple[list[tuple[Cursor, bytes]], Cursor]:
+    """Returns the next events that the caller may see, each with its frame, and where to go on if there is none."""
     with state.transaction() as session:
-        found = events.read_after(session, cursor, workload=workload, tenant=caller.tenant, limit=_PAGE)
-        hides = caller.role is Role.BALANCER
-        return [
-            (
-                Cursor(event.txid, event.id),
-                None if hides and event.kind != _FOR_BALANCERS else _frame(session, caller, event),
-            )
-            for event in found
-        ]
+        kind = _FOR_BALANCERS if caller.role is Role.BALANCER else None
+        # Most events are of other kinds; the next read must not look at them again.
+        seen = events.position(session) if kind is not None else cursor
+        found = events.read_after(session, cursor, workload=workload, tenant=caller.tenant, kind=kind, limit=_PAGE)
+        return [(Cursor(event.txid, event.id), _frame(session, caller, event)) for event in found], seen
 
 
 def _frame(session: Session, caller: Caller, event: Event) -> bytes:

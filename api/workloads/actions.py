@@ -91,7 +91,7 @@ def release(id: str, state: StateOf, caller: Submitter) -> WorkloadView:
         row = find(session, caller, id, lock=True)
         _require_live(row)
         if row.held_by is not None:
-            held_s = func.coalesce(func.extract("epoch", func.now() - Workload.held_at), 0.0)
+            held_s = func.greatest(func.coalesce(func.extract("epoch", func.now() - Workload.held_at), 0.0), 0.0)
             row.paused_s = Workload.paused_s + held_s
             row.held_by, row.held_at, row.unheld_at = None, None, func.now()
             _record(session, caller, row, "workload.released", "workload.release", None)

@@ -91,6 +91,7 @@ def read_after(
     *,
     workload: str | None = None,
     tenant: str | None = None,
+    kind: str | None = None,
     limit: int = 500,
 ) -> Sequence[Event]:
     """Returns at most `limit` events after `cursor`, oldest first, below the oldest transaction in flight."""
@@ -105,6 +106,8 @@ def read_after(
         statement = statement.where(Event.workload == workload)
     if tenant is not None:
         statement = statement.where(Event.tenant == tenant)
+    if kind is not None:
+        statement = statement.where(Event.kind == kind)
     return session.scalars(statement).all()
 
 

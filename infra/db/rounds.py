@@ -4,8 +4,8 @@ A loop repeats rounds. A failed round is tried again, so a failure that persists
 log.
 """
 
-from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -27,6 +27,8 @@ class LoopState:
     """Time after the last successful round from which the loop is late, in seconds; None: it is never late."""
     succeeded_at_s: float | None = None
     """When a round last succeeded, in epoch seconds; None: never."""
+    began_at_s: float | None = None
+    """When the first round began, in epoch seconds; None: a round has ended before this was recorded."""
     failing_since_s: float | None = None
     """When the first of the present series of failed rounds ended, in epoch seconds; None: the last round succeeded."""
     failures: int = 0
@@ -35,11 +37,18 @@ class LoopState:
     """Error message of the last round, if it failed."""
 
     def judge(self, now_s: float) -> Literal["ok", "failing", "late"]:
-        """Returns `failing` after several failures in a row, and `late` if no round has succeeded for long."""
+        """Returns `failing` after several failures in a row, and `late` if no round has succeeded for long.
+
+        A loop that never succeeded is late from the beginning of its first round on.
+        """
         if self.failures >= FAILING_AFTER:
             return "failing"
-        is_late = self.late_s is not None and self.succeeded_at_s is not None
-        return "late" if is_late and now_s - (self.succeeded_at_s or 0.0) > (self.late_s or 0.0) else "ok"
+        since_s = self.began_at_s if self.succeeded_at_s is None else self.succeeded_at_s
+        is_late = self.late_s is not None and since_s is not None and now_s - since_s > self.late_s
+        return "late" if is_late else "ok"
+
+
+_FIELDS = frozenset(field.name for field in fields(LoopState))
 
 
 def verification_of(region: str) -> str:
@@ -47,13 +56,17 @@ def verification_of(region: str) -> str:
     return f"verification in {region}"
 
 
+def note_start(session: Session, loop: str, late_s: float | None) -> None:
+    """Records that a round of a loop began, if it is the first one."""
+    state = LoopState(late_s, began_at_s=_now_s(session))
+    session.execute(insert(Publication).values(name=_PREFIX + loop, body=asdict(state)).on_conflict_do_nothing())
+
+
 def note_round(session: Session, loop: str, late_s: float | None, error: str | None) -> None:
     """Records that a round of a loop ended; `error` is None if it succeeded."""
     key = _PREFIX + loop
     session.execute(insert(Publication).values(name=key, body=asdict(LoopState())).on_conflict_do_nothing())
-    before = LoopState(
-        **session.scalars(select(Publication.body).where(Publication.name == key).with_for_update()).one()
-    )
+    before = _read(session.scalars(select(Publication.body).where(Publication.name == key).with_for_update()).one())
     now_s = _now_s(session)
     if error is None:
         state = LoopState(late_s, now_s)
@@ -77,7 +90,12 @@ def loop_states(session: Session) -> tuple[dict[str, LoopState], float]:
         .where(Publication.name.startswith(_PREFIX))
         .order_by(Publication.name)
     )
-    return {name.removeprefix(_PREFIX): LoopState(**body) for name, body in found}, _now_s(session)
+    return {name.removeprefix(_PREFIX): _read(body) for name, body in found}, _now_s(session)
+
+
+def _read(body: dict[str, Any]) -> LoopState:
+    """Reads a published state. A newer version may have published further fields."""
+    return LoopState(**{name: value for name, value in body.items() if name in _FIELDS})
 
 
 def forget_loop(session: Session, loop: str) -> None:

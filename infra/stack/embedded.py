@@ -98,6 +98,10 @@ class EmbeddedStack:
         self._rotating = asyncio.create_task(self._rotate_logs())
         # This folder also contains the logs, so it is made with mode 0700 before the first log is written.
         self.config_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Both are mizzen's own. Older versions made them with the umask of their user.
+        self.config_file.parent.chmod(0o700)
+        for path in self.data_dir.glob("temporal.db*"):
+            path.chmod(0o600)
         if any(region.bucket is None for region in self.fleet.regions):
             make_closed(self.data_dir / "buckets")
         if self._own_postgres:

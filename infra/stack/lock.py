@@ -26,15 +26,15 @@ def data_folder(path: Path) -> Iterator[Path]:
     """Creates the data folder if it is missing, and holds its lock in the context. Gives the absolute path.
 
     The mode of an existing folder is not changed, because other programs may use the folder. If other users can list
-    it, a warning is logged.
+    or change it, a warning is logged.
 
     Raises:
         StackError: another process uses the folder, or it cannot be written.
     """
     try:
         make_closed(path)
-        if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o044:
-            _log.warning("data_dir: %s: mode %o lets other users list it; mizzen does not change it", path, mode)
+        if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o066:
+            _log.warning("data_dir: %s: mode %o lets other users list or change it; mizzen leaves it", path, mode)
         descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise StackError(f"data_dir: {path}: {error.strerror}") from None

@@ -1,5 +1,7 @@
 """Replicas whose grace is over are deleted with exactly their objects, and never while a workload reads them."""
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from activities.data.scrub import ScrubActivities
 from domain.ids import CONTROL_QUEUE, replica_workflow_id
 from domain.phases import Phase
 from domain.protocol import ReplicateTable, Scrub
+from infra.db.rounds import loop_states
 from infra.db.tables import Replica, ReplicaPartition
 from mizzen.objects.files import FileStore
 from mizzen.objects.store import ObjectStore
@@ -146,6 +149,48 @@ async def test_what_takes_long_is_done_in_rounds(fleet: World, client: Client, m
     assert not _gone(fleet) and keys(fleet) == OBJECTS
     await _remove(fleet, client)
     assert _gone(fleet)
+
+
+async def test_a_store_that_hangs_ends_no_other_deletion(
+    fleet: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round ends although a store hangs. Replicas that failed come last. They are deleted when the store responds."""
+    fleet.region("south")
+    fleet.table("images", 2, "east", "south")
+    for region in ("east", "south"):
+        fleet.bucket(region).put("tables/images/a", b"x")
+        fleet.bucket(region).put("tables/images/b/c", b"x")
+    verify(fleet, "east")
+    answers, delete = threading.Event(), FileStore.delete
+
+    def hang(store: ObjectStore, key: str) -> None:
+        if key.startswith("tables/words/"):
+            answers.wait(60)
+        delete(store, key)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FileStore, "delete", hang)
+    monkeypatch.setattr(removal, "_MOST_S", 2.0)
+    monkeypatch.setattr(removal, "_HANGS_S", 0.1)
+    _drop(fleet)
+    removals = RemovalActivities(fleet.engine, client)
+    try:
+        await ActivityEnvironment().run(removals.remove)
+        with fleet.session() as session:
+            session.execute(text("update replica set state = 'deleting', delete_at = now() where region = 'south'"))
+            because = session.get_one(Replica, ("words", "west")).kept_because
+        assert because == "its deletion fails: a store does not respond"
+        assert removals._due() == [("images", "south"), ("words", "west")]
+        await ActivityEnvironment().run(removals.remove)
+        assert keys(fleet, "south") == set() and not _gone(fleet)
+        with fleet.session() as session:
+            loop = loop_states(session)[0]["deletion of replicas"]
+        assert (loop.failures, loop.succeeded_at_s) == (2, None)
+        assert loop.began_at_s is not None and loop.judge(loop.began_at_s + 3601) == "late"
+    finally:
+        answers.set()
+    await asyncio.wait(removals._hanging.values())
+    await ActivityEnvironment().run(removals.remove)
+    assert _gone(fleet) and keys(fleet) == set()
 
 
 async def test_a_copy_ends_before_its_replica_goes(fleet: World, client: Client) -> None:

@@ -27,7 +27,7 @@ from domain.service import ServiceSpec
 from infra.config import Settings
 from infra.db import integrity
 from infra.db.migrate import head
-from infra.db.rounds import note_round
+from infra.db.rounds import note_round, note_start
 from infra.db.services import ServiceRow, ServiceVersion
 from infra.errors import ConfigurationError, StackError
 from tests.api.calls import T0, get
@@ -92,15 +92,18 @@ async def test_loops_that_fail_are_seen(world: ApiWorld) -> None:
         for _ in range(3):
             note_round(session, "reconciling", 600.0, "Temporal does not answer")
         note_round(session, "progress", 0.0, None)
+        note_start(session, "expiry", 0.0)
+        note_start(session, "deletion of replicas", 0.0)
+        session.execute(text("update publication set body = body || '{\"of_a_newer_version\": 1}'"))
     items = {item["name"]: item for item in (await get(world, "/v1/loops"))["items"]}
     assert {name: item["state"] for name, item in items.items()} == {
-        "expiry": "ok", "progress": "late", "reconciling": "failing"
+        "deletion of replicas": "late", "expiry": "ok", "progress": "late", "reconciling": "failing"
     }  # fmt: skip
     failing = items["reconciling"]
     assert (failing["failures"], failing["error"]) == (3, "Temporal does not answer")
     assert failing["succeeded_at"] is None and failing["failing_since"] is not None
     async with world.client(None) as client:
-        assert (await client.get("/readyz")).json()["loops"] == "2 of 3 are failing or late"
+        assert (await client.get("/readyz")).json()["loops"] == "3 of 4 are failing or late"
         found = (await client.get("/metrics")).text
     assert 'mizzen_loop_failures{loop="reconciling"} 3.0' in found
     assert 'mizzen_loop_success_age_seconds{loop="expiry"}' in found

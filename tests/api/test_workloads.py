@@ -209,6 +209,17 @@ async def test_hold_and_release(shared_world: ApiWorld, phase: Phase) -> None:
     assert [m[0] for m in mail(world)][-2:] == ["wake", "wake"]
 
 
+async def test_a_clock_that_is_set_back_shortens_no_pause(world: ApiWorld) -> None:
+    """A hold that ends before it began counts as no pause."""
+    id_ = world.add_workload()
+    await act(world, f"/v1/workloads/{id_}/hold", "vision")
+    with world.session() as session:
+        session.get_one(Workload, id_).held_at = func.now() + timedelta(hours=1)
+    await act(world, f"/v1/workloads/{id_}/release", "vision")
+    with world.session() as session:
+        assert session.get_one(Workload, id_).paused_s == 0.0
+
+
 @pytest.mark.parametrize("phase", list(Phase))
 async def test_preempt(shared_world: ApiWorld, phase: Phase) -> None:
     """A preemption message has the current attempt; workloads that are not placed cannot be preempted."""

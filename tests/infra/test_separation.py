@@ -32,7 +32,7 @@ def test_a_new_data_folder_is_closed_and_one_that_exists_is_left(
             pass
     modes = {old: 0o1777, new: 0o711 if os.geteuid() == 0 else 0o700}
     assert {path: stat.S_IMODE(path.stat().st_mode) for path in modes} == modes
-    assert len(caplog.messages) == 2 and f"{old}: mode 1777 lets other users list it" in caplog.text
+    assert len(caplog.messages) == 2 and f"{old}: mode 1777 lets other users list or change it" in caplog.text
 
 
 async def test_several_tenants_that_share_a_user_are_warned_of(tmp_path: Path, database: Engine) -> None:
