@@ -125,7 +125,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
                 _log.warning("%s: %s, next try in %.1f s: %s", config.machine, what, pause_s, refused or error)
                 await _unless(stop, asyncio.sleep(pause_s))
         if activities.gone.is_set():
-            await asyncio.to_thread(end_tasks, state.path)
+            await asyncio.to_thread(end_tasks, state.place())
             raise ConfigurationError(
                 f"state_dir {state.path}: was deleted or replaced while the agent ran; its tasks were stopped. If the"
                 " agent is started again, the machine has a new key, and needs `mizzen machines trust`"

@@ -5,7 +5,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -514,27 +513,41 @@ async def test_a_word_that_is_being_heard_undoes_no_later_one(tmp_path: Path, mo
     assert said is not None and not said.is_whole and said.gpus_at_s == {0: 60.0}
 
 
-async def test_an_agent_without_its_state_folder_ends(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
-    """It refuses launches at once, its machine is lost, its tasks get their notice and end, and it says why."""
-    config = lab.config(gpus=2, gpu_type="g", owner=OWNER)
-    saved = config.state_dir.parent / "saved"
-    saving = f"trap 'echo saved > {saved}; exit 0' TERM; while :; do sleep 0.05; done"
-    launch, other = description(lab.region, config, saving), description(lab.region, config, "sleep 600")
+@pytest.mark.parametrize("command", ["rm -rf", "mv -t aside"])
+async def test_an_agent_without_its_state_folder_ends(lab: Lab, command: str) -> None:
+    """It refuses launches at once, its machine is lost, its tasks get their notice and end, and it says why.
+
+    Also if its setting names the folder by a link, and the folder was moved. Nothing stays mounted.
+    """
+    folder, link, saved = lab.folder / "real", lab.folder / "link", lab.folder / "bucket" / "saved"
+    for path in (folder, lab.folder / "aside", saved.parent):
+        path.mkdir()
+    link.symlink_to(folder)
+    is_deleted = command == "rm -rf"
+    used = folder if is_deleted else link
+    config = lab.config(gpus=2, gpu_type="g", owner=OWNER, state_dir=used, private_tmp=is_deleted)
+    # Opened before, because the deletion of the private /tmp also removes what is mounted in it for the task.
+    saving = f"trap 'echo saved >&3; exit 0' TERM; exec 3> {saved}; while :; do sleep 0.05; done"
+    checkpoint = {"grace_s": 5, "keep": 2, "uri": lab.bucket_url}  # So that the task sees the bucket, below /tmp.
+    launch = description(lab.region, config, saving, checkpoint=checkpoint)
+    other = description(lab.region, config, "sleep 600")
     for one in (launch, other):
         lab.write(one)
     serving = asyncio.create_task(serve(config, lambda: connect(lab.temporal)))
     attending = await lab.start(Activity.ATTEND, config.machine, await _attend(config))
     await lab.run(launch, config.machine)
     run = lab.folder_of(launch, config)
-    await until_async(lambda: tasks.look(run) is State.RUNNING)
-    shutil.rmtree(config.state_dir)
+    await until_async(saved.exists)
+    # What is mounted cannot be deleted.
+    subprocess.run([*command.split(), str(folder)], cwd=lab.folder, stderr=subprocess.DEVNULL, check=False)
     refused = await (await lab.run(other, config.machine)).failure()
     assert refused.type == "MachineFault" and "was deleted or replaced" in str(refused)
     assert (await attending.failure()).type == "MachineFault"
     with pytest.raises(ConfigurationError, match=r"was deleted or replaced while the agent ran; .* machines trust"):
         await serving
     assert saved.read_text() == "saved\n"
-    assert not run.path.exists() and not [pid for pid in processes_of(config.state_dir) if pid != os.getpid()]
+    assert not run.path.exists() and not [pid for pid in processes_of(used) if pid != os.getpid()]
+    assert str(lab.folder) not in Path("/proc/self/mounts").read_text()
 
 
 async def _attend(config: AgentConfig) -> Attend:
