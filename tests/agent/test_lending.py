@@ -34,7 +34,7 @@ from domain.protocol import Activity, Attend, NodeOutcome, Pace, RunPace
 from infra.config import TemporalSettings
 from infra.errors import ConfigurationError
 from infra.temporal_client import connect
-from tests.agent.harness import Lab, description, processes_of, until_async
+from tests.agent.harness import Lab, description, processes_of, task_launch, until_async
 
 OWNER = str(os.getuid())
 STUBBORN = "trap '' TERM; while :; do sleep 0.05; done"
@@ -479,6 +479,43 @@ def test_a_word_outlasts_an_agent_that_was_stopped_during_a_write(tmp_path: Path
     (tmp_path / "word.json").write_text("{")
     damaged = word.read()
     assert damaged is not None and damaged.is_whole
+
+
+def test_a_reclaim_without_an_agent_outlasts_its_command(tmp_path: Path) -> None:
+    """With Ctrl-C nobody reads its progress any more; it ends the tasks all the same."""
+    config = AgentConfig(
+        machine="r/c/m", region="r", cluster="c", rack="k", cpus_milli=1000, memory_bytes=1 << 30, address="a",
+        ports=(21000, 21099), state_dir=tmp_path,
+    )  # fmt: skip
+    run = StateFolder(tmp_path).attempt(f"wl-{tmp_path.name[-20:].replace('_', '-')}-{os.getpid()}", 1).run("main", 0)
+    run.work.mkdir(parents=True)
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    tasks.start(run, task_launch(run, "sh", "-c", STUBBORN))
+    reader, writer = os.pipe()
+    os.close(reader)
+    request = json.dumps({"gpus": None, "notice_s": 2.0})
+    command = [sys.executable, "-P", "-m", "agent.lending.alone", str(tmp_path), request]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writer)
+    state = tasks.look(run)
+    tasks.request_stop(run, 0.0, told=True)
+    assert (done.returncode, done.stderr, state) == (0, "", State.ENDED)
+
+
+async def test_the_agent_answers_before_a_slow_status(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command does not take an agent whose status takes seconds for one that is stopped."""
+    config, status = lab.config(owner=OWNER), Lender.status
+
+    def slow(self: Lender) -> dict[str, Any]:
+        time.sleep(3.5)
+        return status(self)
+
+    async with lab.agent(config):
+        await until_async((config.state_dir / "owner.sock").exists)
+        monkeypatch.setattr(Lender, "status", slow)
+        done = await asyncio.to_thread(_lent, config, "reclaim", "--now")
+        monkeypatch.undo()
+    assert (done.returncode, "does not answer" in done.stderr) == (0, False), done.stderr
 
 
 async def test_a_word_that_is_being_heard_undoes_no_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
