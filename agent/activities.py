@@ -305,7 +305,7 @@ class NodeActivities:
     def _outcome(self, staged: StagedAttempt) -> NodeOutcome:
         """Returns the attempt's outcome on this machine (`agent.outcomes.outcome`), with the machine's own notice."""
         found = outcome(self._config.machine, staged.runs, staged.masker)
-        keep_s = self._config.kept_s(staged.launch)
+        keep_s = self._config.keep_runs_s if self._lender.lending.is_whole else self._config.kept_s(staged.launch)
         for progress, run in zip(found.progress, staged.runs, strict=True):
             progress.left = left_by(run, self._config.machine, keep_s)
         own = self._notices.current or self._notices.of_owner(staged.folder.key)

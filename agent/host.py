@@ -91,7 +91,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
     lender = Lender(config, state, notices, locks, traffic, shared_tmp=shared_tmp)
     uplink = None if traffic is None else traffic.uplink
     activities = NodeActivities(config, state, stager, shipping, notices, lender, locks, uplink)
-    tidying = asyncio.create_task(_tidy(config, state))
+    tidying = asyncio.create_task(_tidy(config, state, lender))
     listening = asyncio.create_task(notices.run())
     lending = [asyncio.create_task(lender.run()), asyncio.create_task(lender.reopen_polls())]
     if uplink is not None:
@@ -125,7 +125,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
                 _log.warning("%s: %s, next try in %.1f s: %s", config.machine, what, pause_s, refused or error)
                 await _unless(stop, asyncio.sleep(pause_s))
         if activities.gone.is_set():
-            await asyncio.to_thread(end_tasks, state.path)
+            await asyncio.to_thread(end_tasks, state.place())
             raise ConfigurationError(
                 f"state_dir {state.path}: was deleted or replaced while the agent ran; its tasks were stopped. If the"
                 " agent is started again, the machine has a new key, and needs `mizzen machines trust`"
@@ -354,24 +354,24 @@ async def _forward(
             notices.heard.set()
 
 
-async def _tidy(config: AgentConfig, state: StateFolder) -> None:
+async def _tidy(config: AgentConfig, state: StateFolder, lender: Lender) -> None:
     """Periodically removes the folders of old attempts, old outcomes and old records of stops."""
     while True:
         await asyncio.sleep(max(1.0, min(60.0, config.keep_runs_s)))
         try:
-            await asyncio.to_thread(tidy, state, config)
+            await asyncio.to_thread(tidy, state, config, is_owners=lender.lending.is_whole)
             await asyncio.to_thread(forget_outcomes, state, config.keep_outcomes_s)
             await asyncio.to_thread(state.forget_stopped, config.keep_stopped_s)
         except OSError as error:
             _log.warning("%s: old run folders could not be removed: %s", config.machine, error)
 
 
-def tidy(state: StateFolder, config: AgentConfig) -> list[str]:
+def tidy(state: StateFolder, config: AgentConfig, *, is_owners: bool = False) -> list[str]:
     """Removes the folders of attempts that have ended, are fully shipped and are no longer kept (`AgentConfig.kept_s`).
 
-    A document's `keep` applies to the last attempt of a workload on this machine, and as long as enough of the disk is
-    free. Stores the outcome of each attempt's tasks on the machine first. Also removes what killed shims have left
-    (`StateFolder.clear_private`). Returns the keys (`workload.attempt`) of the removed attempts.
+    A document's `keep` applies to the last attempt of a workload on this machine, as long as enough of the disk is free
+    and the machine is not its owner's (`is_owners`). Stores the outcome of each attempt's tasks on the machine first.
+    Also removes what killed shims have left (`StateFolder.clear_private`). Returns the keys (`workload.attempt`) of the removed attempts.
     """
     removed = []
     state.clear_private()
@@ -381,7 +381,8 @@ def tidy(state: StateFolder, config: AgentConfig) -> list[str]:
     for age_s, attempt in sorted(aged, key=lambda pair: -pair[0]):
         if age_s <= config.keep_runs_s:
             continue
-        if last[attempt.workload_id] == attempt.attempt and age_s <= _kept_s(config, attempt):
+        is_last = last[attempt.workload_id] == attempt.attempt and not is_owners
+        if is_last and age_s <= _kept_s(config, attempt):
             usage = shutil.disk_usage(state.path)
             if usage.free >= config.keep_free * usage.total:
                 continue

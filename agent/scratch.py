@@ -58,8 +58,11 @@ def hold(folder: str) -> int:
     """
     while True:
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        os.chmod(folder, 0o700)  # Tasks reach the folders in it by their mounts, and those of others not at all.
-        lock = _open(f"{folder}/{_LOCK}")
+        try:
+            os.chmod(folder, 0o700)  # Tasks reach the folders in it by their mounts, and those of others not at all.
+            lock = _open(f"{folder}/{_LOCK}")
+        except FileNotFoundError:
+            continue  # Another process has removed the folder meanwhile.
         fcntl.flock(lock, fcntl.LOCK_SH)
         if _is_current(lock, folder):
             break
@@ -113,7 +116,7 @@ def release(lock: int, folder: str) -> None:
 def clear(folder: str) -> bool:
     """Removes the private folders in `folder` unless a shim holds or removes them. Returns whether none are left."""
     try:
-        lock = os.open(f"{folder}/{_LOCK}", os.O_RDWR | os.O_CLOEXEC)
+        lock = _open(f"{folder}/{_LOCK}")  # Made if it is missing: somebody may have deleted all but what is mounted.
     except FileNotFoundError:
         return not os.path.exists(folder)
     try:
@@ -150,7 +153,12 @@ def _remove(folder: str) -> None:
     with contextlib.suppress(OSError):
         if os.path.ismount(f"{folder}/shm"):
             detach(f"{folder}/shm")
-    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        # The lock last: until then, a process that wants the folders waits for it.
+        for name in sorted(os.listdir(folder), key=lambda name: name == _LOCK):
+            path = f"{folder}/{name}"
+            (shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.unlink(path))
+        os.rmdir(folder)
 
 
 def _is_current(lock: int, folder: str) -> bool:

@@ -117,6 +117,7 @@ class StateFolder:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self._lock: int | None = None
+        self._folder: int | None = None
         self._fence = threading.Lock()
         self._fenced: dict[str, int] = {}
         """Last stopped attempt of each workload whose record could not be written yet, for example on a full disk."""
@@ -131,6 +132,7 @@ class StateFolder:
         Raises:
             ConfigurationError: another agent still holds the lock after `patience_s` seconds.
         """
+        self._folder = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._lock = os.open(self.path / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         give_up_s = time.monotonic() + patience_s
         while True:
@@ -160,11 +162,21 @@ class StateFolder:
         except OSError:
             return False
 
+    def place(self) -> Path:
+        """Returns the present path, without links, of the folder that this agent has acquired.
+
+        It may have been moved. If it was deleted, this is the path that it had, and that its files have in `/proc`.
+        """
+        if self._folder is None:
+            return self.path
+        return Path(str(Path(f"/proc/self/fd/{self._folder}").readlink()).removesuffix(" (deleted)"))
+
     def release(self) -> None:
         """Releases the folder's lock so that another agent can take it."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        for descriptor in (self._lock, self._folder):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._lock = self._folder = None
 
     def agent(self) -> ProcessIdentity | None:
         """Returns the identity of the agent that last acquired the folder, or None if there was none."""

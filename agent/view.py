@@ -10,7 +10,7 @@ import os
 import stat
 
 _CLONE_NEWNS = 0x00020000
-_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 4096, 16384, 1 << 19
 _MNT_DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -56,11 +56,13 @@ def enter_view(view: dict[str, list[str]]) -> None:
 def new_namespace() -> None:
     """Moves this process into a new mount namespace. Mounts in it are not visible outside.
 
+    What is unmounted outside is unmounted in it, too: a task must not keep the memory of others' `/dev/shm`.
+
     Raises:
         OSError: the kernel does not allow it.
     """
     _check(_libc.unshare(_CLONE_NEWNS))
-    _mount("none", "/", None, _MS_REC | _MS_PRIVATE, None)
+    _mount("none", "/", None, _MS_REC | _MS_SLAVE, None)
 
 
 def bind(source: str, target: str) -> None:

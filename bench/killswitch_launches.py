@@ -110,7 +110,7 @@ class _Agent:
                     raise InvalidBenchmark(f"the agent refuses {request}: {body['error']}")
                 if body.get("done"):
                     return status
-                status = body["status"]
+                status = body.get("status", status)
         raise InvalidBenchmark(f"the agent does not complete {request}")
 
 

@@ -7,6 +7,7 @@ left to the agent (`agent.network`).
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,7 +57,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _say(body: dict[str, Any]) -> None:
-    print(json.dumps(body), flush=True)
+    try:
+        print(json.dumps(body), flush=True)
+    except BrokenPipeError:  # The command was ended with Ctrl-C; the reclaim goes on.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

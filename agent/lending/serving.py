@@ -6,8 +6,9 @@ A client sends one request as a line of JSON, and gets lines of JSON:
     {"command": "reclaim", "gpus": [0, 1], "notice_s": 300}      without `gpus`: the whole machine
     {"command": "lend", "gpus": [0], "hours": "20:00-08:00 mon-fri"}
 
-Each answer is `{"status": {...}}` (`Lender.status`), `{"error": "..."}`, or, as the last line, `{"done": true}`. While
-a reclaim runs, a status is sent each second.
+The first answer is `{"heard": true}`: a status may take seconds. Each other one is `{"status": {...}}`
+(`Lender.status`), `{"error": "..."}`, or, as the last line, `{"done": true}`. While a reclaim runs, a status is sent
+each second.
 """
 
 import asyncio
@@ -125,6 +126,7 @@ async def _answer(
     except (ValueError, RecursionError) as error:
         await _send(writer, {"error": f"the request is not a line of JSON: {error}"})
         return
+    await _send(writer, {"heard": True})
     try:
         await _carry_out(request, writer, lender)
     except BadRequest as error:

@@ -108,3 +108,13 @@ def test_only_the_last_attempt_is_kept(tmp_path: Path) -> None:
         _attempt(state, config, "wl", number, 3600, ends=True)
     assert tidy(state, config) == ["wl.1"]
     assert tidy(state, config.model_copy(update={"keep_at_most_s": 1800.0})) == ["wl.2"]
+
+
+def test_the_owner_keeps_nothing(tmp_path: Path) -> None:
+    """`keep` has no effect on a machine that its owner has taken back."""
+    config = _config(tmp_path, keep_runs_s=600.0, keep_free=0.0)
+    state = StateFolder(tmp_path)
+    for age_s, name in ((3600, "wl-old"), (10, "wl-young")):
+        _attempt(state, config, name, 1, age_s, ends=True)
+    assert tidy(state, config) == []
+    assert tidy(state, config, is_owners=True) == ["wl-old.1"]

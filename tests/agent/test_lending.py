@@ -5,7 +5,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -35,7 +34,7 @@ from domain.protocol import Activity, Attend, NodeOutcome, Pace, RunPace
 from infra.config import TemporalSettings
 from infra.errors import ConfigurationError
 from infra.temporal_client import connect
-from tests.agent.harness import Lab, description, processes_of, until_async
+from tests.agent.harness import Lab, description, processes_of, task_launch, until_async
 
 OWNER = str(os.getuid())
 STUBBORN = "trap '' TERM; while :; do sleep 0.05; done"
@@ -482,6 +481,43 @@ def test_a_word_outlasts_an_agent_that_was_stopped_during_a_write(tmp_path: Path
     assert damaged is not None and damaged.is_whole
 
 
+def test_a_reclaim_without_an_agent_outlasts_its_command(tmp_path: Path) -> None:
+    """With Ctrl-C nobody reads its progress any more; it ends the tasks all the same."""
+    config = AgentConfig(
+        machine="r/c/m", region="r", cluster="c", rack="k", cpus_milli=1000, memory_bytes=1 << 30, address="a",
+        ports=(21000, 21099), state_dir=tmp_path,
+    )  # fmt: skip
+    run = StateFolder(tmp_path).attempt(f"wl-{tmp_path.name[-20:].replace('_', '-')}-{os.getpid()}", 1).run("main", 0)
+    run.work.mkdir(parents=True)
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    tasks.start(run, task_launch(run, "sh", "-c", STUBBORN))
+    reader, writer = os.pipe()
+    os.close(reader)
+    request = json.dumps({"gpus": None, "notice_s": 2.0})
+    command = [sys.executable, "-P", "-m", "agent.lending.alone", str(tmp_path), request]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writer)
+    state = tasks.look(run)
+    tasks.request_stop(run, 0.0, told=True)
+    assert (done.returncode, done.stderr, state) == (0, "", State.ENDED)
+
+
+async def test_the_agent_answers_before_a_slow_status(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command does not take an agent whose status takes seconds for one that is stopped."""
+    config, status = lab.config(owner=OWNER), Lender.status
+
+    def slow(self: Lender) -> dict[str, Any]:
+        time.sleep(3.5)
+        return status(self)
+
+    async with lab.agent(config):
+        await until_async((config.state_dir / "owner.sock").exists)
+        monkeypatch.setattr(Lender, "status", slow)
+        done = await asyncio.to_thread(_lent, config, "reclaim", "--now")
+        monkeypatch.undo()
+    assert (done.returncode, "does not answer" in done.stderr) == (0, False), done.stderr
+
+
 async def test_a_word_that_is_being_heard_undoes_no_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner lends again, on a slow disk, while the agent takes over what was said without it.
 
@@ -514,27 +550,41 @@ async def test_a_word_that_is_being_heard_undoes_no_later_one(tmp_path: Path, mo
     assert said is not None and not said.is_whole and said.gpus_at_s == {0: 60.0}
 
 
-async def test_an_agent_without_its_state_folder_ends(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
-    """It refuses launches at once, its machine is lost, its tasks get their notice and end, and it says why."""
-    config = lab.config(gpus=2, gpu_type="g", owner=OWNER)
-    saved = config.state_dir.parent / "saved"
-    saving = f"trap 'echo saved > {saved}; exit 0' TERM; while :; do sleep 0.05; done"
-    launch, other = description(lab.region, config, saving), description(lab.region, config, "sleep 600")
+@pytest.mark.parametrize("command", ["rm -rf", "mv -t aside"])
+async def test_an_agent_without_its_state_folder_ends(lab: Lab, command: str) -> None:
+    """It refuses launches at once, its machine is lost, its tasks get their notice and end, and it says why.
+
+    Also if its setting names the folder by a link, and the folder was moved. Nothing stays mounted.
+    """
+    folder, link, saved = lab.folder / "real", lab.folder / "link", lab.folder / "bucket" / "saved"
+    for path in (folder, lab.folder / "aside", saved.parent):
+        path.mkdir()
+    link.symlink_to(folder)
+    is_deleted = command == "rm -rf"
+    used = folder if is_deleted else link
+    config = lab.config(gpus=2, gpu_type="g", owner=OWNER, state_dir=used, private_tmp=is_deleted)
+    # Opened before, because the deletion of the private /tmp also removes what is mounted in it for the task.
+    saving = f"trap 'echo saved >&3; exit 0' TERM; exec 3> {saved}; while :; do sleep 0.05; done"
+    checkpoint = {"grace_s": 5, "keep": 2, "uri": lab.bucket_url}  # So that the task sees the bucket, below /tmp.
+    launch = description(lab.region, config, saving, checkpoint=checkpoint)
+    other = description(lab.region, config, "sleep 600")
     for one in (launch, other):
         lab.write(one)
     serving = asyncio.create_task(serve(config, lambda: connect(lab.temporal)))
     attending = await lab.start(Activity.ATTEND, config.machine, await _attend(config))
     await lab.run(launch, config.machine)
     run = lab.folder_of(launch, config)
-    await until_async(lambda: tasks.look(run) is State.RUNNING)
-    shutil.rmtree(config.state_dir)
+    await until_async(saved.exists)
+    # What is mounted cannot be deleted.
+    subprocess.run([*command.split(), str(folder)], cwd=lab.folder, stderr=subprocess.DEVNULL, check=False)
     refused = await (await lab.run(other, config.machine)).failure()
     assert refused.type == "MachineFault" and "was deleted or replaced" in str(refused)
     assert (await attending.failure()).type == "MachineFault"
     with pytest.raises(ConfigurationError, match=r"was deleted or replaced while the agent ran; .* machines trust"):
         await serving
     assert saved.read_text() == "saved\n"
-    assert not run.path.exists() and not [pid for pid in processes_of(config.state_dir) if pid != os.getpid()]
+    assert not run.path.exists() and not [pid for pid in processes_of(used) if pid != os.getpid()]
+    assert str(lab.folder) not in Path("/proc/self/mounts").read_text()
 
 
 async def _attend(config: AgentConfig) -> Attend:

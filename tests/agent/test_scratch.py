@@ -152,5 +152,34 @@ def test_other_users_cannot_enter_private_folders(tmp_path: Path) -> None:
         read = ["cat", f"private/{place}/x"]
         done = subprocess.run(read, cwd=tmp_path, user=65534, group=65534, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (1, ""), done.stdout
+    assert not scratch.clear(str(folder)) and (folder / "tmp" / "x").exists(), "somebody holds it"
     scratch.release(lock, str(folder))
     assert not folder.exists()
+
+
+def test_folders_without_their_lock_are_removed(tmp_path: Path) -> None:
+    """Also those of which somebody has deleted all but what is mounted."""
+    lock = scratch.hold(str(tmp_path / "private"))
+    os.close(lock)
+    subprocess.run(["rm", "-rf", str(tmp_path / "private")], stderr=subprocess.DEVNULL, check=False)
+    assert [path.name for path in (tmp_path / "private").iterdir()] == ["shm"]
+    cleared = scratch.clear(str(tmp_path / "private"))
+    subprocess.run(["umount", "-q", str(tmp_path / "private" / "shm")], stderr=subprocess.DEVNULL, check=False)
+    assert cleared and not (tmp_path / "private").exists()
+
+
+def test_shims_that_come_and_go_share_folders(tmp_path: Path) -> None:
+    """A shim that holds the folders has all of them, while others remove them again and again."""
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from agent.scratch import PLACES, hold, release\n"
+        "for _ in range(200):\n"
+        "    lock = hold(sys.argv[2])\n"
+        "    assert sorted(os.listdir(sys.argv[2])) == sorted([*PLACES, 'lock', 'making'])\n"
+        "    release(lock, sys.argv[2])"
+    )
+    root = str(Path(agent.__file__).parents[1])
+    argv = [sys.executable, "-I", "-S", "-c", code, root, str(tmp_path / "private")]
+    shims = [subprocess.Popen(argv) for _ in range(3)]
+    assert [shim.wait(60) for shim in shims] == [0, 0, 0]
+    assert scratch.clear(str(tmp_path / "private"))

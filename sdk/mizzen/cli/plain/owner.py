@@ -24,7 +24,7 @@ _EMBEDDED = "mizzen-data/machines/*/owner.sock"
 """The sockets of the machines of `mizzen up` with the default data folder."""
 _ANSWER_S = 30.0
 _FIRST_S = 3.0
-"""How long a reclaim waits for the first answer of the agent. The agent answers each second."""
+"""How long a reclaim waits for the first answer of the agent, which it sends before it does anything."""
 _LEAVES = {
     "admitted": "leaves in time",
     "squeezed": "may be late",
@@ -70,7 +70,7 @@ def _path(given: Namespace) -> Path:
 
 
 def _ask(path: Path, request: Mapping[str, Any], first_s: float = _ANSWER_S) -> Iterator[dict[str, Any]]:
-    """Send a request to the agent, and yield each status that it answers with, the first within `first_s`.
+    """Send a request to the agent, and yield each status that it answers with. It must answer within `first_s`.
 
     Raises:
         Failure: the agent does not answer, or refuses.
@@ -86,8 +86,7 @@ def _ask(path: Path, request: Mapping[str, Any], first_s: float = _ANSWER_S) -> 
                 os.close(folder)
             connection.sendall(json.dumps(request).encode() + b"\n")
             with connection.makefile("rb") as lines:
-                for status in _statuses(lines):
-                    connection.settimeout(_ANSWER_S)
+                for status in _statuses(_heard(connection, lines)):
                     if status is None:
                         return
                     yield status
@@ -107,6 +106,13 @@ def _ask(path: Path, request: Mapping[str, Any], first_s: float = _ANSWER_S) -> 
     )
 
 
+def _heard(connection: socket.socket, lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of an answer. After the first one, the agent has more time for each."""
+    for line in lines:
+        connection.settimeout(_ANSWER_S)
+        yield line
+
+
 def _statuses(lines: Iterable[bytes]) -> Iterator[dict[str, Any] | None]:
     """Yield each status of an answer, and None at its end.
 
@@ -117,6 +123,8 @@ def _statuses(lines: Iterable[bytes]) -> Iterator[dict[str, Any] | None]:
         answer = json.loads(line)
         if "error" in answer:
             raise Failure(_code(answer["error"]), answer["error"])
+        if "heard" in answer:
+            continue
         yield None if "done" in answer else answer["status"]
 
 
