@@ -51,6 +51,8 @@ class GangEnd:
     """An agent refused the gang because an earlier workflow had stopped it, and no task failed by itself."""
     failed: bool = False
     """A task failed by itself, not because it was stopped."""
+    reported: bool = False
+    """A task has reported a step or a checkpoint, or has ended by itself."""
     noticed: Reason | None = None
     """The platform's notice that it reclaims one of the gang's machines."""
     progress: tuple[TaskProgress, ...] = field(default=())

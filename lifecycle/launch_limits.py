@@ -31,3 +31,16 @@ def launch_limit_s(took_s: Sequence[float], least_s: float, archive_bytes: int =
     slow_s = sorted(took_s)[int((1 - _SLOWEST_SHARE) * (len(took_s) - 1))]
     limit_s = max(least_s, _FACTOR * slow_s) + archive_bytes / _ARCHIVE_BYTES_S
     return min(LONGEST_S, limit_s * 2.0 ** min(timeouts, 10))
+
+
+def is_only_launch(ran_s: float, *, timed_out: bool, reported: bool) -> bool:
+    """Returns whether a gang that a machine refused has only been launched, so that its time is not runtime.
+
+    A machine can also refuse a gang that has run for days, for example because its agent has lost its key.
+
+    Args:
+        ran_s: the time since its start, in seconds.
+        timed_out: whether the machine has instead reported no task until the limit of the launch.
+        reported: whether a task has reported a step or has ended by itself.
+    """
+    return not reported and (timed_out or ran_s <= LONGEST_S)

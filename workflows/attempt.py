@@ -34,6 +34,7 @@ with workflow.unsafe.imports_passed_through():
         why_stopped,
     )
     from lifecycle.gangs import GangEnd, LaunchFailure
+    from lifecycle.launch_limits import is_only_launch
     from workflows.effects import on_region, record, show_in_temporal
     from workflows.flushes import PendingSaves
     from workflows.gang import OWNER_TAKES, Gang
@@ -330,8 +331,9 @@ class Attempt:
 
     async def _judged(self) -> Ending:
         end = await self._running().result()
-        if not self._never_ran(end):
-            self._state.ran_s += workflow.time() - self._started_s
+        ran_s = workflow.time() - self._started_s
+        if not self._never_ran(end, ran_s):
+            self._state.ran_s += ran_s
         ending = self._verdicts.judge(end, self._plan, self._told, self._timed_out)
         if end.refused is not None and ending.reason == end.refused.reason:
             return await self._refused(end.refused, end.progress)
@@ -341,10 +343,12 @@ class Attempt:
         self._state.stops = 0
         return ending
 
-    def _never_ran(self, end: GangEnd) -> bool:
+    def _never_ran(self, end: GangEnd, ran_s: float) -> bool:
         """Returns whether a machine refused to run the tasks or did not start them: that time is not theirs."""
         late = self._told is not None and self._told.detail.get("code") == ReasonCode.LAUNCH_TIMED_OUT
-        return (late or end.refused is not None) and not end.failed and workflow.patched(COUNTS_RUNS)
+        if not (late or end.refused is not None) or end.failed or not workflow.patched(COUNTS_RUNS):
+            return False
+        return is_only_launch(ran_s, timed_out=late, reported=end.reported)
 
     async def _left(self) -> Ending:
         assert self._leaving is not None

@@ -294,6 +294,8 @@ class Gang:
         exits = [(m, e) for m in self._order() for e in self._outcomes[m].exits]
         failed = any(not o.stopped and not self._good(o) for o in self._outcomes.values())
         lost = self._lost or next((m for m, e in exits if e.exit_code is None and e.signal is None), None)
+        progress = tuple(p for m in self._order() for p in self._own_progress(m))
+        ended = any(o.exits and not o.stopped for o in self._outcomes.values())
         return GangEnd(
             all_succeeded=good and lost is None,
             lost_machine=lost,
@@ -302,7 +304,8 @@ class Gang:
             stopped_before=self._stopped_before and not failed,
             failed=failed,
             noticed=self.noticed,
-            progress=tuple(p for m in self._order() for p in self._own_progress(m)),
+            reported=ended or any(p.step is not None or p.checkpoint_step is not None for p in progress),
+            progress=progress,
         )
 
     def _own_progress(self, machine: str) -> list[TaskProgress]:

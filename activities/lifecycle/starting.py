@@ -18,6 +18,7 @@ from domain.reasons import ReasonCode
 from domain.search_attributes import ATTEMPT, NAME, PHASE, PRIORITY, REASON, REGION, TENANT
 from infra.db.models import Attempt
 from lifecycle.attempts import LATEST
+from lifecycle.launch_limits import is_only_launch
 from lifecycle.suspicion import NONE, Suspicion
 
 _LIVE = text(
@@ -38,7 +39,7 @@ _FAILURES = {
 }
 """The reasons of attempts that count as failures of the user's tasks."""
 _NEVER_RAN = {code.value for code in (ReasonCode.LAUNCH_FAILED, ReasonCode.LAUNCH_TIMED_OUT, ReasonCode.CANNOT_START)}
-"""The reasons of attempts whose tasks were not started. They have a start time if one machine prepares and runs."""
+"""The reasons of attempts whose tasks a machine refused or did not start. They can have a start time all the same."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | Non
             Attempt.released_at,
             Attempt.plan,
             Attempt.last_step,
+            Attempt.checkpoint_step,
             Attempt.resumed_step,
             func.coalesce(func.extract("epoch", ended_at - Attempt.started_at), 0.0).label("ran_s"),
         )
@@ -106,11 +108,19 @@ def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | Non
         unloadable=_in_a_row(codes, ReasonCode.CHECKPOINT_UNLOADABLE),
         suspects=list(suspicion.machines),
         unconfirmed=suspicion.attempts,
-        ran_s=sum(float(a.ran_s) for a in attempts if (a.outcome or {}).get("code") not in _NEVER_RAN),
+        ran_s=sum(float(a.ran_s) for a in attempts if not _never_ran(a)),
         table=LATEST,
         one_attempt=row.one_attempt,
     )
     return state, attempts[0].rank if placed and attempts else None
+
+
+def _never_ran(ended: Row[*tuple[Any, ...]]) -> bool:
+    """Returns whether an attempt was only launched, by the rules of `workflows.attempt`."""
+    code = (ended.outcome or {}).get("code")
+    timed_out = code == ReasonCode.LAUNCH_TIMED_OUT.value
+    reported = ended.last_step is not None or ended.checkpoint_step is not None
+    return code in _NEVER_RAN and is_only_launch(float(ended.ran_s), timed_out=timed_out, reported=reported)
 
 
 def _suspicion_of(ended: Iterable[Row[*tuple[Any, ...]]]) -> Suspicion:

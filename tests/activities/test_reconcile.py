@@ -222,12 +222,22 @@ def test_a_new_workflow_counts_the_failures_that_are_not_confirmed(
 
 
 @pytest.mark.parametrize(
-    ("code", "counts"), [("launch_failed", False), ("launch_timed_out", False), ("machine_lost", True)]
+    ("code", "last_step", "ago_s", "counts"),
+    [
+        ("launch_failed", None, 100, False),
+        ("launch_failed", 7, 100, True),
+        ("launch_failed", None, 86_400, True),
+        ("launch_timed_out", None, 900, False),
+        ("launch_timed_out", 7, 900, True),
+        ("machine_lost", None, 100, True),
+    ],
 )
-def test_only_time_that_tasks_ran_is_runtime(town: World, code: str, counts: bool) -> None:
-    """A workflow that replaces a lost one does not count attempts that were refused, or not started."""
-    workload = town.running(ago_s=100)
-    town.alter(Attempt, (workload, 1), outcome={"code": code}, released_at=text("now()"))
+def test_only_time_that_tasks_ran_is_runtime(
+    town: World, code: str, last_step: int | None, ago_s: int, counts: bool
+) -> None:
+    """A workflow that replaces a lost one does not count attempts that were refused at their launch, or not started."""
+    workload = town.running(ago_s=ago_s)
+    town.alter(Attempt, (workload, 1), outcome={"code": code}, last_step=last_step, released_at=text("now()"))
     town.alter(Workload, workload, phase="pending")
     with town.session() as session:
         start = read_start(session, workload)

@@ -260,6 +260,28 @@ async def test_an_attempt_may_run_for_what_earlier_ones_left(life: Life) -> None
     assert second < first
 
 
+@goes(*RUNNING, "pending launch_failed", *AGAIN, "succeeded completed")
+async def test_a_gang_that_a_machine_refuses_after_it_has_worked_has_run(life: Life) -> None:
+    """An agent that has lost its key refuses the next try of a run; the time until then counts as runtime."""
+    life.plan.max_runtime_s = 3600.0
+    worker, refuser = life.agents
+    refuser.held.add(Activity.RUN_NODE)
+    await life.award()
+    await life.asks(worker, Activity.RUN_NODE)
+    worker.reports(step=5)
+    await life.reaches(Phase.RUNNING)
+    refuser.refusals[Activity.RUN_NODE] = "it cannot unseal the secrets"
+    await life.reaches(Phase.PENDING)
+    refuser.refusals.clear()
+    refuser.held.clear()
+    await running(life)
+    await ends_well(life)
+    events = (await life.handle.fetch_history()).events
+    timers = [e.timer_started_event_attributes for e in events if e.HasField("timer_started_event_attributes")]
+    limits_s = [t.start_to_fire_timeout.ToTimedelta().total_seconds() for t in timers]
+    assert limits_s[0] == 3600.0 and 3000.0 < limits_s[-1] < 3600.0
+
+
 # -------------------------------------------------------------------------------------------------------------- hangs
 
 
