@@ -371,7 +371,8 @@ def tidy(state: StateFolder, config: AgentConfig, *, is_owners: bool = False) ->
 
     A document's `keep` applies to the last attempt of a workload on this machine, as long as enough of the disk is free
     and the machine is not its owner's (`is_owners`). Stores the outcome of each attempt's tasks on the machine first.
-    Also removes what killed shims have left (`StateFolder.clear_private`). Returns the keys (`workload.attempt`) of the removed attempts.
+    Also removes what killed shims have left (`StateFolder.clear_private`). Returns the keys (`workload.attempt`) of the
+    removed attempts.
     """
     removed = []
     state.clear_private()
