@@ -194,6 +194,8 @@ class RegionBidder:
                 fresh = reserve_unknown(self._planner, request, available_s, taken)
                 if fresh is not None and (found is None or fresh.lacking < found.lacking):
                     found = fresh
+        if found is not None and found.starts_at_s <= region.now_s and request.rank == OVER_QUOTA_RANK:
+            found = None  # It waits for evictions of others, whose surplus goes by the order of the queue.
         if found is None:
             if not patient:
                 self._note_hopeless(request)
