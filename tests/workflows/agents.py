@@ -32,7 +32,7 @@ R = TypeVar("R", PrepareNode, RunNode, StopNode, Attend, Pace, ProveKey)
 _LOOK_S = 0.02
 
 
-async def until(holds: Callable[[], Any], what: str, patience_s: float = 20.0) -> None:
+async def until(holds: Callable[[], Any], what: str, patience_s: float = 60.0) -> None:
     """Waits until `holds`; fails with `what` on timeout."""
     give_up_s = asyncio.get_running_loop().time() + patience_s
     while not holds():

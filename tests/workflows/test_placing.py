@@ -481,6 +481,6 @@ async def test_launches_that_a_machine_refuses_use_up_no_runtime(lone: Life) -> 
         agent.refusals.clear()
     agent.held.clear()
     await lone.award()
-    await lone.reaches(Phase.RUNNING)
+    await lone.runs()
     agent.ends()
     assert await lone.result() == "succeeded"
