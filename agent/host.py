@@ -209,7 +209,7 @@ async def _work(
 
 
 async def _guard(state: StateFolder, activities: NodeActivities, stop: asyncio.Event) -> None:
-    """Stops the agent if its state folder is deleted: it could neither record what it starts nor what its owner says.
+    """Stops the agent if its state folder is deleted: without it, no task and no command of the owner can be recorded.
 
     First, its machine counts as lost, so that no further work is sent.
     """

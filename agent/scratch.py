@@ -8,7 +8,7 @@ attempt still meet there: NCCL and torch pass data through `/dev/shm`. The attem
     private/tmp, var-tmp    bound to `/tmp` and `/var/tmp` in the mount namespaces of the tasks
     private/shm             a file system in memory, bound to `/dev/shm`
 
-Only root may enter `private`: every task sees its path among the mounts of the machine, whoever the task belongs to.
+Only root may enter `private`, because every task on the machine can read the path of this folder in the list of mounts.
 The shim that ends last removes them, and the agent removes what a killed shim has left. Mounting needs root. Uses the
 standard library only, because the shim imports this module.
 """

@@ -12,8 +12,9 @@
 - A background command, and a process that was adopted by the shim, gets the notice only if it still runs `LATER_S`
   after all others have ended.
 - If a process without a handler ends, as most launchers do, its children get the notice. If a process with a handler
-  ends, its children are background commands. Those that have probably got the notice from it do not get another one:
-  children of a shell that have a handler themselves, and members of a process group that timeout(1) has signalled.
+  ends, its children are background commands. The notice is not sent again to a child that has probably received it
+  from its parent: a child of a shell that has a handler itself, or a member of a process group that timeout(1) has
+  signalled.
 - A process that began after the notice never gets it: a handler may need it to save.
 
 `recipients` is the pure rule. Uses the standard library only, because the shim imports this module.
@@ -50,7 +51,7 @@ class Process:
     reads: str | None = None
     """The pipe that is its standard input."""
     writes: frozenset[str] = frozenset()
-    """The pipes among those that other processes read as their standard input to which it can write."""
+    """The pipes that it can write to, and that are the standard input of other processes."""
 
 
 class Wait(Enum):

@@ -69,7 +69,7 @@ class RegionBidder:
         self._hopeless = NegativeCache()
         """Requests of this pass that would be refused even if no holder of worse rank was protected."""
         self._hopeless_gangs: set[tuple[object, ...]] = set()
-        """The same for requests of several jobs, and for those that avoid machines."""
+        """Keys of such requests that have several jobs, avoid machines, or displace workloads."""
         self._ends_s: F8 | None = None
         """Cached ends of the maximum runtimes, valid for `_ends_state`."""
         self._ends_state: tuple[object, ...] = ()

@@ -10,8 +10,8 @@ No end is guessed. If a gang that has waited long needs the resources of workloa
 the machines on which such workloads hold the least.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import inf
 
@@ -120,20 +120,16 @@ def reserve(
     """
     times_s = np.unique(available_s[(available_s < np.inf) & (available_s <= latest_s)])
     reserved = _reserved(planner.region, taken)
-    plans: tuple[JobPlan, ...] | None = None
-    # Try the latest time first: usually there is no plan even then.
-    low, high, middle = 0, len(times_s), len(times_s) - 1
-    while low < high:
-        with _gone(planner.region, request.rank, available_s <= times_s[middle], reserved):
-            found = planner.all_free(request.jobs)
-        if found is None:
-            low = middle + 1
-        else:
-            high, plans = middle, found
-        middle = (low + high) // 2
-    if plans is None:
+    first = _first_fit(
+        planner,
+        request,
+        len(times_s),
+        lambda at: _gone(planner.region, request.rank, available_s <= times_s[at], reserved),
+    )
+    if first is None:
         return None
-    return _reservation(planner.region, request, plans, float(times_s[high]), available_s)
+    at, plans = first
+    return _reservation(planner.region, request, plans, float(times_s[at]), available_s)
 
 
 def reserve_unknown(
@@ -152,20 +148,38 @@ def reserve_unknown(
         _add_held(region.holders, region.holders.rank > 0, column, reach[column])
     levels = np.unique(busy)
     reserved = _reserved(region, taken)
-    plans: tuple[JobPlan, ...] | None = None
-    low, high, middle = 0, len(levels), len(levels) - 1
+    first = _first_fit(
+        planner,
+        request,
+        len(levels),
+        lambda at: _shifted(region, np.where(busy <= levels[at], reach, 0) - reserved - region.machines.free),
+    )
+    if first is None:
+        return None
+    _, plans = first
+    made = _reservation(region, request, plans, inf, np.zeros(len(available_s)))
+    return _due(region, request, made.needs, made.sources, available_s, taken)
+
+
+def _first_fit(
+    planner: Planner, request: PlacementRequest, count: int, state: Callable[[int], AbstractContextManager[None]]
+) -> tuple[int, tuple[JobPlan, ...]] | None:
+    """Returns the first of `count` states of the region in which the gang fits, and its plans; None: it fits in none.
+
+    Later states have more room, so the first one is found by binary search. `state` sets a state while its block runs.
+    """
+    best: tuple[int, tuple[JobPlan, ...]] | None = None
+    # Try the last state first: usually there is no plan even then.
+    low, high, middle = 0, count, count - 1
     while low < high:
-        with _shifted(region, np.where(busy <= levels[middle], reach, 0) - reserved - region.machines.free):
+        with state(middle):
             found = planner.all_free(request.jobs)
         if found is None:
             low = middle + 1
         else:
-            high, plans = middle, found
+            high, best = middle, (middle, found)
         middle = (low + high) // 2
-    if plans is None:
-        return None
-    made = _reservation(region, request, plans, inf, np.zeros(len(available_s)))
-    return _due(region, request, made.needs, made.sources, available_s, taken)
+    return best
 
 
 def renew(

@@ -127,7 +127,7 @@ class RemovalActivities:
             rows = session.execute(
                 select(Replica.data_table, Replica.region)
                 .where(Replica.state == "deleting", Replica.delete_at <= func.now())
-                # Those that failed come last: a slow store must not use the time of all rounds.
+                # Replicas whose last deletion failed come last: a slow store does not use up each round.
                 .order_by(func.coalesce(Replica.kept_because, "").startswith(_FAILS))
                 .order_by(Replica.delete_at, Replica.data_table, Replica.region)
             )

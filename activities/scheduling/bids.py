@@ -118,7 +118,7 @@ def placement_request(
     """Returns the request of a queued workload to a region's RMS, with its rank and eligible GPU types from the scan.
 
     `immune` are the workloads that it may not evict, `moving` set if it has left owners' machines, `avoided` the
-    machines that it may not use, and `doubts` those that it uses only if no others have room.
+    machines that it may not use, and `doubts` the machines that it uses only if no other machine has room.
     """
     leaving = moving or Leaving(_jobs(queued, demand), frozenset())
     return PlacementRequest(

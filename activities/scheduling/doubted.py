@@ -29,7 +29,7 @@ NO_DOUBTS = Doubted()
 
 
 def doubted(session: Session) -> Doubted:
-    """Returns the lent machines that failed since their last success, and those that have not run anything yet."""
+    """Returns the lent machines that failed since their last success, and lent machines that have run nothing yet."""
     rows = session.execute(_DOUBTED, {"kind": CapacityKind.VOLUNTARY.value}).all()
     failed = frozenset(row.id for row in rows if row.has_failed)
     return Doubted(failed, frozenset(row.id for row in rows) - failed)

@@ -19,7 +19,10 @@ _TAKEN = f"{WORD}.taken."
 
 
 class OwnersWord:
-    """The word, and those that the agent has taken and not yet written to its own record (`word.json.taken.*`)."""
+    """The file with the owner's last command, and the commands that the agent has read but not yet recorded.
+
+    The agent renames a file that it has read to `word.json.taken.*`, and deletes it after the command is in its record.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / WORD

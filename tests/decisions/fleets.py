@@ -6,6 +6,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
+from auction.auction import Auction, Options
 from domain.capacity import USUAL
 from domain.scheduling import (
     Bid,
@@ -18,6 +19,7 @@ from domain.scheduling import (
     RegionSnapshot,
     RunningWorkload,
 )
+from rms.region import Region
 
 GIB = 2**30
 
@@ -277,3 +279,10 @@ def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
         "new", rank, tuple(gang), displaces=frozenset(displaces), avoids=frozenset(avoids), shuns=frozenset(shuns),
         failed=frozenset(doubted[::2]), untried=frozenset(doubted[1::2]),
     )  # fmt: skip
+
+
+def opened_auction(fleet: list[RegionSnapshot], options: Options) -> Auction:
+    """Returns an auction over the regions, at the beginning of a pass."""
+    auction = Auction([Region.of(snapshot) for snapshot in fleet], options)
+    auction.open(fleet[0].now_s)
+    return auction

@@ -52,7 +52,7 @@ def test_work_of_its_own_rank_is_not_kept_out_before_the_gang_has_waited_long() 
     other = workload("other", 1, 2001.0, 600.0, level=1, tenant="hi")
     seen = happenings(scenario(machines("east", 1), [*small, gang, other], TENANTS, LIVE, until_s=4000.0))[1]
     awarded = when(seen, "awarded")
-    assert awarded["other"] < awarded["gang"] or awarded["gang"] - gang.submit_s <= BOUND_S
+    assert awarded["other"] < awarded["gang"]
 
 
 def _stream(seed: int) -> tuple[list[MachineState], list[Workload], list[Workload]]:
@@ -61,7 +61,7 @@ def _stream(seed: int) -> tuple[list[MachineState], list[Workload], list[Workloa
     Half of the streams have workloads of several ranks, which evict each other, and half have maximum runtimes.
     """
     chance = random.Random(seed)
-    mixed, known = seed % 2 == 1, seed // 2 % 2 == 1
+    mixed, known = seed % 2 == 1, (seed + 1) // 2 % 2 == 1
     count = chance.randint(1, 3)
     states = [m for region in ("east", "north", "west")[: chance.randint(1, 3)] for m in machines(region, count)]
     ends_s = 4 * 1500.0 + 2000.0
