@@ -57,7 +57,10 @@ def hold(folder: str) -> int:
         OSError: this process may not mount, or the disk is full.
     """
     while True:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        # Not `makedirs`: it fails if another process removes the folder between its two steps.
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
         try:
             os.chmod(folder, 0o700)  # Tasks reach the folders in it by their mounts, and those of others not at all.
             lock = _open(f"{folder}/{_LOCK}")

@@ -1,4 +1,4 @@
-"""Faults: processes are killed or stopped, the disk is filled, and Temporal's state is lost or rolled back.
+"""Faults: processes are killed or stopped, disks are filled, and Temporal's state is lost or rolled back.
 
 Processes are found in /proc.
 """
@@ -17,7 +17,7 @@ import psycopg
 
 from infra.stack.postgres import EmbeddedPostgres
 from tests.chaos.observed import Killed, Observed
-from tests.chaos.schedule import Fault
+from tests.chaos.schedule import FILLED, Fault
 from tests.sql_faults import CLASSES, begin_failing, end_failing
 from tests.stack.harness import Up, processes_of
 
@@ -25,6 +25,7 @@ End = Callable[[], None]
 BLACKOUT_S = 8.0
 """If an agent or Temporal is stopped for longer, machines may count as lost: the heartbeat timeouts are short here."""
 _TASK = "chaos/task.py"
+_FILLER = "filler."
 _DATABASE = ("temporal.db", "temporal.db-wal", "temporal.db-shm")
 
 
@@ -44,7 +45,7 @@ class Faults:
         self._restart = restart
         self._replacing = threading.Lock()
         self.filled = 0
-        """The number of times the file system of the stack's folder was filled."""
+        """The number of times that a file system was filled."""
         self.done: list[str] = []
         """Kinds of the faults that took effect."""
 
@@ -58,11 +59,12 @@ class Faults:
             return self._kill(part, fault)
         if what == "stop":
             return self._stop(part, fault)
+        if what == "full":
+            return self._fill(self._up.folder / FILLED[part], fault)
         act: dict[str, Callable[[Fault], End | None]] = {
             "zombie-worker": self._zombie_worker,
             "temporal-lost": self._temporal_lost,
             "temporal-rolled-back": self._temporal_rolled_back,
-            "disk-full": self._disk_full,
             "award-error": self._award_error,
             "supervisor-killed": self._supervisor_killed,
             "tree-killed": self._tree_killed,
@@ -70,8 +72,8 @@ class Faults:
         return act[fault.kind](fault)
 
     def is_full(self) -> bool:
-        """Returns whether the file system of the stack's folder is full because of a fault."""
-        return any(self._up.data.parent.glob("filler.*"))
+        """Returns whether a file system of the stack is full because of a fault."""
+        return any(path for folder in FILLED.values() for path in (self._up.folder / folder).glob(f"{_FILLER}*"))
 
     # -------------------------------------------------------------------------------------------------- processes
 
@@ -199,11 +201,11 @@ class Faults:
             self._signal(pid, signal.SIGKILL)
             self.done.append(fault.kind)
 
-    def _disk_full(self, fault: Fault) -> End | None:
-        """Fills the file system of the stack's folder, if it is a separate one."""
-        if not os.path.ismount(self._up.data.parent):
+    def _fill(self, folder: Path, fault: Fault) -> End | None:
+        """Fills the file system of a folder, if it is a separate one."""
+        if not os.path.ismount(folder):
             return None
-        filler = self._up.data.parent / f"filler.{self.filled}"
+        filler = folder / f"{_FILLER}{self.filled}"
         self.filled += 1
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             for size in (1 << 20, 1 << 12, 1):

@@ -9,6 +9,8 @@ from tests.chaos.observed import Observed, TaskRun
 
 STATUS_WRITTEN_S = 2.0
 """The time after the end of a task by which the shim has written its exit status to disk."""
+SCANS = 3
+"""A whole pass lies between two samples of the queue that are this many scans apart, and its awards are committed."""
 CANCEL_S = 120.0
 """A task that starts later than this after the acknowledged cancellation of its workload is a violation."""
 
@@ -30,6 +32,7 @@ KINDS = {
     "finished-again": "a gang whose tasks had all exited with 0 ran again",
     "lost": "an acknowledged workload does not exist",
     "refused": "a valid request was rejected",
+    "not-placed": "after the last fault, a pass left a workload in the queue that fits an idle region",
     "never-ended": "a workload did not end after the last fault",
     "duplicate": "one Idempotency-Key created two workloads, or a workload exists that no user requested",
     "wrong-end": "the reported outcome contradicts what the tasks did",
@@ -42,7 +45,8 @@ KINDS = {
 
 def judge(seen: Observed) -> list[Violation]:
     """Returns all violations, by kind in the order of `KINDS`."""
-    found = [*_starts(seen), *_slots(seen), *_owned(seen), *_checkpoints(seen), *_workloads(seen), *_surroundings(seen)]
+    checks = (_starts, _slots, _owned, _checkpoints, _workloads, _queue, _surroundings)
+    found = [violation for check in checks for violation in check(seen)]
     order = list(KINDS)
     return sorted(found, key=lambda v: (order.index(v.kind), v.detail))
 
@@ -170,6 +174,21 @@ def _workloads(seen: Observed) -> Iterator[Violation]:
                             f"{order.name} {workload}.{run.attempt}: started {after_s:.0f} s after its cancellation"
                         )
                         yield Violation("cancel-ignored", detail)
+
+
+def _queue(seen: Observed) -> Iterator[Violation]:
+    since: dict[tuple[str, str], int] = {}
+    found: dict[str, str] = {}
+    before = 0
+    for sample in seen.samples:
+        if sample.scans < before:  # The scheduler was started again.
+            since.clear()
+        before = sample.scans
+        fits = {(workload, region) for workload in sample.queued for region in sample.idle}
+        since = {pair: since.get(pair, sample.scans) for pair in fits}
+        found |= {w: region for (w, region), scans in since.items() if sample.scans - scans >= SCANS}
+    for workload, region in found.items():
+        yield Violation("not-placed", f"{seen.names.get(workload, '')} {workload}: {region} was idle for {SCANS} scans")
 
 
 def _surroundings(seen: Observed) -> Iterator[Violation]:

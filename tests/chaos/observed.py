@@ -32,6 +32,18 @@ class TaskRun:
     """Whether the task was asked to stop before it exited; the stop may then be the reason of the exit."""
 
 
+@dataclass(frozen=True)
+class QueueSample:
+    """What users saw of the queue and of the fleet at one instant."""
+
+    scans: int
+    """The number of scans of the queue since the start of the scheduler."""
+    idle: frozenset[str]
+    """The regions of which all GPUs were free."""
+    queued: frozenset[str]
+    """The workloads that waited for a place, and that fit each idle region."""
+
+
 @dataclass
 class Order:
     """One workload from its user's view: the request and its responses."""
@@ -84,6 +96,8 @@ class Observed:
     killed: list[Killed] = field(default_factory=list)
     """Shims and tasks that the harness killed or stopped, so that their exit status may be unknown."""
     owned: list[Owned] = field(default_factory=list)
+    samples: list[QueueSample] = field(default_factory=list)
+    """The queue while the harness waits for the ends of all workloads, after the last fault."""
     blackouts: list[tuple[float, float]] = field(default_factory=list)
     """Periods in which machines were unreachable for so long that they may count as lost."""
     left_behind: list[str] = field(default_factory=list)

@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.chaos.faults import Faults
 from tests.chaos.judge import Violation, judge
 from tests.chaos.observed import Observed, read_journals
-from tests.chaos.schedule import Schedule
+from tests.chaos.schedule import FILLED, Schedule
 from tests.chaos.users import Users
 from tests.stack.harness import Up, processes_of, wait_until
 
@@ -44,17 +44,22 @@ class ChaosOutcome:
 
 
 @contextlib.contextmanager
-def disk(folder: Path) -> Iterator[Path]:
-    """Mounts a small file system for the stack's folder, so that it can be filled; without root uses a plain folder."""
+def disks(folder: Path) -> Iterator[Path]:
+    """Mounts small file systems in the folder of a stack, so that they can be filled; without root, only makes it."""
+    folder.mkdir()
+    with contextlib.ExitStack() as mounts:
+        for part in FILLED.values() if os.geteuid() == 0 else ():
+            mounts.enter_context(_disk(folder / part))
+        yield folder
+
+
+@contextlib.contextmanager
+def _disk(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
-    if os.geteuid() != 0:
-        yield folder
-        return
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=755", "mizzen-chaos", str(folder)], check=True
-    )
+    options = f"size={DISK_BYTES},mode=755"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "mizzen-chaos", str(folder)], check=True)
     try:
-        yield folder
+        yield
     finally:
         for flags in ([], ["-l"]):
             if subprocess.run(["umount", *flags, str(folder)], capture_output=True).returncode == 0:
@@ -87,7 +92,7 @@ def run_seed(seed: int, schedule: Schedule, folder: Path, say: Callable[[str], N
         path.mkdir()
     journals.chmod(0o1777)  # Tasks may run as other users.
     seen = Observed()
-    with disk(folder / "disk") as place:
+    with disks(folder / "stack") as place:
         up = Up(place)
         try:
             up.start()
@@ -95,6 +100,7 @@ def run_seed(seed: int, schedule: Schedule, folder: Path, say: Callable[[str], N
             users.make_tenants()
             faults = _act(up, scratch, seen, users, schedule, say)
             say("faults are over: waiting for all workloads to end")
+            users.submit_large()
             users.close_requests()
             users.wait_for_ends(PATIENCE_S, _AT_MOST_S)
             seen.withheld = users.withheld_machines(_READY_S)

@@ -6,21 +6,28 @@ from dataclasses import dataclass
 LEVELS = {"urgent": 1, "steady": 3, "batch": 6}
 """Tenants and their levels. Each has a quota of the whole fleet, so higher levels evict lower ones."""
 FLEET_GPUS = 16
+REGIONS = {"east": 8, "west": 8}
+"""The GPUs of each region."""
 
 KILLED = ("agents", "agent", "worker", "api", "temporal", "postgres", "backend", "shim", "task")
 """Parts that get a SIGKILL."""
 STOPPED = ("agent", "worker", "api", "temporal", "postgres", "backend", "shim")
 """Parts that get a SIGSTOP, and later a SIGCONT if they were not replaced meanwhile."""
 STOPPED_S = (2.0, 25.0)
-OTHERS = (
-    "zombie-worker", "temporal-lost", "temporal-rolled-back", "disk-full", "award-error", "supervisor-killed",
-    "tree-killed",
+FULL_S = (3.0, 9.0)
+FILLED = {"stack": "", "database": "data/postgres", "bucket": "data/buckets", "work": "data/machines"}
+"""The file systems that become full, and their folders in the folder of the stack.
+
+`stack` has all other files, Temporal's database among them; `work` has the working folders of the tasks.
+"""
+OTHERS = ("zombie-worker", "temporal-lost", "temporal-rolled-back", "award-error", "supervisor-killed", "tree-killed")
+FAULTS = (
+    *(f"kill-{part}" for part in KILLED), *(f"stop-{part}" for part in STOPPED), *(f"full-{part}" for part in FILLED),
+    *OTHERS,
 )  # fmt: skip
-FAULTS = (*(f"kill-{part}" for part in KILLED), *(f"stop-{part}" for part in STOPPED), *OTHERS)
 _LASTS_S = {
     "zombie-worker": (5.0, 20.0),
     "temporal-rolled-back": (2.0, 8.0),
-    "disk-full": (3.0, 9.0),
     "award-error": (3.0, 9.0),
 }
 REQUESTS = ("cancel-storm", "quota", "preempt", "drain", "cordon", "reclaim", "reclaim-stopped", "idle-machine")
@@ -49,6 +56,8 @@ class Submission:
     copies: int
     """Number of concurrent POSTs with one Idempotency-Key."""
     timeouts_s: tuple[float, ...]
+    regions: tuple[str, ...] = tuple(REGIONS)
+    """The regions in which the workload may run."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,7 @@ def _faults(chance: random.Random, duration_s: float, every_s: float) -> list[Fa
             ahead = list(FAULTS)
             chance.shuffle(ahead)
         kind = ahead.pop()
-        lasts = STOPPED_S if kind.startswith("stop-") else _LASTS_S.get(kind, (0.0, 0.0))
+        lasts = {"stop": STOPPED_S, "full": FULL_S}.get(kind.partition("-")[0]) or _LASTS_S.get(kind, (0.0, 0.0))
         out.append(Fault(at_s, kind, chance.random(), chance.uniform(*lasts)))
     return out
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.judge import KINDS, judge
-from tests.chaos.observed import Killed, Observed, Order, Owned, TaskRun, read_journals
+from tests.chaos.observed import Killed, Observed, Order, Owned, QueueSample, TaskRun, read_journals
 from tests.chaos.schedule import FAULTS, draw_schedule
 
 
@@ -55,6 +55,14 @@ def _again(seen: Observed) -> None:
 def _gone(seen: Observed) -> None:
     seen.phases.clear()
     seen.names.clear()
+
+
+def _left_waiting(seen: Observed) -> None:
+    seen.samples = [_queue(scans) for scans in (7, 8, 10)]
+
+
+def _queue(scans: int, idle: str = "east", queued: str = "w1") -> QueueSample:
+    return QueueSample(scans, frozenset(idle.split()), frozenset(queued.split()))
 
 
 def _endless(seen: Observed) -> None:
@@ -108,6 +116,7 @@ BROKEN: dict[str, Callable[[Observed], None]] = {
     "finished-again": _again,
     "lost": _gone,
     "refused": _refused,
+    "not-placed": _left_waiting,
     "never-ended": _endless,
     "duplicate": _doubled,
     "wrong-end": _false_success,
@@ -151,6 +160,29 @@ def test_a_gang_that_was_told_to_stop_as_it_finished_may_run_again() -> None:
     seen = _sound()
     _again(seen)
     seen.runs[0] = replace(seen.runs[0], told=True)
+    assert judge(seen) == []
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [_queue(7), _queue(9)],
+        [_queue(7), _queue(8, idle=""), _queue(10)],
+        [_queue(7), _queue(8, idle="west"), _queue(10)],
+        [_queue(7), _queue(8, queued=""), _queue(10, queued="w1 w2")],
+        [_queue(7), _queue(0), _queue(2)],
+    ],
+    ids=[
+        "two scans",
+        "the region was used",
+        "another region is idle",
+        "it left the queue",
+        "the scheduler was started",
+    ],
+)
+def test_a_workload_may_wait_for_the_pass_that_places_it(samples: list[QueueSample]) -> None:
+    seen = _sound()
+    seen.samples = samples
     assert judge(seen) == []
 
 

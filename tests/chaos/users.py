@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,8 +18,8 @@ import httpx
 from infra.config import TemporalSettings
 from server.agents import machine_state_dir
 from tests.chaos.faults import BLACKOUT_S, now_s
-from tests.chaos.observed import Observed, Order, Owned
-from tests.chaos.schedule import FLEET_GPUS, LEVELS, Request, Submission
+from tests.chaos.observed import Observed, Order, Owned, QueueSample
+from tests.chaos.schedule import FLEET_GPUS, LEVELS, REGIONS, Request, Submission
 from tests.stack.harness import ROOT, Up
 from tests.stack.idler import idler
 
@@ -28,6 +29,9 @@ _PATIENCE_S = 240.0
 """The time for which a user retries a request during an outage."""
 IDLE = "east/idle/a-machine"
 """A lent machine that accepts every request and starts nothing."""
+_GPU_TYPE = "a100"
+_UNPLACEABLE = ("held", "machines_avoided")
+"""Reasons for which a workload may not fit an idle region."""
 _ENDED = ("succeeded", "failed", "cancelled")
 
 
@@ -44,8 +48,9 @@ class Users:
         self._pending: list[Future[None]] = []
         key = (up.data / "operator.key").read_text().strip()
         limits = httpx.Limits(max_connections=64)
-        base = f"http://127.0.0.1:{up.ports['port']}/v1"
-        self._http = httpx.Client(base_url=base, headers={"authorization": f"Bearer {key}"}, limits=limits)
+        api = f"http://127.0.0.1:{up.ports['port']}"
+        self._metrics = f"{api}/metrics"
+        self._http = httpx.Client(base_url=f"{api}/v1", headers={"authorization": f"Bearer {key}"}, limits=limits)
         self.asked: list[str] = []
         """The kind of each completed request."""
 
@@ -80,12 +85,18 @@ class Users:
         for _ in range(what.copies):
             self._pending.append(self._threads.submit(self._post, what, order))
 
+    def submit_large(self) -> None:
+        """Submits a gang for each region that needs all of its GPUs."""
+        for region, gpus in REGIONS.items():
+            self.submit(Submission(0.0, f"all-of-{region}", "batch", gpus, 5, 0, 1, (10.0,), (region,)))
+
     def _document(self, what: Submission) -> dict[str, Any]:
         arguments = f'"{self._journals}" {what.steps} {_STEP_S} {what.exit_code}'
         return {
             "version": 1,
             "name": what.name,
             "tenant": what.tenant,
+            "regions": {"allow": list(what.regions)},
             "checkpoint": {"interval": "1s", "grace": "5s"},
             "limits": {"retries": 0 if what.exit_code else 50},
             # Some may be placed on the idle machine.
@@ -281,6 +292,7 @@ class Users:
         ends_s, before = time.monotonic() + at_most_s, None
         while True:
             found = self._all()
+            self._sample_queue(found)
             live = sorted((w["id"], w["phase"], w["attempt"]) for w in found if w["phase"] not in _ENDED)
             if live != before:
                 before, changed_s = live, time.monotonic()
@@ -297,6 +309,27 @@ class Users:
                 answer = self._patiently("GET", f"/workloads/{id_}")
                 if answer.status_code == 200:
                     self._seen.phases[id_] = answer.json()["phase"]
+
+    def _sample_queue(self, workloads: list[dict[str, Any]]) -> None:
+        """Records the queue. All gangs are of at most the size of a region, and within their tenants' quotas."""
+        queued = [w for w in workloads if w["phase"] == "queued" and w["reason"]["code"] not in _UNPLACEABLE]
+        if not queued:
+            return
+        regions: dict[str, bool] = {}
+        for machine in self._patiently("GET", "/machines").json()["items"]:
+            if machine["id"] != IDLE and machine["gpu_type"] == _GPU_TYPE:
+                takes_work = machine["state"] == "ready" and machine["cordon"] is None and not machine["draining"]
+                in_use = machine["slots_held"] or machine["slots_promised"] or machine["slots_withheld"]
+                regions[machine["region"]] = regions.get(machine["region"], True) and takes_work and not in_use
+        metrics = self._patiently("GET", self._metrics).text
+        scans = re.search(r'^mizzen_auction_total\{what="scans"\} (\S+)', metrics, re.MULTILINE)
+        self._seen.samples.append(
+            QueueSample(
+                int(float(scans[1])) if scans else 0,
+                frozenset(region for region, idle in regions.items() if idle),
+                frozenset(w["id"] for w in queued),
+            )
+        )
 
     def _all(self) -> list[dict[str, Any]]:
         out: list[dict[str, Any]] = []
