@@ -1,4 +1,4 @@
-"""A short chaos test: half a minute of faults on a real stack. `make chaos` runs the long form."""
+"""A short chaos test: a quarter of a minute of faults on a real stack. `make chaos` runs the long form."""
 
 import os
 from pathlib import Path
@@ -8,18 +8,18 @@ import pytest
 from tests.chaos.run import run_seed
 from tests.chaos.schedule import draw_schedule
 
-SEED = int(os.environ.get("MIZZEN_CHAOS_SEED", "1327"))
-"""Chosen for its mix of faults and requests, all of which are over after 24 s.
+SEED = int(os.environ.get("MIZZEN_CHAOS_SEED", "16143"))
+"""Chosen for its mix of faults and requests, all of which are over after 18 s.
 
-It has fifteen kinds of faults, failing award transactions among them, repeated submissions and cancellations.
-With most seeds a part is still stopped after 50 s.
+It has fifteen kinds of faults, failing award transactions and full disks among them, repeated submissions and
+cancellations. With most seeds a part is still stopped after 40 s.
 """
-_FAULTS_S, _FAULT_EVERY_S, _SUBMIT_EVERY_S = 24.0, 2.0, 1.7
+_FAULTS_S, _FAULT_EVERY_S, _SUBMIT_EVERY_S = 16.0, 1.3, 1.7
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
-def test_half_a_minute_of_faults_breaks_no_promise(tmp_path: Path) -> None:
+def test_a_quarter_of_a_minute_of_faults_breaks_no_promise(tmp_path: Path) -> None:
     """Random kills, stops and losses with impatient users cause no violation."""
     schedule = draw_schedule(SEED, _FAULTS_S, _FAULT_EVERY_S, _SUBMIT_EVERY_S)
     told: list[str] = []

@@ -241,7 +241,8 @@ class Users:
                 is_free = self._owner(machine, "reclaim", "--now")
                 free_s = now_s()
             finally:
-                os.kill(pid, signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):  # Killed by a fault meanwhile.
+                    os.kill(pid, signal.SIGCONT)
             if free_s - began_s > BLACKOUT_S:
                 self._seen.blackouts.append((began_s, free_s + BLACKOUT_S))
             if is_free:
@@ -312,7 +313,7 @@ class Users:
 
     def _sample_queue(self, workloads: list[dict[str, Any]]) -> None:
         """Records the queue. All gangs are of at most the size of a region, and within their tenants' quotas."""
-        queued = [w for w in workloads if w["phase"] == "queued" and w["reason"]["code"] not in _UNPLACEABLE]
+        queued = [w for w in workloads if w["phase"] == "pending" and w["reason"]["code"] not in _UNPLACEABLE]
         if not queued:
             return
         regions: dict[str, bool] = {}

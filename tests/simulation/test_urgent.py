@@ -16,7 +16,7 @@ from simulation.settings import SimulationSettings
 from simulation.workloads import Workload
 from tests.simulation.scenarios import happenings, machines, scenario, tenant, when, workload
 
-ROUNDS = int(os.environ.get("MIZZEN_URGENT_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("MIZZEN_URGENT_ROUNDS", "1"))
 LIVE = SimulationSettings()
 """The shipped settings: workloads are protected by their minimum runtime, and take minutes to start."""
 BOUND_S = LIVE.min_runtime_s + LIVE.eviction_s + LIVE.tick_spacing_s

@@ -252,10 +252,19 @@ class Up:
         return row["phase"] == "succeeded"
 
     def interrupt(self, number: int = signal.SIGINT, timeout_s: float = 60.0) -> int:
-        """Sends Ctrl-C, or another signal; returns the exit code."""
+        """Sends Ctrl-C, or another signal; returns the exit code.
+
+        Raises:
+            AssertionError: the stack does not end within `timeout_s`; names its last messages.
+        """
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(timeout_s)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            logs = [self.folder / "up.log", *sorted((self.data / "run" / "log").glob("*"))]
+            said = "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs)
+            raise AssertionError(f"the stack did not end within {timeout_s:.0f} s after the signal\n{said}") from None
 
     def close(self) -> None:
         """Kills all remaining processes, and removes the cgroups of tasks."""
