@@ -184,8 +184,7 @@ def _queue(seen: Observed) -> Iterator[Violation]:
         if sample.scans < before:  # The scheduler was started again.
             since.clear()
         before = sample.scans
-        fits = {(workload, region) for workload in sample.queued for region in sample.idle}
-        since = {pair: since.get(pair, sample.scans) for pair in fits}
+        since = {pair: since.get(pair, sample.scans) for pair in sample.fits}
         found |= {w: region for (w, region), scans in since.items() if sample.scans - scans >= SCANS}
     for workload, region in found.items():
         yield Violation("not-placed", f"{seen.names.get(workload, '')} {workload}: {region} was idle for {SCANS} scans")

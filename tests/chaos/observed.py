@@ -38,10 +38,8 @@ class QueueSample:
 
     scans: int
     """The number of scans of the queue since the start of the scheduler."""
-    idle: frozenset[str]
-    """The regions of which all GPUs were free."""
-    queued: frozenset[str]
-    """The workloads that waited for a place, and that fit each idle region."""
+    fits: frozenset[tuple[str, str]]
+    """Each waiting workload, with each region that it may use and of which all GPUs were free."""
 
 
 @dataclass

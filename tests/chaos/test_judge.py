@@ -58,11 +58,11 @@ def _gone(seen: Observed) -> None:
 
 
 def _left_waiting(seen: Observed) -> None:
-    seen.samples = [_queue(scans) for scans in (7, 8, 10)]
+    seen.samples = [_queue(scans, "east") for scans in (7, 8, 10)]
 
 
-def _queue(scans: int, idle: str = "east", queued: str = "w1") -> QueueSample:
-    return QueueSample(scans, frozenset(idle.split()), frozenset(queued.split()))
+def _queue(scans: int, *fits: str) -> QueueSample:
+    return QueueSample(scans, frozenset(("w1", region) for region in fits))
 
 
 def _endless(seen: Observed) -> None:
@@ -166,17 +166,15 @@ def test_a_gang_that_was_told_to_stop_as_it_finished_may_run_again() -> None:
 @pytest.mark.parametrize(
     "samples",
     [
-        [_queue(7), _queue(9)],
-        [_queue(7), _queue(8, idle=""), _queue(10)],
-        [_queue(7), _queue(8, idle="west"), _queue(10)],
-        [_queue(7), _queue(8, queued=""), _queue(10, queued="w1 w2")],
-        [_queue(7), _queue(0), _queue(2)],
+        [_queue(7, "east"), _queue(9, "east")],
+        [_queue(7, "east"), _queue(8), _queue(10, "east")],
+        [_queue(7, "east"), _queue(8, "west"), _queue(10, "east")],
+        [_queue(7, "east"), _queue(0, "east"), _queue(2, "east")],
     ],
     ids=[
         "two scans",
         "the region was used",
         "another region is idle",
-        "it left the queue",
         "the scheduler was started",
     ],
 )

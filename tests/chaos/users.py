@@ -30,6 +30,7 @@ _PATIENCE_S = 240.0
 IDLE = "east/idle/a-machine"
 """A lent machine that accepts every request and starts nothing."""
 _GPU_TYPE = "a100"
+_LARGE = "all-of-"
 _UNPLACEABLE = ("held", "machines_avoided")
 """Reasons for which a workload may not fit an idle region."""
 _ENDED = ("succeeded", "failed", "cancelled")
@@ -88,7 +89,7 @@ class Users:
     def submit_large(self) -> None:
         """Submits a gang for each region that needs all of its GPUs."""
         for region, gpus in REGIONS.items():
-            self.submit(Submission(0.0, f"all-of-{region}", "batch", gpus, 5, 0, 1, (10.0,), (region,)))
+            self.submit(Submission(0.0, f"{_LARGE}{region}", "batch", gpus, 5, 0, 1, (10.0,), (region,)))
 
     def _document(self, what: Submission) -> dict[str, Any]:
         arguments = f'"{self._journals}" {what.steps} {_STEP_S} {what.exit_code}'
@@ -312,7 +313,7 @@ class Users:
                     self._seen.phases[id_] = answer.json()["phase"]
 
     def _sample_queue(self, workloads: list[dict[str, Any]]) -> None:
-        """Records the queue. All gangs are of at most the size of a region, and within their tenants' quotas."""
+        """Records the queue. All gangs fit a region, and are within their tenants' quotas."""
         queued = [w for w in workloads if w["phase"] == "pending" and w["reason"]["code"] not in _UNPLACEABLE]
         if not queued:
             return
@@ -327,10 +328,14 @@ class Users:
         self._seen.samples.append(
             QueueSample(
                 int(float(scans[1])) if scans else 0,
-                frozenset(region for region, idle in regions.items() if idle),
-                frozenset(w["id"] for w in queued),
+                frozenset((w["id"], r) for r, idle in regions.items() if idle for w in queued if self._allows(w, r)),
             )
         )
+
+    @staticmethod
+    def _allows(workload: dict[str, Any], region: str) -> bool:
+        """Returns whether a workload may run in a region, from its name (`submit_large`)."""
+        return workload["name"] == _LARGE + region or not workload["name"].startswith(_LARGE)
 
     def _all(self) -> list[dict[str, Any]]:
         out: list[dict[str, Any]] = []
