@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ class Users:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(48)
         self._pending: list[Future[None]] = []
+        self._owners: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        """Held while an owner has a machine or some of its GPUs, because `mizzen lend` lends all of it."""
         key = (up.data / "operator.key").read_text().strip()
         limits = httpx.Limits(max_connections=64)
         api = f"http://127.0.0.1:{up.ports['port']}"
@@ -217,9 +220,9 @@ class Users:
         arguments = ["--now"] if how % 2 else ["--notice", "3s"]
         if slots is not None:
             arguments += ["--gpus", str(slots[0])]
-        if not self._owner(machine, "reclaim", *arguments):
-            return
-        self._keep_and_lend(what, machine, slots, now_s())
+        with self._owners[machine]:
+            if self._owner(machine, "reclaim", *arguments):
+                self._keep_and_lend(what, machine, slots, now_s())
 
     def _keep_and_lend(self, what: Request, machine: str, slots: tuple[int, ...] | None, free_s: float) -> None:
         time.sleep(what.lasts_s)
@@ -234,7 +237,7 @@ class Users:
         if not machines:
             return
         machine = machines[int(what.draw * len(machines))]
-        with contextlib.suppress(OSError, ValueError, ProcessLookupError):
+        with self._owners[machine], contextlib.suppress(OSError, ValueError, ProcessLookupError):
             pid = json.loads((machine_state_dir(self._up.data, machine) / "agent.json").read_bytes())["pid"]
             began_s = now_s()
             os.kill(pid, signal.SIGSTOP)
