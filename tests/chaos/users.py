@@ -216,18 +216,20 @@ class Users:
             return
         place = what.draw * len(machines)
         machine, how = machines[int(place)], int(place % 1 * 4)
-        slots = (int(what.draw * 97) % 4,) if how >= 2 else None
+        slots = (int(what.draw * 97) % 2,) if how >= 2 else None  # Each machine has at least two.
         arguments = ["--now"] if how % 2 else ["--notice", "3s"]
         if slots is not None:
             arguments += ["--gpus", str(slots[0])]
         with self._owners[machine]:
-            if self._owner(machine, "reclaim", *arguments):
-                self._keep_and_lend(what, machine, slots, now_s())
+            is_free = self._owner(machine, "reclaim", *arguments)
+            self._keep_and_lend(what, machine, slots, now_s() if is_free else None)
 
-    def _keep_and_lend(self, what: Request, machine: str, slots: tuple[int, ...] | None, free_s: float) -> None:
-        time.sleep(what.lasts_s)
-        with self._lock:
-            self._seen.owned.append(Owned(machine, slots, free_s, now_s()))
+    def _keep_and_lend(self, what: Request, machine: str, slots: tuple[int, ...] | None, free_s: float | None) -> None:
+        """Lends a machine again after some time. `free_s`: when its owner was told that nothing runs, if at all."""
+        if free_s is not None:
+            time.sleep(what.lasts_s)
+            with self._lock:
+                self._seen.owned.append(Owned(machine, slots, free_s, now_s()))
         self._owner(machine, "lend")
         self.asked.append(what.kind)
 
@@ -249,8 +251,7 @@ class Users:
                     os.kill(pid, signal.SIGCONT)
             if free_s - began_s > BLACKOUT_S:
                 self._seen.blackouts.append((began_s, free_s + BLACKOUT_S))
-            if is_free:
-                self._keep_and_lend(what, machine, None, free_s)
+            self._keep_and_lend(what, machine, None, free_s if is_free else None)
 
     def _idle_machine(self, what: Request) -> None:
         """Runs a lent machine that accepts every request and starts nothing."""
