@@ -162,6 +162,7 @@ def next_phases(table: Table) -> dict[Phase, frozenset[Phase]]:
     out = dict.fromkeys(Phase, frozenset[Phase]())
     for phase in QUEUED_PHASES:  # An award, an expired wait, or a cancellation by the user.
         out[phase] = frozenset({*_shown_by(table, FIRST), Phase.FAILED, Phase.CANCELLED})
+    out[Phase.PREEMPTED] |= {Phase.SUCCEEDED}  # Tasks that were left to save had already finished.
     # A replacement workflow that cannot continue the attempt stops its tasks (`Step.WIND_UP`), in any phase.
     earlier: set[Phase] = set(END_PHASES[End.WOUND_UP])
     for step, row in table.items():

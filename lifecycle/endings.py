@@ -28,6 +28,8 @@ STOP_REASONS = {
 }
 STOPS = frozenset(STOP_REASONS)
 """The kinds of mail that stop an attempt."""
+STOPS_EARLY = STOPS | {MailKind.FINISHED}
+"""The kinds of mail that stop an attempt that has no tasks yet."""
 
 
 @dataclass(frozen=True)
@@ -364,6 +366,7 @@ def unconfirmed(reason: Reason, doubtful: Doubt) -> Reason:
 _EARLY = dict.fromkeys(STOPS, Phase.PREEMPTED) | {
     MailKind.CANCEL: Phase.CANCELLED,
     MailKind.MACHINE_LOST: Phase.PENDING,
+    MailKind.FINISHED: Phase.SUCCEEDED,
 }
 EARLY_PHASES = frozenset(_EARLY.values())
 """The phases that may follow if an attempt is stopped before any task was started."""

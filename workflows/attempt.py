@@ -26,8 +26,10 @@ with workflow.unsafe.imports_passed_through():
     from lifecycle.attempts import TABLES, End, Event, Step
     from lifecycle.endings import (
         STOPS,
+        STOPS_EARLY,
         Ending,
         code_of,
+        completed,
         lost_machine,
         stopped_early,
         unless_completed,
@@ -145,7 +147,7 @@ class Attempt:
     async def _wait(self) -> Event:
         if self._ready:
             return Event.DONE
-        mail = await self._mailbox.next({MailKind.SLOTS_READY, *STOPS})
+        mail = await self._mailbox.next({MailKind.SLOTS_READY, *STOPS_EARLY})
         return Event.DONE if mail.kind == MailKind.SLOTS_READY else self._is_told(mail)
 
     async def _stage(self) -> Event:
@@ -307,12 +309,18 @@ class Attempt:
         return Event.DONE
 
     async def _flush(self, attempt: int) -> None:
-        """Stops the gang of the released attempt, and records the last reports of its tasks."""
+        """Stops the gang of the released attempt, and records the last reports of its tasks.
+
+        If all of its tasks had finished, which the workflow did not know in time, the workload is complete.
+        """
         suspicion = self._verdicts.suspicion()
         end = await self._end_all(None)
         self._state.ran_s += workflow.time() - self._started_s
         self._verdicts.count_late(end, self._plan, suspicion)
         await record(Activity.FLUSHED, FlushedRequest(self._state.workload_id, attempt, list(end.progress)))
+        if end.all_succeeded:
+            done = completed(self._plan)
+            self._mailbox.put_for_any(Mail(0, MailKind.FINISHED, 0, {**done.detail, "code": done.code.value}))
 
     # ------------------------------------------------------------------------------------------------------------- ends
 

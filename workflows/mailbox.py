@@ -11,7 +11,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from domain.protocol import Mail, MailKind, WorkloadInput
     from domain.reasons import ReasonCode
-    from lifecycle.endings import STOPS
+    from lifecycle.endings import STOPS_EARLY
     from workflows.effects import give_up
 
 T = TypeVar("T")
@@ -58,15 +58,15 @@ class Mailbox:
 
     async def unless_told(self, work: Coroutine[Any, Any, T]) -> T | Mail:
         """Returns the result of `work`. If mail asks to stop before `work` is done, cancels it and returns the mail."""
-        if self.has(STOPS):
+        if self.has(STOPS_EARLY):
             work.close()
-            return await self.next(STOPS)
+            return await self.next(STOPS_EARLY)
         task = asyncio.ensure_future(work)
-        await workflow.wait_condition(lambda: task.done() or self.has(STOPS))
+        await workflow.wait_condition(lambda: task.done() or self.has(STOPS_EARLY))
         if task.done():
             return await task
         give_up(task)
-        return await self.next(STOPS)
+        return await self.next(STOPS_EARLY)
 
     def _is_current(self, mail: Mail) -> bool:
         if mail.kind == MailKind.AWARDED:

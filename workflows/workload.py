@@ -1,14 +1,16 @@
 """The lifecycle of one workload: waits for an award, runs the attempt to its end, releases it, and repeats."""
 
+from dataclasses import replace
+
 from temporalio import workflow
 from temporalio.exceptions import FailureError
 
 with workflow.unsafe.imports_passed_through():
     from domain.phases import TERMINAL_PHASES, Phase
     from domain.protocol import TASKS_MAY_RUN, Activity, Mail, MailKind, ReleaseRequest, WorkloadInput
-    from domain.reasons import Reason, ReasonCode
+    from domain.reasons import ReasonCode
     from lifecycle.attempts import FIRST, Step
-    from lifecycle.endings import Ending, code_of, final, unless_completed
+    from lifecycle.endings import Ending, code_of, final, stopped_early, unless_completed
     from workflows.attempt import Attempt, transition
     from workflows.effects import record, show_in_temporal, type_of
     from workflows.flushes import PendingSaves
@@ -58,14 +60,14 @@ class WorkloadWorkflow:
                 workflow.continue_as_new(self._state)
 
     async def _one_attempt(self) -> Ending:
-        """Waits for an award and runs its attempt; returns how it ended. A cancellation or expiry may end the wait."""
-        mail = await self._mailbox.next({MailKind.AWARDED, MailKind.CANCEL})
-        if mail.kind == MailKind.CANCEL:
-            expired = code_of(mail) == ReasonCode.PENDING_EXPIRED
-            reason, phase = Reason(code_of(mail), mail.detail), Phase.FAILED if expired else Phase.CANCELLED
-            if await transition(self._state, phase, reason):
-                return Ending(phase, reason)
-            # A newer attempt has been awarded. A cancellation applies to that attempt; an expiry is void.
+        """Waits for an award and runs its attempt; returns how it ended. Mail of another kind may end the wait."""
+        mail = await self._mailbox.next({MailKind.AWARDED, MailKind.CANCEL, MailKind.FINISHED})
+        if mail.kind != MailKind.AWARDED:
+            expired, end = code_of(mail) == ReasonCode.PENDING_EXPIRED, stopped_early(mail)
+            end = replace(end, phase=Phase.FAILED) if expired else end
+            if await transition(self._state, end.phase, end.reason):
+                return end
+            # A newer attempt has been awarded. The mail applies to that attempt; an expiry is void.
             if not expired:
                 self._mailbox.put_for_any(mail)
             mail = await self._mailbox.next({MailKind.AWARDED})

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class MailKind(StrEnum):
-    """Kinds of messages to a workload's workflow. Each is written to the outbox and then sent as a Temporal signal."""
+    """Kinds of messages to a workload's workflow. They are written to the outbox and then sent as a Temporal signal."""
 
     AWARDED = "awarded"
     SLOTS_READY = "slots_ready"
@@ -15,6 +15,8 @@ class MailKind(StrEnum):
     PREEMPT = "preempt"
     MACHINE_LOST = "machine_lost"
     HUNG = "hung"
+    FINISHED = "finished"
+    """From the workflow to itself: the tasks of an attempt that it had released have all ended with exit code 0."""
 
 
 @dataclass

@@ -63,7 +63,8 @@ def test_which_phase_may_follow_which() -> None:
     """All legal phase changes are listed: queued workloads are awarded, and placed ones may always end."""
     ends = {Phase.PENDING, Phase.PREEMPTED, Phase.SUCCEEDED, Phase.CANCELLED, Phase.FAILED}
     assert {
-        **{phase: {Phase.PLACING, Phase.FAILED, Phase.CANCELLED} for phase in QUEUED_PHASES},
+        Phase.PENDING: {Phase.PLACING, Phase.FAILED, Phase.CANCELLED},
+        Phase.PREEMPTED: {Phase.PLACING, Phase.FAILED, Phase.CANCELLED, Phase.SUCCEEDED},
         Phase.PLACING: {Phase.MIGRATING, Phase.PROVISIONING, *ends},
         Phase.MIGRATING: {Phase.PROVISIONING, *ends},
         Phase.PROVISIONING: {Phase.RUNNING, *ends},

@@ -89,6 +89,37 @@ async def test_a_workload_is_placed_anew_while_its_tasks_save(life: Life) -> Non
     await ends_well(life)
 
 
+@goes(*RUNNING, *NOTICED, "succeeded completed")
+async def test_tasks_that_had_finished_do_not_run_again(life: Life) -> None:
+    """The exit codes arrive after the workload has returned to the queue: it is complete, and is not placed again."""
+    await running(life)
+    holds_stops(life)
+    await noticed(life)
+    await life.reaches(Phase.PREEMPTED)
+    for agent in life.agents:
+        agent.ends()
+    saved(life)
+    assert await life.result() == "succeeded"
+    assert [one.attempt for one in life.facts.flushed] == [1]
+    assert [s.attempt for s in life.facts.staged] == [1]
+
+
+@goes(*RUNNING, *NOTICED, "placing awarded", "succeeded completed")
+async def test_an_attempt_that_follows_finished_tasks_starts_nothing(life: Life) -> None:
+    """The exit codes arrive when the next attempt is already placed: it ends before it starts any task."""
+    await running(life)
+    holds_stops(life)
+    await noticed(life)
+    await life.reaches(Phase.PREEMPTED)
+    await life.award()
+    await until(lambda: [s.attempt for s in life.facts.staged] == [1, 2], "the next attempt is staged")
+    for agent in life.agents:
+        agent.ends()
+    saved(life)
+    assert await life.result() == "succeeded"
+    assert [len(a.requests(Activity.RUN_NODE)) for a in life.agents] == [1, 1]
+
+
 @goes(*RUNNING, "checkpointing moved_early", "preempted moved_early", *AGAIN, "succeeded completed")
 async def test_a_workload_that_moves_early_is_placed_anew_while_its_tasks_save(life: Life) -> None:
     """No owner has asked: forecasts move it. Its tasks have their whole grace to save."""
