@@ -214,8 +214,8 @@ class Dispatcher:
             elif row.kind == "replicate":
                 asked = ReplicateTable(body["table"], body["source"], body["target"], body.get("share", ON_DEMAND))
                 deliver = self._replicate(asked)
-            elif row.kind == "night":
-                deliver = self._placement_run(str(body["night"]))
+            elif row.kind == "placement_run":
+                deliver = self._placement_run(str(body["placement_run"]))
             elif row.kind == "scrub":
                 deliver = start_scrub(self._client, str(body["region"]))
             elif row.kind == "instance":

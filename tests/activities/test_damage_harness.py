@@ -54,7 +54,7 @@ class Campaign:
             order = self.rng.sample(REGIONS, 3)
             placement_runs.table(f"t{number}", *order[: self.rng.randint(2, 3)])
         with self.world.session() as session:
-            session.execute(update(Replica).values(made_by="night"))
+            session.execute(update(Replica).values(made_by="placement_run"))
         self.scrub()
 
     # ------------------------------------------------------------------------------------------ contents of buckets

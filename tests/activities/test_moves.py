@@ -54,7 +54,7 @@ def test_an_old_home_that_is_wanted_stays_as_a_replica(placement_runs: Placement
     assert placement_runs.finish(order)
     assert placement_runs.replicas("a") == {"east": "ready", "west": "ready"}
     with placement_runs.world.session() as session:
-        assert session.get_one(Replica, ("a", "east")).made_by == "night"
+        assert session.get_one(Replica, ("a", "east")).made_by == "placement_run"
 
 
 def test_what_was_appended_meanwhile_is_copied_before_the_switch(placement_runs: PlacementWorld) -> None:

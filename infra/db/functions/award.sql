@@ -1,4 +1,4 @@
--- The composite types of the database, as they are now. `award_plans` uses all of them: for the candidates that it reads, the
+-- The composite types of the database, used by `award_plans`: for the candidates that it reads, the
 -- rows that it locks, and the allocations that it writes.
 
 -- What a candidate requests of one machine.
@@ -31,9 +31,44 @@ create type award_machine as (
     free_slots bigint, promised_slots bigint, free_cpus_milli bigint, free_memory_bytes bigint
 );
 
+-- Returns the `count` lowest set bits of `mask`, or all set bits if it has fewer.
+create function lowest_bits(mask bigint, count bigint) returns bigint language plpgsql immutable parallel safe as $$
+declare
+    rest bigint := mask;
+begin
+    if count >= bit_count(mask::bit(64)) then
+        return mask;
+    end if;
+    for _ in 1..count loop
+        rest := rest & (rest - 1);
+    end loop;
+    return mask & ~rest;
+end $$;
+
+-- Whether a candidate may evict all of its victims. Each victim must still have the attempt that the bid is about, must not be
+-- evicted already, and must not be immune: a victim is immune if it evicted the candidate and the queue has not changed from
+-- outside since.
+--
+-- `evicted` lists the victims of the candidates before. The caller has locked the candidate and the victims, so nothing that is
+-- read here can change.
+create function award_victims_evictable(candidate text, victims award_victim[], evicted text[]) returns boolean
+language plpgsql stable as $$
+begin
+    return not exists (
+        select from unnest(victims) as v
+        left join workload as w on w.id = v.victim and w.attempt = v.attempt
+        left join attempt as a on a.workload = w.id and a.attempt = w.attempt
+                              and a.released_at is null and a.evicting_since is null
+        where a.workload is null
+           or v.victim = any (evicted)
+           or exists (
+                select from eviction as e
+                where e.evictor = v.victim and e.victim = candidate and e.change = newest_outside_change()));
+end $$;
+
 -- What a candidate gets on one machine: it holds free resources at once, and awaits the rest from its victims. Null if that is
 -- not enough, or if the machine takes no work.
-create or replace function award_allocate(machine award_machine, requested award_request, victims award_victim[])
+create function award_allocate(machine award_machine, requested award_request, victims award_victim[])
 returns award_allocation language plpgsql stable as $$
 declare
     allocation award_allocation;
@@ -75,29 +110,8 @@ begin
     return allocation;
 end $$;
 
--- Whether a candidate may evict all of its victims. Each victim must still have the attempt that the bid is about, must not be
--- evicted already, and must not be immune: a victim is immune if it evicted the candidate and the queue has not changed from
--- outside since.
---
--- `evicted` lists the victims of the candidates before. The caller has locked the candidate and the victims, so nothing that is
--- read here can change.
-create or replace function award_victims_evictable(candidate text, victims award_victim[], evicted text[]) returns boolean
-language plpgsql stable as $$
-begin
-    return not exists (
-        select from unnest(victims) as v
-        left join workload as w on w.id = v.victim and w.attempt = v.attempt
-        left join attempt as a on a.workload = w.id and a.attempt = w.attempt
-                              and a.released_at is null and a.evicting_since is null
-        where a.workload is null
-           or v.victim = any (evicted)
-           or exists (
-                select from eviction as e
-                where e.evictor = v.victim and e.victim = candidate and e.change = newest_outside_change()));
-end $$;
-
 -- The award (MAST 4.3): commits a batch of plans in queue order, up to the first plan that does not hold any more.
--- `activities.scheduling.awards` makes the batch, an array of `award_candidate` as JSON (infra/db/types.sql).
+-- `activities.scheduling.awards` makes the batch, an array of `award_candidate` as JSON.
 --
 -- `awarded` is the number of candidates that were awarded. `gone` is null if all were. Otherwise it is about the first candidate
 -- that was not: true if its workload is no longer queued, false if its plan is stale.
@@ -105,7 +119,7 @@ end $$;
 -- One call is one transaction and one round trip. Each connection plans the statements once. The settings below make these plans
 -- look rows up by their keys, whatever sizes the tables have at that time. Locks are taken in the order of
 -- `activities.lifecycle.handover`: workloads by id, machines by id, then what is written under them.
-create or replace function award_plans(candidates jsonb, out awarded bigint, out gone boolean) returns record
+create function award_plans(candidates jsonb, out awarded bigint, out gone boolean) returns record
 language plpgsql set plan_cache_mode to 'force_generic_plan'
 set enable_seqscan to 'off' set enable_hashjoin to 'off' set enable_mergejoin to 'off' as $$
 declare
@@ -141,12 +155,12 @@ begin
         order by id for update) as w;
 
     -- 2. Lock the machines, by id.
-    select array_agg(m.id), array_agg((m.free_slots, m.promised, m.free_cpus_milli, m.free_memory_bytes)::award_machine)
+    select array_agg(m.id), array_agg((m.free_slots, m.promised | m.withheld, m.free_cpus_milli, m.free_memory_bytes)::award_machine)
     into machine_ids, machines
     from (
-        select id, promised, free_cpus_milli, free_memory_bytes,
+        select id, promised, withheld, free_cpus_milli, free_memory_bytes,
                case when state = 'ready' and cordon is null and not draining
-                   then ((1::bigint << gpus::int) - 1) & ~held end as free_slots
+                   then ((1::bigint << gpus::int) - 1) & ~(held | withheld) end as free_slots
         from machine where id = any (array(select r.machine from unnest(batch) as c, unnest(c.machines) as r))
         order by id for update) as m;
 

@@ -1,5 +1,5 @@
 -- Records the history of a cluster's prices and capacity kind: one row from each change on.
-create or replace function cluster_priced() returns trigger language plpgsql as $$
+create function record_cluster_price() returns trigger language plpgsql as $$
 begin
     if tg_op = 'INSERT' then
         insert into cluster_price (region, cluster, since, capacity, prices)
@@ -13,3 +13,6 @@ begin
     on conflict (region, cluster, since) do update set capacity = excluded.capacity, prices = excluded.prices;
     return null;
 end $$;
+create trigger cluster_inserted after insert on cluster for each row execute function record_cluster_price();
+create trigger cluster_has_other_prices after update of capacity, prices on cluster for each row
+    when ((old.capacity, old.prices) is distinct from (new.capacity, new.prices)) execute function record_cluster_price();
