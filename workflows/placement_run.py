@@ -20,7 +20,7 @@ _COPY_S = 24 * 3600.0
 _GATHERING_S = 2 * 3600.0
 
 
-@workflow.defn(name="NightWorkflow")
+@workflow.defn(name="PlacementRunWorkflow")
 class PlacementRunWorkflow:
     """The workflow of one placement run. Its plan and moves are in Postgres, so a replacement workflow continues it."""
 

@@ -94,7 +94,9 @@ class PlacementRunActivities:
                 "time_s": tetris.nightly.solve_s, "seed": 0, "policy": tetris.replicas.model_dump(mode="json"),
                 "droppable": droppable,
             }  # fmt: skip
-            with searched(instance, reads, request, store, ids.placement_run_prefix(ref.placement_run), heartbeat) as folder:
+            with searched(
+                instance, reads, request, store, ids.placement_run_prefix(ref.placement_run), heartbeat
+            ) as folder:
                 report = json.loads((folder / "report.json").read_text())
                 with transaction(self._engine) as session:
                     self._write(session, ref.placement_run, folder, report, url)
@@ -106,7 +108,9 @@ class PlacementRunActivities:
         session.execute(delete(PlacementMove).where(PlacementMove.placement_run == ref))
         moves = enumerate(moves_of(session, folder, quota_left_bytes(session, self._settings.tetris.nightly)), 1)
         while rows := list(islice(moves, _ROWS)):
-            session.execute(insert(PlacementMove), [{"placement_run": ref, "number": number, **move} for number, move in rows])
+            session.execute(
+                insert(PlacementMove), [{"placement_run": ref, "number": number, **move} for number, move in rows]
+            )
         if not placement_run.dry_run:
             tidy(session, ref, self._settings.tetris.nightly.grace_s)
         placement_run.report, placement_run.artifact_url, placement_run.planned_at = report, url, func.clock_timestamp()
@@ -172,7 +176,11 @@ class PlacementRunActivities:
                 ("ended", None) if ref.problem is None else ("failed", ref.problem)
             )
             placement_run.ended_at = func.clock_timestamp()
-            detail = {"placement_run": ref.placement_run, "problem": ref.problem, "moves": _count(session, ref.placement_run)}
+            detail = {
+                "placement_run": ref.placement_run,
+                "problem": ref.problem,
+                "moves": _count(session, ref.placement_run),
+            }
             events.record(session, f"placement_run.{placement_run.state}", detail=detail)
 
 

@@ -268,7 +268,7 @@ class Dispatcher:
 
     async def _placement_run(self, placement_run: str) -> None:
         summary = "plans the placement of tables and moves them"
-        await ensure_workflow(self._client, "NightWorkflow", placement_run, signal="look", summary=summary)
+        await ensure_workflow(self._client, "PlacementRunWorkflow", placement_run, signal="look", summary=summary)
 
     async def _instance(self, instance: str) -> None:
         start = await in_thread(self._read_instance, instance)

@@ -47,10 +47,10 @@ _RUNNING = "ExecutionStatus = 'Running'"
 _WORKLOADS = f"WorkflowType = 'WorkloadWorkflow' AND {_RUNNING}"
 _PLACED = f"{_WORKLOADS} AND {PHASE} IN ({', '.join(repr(p.value) for p in sorted(PLACED_PHASES))})"
 _MACHINES = f"WorkflowType = 'MachineWorkflow' AND {_RUNNING}"
-_COPIES = f"WorkflowType IN ('ReplicaWorkflow', 'NightWorkflow') AND {_RUNNING}"
+_COPIES = f"WorkflowType IN ('ReplicaWorkflow', 'PlacementRunWorkflow') AND {_RUNNING}"
 _TYPES = (
     "WorkloadWorkflow", "MachineWorkflow", "SchedulerWorkflow", "HousekeepingWorkflow", "ReplicaWorkflow",
-    "NightWorkflow", "ScrubWorkflow", "InstanceWorkflow", "ServiceWorkflow",
+    "PlacementRunWorkflow", "ScrubWorkflow", "InstanceWorkflow", "ServiceWorkflow",
 )  # fmt: skip
 _STUCK = f"{_RUNNING} AND WorkflowType IN {_TYPES} AND TemporalReportedProblems IS NOT NULL"
 _STUCK_TRIES = 2

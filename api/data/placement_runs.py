@@ -80,7 +80,7 @@ class PauseView(View):
 
 
 class PlacementRunList(View):
-    """Nights, the newest first."""
+    """Placement runs, the newest first."""
 
     items: list[PlacementRunView]
     paused: PauseView | None = Field(description="Null: moves are not paused")
@@ -211,7 +211,9 @@ def resume(state: StateOf, caller: Operator) -> Response:
 
 def _tell(session: Session, kind: str, **detail: object) -> None:
     placement_run = open_placement_run(session)
-    events.record(session, kind, detail={**detail, "placement_run": None if placement_run is None else placement_run.id})
+    events.record(
+        session, kind, detail={**detail, "placement_run": None if placement_run is None else placement_run.id}
+    )
     if placement_run is not None:
         outbox.placement_run(session, placement_run.id)
 

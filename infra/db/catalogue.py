@@ -1,6 +1,6 @@
 """The catalogue of tables: where tables can be read, how stale their replicas are, and requests for replicas.
 
-Triggers in the database enforce its invariants (`migrations/0005_catalogue.sql`).
+Triggers in the database enforce its invariants (`functions/catalogue.sql`).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -172,7 +172,12 @@ def want_replica(
     """
     row = session.get(Replica, (table, region))
     if row is not None and _is_enough(row, fresh):
-        if row.state == "copying" and row.made_by == "placement_run" and workload is not None and row.requested_by is None:
+        if (
+            row.state == "copying"
+            and row.made_by == "placement_run"
+            and workload is not None
+            and row.requested_by is None
+        ):
             row.requested_by = workload.id
             outbox.replicate(session, table, row.source_region or "", region)
         return row
@@ -236,7 +241,9 @@ def want_partitions(
         row = Replica(data_table=table, region=region, whole=False, state="copying", made_by="placement_run")
         row.source_region = known.home_region
         session.add(row)
-        events.record(session, "replica.copying", region=region, detail={"table": table, "placement_run": placement_run})
+        events.record(
+            session, "replica.copying", region=region, detail={"table": table, "placement_run": placement_run}
+        )
     session.flush()
     held = ReplicaPartition.data_table == table, ReplicaPartition.region == region
     there = set(session.scalars(select(ReplicaPartition.partition).where(*held)))

@@ -40,7 +40,10 @@ def current(engine: Engine) -> str | None:
 
 
 def upgrade(engine: Engine) -> None:
-    """Creates the schema in an empty database, or migrates it to `head()`. Several processes may call this concurrently.
+    """Creates the schema in an empty database, or migrates it to `head()`. Several processes may call it concurrently.
+
+    Migrations change tables only. Functions and triggers are dropped before the first one, and created again from their
+    files after the last one.
 
     Raises:
         ConfigurationError: the database belongs to another version. It is not changed.
@@ -50,6 +53,8 @@ def upgrade(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
         revision = current(engine)
+        if revision == head():
+            return
         if revision is not None and revision not in _revisions():
             raise ConfigurationError(
                 f"database: its schema has revision {revision}, which this version of mizzen does not know (it knows"
@@ -58,13 +63,15 @@ def upgrade(engine: Engine) -> None:
             )
         from alembic import command
 
-        if revision is None:
-            from infra.db.create import create_schema
+        from infra.db import create
 
-            create_schema(connection)
+        if revision is None:
+            create.create_schema(connection)
             command.stamp(config(connection), "head")
         else:
+            create.drop_functions(connection)
             command.upgrade(config(connection), "head")
+            create.create_functions(connection)
 
 
 def config(connection: Connection) -> "Config":

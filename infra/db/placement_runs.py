@@ -35,7 +35,9 @@ class PlacementRun(Base):
     problem: Mapped[str | None]
     """Why the run failed."""
     __table_args__ = (
-        Index("placement_run_open", text("(true)"), unique=True, postgresql_where=text("state in ('planning', 'moving')")),
+        Index(
+            "placement_run_open", text("(true)"), unique=True, postgresql_where=text("state in ('planning', 'moving')")
+        ),
         Index("placement_run_started", "started_at"),
     )
 
@@ -72,7 +74,9 @@ class PlacementMove(Base):
     __table_args__ = (
         UniqueConstraint("placement_run", "kind", "data_table", "target_region"),
         Index("placement_move_begun", "begun_at"),
-        Index("placement_move_open", "placement_run", "number", postgresql_where=text("state in ('waiting', 'copying')")),
+        Index(
+            "placement_move_open", "placement_run", "number", postgresql_where=text("state in ('waiting', 'copying')")
+        ),
     )
 
 
@@ -118,7 +122,9 @@ def home_move_began(session: Session, table: str, region: str) -> datetime | Non
     own = PlacementMove.data_table == table, PlacementMove.target_region == region
     moving = PlacementMove.kind == "home", PlacementMove.state == "copying", PlacementRun.state == "moving"
     statement = (
-        select(PlacementMove.begun_at).join(PlacementRun, PlacementRun.id == PlacementMove.placement_run).where(*own, *moving)
+        select(PlacementMove.begun_at)
+        .join(PlacementRun, PlacementRun.id == PlacementMove.placement_run)
+        .where(*own, *moving)
     )
     return session.scalars(statement.order_by(PlacementMove.begun_at.desc()).limit(1)).one_or_none()
 

@@ -81,7 +81,7 @@ class Replica(Base):
     requested_by: Mapped[str | None]
     """Id of the workload for which the replica is copied on demand."""
     made_by: Mapped[str] = mapped_column(server_default=text("'operator'"))
-    """Who requested the replica: `operator`, `workload` or `placement_run`. Nightly runs may drop replicas of the last two."""
+    """Who requested the replica: `operator`, `workload` or `placement_run`. Placement runs may drop the last two."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     ready_at: Mapped[datetime | None]
     """When the replica was first complete; None if it never was."""

@@ -19,7 +19,7 @@ from infra.db.placement_runs import PlacementMove, PlacementRun
 from infra.db.tables import Partition, Replica, Table
 from tests.activities.world import World
 
-PLACEMENT_RUN = "night-1"
+PLACEMENT_RUN = "run-1"
 DAYS = ("ds=1", "ds=2")
 
 

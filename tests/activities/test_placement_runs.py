@@ -65,7 +65,8 @@ def test_a_plan_is_published_with_all_that_it_rests_on(placement_runs: Placement
     bucket = placement_runs.world.bucket("east")
     assert placement_run.artifact_url == bucket.uri(f"tetris/placement-runs/{PLACEMENT_RUN}/")
     kept = {
-        info.key.removeprefix(f"tetris/placement-runs/{PLACEMENT_RUN}/"): info.key for info in bucket.list("tetris/placement-runs/")
+        info.key.removeprefix(f"tetris/placement-runs/{PLACEMENT_RUN}/"): info.key
+        for info in bucket.list("tetris/placement-runs/")
     }
     for name, key in kept.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -128,7 +129,11 @@ def test_what_is_dropped_refreshed_and_over_the_quota(placement_runs: PlacementW
     """Unwanted replicas of placement runs and workloads are dropped; wanted and operators' replicas are kept and
     refreshed.
     """
-    for table, owner in (("placement_run", {"made_by": "placement_run"}), ("job", {"made_by": "workload"}), ("ops", {})):
+    for table, owner in (
+        ("placement_run", {"made_by": "placement_run"}),
+        ("job", {"made_by": "workload"}),
+        ("ops", {}),
+    ):
         placement_runs.table(table, "west", "east")
         placement_runs.world.alter(Replica, (table, "east"), **owner)
         placement_runs.append(table, "ds=3")

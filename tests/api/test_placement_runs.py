@@ -1,4 +1,4 @@
-"""Nights over the API: one at a time, their results and moves, and the pause."""
+"""Placement runs over the API: one at a time, their results and moves, and the pause."""
 
 from datetime import UTC, datetime
 

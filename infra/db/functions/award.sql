@@ -1,5 +1,5 @@
--- The composite types of the database, used by `award_plans`: for the candidates that it reads, the
--- rows that it locks, and the allocations that it writes.
+-- The award in the database. The composite types describe the candidates that `award_plans` reads, the rows that it
+-- locks, and the allocations that it writes.
 
 -- What a candidate requests of one machine.
 create type award_request as (machine text, gpus bigint, cpus_milli bigint, memory_bytes bigint);
@@ -7,8 +7,8 @@ create type award_request as (machine text, gpus bigint, cpus_milli bigint, memo
 -- A workload that a candidate evicts, and the attempt that the candidate's bid is about.
 create type award_victim as (victim text, attempt bigint);
 
--- What a candidate gets on one machine. `held` and `awaited` are masks of slots; `cpus_milli` and `memory_bytes` include what
--- is awaited. `ready`: nothing is awaited from victims.
+-- What a candidate gets on one machine. `held` and `awaited` are masks of slots; `cpus_milli` and `memory_bytes`
+-- include what is awaited. `ready`: nothing is awaited from victims.
 create type award_allocation as (
     machine text, held bigint, awaited bigint, cpus_milli bigint, awaited_cpus_milli bigint, memory_bytes bigint,
     awaited_memory_bytes bigint, ready boolean
@@ -45,12 +45,12 @@ begin
     return mask & ~rest;
 end $$;
 
--- Whether a candidate may evict all of its victims. Each victim must still have the attempt that the bid is about, must not be
--- evicted already, and must not be immune: a victim is immune if it evicted the candidate and the queue has not changed from
--- outside since.
+-- Whether a candidate may evict all of its victims. Each victim must still have the attempt that the bid is about, must
+-- not be evicted already, and must not be immune: a victim is immune if it evicted the candidate and the queue has not
+-- changed from outside since.
 --
--- `evicted` lists the victims of the candidates before. The caller has locked the candidate and the victims, so nothing that is
--- read here can change.
+-- `evicted` lists the victims of the candidates before. The caller has locked the candidate and the victims, so nothing
+-- that is read here can change.
 create function award_victims_evictable(candidate text, victims award_victim[], evicted text[]) returns boolean
 language plpgsql stable as $$
 begin
@@ -66,8 +66,8 @@ begin
                 where e.evictor = v.victim and e.victim = candidate and e.change = newest_outside_change()));
 end $$;
 
--- What a candidate gets on one machine: it holds free resources at once, and awaits the rest from its victims. Null if that is
--- not enough, or if the machine takes no work.
+-- What a candidate gets on one machine: it holds free resources at once, and awaits the rest from its victims. Null if
+-- that is not enough, or if the machine takes no work.
 create function award_allocate(machine award_machine, requested award_request, victims award_victim[])
 returns award_allocation language plpgsql stable as $$
 declare
@@ -113,11 +113,11 @@ end $$;
 -- The award (MAST 4.3): commits a batch of plans in queue order, up to the first plan that does not hold any more.
 -- `activities.scheduling.awards` makes the batch, an array of `award_candidate` as JSON.
 --
--- `awarded` is the number of candidates that were awarded. `gone` is null if all were. Otherwise it is about the first candidate
--- that was not: true if its workload is no longer queued, false if its plan is stale.
+-- `awarded` is the number of candidates that were awarded. `gone` is null if all were. Otherwise it is about the first
+-- candidate that was not: true if its workload is no longer queued, false if its plan is stale.
 --
--- One call is one transaction and one round trip. Each connection plans the statements once. The settings below make these plans
--- look rows up by their keys, whatever sizes the tables have at that time. Locks are taken in the order of
+-- One call is one transaction and one round trip. Each connection plans the statements once. The settings below make
+-- these plans look rows up by their keys, whatever sizes the tables have at that time. Locks are taken in the order of
 -- `activities.lifecycle.handover`: workloads by id, machines by id, then what is written under them.
 create function award_plans(candidates jsonb, out awarded bigint, out gone boolean) returns record
 language plpgsql set plan_cache_mode to 'force_generic_plan'
@@ -155,7 +155,8 @@ begin
         order by id for update) as w;
 
     -- 2. Lock the machines, by id.
-    select array_agg(m.id), array_agg((m.free_slots, m.promised | m.withheld, m.free_cpus_milli, m.free_memory_bytes)::award_machine)
+    select array_agg(m.id),
+           array_agg((m.free_slots, m.promised | m.withheld, m.free_cpus_milli, m.free_memory_bytes)::award_machine)
     into machine_ids, machines
     from (
         select id, promised, withheld, free_cpus_milli, free_memory_bytes,

@@ -129,7 +129,8 @@ end $$;
 create trigger replica_inserted_ready after insert on replica for each row
     when (new.state = 'ready' and new.whole) execute function complete_replica();
 create trigger replica_became_ready after update of state, whole on replica for each row
-    when (new.state = 'ready' and new.whole and (old.state = 'copying' or not old.whole)) execute function complete_replica();
+    when (new.state = 'ready' and new.whole and (old.state = 'copying' or not old.whole))
+    execute function complete_replica();
 
 -- Marks replicas as stale after an append. Appends to a table are serialised by the lock on the table's row.
 create function mark_replicas_stale() returns trigger language plpgsql as $$

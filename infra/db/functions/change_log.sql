@@ -69,14 +69,17 @@ begin
     insert into change (kind, key) values (tg_table_name, '');
     return null;
 end $$;
-create trigger tenant_changed after insert or update or delete on tenant for each statement execute function log_table_change();
-create trigger region_changed after insert or update or delete on region for each statement execute function log_table_change();
+create trigger tenant_changed after insert or update or delete on tenant
+    for each statement execute function log_table_change();
+create trigger region_changed after insert or update or delete on region
+    for each statement execute function log_table_change();
 
 create function log_workload_change() returns trigger language plpgsql as $$
 begin
     insert into change (kind, key)
-    values (case when (new.submitted_at, new.paused_s) = (old.submitted_at, old.paused_s) then 'workload' else 'moved' end,
-            new.id);
+    values (
+        case when (new.submitted_at, new.paused_s) = (old.submitted_at, old.paused_s) then 'workload' else 'moved' end,
+        new.id);
     return null;
 end $$;
 create trigger workload_changed after update on workload for each row when (
@@ -143,5 +146,6 @@ begin
     return null;
 end $$;
 create trigger cluster_changed after update of capacity, prices, departures_per_h on cluster for each row
-    when ((old.capacity, old.prices, old.departures_per_h) is distinct from (new.capacity, new.prices, new.departures_per_h))
+    when ((old.capacity, old.prices, old.departures_per_h) is distinct from
+          (new.capacity, new.prices, new.departures_per_h))
     execute function log_cluster_change();

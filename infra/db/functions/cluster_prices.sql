@@ -15,4 +15,5 @@ begin
 end $$;
 create trigger cluster_inserted after insert on cluster for each row execute function record_cluster_price();
 create trigger cluster_has_other_prices after update of capacity, prices on cluster for each row
-    when ((old.capacity, old.prices) is distinct from (new.capacity, new.prices)) execute function record_cluster_price();
+    when ((old.capacity, old.prices) is distinct from (new.capacity, new.prices))
+    execute function record_cluster_price();
