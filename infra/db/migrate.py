@@ -39,6 +39,21 @@ def current(engine: Engine) -> str | None:
     return None if found is None else str(found)
 
 
+def refuse_unknown(engine: Engine) -> None:
+    """Returns if the database is empty or of a revision that this version can migrate.
+
+    Raises:
+        ConfigurationError: the database belongs to another version.
+    """
+    revision = current(engine)
+    if revision is not None and revision not in _revisions():
+        raise ConfigurationError(
+            f"database: its schema has revision {revision}, which this version of mizzen does not know (it knows"
+            f" {_revisions()[0]} to {head()}). The database belongs to a newer version or to one before 0.2.0, and is"
+            " left unchanged. Use that version, or start with an empty database"
+        )
+
+
 def upgrade(engine: Engine) -> None:
     """Creates the schema in an empty database, or migrates it to `head()`. Several processes may call it concurrently.
 
@@ -55,12 +70,7 @@ def upgrade(engine: Engine) -> None:
         revision = current(engine)
         if revision == head():
             return
-        if revision is not None and revision not in _revisions():
-            raise ConfigurationError(
-                f"database: its schema has revision {revision}, which this version of mizzen does not know (it knows"
-                f" {_revisions()[0]} to {head()}). The database belongs to a newer version or to one before 0.2.0, and"
-                " is left unchanged. Use that version, or start with an empty database"
-            )
+        refuse_unknown(engine)
         from alembic import command
 
         from infra.db import create
