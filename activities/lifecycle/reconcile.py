@@ -237,8 +237,7 @@ class Reconciler:
     async def _sweep(self) -> None:
         """Starts missing workflows of placed workloads, and terminates workflows of ended workloads.
 
-        An unnecessary start changes nothing. Older versions started a workflow for each submission, so workflows of
-        workloads that ended in the queue may exist.
+        An unnecessary start changes nothing.
         """
         began_s = time.monotonic()
         running = {_workload_of(e) async for e in self._list(_WORKLOADS)}

@@ -25,8 +25,6 @@ class Activity(StrEnum):
     DRAIN_INSTANCE = "instance.drain"  # InstanceRef -> None
     TERMINATE_INSTANCE = "instance.terminate"  # InstanceRef -> bool: True if the provider no longer has the instance
     STEP_SERVICE = "service.step"  # ServiceRef -> ServiceStep
-    RECONCILE = "house.reconcile"  # -> float
-    COLLECT = "house.collect"  # -> float; only in histories from before progress had its own loop
     EXPIRE = "house.expire"  # -> float
     REMOVE_REPLICAS = "house.remove_replicas"  # -> float
     OPEN_PLACEMENT_RUN = "placement_run.open"  # PlacementRunRef -> PlacementRunTicket

@@ -16,7 +16,8 @@ begin
     return null;
 end $$;
 create trigger replica_workload_changed after update of phase on workload for each row
-    when (old.phase is distinct from new.phase and new.spec ? 'serving') execute function wake_service_of_workload();
+    when (old.phase is distinct from new.phase and new.spec ->> 'serving' is not null)
+    execute function wake_service_of_workload();
 
 -- Tells a service about another phase of a replica's instance.
 create function wake_service_of_instance() returns trigger language plpgsql as $$
