@@ -164,9 +164,9 @@ lint: setup
 docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1 | { ! grep -vE '^INFO '; }
 
-# The fragments of changelog.d/ as the section of a release, at the top of CHANGELOG.md: make changelog VERSION=0.2.0
+# The fragments of changelog.d/ as the section of a release, at the top of CHANGELOG.md: make changelog VERSION=0.3.0
 changelog: setup
-	@test -n '$(VERSION)' || { echo "make changelog VERSION=0.2.0" >&2; exit 2; }
+	@test -n '$(VERSION)' || { echo "make changelog VERSION=0.3.0" >&2; exit 2; }
 	@$(BIN)/towncrier build --yes --version '$(VERSION)'
 
 format: setup

@@ -146,15 +146,13 @@ class AgentConfig(BaseModel):
         """
         return None if self.owner is None else _user("owner", self.owner).pw_uid
 
-    def owner_of(self, tenant_number: int | None) -> Owner | None:
+    def owner_of(self, tenant_number: int) -> Owner | None:
         """Returns the user that a tenant's tasks run as, or None for the agent's own user.
-
-        `tenant_number` is None in launch descriptions of earlier versions.
 
         Raises:
             ValueError: `tenant_uids` has no user id for this tenant.
         """
-        if self.run_as is not None or self.tenant_uids is None or tenant_number is None:
+        if self.run_as is not None or self.tenant_uids is None:
             return self.task_owner()
         first, count = self.tenant_uids
         if not 0 <= tenant_number < count:

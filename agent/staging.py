@@ -135,13 +135,13 @@ class Stager:
         return StagedAttempt(folder, launch, launch.on_machine(self._config.machine), secrets, Masker.of(secrets))
 
     def stage(
-        self, workload_id: str, attempt: int, launch_key: str, bucket_url: str, launch_sha256: str | None
+        self, workload_id: str, attempt: int, launch_key: str, bucket_url: str, launch_sha256: str
     ) -> StagedAttempt:
         """Fetches the files that are missing and makes the folders of this machine's tasks.
 
-        `launch_sha256` is the SHA-256 of the launch description as the scheduler wrote it, in hexadecimal. Workers of
-        an earlier version send None. If the attempt was staged before, the stored launch description is used, not
-        fetched again: a workflow that replaces a lost one writes the description again, with the same tasks.
+        `launch_sha256` is the SHA-256 of the launch description as the scheduler wrote it, in hexadecimal. If the
+        attempt was staged before, the stored launch description is used, not fetched again: a workflow that replaces a
+        lost one writes the description again, with the same tasks.
 
         Raises:
             BadLaunch, BadArchive, CannotUnseal: the launch description, archive or secrets are invalid. A retry fails
@@ -158,8 +158,7 @@ class Stager:
             url = self._config.bucket_url or bucket_url
             with _asking(launch_key):
                 document = self._open_bucket(url).get(launch_key)
-            if launch_sha256 is not None:
-                _check_launch(document, launch_sha256, launch_key)
+            _check_launch(document, launch_sha256, launch_key)
             try:
                 launch = LaunchDescription.model_validate_json(document)
             except ValidationError as error:

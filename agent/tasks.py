@@ -68,7 +68,7 @@ class Exit:
     """The task's memory limit, if the kernel killed one of its processes for reaching it, else None."""
     memory_peak_bytes: int | None = None
     noticed: bool = True
-    """Whether the task got notice before it ended. True for records of shims of earlier versions, which lack it."""
+    """Whether the task got notice before it ended. True if its shim has recorded no exit status."""
     in_setup: bool = False
     """Whether the task ended before its setup script had succeeded."""
 

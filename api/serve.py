@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from api.app import create_app
 from api.connections import protocol
 from infra.config import Settings
+from infra.db.migrate import refuse_unknown
 from infra.errors import StackError
 from infra.master_key import check_master_key
 from infra.memory import collect_seldom
@@ -116,14 +117,16 @@ def serve(settings: Settings, listener: socket.socket | None = None) -> None:
 
     Raises:
         StackError: the port is in use.
-        ConfigurationError: the settings contain no database URL, or the master key does not decrypt its secrets.
+        ConfigurationError: the settings contain no database URL, the database belongs to another version, or the master
+            key does not decrypt its secrets.
     """
     app = create_app(settings)
     try:
+        refuse_unknown(app.state.mizzen.engine)
         check_master_key(app.state.mizzen.engine, settings.master_key_path)
     except SQLAlchemyError as error:
-        # Postgres may become available later; `put_secret` repeats the check.
-        _log.warning("the master key could not be checked against the secrets in the database: %s", error)
+        # Postgres may become available later; `/readyz` and `put_secret` repeat the checks.
+        _log.warning("the schema of the database and the master key could not be checked: %s", error)
     listener = listener or listen(settings.api.host, settings.api.port)
     collect_seldom()
     with listener:

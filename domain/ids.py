@@ -137,7 +137,7 @@ def scrub_workflow_id(region: str) -> str:
 
 PLACEMENT_SCHEDULE_ID = "tetris"
 """Id of the Temporal schedule of the nightly placement of tables."""
-PLACEMENT_RUN_WORKFLOW_ID = "tetris-night"
+PLACEMENT_RUN_WORKFLOW_ID = "placement-run"
 """Id of the workflow of a placement run. Temporal appends the start time; the result is the placement run's id."""
 CONTROL_QUEUE = "control"
 SCHEDULER_WORKFLOW_ID = "scheduler"
@@ -210,7 +210,7 @@ def partition_prefix(table: str, partition: str) -> str:
 
 def placement_run_prefix(placement_run: str) -> str:
     """Returns the prefix of a placement run's stored documents: its instance, plan, replicas and moves."""
-    return f"tetris/nights/{placement_run}/"
+    return f"tetris/placement-runs/{placement_run}/"
 
 
 def archive_key(sha256: str) -> str:

@@ -6,20 +6,11 @@ reserve them later, and they are sent in `RunNode.masters`. Secrets are included
 the secrets of the jobs that run there.
 """
 
-from typing import Any, Self
+from typing import Self
 
-from pydantic import (
-    AwareDatetime,
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from domain.ids import NAME_PATTERN, TABLE_RULE, is_name, is_table_name
-from domain.serialization import without_unset
 from domain.serving import ServingSpec
 
 
@@ -43,11 +34,6 @@ class CheckpointLaunch(_Frozen):
     max_failures: int | None = None
     """Limits of saves that fail in a row (`domain.spec.CheckpointSpec`)."""
 
-    @model_serializer(mode="wrap")
-    def _brief(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omits the limits if they are not set, so that agents without these fields can parse the result."""
-        return without_unset(handler(self), "max_failing_s", "max_failures")
-
 
 class LogLaunch(_Frozen):
     """Settings for uploading the output of tasks (`agent.logs`)."""
@@ -56,8 +42,6 @@ class LogLaunch(_Frozen):
     """New output of at least this size is uploaded immediately."""
     interval_s: float = Field(1.0, gt=0)
     """A smaller amount of new output is uploaded at this interval."""
-    tail_bytes: int = Field(4096, ge=0)
-    """Unused: earlier versions sent this much of the end of the output with the exit status."""
 
 
 class JobLaunch(_Frozen):
@@ -74,11 +58,6 @@ class JobLaunch(_Frozen):
     """Machine of the job's task 0, where its rendezvous port is reserved."""
     setup: str | None = None
     """Script that runs before the command, in the same way; None: there is none."""
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omits `setup` if there is none, so that agents without this field can parse the result."""
-        return without_unset(handler(self), "setup")
 
     @model_validator(mode="after")
     def _has_a_command(self) -> Self:
@@ -112,7 +91,7 @@ class LaunchDescription(_Frozen):
     workload_id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
     name: str
     tenant: str
-    tenant_number: int | None = Field(None, ge=0)
+    tenant_number: int = Field(ge=0)
     """Number from which the operating-system user of the tenant's tasks is derived, if tenants have separate users
     (`AgentConfig.tenant_uids`)."""
     attempt: int = Field(gt=0)
@@ -136,11 +115,6 @@ class LaunchDescription(_Frozen):
     """How task 0 of the first job serves requests; None: the workload serves none."""
     sealed_secrets: dict[str, str] = Field(default_factory=dict)
     """Machine to the JSON `{job: {variable: value}}` in a sealed box for the machine's public key, in base64."""
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omits newer fields that are not set, so that agents without these fields can parse the result."""
-        return without_unset(handler(self), "serving", "keep_s")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

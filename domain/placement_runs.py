@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class PlacementRunRef:
     """The id of a placement run, and the error if the placement run failed."""
 
-    night: str
+    placement_run: str
     problem: str | None = None
 
 
@@ -26,7 +26,7 @@ class PlacementRunTicket:
 class NextMove:
     """Request for the next move of a lane. If the lane has an unfinished move, that move is returned again."""
 
-    night: str
+    placement_run: str
     lane: int
 
 
@@ -47,6 +47,6 @@ class MoveOrder:
 class MoveRef:
     """A move whose copy has ended, and the error if the copy failed."""
 
-    night: str
+    placement_run: str
     number: int
     problem: str | None = None

@@ -21,8 +21,6 @@ class ReasonCode(StrEnum):
     HELD = "held"
     QUOTA_EXCEEDED = "quota_exceeded"
     REGION_EXCLUDED = "region_excluded"
-    REGION_UNREACHABLE = "region_unreachable"
-    """Written by earlier versions only; replaced by `REGION_SILENT`."""
     REGION_SILENT = "region_silent"
     BUCKET_UNAVAILABLE = "bucket_unavailable"
     SCAN_OVERDUE = "scan_overdue"
@@ -100,7 +98,6 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.HELD: "held by {by}; `mizzen release` ends the hold",
     ReasonCode.QUOTA_EXCEEDED: "tenant {tenant} uses {used} of {quota} {resource} and this workload needs {needs} more",
     ReasonCode.REGION_EXCLUDED: "the workload's regions do not include {region}",
-    ReasonCode.REGION_UNREACHABLE: "no scheduler of region {region} answered within {waited_s} s",
     ReasonCode.REGION_SILENT: (
         "region {region} has not answered since {since}; it is left out until one of its schedulers answers"
     ),

@@ -26,7 +26,7 @@ def wrong_hello(hello: Hello) -> str | None:
     for field, number, least, most in ranges:
         if not least <= number <= most:
             return f"{field}: {number} is not between {least} and {most}"
-    if hello.word_at_s is not None and not 0 <= hello.word_at_s < math.inf:
+    if not 0 <= hello.word_at_s < math.inf:
         return f"word_at_s: {hello.word_at_s} is not a time in seconds since the epoch"
     texts = (("rack", hello.rack), ("gpu_type", hello.gpu_type or ""), ("incarnation", hello.incarnation))
     for field, text in texts:

@@ -4,13 +4,10 @@
 end in their unit. Commands are not interpreted.
 """
 
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field
 
 from domain.capacity import USUAL, CapacityKind, dedicated
 from domain.scheduling import JobRequest
-from domain.serialization import without_unset
 from domain.serving import ServingSpec
 
 
@@ -55,11 +52,6 @@ class JobSpec(_Frozen):
     setup: str | None = None
     """Script that runs once in each task before the command, in the same way, with the same user and directory."""
 
-    @model_serializer(mode="wrap")
-    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omits `setup` if the job has none, so that versions without this field can parse the result."""
-        return without_unset(handler(self), "setup")
-
     def request(self, capacity: tuple[str, ...] = USUAL) -> JobRequest:
         """Returns the scheduling request of this job. `capacity` is as in `WorkloadSpec.kinds`."""
         return JobRequest(
@@ -86,11 +78,6 @@ class CheckpointSpec(_Frozen):
     """How long saves may fail in a row before the task ends; None: the SDK's default."""
     max_failures: int | None = None
     """How many saves in a row may fail before the task ends; None: not limited."""
-
-    @model_serializer(mode="wrap")
-    def _brief(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omits the limits if they are not set, so that versions without these fields can parse the result."""
-        return without_unset(handler(self), "max_failing_s", "max_failures")
 
 
 class LimitsSpec(_Frozen):
@@ -138,11 +125,6 @@ class WorkloadSpec(_Frozen):
     long as `tasks.keep_runs_s` says."""
     cluster: str | None = None
     """The dedicated cluster whose machines are the only ones on which the workload may run; None: any shared one."""
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omits newer fields that are not set, so that versions without these fields can parse the result."""
-        return without_unset(handler(self), "capacity", "serving", "one_attempt", "keep_s", "cluster")
 
     def requests(self) -> tuple[JobRequest, ...]:
         """Returns the scheduling requests of the jobs."""

@@ -6,11 +6,13 @@ import os
 import resource
 import signal
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from wsgiref.simple_server import WSGIServer
 
 import grpc
+from sqlalchemy.exc import SQLAlchemyError
 from temporalio.service import TLSConfig
 
 from gateway import limits
@@ -19,12 +21,15 @@ from gateway.keys import Sessions
 from gateway.proxy import Gateway
 from gateway.task_tokens import TaskTokens
 from infra.config import Settings, TemporalSettings
+from infra.db.migrate import refuse_unknown
 from infra.db.session import open_engine
 from infra.errors import ConfigurationError
 from infra.metrics import serve_metrics
 from infra.temporal_client import tls_config
 
 _STOP_S = 5.0
+_SCHEMA_S = 5.0
+"""Timeout of the check of the database's revision at the start."""
 _CONNECTIONS = 3
 _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", limits.MAX_REQUEST_BYTES),
@@ -115,7 +120,8 @@ async def serve(
     `metrics` is the host and port of the metrics; None: none are served.
 
     Raises:
-        ConfigurationError: a setting is missing or invalid, or the address cannot be used.
+        ConfigurationError: a setting is missing or invalid, the database belongs to another version, or the address
+            cannot be used.
         StackError: the address of the metrics cannot be used.
     """
     if settings.database is None:
@@ -130,6 +136,9 @@ async def serve(
     metrics_server: WSGIServer | None = None
     try:
         gateway = Gateway(channel, _metadata(settings.temporal), settings.temporal.namespace, sessions, tokens)
+        with suppress(SQLAlchemyError, TimeoutError):  # Postgres may become available later.
+            async with asyncio.timeout(_SCHEMA_S):
+                await asyncio.to_thread(refuse_unknown, engine)
         await sessions.list_keys()
         server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=limits.MAX_CALLS)
         server.add_generic_rpc_handlers((gateway,))

@@ -76,14 +76,11 @@ class Case:
     """Whether the maximum runtime is used up."""
     repeats: bool = True
     """Whether the workload can have another attempt; a replica of a service has only one."""
-    uses_reports: Callable[[], bool] = lambda: True
-    """Returns whether the tasks' reports of notices and loads are used. It may evaluate a workflow patch, so it is
-    called only where the result matters."""
 
     @cached_property
     def noticed(self) -> Reason | None:
         """The platform's notice that it reclaims a machine; None: there is none, or mail stopped the gang."""
-        return self.end.noticed if self.told is None and self.end.noticed is not None and self.uses_reports() else None
+        return self.end.noticed if self.told is None else None
 
     @cached_property
     def own(self) -> bool:
@@ -105,7 +102,7 @@ class Case:
         counts = replace(counts, suspicion=unless_cleared(counts.suspicion, self.end, self.plan))
         if self.end.all_succeeded or self.is_told(MailKind.CANCEL) or self.timed_out:
             return counts
-        return count_loads(counts, self.end, self.own, self.uses_reports)
+        return count_loads(counts, self.end, self.own)
 
     @cached_property
     def doubt(self) -> Doubt | None:
@@ -121,7 +118,7 @@ class Case:
     @cached_property
     def is_unloadable(self) -> bool:
         """Whether a checkpoint could not be loaded, and either that ended the attempt or the limit is reached."""
-        if self.failed_load is None or not self.uses_reports():
+        if self.failed_load is None:
             return False
         return self.own or self.counts_after.unloadable >= UNLOADABLE_IN_A_ROW
 
@@ -162,14 +159,14 @@ def unless_cleared(before: Suspicion, end: GangEnd, plan: LaunchPlan) -> Suspici
     return NONE if works_without else before
 
 
-def count_loads(counts: Counts, end: GangEnd, own: bool, uses_reports: Callable[[], bool]) -> Counts:
+def count_loads(counts: Counts, end: GangEnd, own: bool) -> Counts:
     """Returns the counts after an attempt, with its failed or successful load applied.
 
     A failed load does not count as a failure of the user's tasks: a store that did not answer may answer next time. A
     successful load resets the count of consecutive failed loads. `own`: the attempt ended by itself (`Case.own`).
     """
     if _failed_load(end, own) is not None:
-        return replace(counts, unloadable=counts.unloadable + 1) if uses_reports() else counts
+        return replace(counts, unloadable=counts.unloadable + 1)
     return replace(counts, unloadable=0) if loaded(end.progress) else counts
 
 

@@ -86,12 +86,6 @@ def placement_runs(session: Session, limit: int) -> None:
         say(f"moves have been paused since {words.clock(paused['since'])} by {paused['by']}{note}")
 
 
-_NIGHTS = click.Command(
-    "nights", callback=placement_runs.callback, params=placement_runs.params, hidden=True, help=placement_runs.help
-)
-"""The name of `runs` in earlier versions."""
-
-
 @click.command()
 @click.argument("placement_run", metavar="RUN", required=False)
 @click.pass_obj
@@ -128,7 +122,7 @@ def resume(session: Session) -> None:
     emit_one(session, {"paused": None}, lambda: "resumed", name="resumed")
 
 
-COMMANDS = (plan, placement_runs, _NIGHTS, report, moves, pause, resume)
+COMMANDS = (plan, placement_runs, report, moves, pause, resume)
 
 
 def _newest(session: Session) -> str:

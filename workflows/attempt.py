@@ -39,17 +39,10 @@ with workflow.unsafe.imports_passed_through():
     from lifecycle.launch_limits import is_only_launch
     from workflows.effects import on_region, record, show_in_temporal
     from workflows.flushes import PendingSaves
-    from workflows.gang import OWNER_TAKES, Gang
+    from workflows.gang import Gang
     from workflows.mailbox import Mailbox
-    from workflows.verdicts import Verdicts, uses_reports
+    from workflows.verdicts import Verdicts
 
-JUDGES_LAUNCHES = "judges-launches"
-"""Patch: a launch that fails because of the workload fails the workload. Other failed launches are retried with
-backoff."""
-BACKS_OFF_IF_STOPPED = "backs-off-if-stopped"
-"""Patch: consecutive attempts that an agent says to have stopped before are also retried with backoff."""
-COUNTS_RUNS = "counts-runs"
-"""Patch: the time of a launch that a machine refused, or did not carry out, does not count as runtime."""
 _LEAVES = frozenset({ReasonCode.PLATFORM_NOTICE, ReasonCode.MOVED_EARLY})
 """Why a workload returns to the queue while its tasks still save."""
 _COPY_S = 6 * 3600.0
@@ -242,7 +235,7 @@ class Attempt:
         self._told = None if gang.ended else await self._mailbox.next(STOPS)
         self._leaving = self._why_leaving(gang)
         if self._leaving is not None:
-            if _takes_at_once(self._leaving) and workflow.patched(OWNER_TAKES):
+            if _takes_at_once(self._leaving):
                 gang.withdraw(str(self._leaving.detail["machine"]))
             return Event.NOTICED
         return Event.DONE if self._told is None else Event.TOLD
@@ -279,7 +272,7 @@ class Attempt:
         if not gang.still_running or self._plan.drain_s is not None:
             return None
         if self._told is None:
-            return gang.noticed if gang.noticed is not None and uses_reports() else None
+            return gang.noticed
         # After an eviction or a cancellation, the end of the tasks is awaited.
         code = code_of(self._told)
         if code not in _LEAVES or self._mailbox.has({MailKind.EVICT, MailKind.CANCEL}):
@@ -354,7 +347,7 @@ class Attempt:
     def _never_ran(self, end: GangEnd, ran_s: float) -> bool:
         """Returns whether a machine refused to run the tasks or did not start them: that time is not theirs."""
         late = self._told is not None and self._told.detail.get("code") == ReasonCode.LAUNCH_TIMED_OUT
-        if not (late or end.refused is not None) or end.failed or not workflow.patched(COUNTS_RUNS):
+        if not (late or end.refused is not None) or end.failed:
             return False
         return is_only_launch(ran_s, timed_out=late, reported=end.reported)
 
@@ -379,13 +372,10 @@ class Attempt:
         """Returns the ending of an attempt that an agent says to have stopped before; the second time, after a backoff.
 
         After a restart of the installation this is true once. The agent of a volunteer's machine may always say it, and
-        would be given the workload again and again.
-
-        These attempts are not counted as refusals: code from before the patch did not count them, so a workflow from
-        then would judge its next refused launch differently.
+        would be given the workload again and again. These attempts are not counted as refusals.
         """
         self._state.stops += 1
-        if self._state.stops == 1 or not workflow.patched(BACKS_OFF_IF_STOPPED):
+        if self._state.stops == 1:
             return ending
         return await self._after_backoff(ending, self._state.stops)
 
@@ -401,12 +391,10 @@ class Attempt:
             failed = self._verdicts.doubted(failed) or failed
         again = Ending(Phase.PENDING, failed.reason, progress, failed.blames_machine)
         self._state.refusals += 1
-        if not failed.blames_workload and self._state.refusals == 1:
-            return again
-        if not workflow.patched(JUDGES_LAUNCHES):
-            return again
         if failed.blames_workload:
             return Ending(Phase.FAILED, failed.reason, progress)
+        if self._state.refusals == 1:
+            return again
         return await self._after_backoff(again, self._state.refusals)
 
     async def _after_backoff(self, ending: Ending, times: int) -> Ending:

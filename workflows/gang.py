@@ -30,9 +30,6 @@ with workflow.unsafe.imports_passed_through():
     from lifecycle.launch_limits import LONGEST_S
     from workflows.effects import give_up, stop_node
 
-OWNER_TAKES = "owner-takes"
-"""Patch: if the owner of a machine takes it at once, a launch that its agent has not received is withdrawn. An agent
-that has reported the end of its tasks there need not confirm it."""
 _RUN_S = 3650 * 86400.0
 _TIMED_OUT = "TemporalTimeout:StartToClose"
 """Temporal's name of a try that took too long in `non_retryable_error_types`."""
@@ -252,9 +249,7 @@ class Gang:
         The agent starts nothing more there, and its polls may be closed.
         """
         outcome = self._outcomes.get(machine)
-        if outcome is None or not outcome.exits or outcome.notice is None or outcome.notice.platform != OWNER:
-            return False
-        return workflow.patched(OWNER_TAKES)
+        return bool(outcome and outcome.exits and outcome.notice and outcome.notice.platform == OWNER)
 
     async def _stop(self, machine: str, grace_s: float) -> None:
         if machine in self._withdrawn:
@@ -311,8 +306,8 @@ class Gang:
     def _own_progress(self, machine: str) -> list[TaskProgress]:
         """Returns what a machine has reported about tasks that are placed on it."""
         reported = self._outcomes[machine].progress
-        placed = next((n.tasks for n in self._plan.nodes if n.machine == machine), None)
-        return reported if placed is None else [p for p in reported if p.task in placed.get(p.job, ())]
+        placed = next(n.tasks for n in self._plan.nodes if n.machine == machine)
+        return [p for p in reported if p.task in placed.get(p.job, ())]
 
     def _order(self) -> list[str]:
         """Returns the machines that ended by themselves, in the order of their ends, then the stopped machines."""

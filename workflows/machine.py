@@ -19,8 +19,6 @@ with workflow.unsafe.imports_passed_through():
 
 LONG_HISTORY_EVENTS = 2000
 """The workflow continues as new between two hellos once its history has this many events."""
-LOSES_AGENTS_THAT_REFUSE = "loses-agents-that-refuse"
-"""Patch: a machine is lost if its agent answers a stop with a failure while it attends, or only detaches."""
 _LAST_CHANCE_S = 10.0
 _PACE_S = 60.0
 _SILENT = "TemporalTimeout:Heartbeat"
@@ -143,7 +141,7 @@ class MachineWorkflow:
                 detaches = isinstance(error := attendance.exception(), ActivityError) and type_of(error) == DETACHED
                 patience_s = _patience_s(error, welcome)
                 # The next agent says hello before it attends. One that only detaches again would keep this loop busy.
-                if patience_s is None or (detaches and has_detached and workflow.patched(LOSES_AGENTS_THAT_REFUSE)):
+                if patience_s is None or (detaches and has_detached):
                     await record(Activity.MACHINE_LOST, attend)
                     return
                 has_detached = has_detached or detaches
@@ -177,7 +175,7 @@ class MachineWorkflow:
             give_up(stopping)
         elif (failed := await stopping) is None:
             await record(Activity.MACHINE_READY, Attend(attend.machine, attend.incarnation, [run for run, _ in runs]))
-        elif isinstance(failed.cause, TimeoutError) or not workflow.patched(LOSES_AGENTS_THAT_REFUSE):
+        elif isinstance(failed.cause, TimeoutError):
             self._unconfirmed += runs
         else:
             return False

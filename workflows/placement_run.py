@@ -20,7 +20,7 @@ _COPY_S = 24 * 3600.0
 _GATHERING_S = 2 * 3600.0
 
 
-@workflow.defn(name="NightWorkflow")
+@workflow.defn(name="PlacementRunWorkflow")
 class PlacementRunWorkflow:
     """The workflow of one placement run. Its plan and moves are in Postgres, so a replacement workflow continues it."""
 
@@ -69,7 +69,7 @@ class PlacementRunWorkflow:
                 self._paused = True
                 await workflow.wait_condition(lambda: not self._paused or _is_long())
                 continue
-            await self._move(ask.night, order)
+            await self._move(ask.placement_run, order)
 
     async def _move(self, placement_run: str, order: MoveOrder) -> None:
         """Copies a table and finishes its move. Copies again if the table was appended to meanwhile.

@@ -23,8 +23,6 @@ with workflow.unsafe.imports_passed_through():
 
 LONG_HISTORY_EVENTS = 4000
 """The workflow continues as new between two ticks once its history has this many events."""
-LEAVES_OUT_SILENT_REGIONS = "leaves-out-silent-regions"
-"""Patch: a region that misses the deadline gets no more requests in the same pass, and silent regions are probed."""
 _TRIES = 3
 _AFTER_ERROR_S = 5.0
 
@@ -65,17 +63,14 @@ class SchedulerWorkflow:
         """
         try:
             ticket = await record(Activity.SCAN, None, ScanTicket, tries=_TRIES)
-            leaves_out = workflow.patched(LEAVES_OUT_SILENT_REGIONS)
-            if leaves_out:
-                self._probe(ticket)
+            self._probe(ticket)
             rest_s = ticket.interval_s if ticket.rest_s is None else min(ticket.interval_s, ticket.rest_s)
             regions, missed = list(ticket.regions), list[str]()
-            # In histories from before `queued` existed, the ticket lists the workloads instead.
-            for first in range(0, ticket.queued or len(ticket.workloads), ticket.batch):
+            for first in range(0, ticket.queued, ticket.batch):
                 late = await _late(ticket, regions, first)
-                result = await _award(ticket, first, missed + late)
-                if leaves_out:
-                    regions, missed = [r for r in regions if r not in late], missed + late
+                # A region that misses the deadline gets no more requests in the same pass.
+                regions, missed = [r for r in regions if r not in late], missed + late
+                result = await _award(ticket, first, missed)
                 rest_s = min(rest_s, ticket.interval_s if result.rest_s is None else result.rest_s)
                 if result.over or workflow.info().get_current_history_length() > 2 * LONG_HISTORY_EVENTS:
                     break  # Temporal limits the length of histories: the next pass starts at the head of the queue.

@@ -10,17 +10,6 @@ with workflow.unsafe.imports_passed_through():
     from lifecycle.gangs import GangEnd, LaunchFailure
     from lifecycle.suspicion import NONE, Suspicion, doubt
 
-USES_REPORTS = "minds-notices-and-loads"
-"""Patch: the tasks' reports of notices and of loading also decide what follows from the end of an attempt."""
-
-
-def uses_reports() -> bool:
-    """Returns whether this workflow uses the tasks' reports of notices and loads.
-
-    Call it only if the result matters, because evaluating a patch adds an event to the history.
-    """
-    return workflow.patched(USES_REPORTS)
-
 
 class Verdicts:
     """Decides what follows from the end of each attempt of a workload."""
@@ -41,7 +30,6 @@ class Verdicts:
             told,
             timed_out,
             not state.one_attempt,
-            uses_reports,
         )
         ending, counts = judge(case)
         self._keep(counts)
@@ -56,7 +44,7 @@ class Verdicts:
 
         `left`: the suspicion at its release. If a later attempt has failed since, that failure stays suspicious.
         """
-        counts = count_loads(self._counts(), end, False, uses_reports)
+        counts = count_loads(self._counts(), end, False)
         if counts.suspicion == left:
             counts = replace(counts, suspicion=unless_cleared(left, end, plan))
         self._keep(counts)

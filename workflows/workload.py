@@ -17,8 +17,6 @@ with workflow.unsafe.imports_passed_through():
     from workflows.mailbox import Mailbox
     from workflows.verdicts import Verdicts
 
-TAKES_OVER = "takes-over-attempts"
-"""Patch: a workflow that replaces a lost one continues the attempt instead of stopping its tasks."""
 LONG_HISTORY_EVENTS = 2000
 """The workflow continues as new between two attempts once its history has this many events."""
 
@@ -126,19 +124,16 @@ class WorkloadWorkflow:
             ),
         )
 
-    async def _take_over(self) -> Ending | None:
+    async def _take_over(self) -> Ending:
         """Runs the placed attempt of a lost workflow to its end, and returns how it ended.
-
-        Returns None in histories without the patch `TAKES_OVER`, if the workload is back in the queue.
 
         Every activity from the award to the running tasks is idempotent, and agents re-attach to tasks that run or have
         ended. So this workflow repeats all steps, and no running task is stopped. If the tasks were already asked to
         stop, or an activity fails permanently, it stops the remaining tasks instead.
         """
-        taken_over = self._state.takes_over or workflow.patched(TAKES_OVER)
         attempt = self._attempt(ready=self._state.ready)
         end: Ending | None = None
-        if taken_over and not self._state.stopping:
+        if not self._state.stopping:
             try:
                 end = await attempt.follow(FIRST)
             except FailureError as error:
@@ -148,4 +143,4 @@ class WorkloadWorkflow:
             end = await attempt.follow(Step.WIND_UP)
         end = await self._release(attempt, end)
         self._state.placed = False
-        return end if taken_over or end.phase in TERMINAL_PHASES else None
+        return end

@@ -33,10 +33,10 @@ class MoveActivities:
         """
         with transaction(self._engine) as session:
             # The lock serializes the lanes of a placement run.
-            placement_run = session.get(PlacementRun, ask.night, with_for_update=True)
+            placement_run = session.get(PlacementRun, ask.placement_run, with_for_update=True)
             if placement_run is None or placement_run.state != "moving" or placement_run.dry_run:
                 return MoveOrder(over=True)
-            own = PlacementMove.night == ask.night
+            own = PlacementMove.placement_run == ask.placement_run
             mine = session.scalars(
                 select(PlacementMove).where(own, PlacementMove.lane == ask.lane, _COPYING)
             ).one_or_none()
@@ -68,7 +68,7 @@ class MoveActivities:
         has been verified since the move began.
         """
         with transaction(self._engine) as session:
-            move = session.get(PlacementMove, (ref.night, ref.number), with_for_update=True)
+            move = session.get(PlacementMove, (ref.placement_run, ref.number), with_for_update=True)
             if move is None or move.state != "copying":
                 return True
             table = session.get(Table, move.data_table, with_for_update=True)
@@ -79,7 +79,7 @@ class MoveActivities:
             if problem is not None or table is None or copy is None:
                 _leave(move, problem or "")
                 if copy is not None:
-                    give_up(session, copy, move.night, self._nightly.grace_s)
+                    give_up(session, copy, move.placement_run, self._nightly.grace_s)
                 return True
             if copy.state != "ready" or copy.wrong_since is not None:
                 return False
@@ -114,9 +114,9 @@ class MoveActivities:
         where = move.data_table, move.target_region
         try:
             if move.partitions is None:
-                copy = want_replica(session, *where, fresh=True, placement_run=move.night)
+                copy = want_replica(session, *where, fresh=True, placement_run=move.placement_run)
             else:
-                copy = want_partitions(session, *where, move.partitions, move.night)
+                copy = want_partitions(session, *where, move.partitions, move.placement_run)
         except StorageFull as full:
             return _leave(move, str(full))
         if copy is None or copy.state == "deleting":
@@ -130,7 +130,7 @@ class MoveActivities:
             return _leave(move, "the replica to drop does not exist any more")
         if (wrong := integrity.wrong_region(session, table.name)) is not None:
             return _leave(move, f"the copy in {wrong} was found wrong; no replica is dropped until it is repaired")
-        drop_replica(session, table.name, there.region, grace_s=self._nightly.grace_s, placement_run=move.night)
+        drop_replica(session, table.name, there.region, grace_s=self._nightly.grace_s, placement_run=move.placement_run)
         move.begun_at = func.clock_timestamp()
         return _done(move)
 
@@ -141,12 +141,12 @@ class MoveActivities:
         session.flush()
         old = session.get(Replica, (table.name, move.source_region), with_for_update=True)
         if old is not None and move.keeps_source and old.state == "ready":
-            old.made_by = "night"
+            old.made_by = "placement_run"
         else:
             drop_replica(
-                session, table.name, move.source_region, grace_s=self._nightly.grace_s, placement_run=move.night
+                session, table.name, move.source_region, grace_s=self._nightly.grace_s, placement_run=move.placement_run
             )
-        detail = {"table": table.name, "source": move.source_region, "night": move.night}
+        detail = {"table": table.name, "source": move.source_region, "placement_run": move.placement_run}
         events.record(session, "table.moved", region=move.target_region, detail=detail)
         outbox.wake_scheduler(session)
         return True

@@ -19,7 +19,6 @@ _NOT_ABOUT_DATA = frozenset(
     {
         ReasonCode.NO_HARDWARE,
         ReasonCode.REGION_EXCLUDED,
-        ReasonCode.REGION_UNREACHABLE,
         ReasonCode.REGION_SILENT,
         ReasonCode.BUCKET_UNAVAILABLE,
     }

@@ -51,7 +51,7 @@ def moves_of(session: Session, folder: Path, quota_bytes: float | None) -> Itera
 def tidy(session: Session, placement_run: str, grace_s: float) -> None:
     """Drops incomplete copies that earlier placement runs began and this placement run does not continue."""
     goes_on = exists().where(
-        PlacementMove.night == placement_run,
+        PlacementMove.placement_run == placement_run,
         PlacementMove.state == "waiting",
         PlacementMove.data_table == Replica.data_table,
         PlacementMove.target_region == Replica.region,
@@ -65,7 +65,7 @@ def give_up(session: Session, copy: Replica, placement_run: str, grace_s: float)
 
     A short grace remains, in which a copy activity that still runs finds out that the replica is being deleted.
     """
-    if copy.state == "copying" and copy.made_by == "night" and copy.requested_by is None:
+    if copy.state == "copying" and copy.made_by == "placement_run" and copy.requested_by is None:
         drop_replica(
             session, copy.data_table, copy.region, grace_s=min(grace_s, _GIVEN_UP_S), placement_run=placement_run
         )

@@ -60,11 +60,11 @@ class PlacementRunActivities:
         """Opens the placement run, if no other placement run is open; returns its state and settings."""
         nightly = self._settings.tetris.nightly
         with transaction(self._engine) as session:
-            row = session.get(PlacementRun, ref.night, with_for_update=True)
+            row = session.get(PlacementRun, ref.placement_run, with_for_update=True)
             if row is None:
-                row = begin_placement_run(session, ref.night, nightly.deadline_s, dry_run=False)
+                row = begin_placement_run(session, ref.placement_run, nightly.deadline_s, dry_run=False)
             if row is None:
-                _log.warning("placement run %s is skipped: another placement run is open", ref.night)
+                _log.warning("placement run %s is skipped: another placement run is open", ref.placement_run)
                 return PlacementRunTicket("skipped")
             return PlacementRunTicket(row.state, nightly.at_once, nightly.solve_s)
 
@@ -77,7 +77,7 @@ class PlacementRunActivities:
         """
         tetris = self._settings.tetris
         with transaction(self._engine) as session:
-            placement_run = session.get_one(PlacementRun, ref.night)
+            placement_run = session.get_one(PlacementRun, ref.placement_run)
             if placement_run.state != "planning":
                 return
         with heartbeating() as heartbeat:
@@ -87,31 +87,35 @@ class PlacementRunActivities:
                     instance = gather(session, tetris, move_quota_bytes=quota)
                     reads = partial_reads(session, transaction_time(session), tetris.window_days)
                     droppable = [list(pair) for pair in droppable_replicas(session)]
-                    store, url = _bucket(session, ref.night)
+                    store, url = _bucket(session, ref.placement_run)
             except CatalogueError as error:
                 raise ApplicationError(str(error), type="CatalogueError", non_retryable=True) from None
             request = {
                 "time_s": tetris.nightly.solve_s, "seed": 0, "policy": tetris.replicas.model_dump(mode="json"),
                 "droppable": droppable,
             }  # fmt: skip
-            with searched(instance, reads, request, store, ids.placement_run_prefix(ref.night), heartbeat) as folder:
+            with searched(
+                instance, reads, request, store, ids.placement_run_prefix(ref.placement_run), heartbeat
+            ) as folder:
                 report = json.loads((folder / "report.json").read_text())
                 with transaction(self._engine) as session:
-                    self._write(session, ref.night, folder, report, url)
+                    self._write(session, ref.placement_run, folder, report, url)
 
     def _write(self, session: Session, ref: str, folder: Path, report: dict[str, Any], url: str) -> None:
         placement_run = session.get_one(PlacementRun, ref, with_for_update=True)
         if placement_run.state != "planning":
             return
-        session.execute(delete(PlacementMove).where(PlacementMove.night == ref))
+        session.execute(delete(PlacementMove).where(PlacementMove.placement_run == ref))
         moves = enumerate(moves_of(session, folder, quota_left_bytes(session, self._settings.tetris.nightly)), 1)
         while rows := list(islice(moves, _ROWS)):
-            session.execute(insert(PlacementMove), [{"night": ref, "number": number, **move} for number, move in rows])
+            session.execute(
+                insert(PlacementMove), [{"placement_run": ref, "number": number, **move} for number, move in rows]
+            )
         if not placement_run.dry_run:
             tidy(session, ref, self._settings.tetris.nightly.grace_s)
         placement_run.report, placement_run.artifact_url, placement_run.planned_at = report, url, func.clock_timestamp()
         placement_run.state = "moving"
-        events.record(session, "night.planned", detail={"night": ref, "moves": _count(session, ref)})
+        events.record(session, "placement_run.planned", detail={"placement_run": ref, "moves": _count(session, ref)})
 
     @activity.defn(name=Activity.PLACEMENT_PAUSED.value)
     def placement_paused(self, _: None = None) -> bool:
@@ -127,14 +131,14 @@ class PlacementRunActivities:
         """
         tetris = self._settings.tetris
         with transaction(self._engine) as session:
-            placement_run = session.get(PlacementRun, ref.night)
+            placement_run = session.get(PlacementRun, ref.placement_run)
             if placement_run is None or placement_run.state != "moving" or placement_run.dry_run:
                 return
             regions = session.scalars(select(Datacenter.region).distinct().order_by(Datacenter.region)).all()
-            store, _ = _bucket(session, ref.night)
+            store, _ = _bucket(session, ref.placement_run)
         with heartbeating() as heartbeat:
             for region in regions:
-                prefix = f"{ids.placement_run_prefix(ref.night)}datacenters/{region}/"
+                prefix = f"{ids.placement_run_prefix(ref.placement_run)}datacenters/{region}/"
                 self._assign(region, store, prefix, tetris.nightly.solve_s / len(regions), heartbeat)
 
     def _assign(
@@ -158,7 +162,7 @@ class PlacementRunActivities:
     def end_placement_run(self, ref: PlacementRunRef) -> None:
         """Ends the placement run. Waiting moves are left out; the next placement run makes a new plan."""
         with transaction(self._engine) as session:
-            placement_run = session.get(PlacementRun, ref.night, with_for_update=True)
+            placement_run = session.get(PlacementRun, ref.placement_run, with_for_update=True)
             if placement_run is None or placement_run.state not in OPEN:
                 return
             because = (
@@ -166,14 +170,18 @@ class PlacementRunActivities:
                 if placement_run.dry_run
                 else "the deadline passed before the move began"
             )
-            waiting = PlacementMove.night == ref.night, PlacementMove.state == "waiting"
+            waiting = PlacementMove.placement_run == ref.placement_run, PlacementMove.state == "waiting"
             session.execute(update(PlacementMove).where(*waiting).values(state="left", left_because=because))
             placement_run.state, placement_run.problem = (
                 ("ended", None) if ref.problem is None else ("failed", ref.problem)
             )
             placement_run.ended_at = func.clock_timestamp()
-            detail = {"night": ref.night, "problem": ref.problem, "moves": _count(session, ref.night)}
-            events.record(session, f"night.{placement_run.state}", detail=detail)
+            detail = {
+                "placement_run": ref.placement_run,
+                "problem": ref.problem,
+                "moves": _count(session, ref.placement_run),
+            }
+            events.record(session, f"placement_run.{placement_run.state}", detail=detail)
 
 
 def _count(session: Session, placement_run: str) -> dict[str, int]:

@@ -28,7 +28,7 @@ def placement_schedule(nightly: NightlySettings) -> Schedule:
         calendars.append(ScheduleCalendarSpec(hour=[ScheduleRange(hour)], minute=[ScheduleRange(minute)]))
     return Schedule(
         action=ScheduleActionStartWorkflow(
-            "NightWorkflow",
+            "PlacementRunWorkflow",
             id=ids.PLACEMENT_RUN_WORKFLOW_ID,
             task_queue=ids.CONTROL_QUEUE,
             static_summary="plans the placement of tables and moves them",

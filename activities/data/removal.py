@@ -259,7 +259,7 @@ def _unused(session: Session, table: str, region: str) -> Replica | None:
     )
     copies = (
         select(PlacementMove.number)
-        .join(PlacementRun, PlacementRun.id == PlacementMove.night)
+        .join(PlacementRun, PlacementRun.id == PlacementMove.placement_run)
         .where(PlacementRun.state == "moving", PlacementMove.state == "copying")
         .where(PlacementMove.data_table == table, PlacementMove.target_region == region)
         .limit(1)

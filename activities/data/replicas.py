@@ -218,7 +218,9 @@ class Completion:
         if tries < _SHOWN_AFTER:
             return ApplicationError(str(error), type="WrongPartition")
         nightly = self._request.share == NIGHTLY
-        _log.warning("%s; %s", error, "given up for this night" if nightly else f"tried again in {_WRONG_AGAIN}")
+        _log.warning(
+            "%s; %s", error, "given up for this placement run" if nightly else f"tried again in {_WRONG_AGAIN}"
+        )
         detail = {"table": partition.data_table, "partition": partition.name, "source": error.source}
         with transaction(self._engine) as session:
             region, told = self._request.target_region, {**detail, "error": str(error)}

@@ -214,8 +214,8 @@ class Dispatcher:
             elif row.kind == "replicate":
                 asked = ReplicateTable(body["table"], body["source"], body["target"], body.get("share", ON_DEMAND))
                 deliver = self._replicate(asked)
-            elif row.kind == "night":
-                deliver = self._placement_run(str(body["night"]))
+            elif row.kind == "placement_run":
+                deliver = self._placement_run(str(body["placement_run"]))
             elif row.kind == "scrub":
                 deliver = start_scrub(self._client, str(body["region"]))
             elif row.kind == "instance":
@@ -268,7 +268,7 @@ class Dispatcher:
 
     async def _placement_run(self, placement_run: str) -> None:
         summary = "plans the placement of tables and moves them"
-        await ensure_workflow(self._client, "NightWorkflow", placement_run, signal="look", summary=summary)
+        await ensure_workflow(self._client, "PlacementRunWorkflow", placement_run, signal="look", summary=summary)
 
     async def _instance(self, instance: str) -> None:
         start = await in_thread(self._read_instance, instance)

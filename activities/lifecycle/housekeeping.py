@@ -53,16 +53,6 @@ class HousekeepingActivities:
         """Workloads with ids after this one are next to expire. So those whose objects cannot be deleted, for example
         because a store was lost, do not keep the others waiting."""
 
-    @activity.defn(name=Activity.COLLECT.value)
-    async def collect(self) -> float:
-        """Does nothing. Histories from before progress was read in a separate loop still call it."""
-        return 0.0
-
-    @activity.defn(name=Activity.RECONCILE.value)
-    async def reconcile(self) -> float:
-        """Does nothing. Histories from before reconciling ran in a separate loop still call it."""
-        return 0.0
-
     @activity.defn(name=Activity.EXPIRE.value)
     def expire(self) -> float:
         """Deletes objects of finished workloads, remains of interrupted writers and copies, and old records.

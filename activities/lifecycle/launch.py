@@ -134,7 +134,8 @@ class LaunchActivities:
             sealed,
             hazard,
             stale,
-        ).model_copy(update={"tenant_number": tenant_number})
+            tenant_number,
+        )
         self._show_stale(request, launch, attempt.stale_tables)
         document = launch.model_dump_json().encode()
         sha256 = hashlib.sha256(document).hexdigest()
@@ -194,7 +195,7 @@ class LaunchActivities:
             bucket_url=region.bucket_url,
             launch_key="",
             nodes=[
-                NodeLaunch(a.machine, sorted(leads[a.machine]), a.machine in lent, dict(places[a.machine]))
+                NodeLaunch(a.machine, sorted(leads[a.machine]), dict(places[a.machine]), a.machine in lent)
                 for a in allocations
             ],
             tasks=len(tasks),
@@ -329,6 +330,7 @@ class LaunchActivities:
         sealed: dict[str, str],
         hazard: float | None,
         stale: Mapping[str, datetime],
+        tenant_number: int,
     ) -> LaunchDescription:
         jobs: dict[str, Any] = {job.name: job for job in spec.jobs}
         tasks, masters = [], {}
@@ -359,6 +361,7 @@ class LaunchActivities:
             workload_id=request.workload_id,
             name=spec.name,
             tenant=spec.tenant,
+            tenant_number=tenant_number,
             attempt=request.attempt,
             region=region,
             checkpoint=CheckpointLaunch(

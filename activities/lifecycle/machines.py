@@ -278,10 +278,9 @@ def _hear_owner(row: Machine, hello: Hello) -> int:
 
     A word that is older than the known one only adds to it.
     """
-    word_at_s = time.time() if hello.word_at_s is None else min(hello.word_at_s, time.time())
+    word_at_s = min(hello.word_at_s, time.time())
     if word_at_s >= row.word_at_s:
-        row.taken = hello.taken
-        row.word_at_s = row.word_at_s if hello.word_at_s is None else word_at_s
+        row.taken, row.word_at_s = hello.taken, word_at_s
         return hello.withheld
     row.taken = row.taken or hello.taken
     return hello.withheld | row.withheld

@@ -47,10 +47,10 @@ _RUNNING = "ExecutionStatus = 'Running'"
 _WORKLOADS = f"WorkflowType = 'WorkloadWorkflow' AND {_RUNNING}"
 _PLACED = f"{_WORKLOADS} AND {PHASE} IN ({', '.join(repr(p.value) for p in sorted(PLACED_PHASES))})"
 _MACHINES = f"WorkflowType = 'MachineWorkflow' AND {_RUNNING}"
-_COPIES = f"WorkflowType IN ('ReplicaWorkflow', 'NightWorkflow') AND {_RUNNING}"
+_COPIES = f"WorkflowType IN ('ReplicaWorkflow', 'PlacementRunWorkflow') AND {_RUNNING}"
 _TYPES = (
     "WorkloadWorkflow", "MachineWorkflow", "SchedulerWorkflow", "HousekeepingWorkflow", "ReplicaWorkflow",
-    "NightWorkflow", "ScrubWorkflow", "InstanceWorkflow", "ServiceWorkflow",
+    "PlacementRunWorkflow", "ScrubWorkflow", "InstanceWorkflow", "ServiceWorkflow",
 )  # fmt: skip
 _STUCK = f"{_RUNNING} AND WorkflowType IN {_TYPES} AND TemporalReportedProblems IS NOT NULL"
 _STUCK_TRIES = 2
@@ -237,8 +237,7 @@ class Reconciler:
     async def _sweep(self) -> None:
         """Starts missing workflows of placed workloads, and terminates workflows of ended workloads.
 
-        An unnecessary start changes nothing. Older versions started a workflow for each submission, so workflows of
-        workloads that ended in the queue may exist.
+        An unnecessary start changes nothing.
         """
         began_s = time.monotonic()
         running = {_workload_of(e) async for e in self._list(_WORKLOADS)}

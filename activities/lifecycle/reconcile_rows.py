@@ -149,7 +149,7 @@ def wanted_copies(session: Session) -> dict[str, Wanted]:
 
     Copies that are part of a placement run need no workflow of their own.
     """
-    own = or_(Replica.made_by != "night", Replica.requested_by.is_not(None))
+    own = or_(Replica.made_by != "placement_run", Replica.requested_by.is_not(None))
     rows = session.execute(
         select(Replica.data_table, Table.home_region, Replica.region)
         .join(Table, Table.name == Replica.data_table)

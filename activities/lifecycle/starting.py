@@ -102,7 +102,6 @@ def _state_of(session: Session, row: Row[Any]) -> tuple[WorkloadInput, int | Non
         placed=placed,
         ready=placed and bool(attempts) and attempts[0].ready_at is not None,
         stopping=row.phase == Phase.CHECKPOINTING,
-        takes_over=placed,
         failures=sum(code in _FAILURES for code in codes),
         hangs=_in_a_row(codes, ReasonCode.NO_PROGRESS),
         unloadable=_in_a_row(codes, ReasonCode.CHECKPOINT_UNLOADABLE),

@@ -61,7 +61,8 @@ _MAY_MOVE = text(
     "   from allocation as l join machine as m on m.id = l.machine"
     "   where (l.workload, l.attempt) = (w.id, w.attempt) and l.released_at is null) as held"
     " where w.id = any(:ids) and w.phase = :running and a.started_at <= now() - make_interval(secs => :stay_s)"
-    " and a.notice is null and ran.moves < :most and not w.spec ? 'serving' and not w.spec ? 'one_attempt'"
+    " and a.notice is null and ran.moves < :most and w.spec ->> 'serving' is null"
+    " and not coalesce((w.spec ->> 'one_attempt')::boolean, false)"
     # While a tenant has work over its quota, that would count as within the quota once this workload has left.
     " and not exists (select 1 from attempt as o join workload as t on t.id = o.workload"
     "   where o.released_at is null and t.tenant = w.tenant and o.rank >= :over_quota)"

@@ -136,7 +136,7 @@ _ATTEMPT = (
     " coalesce(a.checkpoint_at, case when a.resumed_step is not null then a.started_at end),"
     " a.ready_at is not null, a.evicting_since is not null, a.rank, a.gpu_types, a.cpus_milli,"
     " (w.spec -> 'limits' ->> 'max_runtime_s')::float8,"
-    " case when w.spec -> 'serving' is not null then coalesce(a.cold_start_s, 0) end"
+    " case when w.spec ->> 'serving' is not null then coalesce(a.cold_start_s, 0) end"
     " from attempt as a join workload as w on w.id = a.workload"
 )
 _HOLDING = (

@@ -31,16 +31,16 @@ class ScannedWorkload:
     """Placed workloads of its tenant with a worse rank, which its award makes over-quota."""
 
     def to_json(self) -> list[Any]:
-        """Returns the entry for regions to read. `displaces` is last and omitted if empty, as in older versions."""
-        body = [self.workload, self.rank, self.gpu_types, self.reason.to_json() if self.reason else None]
-        return [*body, self.displaces] if self.displaces else body
+        """Returns the entry for regions to read."""
+        reason = self.reason.to_json() if self.reason else None
+        return [self.workload, self.rank, self.gpu_types, reason, self.displaces]
 
     @classmethod
     def from_json(cls, body: Sequence[Any]) -> "ScannedWorkload":
         """Parses the result of `to_json`."""
-        workload, rank, types, reason, *displaces = body
+        workload, rank, types, reason, displaces = body
         narrowed = None if types is None else tuple(tuple(t) for t in types)
-        return cls(workload, int(rank), narrowed, Reason.from_json(reason) if reason else None, *map(tuple, displaces))
+        return cls(workload, int(rank), narrowed, Reason.from_json(reason) if reason else None, tuple(displaces))
 
 
 class ScannedQueue:

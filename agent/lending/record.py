@@ -110,7 +110,7 @@ class Lending:
             {int(gpu): float(at_s) for gpu, at_s in body["gpus_at_s"].items()},
             None if hours is None else LendingHours.parse(hours),
             float(body["given_gpu_s"]),
-            float(body.get("said_at_s", 0.0)),  # Records of earlier versions lack it.
+            float(body["said_at_s"]),
         )
         times = (found.machine_at_s or 0.0, found.given_gpu_s, found.said_at_s, *found.gpus_at_s.values())
         if not all(map(math.isfinite, times)):

@@ -142,6 +142,4 @@ def check_files(session: Session, tenant: str, sha256: str, files: Collection[st
     Raises:
         BadArchive: a file has the path of a folder in the archive, or a path below a file of the archive.
     """
-    paths = session.get_one(Archive, (tenant, sha256)).paths
-    if paths is not None:  # None: uploaded by a version that did not store paths; the agent checks them instead.
-        Tree.load(paths, _MAX_PATHS).add_files(files)
+    Tree.load(session.get_one(Archive, (tenant, sha256)).paths, _MAX_PATHS).add_files(files)

@@ -80,7 +80,7 @@ class PauseView(View):
 
 
 class PlacementRunList(View):
-    """Nights, the newest first."""
+    """Placement runs, the newest first."""
 
     items: list[PlacementRunView]
     paused: PauseView | None = Field(description="Null: moves are not paused")
@@ -112,7 +112,6 @@ class MoveList(View):
 
 
 @router.get("/placement-runs", summary="List placement runs")
-@router.get("/nights", include_in_schema=False)
 def list_placement_runs(
     state: StateOf, _: Operator, limit: Annotated[int, Query(ge=1, le=500)] = 30
 ) -> PlacementRunList:
@@ -129,7 +128,6 @@ def list_placement_runs(
 
 
 @router.post("/placement-runs", status_code=202, summary="Start a placement run", responses=refusals(409))
-@router.post("/nights", status_code=202, include_in_schema=False)
 def create_placement_run(
     body: PlacementRunBody, response: Response, state: StateOf, caller: Operator
 ) -> PlacementRunView:
@@ -143,13 +141,12 @@ def create_placement_run(
             said = "another one has just started" if found is None else f"{found.id} is {found.state}"
             raise Problem(Kind.CONFLICT, f"only one placement run can run at a time: {said}")
         outbox.placement_run(session, row.id)
-        write_audit(session, caller, "night.create", row.id, dry_run=body.dry_run)
+        write_audit(session, caller, "placement_run.create", row.id, dry_run=body.dry_run)
         response.headers["Location"] = f"/v1/tetris/placement-runs/{row.id}"
         return _view(session, row)
 
 
 @router.get("/placement-runs/{placement_run}", summary="Get a placement run", responses=refusals(404))
-@router.get("/nights/{placement_run}", include_in_schema=False)
 def get_placement_run(placement_run: str, state: StateOf, _: Operator) -> PlacementRunReport:
     """Returns a placement run with its report."""
     with state.transaction() as session:
@@ -158,7 +155,6 @@ def get_placement_run(placement_run: str, state: StateOf, _: Operator) -> Placem
 
 
 @router.get("/placement-runs/{placement_run}/moves", summary="List a placement run's moves", responses=refusals(404))
-@router.get("/nights/{placement_run}/moves", include_in_schema=False)
 def list_moves(
     placement_run: str,
     state: StateOf,
@@ -168,7 +164,7 @@ def list_moves(
     cursor: Annotated[int, Query(ge=0, description="Return moves after this number")] = 0,
 ) -> MoveList:
     """Lists the moves of a placement run in the order in which they start."""
-    statement = select(PlacementMove).where(PlacementMove.night == placement_run, PlacementMove.number > cursor)
+    statement = select(PlacementMove).where(PlacementMove.placement_run == placement_run, PlacementMove.number > cursor)
     if state_ is not None:
         statement = statement.where(PlacementMove.state == state_)
     with state.transaction() as session:
@@ -196,8 +192,8 @@ def pause(body: PauseBody, state: StateOf, caller: Operator) -> PauseView:
             row = PlacementPause(by=caller.id, note=body.note)
             session.add(row)
             session.flush()
-            _tell(session, "night.paused", note=body.note)
-            write_audit(session, caller, "night.pause", "tetris", note=body.note)
+            _tell(session, "placement_run.paused", note=body.note)
+            write_audit(session, caller, "placement_run.pause", "tetris", note=body.note)
         return PauseView(since=row.since, by=row.by, note=row.note)
 
 
@@ -208,14 +204,16 @@ def resume(state: StateOf, caller: Operator) -> Response:
         row = session.get(PlacementPause, True)
         if row is not None:
             session.delete(row)
-            _tell(session, "night.resumed")
-            write_audit(session, caller, "night.resume", "tetris")
+            _tell(session, "placement_run.resumed")
+            write_audit(session, caller, "placement_run.resume", "tetris")
     return Response(status_code=204)
 
 
 def _tell(session: Session, kind: str, **detail: object) -> None:
     placement_run = open_placement_run(session)
-    events.record(session, kind, detail={**detail, "night": None if placement_run is None else placement_run.id})
+    events.record(
+        session, kind, detail={**detail, "placement_run": None if placement_run is None else placement_run.id}
+    )
     if placement_run is not None:
         outbox.placement_run(session, placement_run.id)
 

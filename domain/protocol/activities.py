@@ -25,17 +25,15 @@ class Activity(StrEnum):
     DRAIN_INSTANCE = "instance.drain"  # InstanceRef -> None
     TERMINATE_INSTANCE = "instance.terminate"  # InstanceRef -> bool: True if the provider no longer has the instance
     STEP_SERVICE = "service.step"  # ServiceRef -> ServiceStep
-    RECONCILE = "house.reconcile"  # -> float
-    COLLECT = "house.collect"  # -> float; only in histories from before progress had its own loop
     EXPIRE = "house.expire"  # -> float
     REMOVE_REPLICAS = "house.remove_replicas"  # -> float
-    OPEN_PLACEMENT_RUN = "night.open"  # PlacementRunRef -> PlacementRunTicket
-    PLAN_PLACEMENT_RUN = "night.plan"  # PlacementRunRef -> None
-    NEXT_MOVE = "night.next_move"  # NextMove -> MoveOrder
-    FINISH_MOVE = "night.finish_move"  # MoveRef -> bool: False if there is more to copy
-    PLACEMENT_PAUSED = "night.paused"  # -> bool
-    ASSIGN_PARTITIONS = "night.assign_partitions"  # PlacementRunRef -> None
-    END_PLACEMENT_RUN = "night.end"  # PlacementRunRef -> None
+    OPEN_PLACEMENT_RUN = "placement_run.open"  # PlacementRunRef -> PlacementRunTicket
+    PLAN_PLACEMENT_RUN = "placement_run.plan"  # PlacementRunRef -> None
+    NEXT_MOVE = "placement_run.next_move"  # NextMove -> MoveOrder
+    FINISH_MOVE = "placement_run.finish_move"  # MoveRef -> bool: False if there is more to copy
+    PLACEMENT_PAUSED = "placement_run.paused"  # -> bool
+    ASSIGN_PARTITIONS = "placement_run.assign_partitions"  # PlacementRunRef -> None
+    END_PLACEMENT_RUN = "placement_run.end"  # PlacementRunRef -> None
     # On a region's queue.
     BID = "region.bid"  # BidRequest -> int: plans found
     COPY_CHECKPOINT = "region.copy_checkpoint"  # CheckpointCopy -> int (bytes)

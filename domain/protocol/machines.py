@@ -18,8 +18,6 @@ class TaskExit:
     task: int
     exit_code: int | None = None
     signal: int | None = None
-    log_tail: str = ""
-    """Sent by earlier versions of agents only; the output of tasks is no longer stored in Temporal's history."""
     memory_limit_bytes: int | None = None
     """Set if the kernel killed a process of the task because the task had reached its memory limit."""
     memory_peak_bytes: int | None = None
@@ -52,7 +50,7 @@ class PrepareNode:
     bucket_url: str
     leads_jobs: list[str]
     """Jobs whose task 0 runs on this machine: the agent reserves a rendezvous port for each."""
-    launch_sha256: str | None = None
+    launch_sha256: str
     """`LaunchPlan.launch_sha256`."""
 
 
@@ -76,7 +74,7 @@ class RunNode:
     bucket_url: str
     masters: dict[str, str]
     """Job to `address:port` of its rendezvous."""
-    launch_sha256: str | None = None
+    launch_sha256: str
     """`LaunchPlan.launch_sha256`."""
     leads_jobs: list[str] | None = None
     """If the node was not prepared before: the jobs for which this activity reserves a port. None: it was prepared."""
@@ -154,10 +152,9 @@ class Hello:
     """Mask of the GPU slots that the owner has taken back while the rest of the machine is lent."""
     shared_tmp: str = ""
     """Why tasks on the machine share its `/tmp`, `/var/tmp` and `/dev/shm`; empty: each attempt has its own."""
-    word_at_s: float | None = None
+    word_at_s: float = 0.0
     """When the owner has last taken or lent something, according to the agent's record, by its own clock, in seconds
-    since the epoch. 0: the record has no word, for example because the machine was set up again. None: an agent of an
-    earlier version, which does not record it."""
+    since the epoch. 0: the record has no word, for example because the machine was set up again."""
 
 
 @dataclass

@@ -13,8 +13,6 @@ class ScanTicket:
     """
 
     scan: int
-    workloads: list[str] = field(default_factory=list)
-    """The whole queue; only in histories from before `queued` existed."""
     regions: list[str] = field(default_factory=list)
     """Regions from which bids are requested. Regions whose RMS runs in the process that scanned are not listed: they
     bid during the award."""

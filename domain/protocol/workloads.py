@@ -20,8 +20,6 @@ class WorkloadInput:
     """With `placed`: the attempt holds all its slots."""
     stopping: bool = False
     """With `placed`: the attempt's tasks have already received the notice to save and stop."""
-    takes_over: bool = False
-    """With `placed`: the workflow continues the attempt. Workflows from before this field use a Temporal patch."""
     failures: int = 0
     """Number of failures of the user's tasks so far."""
     hangs: int = 0
@@ -86,12 +84,11 @@ class NodeLaunch:
     machine: str
     leads_jobs: list[str]
     """Jobs whose task 0 runs on this machine: their rendezvous ports are reserved here."""
+    tasks: dict[str, list[int]]
+    """The indices of the tasks on this machine, by job: it reports only these."""
     lent: bool = False
     """The machine is lent by its owner, so what it reports about the workload must be confirmed
-    (`lifecycle.suspicion`). False in plans of earlier versions."""
-    tasks: dict[str, list[int]] | None = None
-    """The indices of the tasks on this machine, by job: it reports only these. None: the plan is of an earlier
-    version."""
+    (`lifecycle.suspicion`)."""
 
 
 @dataclass
@@ -112,8 +109,8 @@ class LaunchPlan:
     heartbeat_timeout_s: float
     node_lost_after_s: float
     """Timeout for an agent to accept the work of its node; after it, the machine counts as lost."""
-    launch_sha256: str | None = None
-    """SHA-256 of the launch description, in hex; agents refuse other documents. None: an earlier version wrote it."""
+    launch_sha256: str = ""
+    """SHA-256 of the launch description, in hex; agents refuse other documents. Empty if `launch_key` is empty."""
     starts_at_once: bool = False
     """True: the attempt has one machine, which fetches only the launch description, so `node.run` also prepares it."""
     drain_s: float | None = None
@@ -125,7 +122,7 @@ class LaunchPlan:
     """The store of a cluster that has the newest checkpoint; None: the bucket of `checkpoint_region`."""
     launch_limit_s: float | None = None
     """How long the preparation may take on machines that owners lend (`lifecycle.launch_limits`); None: no machine is
-    lent, or the plan is of an earlier version."""
+    lent."""
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """The catalogue of tables: where tables can be read, how stale their replicas are, and requests for replicas.
 
-Triggers in the database enforce its invariants (`migrations/0005_catalogue.sql`).
+Triggers in the database enforce its invariants (`functions/catalogue.sql`).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -172,7 +172,12 @@ def want_replica(
     """
     row = session.get(Replica, (table, region))
     if row is not None and _is_enough(row, fresh):
-        if row.state == "copying" and row.made_by == "night" and workload is not None and row.requested_by is None:
+        if (
+            row.state == "copying"
+            and row.made_by == "placement_run"
+            and workload is not None
+            and row.requested_by is None
+        ):
             row.requested_by = workload.id
             outbox.replicate(session, table, row.source_region or "", region)
         return row
@@ -194,7 +199,7 @@ def want_replica(
     if row.stale_since is None:
         row.whole, row.state, row.ready_at = True, "copying", None
         row.requested_by = wanted_by
-        row.made_by = "night" if placement_run is not None else "operator" if workload is None else "workload"
+        row.made_by = "placement_run" if placement_run is not None else "operator" if workload is None else "workload"
     else:
         row.topping_up, row.topped_up_for = True, wanted_by
     row.source_region = known.home_region
@@ -216,7 +221,7 @@ def want_replica(
 def want_partitions(
     session: Session, table: str, region: str, partitions: Collection[str], placement_run: str
 ) -> Replica | None:
-    """Returns a region's replica, with these partitions added to it. The nightly run `night` copies them.
+    """Returns a region's replica, with these partitions added to it. The nightly run `placement_run` copies them.
 
     Partitions that do not exist any more are skipped. A replica whose grace is over is returned unchanged. Returns None
     if the table does not exist.
@@ -233,10 +238,12 @@ def want_partitions(
     if row is not None and row.whole:
         return row
     if row is None:
-        row = Replica(data_table=table, region=region, whole=False, state="copying", made_by="night")
+        row = Replica(data_table=table, region=region, whole=False, state="copying", made_by="placement_run")
         row.source_region = known.home_region
         session.add(row)
-        events.record(session, "replica.copying", region=region, detail={"table": table, "night": placement_run})
+        events.record(
+            session, "replica.copying", region=region, detail={"table": table, "placement_run": placement_run}
+        )
     session.flush()
     held = ReplicaPartition.data_table == table, ReplicaPartition.region == region
     there = set(session.scalars(select(ReplicaPartition.partition).where(*held)))

@@ -6,7 +6,7 @@ The queue's order and credit are derived data, which the scheduler computes and 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CheckConstraint, ForeignKey, Identity, Index, UniqueConstraint, text
+from sqlalchemy import CheckConstraint, ForeignKey, Identity, Index, Sequence, UniqueConstraint, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -87,7 +87,7 @@ class Outbox(Base):
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     kind: Mapped[str]
     """`start` (start a workload's workflow), `mail` (signal it), `wake` (wake the scheduler), `replicate` (copy a
-    table), `unconfirmed` (signal a machine's workflow), `night` (the workflow of a nightly run), `scrub` (the
+    table), `unconfirmed` (signal a machine's workflow), `placement_run` (the workflow of a nightly run), `scrub` (the
     verification of a region's copies) or `instance` (the workflow of an instance)."""
     workload: Mapped[str | None]
     body: Mapped[Json]
@@ -125,6 +125,7 @@ class ChangeEpoch(Base):
     epoch: Mapped[str] = mapped_column(server_default=text("gen_random_uuid()::text"))
     forgotten_txid: Mapped[int] = mapped_column(server_default="0")
     """The newest transaction id whose changes were deleted."""
+    __table_args__ = ({"prefixes": ["UNLOGGED"]},)
 
 
 class Publication(Base):
@@ -136,6 +137,10 @@ class Publication(Base):
     body: Mapped[Json]
     columns: Mapped[bytes | None]
     """Packed columns (`infra.db.published`)."""
+
+
+SCAN_NUMBER = Sequence("scan_number", metadata=Base.metadata)
+"""Numbers the scans of the queue."""
 
 
 class ScanBatch(Base):

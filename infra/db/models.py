@@ -154,6 +154,9 @@ class Machine(Base):
         CheckConstraint("held >= 0 and held < (1::bigint << gpus::int)", name="machine_held"),
         CheckConstraint("withheld >= 0 and withheld < (1::bigint << gpus::int)", name="machine_withheld"),
         Index("machine_region", "region"),
+        # Free space on each page for the next versions of its rows (HOT updates): these rows change often, in columns
+        # without an index.
+        {"postgresql_with": {"fillfactor": 50}},
     )
 
 
@@ -208,6 +211,9 @@ class Workload(Base):
             postgresql_where=text("finished_at is null and spec -> 'limits' ->> 'max_pending_s' is not null"),
         ),
         Index("workload_labels", "labels", postgresql_using="gin"),
+        # Free space on each page for the next versions of its rows (HOT updates): these rows change often, in columns
+        # without an index.
+        {"postgresql_with": {"fillfactor": 80}},
     )
 
 

@@ -65,7 +65,7 @@ def replicate(session: Session, table: str, source_region: str, target_region: s
 
 def placement_run(session: Session, placement_run_: str) -> None:
     """Starts the workflow of a nightly run, or signals the running one to check whether moves are paused."""
-    _put(session, "night", None, {"night": placement_run_})
+    _put(session, "placement_run", None, {"placement_run": placement_run_})
 
 
 def scrub(session: Session, region: str) -> None:

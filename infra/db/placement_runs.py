@@ -15,13 +15,13 @@ from infra.db.base import NOW, Base, Json
 class PlacementRun(Base):
     """One nightly run of Tetris. At most one is open."""
 
-    __tablename__ = "night"
+    __tablename__ = "placement_run"
     id: Mapped[str] = mapped_column(primary_key=True)
     """Id of the run's workflow."""
     dry_run: Mapped[bool]
     """Whether the run only makes a plan and moves nothing."""
     state: Mapped[str] = mapped_column(
-        CheckConstraint("state in ('planning', 'moving', 'ended', 'failed')", name="night_state")
+        CheckConstraint("state in ('planning', 'moving', 'ended', 'failed')", name="placement_run_state")
     )
     started_at: Mapped[datetime] = mapped_column(server_default=NOW)
     planned_at: Mapped[datetime | None]
@@ -35,19 +35,21 @@ class PlacementRun(Base):
     problem: Mapped[str | None]
     """Why the run failed."""
     __table_args__ = (
-        Index("night_open", text("(true)"), unique=True, postgresql_where=text("state in ('planning', 'moving')")),
-        Index("night_started", "started_at"),
+        Index(
+            "placement_run_open", text("(true)"), unique=True, postgresql_where=text("state in ('planning', 'moving')")
+        ),
+        Index("placement_run_started", "started_at"),
     )
 
 
 class PlacementMove(Base):
     """One move of a nightly run. Moves start in the order of `number`."""
 
-    __tablename__ = "night_move"
-    night: Mapped[str] = mapped_column(ForeignKey("night.id", ondelete="CASCADE"), primary_key=True)
+    __tablename__ = "placement_move"
+    placement_run: Mapped[str] = mapped_column(ForeignKey("placement_run.id", ondelete="CASCADE"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)
     kind: Mapped[str] = mapped_column(
-        CheckConstraint("kind in ('home', 'replica', 'refresh', 'drop')", name="night_move_kind")
+        CheckConstraint("kind in ('home', 'replica', 'refresh', 'drop')", name="placement_move_kind")
     )
     data_table: Mapped[str]
     source_region: Mapped[str]
@@ -60,7 +62,7 @@ class PlacementMove(Base):
     """For a move of a home: whether the copy in the old home stays as a replica."""
     why: Mapped[Json] = mapped_column(server_default=text("'{}'"))
     state: Mapped[str] = mapped_column(
-        CheckConstraint("state in ('waiting', 'copying', 'done', 'left')", name="night_move_state"),
+        CheckConstraint("state in ('waiting', 'copying', 'done', 'left')", name="placement_move_state"),
         server_default="waiting",
     )
     lane: Mapped[int | None]
@@ -70,16 +72,18 @@ class PlacementMove(Base):
     begun_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
     __table_args__ = (
-        UniqueConstraint("night", "kind", "data_table", "target_region"),
-        Index("night_move_begun", "begun_at"),
-        Index("night_move_open", "night", "number", postgresql_where=text("state in ('waiting', 'copying')")),
+        UniqueConstraint("placement_run", "kind", "data_table", "target_region"),
+        Index("placement_move_begun", "begun_at"),
+        Index(
+            "placement_move_open", "placement_run", "number", postgresql_where=text("state in ('waiting', 'copying')")
+        ),
     )
 
 
 class PlacementPause(Base):
     """The pause of nightly moves. The table has one row while they are paused, else none."""
 
-    __tablename__ = "night_pause"
+    __tablename__ = "placement_pause"
     one: Mapped[bool] = mapped_column(
         CheckConstraint("one"), primary_key=True, server_default=text("true"), autoincrement=False
     )
@@ -118,7 +122,9 @@ def home_move_began(session: Session, table: str, region: str) -> datetime | Non
     own = PlacementMove.data_table == table, PlacementMove.target_region == region
     moving = PlacementMove.kind == "home", PlacementMove.state == "copying", PlacementRun.state == "moving"
     statement = (
-        select(PlacementMove.begun_at).join(PlacementRun, PlacementRun.id == PlacementMove.night).where(*own, *moving)
+        select(PlacementMove.begun_at)
+        .join(PlacementRun, PlacementRun.id == PlacementMove.placement_run)
+        .where(*own, *moving)
     )
     return session.scalars(statement.order_by(PlacementMove.begun_at.desc()).limit(1)).one_or_none()
 
@@ -138,9 +144,9 @@ def moves_by_state(session: Session, placement_runs: Collection[str]) -> dict[st
     """Returns for each nightly run the number and the planned bytes of its moves, by state."""
     out: dict[str, dict[str, tuple[int, int]]] = {placement_run: {} for placement_run in placement_runs}
     counted = (
-        select(PlacementMove.night, PlacementMove.state, func.count(), func.sum(PlacementMove.size_bytes))
-        .where(PlacementMove.night.in_(sorted(out)))
-        .group_by(PlacementMove.night, PlacementMove.state)
+        select(PlacementMove.placement_run, PlacementMove.state, func.count(), func.sum(PlacementMove.size_bytes))
+        .where(PlacementMove.placement_run.in_(sorted(out)))
+        .group_by(PlacementMove.placement_run, PlacementMove.state)
     )
     for placement_run, state, count, size_bytes in session.execute(counted):
         out[placement_run][state] = int(count), int(size_bytes)

@@ -81,7 +81,7 @@ class Replica(Base):
     requested_by: Mapped[str | None]
     """Id of the workload for which the replica is copied on demand."""
     made_by: Mapped[str] = mapped_column(server_default=text("'operator'"))
-    """Who requested the replica: `operator`, `workload` or `night`. Nightly runs may drop replicas of the last two."""
+    """Who requested the replica: `operator`, `workload` or `placement_run`. Placement runs may drop the last two."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     ready_at: Mapped[datetime | None]
     """When the replica was first complete; None if it never was."""
@@ -103,7 +103,7 @@ class Replica(Base):
     __table_args__ = (
         CheckConstraint("state in ('copying', 'ready', 'deleting')", name="replica_state"),
         CheckConstraint("(state = 'deleting') = (delete_at is not null)", name="replica_delete_at"),
-        CheckConstraint("made_by in ('operator', 'workload', 'night')", name="replica_made_by"),
+        CheckConstraint("made_by in ('operator', 'workload', 'placement_run')", name="replica_made_by"),
         CheckConstraint("stale_since is null or whole and state <> 'copying'", name="replica_stale"),
         CheckConstraint("not topping_up or stale_since is not null", name="replica_topping_up"),
     )

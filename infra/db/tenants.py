@@ -75,6 +75,6 @@ class Archive(Base):
     tenant: Mapped[str] = mapped_column(ForeignKey("tenant.name"), primary_key=True)
     sha256: Mapped[str] = mapped_column(primary_key=True)
     body: Mapped[bytes]
-    paths: Mapped[bytes | None]
-    """The paths in the archive (`infra.archives.Tree.dump`). None for uploads of earlier versions."""
+    paths: Mapped[bytes]
+    """The paths in the archive (`infra.archives.Tree.dump`)."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)

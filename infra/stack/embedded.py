@@ -18,8 +18,9 @@ from infra import children
 from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap
 from infra.config import Settings
 from infra.db import events
+from infra.db.migrate import refuse_unknown
 from infra.db.session import open_engine, transaction
-from infra.errors import StackError
+from infra.errors import ConfigurationError, StackError
 from infra.files import write_private
 from infra.liveness_pipe import LivenessListener
 from infra.stack import leftovers, log_files, probes, temporal
@@ -92,16 +93,13 @@ class EmbeddedStack:
         """Starts all parts of the stack.
 
         Raises:
+            ConfigurationError: the data folder belongs to another version.
             StackError: a port is in use, or a part does not start. Call `stop` to stop the parts that were started.
         """
         complete_environment(self.data_dir)
         self._rotating = asyncio.create_task(self._rotate_logs())
         # This folder also contains the logs, so it is made with mode 0700 before the first log is written.
         self.config_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Both are mizzen's own. Older versions made them with the umask of their user.
-        self.config_file.parent.chmod(0o700)
-        for path in self.data_dir.glob("temporal.db*"):
-            path.chmod(0o600)
         if any(region.bucket is None for region in self.fleet.regions):
             make_closed(self.data_dir / "buckets")
         if self._own_postgres:
@@ -120,6 +118,7 @@ class EmbeddedStack:
                 await asyncio.to_thread(self.postgres.wait_ready, child.process)
             except StackError as error:
                 raise StackError(f"{error}\n{child.tail()}") from None
+            await _until_done("postgres", partial(asyncio.to_thread, self._refuse_other_version))
         self._write_config()
         if binary is not None:
             self._say("starting Temporal")
@@ -158,6 +157,19 @@ class EmbeddedStack:
                 f"data_dir: {key} belongs to an installation whose database {self.postgres.data} is missing; restore"
                 f" the database from a backup, or remove {key.name} to start with an empty database"
             )
+
+    def _refuse_other_version(self) -> None:
+        engine = open_engine(self.postgres.url, pool_size=1)
+        try:
+            refuse_unknown(engine)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"data_dir: {self.data_dir} belongs to another version of mizzen. Nothing was deleted or changed. To"
+                " begin anew, give another folder with --data-dir, or move this one away; to continue with its"
+                f" workloads, use the version that made it. ({error})"
+            ) from None
+        finally:
+            engine.dispose()
 
     def _check_ports(self) -> None:
         host = self.settings.api.host

@@ -272,7 +272,7 @@ class EmbeddedPostgres:
         return sorted(found, key=lambda pid: (pid != server, pid))
 
     def wait_ready(self, process: "subprocess.Popen[bytes] | None" = None, timeout_s: float = 60.0) -> None:
-        """Waits until the server responds, then creates or migrates the role and the database `mizzen`.
+        """Waits until the server responds, then creates the role and the database `mizzen`.
 
         Raises:
             StackError: the server ended, did not respond in time, or rejects the passwords in `folder`.

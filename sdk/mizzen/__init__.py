@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mizzen.notices import exit_preempted, preempted
     from mizzen.report import progress
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Checkpointer",
     "TaskEnvironment",

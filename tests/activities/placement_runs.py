@@ -19,7 +19,7 @@ from infra.db.placement_runs import PlacementMove, PlacementRun
 from infra.db.tables import Partition, Replica, Table
 from tests.activities.world import World
 
-PLACEMENT_RUN = "night-1"
+PLACEMENT_RUN = "run-1"
 DAYS = ("ds=1", "ds=2")
 
 
@@ -88,7 +88,7 @@ class PlacementWorld:
             session.add(PlacementRun(id=placement_run, dry_run=False, state="moving", deadline_at=deadline))
             session.flush()
             for number, move in enumerate(moves, 1):
-                session.add(PlacementMove(night=placement_run, number=number, **move))
+                session.add(PlacementMove(placement_run=placement_run, number=number, **move))
 
     def next(self, lane: int = 0, placement_run: str = PLACEMENT_RUN) -> MoveOrder:
         """Returns the next move of a lane."""
@@ -107,7 +107,7 @@ class PlacementWorld:
         """Returns the state of each move, with the reason if it was left out."""
         with self.world.session() as session:
             rows = session.scalars(
-                select(PlacementMove).where(PlacementMove.night == placement_run).order_by(PlacementMove.number)
+                select(PlacementMove).where(PlacementMove.placement_run == placement_run).order_by(PlacementMove.number)
             )
             return [row.state if row.left_because is None else f"{row.state}: {row.left_because}" for row in rows]
 

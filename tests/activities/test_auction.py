@@ -259,7 +259,7 @@ def test_who_was_awarded_since_the_scan_has_the_rank_of_its_award(world: World) 
     first, second = world.submit(job(gpus=4), tenant="high"), world.submit(job(gpus=4), tenant="middle")
     world.configure(batch=1)
     ticket = world.scan()
-    assert ticket.workloads == [first, second]
+    assert world.queue() == [first, second]
     for place in range(2):
         world.regions.bid(BidRequest("r", ticket.scan, place))
         world.auction.award(AwardRequest(ticket.scan, place, [], 30.0))
@@ -277,7 +277,7 @@ def test_a_scan_publishes_the_queue(world: World) -> None:
     world.alter(Workload, names[1], held_by="somebody")
     world.bid()
     ticket = world.scan()
-    assert ticket.workloads == [names[0], names[2]] and ticket.regions == ["r"]
+    assert world.queue() == [names[0], names[2]] and ticket.regions == ["r"]
     with world.session() as session:
         assert session.scalars(select(RegionBid)).all() == []
     world.award(ticket)

@@ -54,7 +54,7 @@ class Campaign:
             order = self.rng.sample(REGIONS, 3)
             placement_runs.table(f"t{number}", *order[: self.rng.randint(2, 3)])
         with self.world.session() as session:
-            session.execute(update(Replica).values(made_by="night"))
+            session.execute(update(Replica).values(made_by="placement_run"))
         self.scrub()
 
     # ------------------------------------------------------------------------------------------ contents of buckets
@@ -197,7 +197,7 @@ async def test_damage_never_costs_the_last_good_copy(campaign: Campaign, seed: i
     """
     while campaign.done.total() < DAMAGES_EACH // 3:
         campaign.damage("before a placement run")
-    campaign.placement_run("night-1", damaged=True)
+    campaign.placement_run("run-1", damaged=True)
     for _ in range(40):
         campaign.damage("after a placement run")
     await campaign.remove()
@@ -207,7 +207,7 @@ async def test_damage_never_costs_the_last_good_copy(campaign: Campaign, seed: i
         campaign.repair()
         await campaign.remove()
     campaign.start_jobs()
-    campaign.placement_run("night-2", damaged=False)
+    campaign.placement_run("run-2", damaged=False)
     campaign.repair()
     await campaign.remove()
     print(f"seed {seed}: {dict(sorted(campaign.done.items()))}")

@@ -248,8 +248,8 @@ def test_archives_go_that_no_unfinished_workload_names(town: World, house: House
     used, old, young, shared = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
     with town.session() as session:
         for sha256 in (used, old, young, shared):
-            session.add(Archive(tenant="t", sha256=sha256, body=b"x"))
-        session.add(Archive(tenant="other", sha256=shared, body=b"x"))
+            session.add(Archive(tenant="t", sha256=sha256, body=b"x", paths=b""))
+        session.add(Archive(tenant="other", sha256=shared, body=b"x", paths=b""))
         session.flush()
         aged = "update archive set created_at = now() - interval '31 days' where sha256 <> :young and tenant = 't'"
         session.execute(text(aged), {"young": young})

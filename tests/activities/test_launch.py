@@ -195,7 +195,7 @@ def test_the_archive_is_staged_once(world: World, tmp_path: Path) -> None:
     with pytest.raises(ApplicationError, match=f"archive {sha256} does not exist any more"):
         stage_launch(world, workload)
     with world.session() as session:
-        session.add(Archive(tenant="t", sha256=sha256, body=b"archive"))
+        session.add(Archive(tenant="t", sha256=sha256, body=b"archive", paths=b""))
     _, launch = stage_launch(world, workload)
     assert launch.workdir == sha256
     (path,) = tmp_path.rglob(f"{sha256}.tar.gz")

@@ -54,7 +54,7 @@ def test_an_old_home_that_is_wanted_stays_as_a_replica(placement_runs: Placement
     assert placement_runs.finish(order)
     assert placement_runs.replicas("a") == {"east": "ready", "west": "ready"}
     with placement_runs.world.session() as session:
-        assert session.get_one(Replica, ("a", "east")).made_by == "night"
+        assert session.get_one(Replica, ("a", "east")).made_by == "placement_run"
 
 
 def test_what_was_appended_meanwhile_is_copied_before_the_switch(placement_runs: PlacementWorld) -> None:
@@ -188,11 +188,11 @@ def test_a_replica_of_some_partitions(placement_runs: PlacementWorld) -> None:
         assert placement_runs.finish(order)
     assert placement_runs.homes()["b"] == "west" and placement_runs.states() == ["done"] * 3
     placement_runs.placement_runs.end_placement_run(PlacementRunRef(PLACEMENT_RUN))
-    placement_runs.placement_run(_replica("a", ["ds=2"]), placement_run="night-2")
-    more = placement_runs.next(placement_run="night-2")
-    assert not placement_runs.finish(more, placement_run="night-2")
+    placement_runs.placement_run(_replica("a", ["ds=2"]), placement_run="run-2")
+    more = placement_runs.next(placement_run="run-2")
+    assert not placement_runs.finish(more, placement_run="run-2")
     placement_runs.copy(more)
-    assert placement_runs.finish(more, placement_run="night-2")
+    assert placement_runs.finish(more, placement_run="run-2")
     assert [info.key for info in bucket.list("tables/a/")] == ["tables/a/ds=1/part-0", "tables/a/ds=2/part-0"]
     with placement_runs.world.session() as session:
         assert not session.get_one(Replica, ("a", "west")).whole

@@ -132,13 +132,13 @@ def test_an_owner_who_lends_again_ends_the_notice(fleet: World) -> None:
     report = NoticeReport(OWNER, "preempt", True, time.time(), time.time() + 60.0, "the owner takes the machine back")
     fleet.machines.noticed(MachineNotice(M, "boot-1", report))
     assert _row(fleet).cordon is not None
-    fleet.machine(M, taken=True)
+    fleet.machine(M, taken=True, word_at_s=time.time())
     assert _row(fleet).cordon is not None
-    fleet.machine(M)
+    fleet.machine(M, word_at_s=time.time())
     assert (_row(fleet).cordon, _row(fleet).notice) == (None, None)
     fleet.alter(Machine, M, cordon={"code": "cordoned_by_operator", "detail": {"by": "op"}, "sentence": ""})
     fleet.machines.noticed(MachineNotice(M, "boot-1", report))
-    fleet.machine(M)
+    fleet.machine(M, word_at_s=time.time())
     row = _row(fleet)
     assert row.notice is None and row.cordon is not None and row.cordon["code"] == "cordoned_by_operator"
 
@@ -152,7 +152,7 @@ def test_the_scheduler_learns_what_is_lent_again(fleet: World, is_whole: bool) -
     wakes = fleet.put_out("wake")
     fleet.machine(M, taken=is_whole, withheld=0 if is_whole else 0b0110)
     assert fleet.put_out("wake") == wakes, "the same hello changes nothing"
-    fleet.machine(M, withheld=0 if is_whole else 0b0100)
+    fleet.machine(M, withheld=0 if is_whole else 0b0100, word_at_s=time.time())
     assert fleet.put_out("wake") == wakes + 1
 
 
@@ -193,7 +193,7 @@ def test_a_large_claim_is_judged_although_the_owner_has_taken_the_machine(fleet:
     _takes(fleet, time.time())
     gpus = fleet.settings.lifecycle.lent_gpus + 1
     fleet.machine(M, gpus, taken=True)
-    fleet.machine(M, gpus)
+    fleet.machine(M, gpus, word_at_s=time.time())
     row = _row(fleet)
     assert row.notice is None
     assert row.cordon is not None and row.cordon["code"] == "claims_too_much"

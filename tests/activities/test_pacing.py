@@ -57,7 +57,7 @@ def _taken(world: World, machine: str, notice_s: float = 0.0) -> None:
     now_s = time.time()
     report = NoticeReport(OWNER, "preempt", True, now_s, now_s + notice_s, "the owner takes the machine back")
     world.machines.noticed(MachineNotice(machine, "boot-1", report))
-    world.machine(machine, gpu_type=_gpu_type(machine))
+    world.machine(machine, gpu_type=_gpu_type(machine), word_at_s=time.time())
 
 
 def test_jobs_on_machines_that_depart_often_save_more_often(fleet: World) -> None:

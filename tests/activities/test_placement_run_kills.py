@@ -92,18 +92,18 @@ async def test_moves_that_are_killed_lose_nothing_and_leave_nothing(
     with victim(placement_runs.world.settings, REGIONS, checkout) as run:
         while kills < KILLS:
             placement_run += 1
-            _begin(placement_runs, f"night-{placement_run}", rng)
-            while kills < KILLS and not _over(placement_runs, f"night-{placement_run}"):
+            _begin(placement_runs, f"run-{placement_run}", rng)
+            while kills < KILLS and not _over(placement_runs, f"run-{placement_run}"):
                 run(rng.random() * LONGEST_RUN_S)
                 kills += 1
                 table = rng.choice(sorted(days))
                 days[table].append(f"ds={kills + 2}")
                 placement_runs.append(table, days[table][-1])
                 _judge(placement_runs, days)
-            done += placement_runs.states(f"night-{placement_run}").count("done")
-        run(None, lambda: _over(placement_runs, f"night-{placement_run}"))
+            done += placement_runs.states(f"run-{placement_run}").count("done")
+        run(None, lambda: _over(placement_runs, f"run-{placement_run}"))
         _judge(placement_runs, days)
-        assert done or placement_runs.states(f"night-{placement_run}").count("done")
+        assert done or placement_runs.states(f"run-{placement_run}").count("done")
         with placement_runs.world.session() as session:
             begin_placement_run(session, "next", 3600.0, dry_run=False)
             outbox.placement_run(session, "next")

@@ -63,9 +63,10 @@ def test_a_plan_is_published_with_all_that_it_rests_on(placement_runs: Placement
     summary = Summary.of(placement_run.report["summary"])
     assert (summary.tables, summary.moved_tables) == (2, 2) and summary.after.total < summary.before.total
     bucket = placement_runs.world.bucket("east")
-    assert placement_run.artifact_url == bucket.uri(f"tetris/nights/{PLACEMENT_RUN}/")
+    assert placement_run.artifact_url == bucket.uri(f"tetris/placement-runs/{PLACEMENT_RUN}/")
     kept = {
-        info.key.removeprefix(f"tetris/nights/{PLACEMENT_RUN}/"): info.key for info in bucket.list("tetris/nights/")
+        info.key.removeprefix(f"tetris/placement-runs/{PLACEMENT_RUN}/"): info.key
+        for info in bucket.list("tetris/placement-runs/")
     }
     for name, key in kept.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -101,7 +102,7 @@ def test_a_dry_run_moves_nothing(placement_runs: PlacementWorld) -> None:
     """A dry run has moves but begins none, and does not give up copies of earlier placement runs."""
     with placement_runs.world.session() as session:
         begin_placement_run(session, PLACEMENT_RUN, 3600.0, dry_run=True)
-        session.add(Replica(data_table="a", region="east", state="copying", made_by="night"))
+        session.add(Replica(data_table="a", region="east", state="copying", made_by="placement_run"))
     _plan(placement_runs)
     assert placement_runs.next().over
     placement_runs.placement_runs.end_placement_run(PlacementRunRef(PLACEMENT_RUN))
@@ -128,7 +129,11 @@ def test_what_is_dropped_refreshed_and_over_the_quota(placement_runs: PlacementW
     """Unwanted replicas of placement runs and workloads are dropped; wanted and operators' replicas are kept and
     refreshed.
     """
-    for table, owner in (("night", {"made_by": "night"}), ("job", {"made_by": "workload"}), ("ops", {})):
+    for table, owner in (
+        ("placement_run", {"made_by": "placement_run"}),
+        ("job", {"made_by": "workload"}),
+        ("ops", {}),
+    ):
         placement_runs.table(table, "west", "east")
         placement_runs.world.alter(Replica, (table, "east"), **owner)
         placement_runs.append(table, "ds=3")
@@ -138,7 +143,7 @@ def test_what_is_dropped_refreshed_and_over_the_quota(placement_runs: PlacementW
         rows = list(moves_of(session, folder, 800.0))
     told = [(r["kind"], r["data_table"], r["target_region"], r["state"], r["keeps_source"]) for r in rows]
     assert told == [
-        ("drop", "night", "east", "waiting", False),
+        ("drop", "placement_run", "east", "waiting", False),
         ("home", "a", "east", "waiting", True),
         ("refresh", "job", "east", "waiting", False),
         ("refresh", "ops", "east", "waiting", False),
@@ -153,7 +158,7 @@ def test_the_quota_is_of_the_day(placement_runs: PlacementWorld) -> None:
 
     nightly = placement_runs.world.settings.tetris.nightly
     placement_runs.placement_runs.open_placement_run(PlacementRunRef(PLACEMENT_RUN))
-    way = {"night": PLACEMENT_RUN, "kind": "home", "source_region": "west", "target_region": "east"}
+    way = {"placement_run": PLACEMENT_RUN, "kind": "home", "source_region": "west", "target_region": "east"}
     with placement_runs.world.session() as session:
         for number, (size, at) in enumerate(((300, func.now()), (500, func.now() - func.make_interval(0, 0, 0, 1))), 1):
             session.add(PlacementMove(number=number, data_table=f"t{number}", size_bytes=size, begun_at=at, **way))
@@ -168,7 +173,7 @@ def test_copies_that_no_placement_run_continues_are_dropped(placement_runs: Plac
             placement_runs.table("c", "west")
         with placement_runs.world.session() as session:
             session.add(
-                Replica(data_table=table, region="east", state="copying", made_by="night", requested_by=owner)
+                Replica(data_table=table, region="east", state="copying", made_by="placement_run", requested_by=owner)
             )  # fmt: skip
     placement_runs.placement_run({**_row("a")})
     with placement_runs.world.session() as session:
@@ -185,12 +190,12 @@ def test_old_placement_runs_are_deleted_with_their_objects(placement_runs: Place
     bucket = placement_runs.world.bucket("east")
     for name in ("old", "new"):
         placement_runs.placement_run(_row("a"), placement_run=name)
-        bucket.put(f"tetris/nights/{name}/plan.json", b"{}")
+        bucket.put(f"tetris/placement-runs/{name}/plan.json", b"{}")
         placement_runs.placement_runs.end_placement_run(PlacementRunRef(name))
-        placement_runs.world.alter(PlacementRun, name, artifact_url=bucket.uri(f"tetris/nights/{name}/"))
+        placement_runs.world.alter(PlacementRun, name, artifact_url=bucket.uri(f"tetris/placement-runs/{name}/"))
     placement_runs.world.alter(PlacementRun, "old", ended_at=func.now() - func.make_interval(0, 0, 0, 91))
     ActivityEnvironment().run(HousekeepingActivities(placement_runs.world.engine, placement_runs.world.settings).expire)
-    assert [info.key for info in bucket.list("tetris/nights/")] == ["tetris/nights/new/plan.json"]
+    assert [info.key for info in bucket.list("tetris/placement-runs/")] == ["tetris/placement-runs/new/plan.json"]
     with placement_runs.world.session() as session:
         assert session.scalars(select(PlacementRun.id)).all() == ["new"]
 
@@ -210,7 +215,7 @@ def test_partitions_go_to_datacenters_after_the_moves(placement_runs: PlacementW
     told = [(e["region"], e["detail"]["problem"]) for e in placement_runs.world.events(kind="datacenters.left")]
     assert [region for region, _ in told] == ["east"]
     assert "storage_bytes of datacenter only of east: is not set" in told[0][1]
-    assert placement_runs.world.bucket("east").size(f"tetris/nights/{PLACEMENT_RUN}/datacenters/west/plan.json")
+    assert placement_runs.world.bucket("east").size(f"tetris/placement-runs/{PLACEMENT_RUN}/datacenters/west/plan.json")
 
 
 def test_only_the_partitions_that_a_job_reads_are_moved(placement_runs: PlacementWorld) -> None:
@@ -242,7 +247,7 @@ def test_replicas_that_may_be_dropped_make_no_room(placement_runs: PlacementWorl
             placement_runs.table(table, "west")
             placement_runs.usage(f"job-{table}", table)
         with placement_runs.world.session() as session:
-            session.add(Replica(data_table=table, region="east", state="ready", made_by="night"))
+            session.add(Replica(data_table=table, region="east", state="ready", made_by="placement_run"))
     placement_runs.placement_runs.open_placement_run(PlacementRunRef(PLACEMENT_RUN))
     _plan(placement_runs)
     homes = [move for move in _moves(placement_runs) if move[0] == "home"]

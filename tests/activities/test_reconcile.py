@@ -380,22 +380,26 @@ async def test_mail_without_effect_is_delivered_again_less_and_less_often(
 async def test_missing_workflows_of_copies_and_placement_runs_are_started(town: World, reconciler: Reconciler) -> None:
     """A copy or an open placement run without a workflow gets a new one, except copies of placement runs."""
     town.region("s")
-    for table, made_by, state in (("a", "operator", "copying"), ("b", "night", "copying"), ("c", "workload", "ready")):
+    for table, made_by, state in (
+        ("a", "operator", "copying"),
+        ("b", "placement_run", "copying"),
+        ("c", "workload", "ready"),
+    ):
         town.table(table, 10, "r")
         with town.session() as session:
             session.add(Replica(data_table=table, region="s", state=state, made_by=made_by))
     with town.session() as session:
-        begin_placement_run(session, f"{town.prefix}-night", 3600.0, dry_run=False)
+        begin_placement_run(session, f"{town.prefix}-run", 3600.0, dry_run=False)
     town.delivered()
     await reconciler.round()
     with town.session() as session:
         due = session.execute(
             select(Outbox.kind, Outbox.body).where(Outbox.delivered_at.is_(None)).order_by(Outbox.kind.desc())
         ).all()
-    told = [(kind, body) for kind, body in due if kind in ("replicate", "night")]
+    told = [(kind, body) for kind, body in due if kind in ("replicate", "placement_run")]
     assert told == [
         ("replicate", {"table": "a", "source": "r", "target": "s", "share": "on demand"}),
-        ("night", {"night": f"{town.prefix}-night"}),
+        ("placement_run", {"placement_run": f"{town.prefix}-run"}),
     ]
 
 

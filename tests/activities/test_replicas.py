@@ -204,7 +204,7 @@ def test_a_declared_checksum_is_compared_with_what_is_there(fleet: World) -> Non
     assert (held(fleet), replica(fleet).state) == (list(DAYS), "copying")
     assert not any(key.startswith("tables/words/ds=4/") for key in keys(fleet))
     with fleet.session() as session:
-        session.execute(text("alter table data_partition disable trigger data_partition_unchanged"))
+        session.execute(text("alter table data_partition disable trigger partition_updated"))
         session.get_one(Partition, ("words", "ds=4")).checksum = found
     assert complete(fleet) == 400
 

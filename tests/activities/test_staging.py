@@ -65,7 +65,7 @@ def test_secrets_archives_and_buckets(region: World, tmp_path: Path) -> None:
     path.write_bytes(original)
     _fails(region, workload, f"archive {'ab' * 32} does not exist any more")
     with region.session() as session:
-        session.add(Archive(tenant="t", sha256="ab" * 32, body=b"archive"))
+        session.add(Archive(tenant="t", sha256="ab" * 32, body=b"archive", paths=b""))
         url = session.get_one(Region, "r").bucket_url
     (tmp_path / "file").touch()
     region.alter(Region, "r", bucket_url=f"file://{tmp_path}/file/bucket")

@@ -17,7 +17,7 @@ AFTER_RELEASE = (*QUEUED_PHASES, *QUEUED_PHASES, *QUEUED_PHASES, *TERMINAL_PHASE
 
 
 def _stand_in(workload: str) -> Facts:
-    return Facts(workload, launch_plan(workload, [NodeLaunch("r/c/m", ["main"])], region="r"))
+    return Facts(workload, launch_plan(workload, [NodeLaunch("r/c/m", ["main"], {"main": [0]})], region="r"))
 
 
 def _answer(of: Any, request: TransitionRequest | ReleaseRequest) -> object:

@@ -195,12 +195,16 @@ class World:
     # -------------------------------------------------------------------------------------------------- operations
 
     def scan(self) -> ScanTicket:
-        """Runs one scan; the ticket also has the workload ids in queue order."""
+        """Runs one scan."""
         ticket = self.auction.scan()
-        scanned = self.auction._scanned
-        assert scanned is not None and len(scanned) == ticket.queued
-        ticket.workloads = [queued.workload for queued in scanned.batch(0, len(scanned))]
+        assert len(self.queue()) == ticket.queued
         return ticket
+
+    def queue(self) -> list[str]:
+        """Returns the ids of the workloads of the last scan, in queue order."""
+        scanned = self.auction._scanned
+        assert scanned is not None
+        return [queued.workload for queued in scanned.batch(0, len(scanned))]
 
     def bid(self, *unreachable: str) -> ScanTicket:
         """Runs one scan and the bids of all regions except `unreachable` on the first batch."""
@@ -220,9 +224,9 @@ class World:
 
     def offer(self, workload: str) -> Offer:
         """Returns the current best bid for a workload without awarding it."""
-        ticket = self.scan()
+        self.scan()
         assert self.auction._scanned is not None
-        (queued,) = self.auction._scanned.batch(ticket.workloads.index(workload), 1)
+        (queued,) = self.auction._scanned.batch(self.queue().index(workload), 1)
         with self.session() as session:
             (wanted,) = asked(session, [queued], self.settings.reclaim)
         with self.scheduler_state.current() as state:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -237,7 +238,8 @@ class Lab:
 
     async def prepare(self, launch: LaunchDescription, machine: str, leads: Sequence[str] = ()) -> NodePrepared:
         """Runs `node.prepare` for an attempt whose description `write` has put into the bucket."""
-        request = PrepareNode(launch.workload_id, launch.attempt, machine, _key(launch), self.bucket_url, list(leads))
+        key, sha256 = _key(launch), digest(launch)
+        request = PrepareNode(launch.workload_id, launch.attempt, machine, key, self.bucket_url, list(leads), sha256)
         prepared: NodePrepared = await (await self.start(Activity.PREPARE_NODE, machine, request)).result(NodePrepared)
         return prepared
 
@@ -250,7 +252,7 @@ class Lab:
         attempts: int = 20,
     ) -> "Pending":
         """Starts `node.run`."""
-        key = _key(launch)
+        key, sha256 = _key(launch), sha256 or digest(launch)
         request = RunNode(launch.workload_id, launch.attempt, machine, key, self.bucket_url, masters or {}, sha256)
         return await self.start(Activity.RUN_NODE, machine, request, attempts)
 
@@ -322,6 +324,11 @@ class Pending:
         return json.loads(payloads[0].data) if payloads else None
 
 
+def digest(launch: LaunchDescription) -> str:
+    """Returns the SHA-256 of a launch description, in hex."""
+    return hashlib.sha256(launch.model_dump_json().encode()).hexdigest()
+
+
 def description(
     lab_region: str,
     config: AgentConfig,
@@ -338,6 +345,7 @@ def description(
         "workload_id": workload_id or f"wl-{uuid.uuid4().hex[:12]}",
         "name": "trial",
         "tenant": "vision",
+        "tenant_number": 0,
         "attempt": attempt,
         "region": lab_region,
         "checkpoint": {

@@ -20,7 +20,7 @@ from agent.tasks import State
 from domain.ids import machine_workflow_id
 from domain.protocol import Activity, Attend, NodeOutcome, RunNode
 from domain.reported import LoadReport
-from tests.agent.harness import PYTHON, STUBBORN, Lab, description, processes_of, until_async
+from tests.agent.harness import PYTHON, STUBBORN, Lab, description, digest, processes_of, until_async
 
 
 async def test_a_short_task_needs_no_heartbeat(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +31,9 @@ async def test_a_short_task_needs_no_heartbeat(lab: Lab, monkeypatch: pytest.Mon
     beats: list[tuple[Any, ...]] = []
     monkeypatch.setattr(activity, "heartbeat", lambda *details: beats.append(details))
     async with lab.agent(config):
-        request = RunNode(launch.workload_id, 1, config.machine, key, lab.bucket_url, {}, leads_jobs=["main"])
+        request = RunNode(
+            launch.workload_id, 1, config.machine, key, lab.bucket_url, {}, digest(launch), leads_jobs=["main"]
+        )
         pending = await lab.start(Activity.RUN_NODE, config.machine, request, heartbeat_timeout_s=1200.0)
         outcome: NodeOutcome = await pending.result(NodeOutcome)
     assert [end.exit_code for end in outcome.exits] == [0]

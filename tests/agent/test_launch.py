@@ -30,6 +30,7 @@ LAUNCH: dict[str, Any] = {
     "workload_id": "wl-1",
     "name": "resnet",
     "tenant": "vision",
+    "tenant_number": 0,
     "attempt": 3,
     "region": "r1",
     "checkpoint": {

@@ -141,7 +141,7 @@ def test_a_machine_that_cannot_mount_says_why(tmp_path: Path) -> None:
 
 
 def test_other_users_cannot_enter_private_folders(tmp_path: Path) -> None:
-    """The files of an attempt are out of reach by their path on the machine, also if an earlier version made it."""
+    """The files of an attempt are out of reach by their path on the machine, also if the folder was open before."""
     tmp_path.chmod(0o711)
     folder = tmp_path / "private"
     folder.mkdir(mode=0o711)

@@ -25,7 +25,7 @@ from domain.launch import LaunchDescription
 from domain.protocol import Activity, NodeOutcome, RunNode
 from domain.reported import NotReadyReport
 from infra.stack.ports import free_port
-from tests.agent.harness import PYTHON, Lab, Pending, description
+from tests.agent.harness import PYTHON, Lab, Pending, description, digest
 from tests.agent.test_fleet import agent_of, fleet
 
 SERVER = """
@@ -86,7 +86,7 @@ def _serving(
 async def _run(lab: Lab, launch: LaunchDescription, config: AgentConfig) -> Pending:
     """Starts an attempt so that no regular heartbeat is due during the test."""
     key = lab.write(launch)
-    request = RunNode(launch.workload_id, launch.attempt, config.machine, key, lab.bucket_url, {})
+    request = RunNode(launch.workload_id, launch.attempt, config.machine, key, lab.bucket_url, {}, digest(launch))
     return await lab.start(Activity.RUN_NODE, config.machine, request, heartbeat_timeout_s=1200.0)
 
 
@@ -235,7 +235,7 @@ async def test_an_agent_that_was_killed_continues_to_probe(lab: Lab) -> None:
     launch = _serving(lab, config, failures=2)
     run = lab.folder_of(launch, config)
     key = lab.write(launch)
-    request = RunNode(launch.workload_id, 1, config.machine, key, lab.bucket_url, {})
+    request = RunNode(launch.workload_id, 1, config.machine, key, lab.bucket_url, {}, digest(launch))
     with fleet(lab.folder, lab.temporal, config):
         pending = await lab.start(Activity.RUN_NODE, config.machine, request, heartbeat_timeout_s=4.0)
         before = await _reported(pending, lambda report: report["ready"])

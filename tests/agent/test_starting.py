@@ -18,7 +18,7 @@ from domain.blame import Blame, LaunchError, verdict
 from domain.ids import archive_key
 from domain.protocol import Activity, NodeOutcome, RunNode
 from mizzen.objects import open_store
-from tests.agent.harness import Lab, description, until_async
+from tests.agent.harness import Lab, description, digest, until_async
 
 
 async def test_secrets_reach_tasks_and_no_log(lab: Lab) -> None:
@@ -64,9 +64,10 @@ async def test_what_cannot_be_prepared(lab: Lab) -> None:
     store.put(lab.write(misplaced), escaping.model_dump_json().encode())
     async with lab.agent(config):
         for launch, kind in ((escaping, "BadArchive"), (unreadable, "CannotUnseal"), (misplaced, "BadLaunch")):
-            failure = await (await lab.run(launch, config.machine)).failure()
+            sha256 = digest(escaping if launch is misplaced else launch)
+            failure = await (await lab.run(launch, config.machine, sha256=sha256)).failure()
             assert (failure.type, failure.non_retryable) == (kind, True), failure
-        wrong = RunNode(misplaced.workload_id, 1, f"{lab.region}/c/other", "k", lab.bucket_url, {})
+        wrong = RunNode(misplaced.workload_id, 1, f"{lab.region}/c/other", "k", lab.bucket_url, {}, "0" * 64)
         failure = await (await lab.start(Activity.RUN_NODE, config.machine, wrong)).failure()
         assert failure.type == "WrongMachine"
     assert not list(lab.folder.rglob("evil"))

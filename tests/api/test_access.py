@@ -21,7 +21,7 @@ from tests.api.world import ARCHIVE, ARCHIVE_SHA256, INSTANCE, ApiWorld, documen
 
 VALUES = {
     "name": "vision", "secret": "hf-token", "region": "north", "cluster": "alpha", "machine": "m1", "datacenter": "dc1",
-    "sha256": ARCHIVE_SHA256, "placement_run": "tetris-night-1", "instance": INSTANCE,
+    "sha256": ARCHIVE_SHA256, "placement_run": "placement-run-1", "instance": INSTANCE,
 }  # fmt: skip
 SERVICE = "sv-0000000000000001"
 OPEN = {"/healthz", "/readyz", "/metrics"}

@@ -54,7 +54,7 @@ def _real(world: ApiWorld, path: str) -> dict[str, str]:
     chosen = f"wl-{1 + world.counter % len(phases.Phase):016d}"
     return {
         "id": "key-speech" if path.startswith("/v1/keys") else chosen, "name": name, "secret": "hf-token",
-        "region": "north", "cluster": "alpha", "machine": "m1", "datacenter": "dc1", "placement_run": "tetris-night-1",
+        "region": "north", "cluster": "alpha", "machine": "m1", "datacenter": "dc1", "placement_run": "placement-run-1",
         "sha256": ARCHIVE_SHA256, "instance": INSTANCE,
     }  # fmt: skip
 

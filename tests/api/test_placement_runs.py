@@ -1,4 +1,4 @@
-"""Nights over the API: one at a time, their results and moves, and the pause."""
+"""Placement runs over the API: one at a time, their results and moves, and the pause."""
 
 from datetime import UTC, datetime
 
@@ -11,8 +11,8 @@ from tests.api.world import ApiWorld
 
 def _mail(world: ApiWorld) -> list[str]:
     with world.session() as session:
-        mail = select(Outbox).where(Outbox.kind == "night").order_by(Outbox.id)
-        return [row.body["night"] for row in session.scalars(mail)]
+        mail = select(Outbox).where(Outbox.kind == "placement_run").order_by(Outbox.id)
+        return [row.body["placement_run"] for row in session.scalars(mail)]
 
 
 async def test_one_placement_run_at_a_time(world: ApiWorld) -> None:
@@ -42,7 +42,7 @@ async def test_a_placement_run_and_its_moves(world: ApiWorld) -> None:
         for number, state in enumerate(("done", "left", "done"), 1):
             session.add(
                 PlacementMove(
-                    night="n", number=number, kind="home", data_table=f"t{number}", source_region="north",
+                    placement_run="n", number=number, kind="home", data_table=f"t{number}", source_region="north",
                     target_region="south", size_bytes=10 * number, state=state, why={"total": -1.0},
                     left_because="no room" if state == "left" else None,
                 )
@@ -81,15 +81,3 @@ async def test_pausing_and_resuming(world: ApiWorld) -> None:
             assert (await client.delete("/v1/tetris/pause")).status_code == 204
         assert (await client.get("/v1/tetris/placement-runs")).json()["paused"] is None
     assert _mail(world) == [placement_run] * 3
-
-
-async def test_earlier_paths_lead_to_the_same_runs(world: ApiWorld) -> None:
-    """Clients of earlier versions use `/v1/tetris/nights`; only the new paths are in the OpenAPI document."""
-    async with world.client() as client:
-        begun = await client.post("/v1/tetris/nights", json={"dry_run": True})
-        assert begun.status_code == 202
-        for path in ("", f"/{begun.json()['id']}", f"/{begun.json()['id']}/moves"):
-            old, new = [await client.get(f"/v1/tetris/{name}{path}") for name in ("nights", "placement-runs")]
-            assert old.status_code == 200 and old.json() == new.json()
-        paths = (await client.get("/openapi.json")).json()["paths"]
-        assert not [path for path in paths if "night" in path]

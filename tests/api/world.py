@@ -246,10 +246,9 @@ def _fill(session: Session, settings: Settings, buckets: Mapping[str, str], keys
         session.add(ApiKey(id=f"key-{name}", sha256=sha256, role=role, tenant=tenant, machine=machine, label=name))
     box = encrypt_secret(load_master_key(settings.master_key_path, create=True), "hf_secret")
     session.add(Secret(tenant="vision", name="hf-token", box=box))
-    # One archive from before paths were stored, and one from after.
-    session.add(Archive(tenant="vision", sha256=ARCHIVE_SHA256, body=ARCHIVE))
-    paths = inspect_archive(io.BytesIO(FOLDERS), max_bytes=1000, max_members=10).dump()
-    session.add(Archive(tenant="vision", sha256=FOLDERS_SHA256, body=FOLDERS, paths=paths))
+    for sha256, body in ((ARCHIVE_SHA256, ARCHIVE), (FOLDERS_SHA256, FOLDERS)):
+        paths = inspect_archive(io.BytesIO(body), max_bytes=1000, max_members=10).dump()
+        session.add(Archive(tenant="vision", sha256=sha256, body=body, paths=paths))
     session.add(Table(name="digits", home_region="north"))
     session.flush()
     session.add(Partition(data_table="digits", name="all", location="tables/digits/", size_bytes=5))

@@ -1,10 +1,7 @@
-"""The criteria that compare plans: their order, their documentation, and plans of earlier versions."""
+"""The criteria that compare plans: their order and their documentation."""
 
 from dataclasses import fields
-from math import inf
 from pathlib import Path
-
-from pydantic import TypeAdapter
 
 from domain.criteria import PlanQuality, markdown
 
@@ -31,15 +28,3 @@ def test_the_order_of_the_criteria() -> None:
 def test_the_documentation_has_the_list(checkout: Path) -> None:
     """docs/scheduling.md has the table that is generated from the criteria."""
     assert markdown() in (checkout / "docs" / "scheduling.md").read_text()
-
-
-def test_qualities_of_earlier_versions_are_read() -> None:
-    """A quality that was stored before a criterion was added gets the criterion's default."""
-    old = '{"victims_by_rank": [0,0,0,0,0,0,0,2], "lost_gpu_s": 3.5, "youngest_victim_started_at_s": "-Infinity",'
-    old += ' "type_preference": 1, "racks": 2, "machines": 3}'
-    found = TypeAdapter(PlanQuality).validate_json(old)
-    assert found == PlanQuality(
-        victims_by_rank=(0, 0, 0, 0, 0, 0, 0, 2), lost_gpu_s=3.5, youngest_victim_started_at_s=-inf, type_preference=1,
-        racks=2, machines=3,
-    )  # fmt: skip
-    assert TypeAdapter(PlanQuality).validate_json(TypeAdapter(PlanQuality).dump_json(found)) == found

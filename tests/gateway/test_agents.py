@@ -21,7 +21,7 @@ from domain.protocol import Activity, NodeOutcome, RunNode
 from infra.keys import load_master_key
 from infra.stack.ports import free_port
 from infra.temporal_client import connect
-from tests.agent.harness import HelloWorkflow, Lab, description, until_async
+from tests.agent.harness import HelloWorkflow, Lab, description, digest, until_async
 from tests.gateway.site import Site, certificate
 
 
@@ -150,7 +150,7 @@ async def test_a_killed_gateway(lab: Lab, database: Engine, tmp_path: Path, chec
     site = Site(lab, database, None, made, port)  # type: ignore[arg-type]
     config = lab.config(heartbeat_interval_s=0.2)
     launch = description(lab.region, config, "while [ ! -e go ]; do sleep 0.1; done")
-    request = RunNode(launch.workload_id, 1, config.machine, lab.write(launch), lab.bucket_url, {})
+    request = RunNode(launch.workload_id, 1, config.machine, lab.write(launch), lab.bucket_url, {}, digest(launch))
     folder = lab.folder_of(launch, config)
     with _process(file, port, made, checkout) as first:
         async with site.agent(config, site.key(config.machine)):

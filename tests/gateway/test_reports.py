@@ -57,7 +57,7 @@ def own(site: Site) -> str:
 
 async def _task(site: Site, caller: Caller, machine: str, attempts: int = 1) -> tuple[Pending, bytes]:
     """Starts `node.run` on a machine; returns it with the task token that its agent gets."""
-    request = RunNode("wl-1", 1, machine, "key", "file:///bucket", {})
+    request = RunNode("wl-1", 1, machine, "key", "file:///bucket", {}, "0" * 64)
     running = await site.lab.start(Activity.RUN_NODE, machine, request, attempts, heartbeat_timeout_s=60.0)
     return running, (await caller.poll(machine)).task_token
 

@@ -6,11 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from alembic import command
 from sqlalchemy import Engine, TextClause, delete, event, select, text, update
 from sqlalchemy.exc import IntegrityError
 
-from infra.db import migrate
 from infra.db.base import Base
 from infra.db.catalogue import ready_replicas
 from infra.db.models import Datacenter, Region
@@ -305,47 +303,3 @@ def test_appends_and_moves_have_one_order(house: Engine, waits: threading.Event,
     _race(house, acts[first], follow, waits)
     assert failed == (["table t: its home b lacks partition 3"] if first == "append" else [])
     assert _held(house, "a" if first == "append" else "b") == ["1", "2", "3"]
-
-
-def test_staleness_that_was_lost_is_found_by_the_migration(house: Engine) -> None:
-    """The migration marks the stale replicas that earlier versions left unmarked."""
-    _add(house, _partition("3"))
-    before = _stale(house)
-    with house.connect() as connection, connection.begin():
-        command.downgrade(migrate.config(connection), "0014")
-        connection.execute(text("update replica set stale_since = null"))
-    assert _stale(house) != before
-    migrate.upgrade(house)
-    assert _stale(house) == before
-
-
-def test_replicas_from_before_know_how_stale_they_are(house: Engine) -> None:
-    """The migration computes since when each replica is stale; repeated after a downgrade, it gives the same result."""
-    _add(house, _partition("3"))
-    before = _everything(house)
-    with house.connect() as connection, connection.begin():
-        command.downgrade(migrate.config(connection), "0005")
-    migrate.upgrade(house)
-    assert _everything(house) == before
-
-
-def test_tables_from_before_are_one_partition(database: Engine) -> None:
-    """The migration turns each old table into one partition and keeps replicas; repeated, it gives the same result."""
-    with database.connect() as connection, connection.begin():
-        command.downgrade(migrate.config(connection), "0004")
-        connection.execute(text("insert into region (name, bucket_url) values ('a', 'file:///a'), ('b', 'file:///b')"))
-        connection.execute(text("insert into data_table (name, size_bytes, home_region) values ('t', 7, 'a')"))
-        connection.execute(
-            text(
-                "insert into replica (data_table, region, state, ready_at) values ('t', 'a', 'ready', now()),"
-                " ('t', 'b', 'copying', null)"
-            )
-        )
-    for _ in range(2):
-        migrate.upgrade(database)
-        with transaction(database) as session:
-            row = session.get_one(Partition, ("t", "all"))
-            assert (row.location, row.size_bytes, session.get_one(Table, "t").size_bytes) == ("tables/t/", 7, 7)
-        assert (_held(database, "a"), _held(database, "b")) == (["all"], [])
-        with database.connect() as connection, connection.begin():
-            command.downgrade(migrate.config(connection), "0004")

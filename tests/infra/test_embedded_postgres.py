@@ -15,8 +15,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from infra.db.migrate import current, head, upgrade
-from infra.db.session import open_engine
 from infra.errors import StackError
 from infra.stack import postgres_user
 from infra.stack.ports import free_port
@@ -198,54 +196,6 @@ def test_programs_that_only_root_can_read_are_copied(made: EmbeddedPostgres, tmp
         shutil.rmtree(next(Path(cache).iterdir()))
         with pytest.raises(StackError, match="writable by root only"):
             server.command()
-
-
-def test_the_superuser_of_an_earlier_version_becomes_an_owner(tmp_path: Path) -> None:
-    """In a cluster whose only role is the superuser `mizzen`, that role is demoted and still owns its tables."""
-    server = EmbeddedPostgres(tmp_path, free_port())
-    server.data.mkdir(mode=0o700)
-    os.chown(server.data, postgres_user.server_uid(), -1)
-    (tmp_path / "password").write_text("old")
-    descriptor = os.memfd_create("password")
-    os.write(descriptor, b"old")
-    command = [str(server._program("initdb")), "-D", postgres_user.as_data_folder(server.data), "-U", "mizzen"]
-    command += ["--auth=scram-sha-256", f"--pwfile=/proc/self/fd/{descriptor}", "--set", "unix_socket_directories="]
-    command += ["--set", "fsync=off", "--no-sync"]
-    subprocess.run(
-        postgres_user.in_folder(server.data, [*postgres_user.as_server_user(), *command]),
-        pass_fds=(descriptor,),
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    os.close(descriptor)
-    process = subprocess.Popen(server.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    old = f"postgresql://mizzen:old@127.0.0.1:{server.port}"
-    while True:
-        try:
-            with psycopg.connect(f"{old}/postgres", autocommit=True) as connection:
-                connection.execute("create database mizzen")
-                break
-        except psycopg.OperationalError:
-            time.sleep(0.05)
-    engine = open_engine(f"{old}/mizzen")
-    upgrade(engine)
-    engine.dispose()
-    process.send_signal(signal.SIGINT)
-    process.wait(20)
-
-    server.initialise()
-    for _ in range(2):
-        with running(server):
-            engine = open_engine(server.url)
-            assert current(engine) == head()
-            engine.dispose()
-            with psycopg.connect(server.url) as connection:
-                foreign = "select relname from pg_class where relnamespace = 'public'::regnamespace"
-                assert connection.execute(f"{foreign} and relowner <> 'mizzen'::regrole").fetchall() == []
-                foreign = "select proname from pg_proc where pronamespace = 'public'::regnamespace"
-                assert connection.execute(f"{foreign} and proowner <> 'mizzen'::regrole").fetchall() == []
-                supers = connection.execute("select rolname from pg_roles where rolsuper").fetchall()
-                assert supers == [("postgres",)]
 
 
 @pytest.mark.parametrize("frozen", ["server", "backend"])

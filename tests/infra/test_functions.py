@@ -1,67 +1,71 @@
-"""`infra/db/functions` has the current text of every SQL function, and `infra/db/types.sql` of every composite type."""
+"""`infra/db/functions` is the only source of the database's functions, types and triggers."""
 
+import re
 from pathlib import Path
 
-from alembic import command
+import pytest
 from sqlalchemy import Connection, Engine, text
 
 import infra.db
 from infra.db import migrate
+from infra.db.migrate import upgrade
+from infra.db.session import open_engine
+from tests.databases import Databases
 
 FOLDER = Path(infra.db.__file__).parent / "functions"
-TYPES = Path(infra.db.__file__).parent / "types.sql"
-DEFINITIONS = text(
-    "select proname, pg_get_functiondef(p.oid) from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace"
-    " where n.nspname = 'public'"
-)
-FIELDS = text(
-    "select c.relname, a.attname, t.typname from pg_class as c join pg_attribute as a on a.attrelid = c.oid"
-    " join pg_type as t on t.oid = a.atttypid join pg_namespace as n on n.oid = c.relnamespace"
-    " where c.relkind = 'c' and n.nspname = :schema and a.attnum > 0 and not a.attisdropped"
-    " order by c.relname, a.attnum"
+FUNCTIONS = "select proname, pg_get_functiondef(oid) from pg_proc where pronamespace = 'public'::regnamespace"
+TRIGGERS = "select tgname, pg_get_triggerdef(oid) from pg_trigger where not tgisinternal"
+FIELDS = (
+    "select c.relname, string_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod), ', ' order by a.attnum)"
+    " from pg_class as c join pg_attribute as a on a.attrelid = c.oid"
+    " where c.relkind = 'c' and c.relnamespace = 'public'::regnamespace and a.attnum > 0 group by c.relname"
 )
 
 
-def test_the_files_are_what_the_database_has(database: Engine) -> None:
-    """Executing the files changes no function, and every function has a file."""
-    files = {path.stem: path.read_text() for path in FOLDER.glob("*.sql")}
+def _definitions(connection: Connection) -> dict[str, dict[str, str]]:
+    kinds = {"function": FUNCTIONS, "trigger": TRIGGERS, "type": FIELDS}
+    return {kind: {row[0]: row[1] for row in connection.execute(text(query))} for kind, query in kinds.items()}
+
+
+@pytest.mark.parametrize("kind", ["function", "trigger", "type"])
+def test_each_definition_stands_once_in_the_files(database: Engine, kind: str) -> None:
+    """The files create exactly the functions, triggers and composite types of the database, each in one place."""
+    sql = "".join(path.read_text() for path in FOLDER.glob("*.sql"))
     with database.connect() as connection:
-        migrated = dict(connection.execute(DEFINITIONS).all())
-        assert files.keys() == migrated.keys()
-        for name, sql in files.items():
-            assert f"create or replace function {name}(" in sql
-            connection.exec_driver_sql(sql.replace("%", "%%"))
-        now = dict(connection.execute(DEFINITIONS).all())
-        connection.rollback()
-    different = [name for name in migrated if now[name] != migrated[name]]
-    assert different == []
+        found = _definitions(connection)[kind]
+    assert sorted(re.findall(rf"^create (?:constraint )?{kind} (\w+)", sql, re.MULTILINE)) == sorted(found) != []
 
 
-def test_the_file_of_types_is_what_the_database_has(database: Engine) -> None:
-    """The file's types, created in another schema, have the same names and fields as those of the migrations."""
-    with database.connect() as connection:
-        connection.exec_driver_sql("create schema other")
-        connection.exec_driver_sql("set local search_path to other")
-        connection.exec_driver_sql(TYPES.read_text())
-        assert _fields(connection, "other") == _fields(connection, "public") != []
-        connection.rollback()
+def test_a_migration_creates_functions_and_triggers_from_the_files(
+    databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a migration the database has the definitions of the files again, whatever it had before.
+
+    The one revision has no successor yet, so the test calls the database's revision the one before it.
+    """
+    with databases.taken() as url:
+        engine = open_engine(url)
+        with engine.begin() as connection:
+            expected = _definitions(connection)
+            connection.exec_driver_sql(
+                "create or replace function award_allocate(machine award_machine, requested award_request,"
+                " victims award_victim[]) returns award_allocation language sql as 'select null::award_allocation'"
+            )
+            for statement in (
+                "drop function log_inserts cascade",
+                "drop trigger replica_became_ready on replica",
+                "alter type award_victim add attribute another text",
+            ):
+                connection.exec_driver_sql(statement)
+            assert _definitions(connection) != expected
+        monkeypatch.setattr(migrate, "head", lambda: "0101")
+        upgrade(engine)
+        with engine.connect() as connection:
+            assert _definitions(connection) == expected
+        engine.dispose()
 
 
-def test_the_award_before_its_phases_comes_back(database: Engine) -> None:
-    """Going back to revision 0020 restores the function of revision 0016, and leaves no type or helper behind."""
-    with database.connect() as connection:
-        config = migrate.config(connection)
-        command.downgrade(config, "0020")
-        restored = dict(connection.execute(DEFINITIONS).all())
-        assert _fields(connection, "public") == []
-        command.downgrade(config, "0015")
-        command.upgrade(config, "0016")
-        earlier = dict(connection.execute(DEFINITIONS).all())
-        assert restored["award_plans"] == earlier["award_plans"]
-        assert [name for name in restored if name.startswith("award_")] == ["award_plans"]
-        connection.rollback()
-
-
-def _fields(connection: Connection, schema: str) -> list[tuple[str, str, str]]:
-    """Type, field and the field's type of every composite type in a schema, in order."""
-    return [(row[0], row[1], row[2]) for row in connection.execute(FIELDS, {"schema": schema})]
+def test_files_have_short_lines() -> None:
+    """No line of the SQL files is longer than 120 characters."""
+    lines = [line for path in FOLDER.glob("*.sql") for line in path.read_text().splitlines() if len(line) > 120]
+    assert lines == []

@@ -1,4 +1,4 @@
-"""The schema: models and migrations agree, and the allocation guard rejects invalid allocations."""
+"""The schema: databases of other versions are refused, and the allocation guard rejects invalid allocations."""
 
 import itertools
 import random
@@ -10,26 +10,65 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, select, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from infra.db import migrate
 from infra.db.models import Allocation, Attempt, Cluster, Machine, Region, Workload
 from infra.db.schema import SCHEMA
-from infra.db.session import transaction
+from infra.db.session import open_engine, transaction
 from infra.db.tenants import Tenant
+from infra.errors import ConfigurationError
+from tests.databases import Databases
+
+_CATALOGUE = text("select oid, xmin::text, relname from pg_class where oid >= 16384 order by oid")
+"""Every table, index and sequence of a database, with the transaction that last changed its definition."""
 
 
-def test_models_and_migrations_agree(database: Engine) -> None:
-    """Alembic's autogenerate finds no difference between the models and a migrated database."""
+def test_models_and_database_agree(database: Engine) -> None:
+    """Alembic's autogenerate finds no difference between the models and a database that `upgrade` has prepared."""
     with database.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), SCHEMA) == []
 
 
 def test_head_is_alembics_head(database: Engine) -> None:
-    """`migrate.head` equals Alembic's head revision, and a migrated database is at it."""
+    """`migrate.head` equals Alembic's head revision, and a new database is at it."""
     config = Config()
     config.set_main_option("script_location", str(Path(migrate.__file__).parent / "migrations"))
     assert migrate.head() == ScriptDirectory.from_config(config).get_current_head() == migrate.current(database)
+
+
+@pytest.mark.parametrize("revision", ["0043", "9999"])
+def test_a_database_of_another_version_is_refused(databases: Databases, revision: str) -> None:
+    """A revision from before 0.2.0 or of a newer version is an error that names it; the database does not change."""
+    with databases.taken() as url:
+        engine = open_engine(url)
+        with engine.begin() as connection:
+            connection.execute(text("update alembic_version set version_num = :revision"), {"revision": revision})
+            connection.execute(text("create table kept as select 7 as value"))
+        with engine.connect() as connection:
+            before = connection.execute(_CATALOGUE).all()
+        with pytest.raises(ConfigurationError, match=rf"revision {revision}, .* left unchanged"):
+            migrate.upgrade(engine)
+        with engine.connect() as connection:
+            assert connection.execute(_CATALOGUE).all() == before
+            assert connection.execute(text("select value from kept")).scalar_one() == 7
+            assert migrate.current(engine) == revision
+        engine.dispose()
+
+
+def test_a_table_of_another_program_is_not_taken_over(databases: Databases) -> None:
+    """In a database that already has a table with the name of one of mizzen's, nothing is created."""
+    url = databases.create("template0")
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("create table machine (id text)"))
+    with pytest.raises(ProgrammingError, match='relation "machine" already exists'):
+        migrate.upgrade(engine)
+    with engine.connect() as connection:
+        tables = connection.execute(text("select tablename from pg_tables where schemaname = 'public'")).scalars().all()
+    assert tables == ["machine"]
+    engine.dispose()
+    databases.drop(url)
 
 
 @pytest.fixture

@@ -138,26 +138,12 @@ def test_a_load_that_succeeds_ends_the_row() -> None:
     """A successful load resets the count of failed loads, however the attempt ends."""
     end = replace(FAILED, progress=(LOADED,))
     assert judge(case(end, counts=Counts(0, 0, 1)))[1].unloadable == 0
-    assert count_loads(Counts(0, 0, 1), end, False, lambda: True).unloadable == 0
+    assert count_loads(Counts(0, 0, 1), end, False).unloadable == 0
 
 
 def test_the_runtime_that_is_told_is_counted_once() -> None:
     """The reason's running time counts the attempt's own time once."""
     assert judge(case(timed_out=True, ran_s=3600.0))[0].reason.detail == {"ran_s": 3600.0, "limit_s": 3600.0}
-
-
-def test_workflows_of_before_reports_counted_do_not_mind_them() -> None:
-    """Workflows that began before load reports counted ignore them, and evaluate the patch only where it matters."""
-    asked: list[bool] = []
-
-    def no() -> bool:
-        asked.append(True)
-        return False
-
-    assert judge(case(uses_reports=no))[0].reason.code is ReasonCode.TASK_FAILED and not asked
-    end = replace(FAILED, noticed=NOTICE, progress=(UNLOADED,))
-    ending, counts = judge(case(end, uses_reports=no))
-    assert (ending.reason.code, counts) == (ReasonCode.TASK_FAILED, Counts(1, 0, 0)) and asked
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_one_hostile_machine_ends_no_workload(hostile: str) -> None:
             pytest.fail(f"all gangs contained the machine: {reporters}")
 
 
-NODES = [NodeLaunch("m1", [], True), NodeLaunch("m2", [], True)]
+NODES = [NodeLaunch("m1", [], {}, True), NodeLaunch("m2", [], {}, True)]
 PLAN = LaunchPlan("east", "file:///b", "launch", NODES, 2, None, 30.0, 3600.0, 0, 10.0, 30.0)
 FAILED = GangEnd(False, None, Failure("main/1", "exit code 3", machine="m2"), failed=True)
 UNLOADED = replace(FAILED, progress=(TaskProgress("main", 1, load=LoadReport("failed", "bad checksum", 2)),))
@@ -93,7 +93,7 @@ def test_a_failure_that_is_not_confirmed_counts_nothing(of: Case, cause: ReasonC
     )  # fmt: skip
     assert (ending.reason.detail["cause"], counts.failures) == (cause.value, 0)
     assert (ending.reason.detail["suspects"], counts.suspicion) == (["m1", "m2"], Suspicion(("m1", "m2"), 1))
-    elsewhere = replace(of.plan, nodes=[NodeLaunch("m3", [], True)])
+    elsewhere = replace(of.plan, nodes=[NodeLaunch("m3", [], {}, True)])
     again, after = judge(replace(of, plan=elsewhere, counts=counts))
     assert (again.reason.code, after.suspicion) == (cause, NONE)
 
@@ -127,7 +127,7 @@ def test_steps_until_the_last_save_count(suspects: tuple[str, ...], machine: str
     state = WorkloadInput("wl-1", suspects=list(suspects), unconfirmed=1)
     left = Suspicion(("m9",), 1) if suspects == ("m8",) else Suspicion(suspects, 1)
     steps = replace(FAILED, failed=False, progress=(TaskProgress("main", 0, step=7, resumed_step=3),))
-    Verdicts(state).count_late(steps, replace(PLAN, nodes=[NodeLaunch(machine, [], True)]), left)
+    Verdicts(state).count_late(steps, replace(PLAN, nodes=[NodeLaunch(machine, [], {}, True)]), left)
     assert Suspicion(tuple(state.suspects), state.unconfirmed) == after
 
 

@@ -103,7 +103,6 @@ class ScriptedAgent:
         exit_code: int | None = 0,
         *,
         signal: int | None = None,
-        log_tail: str = "",
         memory: tuple[int, int] | None = None,
         stopped: bool = False,
         notice: NoticeReport | None = None,
@@ -112,7 +111,7 @@ class ScriptedAgent:
     ) -> None:
         """Ends the newest attempt's task by itself."""
         run = self._attempts[self._newest]
-        task = TaskExit(job, self._task, exit_code, signal, log_tail, not_ready=not_ready)
+        task = TaskExit(job, self._task, exit_code, signal, not_ready=not_ready)
         if memory is not None:
             task.memory_limit_bytes, task.memory_peak_bytes = memory
         run.outcome = NodeOutcome(self.machine, [task], run.progress, stopped, notice)

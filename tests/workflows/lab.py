@@ -249,7 +249,7 @@ class Life:
     def __init__(self, lab: Lab, workload_id: str, machines: int) -> None:
         self.id = workload_id
         self.agents = [ScriptedAgent(lab.client, f"{HOME}/c1/{workload_id}-m{i}", i) for i in range(machines)]
-        nodes = [NodeLaunch(a.machine, ["main"] if a is self.agents[0] else []) for a in self.agents]
+        nodes = [NodeLaunch(a.machine, [] if i else ["main"], {"main": [i]}) for i, a in enumerate(self.agents)]
         self.plan = launch_plan(workload_id, nodes)
         self.facts = Facts(workload_id, self.plan)
         self._lab = lab

@@ -109,7 +109,7 @@ async def _scheduler(client: Client) -> WorkflowHistory:
 
     One region misses the deadline, and another one is probed.
     """
-    ticket = ScanTicket(7, [], ["east", "nowhere"], 2, 1.0, 300.0, queued=3, probed=["away"], silent=["away"])
+    ticket = ScanTicket(7, ["east", "nowhere"], 2, 1.0, 300.0, queued=3, probed=["away"], silent=["away"])
     auction = Auction(ticket)
     async with (
         serving(client, "recorded", [SchedulerWorkflow], auction.of_queue()),
@@ -127,7 +127,7 @@ async def _scheduler(client: Client) -> WorkflowHistory:
 
 
 async def _dry_run(client: Client) -> WorkflowHistory:
-    auction = Auction(ScanTicket(7, [], [], 2, 1.0, 300.0))
+    auction = Auction(ScanTicket(7, [], 2, 1.0, 300.0))
     async with serving(client, "recorded", [DryRunWorkflow], auction.of_queue()):
         await client.execute_workflow(
             DryRunWorkflow.run, DryRunRequest({"name": "trial"}), id="dry-run", task_queue="recorded"

@@ -40,7 +40,7 @@ async def test_steps_elsewhere_until_a_notice_clear_the_suspects(life: Life) -> 
     both[1].lent = True
     await running(life)
     await _fails_on(life, liar, attempt=1)
-    life.plan.nodes = [NodeLaunch(honest.machine, ["main"], True)]
+    life.plan.nodes = [NodeLaunch(honest.machine, ["main"], {"main": [0]}, True)]
     await life.award()
     await life.reaches(Phase.RUNNING)
     await life.asks(honest, Activity.RUN_NODE, 2)

@@ -57,7 +57,7 @@ async def test_one_machine_with_nothing_to_fetch_starts_at_once(life: Life) -> N
     await life.handle.terminate()
     life.plan.starts_at_once, life.plan.tasks, life.plan.nodes = True, 1, life.plan.nodes[:1]
     life.facts.award(ready=True)
-    await life.workflow_starts(WorkloadInput(life.id, attempt=1, placed=True, ready=True, takes_over=True))
+    await life.workflow_starts(WorkloadInput(life.id, attempt=1, placed=True, ready=True))
     await life.asks(life.agents[0], Activity.RUN_NODE)
     assert [r.leads_jobs for r in life.agents[0].requests(Activity.RUN_NODE)] == [["main"]]
     life.agents[0].ends()
@@ -72,11 +72,11 @@ async def test_one_machine_with_nothing_to_fetch_starts_at_once(life: Life) -> N
 async def test_a_failure_is_retried_within_its_limit_and_then_shown_with_its_last_words(life: Life) -> None:
     """A task's failures are retried up to the limit; the status of the last one is the reason.
 
-    The reason names the log's location without quoting the log, although an older agent may still send the log's end.
+    The reason names the log's location without quoting the log.
     """
     life.plan.retries = 1
     await running(life)
-    life.agents[0].ends(3, log_tail="boom 1")
+    life.agents[0].ends(3)
     await life.reaches(Phase.PENDING)
     assert life.reason() == {
         "task": "main/0",
@@ -87,7 +87,7 @@ async def test_a_failure_is_retried_within_its_limit_and_then_shown_with_its_las
     }
     assert life.stopped() == [[(1, 5.0)], [(1, 5.0)]]
     await running(life)
-    life.agents[1].ends(None, signal=11, log_tail="boom 2")
+    life.agents[1].ends(None, signal=11)
     assert await life.result() == "failed"
     assert life.reason() == {
         "task": "main/1",

@@ -75,7 +75,7 @@ class Loop:
 @pytest_asyncio.fixture(loop_scope="session")
 async def loop() -> AsyncIterator[Loop]:
     """A scheduler that is not started yet, and regions `east` and `west` that bid."""
-    ticket = ScanTicket(7, [], ["east", "west"], 2, 5.0, INTERVAL_S, queued=5)
+    ticket = ScanTicket(7, ["east", "west"], 2, 5.0, INTERVAL_S, queued=5)
     auction = Auction(ticket)
     async with skipping_server() as (environment, client), contextlib.AsyncExitStack() as workers:
         for region in ticket.regions:
@@ -222,7 +222,7 @@ async def test_the_loop_goes_on_in_a_new_history(dev_client: Client, monkeypatch
     """When its history is long, the loop continues as new, beginning with a scan."""
     # No sandbox: sandboxed workflows have their own copies of modules, which cannot be patched.
     monkeypatch.setattr(workflows.scheduler, "LONG_HISTORY_EVENTS", 4)
-    auction = Auction(ScanTicket(7, [], [], 2, 5.0, INTERVAL_S))
+    auction = Auction(ScanTicket(7, [], 2, 5.0, INTERVAL_S))
     runner = UnsandboxedWorkflowRunner()
     async with serving(dev_client, "ticks", [SchedulerWorkflow], auction.of_queue(), runner):
         handle = await dev_client.start_workflow(SchedulerWorkflow.run, id="ticks", task_queue="ticks")

@@ -825,7 +825,7 @@ class Pause(TypedDict):
 
 
 class PlacementRunList(TypedDict):
-    """Nights, the newest first."""
+    """Placement runs, the newest first."""
 
     items: list[PlacementRun]
     paused: Pause | None

@@ -1,0 +1,31 @@
+-- What the columns of tables use: computed values and defaults. This file is executed before the tables are created.
+
+-- Returns the part of a specification that schedulers read, as one text. Workloads with the same demand have the same
+-- text, and most workloads in a queue share theirs. `domain.demand` parses it.
+create function workload_ask(spec jsonb) returns text language sql immutable parallel safe as $$
+    select jsonb_strip_nulls(jsonb_build_object(
+        'jobs', (
+            select jsonb_agg(jsonb_build_array(
+                job -> 'name', job -> 'tasks', job -> 'resources' -> 'gpus', job -> 'resources' -> 'gpu_types',
+                job -> 'resources' -> 'cpus_milli', job -> 'resources' -> 'memory_bytes',
+                coalesce(job -> 'span_clusters', 'false')) order by place)
+            from jsonb_array_elements(spec -> 'jobs') with ordinality as listed (job, place)),
+        'tables', nullif(spec -> 'tables', '[]'),
+        'allowed', spec -> 'regions_allowed',
+        'excluded', nullif(spec -> 'regions_excluded', '[]'),
+        'capacity', case when spec ->> 'cluster' is null then spec -> 'capacity'
+            else jsonb_build_array('cluster:' || (spec ->> 'cluster')) end,
+        'max_runtime_s', spec -> 'limits' -> 'max_runtime_s'))::text
+$$;
+
+-- Returns the namespace of a table: the part of its name before the first dot, or `default`.
+create function table_namespace(name text) returns text language sql immutable parallel safe as $$
+    select case when strpos(name, '.') > 0 then split_part(name, '.', 1) else 'default' end
+$$;
+
+-- The number of changes by users that affect decisions about evictions. An award compares it with that of its bids.
+create sequence outside_change;
+
+create function newest_outside_change() returns bigint language sql stable as $$
+    select last_value from outside_change
+$$;
