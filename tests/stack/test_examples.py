@@ -85,7 +85,7 @@ def _typed(stack: Up, commands: str) -> str:
 
 def test_the_first_workload_of_the_readme(stack: Up) -> None:
     """The README's commands create a tenant and submit a workload, which succeeds; they work a second time, too."""
-    section = (ROOT / "README.md").read_text().split("\n## Your own workload\n")[1].split("\n## ")[0]
+    section = (ROOT / "README.md").read_text().split("\n## Hello\n")[1].split("\n## ")[0]
     blocks = re.findall(r"(?:^    .*\n|^\n(?=    ))+", section, re.MULTILINE)
     lines = [line[4:] for block in blocks for line in block.splitlines() if "mizzen up" not in line]
     for _ in range(2):
