@@ -17,6 +17,7 @@ from temporalio.service import RPCError
 from infra import children
 from infra.bootstrap import OPERATOR_KEY_FILE, bootstrap
 from infra.config import Settings
+from infra.config.section import Section
 from infra.db import events
 from infra.db.migrate import refuse_unknown
 from infra.db.session import open_engine, transaction
@@ -28,7 +29,7 @@ from infra.stack.compiling import compile_loops
 from infra.stack.fleet import Fleet
 from infra.stack.liveness import Probe
 from infra.stack.lock import make_closed
-from infra.stack.ports import require_free
+from infra.stack.ports import StackPorts
 from infra.stack.postgres import EmbeddedPostgres
 from infra.stack.supervisor import Child, Supervisor, dies_with_parent
 from infra.stack.temporal_state import discard_unfinished
@@ -57,11 +58,8 @@ class EmbeddedStack:
         self.postgres = EmbeddedPostgres(data_dir / "postgres", settings.database_port)
         self._own_postgres = settings.database is None
         self._own_temporal = settings.temporal.address is None
-        updates: dict[str, object] = {"data_dir": data_dir}
-        if self._own_temporal:
-            address = f"127.0.0.1:{settings.temporal.port}"
-            updates["temporal"] = settings.temporal.model_copy(update={"address": address})
-        self.settings = settings.model_copy(update=updates)
+        self.settings = settings.model_copy(update={"data_dir": data_dir})
+        self._ports = StackPorts(data_dir / "run" / "ports.json")
         self.operator_key = ""
         self._rotating: asyncio.Task[None] | None = None
 
@@ -106,7 +104,7 @@ class EmbeddedStack:
             self._refuse_lost_database()
             self.postgres.clear_leftover()
         leftovers.end_recorded(self._parts_file)
-        self._check_ports()
+        self._take_ports()
         binary = temporal.find_binary(self.settings.temporal) if self._own_temporal else None
         await compile_loops(self._say)
         if self._own_postgres:
@@ -171,16 +169,28 @@ class EmbeddedStack:
         finally:
             engine.dispose()
 
-    def _check_ports(self) -> None:
-        host = self.settings.api.host
-        require_free("api.port (--port)", host, self.settings.api.port)
+    def _take_ports(self) -> None:
+        """Replaces ports that are in use and that the user has not set by free ones, and says so."""
+        ports, settings = self._ports, self.settings
+
+        def take(setting: str, section: Section, field: str, host: str = "127.0.0.1") -> int:
+            return ports.take(setting, host, getattr(section, field), is_set=field in section.model_fields_set)
+
+        api_port = take("api.port (--port)", settings.api, "port", settings.api.host)
+        updates: dict[str, object] = {"api": settings.api.model_copy(update={"port": api_port})}
         if self._own_postgres:
-            require_free("database_port (--database-port)", "127.0.0.1", self.postgres.port)
+            self.postgres.port = take("database_port (--database-port)", settings, "database_port")
         if self._own_temporal:
-            require_free("temporal.port (--temporal-port)", "127.0.0.1", self.settings.temporal.port)
-            require_free("temporal.ui_port (--temporal-ui-port)", "127.0.0.1", self.settings.temporal.ui_port)
+            port = take("temporal.port (--temporal-port)", settings.temporal, "port")
+            ui_port = take("temporal.ui_port (--temporal-ui-port)", settings.temporal, "ui_port")
+            own = {"address": f"127.0.0.1:{port}", "port": port, "ui_port": ui_port}
+            updates["temporal"] = settings.temporal.model_copy(update=own)
+        self.settings = settings.model_copy(update=updates)
+        for message in ports.replaced:
+            self._say(message)
 
     def _write_config(self) -> None:
+        self._ports.store()
         body = self.settings.model_copy(update={"database": self.database_url}).model_dump(mode="json")
         write_private(self.config_file, json.dumps(body))  # JSON is valid YAML.
 

@@ -1,14 +1,19 @@
-"""Finds free TCP ports on 127.0.0.1, and checks that configured ports are free."""
+"""Finds free TCP ports, and checks that configured ports are free."""
 
 import itertools
+import json
 import random
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from infra.errors import StackError
+from infra.files import write_private
 
 # Ports below the first may belong to services of the machine; from the second on is Linux's default ephemeral range.
 _FIRST, _EPHEMERAL = 10_000, 32_768
+_NEAR = 100
+"""The number of ports, from the default on, among which a stack looks for a free one."""
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -46,18 +51,68 @@ def free_port() -> int:
     )
 
 
+class StackPorts:
+    """The ports of an embedded stack. A port that its user has not set may be replaced by a free one.
+
+    The ports are stored, so that a stack that starts again has the same URLs if possible.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """`file` is where the ports are stored; it need not exist."""
+        self._file = file
+        self._stored: dict[str, int] = {}
+        with suppress(OSError, ValueError):
+            self._stored = {str(name): int(port) for name, port in json.loads(file.read_bytes()).items()}
+        self._taken: dict[str, int] = {}
+        self.replaced: list[str] = []
+        """For each port that was replaced, a message for the user."""
+
+    def take(self, setting: str, host: str, port: int, *, is_set: bool) -> int:
+        """Returns the port to listen on: `port`, or a free one near it unless the user has set it (`is_set`).
+
+        `setting` is the name of the setting.
+
+        Raises:
+            StackError: the port that the user has set is in use, or all ports near it are.
+        """
+        if is_set:
+            require_free(setting, host, port)
+            self._taken[setting] = port
+            return port
+        stored = self._stored.get(setting, port)
+        for candidate in (stored, *range(port, port + _NEAR)):
+            if candidate not in self._taken.values() and _why_not(host, candidate) is None:
+                self._taken[setting] = candidate
+                if candidate != port:
+                    why = "as at the last start" if candidate == stored else f"because {port} is in use"
+                    self.replaced.append(f"{setting}: {candidate}, {why}")
+                return candidate
+        raise StackError(f"{setting}: the ports {port} to {port + _NEAR - 1} on {host} are in use; choose another port")
+
+    def store(self) -> None:
+        """Stores the ports that were taken for the next start."""
+        write_private(self._file, json.dumps(self._taken))
+
+
 def require_free(setting: str, host: str, port: int) -> None:
     """Checks that this process can listen on `port`. `setting` is the name of the setting for the error message.
 
     Raises:
         StackError: the port is in use.
     """
+    why = _why_not(host, port)
+    if why is not None:
+        raise StackError(
+            f"{setting}: port {port} on {host} is in use ({why}); stop the process that uses it or choose another port"
+        )
+
+
+def _why_not(host: str, port: int) -> str | None:
+    """Returns why this process cannot listen on a port; None: it can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise StackError(
-                f"{setting}: port {port} on {host} is in use ({error.strerror}); stop the process that uses it or"
-                " choose another port"
-            ) from None
+            return error.strerror or str(error)
+    return None

@@ -1,7 +1,11 @@
 """Allocation of ports that a server can close and reopen."""
 
 import socket
+from pathlib import Path
 
+import pytest
+
+from infra.errors import StackError
 from infra.stack import ports
 
 
@@ -27,3 +31,23 @@ def test_a_taken_port_is_passed_over() -> None:
         taken = socket.socket()
     with taken:
         assert ports.free_port() != follows
+
+
+def test_a_port_of_a_stack_is_replaced_if_it_is_in_use_and_not_set(tmp_path: Path) -> None:
+    """A free port near it is used, and again at the next start, also if the usual one is free by then."""
+    file, usual = tmp_path / "ports.json", ports.free_port()
+    with socket.create_server(("127.0.0.1", usual)):
+        first = ports.StackPorts(file)
+        given = first.take("api.port (--port)", "127.0.0.1", usual, is_set=False)
+        assert usual < given < usual + 100 and f"{usual} is in use" in first.replaced[0]
+        assert first.take("database_port", "127.0.0.1", usual, is_set=False) not in (usual, given)
+        first.store()
+        with pytest.raises(StackError, match=rf"^api.port \(--port\): port {usual} on 127.0.0.1 is in use"):
+            first.take("api.port (--port)", "127.0.0.1", usual, is_set=True)
+    second = ports.StackPorts(file)
+    assert second.take("api.port (--port)", "127.0.0.1", usual, is_set=False) == given
+    assert "as at the last start" in second.replaced[0]
+    with socket.create_server(("127.0.0.1", given)):
+        assert ports.StackPorts(file).take("api.port (--port)", "127.0.0.1", usual, is_set=False) == usual
+    file.write_text("damaged")
+    assert ports.StackPorts(file).take("api.port (--port)", "127.0.0.1", usual, is_set=False) == usual

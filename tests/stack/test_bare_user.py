@@ -1,8 +1,10 @@
 """A user that is a bare number, without an entry in passwd and without USER and HOME, as in many containers."""
 
+import contextlib
 import json
 import os
 import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -17,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes as another user"),
 ]
 UID = 2_345_678
+_USUAL_PORTS = (8080, 5433, 7233, 8233)
 # Python may be below a folder that only root can enter: the process gets a view of it, as tasks do.
 _BECOME = """
 import json, os, sys
@@ -45,7 +48,10 @@ class BareUp(Up):
 
 
 def test_a_bare_number_runs_the_stack(tmp_path: Path) -> None:
-    """Every part starts, among them Postgres and Temporal, whose programs look up their user, and a workload runs."""
+    """Every part starts, among them Postgres and Temporal, whose programs look up their user, and a workload runs.
+
+    The usual ports are in use, as if another user of the machine had started a stack: free ones replace them.
+    """
     up = BareUp(tmp_path, fleet=None)
     for package in ("gms", "rms"):  # So that the loops are not compiled again.
         folder = Path(folder_of(str(ROOT / package)) or "")
@@ -53,8 +59,17 @@ def test_a_bare_number_runs_the_stack(tmp_path: Path) -> None:
     for path in (tmp_path, *tmp_path.rglob("*")):
         os.chown(path, UID, UID)
     up.cwd = tmp_path
+    up.ports.clear()
     try:
-        up.start()
+        with contextlib.ExitStack() as others:
+            for port in _USUAL_PORTS:
+                with contextlib.suppress(OSError):  # Another process uses it already.
+                    others.enter_context(socket.create_server(("127.0.0.1", port)))
+            up.start(machines=False)
+        taken = json.loads((up.data / "run" / "ports.json").read_text())
+        assert len(taken) == 4 and not set(taken.values()) & set(_USUAL_PORTS)
+        up.ports["port"] = taken["api.port (--port)"]
+        assert f"http://127.0.0.1:{up.ports['port']}" in (up.folder / "up.log").read_text()
         up.client().set_tenant("t", 3, {"gpu": 8}, None)
         workload = up.submit("counts", steps=2, step_s=0.05, gpu="gpu")
         wait_until(lambda: up.ended(workload), "the workload succeeds")
