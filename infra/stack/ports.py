@@ -61,7 +61,7 @@ class StackPorts:
         """`file` is where the ports are stored; it need not exist."""
         self._file = file
         self._stored: dict[str, int] = {}
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, AttributeError):  # Missing, or damaged.
             self._stored = {str(name): int(port) for name, port in json.loads(file.read_bytes()).items()}
         self._taken: dict[str, int] = {}
         self.replaced: list[str] = []
@@ -80,7 +80,8 @@ class StackPorts:
             self._taken[setting] = port
             return port
         stored = self._stored.get(setting, port)
-        for candidate in (stored, *range(port, port + _NEAR)):
+        candidates: list[int] = [stored, *range(port, port + _NEAR)]
+        for candidate in candidates:
             if candidate not in self._taken.values() and _why_not(host, candidate) is None:
                 self._taken[setting] = candidate
                 if candidate != port:
