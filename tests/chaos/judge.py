@@ -121,13 +121,18 @@ def _finished(seen: Observed, workload: str) -> Iterator[tuple[int, list[TaskRun
             yield attempt, runs
 
 
-def _unsure(seen: Observed, runs: list[TaskRun]) -> bool:
-    """Returns whether mizzen may not know the exit codes: a shim or task was killed, or a machine was unreachable."""
+def _unsure(seen: Observed, runs: list[TaskRun], again_s: float) -> bool:
+    """Returns whether mizzen may not have known the exit codes when it started other tasks at `again_s`.
+
+    A shim or task was killed, a machine was unreachable, or its owner had taken it: its agent then answers no requests.
+    """
     of = {f"{r.workload}.{r.attempt}.{r.job}.{r.task}": r for r in runs}
     for killed in seen.killed:
         run = of.get(killed.run_id)
         if run is not None and killed.at_s < run.last_s + STATUS_WRITTEN_S:
             return True
+    if any(o.machine == r.machine and r.last_s <= o.lent_s and o.free_s <= again_s for o in seen.owned for r in runs):
+        return True
     return any(begin <= r.last_s + STATUS_WRITTEN_S and r.last_s <= end for begin, end in seen.blackouts for r in runs)
 
 
@@ -157,7 +162,8 @@ def _workloads(seen: Observed) -> Iterator[Violation]:
             finished = list(_finished(seen, workload))
             for attempt, ended in finished:
                 again = [r for r in runs if r.attempt > attempt]
-                if again and not any(r.told for r in ended) and not _unsure(seen, ended):
+                again_s = min((r.started_s for r in again), default=0.0)
+                if again and not any(r.told for r in ended) and not _unsure(seen, ended, again_s):
                     yield Violation("finished-again", f"{order.name} {workload}: attempt {attempt} had finished")
             if phase == "succeeded" and not finished:
                 yield Violation("wrong-end", f"{order.name} {workload}: succeeded, but not all tasks exited with 0")

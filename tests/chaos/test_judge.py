@@ -155,6 +155,15 @@ def test_a_finished_gang_may_run_again_only_where_its_status_is_unknown() -> Non
     assert [v.kind for v in judge(seen)] == ["finished-again"]
 
 
+def test_a_finished_gang_may_run_again_if_the_owner_has_taken_its_machine() -> None:
+    seen = _sound()
+    _again(seen)
+    seen.owned = [Owned("east/a/m-1", None, 22.0, 24.0)]
+    assert judge(seen) == []
+    seen.owned = [Owned("east/a/m-1", None, 12.0, 14.0)]
+    assert "finished-again" in [v.kind for v in judge(seen)]
+
+
 def test_a_gang_that_was_told_to_stop_as_it_finished_may_run_again() -> None:
     """A gang that received a stop before it exited with 0 may run again: trainers exit with 0 after a save too."""
     seen = _sound()
