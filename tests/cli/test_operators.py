@@ -230,3 +230,6 @@ def test_housekeeping_that_fails_is_seen(as_operator: Service, capsys: Capture) 
         session.get_one(Replica, ("late", "south")).kept_because = "its deletion fails: read-only file system"
     assert run(["tables"]) == 0
     assert "south (kept: its deletion fails: read-only file system)" in capsys.readouterr().out
+    with transaction(as_operator.engine) as session:  # Other modules use the same service.
+        session.delete(session.get_one(Replica, ("late", "south")))
+        session.delete(session.get_one(Region, "south"))
