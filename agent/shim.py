@@ -222,10 +222,14 @@ class _Task:
 
     def alive(self) -> set[int]:
         """Returns the pids of the task and its descendants that are alive."""
-        if not self.reap():
-            return set()  # Saves reading every process of the machine, which takes milliseconds.
-        table = process_table()
-        return {pid for pid in descendants({os.getpid()}, table) if table[pid][0] not in "ZX"}
+        while self.reap():
+            table = process_table()
+            found = {pid for pid in descendants({os.getpid()}, table) if table[pid][0] not in "ZX"}
+            if found:
+                return found
+            # The table takes milliseconds to read. A process whose parents ended meanwhile is in it without a way to
+            # this shim, which has adopted it.
+        return set()
 
     def notice(self) -> None:
         """Handles a stop: sets the deadline and sends SIGTERM (`pass_on`). If there are several stops, the earliest

@@ -182,6 +182,8 @@ class Notice:
         self.began_s = now_s
         self.known: dict[int, Process] = {}
         self.told: set[int] = set()
+        self._caught: set[int] = set()
+        """Processes that have had a handler for SIGTERM. Python removes its handlers while it exits."""
         self._since_s: dict[int, float] = {}
 
     def due(self, living: Mapping[int, Process], now_s: float, deadline_s: float) -> list[int]:
@@ -193,6 +195,7 @@ class Notice:
             elif before is not None and before.start == process.start and pid not in self.told:
                 self.known[pid] = replace(process, parent=before.parent)
         alive = {pid: one for pid, one in living.items() if pid not in self.known or self.known[pid].start == one.start}
+        self._caught |= {pid for pid, one in self.known.items() if one.catches}
         found = recipients(self.known, alive, self.told, self.first)
         self._since_s = {pid: self._since_s.get(pid, now_s) for pid in found}
         grace_s = max(0.0, deadline_s - self.began_s)
@@ -217,14 +220,15 @@ class Notice:
             return own
         commands = [
             pid for pid in ended
-            if pid != self.first and (one := self.known.get(pid)) is not None and (one.catches or not one.is_shell)
+            if pid != self.first and (one := self.known.get(pid)) is not None
+            and (pid in self._caught or not one.is_shell)
         ]  # fmt: skip
         if not commands:
             return own
 
         def counts(pid: int) -> tuple[bool, ...]:
             status = ended[pid]
-            return self.known[pid].catches, not _by_notice(status), pid in self.told, status != 0
+            return pid in self._caught, not _by_notice(status), pid in self.told, status != 0
 
         return ended[max(commands, key=counts)]
 
