@@ -67,7 +67,7 @@ class Sessions:
         self._checking = ThreadPoolExecutor(1, thread_name_prefix="check")
         self._looking = ThreadPoolExecutor(2, thread_name_prefix="lookup")
         self._known: dict[str, Session] = {}
-        self._lookups: Buckets = lookups()
+        self._lookups: Buckets = lookups(clock)
         self._listed: set[str] = set()
         self._listed_at_s = -math.inf
         self._checked_at_s = clock()

@@ -119,9 +119,9 @@ class MachineLimits:
             raise _over(machine, f"{_BYTES_PER_S:.0f} bytes per second")
 
 
-def lookups() -> Buckets:
+def lookups(clock: Callable[[], float] = time.monotonic) -> Buckets:
     """Returns the limits on lookups of unknown keys by address."""
-    return Buckets(_LOOKUPS_PER_S, _LOOKUPS_BURST)
+    return Buckets(_LOOKUPS_PER_S, _LOOKUPS_BURST, clock=clock)
 
 
 def address_of(peer: str) -> str:
