@@ -42,6 +42,8 @@ EXIT_FILE = "exit.json"
 STOP_FILE = "stop.json"
 LOCK_FILE = "lock"
 BEGUN_FILE = "begun"
+_TABLES = 3
+"""The number of times that the processes are listed while a child is left but none is found."""
 _WRITE_AGAIN_S = 0.25
 CANNOT_RUN = 127
 """Exit code of a task whose command cannot be executed, as in shells."""
@@ -222,13 +224,15 @@ class _Task:
 
     def alive(self) -> set[int]:
         """Returns the pids of the task and its descendants that are alive."""
-        while self.reap():
+        # Reading the table takes milliseconds. If a process's parents end meanwhile, the table does not show that this
+        # shim has adopted it, so it is read again. Not without end: /proc may hide processes of other users.
+        for _ in range(_TABLES):
+            if not self.reap():
+                break
             table = process_table()
             found = {pid for pid in descendants({os.getpid()}, table) if table[pid][0] not in "ZX"}
             if found:
                 return found
-            # The table takes milliseconds to read. A process whose parents ended meanwhile is in it without a way to
-            # this shim, which has adopted it.
         return set()
 
     def notice(self) -> None:

@@ -21,7 +21,7 @@ def create_schema(connection: Connection) -> None:
 
 
 def create_functions(connection: Connection) -> None:
-    """Creates the types, functions and triggers of all files except those that columns use."""
+    """Creates the types, functions and triggers. Those in `columns.sql` must exist already, because tables use them."""
     for path in _files():
         _execute(connection, path)
 

@@ -163,8 +163,8 @@ class EmbeddedStack:
         except ConfigurationError as error:
             raise ConfigurationError(
                 f"data_dir: {self.data_dir} belongs to another version of mizzen. Nothing was deleted or changed. To"
-                " begin anew, give another folder with --data-dir, or move this one away; to continue with its"
-                f" workloads, use the version that made it. ({error})"
+                " start without its data, use another folder (--data-dir), or move this one away. To keep its"
+                f" workloads, use the version that created it. ({error})"
             ) from None
         finally:
             engine.dispose()

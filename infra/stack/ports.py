@@ -1,19 +1,25 @@
 """Finds free TCP ports, and checks that configured ports are free."""
 
+import errno
 import itertools
 import json
 import random
 import socket
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
 
 from infra.errors import StackError
 from infra.files import write_private
 
 # Ports below the first may belong to services of the machine; from the second on is Linux's default ephemeral range.
 _FIRST, _EPHEMERAL = 10_000, 32_768
+_HIGHEST = 65_535
 _NEAR = 100
 """The number of ports, from the default on, among which a stack looks for a free one."""
+_STORED = TypeAdapter(dict[str, Annotated[int, Field(ge=1, le=_HIGHEST)]])
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -61,8 +67,8 @@ class StackPorts:
         """`file` is where the ports are stored; it need not exist."""
         self._file = file
         self._stored: dict[str, int] = {}
-        with suppress(OSError, ValueError, AttributeError):  # Missing, or damaged.
-            self._stored = {str(name): int(port) for name, port in json.loads(file.read_bytes()).items()}
+        with suppress(OSError, ValueError):  # Missing, or damaged.
+            self._stored = _STORED.validate_json(file.read_bytes())
         self._taken: dict[str, int] = {}
         self.replaced: list[str] = []
         """For each port that was replaced, a message for the user."""
@@ -73,22 +79,25 @@ class StackPorts:
         `setting` is the name of the setting.
 
         Raises:
-            StackError: the port that the user has set is in use, or all ports near it are.
+            StackError: the port that the user has set is in use, all ports near it are, or this machine does not have
+                the address `host`.
         """
-        if is_set:
+        found = _error(host, port)
+        if is_set or (found is not None and found.errno != errno.EADDRINUSE):
             require_free(setting, host, port)
             self._taken[setting] = port
             return port
         stored = self._stored.get(setting, port)
-        candidates: list[int] = [stored, *range(port, port + _NEAR)]
+        last = min(port + _NEAR, _HIGHEST + 1) - 1
+        candidates: list[int] = [stored, *range(port, last + 1)]
         for candidate in candidates:
-            if candidate not in self._taken.values() and _why_not(host, candidate) is None:
+            if candidate not in self._taken.values() and _error(host, candidate) is None:
                 self._taken[setting] = candidate
                 if candidate != port:
                     why = "as at the last start" if candidate == stored else f"because {port} is in use"
                     self.replaced.append(f"{setting}: {candidate}, {why}")
                 return candidate
-        raise StackError(f"{setting}: the ports {port} to {port + _NEAR - 1} on {host} are in use; choose another port")
+        raise StackError(f"{setting}: the ports {port} to {last} on {host} are in use; choose another port")
 
     def store(self) -> None:
         """Stores the ports that were taken for the next start."""
@@ -99,21 +108,26 @@ def require_free(setting: str, host: str, port: int) -> None:
     """Checks that this process can listen on `port`. `setting` is the name of the setting for the error message.
 
     Raises:
-        StackError: the port is in use.
+        StackError: the port is in use, or cannot be used.
     """
-    why = _why_not(host, port)
-    if why is not None:
+    found = _error(host, port)
+    if found is not None:
+        why = found.strerror or str(found)
+        if found.errno != errno.EADDRINUSE:
+            raise StackError(f"{setting}: port {port} on {host} cannot be used ({why}); choose another address or port")
         raise StackError(
             f"{setting}: port {port} on {host} is in use ({why}); stop the process that uses it or choose another port"
         )
 
 
-def _why_not(host: str, port: int) -> str | None:
-    """Returns why this process cannot listen on a port; None: it can."""
+def _error(host: str, port: int) -> OSError | None:
+    """Returns the error with which this process cannot listen on a port; None: it can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            return error.strerror or str(error)
+            return error
+        except OverflowError as error:  # Not the number of a port.
+            return OSError(str(error))
     return None

@@ -482,7 +482,7 @@ def test_a_word_outlasts_an_agent_that_was_stopped_during_a_write(tmp_path: Path
 
 
 def test_a_reclaim_without_an_agent_outlasts_its_command(tmp_path: Path) -> None:
-    """With Ctrl-C nobody reads its progress any more; it ends the tasks all the same."""
+    """After Ctrl-C closes the pipe that it writes its progress to, it still ends the tasks."""
     config = AgentConfig(
         machine="r/c/m", region="r", cluster="c", rack="k", cpus_milli=1000, memory_bytes=1 << 30, address="a",
         ports=(21000, 21099), state_dir=tmp_path,

@@ -189,7 +189,7 @@ def test_a_reservation_ends_with_its_pass() -> None:
 
 
 def test_a_gang_goes_on_with_what_it_reserved_unless_it_asks_for_other_gpus() -> None:
-    """A gang's reservation is renewed even if another region could start it earlier by now.
+    """A gang keeps its reservation even if another region could now start it earlier.
 
     It is not renewed for a GPU type that the gang no longer accepts.
     """

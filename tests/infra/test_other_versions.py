@@ -54,7 +54,7 @@ def _state(engine: Engine) -> list[object]:
 
 @pytest.mark.timeout(300)
 def test_up_refuses_the_data_folder_of_an_old_version(tmp_path: Path) -> None:
-    """`mizzen up` names the folder, deletes nothing, says how to begin anew, and leaves no process."""
+    """`mizzen up` fails with a message that names the folder and the remedies; it keeps all data."""
     folder = tmp_path / "data"
     server = EmbeddedPostgres(folder / "postgres", free_port())
     server.initialise()

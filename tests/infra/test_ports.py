@@ -49,5 +49,15 @@ def test_a_port_of_a_stack_is_replaced_if_it_is_in_use_and_not_set(tmp_path: Pat
     assert "as at the last start" in second.replaced[0]
     with socket.create_server(("127.0.0.1", given)):
         assert ports.StackPorts(file).take("api.port (--port)", "127.0.0.1", usual, is_set=False) == usual
-    file.write_text("damaged")
-    assert ports.StackPorts(file).take("api.port (--port)", "127.0.0.1", usual, is_set=False) == usual
+    for damaged in ("damaged", "[1]", '{"api.port (--port)": 70000}', '{"api.port (--port)": null}'):
+        file.write_text(damaged)
+        assert ports.StackPorts(file).take("api.port (--port)", "127.0.0.1", usual, is_set=False) == usual
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "is_set"), [("192.0.2.1", 8080, False), ("127.0.0.1", 70_000, True)], ids=["address", "port"]
+)
+def test_an_address_that_cannot_be_used_is_named(tmp_path: Path, host: str, port: int, is_set: bool) -> None:
+    """No other port is tried for an address that this machine does not have, and the reason is in the message."""
+    with pytest.raises(StackError, match=rf"^api.port: port {port} on {host} cannot be used \("):
+        ports.StackPorts(tmp_path / "ports.json").take("api.port", host, port, is_set=is_set)

@@ -155,13 +155,13 @@ declare
     own replica;
     since timestamptz;
 begin
-    -- Most are a home's, or of a replica that has been nobody's yet: nothing is locked for them.
+    -- Partitions that arrive usually belong to a replica that is not stale. For these, no row is locked.
     if came and not exists (
         select from replica where data_table = held.data_table and region = held.region and stale_since is not null)
     then
         return null;
     end if;
-    -- Locked before it is looked what is lacking: an append that has not locked it yet comes later, and adds its own.
+    -- Lock the replica before reading what it lacks: an append that takes the lock later updates `stale_since` itself.
     select * into own from replica as r
     where r.data_table = held.data_table and r.region = held.region and r.whole and r.state <> 'copying'
         and r.ready_at is not null

@@ -34,7 +34,8 @@ def prune(log: Log, retention: Retention) -> None:
     for number, manifest in checkpoints:
         whole = all(sizes.get(part.key) == part.size_bytes for part in manifest.parts)
         if len(kept) < retention.keep:
-            # A damaged checkpoint stays as long as older ones do, so that it can be examined.
+            # Damaged checkpoints do not count. They are kept until as many newer, undamaged ones exist, so that users
+            # can examine them.
             kept += [manifest] if whole else []
         elif not (whole and retention.for_good(manifest.step)):
             old.append((number, manifest))

@@ -47,7 +47,7 @@ class Roots:
         self._far: Writer | None = None
         """The writer of the last root, claimed before the others."""
         self._begun = 0
-        """Number of saves that this process has begun."""
+        """Number of saves that this process has started."""
         self._insists = True
         self._given, self._next = attempt, 1
         self._open = (gang, retention, algorithm)
@@ -79,7 +79,7 @@ class Roots:
         return self.writers[-1].attempt if self.writers else None
 
     def insist(self, insists: bool) -> None:
-        """Set `Writer.insists` of all writers, also of those that are not open yet."""
+        """Set `Writer.insists` of all present and later writers."""
         self._insists = insists
         for writer in self.writers:
             writer.insists = insists

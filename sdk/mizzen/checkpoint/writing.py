@@ -105,8 +105,8 @@ class Writer:
             encoded: the parts. Only rank 0 writes the parts that all ranks share.
             mine: names of the parts that belong to this rank alone.
             save: lower bound of the save number. The number is increased if the root has already used it.
-            begun: number of saves that this process has begun, also those that failed before they wrote anything. It is
-                the same on all ranks, which would otherwise wait for each other's shards in different places.
+            begun: number of saves that this process has started, including failed ones. It must be equal on all ranks,
+                because it determines where each rank looks for the shards of the others.
 
         Raises:
             StaleAttemptError: a newer attempt has claimed the root; nothing was committed.
